@@ -18,10 +18,9 @@ from caldera.core.graph.node import pinned
 from caldera.core.memory import Device
 from caldera.core.tensor.dtype import float32, is_complex, promote
 from caldera.errors import ConfigError, DtypeError
-from caldera.optim.epoch_rule import EpochRule
 from caldera.optim.gradients import Clip, LossScale
 from caldera.optim.parameter_groups import L2, Decay, Group, assign_groups
-from caldera.optim.schedule import Schedule, require_count, require_positive
+from caldera.optim.schedule import EpochRule, Schedule, require_count, require_positive
 from caldera.optim.sharding import check_sharded_update, updating
 from caldera.optim.state import OptimizerState, Rate
 

@@ -13,9 +13,8 @@ from caldera.core.memory import device as find_device
 from caldera.core.memory.pool import size_class
 from caldera.core.tensor.dtype import float32, promote
 from caldera.errors import ConfigError
-from caldera.optim.epoch_rule import EpochRule
 from caldera.optim.gradients import Accumulation
-from caldera.optim.schedule import Schedule
+from caldera.optim.schedule import EpochRule, Schedule
 
 Rate = float | Schedule | EpochRule
 

@@ -14,7 +14,6 @@ from caldera.optim import LossScale
 from caldera.train.batch_source import BatchSource, HostSource
 from caldera.train.callbacks import INTERRUPT, WARNINGS, Callback, StopOnSignal
 from caldera.train.data_adapters import Parts
-from caldera.train.data_checks import data_digest, learn_schema, warn_of_one_class
 from caldera.train.debug.nonfinite import StopAtNonFinite
 from caldera.train.progress import Progress
 from caldera.train.resident import resident
@@ -25,7 +24,13 @@ from caldera.train.step import Facts, StepPlans, facts_of, trace_network
 from caldera.train.strategy import RunSetup, SingleProcessStrategy, Strategy, default_strategy
 from caldera.train.tracking.history import History
 from caldera.train.tracking.summary import training_config
-from caldera.train.training_data import TrainingData, sample_count
+from caldera.train.training_data import (
+    TrainingData,
+    data_digest,
+    learn_schema,
+    sample_count,
+    warn_of_one_class,
+)
 
 if TYPE_CHECKING:
     from caldera.train.model import Model

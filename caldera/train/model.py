@@ -34,8 +34,8 @@ from caldera.train.data_adapters import (
 )
 from caldera.train.fit import FitOptions, evaluate, fit, make_steps
 from caldera.train.lr_find import LearningRates, lr_find
-from caldera.train.model_graph import ModelGraph
 from caldera.train.model_settings import GivenLoss
+from caldera.train.network_graph import NetworkGraph
 from caldera.train.saving.model_file import load_weights, save_model
 from caldera.train.step import StepPlans
 from caldera.train.step_graph import (
@@ -49,7 +49,7 @@ from caldera.train.training_data import TrainingData
 
 
 @guarded
-class Model(ModelGraph):
+class Model(NetworkGraph):
     """A network with a loss and an optimizer. Subclass it and write `forward`:
 
     >>> import numpy as np

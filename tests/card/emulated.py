@@ -6,9 +6,10 @@ that was asked for, full of nan, and all memory has guarded ends (`guards`). It 
 right: what it finds wrong is wrong on a card too, and CI needs no card to find it. Each source also
 has to compile for a real card before it may run here (`accepted`).
 
-A cold run compiles 1,500 sources, so little is done for each: the machine is compiled once
-(machine.cpp), the headers that sources include are read once for all that include the same, and
-what was compiled is kept from run to run and shared by the workers of a run.
+A cold run compiles 1,700 sources, so little is done for each: the machine is compiled once
+(machine.cpp), the headers that sources include are read once for all that include the same, kernels
+that wait for their first launch are compiled together, and what was compiled is kept from run to
+run and shared by the workers of a run.
 """
 
 from __future__ import annotations
@@ -16,16 +17,19 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import hashlib
+import os
 import re
 import shutil
 import subprocess
 import threading
-from functools import cache
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from caldera.core.memory import device as find_device
-from caldera.core.memory.loopback import LoopbackDevice
+from caldera.core.memory.host import LoopbackDevice
 from caldera.core.memory.pool import Pool
 from caldera.kernels.cuda.runtime.device import CardProperties
 from caldera.kernels.cuda.runtime.driver import Driver, Size
@@ -36,16 +40,19 @@ from tests.object_cache import CACHE, cached_file
 HERE = Path(__file__).parent
 _RUN = """
 extern "C" __attribute__((visibility("default"), externally_visible))
-int run(const unsigned* sizes, unsigned long shared, void** arguments, int meeting,
-        char* (*stacks)(size_t)) {
+int run_KEY(const unsigned* sizes, unsigned long shared, void** arguments, int meeting,
+            char* (*stacks)(size_t)) {
     return emulated::run([](void** given) { emulated::call(&NAME, given); }, sizes, shared,
                          arguments, meeting, stacks);
 }
 """
+MOST_TOGETHER = 24
+"""Kernels that the compiler is given at once: to start it takes half of the time of one."""
 # The machine that a kernel runs on is a few global variables, and all use the same stacks.
 _one_at_a_time = threading.Lock()
 _GRID = re.compile(r"\bgrid_")
 _GLOBAL = re.compile(r"^(?:static )?__device__ \w+ (\w+)(?:\[\w+\])?(?: = .*)?;", re.MULTILINE)
+_INCLUDES = re.compile(r'^#include "[^"]+"$', re.MULTILINE)
 _BLOCK = re.compile(r"\b(block_|warp_|mma_|__sync|__shfl|__ballot)")
 
 
@@ -69,36 +76,52 @@ CARDS = (
 """One card of each kind, large and small."""
 
 
+class EmulatedFunction:
+    """A kernel for the host, compiled when it is first launched, together with others by then."""
+
+    def __init__(self, source: str, name: str) -> None:
+        check_for_a_card(source)
+        self.source = source
+        self.name = name
+        self.key = _key(source, name)
+        self.meeting = 2 if _GRID.search(source) else 1 if _BLOCK.search(source) else 0
+        self.bounds = bounds_of(source, name)
+        self.globals = globals_of(source)
+        self.run: Any = None
+
+    def load(self, library: Path) -> None:
+        """Take the function out of its library."""
+        self.run = getattr(ctypes.CDLL(str(library)), f"run_{self.key}")
+        self.run.argtypes = [
+            ctypes.c_void_p,
+            ctypes.c_ulong,
+            ctypes.c_void_p,
+            ctypes.c_int,
+            ctypes.c_void_p,
+        ]
+
+
 class EmulatedDriver(Driver):
     """Runs kernels on the host, which plays a card of these properties."""
 
     def __init__(self, card: CardProperties = PLAYED) -> None:
         self._card = card
-        self._loaded: dict[tuple[str, str], tuple[Any, int, int, frozenset[str]]] = {}
+        self._loaded: dict[tuple[str, str], EmulatedFunction] = {}
+        self._pending: list[EmulatedFunction] = []
         self.launches: list[str] = []
         """The names of what was launched, for tests that count."""
 
     def function(self, source: str, name: str) -> Any:
         key = (source, name)
         if key not in self._loaded:
-            check_for_a_card(source)
-            meeting = 2 if _GRID.search(source) else 1 if _BLOCK.search(source) else 0
-            library = ctypes.CDLL(str(_built(source, name)))
-            library.run.argtypes = [
-                ctypes.c_void_p,
-                ctypes.c_ulong,
-                ctypes.c_void_p,
-                ctypes.c_int,
-                ctypes.c_void_p,
-            ]
-            bounds = bounds_of(source, name)
-            self._loaded[key] = library, meeting, bounds, globals_of(source)
-        return name, *self._loaded[key]
+            self._loaded[key] = EmulatedFunction(source, name)
+            self._pending.append(self._loaded[key])
+        return self._loaded[key]
 
     def launch(self, function: Any, grid: Size, block: Size, shared: int, parameters: Any) -> None:
-        name, library, meeting, bounds, _ = function
+        name = function.name
         threads = block[0] * block[1] * block[2]
-        assert 0 < threads <= bounds, f"{name}: {block} threads"
+        assert 0 < threads <= function.bounds, f"{name}: {block} threads"
         assert all(n > 0 for n in grid), f"{name}: {grid} blocks"
         assert grid[0] < 2**31, f"{name}: {grid} blocks"
         assert max(grid[1:]) < 65536, f"{name}: {grid} blocks"
@@ -106,8 +129,11 @@ class EmulatedDriver(Driver):
         self.launches.append(name)
         process = _process()
         with _one_at_a_time:
+            if function.run is None:
+                pending, self._pending = self._pending, []
+                _build(pending)
             sizes = (ctypes.c_uint * 6)(*grid, *block)
-            broken = library.run(sizes, shared, parameters, meeting, process.stacks)
+            broken = function.run(sizes, shared, parameters, function.meeting, process.stacks)
             assert not broken, f"{name} wrote beside its {shared} bytes of shared memory"
             check_guards(name, process.find_broken)
 
@@ -115,7 +141,9 @@ class EmulatedDriver(Driver):
         self, function: Any, grid: Size, block: Size, shared: int, parameters: Any
     ) -> None:
         # All blocks must be there at once, and one for each multiprocessor surely is.
-        assert grid[0] * grid[1] * grid[2] <= self.multiprocessors, f"{function[0]}: {grid} blocks"
+        assert grid[0] * grid[1] * grid[2] <= self.multiprocessors, (
+            f"{function.name}: {grid} blocks"
+        )
         self.launch(function, grid, block, shared, parameters)
 
     @property
@@ -205,30 +233,58 @@ def _of_kernels() -> tuple[str, ...]:
     return (_WHOLE, *(_GCC if "Free Software Foundation" in _version() else ()))
 
 
-def _built(source: str, name: str) -> Path:
-    """The library whose `run` runs this function of a source."""
-    folder = _headers(tuple(included(source).items()))
-    machine = _machine() / "machine.o"
-    text = '#include "headers.cuh"\n' + source + _RUN.replace("NAME", name)
+def _build(functions: Sequence[EmulatedFunction]) -> None:
+    """Compile and load kernels: those of the same headers together."""
+    missing: dict[Path, list[EmulatedFunction]] = {}
+    for each in functions:
+        folder = _headers(tuple(included(each.source).items()))
+        file = folder / f"{each.key}.so"
+        if not file.exists():
+            # Variables of the card belong to one source: nothing else is compiled with it.
+            alone = folder / each.key if each.globals else folder
+            missing.setdefault(alone, []).append(each)
+    for several in missing.values():
+        for first in range(0, len(several), MOST_TOGETHER):
+            _build_together(several[first : first + MOST_TOGETHER])
+    for each in functions:
+        folder = _headers(tuple(included(each.source).items()))
+        each.load(cached_file(folder / f"{each.key}.so", partial(_compile_kernels, folder, [each])))
+
+
+def _build_together(functions: Sequence[EmulatedFunction]) -> None:
+    """Compile kernels of the same headers into one library, known by the keys of all of them."""
+    folder = _headers(tuple(included(functions[0].source).items()))
+    name = _key(*(each.key for each in functions))
+    library = folder / f"{name}.together.so"
+    cached_file(library, partial(_compile_kernels, folder, functions))
+    for each in functions:
+        with suppress(FileExistsError):  # another run was faster
+            os.link(library, folder / f"{each.key}.so")
+
+
+def _compile_kernels(folder: Path, functions: Sequence[EmulatedFunction], file: Path) -> None:
+    """Write a library with a function `run_...` for each kernel."""
+    text = '#include "headers.cuh"\n'
+    for each in functions:
+        source = _INCLUDES.sub("", each.source).replace('extern "C" __global__', "__global__")
+        run = _RUN.replace("KEY", each.key).replace("NAME", f"of_{each.key}::{each.name}")
+        text += f"namespace of_{each.key} {{\n{source}\n}}\n{run}"
     # C's functions are those that this process has: looking for libraries takes the linker long.
-    return cached_file(
-        folder / f"{_key(source, name)}.so",
-        lambda file: _compile(
-            *_of_kernels(),
-            f"-I{folder}",
-            "-shared",
-            "-nostdlib",
-            "-o",
-            str(file),
-            "-x",
-            "c++",
-            "-",
-            "-x",
-            "none",
-            str(machine),
-            "-lgcc",
-            text=text,
-        ),
+    _compile(
+        *_of_kernels(),
+        f"-I{folder}",
+        "-shared",
+        "-nostdlib",
+        "-o",
+        str(file),
+        "-x",
+        "c++",
+        "-",
+        "-x",
+        "none",
+        str(_machine() / "machine.o"),
+        "-lgcc",
+        text=text,
     )
 
 

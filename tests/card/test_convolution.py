@@ -17,7 +17,7 @@ from caldera.core.graph.ops import product
 from caldera.core.graph.ops.epilogue import conv2d_epilogue
 from caldera.core.memory import Device
 from caldera.core.tensor.dtype import BY_NAME
-from caldera.kernels.cuda.convolution import implicit_gemm, weight_gradient
+from caldera.kernels.cuda.convolution import implicit_gemm
 from caldera.kernels.cuda.convolution import source as convolution_source
 from caldera.kernels.cuda.convolution.implicit_gemm import Divider
 from caldera.kernels.cuda.product.problem import TILES, ProductTiling, ThreadTile
@@ -138,7 +138,7 @@ def test_tiles_of_every_size(
         span = max(1, -(-length // tile.depth)) * tile.depth
         return ProductTiling(tile, across, down, 1, span, length, count)
 
-    for module in (implicit_gemm, weight_gradient):
+    for module in (implicit_gemm, implicit_gemm):
         monkeypatch.setattr(module, "tiling", chosen)
     for setting in TILED[:2]:
         for node in nodes_of(setting, "float32"):

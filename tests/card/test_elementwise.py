@@ -19,9 +19,8 @@ from caldera.core.memory import Device
 from caldera.core.memory.software import DeviceArray
 from caldera.core.tensor.dtype import ALL, BY_NAME, bool_, is_complex, is_float
 from caldera.errors import CalderaError
-from caldera.kernels.cuda.codegen import loop_operands
-from caldera.kernels.cuda.codegen.expression import can_apply
-from caldera.kernels.cuda.codegen.loop_operands import lanes_for, operand
+from caldera.kernels.cuda.codegen import loops
+from caldera.kernels.cuda.codegen.loops import can_apply, lanes_for, operand
 from caldera.kernels.cuda.elementwise.loop import FULL
 from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.reference import evaluate
@@ -192,7 +191,7 @@ def test_many_items_a_thread(card: Device) -> None:
 
 def test_wide_indices(card: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Arrays that 32 bits cannot number, made small: the limit is moved instead."""
-    monkeypatch.setattr(loop_operands, "NARROW", 10)
+    monkeypatch.setattr(loops, "NARROW", 10)
     a, b = (
         np.arange(60.0, dtype="float32").reshape(3, 4, 5),
         np.arange(4.0, dtype="float32")[:, None],

@@ -27,7 +27,7 @@ def room(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
     """Both places where rows may be while they are worked on."""
     if request.param == "workspace":
         monkeypatch.setattr("caldera.kernels.cuda.runtime.driver._MOST_SHARED", 0)
-        monkeypatch.setattr("caldera.kernels.cuda.fourier.stockham._at_once", lambda: 2)
+        monkeypatch.setattr("caldera.kernels.cuda.fourier._at_once", lambda: 2)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from caldera.kernels.cuda.codegen.source import KernelTemplate
+from caldera.kernels.cuda.codegen.kernel import KernelLaunch, KernelTemplate
 from caldera.kernels.cuda.runtime import driver
-from caldera.kernels.cuda.runtime.launch import KernelLaunch
 from tests.card.emulated import EmulatedDriver, compiler, emulated_card
 from tests.card.guards import guarded_bytes
 

@@ -12,7 +12,7 @@ import pytest
 from caldera.core.graph.ops import factorisation, linalg
 from caldera.core.memory import Device
 from caldera.errors import DataError
-from caldera.kernels.cuda.linalg import hybrid
+from caldera.kernels.cuda.linalg import cusolver
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Kernel
 from tests.card.candidates import run_kernel, stand_ins
@@ -85,14 +85,14 @@ class NumPyAsCuPy:
 @pytest.fixture
 def both(card: Device, monkeypatch: pytest.MonkeyPatch) -> Device:
     """A card, small panels, and NumPy for its library unless it has its own."""
-    monkeypatch.setattr(hybrid, "PANEL", 16)
-    monkeypatch.setattr(hybrid, "SMALLEST", 8)
+    monkeypatch.setattr(cusolver, "PANEL", 16)
+    monkeypatch.setattr(cusolver, "SMALLEST", 8)
     if isinstance(card, EmulatedCard):
-        monkeypatch.setattr(hybrid, "card_count", lambda: 1)
-        monkeypatch.setattr(hybrid, "cupy_array", lambda array: array)
+        monkeypatch.setattr(cusolver, "card_count", lambda: 1)
+        monkeypatch.setattr(cusolver, "cupy_array", lambda array: array)
         played = NumPyAsCuPy()
-        monkeypatch.setattr(hybrid, "cupy", lambda: played)
-        hybrid._copy_stream.cache_clear()
+        monkeypatch.setattr(cusolver, "cupy", lambda: played)
+        cusolver._copy_stream.cache_clear()
     return card
 
 

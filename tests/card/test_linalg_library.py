@@ -15,7 +15,7 @@ from caldera.core.graph.ops import factorisation, linalg
 from caldera.core.memory import Device
 from caldera.core.tensor.dtype import BY_NAME
 from caldera.errors import DataError
-from caldera.kernels.cuda.fourier import cufft
+from caldera.kernels.cuda import fourier
 from caldera.kernels.cuda.linalg import cusolver
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE
@@ -39,15 +39,15 @@ class _Plan:
 def libraries(card: Device, monkeypatch: pytest.MonkeyPatch) -> Device:
     """A card whose libraries are NumPy, unless it has its own."""
     if isinstance(card, EmulatedCard):
-        for module in (cusolver, cufft):
+        for module in (cusolver, fourier):
             monkeypatch.setattr(module, "card_count", lambda: 1)
             monkeypatch.setattr(module, "cupy_array", lambda array: array)
         monkeypatch.setattr(cusolver, "cupy", lambda: np)
         monkeypatch.setattr(np, "asnumpy", np.asarray, raising=False)
         state = SimpleNamespace(errstate=lambda linalg: nullcontext())
         monkeypatch.setattr(cusolver, "optional_import", lambda *_: state)
-        monkeypatch.setattr(cufft, "current_card", lambda: 0)
-        monkeypatch.setattr(cufft, "_plan", lambda *_: _Plan())
+        monkeypatch.setattr(fourier, "current_card", lambda: 0)
+        monkeypatch.setattr(fourier, "_plan", lambda *_: _Plan())
     return card
 
 

@@ -11,7 +11,7 @@ from caldera.core.graph.opdef import OPS, parameter
 from caldera.core.graph.ops import base, movement
 from caldera.core.memory import Device
 from caldera.core.tensor.dtype import BY_NAME
-from caldera.kernels.cuda.movement.copy import copy_calls, copying
+from caldera.kernels.cuda.movement import copy_calls, copying
 from caldera.kernels.table import TABLE
 from tests.card.candidates import check, run_kernel, same_bits, stand_ins
 

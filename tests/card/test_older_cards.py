@@ -9,9 +9,13 @@ import pytest
 
 from caldera.core.memory import Device
 from caldera.core.memory.gpus import card_count
-from caldera.kernels.cuda.codegen.expression import KernelSignature, const_pointer, pointer
+from caldera.kernels.cuda.codegen.kernel import (
+    KernelLaunch,
+    KernelSignature,
+    const_pointer,
+    pointer,
+)
 from caldera.kernels.cuda.runtime.driver import headers
-from caldera.kernels.cuda.runtime.launch import KernelLaunch
 
 pytestmark = pytest.mark.skipif(card_count() > 0, reason="a card has instructions of its own")
 

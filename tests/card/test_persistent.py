@@ -17,8 +17,13 @@ from caldera.core.memory import Device
 from caldera.core.memory.gpus import card_count
 from caldera.kernels.common.loops import LoopBody
 from caldera.kernels.cuda.persistent import PersistentStep, persistent_step
-from caldera.kernels.cuda.persistent.epilogue_fusion import FusedLoop, Producer, fuse_epilogues
-from caldera.kernels.cuda.persistent.phases import early_in, in_phases
+from caldera.kernels.cuda.persistent.fusion import (
+    FusedLoop,
+    Producer,
+    early_in,
+    fuse_epilogues,
+    in_phases,
+)
 from caldera.kernels.cuda.persistent.program import PersistentKernel, assign_blocks
 from caldera.kernels.cuda.persistent.tasks import TileTask, plain, shared_floats
 from caldera.kernels.cuda.runtime.driver import driver, use

@@ -16,9 +16,8 @@ from caldera.core.graph.ops.epilogue import ACTIVATIONS
 from caldera.core.memory import Device
 from caldera.core.tensor.dtype import BY_NAME
 from caldera.kernels.common.product import Epilogue
-from caldera.kernels.cuda.product import padded, tiled
-from caldera.kernels.cuda.product.epilogue import EpilogueCode
-from caldera.kernels.cuda.product.problem import TILES, ProductTiling, ThreadTile
+from caldera.kernels.cuda.product import cublas, tiled
+from caldera.kernels.cuda.product.problem import TILES, EpilogueCode, ProductTiling, ThreadTile
 from caldera.kernels.cuda.runtime import device
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call
@@ -89,7 +88,7 @@ def test_tiles(card: Device, case: tuple[Shape, Shape, bool, bool], dtype: str) 
 
 def test_sides_of_any_length(card: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a real card the library computes them too, with zeros beside them."""
-    monkeypatch.setattr(padded, "FEWEST_FLOPS", 0)
+    monkeypatch.setattr(cublas, "FEWEST_FLOPS", 0)
     for a, b, ta, tb, dtype in (
         ((33, 70), (70, 41), False, False, "bfloat16"),
         ((70, 36), (70, 99), True, False, "float32"),

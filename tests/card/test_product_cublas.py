@@ -18,7 +18,7 @@ from caldera.core.graph.ops import epilogue, product
 from caldera.core.memory import Device
 from caldera.core.memory.gpus import card_count
 from caldera.core.tensor.dtype import BY_NAME
-from caldera.kernels.cuda.product import cublas, padded
+from caldera.kernels.cuda.product import cublas
 from caldera.kernels.cuda.product.cublas import WORKSPACE_ALIGNMENT
 from caldera.kernels.cuda.runtime import cublaslt, device
 from caldera.kernels.cuda.runtime.driver import driver
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.skipif(card_count() > 0, reason="a real card has the re
 
 
 def _forget() -> None:
-    for known in (cublaslt.handle, cublaslt.algorithms, cublas._found, padded._found):
+    for known in (cublaslt.handle, cublaslt.algorithms, cublas._found):
         known.cache_clear()
 
 
@@ -154,10 +154,10 @@ def test_tensor_cores_round_only_where_they_are_asked_to(card: Device, lt: FakeC
 @pytest.fixture
 def any_size(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Products of every size are worth a copy."""
-    monkeypatch.setattr(padded, "FEWEST_FLOPS", 0)
-    padded._found.cache_clear()
+    monkeypatch.setattr(cublas, "FEWEST_FLOPS", 0)
+    cublas._found.cache_clear()
     yield
-    padded._found.cache_clear()
+    cublas._found.cache_clear()
 
 
 def _check_padded(card: Device, node: Node, inputs: tuple[np.ndarray, ...]) -> None:
@@ -212,7 +212,7 @@ def test_sides_that_are_fine_stay_as_they_are(
     assert names[1][-1].startswith("cublas padded")
     with settings.override(deterministic=True):
         assert [each.name for each in _kernels(odd)] == ["cublas"]
-    monkeypatch.setattr(padded, "FEWEST_FLOPS", 1 << 27)
+    monkeypatch.setattr(cublas, "FEWEST_FLOPS", 1 << 27)
     assert not any("padded" in each.name for each in _kernels(odd))
 
 

@@ -15,7 +15,7 @@ from caldera.core.memory import Device
 from caldera.core.tensor.dtype import ALL, BY_NAME, is_complex, is_float
 from caldera.kernels.common.loops import loop_body_of
 from caldera.kernels.common.reduction import ReductionTask, with_axes
-from caldera.kernels.cuda.codegen.loop_operands import LaunchIntegers
+from caldera.kernels.cuda.codegen.loops import LaunchIntegers
 from caldera.kernels.cuda.product.problem import described
 from caldera.kernels.cuda.reduction import reduce as cuda_reduction
 from caldera.kernels.cuda.runtime.driver import driver

@@ -7,14 +7,15 @@ import ctypes
 import numpy as np
 import pytest
 
-from caldera.kernels.cuda.codegen.expression import (
+from caldera.kernels.cuda.codegen.kernel import (
     KernelSignature,
+    KernelTemplate,
     const_pointer,
     i64,
+    kernel_source,
     pointer,
     u32,
 )
-from caldera.kernels.cuda.codegen.source import KernelTemplate, kernel_source
 
 
 def test_a_signature_declares_and_packs_in_one_order() -> None:

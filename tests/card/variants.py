@@ -11,7 +11,7 @@ from caldera.core.graph.node import Node, Spec, intern
 from caldera.core.memory import Device
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel
-from tests.card.candidates import Arrays, check, fetched, placed, spoiled, stand_ins
+from tests.card.candidates import Arrays, check, fetched, placed, prepare, spoiled, stand_ins
 from tests.unit.kernels.checking import compare
 
 
@@ -27,6 +27,8 @@ def channels_last(node: Node) -> Node:
 def check_both_orders(card: Device, node: Node, inputs: Arrays, *, mixed: bool = False) -> None:
     """Images that come and go in either order; `mixed`: also come in one and go in the other."""
     orders = ("dense", "channels last")
+    for i, arranged in enumerate((node, channels_last(node))):
+        prepare(card, arranged, inputs, layouts=orders if mixed else orders[i : i + 1])
     for i, arranged in enumerate((node, channels_last(node))):
         assert check(card, arranged, inputs, layouts=orders if mixed else orders[i : i + 1])
 

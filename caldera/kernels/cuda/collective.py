@@ -29,9 +29,8 @@ from caldera.kernels.common.collective import (
     unused,
     values_of,
 )
-from caldera.kernels.cuda.codegen.expression import Array
-from caldera.kernels.cuda.movement.copy import copy_calls
-from caldera.kernels.cuda.runtime.launch import CudaRunner
+from caldera.kernels.cuda.codegen.kernel import Array, CudaRunner
+from caldera.kernels.cuda.movement import copy_calls
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 

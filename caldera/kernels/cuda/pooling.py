@@ -12,18 +12,19 @@ from dataclasses import dataclass
 from caldera.core.graph.node import Node
 from caldera.core.graph.ops.epilogue import max_pool2d_epilogue
 from caldera.core.tensor.shape import Shape
-from caldera.kernels.cuda.codegen.expression import KernelSignature, const_pointer, pointer, type_of
-from caldera.kernels.cuda.codegen.loop_operands import divisor
-from caldera.kernels.cuda.codegen.source import flags, header_launch
-from caldera.kernels.cuda.codegen.strides import (
+from caldera.kernels.cuda.codegen.kernel import (
+    CudaRunner,
+    const_pointer,
+    flags,
+    header_launch,
     index,
     index_type,
     indices,
-    is_large,
-    neighbours,
-    strides_of,
+    pointer,
+    type_of,
 )
-from caldera.kernels.cuda.runtime.launch import CudaRunner
+from caldera.kernels.cuda.codegen.loops import divisor
+from caldera.kernels.cuda.codegen.strides import is_large, neighbours, strides_of
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
 _THREADS = 256
@@ -125,15 +126,6 @@ def _launch(
         for i, array in enumerate(arrays)
     }
     pixels = {f"p{i}": indices(f"Pixels<{integer}>", own, large) for i, own in enumerate(steps)}
-    signature = KernelSignature(
-        {
-            **pointers,
-            **({} if bias is None else {"bias": const_pointer(bias)}),
-            **pixels,
-            "in": indices(f"Windows<{integer}>", numbers, large),
-            **({} if bias is None else {"step": index(strides_of(bias)[0], large)}),
-        }
-    )
     given = [*pointers, *pixels, "in"]
     if node.op is max_pool2d_epilogue:
         applied = flags(bool(biases), node.attrs["activated"])
@@ -146,7 +138,13 @@ def _launch(
                 f"{function}_pixels",
                 -(-threads // _THREADS),
                 _THREADS,
-                signature,
+                {
+                    **pointers,
+                    **({} if bias is None else {"bias": const_pointer(bias)}),
+                    **pixels,
+                    "in": indices(f"Windows<{integer}>", numbers, large),
+                    **({} if bias is None else {"step": index(strides_of(bias)[0], large)}),
+                },
                 f"{function}<{kinds}, {bands}>({', '.join(given)});",
             )
         ]

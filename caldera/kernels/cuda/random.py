@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from functools import partial
 
-from caldera.kernels.cuda.codegen.expression import (
-    KernelSignature,
+from caldera.kernels.cuda.codegen.kernel import (
+    CudaRunner,
     const_pointer,
+    flags,
+    header_launch,
     i64,
     pointer,
     type_of,
     u32,
+    unless_empty,
 )
-from caldera.kernels.cuda.codegen.source import flags, header_launch
 from caldera.kernels.cuda.codegen.strides import (
     axes_of,
     blocks_for,
@@ -20,8 +22,6 @@ from caldera.kernels.cuda.codegen.strides import (
     merged,
     strided_axes,
 )
-from caldera.kernels.cuda.runtime.driver import driver
-from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 _THREADS = 256
@@ -29,26 +29,14 @@ _FEWEST_IN_BLOCK = 2
 """Numbers that four words give, at least."""
 
 
+@unless_empty
 def _bind(distribution: str, call: Call) -> Runner:
     (out,), (state, offset) = call.outputs, call.inputs
-    if out.size == 0:
-        return CudaRunner([])
     places = merged(axes_of(out.shape, element_strides(out)))
     dense = not places or (len(places) == 1 and places[0].strides == (1,))
     kind = type_of(out)
-    signature = KernelSignature(
-        {
-            "out": pointer(out),
-            "state": const_pointer(state),
-            "apart": i64(element_strides(state)[0]),
-            "offset": const_pointer(offset),
-            "stream": u32(call.node.attrs["stream"]),
-            "count": i64(out.size),
-            "places": strided_axes(places, 1),
-        }
-    )
     # One block of words more than it takes: the first number may stand inside one.
-    blocks = blocks_for(out.size // _FEWEST_IN_BLOCK + 1, _THREADS, driver().multiprocessors)
+    blocks = blocks_for(out.size // _FEWEST_IN_BLOCK + 1, _THREADS)
     return CudaRunner(
         [
             header_launch(
@@ -56,7 +44,15 @@ def _bind(distribution: str, call: Call) -> Runner:
                 "draw",
                 blocks,
                 _THREADS,
-                signature,
+                {
+                    "out": pointer(out),
+                    "state": const_pointer(state),
+                    "apart": i64(element_strides(state)[0]),
+                    "offset": const_pointer(offset),
+                    "stream": u32(call.node.attrs["stream"]),
+                    "count": i64(out.size),
+                    "places": strided_axes(places, 1),
+                },
                 f"draw_elements<{kind}, {distribution}<{kind}>, {flags(dense)}>("
                 "out, state, apart, offset, stream, (u64)count, places);",
                 bounded=False,

@@ -12,28 +12,25 @@ from dataclasses import dataclass
 
 from caldera.core.tensor.shape import size
 from caldera.kernels.common.binding import compute_dtype
-from caldera.kernels.cuda.codegen.expression import (
-    KernelSignature,
+from caldera.kernels.cuda.codegen.kernel import (
+    CudaRunner,
     Parameter,
     const_pointer,
-    i32,
-    pointer,
-)
-from caldera.kernels.cuda.codegen.source import (
-    ThreadGroup,
     header_launch,
-    thread_group_for,
-    thread_per_row,
-)
-from caldera.kernels.cuda.codegen.strides import (
+    i32,
     index,
     index_type,
+    pointer,
+)
+from caldera.kernels.cuda.codegen.strides import (
+    ThreadGroup,
     is_large,
     neighbours,
     strided_layout,
     strides_of,
+    thread_group_for,
+    thread_per_row,
 )
-from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
 _FEW_CLASSES, _MANY_SAMPLES = 64, 1 << 15
@@ -92,15 +89,6 @@ def _over_samples(
         f"classes_at(a{i}, {places[i]}, step{i})" if each.has_classes else f"a{i} + {places[i]}"
         for i, each in enumerate(operands)
     ]
-    signature = KernelSignature(
-        {
-            **{f"a{i}": each.parameter for i, each in enumerate(operands)},
-            **{f"step{i}": index(step, large) for i, step in enumerate(steps)},
-            "rows": rows.parameter(large),
-            "count": index(count, large),
-            "length": i32(length),
-        }
-    )
     return CudaRunner(
         [
             header_launch(
@@ -108,7 +96,13 @@ def _over_samples(
                 f"{function}_samples",
                 group.blocks(count),
                 group.threads,
-                signature,
+                {
+                    **{f"a{i}": each.parameter for i, each in enumerate(operands)},
+                    **{f"step{i}": index(step, large) for i, step in enumerate(steps)},
+                    "rows": rows.parameter(large),
+                    "count": index(count, large),
+                    "length": i32(length),
+                },
                 f"typedef {group.text} Group;\n"
                 f"    {integer} which = blockIdx.x * Group::count() + Group::index();\n"
                 f"    {integer} at[{len(operands)}];\n"

@@ -5,24 +5,20 @@ from __future__ import annotations
 from math import prod
 
 from caldera.core.graph.node import Node
-from caldera.kernels.cuda.codegen.expression import (
-    KernelSignature,
+from caldera.kernels.cuda.codegen.kernel import (
+    Array,
+    CudaRunner,
     Parameter,
     const_pointer,
+    flags,
+    header_launch,
     i64,
     pointer,
     type_of,
     u32,
+    unless_empty,
 )
-from caldera.kernels.cuda.codegen.source import flags, header_launch
-from caldera.kernels.cuda.codegen.strides import (
-    Array,
-    axes_of,
-    element_strides,
-    merged,
-    strided_axes,
-)
-from caldera.kernels.cuda.runtime.launch import CudaRunner
+from caldera.kernels.cuda.codegen.strides import axes_of, element_strides, merged, strided_axes
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 TILE = 2048
@@ -58,10 +54,9 @@ def tiles_of(length: int) -> int:
     return -(-length // TILE)
 
 
+@unless_empty
 def _bind(call: Call) -> Runner:
     (values, positions), (x,) = call.outputs, call.inputs
-    if x.size == 0:
-        return CudaRunner([])
     axis, dtype = call.node.attrs["axis"], x.dtype.name
     length = x.shape[axis]
     rows = x.size // length
@@ -78,24 +73,21 @@ def _bind(call: Call) -> Runner:
     size = item_bytes(dtype)
     first, second = _buffers(call, min(len(runs), 2), x.size * size)
     in_tile = rows_in_tile * width
-    signature = KernelSignature(
-        {
-            **arrays,
-            "items": pointer(first, item),
-            "row_count": u32(rows),
-            "length": u32(length),
-            "width": u32(width),
-            "rows_in_tile": u32(rows_in_tile),
-            "tiles_in_row": u32(tiles),
-        }
-    )
     calls = [
         header_launch(
             "sort.cuh",
             "sort_tiles",
             -(-rows // rows_in_tile) * tiles,
             min(THREADS, max(in_tile // 2, 32)),
-            signature,
+            {
+                **arrays,
+                "items": pointer(first, item),
+                "row_count": u32(rows),
+                "length": u32(length),
+                "width": u32(width),
+                "rows_in_tile": u32(rows_in_tile),
+                "tiles_in_row": u32(tiles),
+            },
             f"typedef {item} I;\n    DYNAMIC_SHARED(I, tile);\n"
             f"    Rows<{type_of(x)}, I, {flags(call.node.attrs['descending'])}> "
             "take{x, &rows, step};\n"
@@ -106,24 +98,21 @@ def _bind(call: Call) -> Runner:
         )
     ]
     for run in runs:
-        signature = KernelSignature(
-            {
-                **arrays,
-                "from": const_pointer(first, item),
-                "to": pointer(second, item),
-                "length": u32(length),
-                "run": u32(run),
-                "tile": u32(TILE),
-                "tiles_in_row": u32(tiles),
-            }
-        )
         calls.append(
             header_launch(
                 "sort.cuh",
                 "sort_merge",
                 rows * tiles,
                 THREADS,
-                signature,
+                {
+                    **arrays,
+                    "from": const_pointer(first, item),
+                    "to": pointer(second, item),
+                    "length": u32(length),
+                    "run": u32(run),
+                    "tile": u32(TILE),
+                    "tiles_in_row": u32(tiles),
+                },
                 f"typedef {item} I;\n    DYNAMIC_SHARED(I, items);\n"
                 "    block_merge_tile(items, from, length, run, tile, tiles_in_row, "
                 f"{deliver if run == runs[-1] else 'Keep<I>{to, length}'});",

@@ -15,15 +15,14 @@ from caldera.kernels.native import (
     pooling,
     random,
 )
+from caldera.kernels.native.convolution import fourier as fourier_convolution
 from caldera.kernels.native.convolution import (
-    amx_columns,
     norm_sums,
     planes,
-    pointwise,
+    products,
     winograd,
 )
-from caldera.kernels.native.convolution import fourier as fourier_convolution
-from caldera.kernels.native.elementwise import fused, loop
+from caldera.kernels.native.elementwise import loop
 from caldera.kernels.native.normalisation import batchnorm, groupnorm, layernorm, local_response
 from caldera.kernels.native.product import amx, gemm, packed, small
 from caldera.kernels.native.reduction import argmax, reduce

@@ -87,8 +87,12 @@ def run(context: ExperimentContext) -> ExperimentResult:
             BESIDE if needed and most <= 1.0 else holds(most > 1.0),
         )
     )
-    left = ["5 x 5, half of the limits"] if context.quick else []
-    return ExperimentResult(rows, plots, samples, [*left, "cuDNN's kernels: need a card"])
+    return ExperimentResult(
+        rows,
+        plots,
+        samples,
+        [*context.skipped("5 x 5, half of the limits"), "cuDNN's kernels: need a card"],
+    )
 
 
 def _convolution(batch: int, channels: int, pixels: int, kernel: int) -> Expr:

@@ -22,6 +22,7 @@ from caldera.core.tensor.dtype import HALVES
 from caldera.core.tensor.shape import Shape
 from caldera.kernels.common.binding import Scratch, workspace_bytes
 from caldera.kernels.cuda.attention import tiles
+from caldera.kernels.cuda.codegen.kernel import CudaRunner
 from caldera.kernels.cuda.codegen.strides import strides_of
 from caldera.kernels.cuda.runtime import device
 from caldera.kernels.cuda.runtime.cudnn import (
@@ -33,7 +34,6 @@ from caldera.kernels.cuda.runtime.cudnn import (
     describe,
     supported,
 )
-from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
 RANK = 4

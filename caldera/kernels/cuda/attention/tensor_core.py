@@ -30,10 +30,9 @@ from caldera.kernels.cuda.attention.work import (
     GradientWork,
     mask_operands,
 )
-from caldera.kernels.cuda.codegen.source import flags
+from caldera.kernels.cuda.codegen.kernel import CudaRunner, KernelLaunch, flags
 from caldera.kernels.cuda.codegen.strides import strides_of
 from caldera.kernels.cuda.runtime.driver import driver
-from caldera.kernels.cuda.runtime.launch import CudaRunner, KernelLaunch
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
 HEADER = "attention_cores.cuh"

@@ -16,21 +16,19 @@ from caldera.kernels.cuda.attention.work import (
     GradientWork,
     mask_operands,
 )
-from caldera.kernels.cuda.codegen.expression import (
-    KernelSignature,
+from caldera.kernels.cuda.codegen.kernel import (
+    CudaRunner,
+    KernelLaunch,
     const_pointer,
+    flags,
+    header_launch,
     i32,
-    pointer,
-)
-from caldera.kernels.cuda.codegen.source import flags, header_launch
-from caldera.kernels.cuda.codegen.strides import (
     index,
     index_type,
-    is_large,
-    strided_layout,
-    strides_of,
+    pointer,
+    unless_empty,
 )
-from caldera.kernels.cuda.runtime.launch import CudaRunner, KernelLaunch
+from caldera.kernels.cuda.codegen.strides import is_large, strided_layout, strides_of
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
 _SIDE = 16
@@ -69,11 +67,10 @@ def _launch(
 # --- forward
 
 
+@unless_empty
 def _bind(call: Call) -> Runner:
     q, key, v, *masks = call.inputs
     y, logarithm = call.outputs
-    if logarithm.size == 0:
-        return CudaRunner([])
     operands = [
         AttentionOperand("y", y, is_written=True),
         AttentionOperand("q", q),
@@ -244,18 +241,6 @@ def row_products(common: Array, g: Array, result: Array) -> list[KernelLaunch]:
     strides = [strides_of(common), *(strides_of(each)[:-1] for each in (g, result))]
     rows = strided_layout(common.shape, range(common.ndim), strides)
     large = is_large(common, g, result)
-    signature = KernelSignature(
-        {
-            "common": pointer(common),
-            "g": const_pointer(g),
-            "y": const_pointer(result),
-            "rows": rows.parameter(large),
-            "count": index(count, large),
-            "g_step": index(strides_of(g)[-1], large),
-            "y_step": index(strides_of(result)[-1], large),
-            "width": i32(g.shape[-1]),
-        }
-    )
     integer = index_type(large)
     body = (
         f"{integer} which = blockIdx.x * {_THREADS // 32} + threadIdx.x / 32, at[3];\n"
@@ -265,7 +250,21 @@ def row_products(common: Array, g: Array, result: Array) -> list[KernelLaunch]:
     blocks = -(-count // (_THREADS // 32))
     return [
         header_launch(
-            "attention_backward.cuh", "attention_row_products", blocks, _THREADS, signature, body
+            "attention_backward.cuh",
+            "attention_row_products",
+            blocks,
+            _THREADS,
+            {
+                "common": pointer(common),
+                "g": const_pointer(g),
+                "y": const_pointer(result),
+                "rows": rows.parameter(large),
+                "count": index(count, large),
+                "g_step": index(strides_of(g)[-1], large),
+                "y_step": index(strides_of(result)[-1], large),
+                "width": i32(g.shape[-1]),
+            },
+            body,
         )
     ]
 

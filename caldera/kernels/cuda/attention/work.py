@@ -10,28 +10,28 @@ import numpy as np
 
 from caldera.core.graph.node import Node
 from caldera.core.tensor.shape import Shape, size
-from caldera.kernels.cuda.codegen.expression import (
-    KernelSignature,
+from caldera.kernels.cuda.codegen.kernel import (
+    KernelLaunch,
     Parameter,
     computed_type,
     const_pointer,
+    flags,
+    header_launch,
     i32,
+    index,
+    index_type,
+    indices,
     pointer,
     real,
     type_of,
 )
-from caldera.kernels.cuda.codegen.source import flags, header_launch
 from caldera.kernels.cuda.codegen.strides import (
     StridedLayout,
     Strides,
-    index,
-    index_type,
-    indices,
     is_large,
     strided_layout,
     strides_of,
 )
-from caldera.kernels.cuda.runtime.launch import KernelLaunch
 from caldera.kernels.table import Array, Call
 
 
@@ -186,7 +186,12 @@ class AttentionWork:
     ) -> KernelLaunch:
         """A block for each tile and part of the result of each head."""
         steps = [pair[i] for i in (0, 1) for pair in (each.steps for each in self.operands)]
-        signature = KernelSignature(
+        blocks = size(self.heads.sizes) * tiles * parts
+        return header_launch(
+            header,
+            name,
+            blocks,
+            threads,
             {
                 **{each.name: each.parameter for each in self.operands},
                 "steps": indices(f"Steps<{len(self.operands)}, {self.integer}>", steps, self.large),
@@ -197,10 +202,10 @@ class AttentionWork:
                 "scale": real(self.computed, self.node.attrs["scale"]),
                 "tiles": i32(tiles),
                 "parts": i32(parts),
-            }
+            },
+            body,
+            shared=shared,
         )
-        blocks = size(self.heads.sizes) * tiles * parts
-        return header_launch(header, name, blocks, threads, signature, body, shared=shared)
 
 
 class GradientWork:

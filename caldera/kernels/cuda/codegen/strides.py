@@ -1,15 +1,16 @@
-"""Strided arrays in CUDA kernels: merged axes, vector access and index types.
+"""Strided arrays in CUDA kernels: merged axes, vector access, and threads for each row.
 
 Axes along which several arrays are traversed together are merged if they are contiguous. The
 strides are passed in a structure with the launch, so one compiled kernel serves every shape and
-every view; `include/strided_index.cuh` is its counterpart.
+every view; `include/strided_index.cuh` is its counterpart. The primitives of a row are in
+include/row_primitives.cuh.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
 from typing import Any
@@ -18,7 +19,8 @@ from caldera.core.graph.memory_format import dense_strides
 from caldera.core.memory.software import address_of
 from caldera.core.tensor.shape import Shape
 from caldera.errors import DeviceError
-from caldera.kernels.cuda.codegen.expression import Array, Parameter, i32, i64, u32, u64
+from caldera.kernels.cuda.codegen.kernel import Array, Parameter, index_type, indices
+from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.table import Array as DeviceArray
 
 Strides = tuple[int, ...]
@@ -138,22 +140,6 @@ def _fits(array: DeviceArray, strides: Iterable[int], count: int) -> bool:
     return all(start % nbytes == 0 for start in starts)
 
 
-def index_type(large: bool) -> str:
-    """The CUDA type of places and counts."""
-    return "i64" if large else "i32"
-
-
-def index(value: int, large: bool) -> Parameter:
-    """One number of that type."""
-    return i64(value) if large else i32(value)
-
-
-def indices(kind: str, values: Sequence[int], large: bool) -> Parameter:
-    """A struct of such numbers."""
-    number = ctypes.c_longlong if large else ctypes.c_int
-    return Parameter(kind, (number * len(values))(*values))
-
-
 MOST_AXES = 8
 """Axes that can be left once they are merged."""
 MOST_BLOCKS_EACH = 16
@@ -237,16 +223,90 @@ def strided_axes(axes: Sequence[StridedAxis], arrays: int) -> Parameter:
     return Parameter(f"StridedAxes<{arrays}>", result)
 
 
-def blocks_for(count: int, threads: int, multiprocessors: int) -> int:
-    """Blocks for a loop over `count` in which every thread may take several turns."""
-    return max(1, min(-(-count // threads), multiprocessors * MOST_BLOCKS_EACH))
+def blocks_for(count: int, threads: int) -> int:
+    """Return the number of blocks for a loop over `count` elements.
+
+    Every thread may take several turns.
+    """
+    return max(1, min(-(-count // threads), driver().multiprocessors * MOST_BLOCKS_EACH))
 
 
-def counter_type(*counts: int) -> str:
-    """The type that counts this far; divisions of the narrow one are several times faster."""
-    return "u32" if max(counts, default=0) < 2**31 else "u64"
+# --- threads
+
+_BLOCK_SIZES = (128, 256, 512, 1024)
+_STREAM_THREADS = 512
+"""Threads that share a row too long to be kept."""
+_WARPS = 4
+"""Warps of a block in which each warp has a row of its own."""
 
 
-def counted(kind: str, value: int) -> Parameter:
-    """A parameter of an `counter_type`."""
-    return u32(value) if kind == "u32" else u64(value)
+@dataclass(frozen=True)
+class ThreadGroup:
+    """`kind` is "thread", "warp" or "block"; each thread takes `together` neighbours at a time, at
+    most `rounds` times (0: as often as it takes, without keeping them)."""
+
+    kind: str
+    rounds: int
+    together: int
+    threads: int
+
+    @property
+    def text(self) -> str:
+        """Its type in a kernel's text."""
+        return f"{self.kind}_group<{self.rounds}, {self.together}>"
+
+    @property
+    def rows(self) -> int:
+        """Rows that a block has at a time."""
+        return {"thread": self.threads, "warp": self.threads // 32, "block": 1}[self.kind]
+
+    def exactly(self, length: int) -> ThreadGroup:
+        """The same without room for more than rows of this length: where a kernel keeps several
+        numbers of each element, that is many registers.
+
+        >>> thread_group_for(768, 8, 32).exactly(768).rounds
+        3
+        """
+        lanes = 32 if self.kind == "warp" else self.threads
+        return replace(self, rounds=min(self.rounds, -(-length // (lanes * self.together))))
+
+    def blocks(self, rows: int) -> int:
+        """Blocks for so many rows."""
+        return -(-rows // self.rows)
+
+
+def thread_group_for(length: int, together: int, most: int) -> ThreadGroup:
+    """The group for rows of a length; a thread keeps at most `most` elements.
+
+    >>> thread_group_for(768, 4, 32)
+    ThreadGroup(kind='warp', rounds=8, together=4, threads=128)
+    >>> thread_group_for(1 << 20, 1, 32).rounds
+    0
+    """
+    pieces = -(-length // together)
+    rounds = next_power_of_two(-(-pieces // 32))
+    if rounds * together <= most:
+        return ThreadGroup("warp", rounds, together, 32 * _WARPS)
+    for threads in _BLOCK_SIZES:
+        rounds = next_power_of_two(-(-pieces // threads))
+        if rounds * together <= most:
+            return ThreadGroup("block", rounds, together, threads)
+    return ThreadGroup("block", 0, together, _STREAM_THREADS)
+
+
+def threads_for(numbers: int, fewest: int = 32, most: int = 256) -> int:
+    """Threads of a block that works on so many numbers at once: a warp for every few of them, since
+    those that wait for each other in vain cost time.
+
+    >>> threads_for(100), threads_for(1000), threads_for(1 << 20)
+    (32, 256, 256)
+    """
+    threads = fewest
+    while threads < most and threads * 4 <= numbers:
+        threads *= 2
+    return threads
+
+
+def thread_per_row(threads: int = 128) -> ThreadGroup:
+    """A thread for each row, whose neighbours have the rows beside it."""
+    return ThreadGroup("thread", 0, 1, threads)

@@ -11,11 +11,10 @@ from caldera.core.graph.ops.product import conv2d
 from caldera.kernels.common.binding import Scratch
 from caldera.kernels.common.loops import LoopBody
 from caldera.kernels.common.product import Epilogue
-from caldera.kernels.cuda.convolution import implicit_gemm, weight_gradient
+from caldera.kernels.cuda.codegen.kernel import CudaRunner
+from caldera.kernels.cuda.convolution import implicit_gemm
 from caldera.kernels.cuda.elementwise.loop import loop_calls
-from caldera.kernels.cuda.product.epilogue import epilogue_loop_body
-from caldera.kernels.cuda.product.problem import described_call
-from caldera.kernels.cuda.runtime.launch import CudaRunner
+from caldera.kernels.cuda.product.problem import described_call, epilogue_loop_body
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 from caldera.kernels.workspace import ADDING
 
@@ -47,7 +46,7 @@ def launches(call: Call) -> list[Any]:
         return [*launches(call_without_epilogue(call)), *epilogue_calls(call)]
     if call.node.op.name != "conv2d_weight":
         return implicit_gemm.launches(call)
-    return list(weight_gradient.FilterGradient.of(call).launches(Scratch(call.workspace).rest))
+    return list(implicit_gemm.FilterGradient.of(call).launches(Scratch(call.workspace).rest))
 
 
 def workspace(node: Node) -> int:
@@ -55,7 +54,7 @@ def workspace(node: Node) -> int:
     call = described_call(node)
     if node.op.name != "conv2d_weight":
         return implicit_gemm.workspace(call)
-    return weight_gradient.FilterGradient.of(call).workspace()
+    return implicit_gemm.FilterGradient.of(call).workspace()
 
 
 def _bind(call: Call) -> Runner:

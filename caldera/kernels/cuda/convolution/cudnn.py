@@ -22,7 +22,8 @@ from caldera.core.memory.software import address_of
 from caldera.kernels.common.binding import Scratch, workspace_bytes
 from caldera.kernels.common.product import Epilogue
 from caldera.kernels.cuda import convolution
-from caldera.kernels.cuda.movement.copy import copy_calls
+from caldera.kernels.cuda.codegen.kernel import CudaRunner
+from caldera.kernels.cuda.movement import copy_calls
 from caldera.kernels.cuda.product.problem import NOTHING
 from caldera.kernels.cuda.runtime import device
 from caldera.kernels.cuda.runtime.cudnn import (
@@ -34,7 +35,6 @@ from caldera.kernels.cuda.runtime.cudnn import (
     describe,
     supported,
 )
-from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
 RANKS = 3

@@ -8,13 +8,13 @@ from functools import partial
 
 from caldera.core.graph.node import Node
 from caldera.kernels.cuda import convolution
-from caldera.kernels.cuda.convolution import cudnn, depthwise, pointwise
+from caldera.kernels.cuda.codegen.kernel import CudaRunner
+from caldera.kernels.cuda.convolution import cudnn, separable
 from caldera.kernels.cuda.convolution.small_channels import kernels
-from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 # These have registered their kernels before this module looks for them.
-assert all((convolution, cudnn, depthwise, kernels, pointwise))
+assert all((convolution, cudnn, separable, kernels, separable))
 
 
 def _bind(kernel: Kernel, call: Call) -> Runner:

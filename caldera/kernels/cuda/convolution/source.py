@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from caldera.kernels.cuda.codegen.expression import STORED, computed_type
-from caldera.kernels.cuda.codegen.source import KernelTemplate
+from caldera.kernels.cuda.codegen.kernel import STORED, KernelTemplate, computed_type
 from caldera.kernels.cuda.product.problem import ThreadTile
 
 TYPES = """#include "implicit_gemm.cuh"

@@ -24,14 +24,8 @@ from caldera.core.memory.software import address_of
 from caldera.core.tensor.shape import size
 from caldera.kernels.common.loops import loop_body_of, loop_shape
 from caldera.kernels.common.reduction import elementwise_outputs, fused_tasks, reductions_by_axes
-from caldera.kernels.cuda.codegen.expression import (
-    HEADER,
-    KernelSignature,
-    Parameter,
-    element_function,
-    is_known,
-)
-from caldera.kernels.cuda.codegen.loop_operands import LaunchIntegers
+from caldera.kernels.cuda.codegen.kernel import CudaRunner, KernelLaunch, KernelSignature, Parameter
+from caldera.kernels.cuda.codegen.loops import HEADER, LaunchIntegers, element_function, is_known
 from caldera.kernels.cuda.codegen.strides import next_power_of_two
 from caldera.kernels.cuda.elementwise.loop import (
     THREADS,
@@ -42,9 +36,8 @@ from caldera.kernels.cuda.elementwise.loop import (
     is_light,
     loop_runner,
 )
-from caldera.kernels.cuda.persistent.phases import Array, span
+from caldera.kernels.cuda.persistent.fusion import Array, span
 from caldera.kernels.cuda.reduction.reduce import of_nothing, reduction_calls, workspace_of
-from caldera.kernels.cuda.runtime.launch import CudaRunner, KernelLaunch
 from caldera.kernels.runners import LAUNCH_GROUPERS, StepPiece
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 

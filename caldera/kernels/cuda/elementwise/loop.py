@@ -16,27 +16,28 @@ import numpy as np
 from caldera.core.graph.opdef import OPS
 from caldera.core.tensor.shape import Shape, size
 from caldera.kernels.common.loops import LoopBody, axes_of, loop_body_of, loop_shape
-from caldera.kernels.cuda.codegen.expression import (
-    HEADER,
+from caldera.kernels.cuda.codegen.kernel import (
+    CudaRunner,
+    KernelLaunch,
     KernelSignature,
-    can_apply,
     computed_type,
     const_pointer,
-    element_function,
-    is_known,
     pointer,
 )
-from caldera.kernels.cuda.codegen.loop_operands import (
+from caldera.kernels.cuda.codegen.loops import (
+    HEADER,
     LaunchIntegers,
     LoopOperand,
     OffsetEmitter,
+    can_apply,
+    element_function,
+    is_known,
     is_wide,
     lanes_for,
     lines,
     operand,
 )
 from caldera.kernels.cuda.runtime.driver import driver
-from caldera.kernels.cuda.runtime.launch import CudaRunner, KernelLaunch
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 THREADS = 256

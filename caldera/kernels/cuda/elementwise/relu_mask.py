@@ -8,21 +8,22 @@ import ctypes
 from caldera.core.graph.node import Node, Spec
 from caldera.core.memory.software import address_of
 from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_bytes
-from caldera.kernels.cuda.codegen.expression import (
-    KernelSignature,
+from caldera.kernels.cuda.codegen.kernel import (
+    CudaRunner,
     Parameter,
     const_pointer,
+    flags,
+    function_launch,
     i32,
     i64,
+    index,
     null_pointer,
     pointer,
     type_of,
+    unless_empty,
 )
-from caldera.kernels.cuda.codegen.source import flags, header_launch
-from caldera.kernels.cuda.codegen.strides import blocks_for, element_strides, index
+from caldera.kernels.cuda.codegen.strides import blocks_for, element_strides
 from caldera.kernels.cuda.normalisation.layout import TOTALS_BLOCK
-from caldera.kernels.cuda.runtime.driver import driver
-from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
 HEADER = "relu_mask.cuh"
@@ -57,33 +58,29 @@ def _is_whole(*matrices: Array) -> bool:
     return True
 
 
+@unless_empty
 def _bind(call: Call) -> Runner:
     (x,), (y, mask) = call.inputs, call.outputs
-    if not x.size:
-        return CudaRunner([])
-    signature = KernelSignature(
-        {
-            "x": const_pointer(x),
-            "y": pointer(y),
-            "mask": pointer(mask),
-            "of_x": _steps(x),
-            "of_y": _steps(y),
-            "of_mask": _steps(mask),
-            "total": index(mask.size, mask.size >= 2**31),
-            "columns": i32(x.shape[1]),
-            "bytes": i32(mask.shape[1]),
-        }
-    )
-    blocks = blocks_for(mask.size, THREADS, driver().multiprocessors)
+    blocks = blocks_for(mask.size, THREADS)
     return CudaRunner(
         [
-            header_launch(
+            function_launch(
                 HEADER,
                 "relu_mask",
                 blocks,
                 THREADS,
-                signature,
-                f"relu_bits<{flags(_is_whole(x, y))}>({signature.names});",
+                f"relu_bits<{flags(_is_whole(x, y))}>",
+                {
+                    "x": const_pointer(x),
+                    "y": pointer(y),
+                    "mask": pointer(mask),
+                    "of_x": _steps(x),
+                    "of_y": _steps(y),
+                    "of_mask": _steps(mask),
+                    "total": index(mask.size, mask.size >= 2**31),
+                    "columns": i32(x.shape[1]),
+                    "bytes": i32(mask.shape[1]),
+                },
             )
         ]
     )
@@ -112,50 +109,44 @@ def _bind_gradient(call: Call) -> Runner:
     chunk, chunks = _chunks(rows, columns)
     if g.size:
         kind = type_of(partial)
-        signature = KernelSignature(
-            {
-                "g": const_pointer(g),
-                "mask": const_pointer(mask),
-                "out": pointer(out),
-                "of_g": _steps(g),
-                "of_mask": _steps(mask),
-                "of_out": _steps(out),
-                "rows": i64(rows),
-                "columns": i32(columns),
-                "chunk": i64(chunk),
-                "partial": pointer(partial) if sums else null_pointer(kind),
-            }
-        )
         grid = (-(-columns // (8 * BLOCK[0])), chunks, 1)
         calls.append(
-            header_launch(
+            function_launch(
                 HEADER,
                 "masked",
                 grid,
                 BLOCK,
-                signature,
-                f"block_masked<{flags(_is_whole(g, out), bool(sums))}>({signature.names});",
+                f"block_masked<{flags(_is_whole(g, out), bool(sums))}>",
+                {
+                    "g": const_pointer(g),
+                    "mask": const_pointer(mask),
+                    "out": pointer(out),
+                    "of_g": _steps(g),
+                    "of_mask": _steps(mask),
+                    "of_out": _steps(out),
+                    "rows": i64(rows),
+                    "columns": i32(columns),
+                    "chunk": i64(chunk),
+                    "partial": pointer(partial) if sums else null_pointer(kind),
+                },
             )
         )
     if sums and columns:
         (total,) = sums
-        signature = KernelSignature(
-            {
-                "partial": const_pointer(partial),
-                "parts": i32(chunks if g.size else 0),
-                "columns": i32(columns),
-                "sums": pointer(total),
-                "step": i64(*element_strides(total)),
-            }
-        )
         calls.append(
-            header_launch(
+            function_launch(
                 HEADER,
                 "column_sums",
                 -(-columns // TOTALS_BLOCK[0]),
                 TOTALS_BLOCK,
-                signature,
-                f"block_column_sums({signature.names});",
+                "block_column_sums",
+                {
+                    "partial": const_pointer(partial),
+                    "parts": i32(chunks if g.size else 0),
+                    "columns": i32(columns),
+                    "sums": pointer(total),
+                    "step": i64(*element_strides(total)),
+                },
             )
         )
     return CudaRunner(calls)

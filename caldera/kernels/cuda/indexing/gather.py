@@ -11,29 +11,28 @@ from collections.abc import Sequence
 from caldera.core.graph.node import Node
 from caldera.core.memory.software import address_of
 from caldera.core.tensor.dtype import is_float
-from caldera.kernels.cuda.codegen.expression import (
-    KernelSignature,
+from caldera.kernels.cuda.codegen.kernel import (
+    Array,
+    CudaRunner,
     const_pointer,
+    counted,
+    counter_type,
+    function_launch,
     i64,
     pointer,
     type_of,
     u32,
+    unless_empty,
 )
-from caldera.kernels.cuda.codegen.source import header_launch
 from caldera.kernels.cuda.codegen.strides import (
-    Array,
     StridedAxis,
     axes_of,
     blocks_for,
-    counted,
-    counter_type,
     element_strides,
     elements,
     merged,
     strided_axes,
 )
-from caldera.kernels.cuda.runtime.driver import driver
-from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 _THREADS = 256
@@ -53,46 +52,43 @@ def _gathered_axes(out: Array, x: Array, positions: Array, axis: int) -> list[St
     )
 
 
+@unless_empty
 def _bind_gather(call: Call) -> Runner:
     (out,), (x, positions) = call.outputs, call.inputs
     axis = call.node.attrs["axis"]
     return _reading(out, x, positions, _gathered_axes(out, x, positions, axis), axis)
 
 
+@unless_empty
 def _bind_rounded(call: Call) -> Runner:
     (out,), (x, positions) = call.outputs, call.inputs
     axis = call.node.attrs["axis"]
     lines = merged(_gathered_axes(out, x, positions, axis))
     count = elements(lines)
-    if count == 0:
-        return CudaRunner([])
     step = element_strides(x)[axis]
     row = lines.pop().length if lines and lines[-1].strides == (1, 1, 0) else 1
     rows_begin = [row, step, *[n for a in lines for n in a.strides[:2]]]
     places = [address_of(out) // out.itemsize, address_of(x) // x.itemsize, *rows_begin]
     together = next(many for many in (4, 2, 1) if all(place % many == 0 for place in places))
     index = counter_type(count)
-    signature = KernelSignature(
-        {
-            "out": pointer(out),
-            "x": const_pointer(x),
-            "positions": const_pointer(positions),
-            "lines": strided_axes(lines, 3),
-            "step": i64(step),
-            "length": i64(x.shape[axis]),
-            "units": counted(index, row // together),
-            "count": counted(index, count // together),
-        }
-    )
     return CudaRunner(
         [
-            header_launch(
+            function_launch(
                 "gather_rounded.cuh",
                 "gather_and_round",
-                blocks_for(count // together, _THREADS, driver().multiprocessors),
+                blocks_for(count // together, _THREADS),
                 _THREADS,
-                signature,
-                f"gather_rounded<{together}>({signature.names});",
+                f"gather_rounded<{together}>",
+                {
+                    "out": pointer(out),
+                    "x": const_pointer(x),
+                    "positions": const_pointer(positions),
+                    "lines": strided_axes(lines, 3),
+                    "step": i64(step),
+                    "length": i64(x.shape[axis]),
+                    "units": counted(index, row // together),
+                    "count": counted(index, count // together),
+                },
                 bounded=False,
             )
         ]
@@ -103,6 +99,7 @@ def _rounds(node: Node) -> bool:
     return is_float(node.inputs[0].dtype) and is_float(node.dtype)
 
 
+@unless_empty
 def _bind_take_along_axis(call: Call) -> Runner:
     (out,), (x, positions) = call.outputs, call.inputs
     axis = call.node.attrs["axis"]
@@ -118,8 +115,6 @@ def _reading(
     """`axes` are those of `out`, with strides of out, x and positions."""
     lines = merged(axes)
     count = elements(lines)
-    if count == 0:
-        return CudaRunner([])
     step = element_strides(x)[axis]
     row = 1
     if lines and lines[-1].strides == (1, 1, 0):
@@ -135,30 +130,27 @@ def _reading(
     index = counter_type(count)
     # All bits set are a nan in every floating-point dtype.
     missing = 0 if out.dtype.name == "bool" else 0xFF
-    blocks = blocks_for(count, _THREADS, driver().multiprocessors)
+    blocks = blocks_for(count, _THREADS)
     kind = _UNITS[unit]
-    signature = KernelSignature(
-        {
-            "out": pointer(out, kind),
-            "x": const_pointer(x, kind),
-            "positions": const_pointer(positions),
-            "lines": strided_axes(scaled, 3),
-            "step": i64(step // scale),
-            "length": i64(x.shape[axis]),
-            "units": counted(index, units),
-            "count": counted(index, count),
-            "missing": u32(missing),
-        }
-    )
     return CudaRunner(
         [
-            header_launch(
+            function_launch(
                 "gather.cuh",
                 "gather",
                 blocks,
                 _THREADS,
-                signature,
-                f"gather_lines<{kind}, {type_of(positions)}, {index}>({signature.names});",
+                f"gather_lines<{kind}, {type_of(positions)}, {index}>",
+                {
+                    "out": pointer(out, kind),
+                    "x": const_pointer(x, kind),
+                    "positions": const_pointer(positions),
+                    "lines": strided_axes(scaled, 3),
+                    "step": i64(step // scale),
+                    "length": i64(x.shape[axis]),
+                    "units": counted(index, units),
+                    "count": counted(index, count),
+                    "missing": u32(missing),
+                },
                 bounded=False,
             )
         ]

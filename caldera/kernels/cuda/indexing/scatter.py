@@ -20,30 +20,32 @@ from math import isqrt, prod
 from caldera.core.graph.node import Node
 from caldera.core.memory.software import address_of
 from caldera.kernels.common.binding import may_overwrite
-from caldera.kernels.cuda.codegen.expression import (
+from caldera.kernels.cuda.codegen.kernel import (
+    Array,
+    CudaRunner,
+    KernelLaunch,
     KernelSignature,
     const_pointer,
+    counted,
+    counter_type,
+    function_launch,
+    header_launch,
     i64,
     pointer,
     type_of,
     u32,
+    unless_empty,
 )
-from caldera.kernels.cuda.codegen.source import header_launch
 from caldera.kernels.cuda.codegen.strides import (
-    Array,
     StridedAxis,
     axes_of,
     blocks_for,
-    counted,
-    counter_type,
     element_strides,
     elements,
     merged,
     strided_axes,
 )
-from caldera.kernels.cuda.movement.copy import copy_calls
-from caldera.kernels.cuda.runtime.driver import driver
-from caldera.kernels.cuda.runtime.launch import CudaRunner, KernelLaunch
+from caldera.kernels.cuda.movement import copy_calls
 from caldera.kernels.cuda.sorting import THREADS as SORT_THREADS
 from caldera.kernels.cuda.sorting import TILE, merge_runs, tiles_of
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
@@ -146,11 +148,10 @@ Geometry = Callable[[Call], _Geometry]
 # --- few updates
 
 
+@unless_empty
 def _bind_scanning(geometry: Geometry, call: Call) -> Runner:
     shape = geometry(call)
     out = shape.out
-    if out.size == 0:
-        return CudaRunner([])
     axes = merged(shape.all_axes)
     steps = axes[-1].strides if axes else (1, 0, 0, 0, 0)
     # Neighbours that one thread looks after must have the same positions.
@@ -159,32 +160,29 @@ def _bind_scanning(geometry: Geometry, call: Call) -> Runner:
     count = elements(axes)
     index = counter_type(count)
     _, x_step, update_step, _, place_step = steps
-    signature = KernelSignature(
-        {
-            "out": pointer(out),
-            "x": const_pointer(shape.x),
-            "updates": const_pointer(shape.updates),
-            "positions": const_pointer(shape.positions),
-            "elements": strided_axes(axes, 5),
-            "x_step": i64(x_step),
-            "update_step": i64(update_step),
-            "place_step": i64(place_step),
-            "added": strided_axes(shape.added, 2),
-            "additions": u32(elements(shape.added)),
-            "length": i64(shape.length),
-            "count": counted(index, count),
-        }
-    )
     kinds = f"{type_of(out)}, {type_of(shape.positions)}, {vector}, {index}"
     return CudaRunner(
         [
-            header_launch(
+            function_launch(
                 "scatter.cuh",
                 "scatter_few",
-                blocks_for(count, _THREADS, driver().multiprocessors),
+                blocks_for(count, _THREADS),
                 _THREADS,
-                signature,
-                f"scatter_scanning<{kinds}>({signature.names});",
+                f"scatter_scanning<{kinds}>",
+                {
+                    "out": pointer(out),
+                    "x": const_pointer(shape.x),
+                    "updates": const_pointer(shape.updates),
+                    "positions": const_pointer(shape.positions),
+                    "elements": strided_axes(axes, 5),
+                    "x_step": i64(x_step),
+                    "update_step": i64(update_step),
+                    "place_step": i64(place_step),
+                    "added": strided_axes(shape.added, 2),
+                    "additions": u32(elements(shape.added)),
+                    "length": i64(shape.length),
+                    "count": counted(index, count),
+                },
                 bounded=False,
             )
         ]
@@ -233,11 +231,10 @@ def _chunk(additions: int) -> int:
     return chunk
 
 
+@unless_empty
 def _bind_sorting(geometry: Geometry, call: Call) -> Runner:
     shape = geometry(call)
     out, additions = shape.out, elements(shape.targets)
-    if out.size == 0:
-        return CudaRunner([])
     in_place = address_of(out) == address_of(shape.x) and out.strides == shape.x.strides
     start = [] if in_place else copy_calls(out, shape.x)
     if additions == 0:
@@ -252,25 +249,22 @@ def _sorted(shape: _Geometry, workspace: Array, additions: int) -> tuple[Array, 
     items, other = workspace[: additions * _ITEM], workspace[nbytes : nbytes + additions * _ITEM]
     width = min(1 << max(additions - 1, 1).bit_length(), TILE)
     tiles = tiles_of(additions)
-    signature = KernelSignature(
-        {
-            "positions": const_pointer(shape.positions),
-            "added": strided_axes(shape.targets, 2),
-            "in_column": u32(elements(shape.added)),
-            "length": i64(shape.length),
-            "items": pointer(items, "Item"),
-            "additions": u32(additions),
-            "width": u32(width),
-            "tiles": u32(tiles),
-        }
-    )
     calls = [
         header_launch(
             "scatter.cuh",
             "scatter_targets",
             tiles,
             min(SORT_THREADS, max(width // 2, 32)),
-            signature,
+            {
+                "positions": const_pointer(shape.positions),
+                "added": strided_axes(shape.targets, 2),
+                "in_column": u32(elements(shape.added)),
+                "length": i64(shape.length),
+                "items": pointer(items, "Item"),
+                "additions": u32(additions),
+                "width": u32(width),
+                "tiles": u32(tiles),
+            },
             "DYNAMIC_SHARED(Item, tile);\n"
             f"    Targets<{type_of(shape.positions)}> take"
             "{positions, &added, in_column, length};\n"
@@ -281,23 +275,20 @@ def _sorted(shape: _Geometry, workspace: Array, additions: int) -> tuple[Array, 
         )
     ]
     for run in merge_runs(additions):
-        signature = KernelSignature(
-            {
-                "from": const_pointer(items, "Item"),
-                "to": pointer(other, "Item"),
-                "additions": u32(additions),
-                "run": u32(run),
-                "tile": u32(TILE),
-                "tiles": u32(tiles),
-            }
-        )
         calls.append(
             header_launch(
                 "sort.cuh",
                 "scatter_merge",
                 tiles,
                 SORT_THREADS,
-                signature,
+                {
+                    "from": const_pointer(items, "Item"),
+                    "to": pointer(other, "Item"),
+                    "additions": u32(additions),
+                    "run": u32(run),
+                    "tile": u32(TILE),
+                    "tiles": u32(tiles),
+                },
                 "DYNAMIC_SHARED(Item, items);\n    block_merge_tile("
                 "items, from, additions, run, tile, tiles, Keep<Item>{to, additions});",
                 bounded=False,

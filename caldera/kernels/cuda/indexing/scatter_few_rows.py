@@ -10,15 +10,16 @@ from math import prod
 
 from caldera.core.graph.node import Node
 from caldera.kernels.common.binding import may_overwrite
-from caldera.kernels.cuda.codegen.expression import (
-    KernelSignature,
+from caldera.kernels.cuda.codegen.kernel import (
+    CudaRunner,
     const_pointer,
+    function_launch,
     i64,
     pointer,
     type_of,
     u32,
+    unless_empty,
 )
-from caldera.kernels.cuda.codegen.source import header_launch
 from caldera.kernels.cuda.codegen.strides import (
     StridedAxis,
     axes_of,
@@ -33,7 +34,6 @@ from caldera.kernels.cuda.indexing.scatter import (
     in_vectors,
     vector_of,
 )
-from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 _THREADS = 256
@@ -43,10 +43,9 @@ _LOOKS_PER_SECOND = 5e11
 """Positions that are looked at, by all blocks together."""
 
 
+@unless_empty
 def _bind(call: Call) -> Runner:
     (out,), (x, positions, updates) = call.outputs, call.inputs
-    if out.size == 0:
-        return CudaRunner([])
     axis, new = call.node.attrs["axis"], positions.ndim
     to, given, old = (element_strides(each) for each in (out, updates, x))
     beside = (*given[:axis], 0, *given[axis + new :])
@@ -63,32 +62,29 @@ def _bind(call: Call) -> Runner:
     count = elements(columns)
     across = min(1 << (count - 1).bit_length(), _ACROSS)
     tiles = -(-count // across)
-    signature = KernelSignature(
-        {
-            "out": pointer(out),
-            "x": const_pointer(x),
-            "updates": const_pointer(updates),
-            "positions": const_pointer(positions),
-            "rows": strided_axes(rows, 2),
-            "columns": strided_axes(columns, 3),
-            "added": strided_axes(added, 2),
-            "additions": u32(elements(added)),
-            "length": i64(out.shape[axis]),
-            "across": u32(across),
-            "tiles": u32(tiles),
-            "column_count": u32(count),
-        }
-    )
     kinds = f"{type_of(out)}, {type_of(positions)}, {vector}"
     return CudaRunner(
         [
-            header_launch(
+            function_launch(
                 "scatter_few_rows.cuh",
                 "scatter_listed",
                 out.shape[axis] * tiles,
                 _THREADS,
-                signature,
-                f"block_add_listed<{kinds}>({signature.names});",
+                f"block_add_listed<{kinds}>",
+                {
+                    "out": pointer(out),
+                    "x": const_pointer(x),
+                    "updates": const_pointer(updates),
+                    "positions": const_pointer(positions),
+                    "rows": strided_axes(rows, 2),
+                    "columns": strided_axes(columns, 3),
+                    "added": strided_axes(added, 2),
+                    "additions": u32(elements(added)),
+                    "length": i64(out.shape[axis]),
+                    "across": u32(across),
+                    "tiles": u32(tiles),
+                    "column_count": u32(count),
+                },
             )
         ]
     )

@@ -13,29 +13,30 @@ from math import prod
 from caldera.core.graph.node import Node
 from caldera.core.tensor.dtype import is_float
 from caldera.core.tensor.shape import Shape
-from caldera.kernels.cuda.codegen.expression import (
+from caldera.kernels.cuda.codegen.kernel import (
     STORED,
-    KernelSignature,
+    Array,
+    CudaRunner,
     Parameter,
     computed_type,
     const_pointer,
+    header_launch,
     i64,
     null_pointer,
     pointer,
     type_of,
     u32,
+    unless_empty,
 )
-from caldera.kernels.cuda.codegen.source import header_launch, threads_for
 from caldera.kernels.cuda.codegen.strides import (
-    Array,
     axes_of,
     element_strides,
     merged,
     strided_axes,
+    threads_for,
 )
 from caldera.kernels.cuda.linalg import cusolver
 from caldera.kernels.cuda.runtime.driver import driver, fits_in_shared
-from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 _COLUMNS = 64
@@ -100,13 +101,6 @@ def _launched(
     stored, computed = STORED[dtype], computed_type(dtype)
     nbytes = elements * _bytes(dtype)
     shared = fits_in_shared(nbytes)
-    signature = KernelSignature(
-        {
-            **given,
-            "spare": null_pointer(computed) if shared else pointer(call.workspace, computed),
-            "size": u32(elements),
-        }
-    )
     begin = (
         f"typedef {stored} T;\n    typedef {computed} C;\n    DYNAMIC_SHARED(C, shared);\n"
         "    C* workspace = spare ? spare + (u64)blockIdx.x * size : shared;\n"
@@ -118,7 +112,13 @@ def _launched(
                 name,
                 blocks,
                 threads_for(elements),
-                signature,
+                {
+                    **given,
+                    "spare": null_pointer(computed)
+                    if shared
+                    else pointer(call.workspace, computed),
+                    "size": u32(elements),
+                },
                 begin + body,
                 bounded=False,
                 shared=nbytes if shared else 0,
@@ -150,10 +150,9 @@ def _solve_blocks(node: Node) -> tuple[int, int]:
     return matrices * parts, n * (n + part)
 
 
+@unless_empty
 def _bind_solve(call: Call) -> Runner:
     (x,), (a, *rest) = call.outputs, call.inputs
-    if x.size == 0:
-        return CudaRunner([])
     _, part, parts = _parts(call.node)
     blocks, elements = _solve_blocks(call.node)
     # The inverse solves for the identity, which is nowhere in memory.
@@ -191,11 +190,10 @@ def _square_blocks(node: Node) -> tuple[int, int]:
     return prod(shape[:-2]), shape[-1] ** 2
 
 
+@unless_empty
 def _bind_slogdet(call: Call) -> Runner:
     (sign, log_size), (a,) = call.outputs, call.inputs
     blocks, elements = _square_blocks(call.node)
-    if blocks == 0:
-        return CudaRunner([])
     return _launched(
         call,
         "linalg.cuh",
@@ -222,10 +220,9 @@ _CHOLESKY = """    i64 at[2];
         workspace, {a + at[0], down, right}, {out + at[1], out_down, out_right}, n);"""
 
 
+@unless_empty
 def _bind_cholesky(call: Call) -> Runner:
     (out,), (a,) = call.outputs, call.inputs
-    if out.size == 0:
-        return CudaRunner([])
     return _launched(
         call,
         "linalg.cuh",
@@ -260,10 +257,9 @@ def _qr_blocks(node: Node) -> tuple[int, int]:
     return matrices, m * n + m * k + k
 
 
+@unless_empty
 def _bind_qr(call: Call) -> Runner:
     (q, r), (a,) = call.outputs, call.inputs
-    if r.size == 0:
-        return CudaRunner([])
     return _launched(
         call,
         "factorisations.cuh",
@@ -295,10 +291,9 @@ def _eigh_blocks(node: Node) -> tuple[int, int]:
     return matrices, 2 * n * n + n + n % 2
 
 
+@unless_empty
 def _bind_eigh(call: Call) -> Runner:
     (w, v), (a,) = call.outputs, call.inputs
-    if v.size == 0:
-        return CudaRunner([])
     return _launched(
         call,
         "factorisations.cuh",
@@ -330,10 +325,9 @@ def _svd_blocks(node: Node) -> tuple[int, int]:
     return matrices, m * n + small * small + small
 
 
+@unless_empty
 def _bind_svd(call: Call) -> Runner:
     (u, s, vt), (a,) = call.outputs, call.inputs
-    if s.size == 0:
-        return CudaRunner([])
     m, n = a.shape[-2:]
     v = vt.swapaxes(-1, -2)
     turned = m < n

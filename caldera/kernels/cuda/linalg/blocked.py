@@ -35,7 +35,14 @@ import numpy as np
 
 from caldera.core.graph.node import Node, Spec
 from caldera.core.tensor.dtype import float32, float64
-from caldera.kernels.cuda.codegen.expression import const_pointer, pointer, real, type_of, u32
+from caldera.kernels.cuda.codegen.kernel import (
+    CudaRunner,
+    const_pointer,
+    pointer,
+    real,
+    type_of,
+    u32,
+)
 from caldera.kernels.cuda.linalg import cusolver
 from caldera.kernels.cuda.linalg.panels import (
     GROUP,
@@ -48,7 +55,6 @@ from caldera.kernels.cuda.linalg.panels import (
     strides_of,
 )
 from caldera.kernels.cuda.runtime.device import cupy_array
-from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
 _COLUMN_SECONDS, _FLOPS = 5e-7, 2e13

@@ -1,12 +1,22 @@
-"""Linear algebra on large matrices by cuSOLVER and cuBLAS, through CuPy, one matrix at a time.
+"""Linear algebra on large matrices by cuSOLVER and cuBLAS, and by card and host together.
 
-The library tells whether it succeeded, and the host waits for that: such calls cannot be captured,
-and a matrix that cannot be factorised or inverted is an error as it is on the CPU.
+The library, called through CuPy for one matrix at a time, reports whether it succeeded, and the
+host waits for that: such calls cannot be captured, and a matrix that cannot be factorised or
+inverted is an error as it is on the CPU.
+
+Card and host together work as in MAGMA. A panel, some columns, is a chain of small steps that wait
+for each other, which a host is good at. The panel's changes to the rest of the matrix are one large
+product, which is for the card. While the card multiplies, the host has the next panel already: its
+columns are the first that the card brings up to date (look-ahead), and their copy does not wait for
+the rest. (Tomov, Dongarra and Baboulin, Towards dense linear algebra for hybrid GPU accelerated
+manycore systems, 2010.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache, partial
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -15,8 +25,8 @@ from caldera.base.registry import optional_import
 from caldera.core.graph.node import Node
 from caldera.core.graph.ops.factorisation import ABOUT_EQUAL
 from caldera.core.memory.gpus import PACKAGE, card_count, cupy
-from caldera.core.tensor.dtype import FLOATS, bfloat16, float16, part_of
-from caldera.kernels.cuda.runtime.device import cupy_array
+from caldera.core.tensor.dtype import FLOATS, bfloat16, float16, float32, float64, part_of
+from caldera.kernels.cuda.runtime.device import cupy_array, current_card
 from caldera.kernels.reference import FUNCTIONS
 from caldera.kernels.reference.algebra import named
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
@@ -154,5 +164,262 @@ for _op in _LIBRARY:
             estimate=_seconds,
             capturable=False,
             measured=False,
+        )
+    )
+
+
+PANEL = 128
+"""Columns of a panel."""
+SMALLEST = 1024
+"""Rows below which a card alone is faster, or one panel is nearly all of the matrix."""
+_SECONDS_PER_BYTE = 1e-9
+_HYBRID_FLOPS = 2e12
+"""What both do together. On an H200 with 16 cores the panels alone take longer than cuSOLVER takes
+for everything (benchmarks/results/placement-h200.md), so these kernels serve only where somebody
+fixes them (`choices.fix`), or nothing else can."""
+
+
+@cache
+def _copy_stream(card: int) -> Any:
+    """One for each card: CuPy keeps memory apart for every stream that there ever was."""
+    return cupy().cuda.Stream(non_blocking=True)
+
+
+def _pinned(elements: int, dtype: Any) -> np.ndarray:
+    """Memory of the host that a card copies from and to while the host goes on."""
+    size = elements * np.dtype(dtype).itemsize
+    memory = cupy().cuda.alloc_pinned_memory(max(size, 1))
+    return np.frombuffer(memory, dtype, elements)
+
+
+class _Link:
+    """Copies of columns between host and card, beside what the card computes.
+
+    It has room on the card for as many elements as are sent through it in all: what is sent stays
+    where it is, so no copy waits for whatever read that memory before. On the host there is room
+    for `largest` elements each way.
+    """
+
+    def __init__(self, elements: int, largest: int, dtype: Any) -> None:
+        self._main = cupy().cuda.get_current_stream()
+        self._stream = _copy_stream(current_card())
+        self._room = cupy().empty(elements, dtype)
+        self._used = 0
+        self._arriving, self._leaving = _pinned(largest, dtype), _pinned(largest, dtype)
+        self._stream.wait_event(self._main.record())
+        self._left = self._stream.record()
+
+    def fetched(self, part: Any) -> Callable[[], np.ndarray]:
+        """Begin to copy a part of a matrix to the host; what is given back waits for it. There,
+        columns lie one after the other, as LAPACK has them; the next part takes their place."""
+        rows, columns = part.shape
+        arriving = self._arriving[: rows * columns].reshape(columns, rows)
+        if not part.size:
+            return lambda: arriving.T
+        self._stream.wait_event(self._main.record())
+        with self._stream:
+            held = cupy().ascontiguousarray(part.T)
+            cupy().asnumpy(held, stream=self._stream, out=arriving, blocking=False)
+            done = self._stream.record()
+
+        def wait() -> np.ndarray:
+            done.synchronize()
+            return arriving.T
+
+        return wait
+
+    def sent(self, array: np.ndarray) -> Any:
+        """A matrix on the card; what is computed there from now on waits for it."""
+        begin, end = self._used, self._used + array.size
+        self._used = end
+        self._left.synchronize()
+        leaving = self._leaving[: array.size].reshape(array.shape[::-1])
+        np.copyto(leaving, array.T)
+        there = self._room[begin:end].reshape(leaving.shape)
+        there.set(leaving, stream=self._stream)
+        self._left = self._stream.record()
+        self._main.wait_event(self._left)
+        return there.T
+
+    def close(self) -> None:
+        """Wait for all copies: others may be given the memory on the host."""
+        self._stream.synchronize()
+
+
+def _panels(k: int) -> list[tuple[int, int]]:
+    return [(begin, min(begin + PANEL, k)) for begin in range(0, k, PANEL)]
+
+
+def _hybrid_cholesky(a: Any) -> Results:
+    """Left-looking: the product below a diagonal block runs while the host factorises the block."""
+    n = len(a)
+    lower = cupy().tril((a + a.T) * a.dtype.type(0.5))
+    link = _Link(2 * n * PANEL, PANEL * PANEL, a.dtype)
+    for begin, end in _panels(n):
+        left = lower[begin:end, :begin]
+        lower[begin:end, begin:end] -= left @ left.T
+        block = link.fetched(lower[begin:end, begin:end])
+        lower[end:, begin:end] -= lower[end:, :begin] @ left.T
+        found = _checked("potrf", block(), lower=1)[0]
+        lower[begin:end, begin:end] = link.sent(found)
+        # The inverse of a small triangle makes one more product of the triangular solution.
+        inverse = link.sent(_checked("trtri", found, lower=1)[0])
+        lower[end:, begin:end] = lower[end:, begin:end] @ inverse.T
+    link.close()
+    return (lower,)
+
+
+def _hybrid_qr(a: Any) -> Results:
+    """Panels of Householder's reflections, each panel one product with the rest (WY form)."""
+    m, n = a.shape
+    k = min(m, n)
+    rest = a.copy()
+    link = _Link((m + PANEL) * k, m * PANEL, a.dtype)
+    reflections: list[tuple[int, Any, Any]] = []
+    panel = link.fetched(rest[:, : min(PANEL, k)])
+    for begin, end in _panels(k):
+        packed, inner = _reflected(panel())
+        there, t = link.sent(packed), link.sent(inner)
+        width = end - begin
+        v = cupy().tril(there, -1)
+        v[:width] += cupy().eye(width, dtype=a.dtype)
+        rest[begin:, begin:end] = cupy().triu(there)
+        reflections.append((begin, v, t))
+        ahead = min(end + PANEL, k)
+        # First what the host needs next, then all the rest beside it.
+        _reflect(rest[begin:, end:ahead], v, t)
+        panel = link.fetched(rest[end:, end:ahead])
+        _reflect(rest[begin:, ahead:], v, t)
+    link.close()
+    q = cupy().eye(m, k, dtype=a.dtype)
+    for begin, v, t in reversed(reflections):
+        part = q[begin:, begin:]
+        part -= v @ (t @ (v.T @ part))
+    r = cupy().triu(rest[:k])
+    sign = cupy().where(cupy().diagonal(r) < 0, -1, 1).astype(a.dtype)
+    return q * sign, r * sign[:, None]
+
+
+def _reflected(panel: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """V below R as LAPACK packs them, and T: the panel is (I - V T Vᵀ) times R below zeros."""
+    packed, tau, *_ = _checked("geqrf", panel)
+    k = len(tau)
+    first = np.tril(packed[:k, :k], -1) + np.eye(k, dtype=panel.dtype)
+    inner = np.triu(first.T @ first + packed[k:, :k].T @ packed[k:, :k], 1)
+    # A column that needs no reflection has tau = 0: its row and column of T are 0.
+    is_used = tau != 0
+    inner += np.diag(1 / np.where(is_used, tau, 1)).astype(panel.dtype)
+    inner[:, ~is_used] = inner[~is_used] = 0
+    inner[~is_used, ~is_used] = 1
+    t = _checked("trtri", inner)[0]
+    t[:, ~is_used] = t[~is_used] = 0
+    return packed, t
+
+
+def _reflect(part: Any, v: Any, t: Any) -> None:
+    if part.shape[1]:
+        part -= v @ (t.T @ (v.T @ part))
+
+
+def _hybrid_solve(a: Any, b: Any) -> Results:
+    """LU with partial pivoting; the right sides are columns that are eliminated with the rest."""
+    n = len(a)
+    rest = cupy().concatenate([a, b], axis=1)
+    link = _Link((n + 2 * PANEL) * n, n * PANEL, a.dtype)
+    uppers: list[tuple[int, int, Any]] = []
+    panel = link.fetched(rest[:, : min(PANEL, n)])
+    for begin, end in _panels(n):
+        order, packed = _eliminated(panel())
+        lower, upper = (link.sent(each) for each in _inverses(packed[: end - begin]))
+        below, taken = link.sent(packed)[end - begin :], cupy().asarray(order)
+        uppers.append((begin, end, upper))
+        ahead = min(end + PANEL, n)
+        # First what the host needs next, then all the rest beside it.
+        _eliminate(rest[begin:, end:ahead], taken, below, lower)
+        panel = link.fetched(rest[end:, end:ahead])
+        _eliminate(rest[begin:, ahead:], taken, below, lower)
+    link.close()
+    x = rest[:, n:]
+    for begin, end, inverse in reversed(uppers):
+        x[begin:end] = inverse @ (x[begin:end] - rest[begin:end, end:n] @ x[end:])
+    return (x,)
+
+
+def _eliminated(panel: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The order of rows, and L and U of a panel as LAPACK packs them."""
+    packed, pivots, *_ = _checked("getrf", panel)
+    order = list(range(len(panel)))
+    for row, other in enumerate(pivots):
+        order[row], order[other] = order[other], order[row]
+    return np.array(order), packed
+
+
+def _inverses(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Those of L and U of a square block."""
+    lower = _checked("trtri", packed, lower=1, unitdiag=1)[0]
+    upper = _checked("trtri", packed)[0]
+    return np.tril(lower, -1) + np.eye(len(packed), dtype=packed.dtype), np.triu(upper)
+
+
+def _eliminate(part: Any, order: Any, lower: Any, inverse: Any) -> None:
+    if part.shape[1]:
+        k = len(inverse)
+        part[...] = part[order]
+        part[:k] = inverse @ part[:k]
+        part[k:] -= lower @ part[:k]
+
+
+def _checked(name: str, a: np.ndarray, **how: int) -> tuple[Any, ...]:
+    """What a function of LAPACK gives, but for the last, which says whether it could."""
+    lapack = optional_import("scipy.linalg.lapack", "scipy", "panels on the host")
+    *found, failed = lapack.get_lapack_funcs((name,), (a,))[0](a, **how)
+    if failed:
+        raise np.linalg.LinAlgError("Singular matrix")
+    return tuple(found)
+
+
+def _bind(function: Callable[..., Results], call: Call) -> Runner:
+    outputs = [cupy_array(array) for array in call.outputs]
+    inputs = [cupy_array(array) for array in call.inputs]
+    name = call.node.op.name
+
+    def run() -> None:
+        with named(name):
+            results = function(*inputs)
+        for output, result in zip(outputs, results, strict=True):
+            output[...] = result
+
+    return run
+
+
+def _supports(node: Node) -> bool:
+    is_one = all(len(given.shape) == 2 for given in node.inputs)
+    is_large = min(node.inputs[0].shape) >= SMALLEST
+    can_run = card_count() > 0 and find_spec("scipy") is not None
+    return can_run and is_one and is_large and node.inputs[0].dtype in (float32, float64)
+
+
+def _hybrid_seconds(node: Node) -> float:
+    return (
+        node.inputs[0].spec.nbytes * _SECONDS_PER_BYTE + node.op.count_flops(node) / _HYBRID_FLOPS
+    )
+
+
+for _hybrid_op, _function in (
+    ("cholesky", _hybrid_cholesky),
+    ("qr", _hybrid_qr),
+    ("solve", _hybrid_solve),
+):
+    TABLE.add(
+        Kernel(
+            _hybrid_op,
+            "cuda",
+            "hybrid",
+            partial(_bind, _function),
+            _supports,
+            estimate=_hybrid_seconds,
+            capturable=False,
+            measured=False,
+            priority=-1,
         )
     )

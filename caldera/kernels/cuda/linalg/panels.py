@@ -16,27 +16,27 @@ from caldera.core.tensor.dtype import BY_NAME, DType, float32, float64
 from caldera.core.tensor.shape import Shape
 from caldera.kernels.common.binding import Scratch, workspace_bytes
 from caldera.kernels.common.loops import LoopBody
-from caldera.kernels.cuda.codegen.expression import (
+from caldera.kernels.cuda.codegen.kernel import (
+    CudaRunner,
     KernelSignature,
     Parameter,
     const_pointer,
+    header_launch,
     i64,
     pointer,
     real,
     type_of,
     u32,
 )
-from caldera.kernels.cuda.codegen.source import header_launch
 from caldera.kernels.cuda.codegen.strides import element_strides
 from caldera.kernels.cuda.elementwise.loop import loop_calls
-from caldera.kernels.cuda.movement.copy import copy_calls
+from caldera.kernels.cuda.movement import copy_calls
 from caldera.kernels.cuda.product.cublas import MOST_WORKSPACE, WORKSPACE_ALIGNMENT
 from caldera.kernels.cuda.product.problem import Multiplication
 from caldera.kernels.cuda.runtime import device
 from caldera.kernels.cuda.runtime.cublaslt import LtCall, algorithms, problem_of
 from caldera.kernels.cuda.runtime.device import cupy_array
 from caldera.kernels.cuda.runtime.driver import Size, driver
-from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import Array, Call, Runner
 
 PANEL = 128

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from caldera.core.graph.node import Node, Spec
 from caldera.kernels.common.binding import workspace_bytes
-from caldera.kernels.cuda.codegen.expression import (
+from caldera.kernels.cuda.codegen.kernel import (
+    CudaRunner,
     KernelSignature,
     const_pointer,
+    flags,
     pointer,
     real,
     type_of,
+    unless_empty,
 )
-from caldera.kernels.cuda.codegen.source import flags
 from caldera.kernels.cuda.normalisation.layout import RESIDENT, NormSizes, layout_of, strided
 from caldera.kernels.cuda.normalisation.statistics import (
     gradient_sums,
@@ -29,20 +31,18 @@ from caldera.kernels.cuda.normalisation.statistics import (
     over_elements,
     workspace_specs,
 )
-from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 _FACTORS = 5
 """Numbers a channel that the last kernel works with, at most."""
 
 
+@unless_empty
 def bind(call: Call) -> Runner:
     """In three launches."""
     x, scale, shift, *more = call.inputs
     y, mean, variance = call.outputs
     layout = layout_of([x, y, *more], call.node.attrs["axis"], by_image=False)
-    if layout.sizes.channels == 0:
-        return CudaRunner([])
     partial, factors = in_workspace(call, _specs(call.node))
     kinds = f"{type_of(x)}, {type_of(scale)}, {type_of(factors)}, {layout.integer}"
     given = {
@@ -71,11 +71,10 @@ def bind(call: Call) -> Runner:
     return CudaRunner(calls)
 
 
+@unless_empty
 def _bind_given(call: Call) -> Runner:
     x, scale, shift, mean, variance, *more = call.inputs
     (y,) = call.outputs
-    if y.size == 0:
-        return CudaRunner([])
     layout = layout_of([x, y, *more], call.node.attrs["axis"], by_image=False).of_elements()
     signature = KernelSignature(
         {
@@ -96,6 +95,7 @@ def _bind_given(call: Call) -> Runner:
     return CudaRunner([over_elements(layout, "normalise_given_images", signature, body)])
 
 
+@unless_empty
 def bind_gradient(call: Call) -> Runner:
     """The same for the gradient."""
     g, x, scale, *shifts, mean, variance = call.inputs
@@ -104,8 +104,6 @@ def bind_gradient(call: Call) -> Runner:
     # Without a relu nothing looks at the shift.
     shift = shifts[0] if relu else scale
     layout = layout_of([x, g, dx], call.node.attrs["axis"], by_image=False)
-    if layout.sizes.channels == 0:
-        return CudaRunner([])
     partial, factors = in_workspace(call, _specs(call.node))
     eps = call.node.attrs["eps"]
     vectors = layout.vectors(

@@ -18,22 +18,23 @@ from caldera.core.graph.node import Node, Spec
 from caldera.core.memory.software import address_of
 from caldera.core.tensor.dtype import HALVES, float32
 from caldera.kernels.common.binding import Scratch, workspace_bytes
-from caldera.kernels.cuda.codegen.expression import (
+from caldera.kernels.cuda.codegen.kernel import (
+    CudaRunner,
+    KernelLaunch,
     KernelSignature,
     Parameter,
     const_pointer,
+    flags,
     i32,
     pointer,
     real,
     u32,
 )
-from caldera.kernels.cuda.codegen.source import flags
 from caldera.kernels.cuda.codegen.strides import lies_dense, strides_of
 from caldera.kernels.cuda.normalisation import batchnorm
 from caldera.kernels.cuda.normalisation.batchnorm import has_relu, in_place, workspace
 from caldera.kernels.cuda.normalisation.layout import strided
 from caldera.kernels.cuda.runtime.driver import driver
-from caldera.kernels.cuda.runtime.launch import CudaRunner, KernelLaunch
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
 THREADS = ((256, 4), (512, 8))

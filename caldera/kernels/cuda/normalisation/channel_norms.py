@@ -15,24 +15,23 @@ import numpy as np
 from caldera.core.graph.node import Node, Spec
 from caldera.core.tensor.shape import size
 from caldera.kernels.common.binding import compute_dtype, workspace_bytes
-from caldera.kernels.cuda.codegen.expression import (
+from caldera.kernels.cuda.codegen.kernel import (
+    CudaRunner,
+    KernelLaunch,
     KernelSignature,
     Parameter,
     computed_type,
     const_pointer,
-    pointer,
-    real,
-)
-from caldera.kernels.cuda.codegen.source import flags, header_launch
-from caldera.kernels.cuda.codegen.strides import (
-    StridedLayout,
+    flags,
+    header_launch,
     index,
     index_type,
     indices,
-    is_large,
-    strided_layout,
-    strides_of,
+    pointer,
+    real,
+    unless_empty,
 )
+from caldera.kernels.cuda.codegen.strides import StridedLayout, is_large, strided_layout, strides_of
 from caldera.kernels.cuda.normalisation.layout import ChannelLayout, NormSizes, layout_of, strided
 from caldera.kernels.cuda.normalisation.statistics import (
     HEADER,
@@ -44,7 +43,6 @@ from caldera.kernels.cuda.normalisation.statistics import (
     parameter_gradients,
     workspace_specs,
 )
-from caldera.kernels.cuda.runtime.launch import CudaRunner, KernelLaunch
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
 _FORWARD, _BACKWARD = 3, 4
@@ -54,12 +52,11 @@ _WARPS = 4
 """Groups that a block takes."""
 
 
+@unless_empty
 def _bind(call: Call) -> Runner:
     x, scale, shift = call.inputs
     y, mean, variance = call.outputs
     layout = layout_of([x, y], _CHANNELS, by_image=True)
-    if mean.size == 0:
-        return CudaRunner([])
     partial, factors = in_workspace(call, _specs(call.node))
     signature = KernelSignature(
         {
@@ -86,13 +83,12 @@ def _bind(call: Call) -> Runner:
     return CudaRunner(calls)
 
 
+@unless_empty
 def _bind_gradient(call: Call) -> Runner:
     g, x, scale, mean, variance = call.inputs
     dx, for_scale, for_shift = call.outputs
     layout = layout_of([x, g, dx], _CHANNELS, by_image=True)
     channels = layout.sizes.channels
-    if channels == 0:
-        return CudaRunner([])
     partial, factors = in_workspace(call, _specs(call.node))
     given = {
         **layout.vectors(scale=const_pointer(scale)),
@@ -260,10 +256,9 @@ def _window(node: Node) -> tuple[int, int]:
     return min(window // 2, channels), min((window - 1) // 2, channels)
 
 
+@unless_empty
 def _local_response_bind(call: Call) -> Runner:
     (x,), (y,) = call.inputs, call.outputs
-    if y.size == 0:
-        return CudaRunner([])
     work = _Work.of([x, y])
     signature = work.signature(["x", "y"], call.node, (1, 1))
     return CudaRunner(
@@ -280,10 +275,9 @@ def _local_response_bind(call: Call) -> Runner:
     )
 
 
+@unless_empty
 def _local_response_bind_gradient(call: Call) -> Runner:
     (g, x), (dx,) = call.inputs, call.outputs
-    if dx.size == 0:
-        return CudaRunner([])
     work = _Work.of([x, g, dx])
     each = 2 * compute_dtype(x.dtype).itemsize
     way = 0 if work.last else 1

@@ -13,27 +13,30 @@ from dataclasses import dataclass, replace
 from caldera.core.graph.node import Node, Spec
 from caldera.core.tensor.shape import Shape, size
 from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_bytes
-from caldera.kernels.cuda.codegen.expression import (
-    KernelSignature,
+from caldera.kernels.cuda.codegen.kernel import (
+    CudaRunner,
     Parameter,
     const_pointer,
+    flags,
+    function_launch,
     i32,
+    index,
     pointer,
     real,
+    unless_empty,
 )
-from caldera.kernels.cuda.codegen.source import ThreadGroup, flags, header_launch, thread_group_for
 from caldera.kernels.cuda.codegen.strides import (
     StridedLayout,
     Strides,
-    index,
+    ThreadGroup,
     is_large,
     neighbours,
     strided_layout,
     strides_of,
+    thread_group_for,
 )
 from caldera.kernels.cuda.normalisation.statistics import parameter_gradients
 from caldera.kernels.cuda.runtime.driver import driver
-from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
 _HEADER = "layernorm.cuh"
@@ -112,48 +115,43 @@ def _rows(
     return _Rows(rows, row, dense, thread_group_for(length, together, kept), large)
 
 
+@unless_empty
 def _bind(call: Call) -> Runner:
     x, *more, scale, shift = call.inputs
     *total, y, mean, variance = call.outputs
-    if mean.size == 0:
-        return CudaRunner([])
     # Where nothing is added these two are not looked at.
     other, whole = (more[0], total[0]) if more else (x, x)
     axes = call.node.attrs["axis"]
     images = [x, other, whole, y]
     seen = _rows(x.shape, axes, images, [mean, variance], [scale, shift], _MOST_KEPT)
-    signature = KernelSignature(
-        {
-            "x": const_pointer(x),
-            "more": const_pointer(other),
-            "total": pointer(whole),
-            "y": pointer(y),
-            "scale": const_pointer(scale),
-            "shift": const_pointer(shift),
-            "mean": pointer(mean),
-            "variance": pointer(variance),
-            **seen.parameters(seen.row, mean.size, scale.size, call.node),
-        }
-    )
     return CudaRunner(
         [
-            header_launch(
+            function_launch(
                 _HEADER,
                 "layer_norm_rows",
                 seen.group.blocks(mean.size),
                 seen.group.threads,
-                signature,
-                f"layer_norm<{flags(bool(more))}, {seen.options}>({signature.names});",
+                f"layer_norm<{flags(bool(more))}, {seen.options}>",
+                {
+                    "x": const_pointer(x),
+                    "more": const_pointer(other),
+                    "total": pointer(whole),
+                    "y": pointer(y),
+                    "scale": const_pointer(scale),
+                    "shift": const_pointer(shift),
+                    "mean": pointer(mean),
+                    "variance": pointer(variance),
+                    **seen.parameters(seen.row, mean.size, scale.size, call.node),
+                },
             )
         ]
     )
 
 
+@unless_empty
 def _bind_gradient(call: Call) -> Runner:
     g, x, scale, mean, variance, *more = call.inputs
     dx, for_scale, for_shift, *rest = call.outputs
-    if for_scale.size == 0:
-        return CudaRunner([])
     rounds, sums = _ending(call.node)
     # What is not added or not written is not looked at.
     other, rounded = more[0] if more else g, rest[0] if rounds else dx
@@ -182,7 +180,13 @@ def _bind_gradient(call: Call) -> Runner:
     )
     if mean.size == 0:
         return CudaRunner([adding])
-    signature = KernelSignature(
+    ending = flags(bool(more), rounds, sums)
+    main = function_launch(
+        _HEADER,
+        "layer_gradients",
+        blocks,
+        seen.group.threads,
+        f"block_layer_gradients<{ending}, {seen.options}>",
         {
             "x": const_pointer(x),
             "g": const_pointer(g),
@@ -194,16 +198,7 @@ def _bind_gradient(call: Call) -> Runner:
             "variance": const_pointer(variance),
             **seen.parameters(row, mean.size, length, call.node),
             "partial": pointer(partial),
-        }
-    )
-    ending = flags(bool(more), rounds, sums)
-    main = header_launch(
-        _HEADER,
-        "layer_gradients",
-        blocks,
-        seen.group.threads,
-        signature,
-        f"block_layer_gradients<{ending}, {seen.options}>({signature.names});",
+        },
     )
     return CudaRunner([main, adding])
 

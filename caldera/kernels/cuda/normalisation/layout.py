@@ -15,13 +15,9 @@ from caldera.core.graph.node import Node, Spec
 from caldera.core.tensor.dtype import float64
 from caldera.core.tensor.shape import size
 from caldera.kernels.common.binding import compute_dtype
-from caldera.kernels.cuda.codegen.expression import Parameter
-from caldera.kernels.cuda.codegen.source import flags
+from caldera.kernels.cuda.codegen.kernel import Parameter, flags, index, index_type, indices
 from caldera.kernels.cuda.codegen.strides import (
     StridedLayout,
-    index,
-    index_type,
-    indices,
     is_large,
     neighbours,
     next_power_of_two,

@@ -11,17 +11,21 @@ from collections.abc import Mapping, Sequence
 from caldera.core.graph.node import Node, Spec
 from caldera.core.tensor.shape import size
 from caldera.kernels.common.binding import Scratch
-from caldera.kernels.cuda.codegen.expression import (
+from caldera.kernels.cuda.codegen.kernel import (
+    KernelLaunch,
     KernelSignature,
     Parameter,
     const_pointer,
+    flags,
+    function_launch,
+    header_launch,
+    index,
     null_pointer,
     pointer,
     real,
     type_of,
 )
-from caldera.kernels.cuda.codegen.source import flags, header_launch
-from caldera.kernels.cuda.codegen.strides import StridedLayout, index
+from caldera.kernels.cuda.codegen.strides import StridedLayout
 from caldera.kernels.cuda.normalisation.layout import (
     THREADS,
     TOTALS_BLOCK,
@@ -29,7 +33,6 @@ from caldera.kernels.cuda.normalisation.layout import (
     ChannelLayout,
     NormSizes,
 )
-from caldera.kernels.cuda.runtime.launch import KernelLaunch
 from caldera.kernels.table import Array, Call
 
 HEADER = "norm_apply.cuh"
@@ -93,7 +96,12 @@ def parameter_gradients(
     """The gradients of scale and shift from sums of parts that lie `apart`, and a third sum if that
     is wanted; `row` is the walk over all of these."""
     channels = size(row.sizes)
-    signature = KernelSignature(
+    return function_launch(
+        HEADER,
+        "parameter_gradients",
+        -(-channels // TOTALS_BLOCK[0]),
+        TOTALS_BLOCK,
+        "block_parameter_gradients",
         {
             "partial": const_pointer(partial),
             "parts": index(parts, large),
@@ -103,15 +111,7 @@ def parameter_gradients(
             "for_shift": pointer(for_shift),
             "third": pointer(third[0]) if third else null_pointer(type_of(for_shift)),
             "row": row.parameter(large),
-        }
-    )
-    return header_launch(
-        HEADER,
-        "parameter_gradients",
-        -(-channels // TOTALS_BLOCK[0]),
-        TOTALS_BLOCK,
-        signature,
-        f"block_parameter_gradients({signature.names});",
+        },
     )
 
 
@@ -149,7 +149,13 @@ def over_channels(
 ) -> KernelLaunch:
     """A launch with some threads for each channel of a batch: they add up the sums of its chunks,
     of which `each` makes what is needed."""
-    signature = KernelSignature(
+    blocks = -(-layout.sizes.channels // TOTALS_BLOCK[0])
+    body = f"{each}\n    block_of_batch(partial, chunks, channels, each);"
+    return header_launch(
+        HEADER,
+        name,
+        blocks,
+        TOTALS_BLOCK,
         {
             "partial": const_pointer(partial),
             "chunks": layout.number(layout.chunks),
@@ -158,12 +164,9 @@ def over_channels(
             "eps": real("double", eps),
             "factors": pointer(factors),
             **given,
-        }
-    )
-    blocks = -(-layout.sizes.channels // TOTALS_BLOCK[0])
-    body = f"{each}\n    block_of_batch(partial, chunks, channels, each);"
-    return header_launch(
-        HEADER, name, blocks, TOTALS_BLOCK, signature, body, threads=TOTALS_THREADS
+        },
+        body,
+        threads=TOTALS_THREADS,
     )
 
 

@@ -11,15 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from caldera.kernels.cuda.codegen.expression import Array
-from caldera.kernels.cuda.persistent.epilogue_fusion import FusedProduct, same
-from caldera.kernels.cuda.persistent.memory_access import (
-    Access,
-    LocalRows,
-    RegisterPrefetch,
-    RowPrefetch,
-)
-from caldera.kernels.cuda.persistent.phases import conflict, meet
+from caldera.kernels.cuda.codegen.kernel import Array
+from caldera.kernels.cuda.persistent.fusion import FusedProduct, conflict, meet, same
+from caldera.kernels.cuda.persistent.loops import RowWork
 from caldera.kernels.cuda.persistent.products import (
     ProductJob,
     ProductOperand,
@@ -30,12 +24,15 @@ from caldera.kernels.cuda.persistent.products import (
     sides,
     tiling_text,
 )
-from caldera.kernels.cuda.persistent.row_ops import RowWork
 from caldera.kernels.cuda.persistent.shared_memory import SharedMemoryMap
 from caldera.kernels.cuda.persistent.tasks import (
     THREADS,
     WARPS,
+    Access,
     Early,
+    LocalRows,
+    RegisterPrefetch,
+    RowPrefetch,
     TaskText,
     TileTask,
     WarpTiling,

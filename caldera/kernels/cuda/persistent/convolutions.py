@@ -11,10 +11,9 @@ import numpy as np
 from caldera.core.tensor.shape import size
 from caldera.kernels.common.loops import LoopBody
 from caldera.kernels.common.product import Epilogue as EpilogueCode
-from caldera.kernels.cuda.codegen.expression import Array
-from caldera.kernels.cuda.persistent.epilogue_fusion import Producer, Reduction
-from caldera.kernels.cuda.persistent.images import Epilogue, each_pixel, shared_by_all
-from caldera.kernels.cuda.persistent.memory_access import Access
+from caldera.kernels.cuda.codegen.kernel import Array
+from caldera.kernels.cuda.persistent.fusion import Reduction
+from caldera.kernels.cuda.persistent.images import ImageTask, PixelProducer, each_pixel
 from caldera.kernels.cuda.persistent.products import apart
 from caldera.kernels.cuda.persistent.shared_memory import (
     SharedAccess,
@@ -22,8 +21,8 @@ from caldera.kernels.cuda.persistent.shared_memory import (
     SharedImage,
     SharedTile,
 )
-from caldera.kernels.cuda.persistent.tasks import THREADS, WARPS, dynamic_floats, units_of
-from caldera.kernels.cuda.product.epilogue import activation_lines
+from caldera.kernels.cuda.persistent.tasks import THREADS, WARPS, Access, dynamic_floats, units_of
+from caldera.kernels.cuda.product.problem import activation_lines
 from caldera.kernels.runners import Fresh
 from caldera.kernels.table import Call
 
@@ -128,121 +127,70 @@ class ImageWindows:
         ]
 
 
-class _OfWindows:
-    """What the work on windows of an image takes."""
-
-    windows: ImageWindows
-
-    @property
-    def scratch(self) -> int:
-        """Floats of shared memory beside the operands."""
-        return self.windows.scratch
-
-    @property
-    def load(self) -> int:
-        """Multiplications for an image."""
-        return self.windows.multiplications
+def _epilogue(call: Call, places: Access, channel: str) -> tuple[list[str], str]:
+    """Return statements for the op's epilogue of `x`, and the name of their result."""
+    if call.node.op.name != "conv2d_epilogue":
+        return [], "x"
+    ending = EpilogueCode.of(call.node)
+    lines = []
+    if ending.bias:
+        lines.append(f"x = x + {places.load(call.inputs[2], [channel, '0', '0'])};")
+    if ending.activation is None:
+        return lines, "x"
+    more, value = activation_lines(ending.activation, ending.attributes, "float")
+    return [*lines, *more], value
 
 
-@dataclass(eq=False)
-class TiledCorrelation(_OfWindows, Producer):
-    """Windows times filters: a convolution with what its op does to the sums, or the gradient of
-    what it was given."""
+def _tiled_correlation(
+    call: Call, windows: ImageWindows, image: SharedTile, filters: SharedTile
+) -> PixelProducer:
+    """Return windows times filters: a convolution with its epilogue, or an input gradient."""
+    across = windows.places[1]
 
-    call: Call
-    windows: ImageWindows
-    image: SharedTile
-    filters: SharedTile
+    def element(held: Access, here: Sequence[str]) -> list[str]:
+        _, channel, y, x = here
+        sum_text = windows.sum_text(f"{y} * {across} + {x}", channel)
+        return [f"float x = {sum_text};", *_epilogue(call, held, channel)[0]]
 
-    @property
-    def images(self) -> int:
-        """How many there are."""
-        return int(self.result.shape[0])
-
-    @property
-    def common(self) -> Sequence[Array]:
-        """What is the same for all images."""
-        more = [array for loop in self.epilogues for array in loop.inputs]
-        return [*self.given[1:], *shared_by_all(more, self.images)]
-
-    @property
-    def near(self) -> Sequence[SharedTile]:
-        """Both operands."""
-        return [self.image, self.filters]
-
-    def code(self, places: SharedAccess, finish: Epilogue) -> list[str]:
-        """Statements for an image."""
-        across = self.windows.places[1]
-
-        def element(held: SharedAccess, here: list[str]) -> list[str]:
-            _, channel, y, x = here
-            sum_text = self.windows.sum_text(f"{y} * {across} + {x}", channel)
-            lines, value = self._epilogue(held, channel)
-            return [f"float x = {sum_text};", *lines, *finish(self, held, value, here)]
-
-        product = self.windows.product(places.place(self.image), places.place(self.filters))
-        return [*product, *each_pixel(places, self.result, element)]
-
-    def _epilogue(self, places: Access, channel: str) -> tuple[list[str], str]:
-        """Statements for what the op does to `x`, and the name of what they find."""
-        if self.call.node.op.name != "conv2d_epilogue":
-            return [], "x"
-        ending = EpilogueCode.of(self.call.node)
-        lines = []
-        if ending.bias:
-            lines.append(f"x = x + {places.load(self.given[2], [channel, '0', '0'])};")
-        if ending.activation is None:
-            return lines, "x"
-        more, value = activation_lines(ending.activation, ending.attributes, "float")
-        return [*lines, *more], value
+    return PixelProducer(
+        call.inputs,
+        call.outputs[0],
+        element,
+        call.inputs[1:],
+        value=_epilogue(call, Access(), "0")[1],
+        begin=lambda places: windows.product(places.place(image), places.place(filters)),
+        near=[image, filters],
+        scratch=windows.scratch,
+        load=windows.multiplications,
+    )
 
 
-@dataclass(eq=False)
-class TiledFilterGradient(_OfWindows):
-    """The gradient of filters by one image: windows times gradients of results, over all places."""
+def _tiled_filter_gradient(
+    windows: ImageWindows, image: SharedTile, gradients: SharedTile, partial: Array
+) -> ImageTask:
+    """Return the gradient of filters by one image: windows times gradients of results."""
+    columns, channels = windows.taps[1], windows.channels
 
-    windows: ImageWindows
-    image: SharedTile
-    gradients: SharedTile
-    partial: Array
+    def element(held: SharedAccess, here: list[str]) -> list[str]:
+        _, result, channel, y, x = here
+        row = f"({y} * {columns} + {x}) * {channels} + {channel}"
+        return [held.store(partial, here, windows.sum_text(row, result))]
 
-    @property
-    def reads(self) -> Sequence[Array]:
-        """What is read."""
-        return [self.image.array, self.gradients.array]
+    def write(places: SharedAccess) -> list[str]:
+        product = windows.product(places.place(image), places.place(gradients))
+        return [*product, *each_pixel(places, partial, element)]
 
-    @property
-    def writes(self) -> Sequence[Array]:
-        """What is written."""
-        return [self.partial]
-
-    @property
-    def images(self) -> int:
-        """How many there are."""
-        return int(self.partial.shape[0])
-
-    @property
-    def common(self) -> Sequence[Array]:
-        """Nothing."""
-        return []
-
-    @property
-    def near(self) -> Sequence[SharedTile]:
-        """Both operands."""
-        return [self.image, self.gradients]
-
-    def code(self, places: SharedAccess, finish: Epilogue) -> list[str]:
-        """Statements for an image."""
-        windows = self.windows
-        columns, channels = windows.taps[1], windows.channels
-
-        def element(held: SharedAccess, here: list[str]) -> list[str]:
-            _, result, channel, y, x = here
-            row = f"({y} * {columns} + {x}) * {channels} + {channel}"
-            return [held.store(self.partial, here, windows.sum_text(row, result))]
-
-        product = windows.product(places.place(self.image), places.place(self.gradients))
-        return [*product, *each_pixel(places, self.partial, element)]
+    return ImageTask(
+        "filter gradient",
+        [image.array, gradients.array],
+        [partial],
+        int(partial.shape[0]),
+        [],
+        write,
+        [image, gradients],
+        windows.scratch,
+        windows.multiplications,
+    )
 
 
 def correlation(call: Call, fresh: Fresh) -> list[Any] | None:
@@ -274,10 +222,10 @@ def correlation(call: Call, fresh: Fresh) -> list[Any] | None:
     if min(border) < 0 or floats > dynamic_floats():
         return None
     if not of_filters:
-        return [TiledCorrelation(call.inputs, result, call, windows, image, right)]
+        return [_tiled_correlation(call, windows, image, right)]
     partial = fresh((first.shape[0], *result.shape), "float32")
     total = LoopBody(("float32",), (), (), (("sum", "float32", ("in", 0)),))
     return [
-        TiledFilterGradient(windows, image, right, partial),
+        _tiled_filter_gradient(windows, image, right, partial),
         Reduction((partial,), result, total, partial.shape, (0,)),
     ]

@@ -16,11 +16,16 @@ from caldera.core.graph.memory_format import dense_strides
 from caldera.core.memory.software import address_of
 from caldera.core.tensor.dtype import UNSIGNED
 from caldera.core.tensor.shape import size
-from caldera.kernels.cuda.codegen.expression import STORED, Array
-from caldera.kernels.cuda.persistent.epilogue_fusion import FusedProduct, same
-from caldera.kernels.cuda.persistent.memory_access import Access, unravelled
-from caldera.kernels.cuda.persistent.phases import meet
-from caldera.kernels.cuda.persistent.tasks import THREADS, TileTask, plain, units_of
+from caldera.kernels.cuda.codegen.kernel import STORED, Array
+from caldera.kernels.cuda.persistent.fusion import FusedProduct, meet, same
+from caldera.kernels.cuda.persistent.tasks import (
+    THREADS,
+    Access,
+    TileTask,
+    plain,
+    units_of,
+    unravelled,
+)
 from caldera.kernels.table import Call
 
 VECTOR = 16

@@ -11,21 +11,15 @@ from typing import Any
 import numpy as np
 
 from caldera.core.memory.software import address_of
-from caldera.kernels.cuda.codegen.expression import Array
-from caldera.kernels.cuda.persistent.convolutions import TiledCorrelation, TiledFilterGradient
-from caldera.kernels.cuda.persistent.epilogue_fusion import same
+from caldera.kernels.cuda.codegen.kernel import Array
+from caldera.kernels.cuda.persistent.fusion import conflict, meet, same
 from caldera.kernels.cuda.persistent.images import (
     AXES,
     Epilogue,
-    ImageGather,
-    ImageLoop,
-    ImageSums,
+    ImageTask,
     ImageWork,
-    Pixelwise,
     image_work,
 )
-from caldera.kernels.cuda.persistent.memory_access import Access
-from caldera.kernels.cuda.persistent.phases import conflict, meet
 from caldera.kernels.cuda.persistent.shared_memory import (
     SharedAccess,
     SharedImage,
@@ -34,6 +28,7 @@ from caldera.kernels.cuda.persistent.shared_memory import (
 )
 from caldera.kernels.cuda.persistent.tasks import (
     THREADS,
+    Access,
     Early,
     TaskText,
     TileTask,
@@ -44,7 +39,6 @@ from caldera.kernels.cuda.persistent.tasks import (
 
 LOAD = 1 << 18
 """Multiplications for an image that are as much work as a unit of other parts, or more."""
-_WORKS = (TiledCorrelation, TiledFilterGradient, ImageSums, Pixelwise)
 
 
 @dataclass(eq=False)
@@ -170,7 +164,7 @@ class FusedImages:
             return TaskText(*texts), layout.zones
 
         load = sum(work.load for work in self.works)
-        what = " ".join(type(work).__name__ for work in self.works)
+        what = " ".join(getattr(work, "name", "pixels") for work in self.works)
         return TileTask(
             what,
             self.images,
@@ -215,7 +209,7 @@ def fuse_images(pieces: Sequence[Any], is_scratch: Callable[[Array], bool]) -> l
     """The pieces with works on images in chains."""
     found: list[Any] = []
     for piece in pieces:
-        work = piece if isinstance(piece, _WORKS) else image_work(piece)
+        work = image_work(piece)
         if work is None:
             found.append(piece)
             continue
@@ -253,8 +247,6 @@ def _alone(piece: Any) -> Any:
     """A loop or a gather that is a chain by itself as what it was before."""
     if isinstance(piece, FusedImages) and len(piece.works) == 1:
         (work,) = piece.works
-        if isinstance(work, ImageLoop):
-            return work.loop
-        if isinstance(work, ImageGather):
-            return work.gather
+        if isinstance(work, ImageTask) and work.alone is not None:
+            return work.alone
     return piece

@@ -1,66 +1,44 @@
 """Work on images, one at a time: pooling, loops, sums, and the images of a batch.
 
 An image is done by one block, so that what follows on the same image need not wait for others; see
-`image_fusion.py`. Images are arrays (N, C, H, W), however they lie.
+`image_fusion.py`. Images are arrays (N, C, H, W), however they lie. Windows of pooling lie side by
+side.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import numpy as np
 
-from caldera.core.tensor.shape import Shape, size
+from caldera.core.graph.node import Node
+from caldera.core.tensor.shape import size
 from caldera.kernels.common.loops import LoopBody
 from caldera.kernels.common.reduction import accumulator_dtype, identity
-from caldera.kernels.cuda.codegen.expression import Array, computed_type, literal
-from caldera.kernels.cuda.persistent.epilogue_fusion import FusedLoop, Producer, Reduction
+from caldera.kernels.cuda.codegen.kernel import Array, computed_type
+from caldera.kernels.cuda.codegen.loops import literal
+from caldera.kernels.cuda.persistent.fusion import FusedLoop, Producer, Reduction
 from caldera.kernels.cuda.persistent.gather import Gather
 from caldera.kernels.cuda.persistent.loops import COMBINED, element_code, evaluated
-from caldera.kernels.cuda.persistent.memory_access import Access, RegisterPrefetch, unravelled
 from caldera.kernels.cuda.persistent.shared_memory import SharedAccess, SharedTile
-from caldera.kernels.cuda.persistent.tasks import THREADS, WARPS, units_of
+from caldera.kernels.cuda.persistent.tasks import (
+    THREADS,
+    WARPS,
+    Access,
+    RegisterPrefetch,
+    units_of,
+    unravelled,
+)
 from caldera.kernels.runners import Fresh
+from caldera.kernels.table import Call
 
 Epilogue = Callable[[Producer, Access, str, Sequence[str]], list[str]]
 """Statements for a value that a producer has made: given its name and its coordinates."""
 AXES = 4
 AT_ONCE = 8
 """Elements that a thread reads before it uses the first of them."""
-
-
-class ImageWork(Protocol):
-    """Work that is done image by image."""
-
-    @property
-    def reads(self) -> Sequence[Array]: ...
-
-    @property
-    def writes(self) -> Sequence[Array]: ...
-
-    @property
-    def images(self) -> int: ...
-
-    @property
-    def common(self) -> Sequence[Array]:
-        """What is read not only at the place of the own image."""
-
-    @property
-    def near(self) -> Sequence[SharedTile]:
-        """What it wants to find in shared memory."""
-
-    @property
-    def scratch(self) -> int:
-        """Floats of shared memory that it takes beside that, from `spare` on."""
-
-    @property
-    def load(self) -> int:
-        """Multiplications for an image."""
-
-    def code(self, places: SharedAccess, finish: Epilogue) -> list[str]:
-        """Statements for a block that does `image`."""
 
 
 def shared_by_all(arrays: Sequence[Array], images: int) -> list[Array]:
@@ -106,25 +84,28 @@ def each_pixel(
     ]
 
 
-class _FromMemory:
-    """Work that finds nothing in shared memory, and multiplies next to nothing."""
-
-    near: ClassVar[Sequence[SharedTile]] = ()
-    scratch: ClassVar[int] = 0
-    load: ClassVar[int] = 0
-
-
 @dataclass(eq=False)
-class Pixelwise(_FromMemory, Producer):
-    """Elements of images, each made of a few others: `element` gives statements for `value`."""
+class PixelProducer(Producer):
+    """Images made element by element: `element` gives statements for the value of that name."""
 
-    element: Callable[[Access, Sequence[str]], list[str]]
+    element: Callable[[SharedAccess, Sequence[str]], list[str]]
+    shared: Sequence[Array]
+    """The operands that are the same for all images."""
     also: tuple[Array, ...] = ()
-    """What the statements write beside the result."""
+    """Arrays that the statements write besides the result."""
+    value: str = "value"
+    begin: Callable[[SharedAccess], list[str]] = lambda places: []
+    """Statements before the first element."""
+    near: Sequence[SharedTile] = ()
+    """The operands in shared memory."""
+    scratch: int = 0
+    """Floats of shared memory besides those, from `spare` on."""
+    load: int = 0
+    """Multiplications for an image."""
 
     @property
     def images(self) -> int:
-        """How many there are."""
+        """The number of images."""
         return int(self.result.shape[0])
 
     @property
@@ -134,133 +115,87 @@ class Pixelwise(_FromMemory, Producer):
 
     @property
     def common(self) -> Sequence[Array]:
-        """What is the same for all images."""
+        """The operands not read at the place of the own image alone."""
         more = [array for loop in self.epilogues for array in loop.inputs]
-        return shared_by_all([*self.given, *more], self.images)
+        return [*self.shared, *shared_by_all(more, self.images)]
 
     def code(self, places: SharedAccess, finish: Epilogue) -> list[str]:
         """Statements for an image."""
+
+        def element(held: SharedAccess, here: list[str]) -> list[str]:
+            return [*self.element(held, here), *finish(self, held, self.value, here)]
+
+        return [*self.begin(places), *each_pixel(places, self.result, element)]
+
+
+@dataclass(eq=False)
+class ImageTask:
+    """Work on images whose statements, those of `write`, store all results."""
+
+    name: str
+    reads: Sequence[Array]
+    writes: Sequence[Array]
+    images: int
+    common: Sequence[Array]
+    write: Callable[[SharedAccess], list[str]]
+    near: Sequence[SharedTile] = ()
+    scratch: int = 0
+    load: int = 0
+    alone: FusedLoop | Gather | None = None
+    """The piece to run if no other work joins this."""
+
+    def code(self, places: SharedAccess, finish: Epilogue) -> list[str]:
+        """Statements for an image."""
+        return self.write(places)
+
+
+ImageWork = PixelProducer | ImageTask
+
+
+def image_loop(loop: FusedLoop) -> ImageTask:
+    """Return a loop over images as work on them."""
+
+    def write(places: SharedAccess) -> list[str]:
         return each_pixel(
-            places,
-            self.result,
-            lambda held, here: [*self.element(held, here), *finish(self, held, "value", here)],
+            places, loop.outputs[0], lambda held, here: element_code(held, loop, here)
         )
 
-
-@dataclass(eq=False)
-class ImageLoop(_FromMemory):
-    """A loop over images."""
-
-    loop: FusedLoop
-
-    @property
-    def reads(self) -> Sequence[Array]:
-        """What is read."""
-        return self.loop.inputs
-
-    @property
-    def writes(self) -> Sequence[Array]:
-        """What is written."""
-        return self.loop.outputs
-
-    @property
-    def images(self) -> int:
-        """How many there are."""
-        return self.loop.shape[0]
-
-    @property
-    def common(self) -> Sequence[Array]:
-        """What is the same for all images."""
-        return shared_by_all(self.loop.inputs, self.images)
-
-    def code(self, places: SharedAccess, finish: Epilogue) -> list[str]:
-        """Statements for an image."""
-        return each_pixel(
-            places, self.loop.outputs[0], lambda held, here: element_code(held, self.loop, here)
-        )
+    images = loop.shape[0]
+    common = shared_by_all(loop.inputs, images)
+    return ImageTask("loop", loop.inputs, loop.outputs, images, common, write, alone=loop)
 
 
-@dataclass(eq=False)
-class ImageGather(_FromMemory):
-    """The images of a batch, by their numbers."""
+def image_gather(gather: Gather) -> ImageTask:
+    """Return the images of a batch, found by their numbers."""
 
-    gather: Gather
+    def element(held: SharedAccess, here: list[str]) -> list[str]:
+        value = held.load(gather.table, ["number", *here[1:]])
+        return [held.store(gather.output, here, value)]
 
-    @property
-    def reads(self) -> Sequence[Array]:
-        """What is read."""
-        return self.gather.reads
+    def write(places: SharedAccess) -> list[str]:
+        number = gather.number(places, ["image"], "number")
+        return [*number, *each_pixel(places, gather.output, element)]
 
-    @property
-    def writes(self) -> Sequence[Array]:
-        """What is written."""
-        return self.gather.writes
-
-    @property
-    def images(self) -> int:
-        """How many there are."""
-        return int(self.gather.output.shape[0])
-
-    @property
-    def common(self) -> Sequence[Array]:
-        """The table, and what the numbers are found in."""
-        return self.reads
-
-    def code(self, places: SharedAccess, finish: Epilogue) -> list[str]:
-        """Statements for an image."""
-        gather = self.gather
-
-        def body(held: SharedAccess, here: list[str]) -> list[str]:
-            value = held.load(gather.table, ["number", *here[1:]])
-            return [held.store(gather.output, here, value)]
-
-        return [
-            *gather.number(places, ["image"], "number"),
-            *each_pixel(places, gather.output, body),
-        ]
+    reads, images = gather.reads, int(gather.output.shape[0])
+    return ImageTask("gather", reads, gather.writes, images, reads, write, alone=gather)
 
 
-@dataclass(eq=False)
-class ImageSums(_FromMemory):
-    """A reduction over all but some axes of an image; `partial` has a row for each image."""
+def _sums_of_image(
+    reduction: Reduction, axes: tuple[int, ...], partial: Array
+) -> Callable[[SharedAccess], list[str]]:
+    """Return the writer of a reduction over some axes of an image; a warp makes a sum."""
+    loop_body, shape = reduction.loop_body, reduction.shape
 
-    loop_body: LoopBody
-    shape: Shape
-    axes: tuple[int, ...]
-    given: tuple[Array, ...]
-    partial: Array
-
-    @property
-    def reads(self) -> Sequence[Array]:
-        """What is read."""
-        return self.given
-
-    @property
-    def writes(self) -> Sequence[Array]:
-        """What is written."""
-        return [self.partial]
-
-    @property
-    def images(self) -> int:
-        """How many there are."""
-        return self.shape[0]
-
-    @property
-    def common(self) -> Sequence[Array]:
-        """What is the same for all images."""
-        return shared_by_all(self.given, self.images)
-
-    def code(self, places: SharedAccess, finish: Epilogue) -> list[str]:
-        """A warp makes a sum."""
-        kept = [axis for axis in range(1, len(self.shape)) if axis not in self.axes]
-        results = size(tuple(self.shape[axis] for axis in kept))
-        length = size(tuple(self.shape[axis] for axis in self.axes))
-        outer, outer_names = unravelled("result", [self.shape[axis] for axis in kept], "o")
-        inner, inner_names = unravelled("k", [self.shape[axis] for axis in self.axes], "r")
-        named = dict(zip((*kept, *self.axes), (*outer_names, *inner_names), strict=True))
-        here = ["image", *(named[axis] for axis in range(1, len(self.shape)))]
-        lines, found = evaluated(places, self.loop_body, self.given, here, {})
-        op, dtype, _ = self.loop_body.reductions[0]
+    def write(places: SharedAccess) -> list[str]:
+        kept = [axis for axis in range(1, len(shape)) if axis not in axes]
+        results = size(tuple(shape[axis] for axis in kept))
+        length = size(tuple(shape[axis] for axis in axes))
+        outer, outer_names = unravelled("result", [shape[axis] for axis in kept], "o")
+        inner, inner_names = unravelled("k", [shape[axis] for axis in axes], "r")
+        named = dict(zip((*kept, *axes), (*outer_names, *inner_names), strict=True))
+        here = ["image", *(named[axis] for axis in range(1, len(shape)))]
+        lines, found = evaluated(places, loop_body, reduction.given, here, {})
+        op, dtype, _ = loop_body.reductions[0]
         kind, combined = computed_type(accumulator_dtype(op, dtype)), COMBINED[op]
         start = literal(identity(op, dtype), accumulator_dtype(op, dtype))
         return [
@@ -275,10 +210,12 @@ class ImageSums(_FromMemory):
             "    for (i32 mask = 16; mask; mask >>= 1)",
             f"        total = {combined}(total, ({kind})__shfl_xor_sync(~0u, total, mask));",
             "    if ((threadIdx.x & 31) == 0) {",
-            f"        {places.store(self.partial, ['image', *outer_names], 'total')}",
+            f"        {places.store(partial, ['image', *outer_names], 'total')}",
             "    }",
             "}",
         ]
+
+    return write
 
 
 def image_sums(reduction: Reduction, fresh: Fresh) -> list[Any] | None:
@@ -291,17 +228,139 @@ def image_sums(reduction: Reduction, fresh: Fresh) -> list[Any] | None:
     kind = accumulator_dtype(op, dtype)
     partial = fresh((shape[0], *kept), kind)
     inside = tuple(axis for axis in axes if axis)
-    first = ImageSums(reduction.loop_body, shape, inside, reduction.given, partial)
+    given, images = reduction.given, shape[0]
+    write = _sums_of_image(reduction, inside, partial)
+    first = ImageTask("sums", given, [partial], images, shared_by_all(given, images), write)
     rest = LoopBody((kind,), (), (), ((op, kind, ("in", 0)),))
     return [first, Reduction((partial,), reduction.result, rest, partial.shape, (0,))]
 
 
-def image_work(piece: Any) -> Any:
-    """A piece as work on images, if it is a loop over them or brings them; None for others."""
+def image_work(piece: Any) -> ImageWork | None:
+    """Return a piece as work on images, if it is a loop over them or brings them, or None."""
+    if isinstance(piece, ImageWork):
+        return piece
     if isinstance(piece, FusedLoop) and len(piece.shape) == AXES:
         whole = all(array.shape == piece.shape for array in piece.outputs)
-        return ImageLoop(piece) if whole and all(piece.shape) else None
+        return image_loop(piece) if whole and all(piece.shape) else None
     if isinstance(piece, Gather):
         plain = piece.output.ndim == AXES and piece.numbers.ndim == 1
-        return ImageGather(piece) if plain and piece.output.dtype == np.float32 else None
+        return image_gather(piece) if plain and piece.output.dtype == np.float32 else None
     return None
+
+
+def _is_plain(node: Node) -> bool:
+    """Whether windows neither overlap nor leave the image."""
+    attrs = node.attrs
+    inside = attrs["padding"] == ((0, 0), (0, 0)) and attrs["size"] == attrs["stride"]
+    return inside and attrs.get("dilation", (1, 1)) == (1, 1)
+
+
+def _window(node: Node, here: Sequence[str]) -> list[list[str]]:
+    """The coordinates of the elements of the window at a place, in their order."""
+    image, channel, y, x = here
+    rows, columns = node.attrs["size"]
+    return [
+        [image, channel, f"({y} * {rows} + {i})", f"({x} * {columns} + {j})"]
+        for i in range(rows)
+        for j in range(columns)
+    ]
+
+
+def _place(node: Node, here: Sequence[str], pooled: Array) -> tuple[list[str], str, str]:
+    """Where the window lies that an element is in, whether there is one, and the element's number
+    in it."""
+    image, channel, y, x = here
+    rows, columns = node.attrs["size"]
+    down, across = pooled.shape[2:]
+    known = [
+        image,
+        channel,
+        f"min({y} / {rows}, {down - 1})",
+        f"min({x} / {columns}, {across - 1})",
+    ]
+    inside = f"{y} < {rows * down} && {x} < {columns * across}"
+    return known, inside, f"{y} % {rows} * {columns} + {x} % {columns}"
+
+
+Element = Callable[[Access, Sequence[str]], list[str]]
+"""Statements for the `value` of an element, whose coordinates are given."""
+
+
+def average_pool(call: Call) -> Element:
+    """The mean of each window."""
+    (given,) = call.inputs
+
+    def element(places: Access, here: Sequence[str]) -> list[str]:
+        window = [places.load(given, each) for each in _window(call.node, here)]
+        return [f"float value = ({' + '.join(window)}) / {len(window)}.0f;"]
+
+    return element
+
+
+def average_pool_input(call: Call) -> Element:
+    """Each element's share of its window's gradient."""
+    (given,) = call.inputs
+    rows, columns = call.node.attrs["size"]
+
+    def element(places: Access, here: Sequence[str]) -> list[str]:
+        place, inside, _ = _place(call.node, here, given)
+        share = f"{places.load(given, place)} / {rows * columns}.0f"
+        return [f"float value = {inside} ? {share} : 0.0f;"]
+
+    return element
+
+
+def max_pool(call: Call) -> Element:
+    """The largest element of each window, of equal ones the first; a nan is larger than all. A bias
+    and a relu may follow."""
+    (given, *biases), (_, index) = call.inputs, call.outputs
+
+    def element(places: Access, here: Sequence[str]) -> list[str]:
+        first, *rest = (places.load(given, each) for each in _window(call.node, here))
+        lines = [f"float value = {first}, other;", "i32 place = 0;"]
+        for number, each in enumerate(rest, 1):
+            lines += [
+                f"other = {each};",
+                "if (value == value && !(other <= value)) {",
+                "    value = other;",
+                f"    place = {number};",
+                "}",
+            ]
+        for bias in biases:
+            lines.append(f"value = op_add(value, {places.load(bias, [here[1], '0', '0'])});")
+        if call.node.attrs.get("activated"):
+            lines.append("value = op_relu(value);")
+        return [*lines, places.store(index, here, "place")]
+
+    return element
+
+
+def pool_scatter(call: Call) -> Element:
+    """The gradient of a window for the element that won, 0 for the others."""
+    given, index = call.inputs
+
+    def element(places: Access, here: Sequence[str]) -> list[str]:
+        place, inside, number = _place(call.node, here, given)
+        wins = f"{inside} && (i32){places.load(index, place)} == {number}"
+        return [f"float value = {wins} ? {places.load(given, place)} : 0.0f;"]
+
+    return element
+
+
+_BUILDERS: dict[str, Callable[[Call], Element]] = {
+    "avg_pool2d": average_pool,
+    "avg_pool2d_input": average_pool_input,
+    "max_pool2d": max_pool,
+    "max_pool2d_epilogue": max_pool,
+    "pool_scatter": pool_scatter,
+}
+
+
+def pool(call: Call) -> PixelProducer | None:
+    """The call as work on images; None for what is no pooling, or one of another kind."""
+    builder = _BUILDERS.get(call.node.op.name)
+    if builder is None or not _is_plain(call.node) or call.outputs[0].dtype != np.float32:
+        return None
+    result, *also = call.outputs
+    shared = shared_by_all(call.inputs, int(result.shape[0]))
+    return PixelProducer(call.inputs, result, builder(call), shared, tuple(also))

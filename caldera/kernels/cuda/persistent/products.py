@@ -9,16 +9,17 @@ import numpy as np
 
 from caldera.core.graph.node import Node
 from caldera.core.memory.software import address_of
-from caldera.kernels.cuda.codegen.expression import Array
-from caldera.kernels.cuda.codegen.source import flags
+from caldera.kernels.cuda.codegen.kernel import Array, flags
 from caldera.kernels.cuda.persistent.gather import Gather
-from caldera.kernels.cuda.persistent.memory_access import Access, RegisterPrefetch, TilePrefetch
 from caldera.kernels.cuda.persistent.shared_memory import SharedMemoryMap
 from caldera.kernels.cuda.persistent.tasks import (
     THREADS,
+    Access,
     Early,
     ProductSize,
+    RegisterPrefetch,
     TaskText,
+    TilePrefetch,
     TileTask,
     WarpTiling,
     Zones,

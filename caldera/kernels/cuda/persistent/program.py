@@ -14,12 +14,18 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from caldera.core.memory.software import address_of
-from caldera.kernels.cuda.codegen.expression import STORED, Array, include_for
-from caldera.kernels.cuda.codegen.source import KernelTemplate
-from caldera.kernels.cuda.persistent.memory_access import Access
-from caldera.kernels.cuda.persistent.phases import early_in
+from caldera.kernels.cuda.codegen.kernel import STORED, Array, KernelTemplate
+from caldera.kernels.cuda.codegen.loops import include_for
+from caldera.kernels.cuda.persistent.fusion import early_in
 from caldera.kernels.cuda.persistent.shared_memory import starts
-from caldera.kernels.cuda.persistent.tasks import MASKS, NUMBERS, THREADS, TaskText, TileTask
+from caldera.kernels.cuda.persistent.tasks import (
+    MASKS,
+    NUMBERS,
+    THREADS,
+    Access,
+    TaskText,
+    TileTask,
+)
 
 STEPS = KernelTemplate(
     "steps",

@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from caldera.core.tensor.shape import size
-from caldera.kernels.cuda.codegen.expression import Array
-from caldera.kernels.cuda.persistent.epilogue_fusion import same
-from caldera.kernels.cuda.persistent.memory_access import Access, DelegatingAccess
-from caldera.kernels.cuda.persistent.tasks import THREADS, Zones, units_of
+from caldera.kernels.cuda.codegen.kernel import Array
+from caldera.kernels.cuda.persistent.fusion import same
+from caldera.kernels.cuda.persistent.tasks import THREADS, Access, DelegatingAccess, Zones, units_of
 
 
 @dataclass

@@ -1,11 +1,16 @@
-"""Matrix products by cuBLASLt, and what is left of them to our own kernels.
+"""Matrix products by cuBLASLt, and their epilogues by kernels of our own.
 
-Of the endings only the bias is left to the library. Its relu turns a nan into 0, and its gelu an
+Of the epilogues only the bias is left to the library. Its relu turns a nan into 0, and its gelu an
 infinite argument into a nan; with `settings.accuracy = "fast"` they serve nevertheless.
+
+Tensor cores are fed by an engine that takes only sides of multiples of 16 bytes, and without it
+cuBLASLt needs several times as long. Other operands, as those of 100 numbers in half precision, can
+be copied to the workspace with zeros beside them, and results from there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
@@ -15,20 +20,17 @@ from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.opdef import detached
 from caldera.core.memory.software import address_of
 from caldera.core.tensor.dtype import DType, float64
-from caldera.kernels.common.binding import (
-    Scratch,
-    compute_dtype,
-    workspace_bytes,
-    workspace_limit,
-)
+from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_bytes, workspace_limit
 from caldera.kernels.common.product import Epilogue, as_matrices
+from caldera.kernels.cuda.codegen.kernel import CudaRunner
 from caldera.kernels.cuda.elementwise.loop import loop_calls
+from caldera.kernels.cuda.movement import copy_calls, placing_calls
 from caldera.kernels.cuda.product import tiled
-from caldera.kernels.cuda.product.epilogue import epilogue_loop_body
 from caldera.kernels.cuda.product.problem import (
     Multiplication,
     described,
     described_call,
+    epilogue_loop_body,
 )
 from caldera.kernels.cuda.runtime import device
 from caldera.kernels.cuda.runtime.cublaslt import (
@@ -39,7 +41,6 @@ from caldera.kernels.cuda.runtime.cublaslt import (
     algorithms,
     problem_of,
 )
-from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
 MOST_CALLS = 16
@@ -198,36 +199,139 @@ def _limit(taken: int) -> int:
     return max(0, min(MOST_WORKSPACE, workspace_limit() - taken))
 
 
+# --- padded operands
+
+SIDE_ALIGNMENT = 16
+"""Bytes of which the sides that lie side by side in memory are a multiple."""
+PADDED_RANKS = 4
+"""Algorithms that are tried."""
+FEWEST_FLOPS = 1 << 27
+"""Work below which two launches more are never worth it."""
+
+
+@dataclass(frozen=True)
+class _Padded:
+    """Memory for an array of a product and what is beside it: its rows, or its columns if it is
+    `transposed`."""
+
+    spec: Spec
+    transposed: bool
+
+    def within(self, memory: Array) -> Array:
+        """The array in such memory."""
+        return memory.swapaxes(-1, -2) if self.transposed else memory
+
+
+def _paddings(product: Multiplication) -> dict[str, _Padded]:
+    """By their names, the arrays of a product that are made larger; none if the library cannot take
+    one of them as it lies."""
+    rows, columns, length = product.extent
+    step = SIDE_ALIGNMENT // product.out.itemsize
+    sides = {"left": (rows, length), "right": (length, columns), "out": (rows, columns)}
+    # Equal sides are one side here: to make one more of them longer does no harm.
+    longer: dict[int, int] = {}
+    transposed: dict[str, bool] = {}
+    for name, (down, across) in sides.items():
+        found = as_matrices(getattr(product, name))
+        if found is None:
+            return {}
+        transposed[name] = found.transposed
+        inner = down if found.transposed else across
+        longer[inner] = -(-inner // step) * step
+    made = {}
+    for name, (down, across) in sides.items():
+        shape = (longer.get(down, down), longer.get(across, across))
+        if shape != (down, across):
+            array = getattr(product, name)
+            stored = shape[::-1] if transposed[name] else shape
+            spec = Spec((*array.shape[:-2], *stored), array.dtype)
+            made[name] = _Padded(spec, transposed[name])
+    return made
+
+
+def _bytes(padded: dict[str, _Padded]) -> int:
+    return workspace_bytes(*(each.spec for each in padded.values()))
+
+
+def _in_memory(
+    product: Multiplication, padded: dict[str, _Padded], place: Callable[[Spec], Array]
+) -> Multiplication:
+    """The same product with arrays that lie where `place` puts them."""
+    arrays = {name: each.within(place(each.spec)) for name, each in padded.items()}
+    return replace(product, **arrays)
+
+
+def _bind_padded(rank: int, call: Call) -> Runner:
+    product = Multiplication.of(call)
+    scratch, padded = Scratch(call.workspace), _paddings(product)
+    if _bytes(padded) > scratch.rest.nbytes:
+        # An operand that is part of a larger array may lie otherwise than its node said.
+        padded = {}
+    inside = _in_memory(product, padded, lambda spec: scratch.array(spec.shape, spec.dtype))
+    calls = bind_product(inside, scratch.rest, rank)
+    if calls is None:
+        # Arrays that the library cannot take as they lie are our own kernels' business.
+        return CudaRunner(tiled.launches(product, call.workspace))
+    before = []
+    for to, given in ((inside.left, product.left), (inside.right, product.right)):
+        if to is not given:
+            before += placing_calls(to, given, [0] * to.ndim, [1] * to.ndim, 0)
+    after = []
+    if inside.out is not product.out:
+        rows, columns, _ = product.extent
+        after = copy_calls(product.out, inside.out[..., :rows, :columns])
+    return CudaRunner([*before, *calls, *after])
+
+
+# --- registration
+
+
 @lru_cache(maxsize=4096)
-def _found(node: Node, accuracy: str, limit: int) -> tuple[int, int]:
-    """`workspace` of a node under these settings."""
+def _found(padded: bool, node: Node, accuracy: str, limit: int) -> tuple[int, int]:
+    """Return the workspace for a node under these settings, and the number of algorithms."""
     product = Multiplication.of(described_call(node))
-    return (0, 0) if 0 in (*product.extent, product.count) else workspace(product)
+    if 0 in (*product.extent, product.count):
+        return 0, 0
+    if not padded:
+        return workspace(product)
+    paddings = _paddings(product)
+    if not paddings:
+        return 0, 0
+    nbytes, count = workspace(_in_memory(product, paddings, described))
+    return _bytes(paddings) + nbytes, count
 
 
-def _supports(rank: int, node: Node) -> bool:
-    if device.cublas_lt() is None or (rank and not device.may_measure()):
+def _supports(rank: int, padded: bool, node: Node) -> bool:
+    if device.cublas_lt() is None or ((rank or padded) and not device.may_measure()):
         return False
-    return _found(detached(node), settings.accuracy, workspace_limit())[1] > rank
+    if padded and node.op.count_flops(node) < FEWEST_FLOPS:
+        return False
+    return _found(padded, detached(node), settings.accuracy, workspace_limit())[1] > rank
 
 
-def _workspace(node: Node) -> int:
-    return _found(detached(node), settings.accuracy, workspace_limit())[0]
+def _workspace(padded: bool, node: Node) -> int:
+    return _found(padded, detached(node), settings.accuracy, workspace_limit())[0]
+
+
+def _kernel(op: str, rank: int, *, padded: bool) -> Kernel:
+    """Return the kernel that runs the library's algorithm of this rank."""
+    name = "cublas padded" if padded else "cublas"
+    return Kernel(
+        op,
+        "cuda",
+        name if rank == 0 else f"{name} {rank + 1}",
+        partial(_bind_padded if padded else _bind, rank),
+        partial(_supports, rank, padded),
+        partial(_workspace, padded),
+        priority=1 if padded else 10 - rank,
+        varies=True,
+    )
 
 
 for _rank in range(RANKS):
-    _name = "cublas" if _rank == 0 else f"cublas {_rank + 1}"
-    for _op in ("matmul", "matmul_epilogue", "matmul_accumulate"):
-        _kernel = Kernel(
-            _op,
-            "cuda",
-            _name,
-            partial(_bind, _rank),
-            partial(_supports, _rank),
-            _workspace,
-            priority=10 - _rank,
-            varies=True,
-        )
-        if _op == "matmul_accumulate":
-            _kernel = replace(_kernel, in_place=tiled.accumulates_in_place)
-        TABLE.add(_kernel)
+    for _op in ("matmul", "matmul_epilogue"):
+        TABLE.add(_kernel(_op, _rank, padded=False))
+    _accumulating = _kernel("matmul_accumulate", _rank, padded=False)
+    TABLE.add(replace(_accumulating, in_place=tiled.accumulates_in_place))
+for _rank in range(PADDED_RANKS):
+    TABLE.add(_kernel("matmul", _rank, padded=True))

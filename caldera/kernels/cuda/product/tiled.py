@@ -12,25 +12,24 @@ from typing import Any
 from caldera.core.graph.node import Node, Spec
 from caldera.core.memory.software import address_of
 from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_bytes
-from caldera.kernels.cuda.codegen.expression import computed_type
-from caldera.kernels.cuda.codegen.source import KernelTemplate, flags
-from caldera.kernels.cuda.codegen.strides import (
-    StridedAxis,
-    blocks_for,
+from caldera.kernels.cuda.codegen.kernel import (
+    CudaRunner,
+    KernelLaunch,
+    KernelTemplate,
+    computed_type,
     counter_type,
-    element_strides,
+    flags,
 )
-from caldera.kernels.cuda.product.epilogue import EpilogueCode
+from caldera.kernels.cuda.codegen.strides import StridedAxis, blocks_for, element_strides
 from caldera.kernels.cuda.product.problem import (
     MOST_BATCH_AXES,
+    EpilogueCode,
     Multiplication,
     ProductTiling,
     ThreadTile,
     described_call,
     tiling,
 )
-from caldera.kernels.cuda.runtime.driver import driver
-from caldera.kernels.cuda.runtime.launch import CudaRunner, KernelLaunch
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
 THREADS = 256
@@ -338,7 +337,7 @@ def epilogue_launch(product: Multiplication, terms: Array) -> KernelLaunch:
     count = product.out.size
     kind = computed_type(product.dtype.name) if terms.dtype != product.dtype else "T"
     source = _split_k_text(EpilogueCode.of(product), counter_type(count), kind)
-    blocks = blocks_for(count, THREADS, driver().multiprocessors)
+    blocks = blocks_for(count, THREADS)
     signature = _SPLIT_K_REDUCE.bind(
         out=product.out,
         terms=terms,

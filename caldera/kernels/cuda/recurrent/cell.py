@@ -19,14 +19,8 @@ from caldera.core.graph.ops.control import fused
 from caldera.core.graph.ops.product import matmul
 from caldera.core.graph.program import Body, rewrite, topological
 from caldera.core.tensor.dtype import float32
-from caldera.kernels.cuda.codegen.expression import (
-    HALVES,
-    STORED,
-    applied,
-    can_apply,
-    computed_type,
-    literal,
-)
+from caldera.kernels.cuda.codegen.kernel import HALVES, STORED, computed_type
+from caldera.kernels.cuda.codegen.loops import applied, can_apply, literal
 
 Phase = Literal["before", "after"]
 SINGLE = -1

@@ -20,8 +20,10 @@ from itertools import count
 from caldera.core.graph.node import Node, Spec
 from caldera.core.tensor.dtype import int32
 from caldera.kernels.common.binding import Scratch, workspace_bytes
-from caldera.kernels.cuda.codegen.expression import (
+from caldera.kernels.cuda.codegen.kernel import (
     STORED,
+    CudaRunner,
+    KernelLaunch,
     KernelSignature,
     const_pointer,
     i32,
@@ -33,7 +35,6 @@ from caldera.kernels.cuda.codegen.strides import strides_of
 from caldera.kernels.cuda.recurrent.cell import RecurrentCell, cell_of
 from caldera.kernels.cuda.recurrent.source import CellSource
 from caldera.kernels.cuda.runtime.driver import driver
-from caldera.kernels.cuda.runtime.launch import CudaRunner, KernelLaunch
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 UNITS, WARPS, TILE_ROWS = 16, 8, 8

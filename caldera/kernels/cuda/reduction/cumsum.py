@@ -15,33 +15,34 @@ from caldera.core.graph.node import Node
 from caldera.core.tensor.shape import size
 from caldera.kernels.common.loops import LoopBody
 from caldera.kernels.common.reduction import ReductionTask
-from caldera.kernels.cuda.codegen.expression import (
+from caldera.kernels.cuda.codegen.kernel import (
+    CudaRunner,
+    KernelLaunch,
     KernelSignature,
+    bounds_for,
     const_pointer,
     pointer,
     restricted,
+    unless_empty,
 )
-from caldera.kernels.cuda.codegen.loop_operands import (
+from caldera.kernels.cuda.codegen.loops import (
     LaunchIntegers,
     LoopOperand,
     OffsetEmitter,
     is_wide,
     lines,
 )
-from caldera.kernels.cuda.codegen.source import bounds_for
 from caldera.kernels.cuda.elementwise.loop import THREADS
-from caldera.kernels.cuda.movement.copy import copy_calls
+from caldera.kernels.cuda.movement import copy_calls
 from caldera.kernels.cuda.reduction.reduce import Planned, first_pass, planned, workspace_of
 from caldera.kernels.cuda.reduction.source import struct
-from caldera.kernels.cuda.runtime.launch import CudaRunner, KernelLaunch
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 
+@unless_empty
 def _bind(call: Call) -> Runner:
     (x,), (out,), attrs = call.inputs, call.outputs, call.node.attrs
     axis: int = attrs["axis"]
-    if not x.size:
-        return CudaRunner([])
     if x.shape[axis] == 1:
         return CudaRunner(copy_calls(out, x))
     if attrs["reverse"]:

@@ -19,12 +19,12 @@ from caldera.core.memory.gpus import card_count
 from caldera.core.tensor.dtype import DType, bfloat16, float16, float32
 from caldera.kernels.common.binding import workspace_limit
 from caldera.kernels.common.reduction import MOST_TERMS, lengths
+from caldera.kernels.cuda.codegen.kernel import CudaRunner
 from caldera.kernels.cuda.product import cublas
 from caldera.kernels.cuda.product.problem import Multiplication, described
 from caldera.kernels.cuda.reduction import reduce
 from caldera.kernels.cuda.runtime import device as libraries
 from caldera.kernels.cuda.runtime.cublaslt import RANKS
-from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
 FEWEST_ELEMENTS = 1 << 16

@@ -16,7 +16,8 @@ from caldera.core.graph.node import Node
 from caldera.core.tensor.shape import Shape, size
 from caldera.kernels.common.loops import REDUCTIONS, LoopAxes, LoopBody, axes_of, loop_body_of
 from caldera.kernels.common.reduction import ReductionTask, with_axes
-from caldera.kernels.cuda.codegen.loop_operands import (
+from caldera.kernels.cuda.codegen.kernel import CudaRunner, KernelLaunch, unless_empty
+from caldera.kernels.cuda.codegen.loops import (
     LaunchIntegers,
     LoopOperand,
     is_wide,
@@ -27,7 +28,6 @@ from caldera.kernels.cuda.codegen.strides import next_power_of_two
 from caldera.kernels.cuda.elementwise.loop import THREADS, is_light, loop_calls
 from caldera.kernels.cuda.reduction.source import Cut, ReductionLoop, join_source, reduce_source
 from caldera.kernels.cuda.runtime.driver import driver
-from caldera.kernels.cuda.runtime.launch import CudaRunner, KernelLaunch
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 MOST_THREADS = 1024
@@ -236,11 +236,10 @@ def of_nothing(node: Node, result: np.ndarray) -> list[KernelLaunch]:
     return loop_calls(loop_body, result.shape, [], [result])
 
 
+@unless_empty
 def bind(call: Call) -> Runner:
     """What runs a reduction as a loop."""
     node, (x,), (out,) = call.node, call.inputs, call.outputs
-    if not out.size:
-        return CudaRunner([])
     if not x.size:
         return CudaRunner(of_nothing(node, out))
     axes = _axes(node)

@@ -13,23 +13,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from caldera.kernels.common.loops import LoopBody, Reduction
-from caldera.kernels.cuda.codegen.expression import (
+from caldera.kernels.cuda.codegen.kernel import (
     Array,
     KernelSignature,
     Parameter,
+    bounds_for,
     computed_type,
     const_pointer,
-    element_function,
     pointer,
     restricted,
 )
-from caldera.kernels.cuda.codegen.loop_operands import (
+from caldera.kernels.cuda.codegen.loops import (
     LaunchIntegers,
     LoopOperand,
     OffsetEmitter,
+    element_function,
     lines,
 )
-from caldera.kernels.cuda.codegen.source import bounds_for
 
 _STRUCTS = {
     "sum": "Sum",

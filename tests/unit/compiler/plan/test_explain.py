@@ -61,7 +61,7 @@ def test_orders_in_memory_are_shown() -> None:
     plan.run({"x": fed})
     # Unless it is told otherwise, it runs on what the plan was fed before.
     row = plan.explain().rows[0]
-    lying = plan._operands.inputs.fed()["x"].transpose(0, 2, 3, 1)
+    lying = plan._binding.operands.inputs.fed()["x"].transpose(0, 2, 3, 1)
     assert lying.flags.c_contiguous
     np.testing.assert_array_equal(lying, fed.transpose(0, 2, 3, 1))
     assert [str(spec) for spec in (*row.inputs, *row.outputs)] == [
@@ -222,7 +222,7 @@ def test_a_kernel_fixed_by_hand_says_so() -> None:
 
 def test_without_time_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     plan, _ = training_step()
-    monkeypatch.setattr(plan, "_prepare", None)
+    monkeypatch.setattr(plan._binding, "prepare", None)
     explanation = plan.explain(time=False)
     assert explanation.seconds is None
     assert all(row.seconds is row.share is row.roofline is None for row in explanation.rows)

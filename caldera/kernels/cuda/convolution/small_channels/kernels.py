@@ -21,8 +21,7 @@ from caldera.core.tensor.shape import size
 from caldera.kernels.common.binding import Scratch, workspace_bytes
 from caldera.kernels.common.geometry import Correlation, Geometry, forward, input_phases
 from caldera.kernels.cuda import convolution
-from caldera.kernels.cuda.codegen.expression import STORED
-from caldera.kernels.cuda.codegen.source import KernelTemplate
+from caldera.kernels.cuda.codegen.kernel import STORED, CudaRunner, KernelLaunch, KernelTemplate
 from caldera.kernels.cuda.codegen.strides import lies_dense
 from caldera.kernels.cuda.convolution.small_channels.tilings import (
     RANKS,
@@ -35,7 +34,6 @@ from caldera.kernels.cuda.convolution.small_channels.weight_gradient_tilings imp
 )
 from caldera.kernels.cuda.runtime import device
 from caldera.kernels.cuda.runtime.driver import driver
-from caldera.kernels.cuda.runtime.launch import CudaRunner, KernelLaunch
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 _STRUCT = """typedef {stored} T;

@@ -8,13 +8,14 @@ from functools import cached_property, lru_cache
 
 from caldera.core.tensor.shape import size
 from caldera.kernels.common.geometry import Correlation
-from caldera.kernels.cuda.convolution.small_channels.pixel_tiles import PixelTiles, pixel_tilings
 from caldera.kernels.cuda.convolution.small_channels.tilings import (
     BYTES_A_CLOCK,
     PRODUCT_CLOCKS,
     START_CLOCKS,
     STEP_CLOCKS,
+    PixelTiles,
     best_tilings,
+    pixel_tilings,
 )
 from caldera.kernels.cuda.runtime.device import CardProperties
 

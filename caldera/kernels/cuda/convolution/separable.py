@@ -1,0 +1,438 @@
+"""Depthwise and pointwise convolutions: each channel alone, and each pixel alone.
+
+Depthwise convolutions give tensor cores nothing to do, and their cost is reading and writing: a
+thread has neighbouring channels of a strip of pixels, goes down the strip and reads each row of it
+once. Images lie channels last and filters as variables do; other layouts are left to other kernels.
+
+Pointwise convolutions are matrix products, by cuBLASLt where it is installed. Images that lie
+channels last are one tall matrix, those that lie row major a batch of matrices.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+from caldera.core.graph.memory_format import NHWC, same_memory
+from caldera.core.graph.node import Node, Spec
+from caldera.core.memory.software import address_of
+from caldera.core.tensor.dtype import is_float
+from caldera.core.tensor.shape import size
+from caldera.kernels.common.binding import Scratch, workspace_bytes
+from caldera.kernels.common.geometry import Geometry
+from caldera.kernels.cuda import convolution
+from caldera.kernels.cuda.codegen.kernel import (
+    STORED,
+    CudaRunner,
+    KernelLaunch,
+    Parameter,
+    const_pointer,
+    function_launch,
+    i32,
+    pointer,
+)
+from caldera.kernels.cuda.codegen.loops import divisor
+from caldera.kernels.cuda.codegen.strides import lies_dense
+from caldera.kernels.cuda.product import cublas, tiled
+from caldera.kernels.cuda.product.problem import Multiplication, described_call
+from caldera.kernels.cuda.runtime import device
+from caldera.kernels.cuda.runtime.driver import driver
+from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
+
+_HEADER = "depthwise.cuh"
+FILTERS = {"conv2d": 1, "conv2d_input": 1, "conv2d_weight": 2}
+"""Which of the inputs and the result are filters; the others are images."""
+WIDEST = 4
+"""Bytes that a thread reads and writes at once: more channels are more registers."""
+ALIGNMENT = 16
+MOST_KEPT = 190
+"""Registers for filters, for results and for the rows at hand: with more, threads would spill."""
+RUN = 8
+"""Neighbouring pixels of a thread, at most: of those that it reads or of those that it writes,
+whichever are more."""
+STEPS = 16
+"""Results of a strip from top to bottom: at its ends, rows are read twice."""
+THREADS, MOST_PACKS = 256, 32
+BLOCKS = 2
+"""Of a multiprocessor: so many add up for the gradient of filters."""
+MOST_STRIPS = 1 << 31
+
+
+class Divisor(ctypes.Structure):
+    """`Divisor` of fast_division.cuh."""
+
+    _fields_ = [(name, ctypes.c_uint) for name in ("by", "factor", "shift")]
+
+
+_SIZES = ("channels", "height", "width", "rows", "columns", "steps")
+
+
+class DepthwisePlanes(ctypes.Structure):
+    """`Planes` of depthwise.cuh."""
+
+    _fields_ = [
+        *[(name, ctypes.c_int) for name in _SIZES],
+        ("count", ctypes.c_uint),
+        ("runs", Divisor),
+        ("parts", Divisor),
+    ]
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How results along an axis meet what they see: `Forward` and its like of depthwise.cuh."""
+
+    taps: int
+    stride: int
+    padding: int
+    dilation: int
+    backward: bool
+    length: int
+    """Results that are computed together."""
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether these are single results, which lie apart by the dilation: what they see moves on
+        by one place then."""
+        return self.length == self.stride == 1
+
+    @property
+    def apart(self) -> int:
+        return self.dilation if self.is_apart else 1
+
+    @property
+    def step(self) -> int:
+        """How far on what the next results see lies."""
+        return self.length // self.stride if self.backward else self.length * self.stride
+
+    @property
+    def span(self) -> int:
+        """Places that they see, with those between them."""
+        reach = (self.taps - 1) * self.dilation
+        if self.is_apart:
+            return self.taps
+        if not self.backward:
+            return (self.length - 1) * self.stride + reach + 1
+        low = (reach - self.padding) // self.stride
+        return (self.length - 1 + self.padding) // self.stride + low + 1
+
+    @property
+    def met(self) -> int:
+        """Places that they see."""
+        return min(self.span, self.taps * self.length)
+
+    @property
+    def code(self) -> str:
+        axis = f"Axis<{self.taps}, {self.stride}, {self.padding}, {self.dilation}>"
+        name = "Backward" if self.backward else "Forward"
+        return f"{name}Apart<{axis}>" if self.is_apart else f"{name}<{axis}, {self.length}>"
+
+
+@dataclass(frozen=True)
+class _Tiling:
+    """How threads share channels and pixels."""
+
+    geometry: Geometry
+    rows: _Way
+    columns: _Way
+    together: int
+    """Channels of a thread."""
+
+    @classmethod
+    def of(cls, node: Node) -> _Tiling | None:
+        """None if no thread has registers for a filter and what it meets."""
+        geometry, backward = Geometry.of(node), node.op.name == "conv2d_input"
+        rows, columns = (
+            (*each, backward)
+            for each in zip(
+                geometry.taps, geometry.stride, geometry.origin, geometry.dilation, strict=True
+            )
+        )
+        stride = geometry.stride if backward else (1, 1)
+        down = _Way(*rows, stride[0])
+        # Of an image's gradient, each run begins at a multiple of the stride.
+        across = _Way(*columns, max(RUN // geometry.stride[1], 1) * stride[1])
+        together = max(1, WIDEST // node.dtype.itemsize)
+        while together > 1 and geometry.groups % together:
+            together //= 2
+        while True:
+            found = cls(geometry, down, across, together)
+            if found._kept(node.dtype.itemsize) <= MOST_KEPT or together == 1:
+                break
+            together //= 2
+        fits = found._kept(node.dtype.itemsize) <= MOST_KEPT and across.length <= RUN
+        return found if fits and found.count < MOST_STRIPS else None
+
+    def _kept(self, itemsize: int) -> int:
+        """Registers of a thread, roughly."""
+        words = self.geometry.dtype.itemsize // 4
+        pack = -(-self.together * itemsize // 4)
+        fresh = min(self.rows.step, self.rows.span)
+        taps = self.geometry.taps[0] * self.geometry.taps[1]
+        open_ = -(-self.rows.span // self.rows.step) * self.rows.length * self.columns.length
+        return (taps + open_) * self.together * words + 2 * fresh * self.columns.met * pack
+
+    @property
+    def places(self) -> tuple[int, int]:
+        """Rows and columns of what is gone through."""
+        return self.geometry.source if self.rows.backward else self.geometry.target
+
+    @property
+    def runs(self) -> int:
+        """Strips beside each other."""
+        return -(-self.places[1] // self.columns.length)
+
+    @property
+    def parts(self) -> int:
+        """Strips below each other."""
+        unit = self.rows.length * self.rows.apart
+        return -(-self.places[0] // (unit * STEPS)) * self.rows.apart
+
+    @property
+    def count(self) -> int:
+        """Strips of all images."""
+        return self.geometry.batch * self.parts * self.runs
+
+    @property
+    def block(self) -> tuple[int, int, int]:
+        """Threads: packs of channels, and strips."""
+        packs = self.geometry.groups // self.together
+        across = -(-packs // -(-packs // MOST_PACKS))
+        return across, max(1, THREADS // across), 1
+
+    @property
+    def slices(self) -> int:
+        """Blocks beside each other: of packs."""
+        return -(-(self.geometry.groups // self.together) // self.block[0])
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """Blocks: of strips, and of packs."""
+        return -(-self.count // self.block[1]), self.slices, 1
+
+    @property
+    def adding_grid(self) -> tuple[int, int, int]:
+        """The same where each block adds up several strips."""
+        fill = max(1, BLOCKS * driver().multiprocessors // self.slices)
+        return min(fill, self.grid[0]), self.slices, 1
+
+    @property
+    def code(self) -> str:
+        """Arguments of the kernels' templates."""
+        return f"{self.rows.code}, {self.columns.code}, {self.together}"
+
+    @property
+    def planes(self) -> Parameter:
+        """What the kernels are told."""
+        rows, columns = self.places
+        height, width = self.geometry.target if self.rows.backward else self.geometry.source
+        return Parameter(
+            "Planes",
+            DepthwisePlanes(
+                channels=self.geometry.groups,
+                height=height,
+                width=width,
+                rows=rows,
+                columns=columns,
+                steps=STEPS,
+                count=self.count,
+                runs=Divisor(*divisor(self.runs)),
+                parts=Divisor(*divisor(self.parts)),
+            ),
+        )
+
+    @property
+    def partial(self) -> Spec:
+        """Sums of the blocks for the gradient of the filters."""
+        taps = self.geometry.taps[0] * self.geometry.taps[1]
+        return Spec((self.adding_grid[0], taps, self.geometry.groups), self.geometry.dtype)
+
+
+def _supports(node: Node) -> bool:
+    if not is_float(node.dtype) or not Geometry.of(node).is_depthwise:
+        return False
+    specs = [*(given.outputs[0] for given in node.inputs), node.spec]
+    if any(0 in spec.shape for spec in specs) or _Tiling.of(node) is None:
+        return False
+    return all(
+        same_memory(spec.shape, spec.order, None if index == FILTERS[node.op.name] else NHWC)
+        for index, spec in enumerate(specs)
+    )
+
+
+def _bind(call: Call) -> Runner:
+    for index, array in enumerate((*call.inputs, *call.outputs)):
+        order = None if index == FILTERS[call.node.op.name] else NHWC
+        if address_of(array) % ALIGNMENT or not lies_dense(array, order):
+            return CudaRunner(convolution.launches(call))
+    tiling = _Tiling.of(call.node)
+    assert tiling is not None
+    if call.node.op.name == "conv2d_weight":
+        return CudaRunner(_weight_gradient(tiling, call))
+    (given, filters), (out,) = call.inputs, call.outputs
+    return CudaRunner(
+        [
+            function_launch(
+                _HEADER,
+                "depthwise_images",
+                tiling.grid,
+                tiling.block,
+                f"depthwise<{tiling.code}>",
+                {
+                    "image": const_pointer(given),
+                    "filters": const_pointer(filters),
+                    "out": pointer(out),
+                    "planes": tiling.planes,
+                },
+                threads=THREADS,
+            )
+        ]
+    )
+
+
+def _weight_gradient(tiling: _Tiling, call: Call) -> list[KernelLaunch]:
+    (image, gradient), (out,) = call.inputs, call.outputs
+    spec = tiling.partial
+    partial = Scratch(call.workspace).array(spec.shape, spec.dtype)
+    first = function_launch(
+        _HEADER,
+        "depthwise_filters",
+        tiling.adding_grid,
+        tiling.block,
+        f"block_depthwise_weight<{tiling.code}>",
+        {
+            "image": const_pointer(image),
+            "gradient": const_pointer(gradient),
+            "partial": pointer(partial),
+            "planes": tiling.planes,
+        },
+        threads=THREADS,
+    )
+    parts, taps, channels = spec.shape
+    second = function_launch(
+        _HEADER,
+        "depthwise_filter_totals",
+        (-(-channels // 32), taps, 1),
+        (32, 8, 1),
+        f"block_depthwise_totals<{STORED[out.dtype.name]}>",
+        {
+            "partial": const_pointer(partial),
+            "out": pointer(out),
+            "parts": i32(parts),
+            "taps": i32(taps),
+            "channels": i32(channels),
+        },
+    )
+    return [first, second]
+
+
+def _workspace(node: Node) -> int:
+    tiling = _Tiling.of(node)
+    if node.op.name != "conv2d_weight" or tiling is None:
+        return 0
+    # Arrays that lie otherwise are left to another kernel, which has sums of its own.
+    return max(workspace_bytes(tiling.partial), convolution.workspace(node))
+
+
+for _op in FILTERS:
+    TABLE.add(Kernel(_op, "cuda", "depthwise", _bind, _supports, _workspace, priority=13))
+
+
+def product_of(call: Call) -> Multiplication | None:
+    """The product that a call amounts to; None where the arrays cannot be seen as matrices."""
+    groups = Geometry.of(call.node).groups
+    compute = call.node.attrs.get("compute")
+    try:
+        left, right, out = _OPERANDS[call.node.op.name](call, groups)
+    except ValueError:
+        # Something would have to be copied.
+        return None
+    return Multiplication(left, right, out, compute=compute)
+
+
+def _rows(images: Array, groups: int) -> Array:
+    """(N, C, H, W) as (groups, pixels, C / groups)."""
+    batch, channels, height, width = images.shape
+    pixels = images.transpose(0, 2, 3, 1).reshape(batch * height * width, channels, copy=False)
+    seen = pixels.reshape(len(pixels), groups, channels // groups, copy=False)
+    return seen.transpose(1, 0, 2)
+
+
+def _columns(images: Array, groups: int) -> Array:
+    """(N, C, H, W) as (N, groups, C / groups, pixels)."""
+    batch, channels, *area = images.shape
+    return images.reshape(batch, groups, channels // groups, size(tuple(area)), copy=False)
+
+
+def _matrices(filters: Array, groups: int) -> Array:
+    """(K, C / groups, 1, 1) as (groups, K / groups, C / groups)."""
+    results, channels = filters.shape[:2]
+    return filters[:, :, 0, 0].reshape(groups, results // groups, channels, copy=False)
+
+
+Operands = tuple[Array, Array, Array]
+
+
+def _forward(call: Call, groups: int) -> Operands:
+    images, filters, out = call.inputs[0], _matrices(call.inputs[1], groups), call.outputs[0]
+    try:
+        return _rows(images, groups), filters.swapaxes(1, 2), _rows(out, groups)
+    except ValueError:
+        return filters, _columns(images, groups), _columns(out, groups)
+
+
+def _input(call: Call, groups: int) -> Operands:
+    gradient, filters, out = call.inputs[0], _matrices(call.inputs[1], groups), call.outputs[0]
+    try:
+        return _rows(gradient, groups), filters, _rows(out, groups)
+    except ValueError:
+        return filters.swapaxes(1, 2), _columns(gradient, groups), _columns(out, groups)
+
+
+def _weight(call: Call, groups: int) -> Operands:
+    images, gradient = (_rows(each, groups) for each in call.inputs)
+    return gradient.swapaxes(1, 2), images, _matrices(call.outputs[0], groups)
+
+
+_OPERANDS = {"conv2d": _forward, "conv2d_input": _input, "conv2d_weight": _weight}
+
+
+def _pointwise_bind(call: Call) -> Runner:
+    product = product_of(call)
+    if product is None:
+        return CudaRunner(convolution.launches(call))
+    calls = None
+    if device.cublas_lt() is not None:
+        calls = cublas.bind_product(product, call.workspace)
+    return CudaRunner(tiled.launches(product, call.workspace) if calls is None else calls)
+
+
+def _pointwise_supports(node: Node) -> bool:
+    geometry = Geometry.of(node)
+    if not geometry.is_pointwise or not geometry.is_usual or geometry.is_depthwise:
+        return False
+    return product_of(described_call(node)) is not None
+
+
+def _pointwise_workspace(node: Node) -> int:
+    product = product_of(described_call(node))
+    assert product is not None
+    if device.cublas_lt() is not None and 0 not in (*product.extent, product.count):
+        found, algorithms = cublas.workspace(product)
+        if algorithms:
+            return found
+    return tiled.workspace(product)
+
+
+for _pointwise_op in _OPERANDS:
+    TABLE.add(
+        Kernel(
+            _pointwise_op,
+            "cuda",
+            "1x1 product",
+            _pointwise_bind,
+            _pointwise_supports,
+            _pointwise_workspace,
+            priority=11,
+        )
+    )

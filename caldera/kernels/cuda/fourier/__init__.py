@@ -1,1 +1,0 @@
-"""Fourier transforms: cuFFT, and Stockham passes of our own."""

@@ -1,1 +1,0 @@
-"""Copies, transposes, concatenation, padding."""
