@@ -80,12 +80,7 @@ def context_pairs(
     >>> context_pairs([(0, 1), (1, 2)], 3, context=2).tolist()
     [[0, 1], [0, 2], [1, 0], [1, 2], [2, 0], [2, 1]]
     """
-    if not isinstance(context, int) or isinstance(context, bool) or context < 1:
-        raise ConfigError.build(
-            "code.context_pairs",
-            expected="context= a whole number of at least 1",
-            got=repr(context),
-        )
+    context = as_count(context, "context", "code.context_pairs")
     if not 0 < share <= 1:
         raise ConfigError.build(
             "code.context_pairs", expected="share= above 0, at most 1", got=repr(share)

@@ -20,20 +20,23 @@ from caldera.base.threads import thread_count
 from caldera.core.graph.node import Node
 from caldera.core.tensor.dtype import float32, float64, int32, int64
 from caldera.core.tensor.shape import Shape
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
     I1,
     I64,
     Emitter,
+    Integer,
+    NativeRunner,
     Pointer,
     RegisterValue,
+    address_of,
+    any_layout,
+    host_target,
+    native_kernel,
     natural_lanes,
+    shrinking,
+    vector,
 )
-from caldera.kernels.native.codegen.kernel import Integer, address_of, native_kernel
 from caldera.kernels.native.codegen.math import exp_of_negative, log1p, maximum
-from caldera.kernels.native.codegen.program import NativeRunner
-from caldera.kernels.native.codegen.strides import any_layout
-from caldera.kernels.native.codegen.target import host_target
-from caldera.kernels.native.codegen.values import shrinking, vector
 from caldera.kernels.native.movement import copy_calls
 from caldera.kernels.reference.arrays import check_range
 from caldera.kernels.table import TABLE, Call, Kernel, Runner

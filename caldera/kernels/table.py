@@ -147,25 +147,25 @@ class KernelTable:
 
         `others` were made for this very node, and stand beside those of the table.
         """
-        able = [
+        found = [
             kernel
             for kernel in (*self.kernels(node.op.name, family), *others)
             if kernel.supports(node)
             and (workspace_limit is None or kernel.workspace(node) <= workspace_limit)
         ]
-        if not able:
+        if not found:
             raise DeviceError.build(
                 f"op.{node.op.name}",
                 expected=f"a kernel for {family!r} devices",
                 got=f"none for {', '.join(str(given.outputs[0]) for given in node.inputs)}",
                 hint="run it on another device, or raise settings.workspace_limit",
             )
-        if len({kernel.priority for kernel in able}) < len(able):
-            able.sort(key=lambda kernel: (-kernel.priority, kernel.estimate(node)))
+        if len({kernel.priority for kernel in found}) < len(found):
+            found.sort(key=lambda kernel: (-kernel.priority, kernel.estimate(node)))
         else:
             # Most of the time none is as good as another: estimates would change nothing.
-            able.sort(key=lambda kernel: -kernel.priority)
-        return able
+            found.sort(key=lambda kernel: -kernel.priority)
+        return found
 
     def kernels(self, op: str, family: str) -> tuple[Kernel, ...]:
         """All kernels for an op, best guess first."""

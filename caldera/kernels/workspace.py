@@ -33,9 +33,15 @@ from caldera.kernels.common.binding import (
     workspace_bytes,
     workspace_limit,
 )
-from caldera.kernels.native.codegen.emitter import Emitter, Pointer, natural_lanes
-from caldera.kernels.native.codegen.kernel import Integer, native_kernel
-from caldera.kernels.native.codegen.program import NativeRunner, in_sequence
+from caldera.kernels.native.codegen import (
+    Emitter,
+    Integer,
+    NativeRunner,
+    Pointer,
+    in_sequence,
+    native_kernel,
+    natural_lanes,
+)
 from caldera.kernels.table import Array, Call, Kernel, Runner
 
 if TYPE_CHECKING:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from math import gcd
 
 import numpy as np
@@ -237,25 +238,24 @@ def input_phases(geometry: Geometry) -> Iterator[tuple[Phase, Phase, Correlation
         )
         for axis in (0, 1)
     )
-    for row in rows:
-        for column in columns:
-            taps = (row.taps, column.taps) if row.taps and column.taps else (0, 0)
-            yield (
-                row,
-                column,
-                Correlation(
-                    geometry.batch,
-                    geometry.target,
-                    (row.count, column.count),
-                    taps,
-                    (1, 1),
-                    (row.dilation, column.dilation),
-                    (row.start, column.start),
-                    geometry.groups,
-                    geometry.results,
-                    geometry.channels,
-                ),
-            )
+    for row, column in product(rows, columns):
+        taps = (row.taps, column.taps) if row.taps and column.taps else (0, 0)
+        yield (
+            row,
+            column,
+            Correlation(
+                geometry.batch,
+                geometry.target,
+                (row.count, column.count),
+                taps,
+                (1, 1),
+                (row.dilation, column.dilation),
+                (row.start, column.start),
+                geometry.groups,
+                geometry.results,
+                geometry.channels,
+            ),
+        )
 
 
 def steps(array: np.ndarray) -> tuple[int, ...]:

@@ -29,24 +29,19 @@ class ProductArrays:
         attrs = call.node.attrs
         left = left.swapaxes(-1, -2) if attrs["ta"] else left
         right = right.swapaxes(-1, -2) if attrs["tb"] else right
-        return cls(left, right, call.outputs[0])._flattened()
-
-    def _flattened(self) -> ProductArrays:
-        """Matrices that all meet the same one on the right are one tall matrix."""
-        shared = not any(
-            stride
-            for n, stride in zip(self.right.shape[:-2], self.right.strides, strict=False)
-            if n > 1
-        )
-        if self.out.ndim == 2 or not shared or self.left.ndim != self.out.ndim:
-            return self
-        rows = size(self.out.shape[:-1])
+        out = call.outputs[0]
+        batch = zip(right.shape[:-2], right.strides, strict=False)
+        is_shared = not any(stride for n, stride in batch if n > 1)
+        if out.ndim == 2 or not is_shared or left.ndim != out.ndim:
+            return cls(left, right, out)
+        # Matrices that all meet the same one on the right are one tall matrix.
+        rows = size(out.shape[:-1])
         try:
-            left = self.left.reshape(rows, self.left.shape[-1], copy=False)
-            out = self.out.reshape(rows, self.out.shape[-1], copy=False)
+            tall = left.reshape(rows, left.shape[-1], copy=False)
+            wide = out.reshape(rows, out.shape[-1], copy=False)
         except ValueError:
-            return self
-        return ProductArrays(left, self.right[(0,) * (self.right.ndim - 2)], out)
+            return cls(left, right, out)
+        return cls(tall, right[(0,) * (right.ndim - 2)], wide)
 
     @property
     def batch(self) -> Shape:

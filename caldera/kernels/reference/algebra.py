@@ -52,6 +52,8 @@ references(
         "inverse": named("inverse")(np.linalg.inv),
         "solve": named("solve")(np.linalg.solve),
         "slogdet": np.linalg.slogdet,
+        "rfft": lambda x, axis: as_pairs(np.fft.rfft(x, axis=axis)),
+        "irfft": lambda x, axis, n: np.fft.irfft(_as_complex(x), n, axis, norm="forward"),
         "max": np.max,
         "min": np.min,
         "prod": np.prod,
@@ -158,11 +160,6 @@ def _fft(x: np.ndarray, *, axis: int, inverse: bool) -> np.ndarray:
     return as_pairs(np.fft.fft(signal, axis=axis))
 
 
-@reference("rfft")
-def _rfft(x: np.ndarray, *, axis: int) -> np.ndarray:
-    return as_pairs(np.fft.rfft(x, axis=axis))
-
-
 @reference("mirror")
 def _mirror(
     x: np.ndarray, *, axis: int, begin: int, end: int, others: tuple[int, ...]
@@ -172,11 +169,6 @@ def _mirror(
     for other in others:
         found = np.roll(np.flip(found, other), 1, other)
     return as_pairs(np.concatenate((signal, found), axis))
-
-
-@reference("irfft")
-def _irfft(x: np.ndarray, *, axis: int, n: int) -> np.ndarray:
-    return np.fft.irfft(_as_complex(x), n=n, axis=axis, norm="forward")
 
 
 Axes = tuple[int, ...]

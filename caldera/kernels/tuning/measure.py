@@ -92,9 +92,9 @@ def measure(
         )
         if _is_short(best.name, runners, outcome) and is_shared(runners[best.name]):
             fewer = [each for each in on_fewer_threads(best) if each.workspace(node) <= nbytes]
-            rivals = {best.name: runners[best.name]}
-            rivals.update(_right_runners(fewer, call, judge, outcome))
-            race(_clocks(rivals), outcome, deadline, thorough=thorough)
+            right = _right_runners(fewer, call, judge, outcome)
+            contenders = {best.name: runners[best.name], **right}
+            race(_clocks(contenders), outcome, deadline, thorough=thorough)
         # The best times of kernels count, and so does that of the yardstick.
         outcome.pace = min(before, _pace())
     note_garbage()

@@ -15,7 +15,7 @@ from time import perf_counter
 from caldera.base.config import settings
 from caldera.base.threads import at_most_threads, thread_count
 from caldera.kernels.common.binding import restricted
-from caldera.kernels.native.codegen.program import NativeRunner
+from caldera.kernels.native.codegen import NativeRunner
 from caldera.kernels.table import Call, Kernel, Runner
 
 SHORT_S = 5e-4

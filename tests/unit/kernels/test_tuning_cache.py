@@ -184,7 +184,13 @@ def test_a_damaged_or_foreign_file_is_measured_anew(
 
 @pytest.mark.parametrize(
     "damage",
-    [{"chosen": "gone"}, {"times": {"fast": "quick"}}, {"format": 7}, {"key": {"op": "add"}}],
+    [
+        {"chosen": "gone"},
+        {"chosen": "fast on 64 threads"},
+        {"times": {"fast": "quick"}},
+        {"format": 7},
+        {"key": {"op": "add"}},
+    ],
 )
 def test_an_answer_that_does_not_fit_is_not_believed(
     kernels: FakeKernels, damage: dict[str, Any]

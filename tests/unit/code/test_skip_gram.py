@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -92,3 +95,13 @@ def test_only_rows_that_are_named_change() -> None:
 def test_bad_input_is_named(call: object, said: str) -> None:
     with pytest.raises(CalderaError, match=said):
         call()
+
+
+def test_public_names_load_it_on_first_use() -> None:
+    code = (
+        "import sys, caldera as cd; "
+        "print('caldera.code' in sys.modules, cd.nn.SkipGram.__name__, cd.op.skip_gram.__name__, "
+        "hasattr(cd.nn, 'nothing'))"
+    )
+    printed = subprocess.check_output([sys.executable, "-c", code], text=True)
+    assert printed.split() == ["False", "SkipGram", "skip_gram", "False"]
