@@ -138,7 +138,7 @@ def test_matrices_that_meet_the_same_one_become_one_product() -> None:
         (np.empty((4, 3, 2), "float32"),),
         (),
     )
-    found = gemm.Product.of(call, np.empty((4, 3, 5), "float32"), np.empty((5, 2), "float32"))
+    found = gemm.ProductArrays.of(call, np.empty((4, 3, 5), "float32"), np.empty((5, 2), "float32"))
     assert found.extent == (12, 2, 5)
     assert found.batch == ()
 
