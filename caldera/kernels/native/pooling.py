@@ -19,6 +19,7 @@ from caldera.base.threads import thread_count
 from caldera.kernels.native.codegen import (
     I32,
     I64,
+    ElementPointer,
     Emitter,
     Integer,
     NativeRunner,
@@ -113,8 +114,7 @@ def _pool(
 ) -> None:
     """`width` is that of a window, `whole` its size if all of it counts, else 0. The index has the
     winner of each window: "max" writes it, "gather" and "scatter" read it."""
-    first, last = k.part_range(images * rows)
-    with k.loop(first, last) as line, k.loop(0, columns) as column:
+    with k.loop(*k.part_range(images * rows)) as line, k.loop(0, columns) as column:
         image, row = line // rows, line % rows
         row_from, row_to = row_begin.load(row), row_begin.load(row + 1)
         column_from, column_to = column_begin.load(column), column_begin.load(column + 1)
@@ -127,9 +127,8 @@ def _pool(
                     down, across = row_taps.at(3 * row_from), column_taps.at(3 * column_from)
                     loop.begin_at(down.load(1) * width + across.load(1))
             if mode == "gather":
-                assert index is not None
-                place = index.at(index.line(image, row), column, channel)
-                loop.wanted = index.memory.load(place, count, mask)
+                winners, place = _winner(index, image, row, column, channel)
+                loop.wanted = winners.load(place, count, mask)
             with k.loop(row_from, row_to) as i:
                 down = row_taps.at(3 * i)
                 source = read.line(image, down.load(0))
@@ -138,23 +137,34 @@ def _pool(
                     place = read.at(source, across.load(0), channel)
                     value = read.memory.load(place, count, mask)
                     if mode == "scatter":
-                        assert index is not None
-                        place = index.at(index.line(image, down.load(0)), across.load(0), channel)
-                        loop.wanted = index.memory.load(place, count, mask)
+                        where = down.load(0), across.load(0)
+                        winners, place = _winner(index, image, *where, channel)
+                        loop.wanted = winners.load(place, count, mask)
                     held = k.select(whole > 0, whole, down.load(2) * across.load(2))
                     loop.tap(value, down.load(1) * width + across.load(1), held)
             place = written.at(written.line(image, row), column, channel)
             result = loop.result(k.select(whole > 0, whole, taken))
             written.memory.store(place, result, mask)
             if mode == "max":
-                assert index is not None
-                place = index.at(index.line(image, row), column, channel)
-                index.memory.store(place, loop.name.value, mask)
+                winners, place = _winner(index, image, row, column, channel)
+                winners.store(place, loop.name.value, mask)
 
         if is_masked:
             k.masked_vectors(channels, lanes[0], one)
         else:
             k.vector_loops(0, channels, lanes, one)
+
+
+def _winner(
+    index: ImageMemory | None,
+    image: RegisterValue,
+    row: RegisterValue,
+    column: RegisterValue,
+    channel: RegisterValue,
+) -> tuple[ElementPointer, RegisterValue]:
+    """Where the winner of a window is kept, for vectors of channels."""
+    assert index is not None
+    return index.memory, index.at(index.line(image, row), column, channel)
 
 
 class _Channels:

@@ -129,6 +129,11 @@ def moved(matrix: PackedMatrix, offset: RegisterValue) -> PackedMatrix:
     return PackedMatrix(matrix.pointer.at(offset), matrix.down, matrix.right)
 
 
+def rows_from(matrix: PackedMatrix, offset: RegisterValue, top: RegisterValue) -> PackedMatrix:
+    """A head's matrix from a row on."""
+    return PackedMatrix(moved(matrix, offset).row(top), matrix.down, matrix.right)
+
+
 def lay_out(
     k: Emitter,
     target: PackedMatrix,

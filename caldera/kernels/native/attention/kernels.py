@@ -14,6 +14,7 @@ from caldera.kernels.native.attention.head import (
     each_block,
     lay_out,
     moved,
+    rows_from,
     whole_vectors,
     write,
 )
@@ -66,10 +67,8 @@ def forward(
     scale = k.convert(scale, kind)
     whole_width = whole_vectors(width, kind)
     workspace = ScratchMatrices(k, memory, elements)
-    laid_keys, laid_values = (
-        workspace.matrix(depth, keys_apart),
-        workspace.matrix(keys, width_apart),
-    )
+    laid_keys = workspace.matrix(depth, keys_apart)
+    laid_values = workspace.matrix(keys, width_apart)
     asked, scores = workspace.matrix(BLOCK, depth_apart), workspace.matrix(BLOCK, keys_apart)
     results = workspace.matrix(BLOCK, width_apart)
     totals, shifts = k.alloca(kind, BLOCK), k.alloca(kind, BLOCK)
@@ -83,13 +82,13 @@ def forward(
         blocks = (queries + (BLOCK - 1)) // BLOCK
         first, last = blocks * chunk // chunks, blocks * (chunk + 1) // chunks
         with each_block(k, first, last, keys, queries, causal, wide) as block:
-            rows = PackedMatrix(moved(q, offsets.load(0)).row(block.top), q.down, q.right)
+            rows = rows_from(q, offsets.load(0), block.top)
             lay_out(k, asked, rows, (block.lines, depth), dtype, scale)
             multiply(k, scores, asked, laid_keys, (block.lines, block.width, depth))
             block.mask(scores, here)
             _softmax(k, block, scores, totals, shifts)
             multiply(k, results, scores, laid_values, (block.lines, whole_width, block.seen))
-            goal = PackedMatrix(moved(y, offsets.load(3)).row(block.top), y.down, y.right)
+            goal = rows_from(y, offsets.load(3), block.top)
             _divide(k, results, totals, (block.lines, whole_width))
             write(k, goal, results, (block.lines, width), dtype)
 
@@ -179,77 +178,96 @@ def backward(
     kind = computed_type(dtype)
     wide = TOGETHER * natural_lanes(kind)
     scale = k.convert(scale, kind)
-    whole_depth, whole_width = whole_vectors(depth, kind), whole_vectors(width, kind)
-    workspace = ScratchMatrices(k, memory, elements)
-    across_keys, laid_keys = (
-        workspace.matrix(depth, keys_apart),
-        workspace.matrix(keys, depth_apart),
-    )
-    across_values = workspace.matrix(width, keys_apart)
-    asked, found, told = (
-        workspace.matrix(BLOCK, n) for n in (depth_apart, depth_apart, width_apart)
-    )
-    scores, changes = workspace.matrix(BLOCK, keys_apart), workspace.matrix(BLOCK, keys_apart)
-    for_keys, for_values = workspace.matrix(keys, depth_apart), workspace.matrix(keys, width_apart)
-    begin, end = k.part_range(heads)
-    with k.loop(begin, end) as head:
+    apart = keys_apart, depth_apart, width_apart
+    m = _HeadMatrices(ScratchMatrices(k, memory, elements), keys, depth, width, apart)
+    with k.loop(*k.part_range(heads)) as head:
         offsets = table.at(head * (10 + len(masks)))
         start = [offsets.load(i) for i in range(10)]
-        lay_out(k, across_keys, moved(key, start[2]).transposed, (depth, keys), dtype)
-        lay_out(k, laid_keys, moved(key, start[2]), (keys, depth), dtype)
-        lay_out(k, across_values, moved(v, start[3]).transposed, (width, keys), dtype)
-        k.clear_bytes(for_keys.pointer, keys * depth_apart * itemsize(kind))
-        k.clear_bytes(for_values.pointer, keys * width_apart * itemsize(kind))
+        m.begin(k, moved(key, start[2]), moved(v, start[3]), dtype)
         here = [mask.at(offsets.load(10 + i)) for i, mask in enumerate(masks)]
         blocks = (queries + (BLOCK - 1)) // BLOCK
         with each_block(k, 0, blocks, keys, queries, causal, wide) as block:
-            lines = block.lines
-            asked_rows = PackedMatrix(moved(q, start[1]).row(block.top), q.down, q.right)
-            told_rows = PackedMatrix(moved(g, start[0]).row(block.top), g.down, g.right)
-            lay_out(k, asked, asked_rows, (lines, depth), dtype, scale)
-            lay_out(k, told, told_rows, (lines, width), dtype)
-            multiply(k, scores, asked, across_keys, (lines, block.width, depth))
-            multiply(k, changes, told, across_values, (lines, block.width, width))
-            block.mask(scores, here)
-            with k.loop(0, lines) as line:
+            rows = rows_from(q, start[1], block.top), rows_from(g, start[0], block.top)
+            m.compute_scores(k, block, rows, scale, dtype, here)
+            with k.loop(0, block.lines) as line:
                 row = block.top + line
-                _score_gradients(
-                    k,
-                    block,
-                    line,
-                    scores,
-                    changes,
-                    logarithm.load(start[8] + row * logarithm_step),
-                    common.load(start[7] + row * common_step),
-                )
+                places = start[8] + row * logarithm_step, start[7] + row * common_step
+                statistics = logarithm.load(places[0]), common.load(places[1])
+                _score_gradients(k, block, line, m.scores, m.changes, *statistics)
             if keeps_scores:
-                kept = PackedMatrix(
-                    moved(score_gradients, start[9]).row(block.top),
-                    score_gradients.down,
-                    score_gradients.right,
-                )
-                write(k, kept, changes, (lines, block.seen), computed_name(dtype))
-            multiply(
-                k,
-                for_values,
-                scores.transposed,
-                told,
-                (block.seen, whole_width, lines),
-                accumulate=True,
+                kept = rows_from(score_gradients, start[9], block.top)
+                write(k, kept, m.changes, (block.lines, block.seen), computed_name(dtype))
+            m.add_gradients(k, block)
+            write(
+                k, rows_from(dq, start[4], block.top), m.found, (block.lines, depth), dtype, scale
             )
-            multiply(
-                k,
-                for_keys,
-                changes.transposed,
-                asked,
-                (block.seen, whole_depth, lines),
-                accumulate=True,
-            )
-            multiply(k, found, changes, laid_keys, (lines, whole_depth, block.seen))
-            goal = PackedMatrix(moved(dq, start[4]).row(block.top), dq.down, dq.right)
-            write(k, goal, found, (lines, depth), dtype, scale)
-        write(k, moved(dk, start[5]), for_keys, (keys, depth), dtype)
-        write(k, moved(dv, start[6]), for_values, (keys, width), dtype)
+        write(k, moved(dk, start[5]), m.for_keys, (keys, depth), dtype)
+        write(k, moved(dv, start[6]), m.for_values, (keys, width), dtype)
+
+
+class _HeadMatrices:
+    """The matrices of a head in a part's memory, and what is computed with them for a block."""
+
+    def __init__(
+        self,
+        workspace: ScratchMatrices,
+        keys: RegisterValue,
+        depth: RegisterValue,
+        width: RegisterValue,
+        apart: tuple[RegisterValue, RegisterValue, RegisterValue],
+    ) -> None:
+        keys_apart, depth_apart, width_apart = apart
+        self.lengths = keys, depth, width
+        kind = workspace.rest.type
+        self.whole = whole_vectors(depth, kind), whole_vectors(width, kind)
+        self.across_keys = workspace.matrix(depth, keys_apart)
+        self.keys = workspace.matrix(keys, depth_apart)
+        self.across_values = workspace.matrix(width, keys_apart)
+        self.asked, self.found, self.told = (
+            workspace.matrix(BLOCK, n) for n in (depth_apart, depth_apart, width_apart)
+        )
+        self.scores, self.changes = (workspace.matrix(BLOCK, keys_apart) for _ in range(2))
+        self.for_keys = workspace.matrix(keys, depth_apart)
+        self.for_values = workspace.matrix(keys, width_apart)
+
+    def begin(self, k: Emitter, key: PackedMatrix, v: PackedMatrix, dtype: str) -> None:
+        """Lay out the keys and values of a head, and clear their gradients."""
+        keys, depth, width = self.lengths
+        lay_out(k, self.across_keys, key.transposed, (depth, keys), dtype)
+        lay_out(k, self.keys, key, (keys, depth), dtype)
+        lay_out(k, self.across_values, v.transposed, (width, keys), dtype)
+        for gradient in (self.for_keys, self.for_values):
+            nbytes = keys * gradient.down * itemsize(computed_type(dtype))
+            k.clear_bytes(gradient.pointer, nbytes)
+
+    def compute_scores(
+        self,
+        k: Emitter,
+        block: QueryBlock,
+        rows: tuple[PackedMatrix, PackedMatrix],
+        scale: RegisterValue,
+        dtype: str,
+        masks: list[Mask],
+    ) -> None:
+        """The scores, and what the results' gradients say about the probabilities, from the rows
+        of queries and of these gradients."""
+        _, depth, width = self.lengths
+        lay_out(k, self.asked, rows[0], (block.lines, depth), dtype, scale)
+        lay_out(k, self.told, rows[1], (block.lines, width), dtype)
+        multiply(k, self.scores, self.asked, self.across_keys, (block.lines, block.width, depth))
+        multiply(k, self.changes, self.told, self.across_values, (block.lines, block.width, width))
+        block.mask(self.scores, masks)
+
+    def add_gradients(self, k: Emitter, block: QueryBlock) -> None:
+        """Add to the gradients of values and keys; compute that of the queries."""
+        depth, width = self.whole
+        for target, scores, rows, length in (
+            (self.for_values, self.scores, self.told, width),
+            (self.for_keys, self.changes, self.asked, depth),
+        ):
+            shape = block.seen, length, block.lines
+            multiply(k, target, scores.transposed, rows, shape, accumulate=True)
+        multiply(k, self.found, self.changes, self.keys, (block.lines, depth, block.seen))
 
 
 def _score_gradients(

@@ -33,6 +33,7 @@ from caldera.kernels.native.codegen.kernel import (
     address_of,
     addresses_of,
     as_integers,
+    integers,
     native_kernel,
 )
 from caldera.kernels.native.codegen.program import (
@@ -114,6 +115,7 @@ __all__ = [
     "from_memory",
     "host_target",
     "in_sequence",
+    "integers",
     "is_floating",
     "itemsize",
     "lanes",

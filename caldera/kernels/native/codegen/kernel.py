@@ -6,6 +6,7 @@ what becomes of them:
 - `Pointer` and `ElementPointer` are arrays; the code is made for their dtypes,
 - `Integer` and `Real` are numbers that may differ from call to call,
 - a dataclass with such fields is a group of arguments, given as a dictionary,
+- `Annotated[Any, integers("rows columns")]` is a group of nothing but integers,
 - a list of these is any number of them,
 - `X | None` may be left out by giving None,
 - all else is known when the kernel is compiled: plain values whose `repr` says all there is to
@@ -20,7 +21,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, make_dataclass
 from functools import cache, cached_property, update_wrapper
 from itertools import count
 from types import NoneType, UnionType
@@ -55,6 +56,16 @@ Integer: TypeAlias = RegisterValue
 """An int64 that is given to a kernel."""
 Real: TypeAlias = Annotated[RegisterValue, "real"]
 """A float64 that is given to a kernel."""
+
+
+def integers(names: str) -> type:
+    """Return a group of integers with these names, to annotate a kernel's argument with.
+
+    >>> from caldera.kernels.native.codegen.kernel import integers
+    >>> integers("rows columns")(rows=2, columns=3)
+    Integers(rows=2, columns=3)
+    """
+    return make_dataclass("Integers", [(name, Integer) for name in names.split()], frozen=True)
 
 
 ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
@@ -214,6 +225,8 @@ def _kind_of(hint: Any) -> _Kind:
     if hint in _SINGLE:
         return _SINGLE[hint]
     origin, inner = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _kind_of(inner[-1])
     if origin in (Union, UnionType):
         kinds = [_kind_of(each) for each in inner if each is not NoneType]
         kind = next((each for each in kinds if each is not _CONSTANT), _CONSTANT)

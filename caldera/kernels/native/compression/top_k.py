@@ -11,6 +11,7 @@ magnitudes those that come first are taken. Zeros never are.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import accumulate
 from math import ceil
 from typing import NamedTuple
@@ -176,49 +177,70 @@ def _select(
         length = k.minimum(edges.load(vector + 1) - first, block)
         # Equal to `count` for a whole block.
         wanted = (count * length + block - 1) // block
-        mine = values.at(first)
-        more = None
+        mine, more = values.at(first), None
         if added is not None:
             more = k.int_to_pointer(added.load(vector), F32).at(number * block)
-        at = k.variable(k.pointer_to_int(mine))
-        with k.if_else(length.equals(padded)) as (whole_block, short_block):
-            with whole_block:
-                _look(k, mine, padded, maxima, groups, more)
-            with short_block:
-                # It is not as long as its vectors: it is put aside, with zeros behind it.
-                if more is not None:
-                    _add(k, mine.cast(F32), more, length)
-                k.clear_bytes(aside, padded * 4)
-                k.copy_bytes(aside, mine, length * 4)
-                at.value = k.pointer_to_int(aside)
-                _look(k, aside, padded, maxima, groups)
-        source = k.int_to_pointer(at.value, I32)
+        source = _whole_block(k, mine, length, padded, aside, maxima, groups, more)
         if groups:
-            least = k.maximum(_folded(k, maxima, groups, k.minimum), 1)
-            near.value = _threshold(
-                k, maxima, groups, wanted, least, near.value, surplus=groups // 8
-            )
+            least, surplus = k.maximum(_folded(k, maxima, groups, k.minimum), 1), groups // 8
+            near.value = _threshold(k, maxima, groups, wanted, least, near.value, surplus=surplus)
         bound = near.value
         found_here = _candidates(k, source, padded, bound, places, magnitudes)
         candidates = _Candidates(places, magnitudes, found_here)
-
-        def keep(place: RegisterValue, taken: RegisterValue) -> None:
-            at = first + k.convert(place, I64)
-            found.store(out.value, k.convert(at, I32))
-            if taken_out is not None:
-                value = values.load(at)
-                taken_out.store(out.value, value)
-                values.store(at, k.select(taken, 0, value))
-            out.value = out.value + k.convert(taken, I64)
-
+        keep = partial(_keep, k, values, found, taken_out, out, first)
         _keep_largest(k, candidates, wanted, bound, reached, keep)
 
     with k.loop(0, vectors) as vector:
         size = edges.load(vector + 1) - edges.load(vector)
-        begin, end = k.part_range((size + block - 1) // block)
-        with k.loop(begin, end) as number:
+        with k.loop(*k.part_range((size + block - 1) // block)) as number:
             take(vector, number)
         ends.store(vector + 1, out.value)
+
+
+def _keep(
+    k: Emitter,
+    values: Pointer,
+    found: Pointer,
+    taken_out: Pointer | None,
+    out: MutableRegister,
+    first: RegisterValue,
+    place: RegisterValue,
+    taken: RegisterValue,
+) -> None:
+    """Write an element's index, and go on to the next if it is taken; take its value out."""
+    at = first + k.convert(place, I64)
+    found.store(out.value, k.convert(at, I32))
+    if taken_out is not None:
+        value = values.load(at)
+        taken_out.store(out.value, value)
+        values.store(at, k.select(taken, 0, value))
+    out.value = out.value + k.convert(taken, I64)
+
+
+def _whole_block(
+    k: Emitter,
+    mine: Pointer,
+    length: RegisterValue,
+    padded: RegisterValue,
+    aside: Pointer,
+    maxima: Pointer,
+    groups: int,
+    more: Pointer | None,
+) -> Pointer:
+    """The block itself, or a copy of a short one in whole vectors, once its maxima are found."""
+    at = k.variable(k.pointer_to_int(mine))
+    with k.if_else(length.equals(padded)) as (whole_block, short_block):
+        with whole_block:
+            _look(k, mine, padded, maxima, groups, more)
+        with short_block:
+            # It is not as long as its vectors: it is put aside, with zeros behind it.
+            if more is not None:
+                _add(k, mine.cast(F32), more, length)
+            k.clear_bytes(aside, padded * 4)
+            k.copy_bytes(aside, mine, length * 4)
+            at.value = k.pointer_to_int(aside)
+            _look(k, aside, padded, maxima, groups)
+    return k.int_to_pointer(at.value, I32)
 
 
 def _look(

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -20,10 +21,10 @@ from caldera.kernels.common.geometry import Geometry, forward, input_phases, ste
 from caldera.kernels.native.codegen import (
     I64,
     Emitter,
-    Integer,
     NativeCall,
     Pointer,
     RegisterValue,
+    integers,
     native_kernel,
     natural_lanes,
 )
@@ -79,21 +80,14 @@ def pack_filters(
     )
 
 
-@dataclass(frozen=True)
-class _Numbers:
-    """The strips, the target and the blocks of filters, in numbers and distances."""
-
-    copied: Integer
-    strips: StripNumbers
-    chunks: Integer
-    target_image_step: Integer
-    blocks: Integer
-    block_count: Integer
-    results: Integer
-    group_inputs: Integer
-    block_inputs: Integer
-    strip_length: Integer
-    parts: Integer
+_Numbers = Annotated[
+    Any,
+    integers(
+        "copied chunks target_image_step blocks block_count results group_inputs block_inputs "
+        "strip_length parts"
+    ),
+]
+"""The target and the blocks of filters, in numbers and distances."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +153,6 @@ def correlate(
     channels = window.groups * window.channels
     values = {
         "copied": not in_place,
-        "strips": strips.numbers(window),
         "chunks": packing.chunks,
         "target_image_step": of_target[0],
         "blocks": packing.blocks,
@@ -177,28 +170,8 @@ def correlate(
         work = part.work
         by_output = (inside[0], inside[1] * work.stride[0], inside[2] * work.stride[1])
         outputs = (of_target[0], of_target[2] * part.step[0], of_target[3] * part.step[1])
-        # Along a row of taps the channels of neighbouring pixels are neighbours, if all are wanted.
-        joined = work.groups == 1 and work.dilation[1] == 1 and inside[2] == channels
-        down, right = (
-            own - all_of_it for own, all_of_it in zip(work.start, window.start, strict=True)
-        )
-        rows.append(
-            {
-                "rows": work.target[0],
-                "columns": work.target[1],
-                "source_start": (down * inside[1] + right * inside[2]) if work.taps[0] else 0,
-                "target_start": part.first[0] * of_target[2] + part.first[1] * of_target[3],
-                "target_row_step": outputs[1],
-                "filters_start": start,
-                "places_start": sum(map(len, source_places)),
-                "tap_rows": work.taps[0],
-                "tap_columns": 1 if joined else work.taps[1],
-                "tap_row_step": inside[1] * work.dilation[0],
-                "tap_column_step": inside[2] * work.dilation[1],
-                "length": work.channels * (work.taps[1] if joined else 1),
-                "panel": packing.panel(work),
-            }
-        )
+        starts = start, sum(map(len, source_places))
+        rows.append(_part_numbers(packing, part, inside, of_target, starts))
         size = (strips.images, min(strips.rows, work.target[0]), work.target[1])
         source_places.append(pixel_table(*size, by_output))
         target_places.append(pixel_table(*size, outputs))
@@ -212,6 +185,7 @@ def correlate(
         target_places=np.concatenate(target_places),
         table=_PartNumbers.table(rows),
         filling=filling(strips, source, channels, window.start),
+        strips=strips.numbers(window),
         n=values,
         pixels=pixels,
         vectors=vectors,
@@ -220,6 +194,36 @@ def correlate(
         several=len(rows) > 1,
         parts=packing.workers,
     )
+
+
+def _part_numbers(
+    packing: Packing,
+    part: CorrelationBlock,
+    inside: tuple[int, ...],
+    of_target: tuple[int, ...],
+    starts: tuple[int, int],
+) -> dict[str, int]:
+    """A row of the table: `inside` leads to the next image, row and pixel of the source."""
+    work, window = part.work, packing.window
+    # Along a row of taps the channels of neighbouring pixels are neighbours, if all are wanted.
+    is_dense = inside[2] == window.groups * window.channels
+    joined = work.groups == 1 and work.dilation[1] == 1 and is_dense
+    down, right = (own - all_of_it for own, all_of_it in zip(work.start, window.start, strict=True))
+    return {
+        "rows": work.target[0],
+        "columns": work.target[1],
+        "source_start": (down * inside[1] + right * inside[2]) if work.taps[0] else 0,
+        "target_start": part.first[0] * of_target[2] + part.first[1] * of_target[3],
+        "target_row_step": of_target[2] * part.step[0],
+        "filters_start": starts[0],
+        "places_start": starts[1],
+        "tap_rows": work.taps[0],
+        "tap_columns": 1 if joined else work.taps[1],
+        "tap_row_step": inside[1] * work.dilation[0],
+        "tap_column_step": inside[2] * work.dilation[1],
+        "length": work.channels * (work.taps[1] if joined else 1),
+        "panel": packing.panel(work),
+    }
 
 
 def _known_length(rows: list[dict[str, int]], width: int) -> int:
@@ -241,6 +245,7 @@ def _correlate(
     target_places: Pointer,
     table: Pointer,
     filling: Filling,
+    strips: StripNumbers,
     n: _Numbers,
     pixels: int,
     vectors: int,
@@ -250,22 +255,20 @@ def _correlate(
 ) -> None:
     """`length` is that of a run of inputs if the kernel is made for it, else 0; `several` is
     whether there is more than one part."""
-    wide = source.type
-    width = vectors * natural_lanes(wide)
-    aside = k.alloca(wide, pixels * width)
+    width = vectors * natural_lanes(source.type)
+    aside = k.alloca(source.type, pixels * width)
     strip = scratch.at(k.part * n.strip_length)
     only = None if several else _PartNumbers.load_only(k, table)
-    with k.loop(*k.part_range(n.strips.items * n.chunks)) as index:
+    with k.loop(*k.part_range(strips.items * n.chunks)) as index:
         item, chunk = index // n.chunks, index % n.chunks
-        own = n.strips.pixels(k, item)
+        own = strips.pixels(k, item)
         with k.if_then(n.copied.differs(0)):
             filling.fill(k, strip, source, own)
         in_place = filling.images.pixel(source, own.image, own.source_row, 0)
         start = k.either(n.copied.differs(0), strip, in_place)
-        first_block = n.block_count * chunk // n.chunks
-        end_block = n.block_count * (chunk + 1) // n.chunks
+        blocks = n.block_count * chunk // n.chunks, n.block_count * (chunk + 1) // n.chunks
         every = _parts(k, n.parts, table) if only is None else nullcontext(only)
-        with every as part, k.loop(first_block, end_block) as block:
+        with every as part, k.loop(*blocks) as block:
             group, inner = block // n.blocks, block % n.blocks
             place = (
                 own.image * n.target_image_step + own.row * part.target_row_step + part.target_start
@@ -279,23 +282,25 @@ def _correlate(
                 each.at(part.places_start) for each in (source_places, target_places)
             )
             # A part may have fewer rows than another.
-            count = own.images * k.minimum(n.strips.rows, part.rows - own.row) * part.columns
+            count = own.images * k.minimum(strips.rows, part.rows - own.row) * part.columns
             with k.loop(0, count, pixels) as pixel:
+                numbers = [k.minimum(pixel + i, count - 1) for i in range(pixels)]
                 # Tiles over the edge repeat the last pixel, and are written aside first.
                 whole = (pixel + pixels <= count) & valid.equals(width)
-                numbers = [k.minimum(pixel + i, count - 1) for i in range(pixels)]
                 tile = PixelTile(k, pixels, vectors, [inputs.at(sources.load(i)) for i in numbers])
                 _taps(k, part, tile, panel, depthwise, length)
-                tile.store(
-                    [
-                        k.either(whole, outputs.at(targets.load(number)), aside.at(i * width))
-                        for i, number in enumerate(numbers)
-                    ]
-                )
+                places = [outputs.at(targets.load(number)) for number in numbers]
+                held = [aside.at(i * width) for i in range(pixels)]
+                tile.store([k.either(whole, *each) for each in zip(places, held, strict=True)])
                 with k.if_then(~whole), k.loop(0, k.minimum(pixels, count - pixel)) as i:
                     to = outputs.at(targets.load(pixel + i))
-                    held = aside.at(i * width)
-                    k.vector_loop(0, valid, tile.lanes, lambda e, c: to.store(e, held.load(e, c)))
+                    _copy_pixel(k, aside.at(i * width), to, valid, tile.lanes)
+
+
+def _copy_pixel(
+    k: Emitter, source: Pointer, target: Pointer, count: RegisterValue, lanes: int
+) -> None:
+    k.vector_loop(0, count, lanes, lambda e, c: target.store(e, source.load(e, c)))
 
 
 @contextmanager

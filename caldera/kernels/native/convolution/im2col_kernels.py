@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated, Any
 
 from caldera.kernels.native.codegen import (
     Emitter,
@@ -12,6 +13,7 @@ from caldera.kernels.native.codegen import (
     Pointer,
     RegisterValue,
     host_target,
+    integers,
     itemsize,
     native_kernel,
     natural_lanes,
@@ -19,42 +21,17 @@ from caldera.kernels.native.codegen import (
 from caldera.kernels.native.codegen.matrix_multiply import gemm
 from caldera.kernels.native.convolution.tiling import between
 
-
-@dataclass(frozen=True)
-class Im2colSizes:
-    """The convolution and its blocks in numbers and distances. A row of taps is `runs` runs of
-    `run_taps` taps, whose inputs lie side by side."""
-
-    batch: Integer
-    height: Integer
-    width: Integer
-    channels: Integer
-    image_step: Integer
-    row_step: Integer
-    pixel_step: Integer
-    target_rows: Integer
-    target_columns: Integer
-    results: Integer
-    target_step: Integer
-    groups: Integer
-    stride_rows: Integer
-    stride_columns: Integer
-    start_row: Integer
-    start_column: Integer
-    dilation_rows: Integer
-    dilation_columns: Integer
-    tap_rows: Integer
-    runs: Integer
-    run_taps: Integer
-    tap_length: Integer
-    terms: Integer
-    rows: Integer
-    blocks: Integer
-    pixels: Integer
-    sums: Integer
-    splits: Integer
-    term_splits: Integer
-    filters: Integer
+Im2colSizes = Annotated[
+    Any,
+    integers(
+        "batch height width channels image_step row_step pixel_step target_rows target_columns "
+        "results target_step groups stride_rows stride_columns start_row start_column "
+        "dilation_rows dilation_columns tap_rows runs run_taps tap_length terms rows blocks pixels "
+        "sums splits term_splits filters"
+    ),
+]
+"""The convolution and its blocks in numbers and distances. A row of taps is `runs` runs of
+`run_taps` taps, whose inputs lie side by side."""
 
 
 @dataclass(frozen=True)

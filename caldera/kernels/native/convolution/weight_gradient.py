@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -17,10 +18,10 @@ from caldera.core.graph.node import Node
 from caldera.kernels.common.geometry import Geometry, forward, seen_pixels, steps
 from caldera.kernels.native.codegen import (
     Emitter,
-    Integer,
     NativeCall,
     Pointer,
     RegisterValue,
+    integers,
     native_kernel,
     natural_lanes,
     vector,
@@ -43,25 +44,14 @@ from caldera.kernels.native.convolution.reorder import (
 from caldera.kernels.native.convolution.weight_blocking import GradientStrips, WeightGradientTile
 from caldera.kernels.table import Call, Runner
 
-
-@dataclass(frozen=True)
-class _Numbers:
-    """The taps and the blocks of a partial sum, in numbers and distances."""
-
-    groups: Integer
-    tap_rows: Integer
-    tap_columns: Integer
-    tap_row_step: Integer
-    tap_column_step: Integer
-    length: Integer
-    padded: Integer
-    block: Integer
-    workers: Integer
-    splits: Integer
-    x_group: Integer
-    x_tile: Integer
-    y_group: Integer
-    y_copied: Integer
+_Numbers = Annotated[
+    Any,
+    integers(
+        "groups tap_rows tap_columns tap_row_step tap_column_step length padded block workers "
+        "splits x_group x_tile y_group y_copied"
+    ),
+]
+"""The taps and the blocks of a partial sum, in numbers and distances."""
 
 
 def gradient_calls(

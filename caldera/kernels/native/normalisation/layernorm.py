@@ -102,23 +102,6 @@ def _differentiate(
     kind = means.type
     share = share_of(k, length)
 
-    def gradient_of_row(
-        row: RegisterValue, inverse: RegisterValue, one: RegisterValue, two: RegisterValue
-    ) -> None:
-        slopes, values = g.base.at(row * g.stride), x.base.at(row * x.stride)
-        target, mean = dx.base.at(row * dx.stride), means.load(row)
-        unit = k.constant(1.0, F64)
-        factor, level, slant = (
-            k.convert(each, kind) for each in gradient_factors(one, two, unit, inverse, share)
-        )
-
-        def body(index: RegisterValue, count: int) -> None:
-            scaled = slopes.load(index, count) * scale.load(index, count)
-            rest = k.fma(values.load(index, count) - mean, slant, level)
-            target.store(index, scaled * factor - rest)
-
-        over_plane(k, length, kind, body)
-
     def several(first: RegisterValue, count: int, sums: Pointer) -> None:
         """The sums of `count` rows, then their gradients, which may be written over g or x."""
         rows = [_Row(k, kind) for _ in range(count)]
@@ -139,7 +122,9 @@ def _differentiate(
 
         k.vector_loops(0, length, shrinking(line_lanes(kind)), visit)
         for i, row in enumerate(rows):
-            gradient_of_row(first + i, inverses[i], *row.totals())
+            places = [each.base.at((first + i) * each.stride) for each in (g, x, dx)]
+            own = means.load(first + i), inverses[i]
+            _gradient_of_row(k, places, length, scale, own, row.totals(), share)
 
     with k.loop(*k.part_range((rows + (_BLOCK - 1)) // _BLOCK)) as block:
         sums = partial.at(block * length * 2)
@@ -150,6 +135,30 @@ def _differentiate(
             several(first, _TOGETHER, sums)
         with k.loop(middle, end) as first:
             several(first, 1, sums)
+
+
+def _gradient_of_row(
+    k: Emitter,
+    places: list[ElementPointer],
+    length: RegisterValue,
+    scale: ElementPointer,
+    statistics: tuple[RegisterValue, RegisterValue],
+    sums: list[RegisterValue],
+    share: RegisterValue,
+) -> None:
+    """The gradient of a row from its mean, its inverse deviation and both sums."""
+    (slopes, values, target), (mean, inverse) = places, statistics
+    kind, unit = mean.type, k.constant(1.0, F64)
+    one, two = sums
+    found = gradient_factors(one, two, unit, inverse, share)
+    factor, level, slant = (k.convert(each, kind) for each in found)
+
+    def body(index: RegisterValue, count: int) -> None:
+        scaled = slopes.load(index, count) * scale.load(index, count)
+        rest = k.fma(values.load(index, count) - mean, slant, level)
+        target.store(index, scaled * factor - rest)
+
+    over_plane(k, length, kind, body)
 
 
 class _Row:

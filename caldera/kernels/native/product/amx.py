@@ -58,6 +58,7 @@ from caldera.kernels.native.product.gemm import add_pieces, epilogue_of
 from caldera.kernels.native.product.packing import RegisterTile, blocking_of
 from caldera.kernels.native.product.problem import (
     apply_epilogue,
+    blocks_of_part,
     copied,
     dense,
     extent_of,
@@ -97,30 +98,24 @@ def _multiply(
 ) -> None:
     """The rectangles that are this part's. Each row of the table is one product: where its
     matrices begin, and how long the sum is. `packed` has `room` elements for each part."""
-    across, down = (columns + width - 1) // width, (rows + height - 1) // height
-    begin, end = k.part_range(count * across * down)
     right_blocks = packed.at(k.part * room)
     registers = TileRegisters(k)
     registers.configure(configuration)
-    with k.loop(begin, end) as task:
-        product = table.at(task // (across * down) * 4)
+    with blocks_of_part(k, table, count, (rows, columns), (height, width)) as block:
         # Terms are the columns of the left matrix, and the rows of the right one.
-        source = a.from_place(product.load(0), by_rows=ta)
-        other = b.from_place(product.load(1), by_rows=not tb)
-        out, length = c.at(product.load(2)), product.load(3)
+        source = a.from_place(block.product.load(0), by_rows=ta)
+        other = b.from_place(block.product.load(1), by_rows=not tb)
+        out, length = c.at(block.product.load(2)), block.product.load(3)
         padded = (length + (TERMS - 1)) // TERMS * TERMS
         left_blocks = right_blocks.at(strip * padded)
-        top, left = task // across % down * height, task % across * width
-        bottom, right = k.minimum(top + height, rows), k.minimum(left + width, columns)
-        with k.loop(left, right, strip) as first_column:
-            last_column = k.minimum(first_column + strip, right)
-            pack_right(
-                k, right_blocks, other, first_column, length, last_column - first_column, flipped=tb
-            )
-            with k.loop(top, bottom, band) as first_row:
-                last_row = k.minimum(first_row + band, bottom)
+        with k.loop(block.left, block.right, strip) as first_column:
+            last_column = k.minimum(first_column + strip, block.right)
+            span = last_column - first_column
+            pack_right(k, right_blocks, other, first_column, length, span, flipped=tb)
+            with k.loop(block.top, block.bottom, band) as first_row:
+                last_row = k.minimum(first_row + band, block.bottom)
                 # A band that is the only one is still there from the first columns.
-                with k.if_then(first_column.equals(left) | (bottom - top > band)):
+                with k.if_then(first_column.equals(block.left) | (block.bottom - block.top > band)):
                     pack_left(
                         k, left_blocks, source, first_row, length, last_row - first_row, flipped=ta
                     )
@@ -135,11 +130,9 @@ def _multiply(
                         right_blocks.at((column - first_column) * padded),
                         padded // TERMS,
                     )
-                    high = k.minimum(last_row - row, SIDE)
-                    wide = k.minimum(last_column - column, SIDE)
-                    with k.loop(0, high) as line:
-                        goal = out.at((row + line) * leading_c + column)
-                        _finish(k, sums.at(line * SIDE), goal, wide, column, bias, epilogue)
+                    shape = k.minimum(last_row - row, SIDE), k.minimum(last_column - column, SIDE)
+                    goal = out.at(row * leading_c + column)
+                    _finish(k, sums, goal, leading_c, shape, column, bias, epilogue)
     registers.release()
 
 
@@ -169,15 +162,21 @@ def _finish(
     k: Emitter,
     sums: Pointer,
     goal: ElementPointer,
-    wide: RegisterValue,
+    leading: RegisterValue,
+    shape: tuple[RegisterValue, RegisterValue],
     column: RegisterValue,
     bias: Pointer | None,
     epilogue: Epilogue,
 ) -> None:
-    def store(i: RegisterValue, lanes: int) -> None:
-        goal.store(i, apply_epilogue(k, epilogue, bias, sums.load(i, lanes), column + i))
+    """Write rows and columns of 32 by 32 sums, with what follows the product."""
+    high, wide = shape
+    with k.loop(0, high) as line:
+        row, target = sums.at(line * SIDE), goal.at(line * leading)
 
-    k.vector_loop(0, wide, natural_lanes(F32), store)
+        def store(i: RegisterValue, lanes: int) -> None:
+            target.store(i, apply_epilogue(k, epilogue, bias, row.load(i, lanes), column + i))
+
+        k.vector_loop(0, wide, natural_lanes(F32), store)
 
 
 # --- binding

@@ -43,6 +43,7 @@ from caldera.kernels.native.product.problem import (
     WORTH_SPLITTING_COPIES,
     apply_epilogue,
     blocks,
+    blocks_of_part,
     copied,
     copy_workspace,
     dense,
@@ -82,12 +83,9 @@ def _multiply(
     alpha, beta = k.constant(1.0, c.type), k.constant(0.0, c.type)
     if scales:
         alpha, beta = (each.load(0) for each in scales)
-    across, down = (columns + width - 1) // width, (rows + height - 1) // height
-    begin, end = k.part_range(count * across * down)
-    with k.loop(begin, end) as task:
-        product = table.at(task // (across * down) * 4)
-        top, left = task // across % down * height, task % across * width
-        lines, span = k.minimum(height, rows - top), k.minimum(width, columns - left)
+    with blocks_of_part(k, table, count, (rows, columns), (height, width)) as part:
+        product, top, left = part.product, part.top, part.left
+        lines, span = part.bottom - top, part.right - left
         block = c.at(product.load(2) + top * leading_c + left)
         # A BLAS may look at what it multiplies by 0; a sum of length 0 leaves nothing to look at.
         counted = k.select(alpha.equals(0.0), 0, product.load(3)) if scales else product.load(3)

@@ -21,12 +21,6 @@ from caldera.core.tensor.shape import size
 from caldera.kernels.common.binding import compute_dtype, workspace_bytes
 from caldera.kernels.common.product import NOTHING, Epilogue, Matrices
 from caldera.kernels.native.codegen import (
-    Emitter,
-    Integer,
-    Pointer,
-    RegisterValue,
-    native_kernel,
-    natural_lanes,
     offer,
 )
 from caldera.kernels.native.product.gemm import (
@@ -40,207 +34,17 @@ from caldera.kernels.native.product.gemm import (
     product_workspace,
     split_k_workspace,
 )
-from caldera.kernels.native.product.microkernel import TileCalls, tile_address
+from caldera.kernels.native.product.microkernel import tile_address
+from caldera.kernels.native.product.packed_kernel import multiply_packed
 from caldera.kernels.native.product.packing import (
     Blocking,
-    RegisterTile,
-    Unpacked,
-    ask_ahead,
     blocking_of,
-    corner_of,
-    pack_panels,
-    pack_strips,
     pack_together,
-    panel_of,
     shared_elements,
     tile_of,
 )
-from caldera.kernels.native.product.problem import apply_epilogue, dense, extent_of, parts_for
+from caldera.kernels.native.product.problem import dense, extent_of, parts_for
 from caldera.kernels.table import Array
-
-
-@native_kernel
-def _multiply(
-    k: Emitter,
-    table: Pointer,
-    a: Pointer,
-    b: Pointer,
-    c: Pointer,
-    packed: Pointer,
-    shared: Pointer | None,
-    leading_a: Integer,
-    leading_b: Integer,
-    leading_c: Integer,
-    count: Integer,
-    rows: Integer,
-    columns: Integer,
-    height: Integer,
-    width: Integer,
-    depth: Integer,
-    band: Integer,
-    strip: Integer,
-    room: Integer,
-    tile_address: Integer,
-    scales: list[Pointer],
-    bias: Pointer | None,
-    epilogue: Epilogue,
-    ta: bool,
-    tb: bool,
-    packs_left: bool,
-    tile: tuple[int, int],
-) -> None:
-    """The rectangles that are this part's. Each row of the table is one product: where its
-    matrices begin, and how long the sum is. `packed` has `room` elements for each part, `shared`
-    the right matrix of the only product if it is packed already."""
-    alpha, beta = k.constant(1.0, c.type), k.constant(0.0, c.type)
-    if scales:
-        alpha, beta = (each.load(0) for each in scales)
-    shape = RegisterTile(*tile, natural_lanes(c.type))
-    across, down = (columns + width - 1) // width, (rows + height - 1) // height
-    begin, end = k.part_range(count * across * down)
-    strips = own = packed.at(k.part * room)
-    if shared is None:
-        strips = own.at((strip + (shape.width - 1)) // shape.width * shape.width * depth)
-    with k.loop(begin, end) as task:
-        product = table.at(task // (across * down) * 4)
-        top, left = task // across % down * height, task % across * width
-        bottom, right = k.minimum(top + height, rows), k.minimum(left + width, columns)
-        source, other, out = (each.at(product.load(i)) for i, each in enumerate((a, b, c)))
-        # What is multiplied by 0 is not looked at: it may be a nan.
-        length = product.load(3)
-        if scales:
-            length = k.select(alpha.equals(0.0), 0, length)
-        pieces = k.maximum((length + depth - 1) // depth, 1)
-        with k.loop(0, pieces) as piece, k.loop(left, right, strip) as first_column:
-            start = piece * depth
-            terms = k.minimum(depth, length - start)
-            last_column = k.minimum(first_column + strip, right)
-            # What is packed after these columns begins here, if there is more of the product.
-            ends = last_column.equals(right)
-            next_start = k.select(ends, start + depth, start)
-            next_column = k.select(ends, left, last_column)
-            is_more = next_start < length
-            panels = own
-            if shared is not None:
-                panels = panel_of(shared, start, terms, columns, shape.width, first_column)
-            with k.loop(top, bottom, band) as first_row:
-                last_row = k.minimum(first_row + band, bottom)
-                is_first, is_last = first_row.equals(top), last_row.equals(bottom)
-                lines = source.at(corner_of(first_row, start, leading_a, flipped=ta))
-                # A band that is the only one is still there from the first columns.
-                again = bottom - top > band
-                if packs_left:
-                    with k.if_then(first_column.equals(left) | again):
-                        pack_strips(
-                            k,
-                            strips,
-                            lines,
-                            leading_a,
-                            terms,
-                            last_row - first_row,
-                            shape.height,
-                            flipped=ta,
-                        )
-                with k.loop(first_column, last_column, shape.width) as column:
-                    wide = k.minimum(last_column - column, shape.width)
-                    panel = panels.at((column - first_column) * terms)
-                    # What comes next: a panel, which may be packed already, and rows.
-                    following = column + shape.width
-                    inside = following < last_column
-                    next_panel = k.either(inside, panel.at(terms * shape.width), panels)
-                    next_columns = None
-                    if shared is None:
-                        with k.if_then(is_first):
-                            pack_panels(
-                                k,
-                                panel,
-                                other.at(corner_of(start, column, leading_b, flipped=tb)),
-                                leading_b,
-                                terms,
-                                wide,
-                                shape.width,
-                                flipped=tb,
-                            )
-                        place = corner_of(
-                            k.select(inside, start, next_start),
-                            k.select(inside, following, next_column),
-                            leading_b,
-                            flipped=tb,
-                        )
-                        is_next = k.select(inside, is_first, is_last & is_more)
-                        next_columns = Unpacked(other.at(place), leading_b, tb, is_next)
-                    place = corner_of(
-                        k.select(is_last, top, last_row),
-                        k.select(is_last, next_start, start),
-                        leading_a,
-                        flipped=ta,
-                    )
-                    is_next = ~is_last | (is_more & (ends | again))
-                    next_rows = Unpacked(source.at(place), leading_a, not ta, is_next)
-                    tiles = (last_row - first_row + (shape.height - 1)) // shape.height
-                    sum_up = TileCalls.of(
-                        k,
-                        tile_address,
-                        panel,
-                        down=1 if ta else leading_a,
-                        right=leading_a if ta else 1,
-                        leading=leading_c,
-                        terms=terms,
-                        wide=wide,
-                        alpha=alpha,
-                        keep=k.select(piece.equals(0), beta, 1.0),
-                    )
-                    with k.loop(0, tiles) as number:
-                        row = first_row + number * shape.height
-                        goal = out.at(row * leading_c + column)
-                        high = k.minimum(last_row - row, shape.height)
-                        if packs_left:
-                            ask_ahead(
-                                k,
-                                sum_up.ask,
-                                number,
-                                tiles,
-                                terms,
-                                shape.width,
-                                next_panel,
-                                next_columns,
-                                next_rows,
-                                (last_column - column - 1) // shape.width,
-                                band,
-                            )
-                            sum_up(strips.at((row - first_row) * terms), goal, at=0, high=high)
-                        else:
-                            sum_up(lines, goal, at=row - first_row, high=high)
-                        if epilogue.changes:
-                            with k.if_then(piece.equals(pieces - 1)):
-                                _finish(
-                                    k, shape, goal, leading_c, high, wide, column, bias, epilogue
-                                )
-
-
-def _finish(
-    k: Emitter,
-    shape: RegisterTile,
-    tile: Pointer,
-    leading: RegisterValue,
-    high: RegisterValue,
-    wide: RegisterValue,
-    column: RegisterValue,
-    bias: Pointer | None,
-    epilogue: Epilogue,
-) -> None:
-    with k.loop(0, high) as line:
-        row = tile.at(line * leading)
-
-        def apply(i: RegisterValue, count: int) -> None:
-            row.store(i, apply_epilogue(k, epilogue, bias, row.load(i, count), column + i))
-
-        lanes = natural_lanes(row.type)
-        # A whole row at once: each vector of it waits long for itself.
-        k.vector_loops(0, wide, (shape.width, lanes, 1), apply)
-
-
-# --- binding
 
 
 class _PackedBinder(Binder):
@@ -270,7 +74,7 @@ class _PackedBinder(Binder):
         parts = min(parts, len(table) * -(-rows // cut.height) * -(-columns // cut.width))
         room = cut.left_elements(tile) if shares else cut.elements(tile)
         self.calls.append(
-            _multiply.call(
+            multiply_packed.call(
                 table=table,
                 a=self.left.array,
                 b=self.right.array,

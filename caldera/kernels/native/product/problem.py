@@ -7,7 +7,9 @@ bias, then an activation, on values in registers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from math import pi, sqrt
 from typing import Any
 
@@ -80,6 +82,35 @@ def blocks(count: int, rows: int, columns: int, parts: int, *, finish: bool) -> 
 
 def _rounded(length: int, pieces: int, grain: int) -> int:
     return length if pieces == 1 else -(-length // (pieces * grain)) * grain
+
+
+@dataclass(frozen=True)
+class ProductBlock:
+    """A part's rectangle of one product, in a kernel; `product` is the product's row of a table."""
+
+    product: Pointer
+    top: RegisterValue
+    bottom: RegisterValue
+    left: RegisterValue
+    right: RegisterValue
+
+
+@contextmanager
+def blocks_of_part(
+    k: Emitter,
+    table: Pointer,
+    count: RegisterValue,
+    extent: tuple[RegisterValue, RegisterValue],
+    size: tuple[RegisterValue, RegisterValue],
+) -> Iterator[ProductBlock]:
+    """A loop over this part's blocks of `size` of `count` products of an extent: rows, columns."""
+    (rows, columns), (height, width) = extent, size
+    across, down = (columns + width - 1) // width, (rows + height - 1) // height
+    with k.loop(*k.part_range(count * across * down)) as task:
+        product = table.at(task // (across * down) * 4)
+        top, left = task // across % down * height, task % across * width
+        bottom, right = k.minimum(top + height, rows), k.minimum(left + width, columns)
+        yield ProductBlock(product, top, bottom, left, right)
 
 
 def parts_for(work: int) -> int:

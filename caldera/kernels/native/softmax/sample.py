@@ -1,4 +1,10 @@
-"""Ops along one axis, the classes: what softmax and cross entropy share."""
+"""Ops along one axis, the classes: what softmax and cross entropy share.
+
+An op is written once, over a `Sample`: loops over its classes, sums and maxima over them. Two
+kernels come from that. Where the classes of a sample lie side by side and are many, a vector holds
+classes of one sample. Else it holds one class of several samples, which lie side by side or at any
+distance from each other.
+"""
 
 from __future__ import annotations
 

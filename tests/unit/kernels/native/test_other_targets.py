@@ -11,7 +11,7 @@ import pytest
 from caldera.base.config import settings
 from caldera.core.graph.memory_format import laid_out
 from caldera.core.graph.node import Node, Spec
-from caldera.core.graph.opdef import as_tuple, parameter
+from caldera.core.graph.opdef import parameter
 from caldera.core.graph.ops.activation import softmax
 from caldera.core.graph.ops.epilogue import conv2d_moments
 from caldera.core.graph.ops.product import matmul
@@ -44,7 +44,7 @@ def _nodes() -> Iterator[tuple[str, Node]]:
     yield "winograd 2x2", forward
     forward, *_ = convolution_nodes((4, 16, 16, 16), (16, 16, 3, 3), padding=((1, 1), (1, 1)))
     # Sums of what is written are taken on the way.
-    image, *_ = as_tuple(conv2d_moments.outputs(*forward.inputs, **forward.attrs))
+    image, *_ = conv2d_moments.outputs(*forward.inputs, **forward.attrs)
     yield "winograd 2x2", image.inputs[0]
     for few in convolution_nodes((2, 1, 9, 20), (6, 1, 5, 5), padding=((2, 2), (2, 2))):
         # Narrow vectors are filled by channels.

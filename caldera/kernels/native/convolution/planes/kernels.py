@@ -6,8 +6,7 @@ lane sums over places of its own, until the very end.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from caldera.kernels.native.codegen import (
     NativeCall,
     Pointer,
     RegisterValue,
+    integers,
     itemsize,
     native_kernel,
     natural_lanes,
@@ -70,25 +70,15 @@ def filling_of(planes: PlaneCorrelation, source: np.ndarray) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class _Numbers:
-    """The strips, the planes and the taps, in numbers and distances."""
-
-    items: Integer
-    a_image: Integer
-    rows: Integer
-    target_rows: Integer
-    target_columns: Integer
-    target_image_step: Integer
-    target_row_step: Integer
-    reach_rows: Integer
-    output_plane: Integer
-    scratch: Integer
-    blocks: Integer
-    terms: Integer
-    tap_rows: Integer
-    tap_row_step: Integer
-    dilation_columns: Integer
+_Numbers = Annotated[
+    Any,
+    integers(
+        "items a_image rows target_rows target_columns target_image_step target_row_step "
+        "reach_rows output_plane scratch blocks terms tap_rows tap_row_step "
+        "dilation_columns"
+    ),
+]
+"""The strips, the planes and the taps, in numbers and distances."""
 
 
 def correlate(
@@ -210,20 +200,11 @@ class _Sums:
                 own.store(v * self.lanes, total.value)
 
 
-@dataclass(frozen=True)
-class _WeightNumbers:
-    """The strips, the planes and the partial sums, in numbers and distances."""
-
-    items: Integer
-    a_image: Integer
-    rows: Integer
-    target_rows: Integer
-    target_columns: Integer
-    reach_rows: Integer
-    scratch: Integer
-    blocks: Integer
-    groups: Integer
-    size: Integer
+_WeightNumbers = Annotated[
+    Any,
+    integers("items a_image rows target_rows target_columns reach_rows scratch blocks groups size"),
+]
+"""The strips, the planes and the partial sums, in numbers and distances."""
 
 
 def gradient_calls(

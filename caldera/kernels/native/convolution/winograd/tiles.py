@@ -265,63 +265,82 @@ def transform_tiles(
     side, count = lengths(name, tiles.size)
     places = [points.step * index for index in range(count * count)]
     rows = range(count) if only is None else range(only, only + 1)
-    shared = side - tiles.size
-    first = k.constant(0, I64)
-
-    def transformed(column: list[Pointer], channel: RegisterValue) -> Vector:
-        values = [pixel.load(channel, lanes) for pixel in column]
-        found = TRANSFORMS[name][tiles.size](k, values)
-        return [found[row] for row in rows]
-
     with tiles.runs(k, cursor, number) as run:
         strip = Strip.of(k, tiles.size, side, image, run, zeros)
-
-        def finish(tile: RegisterValue, channel: RegisterValue, columns: list[Vector]) -> None:
-            row = points.at(run.before + tile).memory
-            transform_rows(
-                k,
-                name,
-                tiles.size,
-                columns,
-                lambda i, j, value: row.store(places[i * count + j] + channel, value),
-            )
-
-        def in_a_row() -> None:
-            with overlapping(k, image.channels, lanes) as c:
-                known = [
-                    [k.variable(each) for each in transformed(strip.checked_column(k, first, i), c)]
-                    for i in range(shared)
-                ]
-
-                def transform(tile: RegisterValue, fresh: Pixels) -> None:
-                    columns = [[each.value for each in column] for column in known]
-                    columns += [transformed(column, c) for column in fresh]
-                    for column, values in zip(known, columns[tiles.size :], strict=True):
-                        for variable, value in zip(column, values, strict=True):
-                            variable.value = value
-                    finish(tile, c, columns)
-
-                new = range(shared, side)
-                middle = strip.end_of_inner(k, shared)
-                with k.loop(0, middle) as tile:
-                    transform(tile, [strip.column(tile, i) for i in new])
-                with k.loop(middle, run.count) as tile:
-                    transform(tile, [strip.checked_column(k, tile, i) for i in new])
-
-        def one_by_one() -> None:
-            def transform(tile: RegisterValue, pixels: Pixels) -> None:
-                with overlapping(k, image.channels, lanes) as c:
-                    finish(tile, c, [transformed(column, c) for column in pixels])
-
-            with strip.over_ends(k) as (tile, pixels):
-                transform(tile, pixels)
-            with k.loop(*strip.within) as tile:
-                transform(tile, strip.pixels(tile))
-
-        if shared:
-            in_a_row()
+        steps = _StripTransform(k, name, strip, points, places, rows, count, image.channels, lanes)
+        if side > tiles.size:
+            steps.in_a_row()
         else:
-            one_by_one()
+            steps.one_by_one()
+
+
+@dataclass(frozen=True)
+class _StripTransform:
+    """Transforms the tiles of a strip to `count` by `count` points, or to some rows of these."""
+
+    k: Emitter
+    name: str
+    strip: Strip
+    points: Points
+    places: list[RegisterValue]
+    rows: range
+    count: int
+    channels: RegisterValue
+    lanes: int
+
+    def _transformed(self, column: list[Pointer], channel: RegisterValue) -> Vector:
+        values = [pixel.load(channel, self.lanes) for pixel in column]
+        found = TRANSFORMS[self.name][self.strip.size](self.k, values)
+        return [found[row] for row in self.rows]
+
+    def _finish(self, tile: RegisterValue, channel: RegisterValue, columns: list[Vector]) -> None:
+        row = self.points.at(self.strip.run.before + tile).memory
+
+        def store(i: int, j: int, value: RegisterValue) -> None:
+            row.store(self.places[i * self.count + j] + channel, value)
+
+        transform_rows(self.k, self.name, self.strip.size, columns, store)
+
+    def in_a_row(self) -> None:
+        """Tiles that overlap: the columns that the next one shares stay in registers."""
+        k, strip, size = self.k, self.strip, self.strip.size
+        shared, first = strip.side - size, k.constant(0, I64)
+        new = range(shared, strip.side)
+        with overlapping(k, self.channels, self.lanes) as c:
+            known = [
+                [
+                    k.variable(each)
+                    for each in self._transformed(strip.checked_column(k, first, i), c)
+                ]
+                for i in range(shared)
+            ]
+
+            def transform(tile: RegisterValue, fresh: Pixels) -> None:
+                columns = [[each.value for each in column] for column in known]
+                columns += [self._transformed(column, c) for column in fresh]
+                for column, values in zip(known, columns[size:], strict=True):
+                    for variable, value in zip(column, values, strict=True):
+                        variable.value = value
+                self._finish(tile, c, columns)
+
+            middle = strip.end_of_inner(k, shared)
+            with k.loop(0, middle) as tile:
+                transform(tile, [strip.column(tile, i) for i in new])
+            with k.loop(middle, strip.run.count) as tile:
+                transform(tile, [strip.checked_column(k, tile, i) for i in new])
+
+    def one_by_one(self) -> None:
+        """Tiles that do not overlap."""
+        k, strip = self.k, self.strip
+
+        def transform(tile: RegisterValue, pixels: Pixels) -> None:
+            with overlapping(k, self.channels, self.lanes) as c:
+                self._finish(tile, c, [self._transformed(column, c) for column in pixels])
+
+        with strip.over_ends(k) as (tile, pixels):
+            transform(tile, pixels)
+        with k.loop(*strip.within) as tile:
+            transform(tile, strip.pixels(tile))
 
 
 def inverse_transform(

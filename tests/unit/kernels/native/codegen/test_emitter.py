@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Any
+
 import numpy as np
 import pytest
 
@@ -14,7 +16,13 @@ from caldera.kernels.native.codegen.emitter import (
     RegisterValue,
     natural_lanes,
 )
-from caldera.kernels.native.codegen.kernel import Integer, NativeKernel, Real, native_kernel
+from caldera.kernels.native.codegen.kernel import (
+    Integer,
+    NativeKernel,
+    Real,
+    integers,
+    native_kernel,
+)
 from caldera.kernels.native.codegen.program import NativeRunner
 
 
@@ -165,3 +173,20 @@ def test_memory_and_functions() -> None:
     target = np.full(6, 9, np.float32)
     _run(_memory, source=np.arange(4, dtype=np.float32), target=target, n=6)
     assert target.tolist() == [0, 1, 3, 3, 0, 0]
+
+
+_Bounds = Annotated[Any, integers("begin end")]
+
+
+@native_kernel
+def _numbered(k: Emitter, x: Pointer, n: _Bounds) -> None:
+    with k.loop(n.begin, n.end) as i:
+        x.store(i, i)
+
+
+def test_integers_in_a_group_are_given_by_name() -> None:
+    x = np.zeros(5, np.int64)
+    _run(_numbered, x=x, n={"end": 4, "begin": 2})
+    np.testing.assert_array_equal(x, [0, 0, 2, 3, 0])
+    with pytest.raises(TypeError, match="missing end, unknown stop"):
+        _numbered.call(x=x, n={"begin": 2, "stop": 4})
