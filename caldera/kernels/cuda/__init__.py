@@ -64,10 +64,10 @@ from caldera.kernels.cuda.elementwise import fused, loop, relu_mask
 from caldera.kernels.cuda.indexing import gather, scatter, scatter_few_rows
 from caldera.kernels.cuda.linalg import batched, blocked, cusolver
 from caldera.kernels.cuda.normalisation import (
-    batchnorm,
     batchnorm_cooperative,
     channel_norms,
     layernorm,
+    local_response,
 )
 from caldera.kernels.cuda.product import cublas, tiled
 from caldera.kernels.cuda.recurrent import persistent as recurrent
