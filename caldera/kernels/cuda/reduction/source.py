@@ -111,11 +111,11 @@ def reduce_source(
     places += [f"const Offset k{k} = {each};" for k, each in enumerate(offsets)]
     taking = _taking(loop, cut, numbers, kept.group)
     width = "1" if along else "V"
-    reductions = list(enumerate(loop_body.reductions))
-    totals = [f"{struct(r)}::Total s{k}[{width}];" for k, r in reductions]
-    none = [f"s{k}[w] = {struct(r)}::none();" for k, r in reductions]
+    structs = [struct(each) for each in loop_body.reductions]
+    totals = [f"{each}::Total s{k}[{width}];" for k, each in enumerate(structs)]
+    none = [f"s{k}[w] = {each}::none();" for k, each in enumerate(structs)]
     meet = "block_along" if along else "block_across"
-    joined = [f"s{k}[w] = {meet}<{struct(r)}>(s{k}[w]);" for k, r in reductions]
+    joined = [f"s{k}[w] = {meet}<{each}>(s{k}[w]);" for k, each in enumerate(structs)]
     ending = _ending(loop, kept, numbers, split=split, kept_items=cut.kept)
     blocks, chunk, last, items = map(numbers.add, (cut.blocks, cut.chunk, cut.reduced, cut.kept))
     line, lane = ("y", "x") if along else ("x", "y")
