@@ -24,7 +24,7 @@ from caldera.kernels.cuda.persistent.products import (
     sides,
     tiling_text,
 )
-from caldera.kernels.cuda.persistent.shared_memory import SharedMemoryMap
+from caldera.kernels.cuda.persistent.program import SharedMemoryMap
 from caldera.kernels.cuda.persistent.tasks import (
     THREADS,
     WARPS,
