@@ -34,11 +34,6 @@ class Access:
             self.arrays.append(array)
         return self._names[key]
 
-    @property
-    def parameters(self) -> list[str]:
-        """How the pointers are declared."""
-        return [f"{STORED[each.dtype.name]}* p{i}" for i, each in enumerate(self.arrays)]
-
     def element(self, array: Array, coordinates: Sequence[str]) -> str:
         """An element, to be read or written."""
         return f"{self.name(array)}[{offset(array, coordinates)}]"
