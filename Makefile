@@ -84,10 +84,10 @@ wheel: tools
 	$(RUN)/python -m tools.wheel
 
 benchmark: tools
-	$(RUN)/python benchmarks/overhead.py
-	$(RUN)/python benchmarks/input.py
-	$(RUN)/python benchmarks/pipeline_profiles.py
-	$(RUN)/python benchmarks/progress.py
+	$(RUN)/python benchmarks/training/overhead.py
+	$(RUN)/python benchmarks/data/input.py
+	$(RUN)/python benchmarks/data/pipeline_profiles.py
+	$(RUN)/python benchmarks/training/progress.py
 
 clean:
 	rm -rf $(VENV) out build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .test_cache

@@ -60,7 +60,7 @@ from caldera.errors import (
     OutOfMemoryError,
     ShapeError,
 )
-from caldera.kernels.choose import choices
+from caldera.kernels.tuning.choose import choices
 from caldera.op import seed
 
 if TYPE_CHECKING:
@@ -154,6 +154,9 @@ _provide("default strategy", "caldera.parallel.data.data_parallel", "DataParalle
 # A file with layers of sound is read without an import of their module.
 for _name in ("ConformerBlock", "FilterBank", "Splice", "StatisticsPooling", "TimeDelay"):
     _provide(f"layer {_name}", "caldera.audio.models", _name)
+# Skip-gram serves learning from programs; its public names are older than that package.
+_provide("op.skip_gram", "caldera.code.skip_gram", "skip_gram")
+_provide("nn.SkipGram", "caldera.code.skip_gram", "SkipGram")
 
 
 def __getattr__(name: str) -> Any:

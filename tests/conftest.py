@@ -35,8 +35,8 @@ import caldera as cd  # noqa: E402
 from caldera import nn  # noqa: E402
 from caldera.bench import worker_process  # noqa: E402
 from caldera.bench.worker_process import worker_environment  # noqa: E402
-from caldera.kernels import tuning  # noqa: E402
 from caldera.kernels.native.codegen import program  # noqa: E402
+from caldera.kernels.tuning import measure as tuning  # noqa: E402
 from caldera.parallel.planner import compression_cost  # noqa: E402
 from tests.browser import Browser, find_browser  # noqa: E402
 from tests.reporting import *  # noqa: E402, F403 - hooks

@@ -19,7 +19,6 @@ from caldera.audio.features import (
     fbank,
     frame_signal,
     mask,
-    mel_filters,
     mel_spectrogram,
     mfcc,
     normalise,
@@ -29,6 +28,7 @@ from caldera.audio.features import (
     stft,
 )
 from caldera.audio.files import SUFFIXES, Sound, read, resample, write
+from caldera.audio.mel import mel_filters
 from caldera.audio.models import (
     ConformerBlock,
     FilterBank,

@@ -229,3 +229,25 @@ def checked_file_name(text: str, where: str) -> str:
             hint=f"for example {fit!r}",
         )
     return text
+
+
+def output_file(path: str | os.PathLike[str], suffix: str, where: str, hint: str) -> Path:
+    """Return the path of a file to write, which must end in `suffix` and be in a folder there is.
+
+    >>> output_file("plan.txt", ".json", "trace", "open it in a browser")
+    Traceback (most recent call last):
+    caldera.errors.ConfigError: trace: expected a file name that ends in .json, got 'plan.txt';
+    open it in a browser
+    """
+    target = Path(path)
+    if target.suffix.lower() != suffix:
+        expected = f"a file name that ends in {suffix}"
+        raise ConfigError.build(where, expected=expected, got=repr(str(path)), hint=hint)
+    if not target.parent.is_dir():
+        raise ConfigError.build(
+            where,
+            expected="a folder that exists",
+            got=repr(str(target.parent)),
+            hint="make it first, for example with Path.mkdir(parents=True)",
+        )
+    return target

@@ -7,7 +7,7 @@ only when a feature needs it.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from typing import Any, Generic, TypeVar, cast
 
@@ -115,6 +115,23 @@ def provided(what: str) -> Any:
         raise ConfigError.build("caldera", expected=f"somebody who provides {what}", got="nobody")
     module, name = _providers[what]
     return getattr(import_module(module), name)
+
+
+def provided_attributes(package: str) -> Callable[[str], Any]:
+    """Return a package's `__getattr__`, for names that `provide` calls "package.name".
+
+    >>> from caldera.base.registry import provide, provided_attributes
+    >>> provide("files.Path", "pathlib", "Path")
+    >>> provided_attributes("files")("Path").__name__
+    'Path'
+    """
+
+    def attribute(name: str) -> Any:
+        if f"{package}.{name}" not in _providers:
+            raise AttributeError(f"module 'caldera.{package}' has no attribute {name!r}")
+        return provided(f"{package}.{name}")
+
+    return attribute
 
 
 def optional_import(module: str, package: str, where: str) -> Any:

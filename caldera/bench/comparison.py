@@ -21,7 +21,7 @@ from caldera.bench.equality import (
     largest_difference,
 )
 from caldera.bench.frameworks.base import Array, BenchTask, Framework, Restartable
-from caldera.bench.frameworks.caldera_card import FitTask
+from caldera.bench.frameworks.caldera_tasks import FitTask
 from caldera.bench.results import ResultEntry
 from caldera.bench.workloads import Case, TrainingCase
 from caldera.data import Dataset, Loader, cifar10, mnist

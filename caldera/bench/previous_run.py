@@ -39,8 +39,7 @@ import numpy as np
 import caldera
 from caldera.bench.case_runner import CaseOptions, CaseRunner, Entries
 from caldera.bench.contestants import BEFORE
-from caldera.bench.machine import sources_digest
-from caldera.bench.results import ResultEntry
+from caldera.bench.results import ResultEntry, sources_digest
 from caldera.bench.statistics import Estimate, Rounds, fast_times, paired_ratio
 from caldera.bench.workloads import Case, TrainingCase
 from caldera.errors import DataError

@@ -29,9 +29,15 @@ from caldera.bench.contestants import (
     missing_peers,
 )
 from caldera.bench.equality import SLACK, TOLERANCES
-from caldera.bench.machine import code_version, machine_facts, package_versions
 from caldera.bench.previous_run import BUDGET, is_clear, paired_round
-from caldera.bench.results import OURS, Report, ResultEntry
+from caldera.bench.results import (
+    OURS,
+    Report,
+    ResultEntry,
+    code_version,
+    machine_facts,
+    package_versions,
+)
 from caldera.bench.worker_process import WorkerHandle
 from caldera.bench.workloads import WORKLOADS, Case, LearningCase, TrainingCase, Workload
 from caldera.bench.workloads.base import write_batches

@@ -14,10 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from caldera.bench.frameworks.base import BenchTask
 from caldera.compiler.lazy import forget_plans
 from caldera.core.memory import device
 from caldera.core.memory.host import trim_heap
+from caldera.train.callbacks import Callback
+from caldera.train.run import Run
 
 MORE, SHORT = 7, 1.0
 """How many times as many turns are taken of what takes no time, and seconds of all of them."""
@@ -46,9 +50,9 @@ def in_turns(
     for name, work in contestants.items():
         with within(name):
             calls[name] = _calls(work, least)
-    start, turns = time.perf_counter(), 0
-    while turns < repeats or (turns < MORE * repeats and time.perf_counter() - start < SHORT):
-        if turns > 1 and time.perf_counter() - start > most:
+    watch, turns = Stopwatch(), 0
+    while turns < repeats or (turns < MORE * repeats and watch.wall < SHORT):
+        if turns > 1 and watch.wall > most:
             break
         for name, work in contestants.items():
             with within(name):
@@ -67,6 +71,49 @@ def best_in_turns(
     """
     found = in_turns(contestants, repeats, least, **options)
     return {name: min(times) for name, times in found.items()}
+
+
+class Stopwatch:
+    """Seconds since creation, by the clock and of this process's CPU time.
+
+    >>> Stopwatch().wall < 1.0
+    True
+    """
+
+    def __init__(self) -> None:
+        self._wall, self._cpu = time.perf_counter(), time.process_time()
+
+    @property
+    def wall(self) -> float:
+        """Elapsed seconds."""
+        return time.perf_counter() - self._wall
+
+    @property
+    def cpu(self) -> float:
+        """CPU seconds of all threads of this process."""
+        return time.process_time() - self._cpu
+
+
+class StepClock(Callback):
+    """The time at which each step and each epoch of a training ended.
+
+    >>> StepClock().seconds(untimed=1)
+    []
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[float] = []
+        self.epochs: list[float] = []
+
+    def batch_ends(self, run: Run) -> None:
+        self.steps.append(time.perf_counter())
+
+    def epoch_ends(self, run: Run) -> None:
+        self.epochs.append(time.perf_counter())
+
+    def seconds(self, untimed: int, every: int = 1) -> list[float]:
+        """Return the seconds of each `every` steps, after the first `untimed` steps."""
+        return np.diff(self.steps[untimed - 1 :: every]).tolist()
 
 
 def load_per_core() -> float:
@@ -93,10 +140,10 @@ def _calls(work: Work, least: float) -> int:
 
 
 def _seconds(work: Work, calls: int) -> float:
-    start = time.perf_counter()
+    watch = Stopwatch()
     for _ in range(calls):
         work()
-    return time.perf_counter() - start
+    return watch.wall
 
 
 WARM_UP = 0.05
@@ -155,13 +202,13 @@ class OthersWatch:
     """
 
     def __init__(self) -> None:
-        self._wall, self._cpu = time.perf_counter(), time.process_time()
+        self._watch = Stopwatch()
         self._busy, self._cores = _busy_seconds()
 
     def share(self) -> float:
         """Other programs, and other machines of the host; 0 where the system does not say."""
-        busy = _busy_seconds()[0] - self._busy - (time.process_time() - self._cpu)
-        available = self._cores * (time.perf_counter() - self._wall)
+        busy = _busy_seconds()[0] - self._busy - self._watch.cpu
+        available = self._cores * self._watch.wall
         return min(1.0, max(0.0, busy / available)) if available > 0.0 else 0.0
 
 
@@ -183,11 +230,11 @@ def _busy_seconds() -> tuple[float, int]:
 
 def _seconds_of(task: BenchTask, calls: int) -> tuple[float, float]:
     """Of the clock, and of this process."""
-    start, cpu = time.perf_counter(), time.process_time()
+    watch = Stopwatch()
     for _ in range(calls):
         task.call()
     task.wait()
-    return time.perf_counter() - start, time.process_time() - cpu
+    return watch.wall, watch.cpu
 
 
 def _warmed_up(task: BenchTask) -> float:

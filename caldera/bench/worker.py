@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 import traceback
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from caldera.bench.levels.instrumentation import learned
 from caldera.bench.timing import (
     CARD_SHORTEST,
     SHORTEST,
+    Stopwatch,
     first_call,
     peak_memory,
     reset_peak_memory,
@@ -78,18 +78,18 @@ class BenchWorker:
 
     def _hello(self, request: dict[str, Any]) -> dict[str, Any]:
         use_cores(request["threads"])
-        start = time.perf_counter()
+        watch = Stopwatch()
         self._framework = FRAMEWORKS[request["framework"]](request["options"], request["threads"])
-        seconds = time.perf_counter() - start
+        seconds = watch.wall
         self._base = resident_memory()
         return {"versions": self._framework.versions(), "import s": seconds, "base": self._base}
 
     def _prepare(self, request: dict[str, Any]) -> dict[str, Any]:
         self._task = None
         reset_peak_memory()
-        start = time.perf_counter()
+        watch = Stopwatch()
         self._task = self.framework.task(self._case(request))
-        built = time.perf_counter() - start
+        built = watch.wall
         if not isinstance(self.framework, FRAMEWORKS["caldera"]):
             reset_peak_memory()
         found = {"build s": built, "first s": first_call(self._task)}

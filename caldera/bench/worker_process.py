@@ -8,9 +8,6 @@ from __future__ import annotations
 import json
 import os
 import selectors
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -19,6 +16,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
+from caldera.base.children import (
+    END_S,
+    PACKAGE_FOLDER,
+    PipedChild,
+    end_child,
+    exit_status,
+    exit_text,
+    import_path,
+    python_module,
+    thread_variables,
+)
 from caldera.bench.contestants import Contestant
 from caldera.data.datasets.dataset_cache import ENVIRONMENT, cache_folder
 from caldera.errors import CalderaError
@@ -69,7 +77,7 @@ def from_line(line: bytes) -> dict[str, Any]:
     return message
 
 
-COMMAND = (sys.executable, "-m", "caldera.bench.worker")
+COMMAND = python_module("caldera.bench.worker")
 _CPU = {"JAX_PLATFORMS": "cpu"}
 _CARD = {
     "JAX_PLATFORMS": "cuda",
@@ -77,7 +85,6 @@ _CARD = {
     "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
 }
 _PIECE = 1 << 16
-_END_SECONDS = 5.0
 
 
 class WorkerProcess:
@@ -92,21 +99,13 @@ class WorkerProcess:
     ) -> None:
         self.label = label
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close
-        self._process = subprocess.Popen(
-            list(command),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            env=dict(environment),
-        )
+        self._process = PipedChild(command, environment, stderr=self._errors)
         self._received = b""
 
     def ask(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         """The reply to a request."""
-        assert self._process.stdin is not None
         try:
-            self._process.stdin.write(to_line(dict(request)))
-            self._process.stdin.flush()
+            self._process.send(to_line(dict(request)))
         except OSError:
             raise self._died() from None
         reply = from_line(self._line(str(request["do"]), seconds))
@@ -136,32 +135,24 @@ class WorkerProcess:
 
     def _died(self) -> WorkerError:
         """The error for a process that is no more, with the last thing it said."""
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_SECONDS)
-        status = self._process.poll()
+        status = exit_status(self._process, END_S)
         self._errors.seek(0)
         said = self._errors.read().decode(errors="replace").strip().splitlines()
         if status is not None and status < 0:
-            with suppress(ValueError):
-                said.append(f"ended by {signal.Signals(-status).name}")
+            said.append(exit_text(status))
         last = said[-1].strip() if said else f"exit status {status}"
         return WorkerError.build(self.label, got=f"a worker that died: {last}")
 
     def kill(self) -> None:
         """End it now."""
-        self._process.kill()
-        self._process.wait()
+        end_child(self._process)
 
     def close(self) -> None:
         """Let it end by itself, and end it if it does not."""
-        if self._process.poll() is None and self._process.stdin is not None:
-            with suppress(OSError):
-                self._process.stdin.write(to_line({"do": END}))
-                self._process.stdin.close()
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_END_SECONDS)
         if self._process.poll() is None:
-            self.kill()
+            with suppress(OSError):
+                self._process.send(to_line({"do": END}))
+            self._process.end()
         for pipe in (self._process.stdin, self._process.stdout, self._errors):
             if pipe is not None:
                 with suppress(OSError):
@@ -189,16 +180,12 @@ def hello(framework: str, options: Mapping[str, Any], threads: int) -> dict[str,
 
 def worker_environment(caches: Path, threads: int, device: str = "cpu") -> dict[str, str]:
     """Variables for a worker: every framework keeps what it compiles below `caches` alone."""
-    number = str(threads)
     return {
         **os.environ,
         **(_CPU if device == "cpu" else _CARD),
         "CALDERA_CACHE": str(caches / "caldera"),
         ENVIRONMENT: os.environ.get(ENVIRONMENT) or str(cache_folder()),
-        "CALDERA_THREADS": number,
-        "OMP_NUM_THREADS": number,
-        "OPENBLAS_NUM_THREADS": number,
-        "MKL_NUM_THREADS": number,
+        **thread_variables(threads),
         "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
         "TRITON_CACHE_DIR": str(caches / "triton"),
         "JAX_COMPILATION_CACHE_DIR": str(caches / "jax"),
@@ -207,7 +194,7 @@ def worker_environment(caches: Path, threads: int, device: str = "cpu") -> dict[
         "CUDA_CACHE_PATH": str(caches / "cuda"),
         "CUPY_CACHE_DIR": str(caches / "cupy"),
         "TF_CPP_MIN_LOG_LEVEL": "2",
-        "TF_NUM_INTRAOP_THREADS": number,
+        "TF_NUM_INTRAOP_THREADS": str(threads),
     }
 
 
@@ -284,15 +271,9 @@ class WorkerHandle:
         self._caches.mkdir(parents=True, exist_ok=True)
         device = self._options.get("device", "cpu")
         environment = worker_environment(self._caches, self._threads, device)
-        command: Sequence[str] = COMMAND
-        if self.contestant.sources:
-            # -P: without it the folder where this was started comes before all others.
-            command = (COMMAND[0], "-P", *COMMAND[1:])
-            others = environment.get("PYTHONPATH", "").split(os.pathsep)
-            environment["PYTHONPATH"] = os.pathsep.join(
-                [self.contestant.sources, *filter(None, others)]
-            )
-        return WorkerProcess(self.contestant.label, environment, command)
+        folder = self.contestant.sources or PACKAGE_FOLDER
+        environment["PYTHONPATH"] = import_path(environment, folder)
+        return WorkerProcess(self.contestant.label, environment)
 
     def close(self) -> None:
         """End the process; the next request starts a new one with the same caches."""

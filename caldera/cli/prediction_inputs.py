@@ -1,4 +1,4 @@
-"""Samples to predict, from a table or an npy file, an image or a folder of images."""
+"""Inputs and outputs of `predict`: files, tables and text."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ import numpy as np
 from caldera import data, io
 from caldera.base.registry import nearest
 from caldera.data import Schema, Tokenizer
-from caldera.data.datasets.texts import (
-    SUFFIXES as TEXT_SUFFIXES,
-)
+from caldera.data.datasets.texts import SUFFIXES as TEXT_SUFFIXES
 from caldera.data.datasets.texts import read_text, text_columns, text_files
 from caldera.data.datasets.windows import number_columns
 from caldera.data.series import Series
-from caldera.data.sources.encoded_images import LARGEST_FILE, SUFFIXES, LabelledImage
+from caldera.data.sources.file_formats import LARGEST_FILE, SUFFIXES, LabelledImage
 from caldera.data.tables.reading import is_table_file
 from caldera.data.transforms.decode import ImageSize, decode_all
 from caldera.errors import DataError
 from caldera.io.files import read_bounded
+from caldera.train.tracking.history import shown_number
 
 
 def read_inputs(
@@ -163,3 +162,23 @@ def _images(path: Path, shape: tuple[int, ...]) -> tuple[list[str], np.ndarray]:
     size = ImageSize(*shape[1:])
     pixels, _ = decode_all(images, [""], shape[0], size, resize=True, where="predict")
     return names, pixels
+
+
+def results_line(results: Mapping[str, Any]) -> str:
+    """Losses and metrics on one line; the accuracy, if there is one, first and in per cent.
+
+    >>> results_line({"loss": 0.0712, "accuracy": 0.98333})
+    'accuracy 98.33%  loss 0.0712'
+    """
+    singles = {name: float(value) for name, value in results.items() if np.ndim(value) == 0}
+    parts = []
+    if "accuracy" in singles:
+        parts.append(f"accuracy {singles.pop('accuracy'):.2%}")
+    parts += [f"{name} {shown_number(value)}" for name, value in singles.items()]
+    return "  ".join(parts)
+
+
+def tables(results: Mapping[str, Any]) -> str:
+    """The results that are tables, such as a confusion matrix, each under its name."""
+    found = {name: np.asarray(value) for name, value in results.items() if np.ndim(value) > 0}
+    return "\n".join(f"{name}\n{value}" for name, value in found.items())

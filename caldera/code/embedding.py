@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from caldera import io, nn
+from caldera import io
 from caldera.code.flow_graph import context_pairs, flow_edges
 from caldera.code.llvm_ir import Function, checked_functions
+from caldera.code.skip_gram import SkipGram
 from caldera.code.vocabulary import Vocabulary
 from caldera.core.tensor.dtype import real_array_of
 from caldera.errors import DataError
@@ -157,6 +158,6 @@ def train_embedding(
             got=f"{len(vocabulary) - 1} statements that occur {least} times, and no pair of them",
             hint="give more code, or a lower least=",
         )
-    model = nn.SkipGram(vocabulary.counts, width, negatives, sample, seed)
+    model = SkipGram(vocabulary.counts, width, negatives, sample, seed)
     model.fit(pairs, epochs, rate)
     return StatementEmbedding(vocabulary, model.vectors)

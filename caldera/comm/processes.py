@@ -8,7 +8,6 @@ detected by their watchdogs, so no rank waits forever for one that has failed or
 from __future__ import annotations
 
 import atexit
-import ctypes
 import os
 import platform
 import re
@@ -17,10 +16,11 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
+from caldera.base.children import end_with_parent
 from caldera.base.machine import usable_cores
 from caldera.comm.mpi import MpiCommunicator
 from caldera.comm.mpi_implementation import launcher
@@ -30,7 +30,6 @@ from caldera.errors import ConfigError
 
 RESTART = "CALDERA_RESTART"
 """How often a program was started again; `caldera run` sets this variable."""
-_PR_SET_PDEATHSIG = 1
 _HOSTS = r"[^:,]+(:\d+)?(,[^:,]+(:\d+)?)*"
 _SENT = ("CALDERA_", "MPI4PY_", "OMPI_MCA_", "OMP_", "OPENBLAS_", "PYTHON")
 """Variables that ranks on other machines need as well."""
@@ -48,24 +47,9 @@ class LaunchCommand:
         return subprocess.Popen(
             self.command,
             env={**self.environment, RESTART: str(attempt)},
-            preexec_fn=_ends_with_parent(),
+            # mpiexec ends all ranks on SIGTERM.
+            preexec_fn=end_with_parent(signal.SIGTERM),
         )
-
-
-def _ends_with_parent() -> Callable[[], None] | None:
-    """What a child does before its program starts, so that it does not outlive its parent."""
-    if sys.platform != "linux":
-        return None
-    # Before the fork: a child must not load anything.
-    prctl, parent = ctypes.CDLL(None, use_errno=True).prctl, os.getpid()
-
-    def ask() -> None:
-        # SIGTERM, which mpiexec takes as the wish to end all ranks.
-        prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(128 + signal.SIGTERM)
-
-    return ask
 
 
 def launch(

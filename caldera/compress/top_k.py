@@ -17,10 +17,11 @@ from typing import Unpack
 import numpy as np
 
 from caldera.comm import Communicator
+from caldera.comm.link import Link, link_for_choices
 from caldera.compress.codecs import Codec, QsgdCodec, RawCodec
 from caldera.compress.compressor import Compressor, CompressorOptions, compressors
 from caldera.compress.messages import RandomStream
-from caldera.compress.sparse import ALGORITHMS, Link, SparseCodec, SparseVector, Sum, sum_sparse
+from caldera.compress.sparse import ALGORITHMS, SparseCodec, SparseVector, Sum, sum_sparse
 from caldera.errors import ConfigError
 from caldera.kernels.native.compression import (
     put_only,
@@ -112,7 +113,7 @@ class TopK(Compressor):
       accumulates velocity, not gradients, so that what waits has its momentum when it is sent.
       Where an element was sent its velocity begins anew. The optimizer must have none of its own.
     - `algorithm`, `latency`, `bandwidth`: how sparse vectors are summed, see `sparse_allreduce`,
-      and what a cost model takes the link to be (see `Link`; `Link.measured` measures it).
+      and the link of its cost model (see `Link`): measured, if neither is given.
 
     What is not sent, and what rounding loses, is kept and added to the next gradient: it acts like
     momentum, of which an optimizer then needs none of its own, as `optim.Adam(beta1=0.0)`.
@@ -137,8 +138,8 @@ class TopK(Compressor):
         bits: int | None = None,
         momentum: float = 0.0,
         algorithm: str = "auto",
-        latency: float = Link.latency,
-        bandwidth: float = Link.bandwidth,
+        latency: float | None = None,
+        bandwidth: float | None = None,
         **options: Unpack[CompressorOptions],
     ) -> None:
         super().__init__(**options)
@@ -149,7 +150,9 @@ class TopK(Compressor):
         self.sampled = sampled
         self.momentum = momentum
         self.algorithm = algorithm
-        self.link = Link(latency, bandwidth)
+        given = {"latency": latency, "bandwidth": bandwidth}
+        known = {name: value for name, value in given.items() if value is not None}
+        self.link = Link(**known) if known else None
         self.quantiser = None if bits is None else QsgdCodec(bits)
 
     def _exchange(
@@ -174,6 +177,8 @@ class TopK(Compressor):
             self._forget_what_is_no_number(gradients)
         code: Codec = self.quantiser or RawCodec(vector.values.dtype)
         coding = SparseCodec(code, random_stream, communicator.rank, waiting)
+        if self.link is None and self.algorithm == "auto":
+            self.link = link_for_choices(communicator) or Link()
         total = sum_sparse(
             vector,
             communicator,

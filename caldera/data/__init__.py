@@ -10,6 +10,7 @@ file is never trusted: one that is truncated, too large, damaged or hostile is r
 from __future__ import annotations
 
 from caldera.base.arguments import guard as _guard
+from caldera.data.column import Column
 from caldera.data.datasets.cifar import cifar10, cifar100
 from caldera.data.datasets.dataset import Dataset, arrays, split
 from caldera.data.datasets.handwritten_digits import digits, mnist
@@ -21,10 +22,10 @@ from caldera.data.loading.batch import Batch, Share
 from caldera.data.loading.loader import Loader
 from caldera.data.loading.pipeline import Pipeline
 from caldera.data.random_draws import Draw
-from caldera.data.schema import Column, Schema
+from caldera.data.schema import Schema
 from caldera.data.sources.as_data import as_data, source
 from caldera.data.sources.base import Data
-from caldera.data.sources.encoded_images import Files
+from caldera.data.sources.file_formats import Files
 from caldera.data.sources.indexed_data import ArrayData, ItemData
 from caldera.data.sources.iterable_data import IterableData
 from caldera.data.sources.ragged_data import RaggedData

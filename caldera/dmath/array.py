@@ -23,12 +23,12 @@ from caldera.core.graph.ops.movement import unslice
 from caldera.core.graph.program import substitute
 from caldera.core.tensor.dtype import array_of, bool_, canonical
 from caldera.core.tensor.shape import Shape
-from caldera.dmath.blocks import Box, blocks_of, to_dask, to_pandas
 from caldera.dmath.connect import current
 from caldera.dmath.explain import ArrayExplanation, explained, layout_picture
 from caldera.dmath.handle import Handle
 from caldera.dmath.numpy_protocol import apply_function, apply_ufunc
 from caldera.dmath.session import Session
+from caldera.dmath.shards import Box, blocks_of, to_dask, to_pandas
 from caldera.draw.svg import Picture
 from caldera.errors import ConfigError
 

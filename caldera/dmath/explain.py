@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise, product
 
 from caldera.base.formatting import bytes_text
-from caldera.compiler.sharding.explanation import moves_table, shortened, summary
+from caldera.compiler.sharding.distributions import moves_table, shortened, summary
 from caldera.compiler.sharding.layout import ShardLayout
 from caldera.compiler.sharding.propagation import Move, ShardingStrategy, distribute
 from caldera.core.graph.node import Node

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
 
-import caldera
+from caldera.base.children import (
+    PipedChild,
+    exit_text,
+    import_path,
+    python_module,
+    thread_variables,
+)
 from caldera.base.machine import usable_cores
 from caldera.comm.endpoint import Endpoint
 from caldera.comm.local_sockets import KEY_BYTES, Listener, gather_links
@@ -25,7 +26,6 @@ START_S = 60.0
 END_S = 3.0
 """Workers that have not ended of themselves after so long are killed."""
 STATUS_S = 2.0
-_THREADS = ("CALDERA_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class Processes:
@@ -41,17 +41,12 @@ class Processes:
         self._ended: dict[int, int] = {}
         self._news = threading.Condition()
         self._silent = False
-        threads = str(max(1, usable_cores() // workers))
-        package = str(Path(caldera.__file__).parent.parent)
-        path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
-        shares = {name: os.environ.get(name) or threads for name in _THREADS}
-        self._supervisor = subprocess.Popen(
-            # -P: what lies in the current folder is not ours to import.
-            [sys.executable, "-P", "-m", "caldera.dmath.supervisor"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, **shares, "PYTHONPATH": path},
-            # Ctrl-C is for the master, which tells the workers.
+        threads = thread_variables(max(1, usable_cores() // workers))
+        set_already = {name: os.environ[name] for name in threads if os.environ.get(name)}
+        self._supervisor = PipedChild(
+            python_module("caldera.dmath.supervisor"),
+            {**os.environ, **threads, **set_already, "PYTHONPATH": import_path(os.environ)},
+            # Ctrl-C is for the master, which notifies the workers.
             process_group=0,
         )
         self._reader = threading.Thread(target=self._read, name="supervisor", daemon=True)
@@ -62,11 +57,9 @@ class Processes:
         key = secrets.token_bytes(KEY_BYTES)
         listener = Listener(key)
         order = {"workers": self.workers, "port": listener.port, "key": key.hex()}
-        assert self._supervisor.stdin is not None
         try:
             # Through a pipe: arguments and environments of processes can be read by others.
-            self._supervisor.stdin.write(json.dumps(order).encode() + b"\n")
-            self._supervisor.stdin.flush()
+            self._supervisor.send(json.dumps(order).encode() + b"\n")
             links = gather_links(listener, self.workers + 1, START_S, self._check_starting)
         except (CommError, OSError, KeyboardInterrupt) as error:
             self.kill()
@@ -86,12 +79,12 @@ class Processes:
     def status(self, worker: int) -> str:
         """What became of a worker; nothing if it is still there."""
         code = self._ended.get(worker)
-        return "" if code is None else _status(code)
+        return "" if code is None else exit_text(code)
 
     def supervisor(self) -> str:
         """What became of the supervisor; nothing if it is still there."""
         code = self._supervisor.poll()
-        return "" if code is None else f"(process {self._supervisor.pid}) {_status(code)}"
+        return "" if code is None else f"(process {self._supervisor.pid}) {exit_text(code)}"
 
     def first_lost(self) -> int | None:
         """The worker that has not ended as it should, waited for a little."""
@@ -107,14 +100,7 @@ class Processes:
 
     def kill(self) -> None:
         """End all of them now."""
-        assert self._supervisor.stdin is not None
-        with suppress(OSError):
-            self._supervisor.stdin.close()
-        try:
-            self._supervisor.wait(END_S)
-        except subprocess.TimeoutExpired:
-            self._supervisor.kill()
-            self._supervisor.wait()
+        self._supervisor.end(END_S)
         self._reader.join(END_S)
 
     def _read(self) -> None:
@@ -143,15 +129,9 @@ class Processes:
         return CommError.build(
             "dm.connect",
             expected=f"{self.workers} workers to start",
-            got=ended or f"a supervisor that {_status(self._supervisor.poll() or 0)}",
+            got=ended or f"a supervisor that {exit_text(self._supervisor.poll() or 0)}",
             hint="what they have printed says why",
         )
-
-
-def _status(code: int) -> str:
-    if code < 0:
-        return f"was killed by signal {-code} ({signal.Signals(-code).name})"
-    return f"ended with status {code}"
 
 
 class ProcessTeam(SocketTeam):

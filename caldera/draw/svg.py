@@ -14,9 +14,9 @@ from html import escape
 from os import PathLike
 from pathlib import Path
 
+from caldera.base.file_access import output_file
 from caldera.base.file_cache import write_file
 from caldera.core.tensor.dtype import DType, bfloat16, bool_, float16, float32, float64
-from caldera.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -234,22 +234,8 @@ def picture_or_file(svg: str, path: str | PathLike[str] | None, where: str) -> P
 
 def write_svg(path: str | PathLike[str], text: str, where: str) -> Path:
     """Write the text of an SVG file for `where`, which a mistake in the path is blamed on."""
-    target = Path(path)
-    if target.suffix.lower() != ".svg":
-        raise ConfigError.build(
-            where,
-            expected="a file name that ends in .svg",
-            got=repr(str(path)),
-            hint=f"write to {str(target.with_suffix('.svg'))!r}, which every browser opens"
-            if target.name
-            else "",
-        )
-    if not target.parent.is_dir():
-        raise ConfigError.build(
-            where,
-            expected="a folder that exists",
-            got=repr(str(target.parent)),
-            hint="make it first, for example with Path.mkdir(parents=True)",
-        )
+    name = str(Path(path).with_suffix(".svg")) if Path(path).name else ""
+    hint = f"write to {name!r}, which every browser opens" if name else ""
+    target = output_file(path, ".svg", where, hint)
     write_file(target, text)
     return target

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import IO, Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,9 @@ from caldera.errors import DataError
 PathLike: TypeAlias = str | os.PathLike[str]
 Source: TypeAlias = PathLike | IO[bytes]
 """A file by its path, or one that is open: then all of it counts, from its beginning."""
+T = TypeVar("T")
+Read: TypeAlias = Callable[[IO[bytes], Shape, DType, str], T]
+"""Reads raw elements in row-major order: `read_tensor` or `read_array`."""
 
 
 @contextmanager

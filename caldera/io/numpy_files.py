@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from io import BytesIO
 from typing import IO, Any, Literal, TypeVar
 
@@ -18,6 +18,7 @@ from caldera.core.tensor.tensor import Tensor
 from caldera.errors import DataError, DtypeError
 from caldera.io.files import (
     PathLike,
+    Read,
     array_to_save,
     created,
     file_size,
@@ -67,7 +68,7 @@ def load_npy(path: PathLike) -> Tensor:
     """
     where = named("load_npy", path)
     with opened(path, "rb", where) as file:
-        return _read(file, file_size(file), where)
+        return _elements(read_tensor, file, file_size(file), where)
 
 
 def map_npy(path: PathLike) -> NDArray[Any]:
@@ -122,7 +123,7 @@ def load_npz(path: PathLike) -> dict[str, Tensor]:
     >>> cd.io.load_npz(path)["a"].tolist()
     [0, 1, 2]
     """
-    return _members(path, _read)
+    return _members(path, read_tensor)
 
 
 def npz_arrays(path: PathLike) -> dict[str, NDArray[Any]]:
@@ -135,10 +136,10 @@ def npz_arrays(path: PathLike) -> dict[str, NDArray[Any]]:
     >>> npz_arrays(path)
     {'a': array([0, 1, 2])}
     """
-    return _members(path, _read_array)
+    return _members(path, read_array)
 
 
-def _members(path: PathLike, read: Callable[[IO[bytes], int, str], T]) -> dict[str, T]:
+def _members(path: PathLike, read: Read[T]) -> dict[str, T]:
     where = named("load_npz", path)
     with opened(path, "rb", where) as file:
         try:
@@ -149,7 +150,9 @@ def _members(path: PathLike, read: Callable[[IO[bytes], int, str], T]) -> dict[s
                 for member in members:
                     name = member.filename.removesuffix(".npy")
                     with archive.open(member) as content:
-                        found[name] = read(content, member.file_size, f"{where}, {name!r}")
+                        found[name] = _elements(
+                            read, content, member.file_size, f"{where}, {name!r}"
+                        )
                         # The checksum is compared when the end is met.
                         content.read(1)
                 return found
@@ -173,29 +176,15 @@ def _array(tensor: Tensor | NDArray[Any], where: str) -> NDArray[Any]:
     return array
 
 
-def _read(file: IO[bytes], total: int, where: str) -> Tensor:
-    """One npy file of `total` bytes."""
-    shape, column_major, stored = _checked_header(file, total, where)
-    tensor = read_tensor(file, shape, canonical(stored), where)
-    if not stored.isnative:
-        tensor.host_array(write=True).byteswap(inplace=True)
-    return tensor.T.copy() if column_major else tensor
-
-
-def _read_array(file: IO[bytes], total: int, where: str) -> NDArray[Any]:
-    """The same as an array."""
-    shape, column_major, stored = _checked_header(file, total, where)
-    array = read_array(file, shape, canonical(stored), where)
-    if not stored.isnative:
-        array.byteswap(inplace=True)
-    return array.T.copy() if column_major else array
-
-
-def _checked_header(file: IO[bytes], total: int, where: str) -> tuple[Shape, bool, DType]:
-    """The shape in which elements lie, whether that is the other way round, and their dtype."""
+def _elements(read: Read[T], file: IO[bytes], total: int, where: str) -> T:
+    """Read one npy file of `total` bytes, as a tensor or an array."""
     shape, column_major, stored = _header(file, where)
     _check_size(shape, _checked_dtype(stored, where), total - file.tell(), where)
-    return shape[::-1] if column_major else shape, column_major, stored
+    found: Any = read(file, shape[::-1] if column_major else shape, canonical(stored), where)
+    if not stored.isnative:
+        elements = found.host_array(write=True) if isinstance(found, Tensor) else found
+        elements.byteswap(inplace=True)
+    return found.T.copy() if column_major else found
 
 
 def _checked_dtype(stored: DType, where: str) -> DType:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeVar
 
@@ -24,6 +24,7 @@ from caldera.core.tensor.tensor import Tensor
 from caldera.errors import ConfigError, DataError, DtypeError
 from caldera.io.files import (
     PathLike,
+    Read,
     Source,
     array_to_save,
     bytes_of,
@@ -133,12 +134,7 @@ def load_safetensors(path: Source) -> dict[str, Tensor]:
     >>> cd.io.load_safetensors(path)["w"]
     Tensor([1.5], shape=(1,), dtype=bfloat16, kind=MANAGED, device=cpu)
     """
-    tensors = _entries(path, read_tensor)
-    if sys.byteorder == "big":
-        for tensor in tensors.values():
-            elements = tensor.host_array(write=True)
-            elements[...] = little_endian(elements)
-    return tensors
+    return _entries(path, read_tensor)
 
 
 def safetensors_arrays(path: Source) -> dict[str, NDArray[Any]]:
@@ -151,22 +147,21 @@ def safetensors_arrays(path: Source) -> dict[str, NDArray[Any]]:
     >>> safetensors_arrays(path)["w"].tolist()
     [1.5, 2.0, 3.0]
     """
-    found = _entries(path, read_array)
-    if sys.byteorder == "big":
-        return {name: little_endian(array) for name, array in found.items()}
-    return found
+    return _entries(path, read_array)
 
 
-def _entries(
-    path: Source, read: Callable[[IO[bytes], Shape, dtypes.DType, str], T]
-) -> dict[str, T]:
+def _entries(path: Source, read: Read[T]) -> dict[str, T]:
     where = named("load_safetensors", path)
     with opened(path, "rb", where) as file:
         header = _read_header(file, where)
-        found = {}
+        found: dict[str, Any] = {}
         for name, entry in header.entries.items():
             file.seek(header.data_start + entry.begin)
             found[name] = read(file, entry.shape, entry.dtype, f"{where}, {name!r}")
+            if sys.byteorder == "big":
+                given = found[name]
+                elements = given.host_array(write=True) if isinstance(given, Tensor) else given
+                elements[...] = little_endian(elements)
         return found
 
 

@@ -38,26 +38,6 @@ class Call:
     shares: frozenset[str] = frozenset()
 
 
-def _always(node: Node) -> bool:
-    return True
-
-
-def _no_bytes(node: Node) -> int:
-    return 0
-
-
-def _never(node: Node) -> bool:
-    return False
-
-
-def _nowhere(node: Node) -> Sequence[int | None]:
-    return ()
-
-
-def _no_seconds(node: Node) -> float:
-    return 0.0
-
-
 @dataclass(frozen=True)
 class Kernel:
     """One way to run an op on a family of devices.
@@ -73,6 +53,7 @@ class Kernel:
     `shares` names what its calls use besides the arrays they are given, such as counters: calls
     that share something must not run at the same time.
     `limit` has the bytes of workspace that it was given, where they are not those of the settings.
+    `threads` has the largest number of threads that it uses, where it is not that of the settings.
     `serial` is true for a call of a library that uses one thread, however many there are.
     `varies` is true for what a library names first, or second, for each shape: that may be another
     algorithm each time, so that what it took for one shape says nothing about others.
@@ -84,16 +65,17 @@ class Kernel:
     family: str
     name: str
     bind: Callable[[Call], Runner]
-    supports: Callable[[Node], bool] = _always
-    workspace: Callable[[Node], int] = _no_bytes
+    supports: Callable[[Node], bool] = lambda node: True
+    workspace: Callable[[Node], int] = lambda node: 0
     priority: int = 0
-    in_place: Callable[[Node], bool] = _never
-    places: Callable[[Node], Sequence[int | None]] = _nowhere
-    estimate: Callable[[Node], float] = _no_seconds
+    in_place: Callable[[Node], bool] = lambda node: False
+    places: Callable[[Node], Sequence[int | None]] = lambda node: ()
+    estimate: Callable[[Node], float] = lambda node: 0.0
     capturable: bool = True
     measured: bool = True
     shares: frozenset[str] = frozenset()
     limit: int | None = None
+    threads: int | None = None
     serial: bool = False
     varies: bool = False
     source: str = ""
@@ -204,3 +186,17 @@ TABLE = KernelTable(
 PRECISION_CHECKS: dict[str, Callable[[str], None]] = {}
 """What refuses a precision that devices of a family cannot compute in; a room of kernels puts its
 own here when it is loaded."""
+
+_CHANNELS_LAST = frozenset({"cpu", "cuda"})
+
+
+def wants_channels_last(family: str) -> bool:
+    """Whether plans for this family should lay images out channels last.
+
+    Channels are what convolutions, pooling and normalisation vectorise over. Every kernel takes
+    row-major images as well; these are slower.
+
+    >>> wants_channels_last("cpu")
+    True
+    """
+    return family in _CHANNELS_LAST

@@ -7,7 +7,10 @@ A network is a list of layers, or a class that calls layers; `nn.Layer` says how
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from caldera.base.arguments import guard as _guard
+from caldera.base.registry import provided_attributes as _provided_attributes
 from caldera.nn import losses, metrics, models
 from caldera.nn.activations import (
     ELU,
@@ -79,8 +82,12 @@ from caldera.nn.pooling import (
 )
 from caldera.nn.preprocessing import ColumnEmbedding, Rescale
 from caldera.nn.recurrent import GRU, LSTM, RNN, Bidirectional
-from caldera.nn.skip_gram import SkipGram
 from caldera.nn.tracing import Context, LayerCall, context, trace
+
+if TYPE_CHECKING:
+    from caldera.code.skip_gram import SkipGram
+
+__getattr__ = _provided_attributes("nn")
 
 __all__ = [
     "ELU",

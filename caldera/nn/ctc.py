@@ -13,8 +13,7 @@ from caldera.compiler.lazy import Expr
 from caldera.core.tensor.dtype import DType, int64
 from caldera.core.tensor.shape import Shape
 from caldera.errors import ConfigError, DataError
-from caldera.nn.losses import Loss, losses
-from caldera.nn.task import SEQUENCE, PredictionKind
+from caldera.nn.losses import SEQUENCE, Loss, PredictionKind, losses
 from caldera.op.loss import ctc_frames
 
 

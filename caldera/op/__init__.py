@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from caldera.base.arguments import guard as _guard
+from caldera.base.registry import provided_attributes as _provided_attributes
 from caldera.compiler.lazy import grad, input, var
 from caldera.core.graph.opdef import location as _location
-from caldera.op.activation import (
-    elu,
-    gelu,
-    hard_sigmoid,
-    hard_swish,
-    leaky_relu,
-    log_softmax,
-    mish,
-    prelu,
-    rbf,
-    relu,
-    selu,
-    silu,
-    softmax,
-    softplus,
-    softsign,
-)
 from caldera.op.arithmetic import (
     add,
     angle,
@@ -29,24 +15,11 @@ from caldera.op.arithmetic import (
     complex,
     conj,
     div,
-    floor_div,
-    imag,
-    maximum,
-    minimum,
-    mod,
-    mul,
-    neg,
-    pow,
-    real,
-    sub,
-    view_as_complex,
-    view_as_real,
-)
-from caldera.op.collective import all_gather, all_sum, sum_scatter
-from caldera.op.comparison import (
     equal,
+    floor_div,
     greater,
     greater_equal,
+    imag,
     isclose,
     isfinite,
     isinf,
@@ -57,10 +30,20 @@ from caldera.op.comparison import (
     logical_not,
     logical_or,
     logical_xor,
+    maximum,
+    minimum,
+    mod,
+    mul,
+    neg,
     not_equal,
+    pow,
+    real,
+    sub,
+    view_as_complex,
+    view_as_real,
     where,
 )
-from caldera.op.control import cond, scan, while_loop
+from caldera.op.control import all_gather, all_sum, assign, cond, scan, sum_scatter, while_loop
 from caldera.op.convolution import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d
 from caldera.op.creation import arange, eye, full, linspace, ones, zeros
 from caldera.op.fourier import (
@@ -78,15 +61,33 @@ from caldera.op.fourier import (
 from caldera.op.images import interpolate, pixel_shuffle, pixel_unshuffle, unfold
 from caldera.op.indexing import (
     argsort,
+    bincount,
     gather,
+    nonzero,
     one_hot,
+    put_along_axis,
     put_along_axis_add,
+    scatter,
     scatter_add,
+    searchsorted,
     sort,
     take_along_axis,
     top_k,
+    unique,
 )
-from caldera.op.layers import bias_add, embedding, linear, scaled_dot_product_attention, skip_gram
+from caldera.op.layers import (
+    batch_norm,
+    batch_norm_over_ranks,
+    bias_add,
+    embedding,
+    group_norm,
+    instance_norm,
+    layer_norm,
+    linear,
+    local_response_norm,
+    rms_norm,
+    scaled_dot_product_attention,
+)
 from caldera.op.linalg import (
     cholesky,
     determinant,
@@ -138,15 +139,6 @@ from caldera.op.movement import (
     transpose,
     unsqueeze,
 )
-from caldera.op.normalisation import (
-    batch_norm,
-    batch_norm_over_ranks,
-    group_norm,
-    instance_norm,
-    layer_norm,
-    local_response_norm,
-    rms_norm,
-)
 from caldera.op.pooling import (
     avg_pool1d,
     avg_pool2d,
@@ -180,13 +172,15 @@ from caldera.op.reduction import (
     logsumexp,
     max,
     mean,
+    median,
     min,
     norm,
     prod,
+    quantile,
+    std,
     sum,
     variance,
 )
-from caldera.op.selection import bincount, nonzero, put_along_axis, scatter, searchsorted, unique
 from caldera.op.special import (
     acos,
     acosh,
@@ -197,16 +191,29 @@ from caldera.op.special import (
     atanh,
     cosh,
     digamma,
+    elu,
     erfc,
     erfinv,
+    gelu,
+    hard_sigmoid,
+    hard_swish,
     hypot,
+    leaky_relu,
     lgamma,
+    log_softmax,
     logaddexp,
+    mish,
+    prelu,
+    rbf,
+    relu,
+    selu,
+    silu,
     sinh,
+    softmax,
+    softplus,
+    softsign,
     tan,
 )
-from caldera.op.state import assign
-from caldera.op.statistics import median, quantile, std
 from caldera.op.unary import (
     abs,
     cast,
@@ -235,6 +242,11 @@ from caldera.op.unary import (
     trunc,
 )
 from caldera.op.windows import pad
+
+if TYPE_CHECKING:
+    from caldera.code.skip_gram import skip_gram
+
+__getattr__ = _provided_attributes("op")
 
 __all__ = [
     "abs",

@@ -1,21 +1,22 @@
-"""Loops and choices as expressions."""
+"""Loops, choices, assignment, and sums over ranks, as expressions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from caldera.compiler.lazy import Expr, lift, lift_all
+from caldera.compiler.lazy import Expr, Variable, lift, lift_all
 from caldera.core.graph.node import Node, Spec, Symbol, describe
-from caldera.core.graph.opdef import location
-from caldera.core.graph.ops import control
-from caldera.core.graph.ops.base import input_
+from caldera.core.graph.opdef import Op, location
+from caldera.core.graph.ops import base, collective, control
+from caldera.core.graph.ops.base import broadcast_to, cast, input_
 from caldera.core.graph.ops.elementwise import logical_and
 from caldera.core.graph.ops.elementwise import where as choose
 from caldera.core.graph.program import Body, topological
 from caldera.core.tensor import Tensor
 from caldera.core.tensor.dtype import bool_
-from caldera.errors import CalderaError, ShapeError
+from caldera.core.tensor.shape import normalise_axis
+from caldera.errors import CalderaError, DtypeError, ShapeError
 
 
 def scan(
@@ -250,3 +251,94 @@ def _check_body(where: str, arguments: Sequence[Node], outputs: Sequence[Node]) 
                 got=describe(node),
                 hint="carry the value, and assign it after the loop",
             )
+
+
+def assign(target: Variable, value: Any) -> Expr:
+    """The new value of a variable: evaluating this (or anything made of it) stores it.
+
+    All reads in one run see the old values; all assignments are committed together at its end.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> n = op.var("n", (), fill=cd.constant(1.0))
+    >>> op.assign(n, n * 10.0).eval().item(), n.numpy().item()
+    (10.0, 10.0)
+    """
+    if not isinstance(target, Variable):
+        raise DtypeError.build(
+            "op.assign",
+            expected="a variable made by op.var",
+            got=type(target).__name__,
+            hint="only variables keep a value between runs",
+        )
+    new = lift(value, target.dtype)
+    if new.shape == () and target.shape != ():
+        new = broadcast_to(new, target.shape)
+    return Expr(base.assign(target.node, cast(new, target.dtype)))
+
+
+def all_sum(x: Any, axis: str = "data") -> Expr:
+    """The sum of `x` over all ranks along a named axis of the mesh; alone, `x` itself.
+
+    The plan is given its communicator by `cd.compile(..., communicator=)`.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.all_sum(cd.tensor([1.0, 2.0])).tolist()
+    [1.0, 2.0]
+    """
+    return Expr(collective.all_sum(lift(x), axis=axis, number=collective.next_number()))
+
+
+def all_gather(x: Any, sizes: Sequence[int], rank: int, dim: int = 0, axis: str = "model") -> Expr:
+    """The parts of all ranks along a named axis of the mesh, one after the other along `dim`.
+
+    `sizes` has the length of each rank's part, of which this one, `rank`, has `x`.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> from caldera.comm import run_virtual_ranks
+    >>> def work(comm):
+    ...     x = cd.tensor([1.0, 2.0][: comm.rank + 1])
+    ...     whole = op.all_gather(x, (1, 2), comm.rank)
+    ...     return cd.compile(whole, communicator=comm).run()[0].tolist()
+    >>> run_virtual_ranks(2, work)
+    [[1.0, 1.0, 2.0], [1.0, 1.0, 2.0]]
+    """
+    return _parts(collective.all_gather, "all_gather", x, sizes, rank, dim, axis)
+
+
+def sum_scatter(x: Any, sizes: Sequence[int], rank: int, dim: int = 0, axis: str = "model") -> Expr:
+    """This rank's part, along `dim`, of the sum of `x` over ranks; see `all_gather`.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> from caldera.comm import run_virtual_ranks
+    >>> def work(comm):
+    ...     x = cd.tensor([1.0, 2.0, 3.0])
+    ...     part = op.sum_scatter(x, (1, 2), comm.rank)
+    ...     return cd.compile(part, communicator=comm).run()[0].tolist()
+    >>> run_virtual_ranks(2, work)
+    [[2.0], [4.0, 6.0]]
+    """
+    return _parts(collective.sum_scatter, "sum_scatter", x, sizes, rank, dim, axis)
+
+
+def _parts(
+    make: Op, name: str, x: Any, sizes: Sequence[int], rank: int, dim: int, axis: str
+) -> Expr:
+    node, where = lift(x), location(name)
+    if not 0 <= rank < len(sizes):
+        raise ShapeError.build(
+            where, expected=f"a rank of the {len(sizes)} that have parts", got=f"{rank}"
+        )
+    return Expr(
+        make(
+            node,
+            axis=axis,
+            dim=normalise_axis(dim, len(node.shape), where),
+            sizes=tuple(sizes),
+            rank=rank,
+            number=collective.next_number(),
+        )
+    )

@@ -1,22 +1,28 @@
-"""Functional layers: linear maps, biases, embeddings, attention and the skip-gram model."""
+"""Functional layers: linear maps, embeddings, attention and normalisation.
+
+Images are (N, C, ...), with the channels on axis 1. Half-precision inputs are normalised in
+float32; their scale and shift may be float32, and the result has the dtype of the input.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, overload
 
-from caldera.compiler.lazy import Expr, as_float, lift, lift_all
+from caldera.compiler.lazy import Expr, as_float, lift, lift_all, wrap
 from caldera.core.graph.node import Node, describe
 from caldera.core.graph.opdef import location
-from caldera.core.graph.ops import attention
-from caldera.core.graph.ops import skip_gram as node_of
-from caldera.core.graph.ops.base import cast, reshape
+from caldera.core.graph.ops import attention, elementwise, normalisation
+from caldera.core.graph.ops.base import accumulator, cast, full, reshape, widen
+from caldera.core.graph.ops.collective import next_number
 from caldera.core.graph.ops.elementwise import add
 from caldera.core.graph.ops.indexing import gather
 from caldera.core.graph.ops.product import matmul
-from caldera.core.tensor.dtype import UNSIGNED, is_float, is_integer, uint64
-from caldera.core.tensor.shape import normalise_axis, size
-from caldera.errors import DtypeError, ShapeError
+from caldera.core.graph.ops.reduction import mean as mean_of
+from caldera.core.tensor.dtype import HALVES, UNSIGNED, is_float, is_integer, uint64
+from caldera.core.tensor.shape import normalise_axes, normalise_axis, size
+from caldera.errors import ConfigError, DtypeError, ShapeError
 from caldera.op.arguments import as_count, as_number
 
 
@@ -100,38 +106,6 @@ def _check_bias(x: Node, bias: Node, axis: int, name: str) -> None:
         )
 
 
-def skip_gram(
-    vectors: Any, words: Any, contexts: Any, rate: Any, batch: int = 256
-) -> tuple[Expr, Expr]:
-    """Steps of stochastic gradient descent on the skip-gram model with negative sampling.
-
-    `vectors` has shape (2, words, width): the vectors of words, and those of contexts. `words` are
-    rows of the first, one for each pair; `contexts` rows of the second, (pairs, 1 + negatives): the
-    context that was seen, then those that were drawn. Pairs are taken `batch` at a time, one step
-    of `rate` after the other; gradients of a batch are added up, as in word2vec, not averaged.
-    Gives the vectors after that, and the loss of each pair before its step: -log s(w . c) of its
-    own context c, and -log s(-w . n) of each n that was drawn, with s the logistic function. One
-    that was drawn and is the pair's own says nothing, and is left out.
-
-    Only rows that are named change, so the time of a step does not depend on how many there are.
-    `nn.SkipGram` trains with it.
-
-    >>> import numpy as np, caldera as cd
-    >>> from caldera import op
-    >>> vectors = cd.tensor(np.full((2, 4, 3), 0.5, "float32"))
-    >>> after, losses = op.skip_gram(vectors, [0], [[1, 2]], rate=0.1)
-    >>> after.numpy()[:, :, 0].astype("float64").round(3).tolist(), round(losses.item(), 4)
-    ([[0.482, 0.5, 0.5, 0.5], [0.5, 0.516, 0.466, 0.5]], 1.5237)
-    """
-    table = as_float(lift(vectors))
-    speed = cast(lift(rate, table.dtype), table.dtype)
-    at_once = as_count(batch, "batch", "skip_gram")
-    after, losses = node_of.skip_gram.outputs(
-        table, lift(words), lift(contexts), speed, batch=at_once
-    )
-    return Expr(after), Expr(losses)
-
-
 def scaled_dot_product_attention(
     q: Any, k: Any, v: Any, mask: Any = None, causal: bool = False, scale: float | None = None
 ) -> Expr:
@@ -166,3 +140,221 @@ def scaled_dot_product_attention(
     else:
         factor = as_number(scale, "scale", "scaled_dot_product_attention")
     return Expr(attention.attention.outputs(*nodes, causal=bool(causal), scale=factor)[0])
+
+
+@overload
+def batch_norm(
+    x: Any,
+    scale: Any,
+    shift: Any,
+    mean: None = None,
+    variance: None = None,
+    eps: float = 1e-5,
+    axis: int = 1,
+) -> tuple[Expr, Expr, Expr]: ...
+
+
+@overload
+def batch_norm(
+    x: Any, scale: Any, shift: Any, mean: Any, variance: Any, eps: float = 1e-5, axis: int = 1
+) -> Expr: ...
+
+
+def batch_norm(
+    x: Any,
+    scale: Any,
+    shift: Any,
+    mean: Any = None,
+    variance: Any = None,
+    eps: float = 1e-5,
+    axis: int = 1,
+) -> Expr | tuple[Expr, Expr, Expr]:
+    """(x - mean) / sqrt(variance + eps) * scale + shift, for each channel along `axis`.
+
+    To train, give no mean and variance: they are taken from x, over all axes but `axis`, and the
+    result is (y, mean, variance), the latter two for running averages. The variance is that of the
+    batch (divided by n, not n - 1). To use the network, give both, and the result is y.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> x = cd.tensor([[1.0, 10.0], [3.0, 10.0]])
+    >>> y, mean, variance = op.batch_norm(x, [1.0, 1.0], [0.0, 5.0], eps=0.0078125)
+    >>> mean.tolist(), variance.tolist()
+    ([2.0, 10.0], [1.0, 0.0])
+    >>> y[:, 1].tolist()
+    [5.0, 5.0]
+    >>> op.batch_norm(x, [1.0, 1.0], [0.0, 0.0], [1.0, 8.0], [4.0, 4.0], eps=0.0).tolist()
+    [[0.0, 1.0], [1.0, 1.0]]
+    """
+    if (mean is None) != (variance is None):
+        raise ConfigError.build(
+            location("batch_norm"), expected="mean and variance, or neither", got="one of them"
+        )
+    given = (scale, shift) if mean is None else (scale, shift, mean, variance)
+    nodes = _with_parameters(x, *given)
+    attrs: dict[str, Any] = {
+        "axis": normalise_axis(axis, len(nodes[0].shape), location("batch_norm")),
+        "eps": _epsilon(eps, "batch_norm"),
+    }
+    if mean is not None:
+        return Expr(normalisation.batch_norm_inference(*nodes, **attrs))
+    y, batch_mean, batch_variance = wrap(normalisation.batch_norm.outputs(*nodes, **attrs))
+    return y, batch_mean, batch_variance
+
+
+def batch_norm_over_ranks(
+    x: Any,
+    scale: Any,
+    shift: Any,
+    eps: float = 1e-5,
+    axis: int = 1,
+    mesh: str = "data",
+) -> tuple[Expr, Expr, Expr, Expr]:
+    """As `batch_norm` while training, with the mean and the variance of the samples of all ranks.
+
+    x has those of this rank, of which there may be none. The result is (y, mean, variance, count),
+    the last being how many elements of a channel all ranks along this axis of the mesh have.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> x = cd.tensor([[1.0, 10.0], [3.0, 10.0]])
+    >>> y, mean, variance, count = op.batch_norm_over_ranks(x, [1.0, 1.0], [0.0, 5.0])
+    >>> mean.tolist(), variance.tolist(), count.item()
+    ([2.0, 10.0], [1.0, 0.0], 2.0)
+    """
+    nodes = _with_parameters(x, scale, shift)
+    where = "batch_norm_over_ranks"
+    y, mean, variance, count = wrap(
+        normalisation.batch_norm_over_ranks.outputs(
+            *nodes,
+            axis=normalise_axis(axis, len(nodes[0].shape), location(where)),
+            eps=_epsilon(eps, where),
+            mesh=mesh,
+            number=next_number(),
+        )
+    )
+    return y, mean, variance, count
+
+
+def layer_norm(
+    x: Any, scale: Any, shift: Any, axis: int | Sequence[int] = -1, eps: float = 1e-5
+) -> Expr:
+    """x normalised over `axis` (one or several), times scale plus shift, which have its sizes.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> x = cd.tensor([[-3.0, 3.0], [5.0, 5.0]])
+    >>> op.layer_norm(x, [1.0, 1.0], [0.0, 1.0], eps=7.0).tolist()
+    [[-0.75, 1.75], [0.0, 1.0]]
+    """
+    node, *parameters = _with_parameters(x, scale, shift)
+    axes = normalise_axes(axis, len(node.shape), location("layer_norm"))
+    number = _epsilon(eps, "layer_norm")
+    return Expr(normalisation.layer_norm.outputs(node, *parameters, axis=axes, eps=number)[0])
+
+
+def group_norm(x: Any, groups: int, scale: Any, shift: Any, eps: float = 1e-5) -> Expr:
+    """(N, C, ...) normalised over each of `groups` groups of channels, sample by sample.
+
+    `scale` and `shift` have one number a channel. One group is layer norm over all channels, C
+    groups are instance norm.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> x = cd.tensor([[-3.0, 3.0, 5.0, 5.0]])
+    >>> op.group_norm(x, 2, [1.0] * 4, [0.0] * 4, eps=7.0).tolist()
+    [[-0.75, 0.75, 0.0, 0.0]]
+    """
+    nodes = _with_parameters(x, scale, shift)
+    count = as_count(groups, "groups", "group_norm")
+    number = _epsilon(eps, "group_norm")
+    return Expr(normalisation.group_norm.outputs(*nodes, groups=count, eps=number)[0])
+
+
+def instance_norm(x: Any, scale: Any = None, shift: Any = None, eps: float = 1e-5) -> Expr:
+    """(N, C, ...) normalised over each channel of each sample by itself.
+
+    `scale` and `shift` have one number a channel; without them they are 1 and 0.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> x = cd.tensor([[[-3.0, 3.0], [5.0, 5.0]]])
+    >>> op.instance_norm(x, eps=7.0).tolist()
+    [[[-0.75, 0.75], [0.0, 0.0]]]
+    """
+    node = as_float(lift(x))
+    if len(node.shape) < 3:
+        raise ShapeError.build(
+            location("instance_norm"), expected="x of shape (N, C, ...)", got=describe(node)
+        )
+    channels = node.shape[1]
+    one, none = (Expr(full((channels,), number, node.dtype)) for number in (1, 0))
+    scale, shift = one if scale is None else scale, none if shift is None else shift
+    return group_norm(x, channels, scale, shift, eps)
+
+
+def rms_norm(x: Any, scale: Any = None, axis: int | Sequence[int] = -1, eps: float = 1e-6) -> Expr:
+    """x over its root mean square along `axis` (one or several), times scale, which has its sizes.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.rms_norm(cd.tensor([[3.0, -3.0]]), cd.tensor([1.0, 2.0]), eps=7.0).tolist()
+    [[0.75, -1.5]]
+    """
+    node, *parameters = (as_float(lift(x)),) if scale is None else _with_parameters(x, scale)
+    axes = normalise_axes(axis, len(node.shape), location("rms_norm"))
+    wide = widen(node)
+    squares = mean_of(elementwise.square(wide), axis=axes, keepdims=True)
+    number = elementwise.scalar(_epsilon(eps, "rms_norm"), wide)
+    result = elementwise.mul(wide, elementwise.rsqrt(elementwise.add(squares, number)))
+    sizes = tuple(node.shape[i] for i in axes)
+    for each in parameters:
+        if each.shape != sizes:
+            raise ShapeError.build(
+                location("rms_norm"), expected=f"scale of shape {sizes}", got=describe(each)
+            )
+        shape = tuple(n if i in axes else 1 for i, n in enumerate(node.shape))
+        result = elementwise.mul(result, reshape(cast(each, wide.dtype), shape))
+    return Expr(cast(result, node.dtype))
+
+
+def local_response_norm(
+    x: Any, size: int = 5, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
+) -> Expr:
+    """x / (k + alpha / size * sum(x^2 over `size` neighbouring channels)) ** beta, for (N, C, ...).
+
+    These are PyTorch's meaning and defaults. AlexNet's paper has k = 2 and does not divide alpha by
+    the size: there it is local_response_norm(x, 5, 5 * 1e-4, 0.75, 2.0). Channels outside count as
+    0; of an even number of neighbours, one more lies below than above.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> x = cd.tensor([[1.0, 2.0, 0.0]])
+    >>> op.local_response_norm(x, size=2, alpha=2.0, beta=1.0, k=3.0).tolist()
+    [[0.25, 0.25, 0.0]]
+    """
+    name = "local_response_norm"
+    node = normalisation.local_response_norm(
+        as_float(lift(x)),
+        window=as_count(size, "size", name),
+        alpha=as_number(alpha, "alpha", name),
+        beta=as_number(beta, "beta", name),
+        k=as_number(k, "k", name),
+    )
+    return Expr(node)
+
+
+def _epsilon(eps: Any, name: str) -> float:
+    number = as_number(eps, "eps", name)
+    if number < 0:
+        raise ConfigError.build(location(name), expected="eps= 0 or more", got=repr(eps))
+    return number
+
+
+def _with_parameters(x: Any, *parameters: Any) -> tuple[Node, ...]:
+    """x and its parameters in one dtype; half precision may keep its parameters in float32."""
+    node = as_float(lift(x))
+    own = tuple(as_float(parameter) for parameter in lift_all(*parameters))
+    if node.dtype in HALVES and own[0].dtype in (node.dtype, accumulator(node.dtype)):
+        return node, *own
+    return tuple(as_float(each) for each in lift_all(Expr(node), *parameters))

@@ -17,7 +17,7 @@ from ml_dtypes import finfo
 
 from caldera.compiler.lazy import Expr, as_float, lift, lift_all
 from caldera.core.graph.node import Node, describe
-from caldera.core.graph.ops import elementwise, factorisation, linalg, matrix_functions
+from caldera.core.graph.ops import elementwise, factorisation, linalg
 from caldera.core.graph.ops.base import cast, full, reshape
 from caldera.core.graph.ops.movement import flip, swap_last
 from caldera.core.graph.ops.product import matmul_any
@@ -96,7 +96,7 @@ def pinv(a: Any, rtol: float | None = None) -> Expr:
     node = as_float(lift(a))
     if rtol is None:
         rtol = max((1, *node.shape[-2:])) * float(finfo(part_of(node.dtype)).eps)
-    return Expr(matrix_functions.pinv(node, rtol=as_number(rtol, "rtol", "pinv")))
+    return Expr(factorisation.pinv(node, rtol=as_number(rtol, "rtol", "pinv")))
 
 
 def lstsq(a: Any, b: Any, rtol: float | None = None) -> Expr:
@@ -121,7 +121,7 @@ def expm(a: Any) -> Expr:
     >>> op.expm([[0.0, 3.0], [0.0, 0.0]]).tolist()
     [[1.0, 3.0], [0.0, 1.0]]
     """
-    return Expr(matrix_functions.expm(as_float(lift(a))))
+    return Expr(factorisation.expm(as_float(lift(a))))
 
 
 def determinant(a: Any) -> Expr:

@@ -14,7 +14,7 @@ from typing import Any
 from caldera.compiler.lazy import Expr, as_float, lift
 from caldera.core.graph.node import Node, describe
 from caldera.core.graph.opdef import location
-from caldera.core.graph.ops import pooling
+from caldera.core.graph.ops import product
 from caldera.core.graph.ops.base import reshape
 from caldera.core.graph.ops.movement import pad
 from caldera.core.graph.ops.product import Padding, Pair
@@ -75,7 +75,7 @@ def _laid(
 
 def _max(x: Node, windows: _Windows, *axes: int) -> Node:
     size, stride, padding, dilation = windows.along(*axes)
-    return pooling.max_pool2d.outputs(
+    return product.max_pool2d.outputs(
         x, size=size, stride=stride, padding=padding, dilation=dilation
     )[0]
 
@@ -83,7 +83,7 @@ def _max(x: Node, windows: _Windows, *axes: int) -> Node:
 def _average(count_padding: bool) -> Any:
     def average(x: Node, windows: _Windows, *axes: int) -> Node:
         size, stride, padding, _ = windows.along(*axes)
-        return pooling.avg_pool2d(
+        return product.avg_pool2d(
             x, size=size, stride=stride, padding=padding, count_padding=count_padding
         )
 

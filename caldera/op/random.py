@@ -39,7 +39,7 @@ from caldera.core.tensor.dtype import canonical, float32, float64, int64, is_int
 from caldera.core.tensor.shape import as_shape, normalise_axis
 from caldera.errors import ConfigError, ShapeError
 from caldera.op.arguments import as_count, place
-from caldera.op.selection import searchsorted
+from caldera.op.indexing import searchsorted
 
 _lock = threading.Lock()
 

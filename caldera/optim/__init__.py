@@ -5,20 +5,32 @@ from __future__ import annotations
 from typing import Any
 
 from caldera.base.arguments import guard as _guard
-from caldera.optim._base import Minimum, Optimizer, optimizers
-from caldera.optim.adaptive import Adadelta, Adagrad, Adam, Adamax, AdamW, Nadam, RMSProp
-from caldera.optim.epoch_rule import EpochRule, GrowingBatch, ReduceOnPlateau, epoch_rules
+from caldera.optim.adaptive import (
+    LAMB,
+    LARS,
+    Adadelta,
+    Adagrad,
+    Adam,
+    Adamax,
+    AdamW,
+    Nadam,
+    RMSProp,
+)
 from caldera.optim.gradients import Clip, ClipNorm, ClipValue, LossScale, clips
-from caldera.optim.large_batch import LAMB, LARS
 from caldera.optim.momentum import SGD, GradientDescent, Lion
+from caldera.optim.optimizer import Minimum, Optimizer, optimizers
 from caldera.optim.parameter_groups import L1, L2, Decay, Decoupled, Group, decays
 from caldera.optim.schedule import (
     Cosine,
+    EpochRule,
     Exponential,
+    GrowingBatch,
     LinearWarmUp,
     OneCycle,
+    ReduceOnPlateau,
     Schedule,
     StepDecay,
+    epoch_rules,
     schedules,
 )
 from caldera.optim.sharding import length, total

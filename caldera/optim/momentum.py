@@ -8,7 +8,7 @@ from typing import ClassVar, Unpack
 from caldera import op
 from caldera.compiler.lazy import Expr
 from caldera.errors import ConfigError
-from caldera.optim._base import Optimizer, OptimizerOptions, Rate, State, optimizers
+from caldera.optim.optimizer import Optimizer, OptimizerOptions, Rate, State, optimizers
 from caldera.optim.parameter_groups import Decay, Decoupled
 from caldera.optim.schedule import require_fraction
 

@@ -74,8 +74,7 @@ if TYPE_CHECKING:
     from caldera.parallel.data.sharded import Sharded
     from caldera.parallel.pipeline.pipeline_parallel import PipelineParallel
     from caldera.parallel.planner import Proposal, plan
-    from caldera.parallel.tensor.layouts import Layouts
-    from caldera.parallel.tensor.tensor_parallel import Hybrid, TensorParallel
+    from caldera.parallel.tensor.tensor_parallel import Hybrid, Layouts, TensorParallel
 
 # A strategy is loaded when it is first asked for: every rank needs one of them, and all take as
 # long as a third of what else it imports. The planner times training, which needs strategies.
@@ -86,7 +85,7 @@ _LATER = {
     "Gossip": "caldera.parallel.averaging.gossip",
     "Hogwild": "caldera.parallel.asynchronous.hogwild",
     "Hybrid": "caldera.parallel.tensor.tensor_parallel",
-    "Layouts": "caldera.parallel.tensor.layouts",
+    "Layouts": "caldera.parallel.tensor.tensor_parallel",
     "LocalSGD": "caldera.parallel.averaging.local_sgd",
     "ParameterServer": "caldera.parallel.asynchronous.parameter_server",
     "PipelineParallel": "caldera.parallel.pipeline.pipeline_parallel",

@@ -15,12 +15,14 @@ from caldera.compiler.lazy import Variable
 from caldera.compiler.plan.plan import Plan
 from caldera.core.graph.ops.collective import TOKEN, start
 from caldera.errors import CommError, ConfigError
-from caldera.kernels.choose import choices
-from caldera.kernels.tuning_cache import TuningRecord
+from caldera.kernels.tuning.choose import choices
+from caldera.kernels.tuning.database import TuningRecord
 from caldera.nn.layer import Layer
 from caldera.optim import Optimizer
 
-_told: WeakKeyDictionary[Communicator, dict[tuple[Path, str], TuningRecord]] = WeakKeyDictionary()
+_imported: WeakKeyDictionary[Communicator, dict[tuple[Path, str], TuningRecord]] = (
+    WeakKeyDictionary()
+)
 """The choices that rank 0 has sent to the others: a long run makes many plans and choices."""
 
 
@@ -40,7 +42,7 @@ def compile_alike(communicator: Communicator, make: Callable[[], Plan]) -> Plan:
             choices.hold()
             communicator.bcast_object([])
         else:
-            communicator.bcast_object(choices.known(_told.setdefault(communicator, {})))
+            communicator.bcast_object(choices.known(_imported.setdefault(communicator, {})))
     else:
         choices.learn(communicator.bcast_object())
         plan = make()

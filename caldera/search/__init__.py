@@ -23,6 +23,7 @@ from caldera.search.algorithms.optuna_samplers import (
 from caldera.search.algorithms.tpe import TPE
 from caldera.search.analysis import Importance
 from caldera.search.architecture import cell, hierarchy, layers, make_cell, make_layers, repeat
+from caldera.search.callbacks import TrialTensorBoard as TensorBoard
 from caldera.search.dimension import Dimension, choice, integer, log, uniform
 from caldera.search.luck import Luck, luck
 from caldera.search.method import Method, methods
@@ -44,7 +45,6 @@ from caldera.search.sensible import build_like, space_of
 from caldera.search.space import Space
 from caldera.search.study import Study, is_study, load
 from caldera.search.table import TrialTable as Table
-from caldera.search.tensorboard import TrialTensorBoard as TensorBoard
 from caldera.search.trial import Trial
 
 __all__ = [

@@ -12,10 +12,9 @@ import numpy as np
 
 from caldera.base.formatting import html_table, note
 from caldera.draw.axis import ChartAxis, axis_of, whole_axis
-from caldera.draw.charts import Bar, bar_chart
+from caldera.draw.charts import Bar, Coordinate, bar_chart, parallel_coordinates, short_number
 from caldera.draw.line_chart import Line, LineChart, figure, figure_svg
 from caldera.draw.page import Safe
-from caldera.draw.run_charts import Coordinate, parallel_coordinates, short_number
 from caldera.draw.svg import CATEGORICAL, QUIET, Picture
 from caldera.search.analysis import Overview, ParameterColumn
 from caldera.search.table import cell_text

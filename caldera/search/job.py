@@ -19,17 +19,17 @@ from caldera.base.config import settings
 from caldera.base.file_cache import write_file
 from caldera.comm import Communicator, run_virtual_ranks
 from caldera.errors import ConfigError
-from caldera.kernels.choices import holding
+from caldera.kernels.tuning.choice_store import using
 from caldera.parallel import DataParallel
-from caldera.search.conditions import Conditions
 from caldera.search.objective import KNOWN_EARLY, MEASURED, Constraint, MissingMetric, Objective
 from caldera.search.samples import TrialData
 from caldera.search.space import Space
-from caldera.search.trial import DONE, FAILED, STOPPED, Row, TrialResult, TrialTask
+from caldera.search.trial import DONE, FAILED, STOPPED, Conditions, Row, TrialResult, TrialTask
 from caldera.train.callbacks import Callback
 from caldera.train.model import Model
 from caldera.train.saving.snapshot import Snapshot, progress_bytes, reinitialise, restore_progress
 from caldera.train.strategy import SingleProcessStrategy, Strategy
+from caldera.train.tracking.history import History
 
 if TYPE_CHECKING:
     from caldera.train.run import Run
@@ -67,7 +67,7 @@ class SearchJob:
             else:
                 strategy = parallel or SingleProcessStrategy()
                 made = Conditions(settings.threads, strategy.communicator.size)
-                with holding(made.choices):
+                with using(made.choices):
                     self._train(task, recorder, strategy)
                 recorder.conditions = made.to_text()
             return recorder.outcome()
@@ -91,13 +91,18 @@ class SearchJob:
 
     def _arguments(self, task: TrialTask, seed: int | None = None) -> dict[str, Any]:
         found = self.space.decoded(task.point)
-        if "seed" in self._passed:
+        if self._passes_seed:
             found["seed"] = task.seed if seed is None else seed
         return found
 
     @cached_property
-    def _passed(self) -> tuple[str, ...]:
-        return passed_names(self.build, self.space)
+    def _passes_seed(self) -> bool:
+        """True if `build` has a parameter `seed` that the space does not set."""
+        code = getattr(self.build, "__code__", None)
+        if code is None:
+            return False
+        parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        return "seed" in parameters and "seed" not in self.space.names()[1]
 
     # --- models
 
@@ -112,7 +117,7 @@ class SearchJob:
                 got=type(model).__name__,
                 hint="a plain function is searched without data",
             )
-        if "seed" not in self._passed and model.seed != seed:
+        if not self._passes_seed and model.seed != seed:
             model.seed = seed
             if model._signature is not None:
                 reinitialise(model)
@@ -123,7 +128,6 @@ class SearchJob:
         return model
 
     def _train(self, task: TrialTask, recorder: _Recorder, parallel: Strategy) -> None:
-        assert self.samples is not None
         repeats = max(self.objective.seeds, self.objective.folds)
         if repeats == 1:
             self._fit(task, recorder, 0, parallel)
@@ -151,36 +155,38 @@ class SearchJob:
         return row
 
     def _fit(self, task: TrialTask, recorder: _Recorder, repeat: int, parallel: Strategy) -> None:
-        assert self.samples is not None
-        seed = task.seed if self.objective.seeds == 1 else task.seed + repeat
-        model = self.model(task, seed)
-        train, validation = self.samples.parts(repeat if self.objective.folds > 1 else None)
-        watcher = _Watcher(recorder, parallel.communicator.rank == 0)
-        given = dict(self.fit or {})
-        make_callbacks = given.pop("callbacks", None)
-        callbacks = [] if make_callbacks is None else list(make_callbacks())
-        epochs = task.epochs or self.epochs
-        history = model.fit(
-            train,
-            validation=validation,
-            epochs=epochs,
-            verbose=0,
-            callbacks=[*callbacks, watcher],
-            parallel=parallel,
-            **given,
-        )
+        model = self.model(task, task.seed if self.objective.seeds == 1 else task.seed + repeat)
+        leads = parallel.communicator.rank == 0
+        history = self._fit_model(model, task, repeat, _Watcher(recorder, leads), parallel)
         if history.stopped == "interrupted":
             raise KeyboardInterrupt
         recorder.digest = digest_of(model)
         if "latency" in self.needs and recorder.curve:
-            recorder.curve[-1]["latency"] = latency_of(model, train)
-        if (
-            parallel.communicator.rank == 0
-            and repeat == 0
-            and self._is_worth_saving(task, recorder)
-        ):
+            recorder.curve[-1]["latency"] = latency_of(model, self._parts(repeat)[0])
+        if leads and repeat == 0 and self._is_worth_saving(task, recorder):
             self.save(model, task.number)
             recorder.saved = True
+
+    def _parts(self, repeat: int) -> tuple[Any, Any]:
+        """Return the training and validation samples of a seed or fold."""
+        assert self.samples is not None
+        return self.samples.parts(repeat if self.objective.folds > 1 else None)
+
+    def _fit_model(
+        self, model: Model, task: TrialTask, repeat: int, watcher: Callback, parallel: Strategy
+    ) -> History:
+        train, validation = self._parts(repeat)
+        given = dict(self.fit or {})
+        make_callbacks = given.pop("callbacks", None) or list
+        return model.fit(
+            train,
+            validation=validation,
+            epochs=task.epochs or self.epochs,
+            verbose=0,
+            callbacks=[*make_callbacks(), watcher],
+            parallel=parallel,
+            **given,
+        )
 
     def train_again(self, task: TrialTask, epochs: int, conditions: Conditions) -> Model:
         """The model of a trial, trained as it was (with several seeds or folds, on the first)."""
@@ -198,27 +204,14 @@ class SearchJob:
     def _fit_again(
         self, task: TrialTask, epochs: int, conditions: Conditions, parallel: Strategy
     ) -> Model:
-        assert self.samples is not None
-        model = self.model(task)
-        train, validation = self.samples.parts(0 if self.objective.folds > 1 else None)
-        given = dict(self.fit or {})
-        make_callbacks = given.pop("callbacks", None)
-        callbacks = [] if make_callbacks is None else list(make_callbacks())
-        # It is told as many epochs as it was told then, since schedules may go by them.
+        # It gets the number of epochs of the first training, since schedules may depend on it.
         ends: Callback = _EndAfter(epochs)
         if max(self.objective.seeds, self.objective.folds) > 1:
             # A step of such a trial is no epoch: each of its trainings ends by itself.
             ends = _Watcher(_Recorder(self, task, lambda number, row: ""), speaks=False)
-        with holding(conditions.choices):
-            model.fit(
-                train,
-                validation=validation,
-                epochs=task.epochs or self.epochs,
-                verbose=0,
-                callbacks=[*callbacks, ends],
-                parallel=parallel,
-                **given,
-            )
+        model = self.model(task)
+        with using(conditions.choices):
+            self._fit_model(model, task, 0, ends, parallel)
         return model
 
     @cached_property
@@ -395,17 +388,6 @@ class _EndAfter(Callback):
     def epoch_ends(self, run: Run) -> None:
         if run.epoch >= self.epochs:
             run.stop("the trial ended here")
-
-
-# --- small things
-
-
-def passed_names(build: Callable[..., Any], space: Space) -> tuple[str, ...]:
-    """What a search passes to `build` by itself, where it takes it and the space has it not."""
-    taken = getattr(getattr(build, "__code__", None), "co_varnames", ())
-    count = getattr(getattr(build, "__code__", None), "co_argcount", 0)
-    count += getattr(getattr(build, "__code__", None), "co_kwonlyargcount", 0)
-    return ("seed",) if "seed" in taken[:count] and "seed" not in space.names()[1] else ()
 
 
 def _row(found: Any) -> Row:

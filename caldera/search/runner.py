@@ -11,9 +11,9 @@ from typing import Any
 from caldera.core.tensor.random import checked_seed
 from caldera.errors import ConfigError
 from caldera.search.best_network import keep_network
+from caldera.search.callbacks import LiveTable
 from caldera.search.job import SearchJob
 from caldera.search.journal import held_lock
-from caldera.search.live import LiveTable
 from caldera.search.method import Method, methods
 from caldera.search.objective import Constraint, as_objective
 from caldera.search.record import NAME, TrialRecord
@@ -22,7 +22,7 @@ from caldera.search.scheduler import Scheduler, StudyCallback
 from caldera.search.space import Space
 from caldera.search.study import Study
 from caldera.search.workers import is_master, parse_workers, run_trials
-from caldera.search.workers.ranks import last_words, take_over
+from caldera.search.workers.ranks import load_study, study_messages
 from caldera.train.arguments import folder as checked_folder
 from caldera.train.arguments import instances, plain_number, whole_number
 
@@ -105,25 +105,22 @@ def run(
     space.check_build(build, ("seed",))
     seed = checked_seed(seed, f"{_WHERE} seed")
     goal = as_objective(objective, "value" if data is None else "val_loss")
-    proposer, stoppers = _method(method), [] if stop is None else [_method(stop)]
+    proposer, stoppers = methods.make(method), [] if stop is None else [methods.make(stop)]
     _check_numbers(proposer, trials, seconds, epochs)
     limits = tuple(instances(constraints, Constraint, "constraints", _WHERE))
     watchers = instances(callbacks, StudyCallback, "callbacks", _WHERE)
     place = checked_folder(folder, "folder", _WHERE)
     samples = None
-    if proposer.saves and data is not None and place is None:
-        raise ConfigError.build(
-            _WHERE, expected=f"folder=, where {proposer!r} saves models", got="none"
-        )
     if data is not None:
+        if proposer.saves and place is None:
+            raise ConfigError.build(
+                _WHERE, expected=f"folder=, where {proposer!r} saves models", got="none"
+            )
         samples = TrialData(data, validation, test, folds=goal.folds, seed=seed)
     job = SearchJob(build, space, goal, samples, limits, epochs, fit, place)
-    ways = _ways(workers, ranks_per_trial, retries, hung_after)
+    options = _worker_options(workers, ranks_per_trial, retries, hung_after)
     if not is_master():
-        study = Study(TrialRecord(None), goal, space, job)
-        study.record.begin(space, goal, {})
-        take_over(study, run_trials(None, job, **ways))
-        return study
+        return _serve(job, options)
     facts = {
         "method": repr(proposer),
         "stop": [repr(each) for each in stoppers],
@@ -132,38 +129,51 @@ def run(
         "trials": trials,
         "samples": samples and samples.chosen_by,
     }
-    # A database is shared; a folder is not.
-    with nullcontext() if place is None or storage is not None else _alone(place):
-        record = TrialRecord(place, storage, name)
-        with closing(record):
-            with record.turn():
-                record.begin(space, goal, facts)
-                study = Study(record, goal, space, job)
-                scheduler = Scheduler(
-                    study,
-                    proposer,
-                    stoppers,
-                    seed=seed,
-                    trials=trials,
-                    seconds=seconds,
-                    callbacks=[*watchers, LiveTable(verbose, trials=trials)],
-                )
-            _go(scheduler, job, ways)
+    with _record(place, storage, name) as record:
+        with record.turn():
+            record.begin(space, goal, facts)
+            study = Study(record, goal, space, job)
+            scheduler = Scheduler(
+                study,
+                proposer,
+                stoppers,
+                seed=seed,
+                trials=trials,
+                seconds=seconds,
+                callbacks=[*watchers, LiveTable(verbose, trials=trials)],
+            )
+        _run_all(scheduler, job, options)
     return study
 
 
-def _go(scheduler: Scheduler, job: SearchJob, ways: dict[str, Any]) -> None:
-    """Run all trials, then look at the test samples. Ctrl-C leaves a study that can go on."""
+def _serve(job: SearchJob, options: dict[str, Any]) -> Study:
+    """Run trials on a rank that is not the master, and return the master's study."""
+    study = Study(TrialRecord(None), job.objective, job.space, job)
+    study.record.begin(job.space, job.objective, {})
+    load_study(study, run_trials(None, job, **options))
+    return study
+
+
+@contextmanager
+def _record(folder: Path | None, storage: str | None, name: str) -> Iterator[TrialRecord]:
+    """Open the record of a study; a folder is locked, a database is shared."""
+    lock = nullcontext() if folder is None or storage is not None else _locked(folder)
+    with lock, closing(TrialRecord(folder, storage, name)) as record:
+        yield record
+
+
+def _run_all(scheduler: Scheduler, job: SearchJob, options: dict[str, Any]) -> None:
+    """Run all trials, then evaluate the test samples. Ctrl-C leaves a study that can go on."""
     study = scheduler.study
 
     def end() -> None:
-        _look_at_test(study)
+        _evaluate_best(study)
         keep_network(study)
 
     for each in scheduler.callbacks:
         each.study_begins(study)
     try:
-        run_trials(scheduler, job, end, partial(last_words, study), **ways)
+        run_trials(scheduler, job, end, partial(study_messages, study), **options)
     except KeyboardInterrupt:
         scheduler.is_cancelled = True
     finally:
@@ -186,10 +196,10 @@ def _check_numbers(
         )
 
 
-def _ways(
+def _worker_options(
     workers: int | str, ranks_per_trial: int, retries: int, hung_after: float | None
 ) -> dict[str, Any]:
-    """How trials are run."""
+    """Return the checked options of `run_trials`."""
     parse_workers(workers)
     whole_number(ranks_per_trial, "ranks_per_trial", 1, _WHERE)
     whole_number(retries, "retries", 0, _WHERE)
@@ -203,12 +213,8 @@ def _ways(
     }
 
 
-def _method(given: Any) -> Method:
-    return methods.make(given)
-
-
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _locked(folder: Path) -> Iterator[None]:
     """Hold the study for this process: two would run the same trials."""
     folder.mkdir(parents=True, exist_ok=True)
     with held_lock(folder / "running.lock", LOCKED_WITHIN_S) as is_held:
@@ -222,7 +228,7 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def _look_at_test(study: Study) -> None:
+def _evaluate_best(study: Study) -> None:
     """The best model's results on the test samples, once: they have chosen nothing."""
     samples = None if study.job is None else study.job.samples
     best = study.best_or_none()

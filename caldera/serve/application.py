@@ -14,7 +14,7 @@ import numpy as np
 
 from caldera.base.registry import nearest
 from caldera.errors import CalderaError, ConfigError
-from caldera.serve import metrics
+from caldera.serve import batcher
 from caldera.serve.batcher import Batcher
 from caldera.serve.http import (
     Answer,
@@ -51,7 +51,7 @@ class Application:
 
     def __init__(self, model: Model, contract: Contract, limits: Limits) -> None:
         self.limits = limits
-        self.metrics = metrics.Metrics()
+        self.metrics = batcher.Metrics()
         self.ending = False
         """Whether the service has been told to end; each answer then closes its connection."""
         self._contract = contract
@@ -174,7 +174,7 @@ class Application:
 
     async def _metrics(self, scope: Mapping[str, Any], receive: Receive) -> Answer:
         text = self.metrics.text(self._contract.name, self._batcher.waiting)
-        return Answer(200, text.encode(), metrics.CONTENT_TYPE)
+        return Answer(200, text.encode(), batcher.CONTENT_TYPE)
 
     async def _show_page(self, scope: Mapping[str, Any], receive: Receive) -> Answer:
         headers = {"content-security-policy": policy()}

@@ -20,10 +20,10 @@ from caldera.data.datasets.dataset import split_rows
 from caldera.data.sources.indexed_data import TARGETS, is_data_loader, is_indexed
 from caldera.errors import ConfigError, DataError
 from caldera.nn.convolution import Convolution
-from caldera.nn.task import REGRESSION
+from caldera.nn.losses import REGRESSION
 from caldera.train.arguments import arrays as checked_arrays
 from caldera.train.callbacks import Callback
-from caldera.train.predictors import filled_up
+from caldera.train.step import filled_up
 from caldera.train.tracking.history import Selection
 
 if TYPE_CHECKING:

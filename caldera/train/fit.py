@@ -7,36 +7,30 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from caldera.base.config import settings
 from caldera.data import Data, IterableData, Loader, Pipeline
-from caldera.errors import ConfigError, DataError
-from caldera.nn.task import MULTICLASS
+from caldera.errors import ConfigError
 from caldera.optim import LossScale
 from caldera.train.batch_source import BatchSource, HostSource
 from caldera.train.callbacks import INTERRUPT, WARNINGS, Callback, StopOnSignal
-from caldera.train.data_adapters import Parts, refuse_channels_last
-from caldera.train.data_checks import (
-    adopt_targets,
-    check_schema,
-    check_targets,
-    data_digest,
-    learn_schema,
-    warn_of_one_class,
-    weights_digest,
-)
+from caldera.train.data_adapters import Parts
 from caldera.train.debug.nonfinite import StopAtNonFinite
 from caldera.train.progress import Progress
 from caldera.train.resident import resident
 from caldera.train.run import Run, ValidationData, loader_for
-from caldera.train.sample_weights import SampleWeights
 from caldera.train.saving.checkpointer import Checkpointer
 from caldera.train.saving.snapshot import reinitialise
-from caldera.train.step import StepPlans, facts_of, trace_network
+from caldera.train.step import Facts, StepPlans, facts_of, trace_network
 from caldera.train.strategy import RunSetup, SingleProcessStrategy, Strategy, default_strategy
 from caldera.train.tracking.history import History
 from caldera.train.tracking.summary import training_config
+from caldera.train.training_data import (
+    TrainingData,
+    data_digest,
+    learn_schema,
+    sample_count,
+    warn_of_one_class,
+)
 
 if TYPE_CHECKING:
     from caldera.train.model import Model
@@ -59,60 +53,6 @@ class FitOptions:
     class_weights: Any = None
 
 
-@dataclass(frozen=True)
-class TrainingData:
-    """Data that a model has been built for: `sample` is a batch of one, inputs and targets."""
-
-    pipeline: Pipeline
-    sample: tuple[np.ndarray, ...]
-    weights: SampleWeights | None = None
-
-    @classmethod
-    def of(
-        cls,
-        model: Model,
-        data: Any,
-        by_sample: Any = None,
-        by_class: Any = None,
-        where: str = "fit",
-    ) -> TrainingData:
-        """Look at data once, and build the model for it."""
-        pipeline = Pipeline.of(data)
-        refuse_channels_last(model, pipeline)
-        weights = SampleWeights.of(pipeline, by_sample, by_class)
-        sample = pipeline.blank()
-        count = 1 if pipeline.is_stream else len(pipeline)
-        if len(sample) < 2 or not count:
-            raise DataError.build(
-                where,
-                expected="samples with inputs and targets",
-                got=f"{len(sample)} arrays of {count} samples",
-                hint="pass (x, y)",
-            )
-        model.ensure_built(sample, inputs=pipeline.inputs, open_lengths=pipeline.is_ragged)
-        check_schema(model, pipeline)
-        if by_class is not None and len(sample) - len(model.signature.inputs) > 1:
-            raise DataError.build(
-                where,
-                expected="one array of targets for class_weights",
-                got="several",
-                hint="weigh the samples with sample_weights instead",
-            )
-        classes = _classes(model)
-        if weights is not None and classes is not None:
-            weights.check_classes(classes)
-        return cls(pipeline, sample, weights)
-
-
-def _classes(model: Model) -> int | None:
-    """How many classes the main output tells apart, if it does."""
-    name, loss = next(iter(model.objective.losses.items()))
-    task, shape = loss.task(), model.signature.outputs.get(name)
-    if task is None or task.kind != MULTICLASS or shape is None:
-        return None
-    return (1, *shape)[task.axis]
-
-
 def make_steps(
     model: Model,
     data: TrainingData | Data | IterableData,
@@ -120,10 +60,8 @@ def make_steps(
     *,
     source: BatchSource | None = None,
 ) -> StepPlans:
-    """The plans for training a model on data like this, built for its shapes."""
-    found = data if isinstance(data, TrainingData) else TrainingData.of(model, data)
-    weighted = found.weights is not None
-    check_targets(model, found.pipeline, found.sample, weighted=weighted)
+    """Return the plans that train a model on data of this form."""
+    given = TrainingData.of(model, data)
     return StepPlans(
         model,
         model.objective,
@@ -131,8 +69,8 @@ def make_steps(
         model.metrics,
         strategy or SingleProcessStrategy(),
         loss_scale=LossScale(device=model.device) if model.precision == "float16" else None,
-        weighted=weighted,
-        targets=len(found.sample) - len(model.signature.inputs),
+        weighted=given.is_weighted,
+        targets=given.targets,
         source=source or HostSource(open_lengths=model.open_lengths),
     )
 
@@ -156,6 +94,32 @@ _usual_strategy = cache(default_strategy)
 
 def fit(model: Model, data: Any, options: FitOptions) -> History:
     """Train; see `Model.fit`."""
+    strategy, state = _agree_on_state(model, options)
+    parts = Parts.of(data, options.validation, options.sample_weights, state[0])
+    given = TrainingData.of(
+        model, parts.train, parts.sample_weights, options.class_weights, adopts=True
+    )
+    held_out = _begin(model, strategy, state, parts, given, options)
+    if strategy.communicator.rank == 0:
+        warn_of_one_class(model, given.pipeline, given.sample)
+        parts.warn_of_test(model, options.callbacks)
+    facts, steps = _steps(model, strategy, given)
+    run, saver = _run(model, strategy, steps, given, held_out, options)
+    if saver is not None and options.resume:
+        saver.restore(run)
+    history = run.go()
+    history.selection = parts.selection(model, options.callbacks)
+    model.epochs_done = run.loader.epoch
+    model.steps_done = int(steps.random.numpy()[1])
+    model.kept_steps.keep(facts, steps)
+    return history
+
+
+def _agree_on_state(model: Model, options: FitOptions) -> tuple[Strategy, list[int]]:
+    """Return the strategy, and rank 0's seed and counts of epochs and steps.
+
+    The held-out samples, the order of samples and all random numbers are derived from these.
+    """
     if options.resume and options.checkpoint is None:
         raise ConfigError.build(
             "fit",
@@ -164,58 +128,56 @@ def fit(model: Model, data: Any, options: FitOptions) -> History:
             hint="say where the run was saved, as in fit(..., checkpoint='run/', resume=True)",
         )
     strategy = _usual_strategy() if options.parallel is None else _checked(options.parallel)
-    # What is held out, the order of the samples and all random numbers follow from these.
     known = [model.seed, model.epochs_done, model.steps_done]
-    seed, epochs_done, steps_done = strategy.communicator.bcast_object(known)
-    parts = Parts.of(data, options.validation, options.sample_weights, seed)
-    given = TrainingData.of(model, parts.train, parts.sample_weights, options.class_weights)
-    adopt_targets(model, given.sample)
-    held_out = parts.validation
-    strategy.agree(_facts(model, given, held_out, options, strategy))
-    model.seed, model.epochs_done, model.steps_done = (
-        strategy.rank_seed(seed),
-        epochs_done,
-        steps_done,
-    )
+    return strategy, strategy.communicator.bcast_object(known)
+
+
+def _begin(
+    model: Model,
+    strategy: Strategy,
+    state: list[int],
+    parts: Parts,
+    given: TrainingData,
+    options: FitOptions,
+) -> TrainingData | None:
+    """Compare the settings of all ranks, start the strategy and return the validation data."""
+    strategy.agree(_facts(model, given, parts.validation, options, strategy))
+    given.check(model)
+    seed, model.epochs_done, model.steps_done = state
+    model.seed = strategy.rank_seed(seed)
     strategy.begin(run_setup(model, strategy, options.batch_size))
     learn_schema(model, given.pipeline)
-    if held_out is not None:
-        check_schema(model, held_out)
+    return None if parts.validation is None else TrainingData.of(model, parts.validation)
+
+
+def _steps(model: Model, strategy: Strategy, given: TrainingData) -> tuple[Facts | None, StepPlans]:
+    """Return the plans of the last run if they serve this run, else new ones."""
     source = _source(model, given, strategy)
-    facts = facts_of(
-        model,
-        strategy,
-        source,
-        weighted=given.weights is not None,
-        targets=len(given.sample) - len(model.signature.inputs),
-    )
+    facts = facts_of(model, strategy, source, weighted=given.is_weighted, targets=given.targets)
     steps = model.kept_steps.take(facts, model)
-    if steps is None:
-        steps = make_steps(model, given, strategy, source=source)
-    else:
-        check_targets(model, given.pipeline, given.sample, weighted=given.weights is not None)
-    if strategy.communicator.rank == 0:
-        warn_of_one_class(model, given.pipeline, given.sample)
-        parts.warn_of_test(model, options.callbacks)
-    loader = _loader(model, given, options, strategy)
+    return facts, steps or make_steps(model, given, strategy, source=source)
+
+
+def _run(
+    model: Model,
+    strategy: Strategy,
+    steps: StepPlans,
+    given: TrainingData,
+    held_out: TrainingData | None,
+    options: FitOptions,
+) -> tuple[Run, Checkpointer | None]:
+    """Return the run and the callback that saves it."""
     saver = Checkpointer(options.checkpoint) if options.checkpoint is not None else None
     run = Run(
         model,
         steps,
-        loader,
+        _loader(model, given, options, strategy),
         epochs=options.epochs,
         callbacks=_callbacks(options, saver, strategy),
         validation=None if held_out is None else _validation(model, held_out, strategy),
         weights=given.weights,
     )
-    if saver is not None and options.resume:
-        saver.restore(run)
-    history = run.go()
-    history.selection = parts.selection(model, options.callbacks)
-    model.epochs_done = loader.epoch
-    model.steps_done = int(steps.random.numpy()[1])
-    model.kept_steps.keep(facts, steps)
-    return history
+    return run, saver
 
 
 def _facts(
@@ -225,40 +187,26 @@ def _facts(
     options: FitOptions,
     strategy: Strategy,
 ) -> dict[str, Any]:
-    """What has to be the same on all ranks."""
-    several = strategy.communicator.size > 1
-    return {
-        "samples": _length(given.pipeline),
+    """Return the settings that must be equal on all ranks."""
+    facts = {
+        "samples": given.count,
         "epochs": options.epochs,
         "batch_size": options.batch_size,
         "shuffle": options.shuffle,
-        "weights": given.weights is not None,
-        "validation": _length(held_out),
+        "weights": given.is_weighted,
+        "validation": "none" if held_out is None else sample_count(held_out),
         "checkpoint": options.checkpoint is not None,
         "resume": options.resume,
         "precision": model.precision,
         "device": model.device.kernels,
-        # These put together what ranks have parts of.
+        # Checkpointers gather the parts of all ranks.
         "checkpointers": sum(isinstance(each, Checkpointer) for each in options.callbacks),
-        **(training_config(model) if several else {}),
-        # Ranks take turns with samples by their numbers: as many others would do as well.
-        **(_same_data(given, held_out) if several else {}),
     }
-
-
-def _same_data(given: TrainingData, held_out: Pipeline | None = None) -> dict[str, str]:
-    return {
-        "data": data_digest(given.pipeline),
-        "weights of samples": weights_digest(given.weights),
-        "validation data": data_digest(held_out),
-    }
-
-
-def _length(data: Pipeline | None) -> str:
-    """How many samples data have, in words."""
-    if data is None:
-        return "none"
-    return "a stream" if data.is_stream else f"{len(data)}"
+    if strategy.communicator.size > 1:
+        # Ranks read samples by number: other data of the same size would go unnoticed.
+        digests = given.digests() | {"validation data": data_digest(held_out)}
+        facts |= training_config(model) | digests
+    return facts
 
 
 def _loader(model: Model, given: TrainingData, options: FitOptions, strategy: Strategy) -> Loader:
@@ -294,14 +242,13 @@ def _source(model: Model, given: TrainingData, strategy: Strategy) -> BatchSourc
         return HostSource()
     # Ranks make their plans together, so none of them may change its own.
     may_change = not (strategy.is_distributed or settings.deterministic)
-    inputs = len(model.signature.inputs)
-    return HostSource.to(model.device, given.pipeline, inputs, may_change=may_change)
+    return HostSource.to(model.device, given.pipeline, given.inputs, may_change=may_change)
 
 
-def _validation(model: Model, data: Pipeline, strategy: Strategy) -> ValidationData:
+def _validation(model: Model, data: TrainingData, strategy: Strategy) -> ValidationData:
     """With plans of its own over several ranks, or on data that lie on the device; else those
     serve that the model keeps."""
-    there = None if model.open_lengths else resident(model, data)
+    there = None if model.open_lengths else resident(model, data.pipeline)
     evaluating = strategy.evaluating()
     if there is None and not evaluating.is_distributed:
         return ValidationData(data)
@@ -314,14 +261,12 @@ def evaluate(
     """The loss and metrics of a model on data; see `Model.evaluate`."""
     given = TrainingData.of(model, data, where="evaluate")
     if parallel is None:
-        # The plans are there for the next time, but these are other data.
-        check_targets(model, given.pipeline, given.sample, weighted=False)
         steps = model.evaluation_steps(given)
     else:
         strategy = _checked(parallel)
         if strategy.communicator.size > 1:
-            facts = {"samples": _length(given.pipeline), "batch_size": batch_size}
-            strategy.agree({**facts, **_same_data(given)})
+            facts = {"samples": given.count, "batch_size": batch_size}
+            strategy.agree(facts | given.digests() | {"validation data": ""})
         steps = make_steps(model, given, strategy.evaluating())
     return steps.evaluated(loader_for(steps.strategy, given.pipeline, batch_size, shuffle=False))
 

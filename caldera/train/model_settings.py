@@ -19,14 +19,12 @@ from caldera.data.series import TargetScale
 from caldera.errors import ConfigError, DeviceError
 from caldera.nn.layer import Layer
 from caldera.nn.layer_watch import LayerWatch
-from caldera.nn.losses import Loss, as_loss
+from caldera.nn.losses import REGRESSION, SEQUENCE, Loss, as_loss
 from caldera.nn.metrics import Metric
 from caldera.nn.metrics import metrics as metric_names
-from caldera.nn.task import REGRESSION, SEQUENCE
 from caldera.optim import Optimizer
 from caldera.train.arguments import whole_number
-from caldera.train.predictors import Predictors
-from caldera.train.step import KeptSteps, StepPlans
+from caldera.train.step import KeptSteps, Predictors, StepPlans
 from caldera.train.step_graph import MAIN, TrainingObjective
 
 OneLoss = str | Loss | Callable[[Expr, Expr], Expr]

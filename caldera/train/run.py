@@ -19,6 +19,7 @@ from caldera.train.sample_weights import SampleWeights
 from caldera.train.step import StepPlans
 from caldera.train.strategy import NO_VOTES, Strategy
 from caldera.train.tracking.history import History
+from caldera.train.training_data import TrainingData
 
 if TYPE_CHECKING:
     from caldera.train.model import Model
@@ -26,15 +27,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ValidationData:
-    """Data to evaluate on after each epoch; without plans of its own, by those of the model."""
+    """Data to evaluate on after each epoch, with the model's plans unless `steps` are given."""
 
-    data: Pipeline
+    given: TrainingData
     steps: StepPlans | None = None
+
+    @property
+    def data(self) -> Pipeline:
+        """The samples, as callbacks read them."""
+        return self.given.pipeline
 
     def results(self, model: Model) -> dict[str, Any]:
         """The loss and the metrics of a model on the data."""
         if self.steps is None:
-            return model.evaluate(self.data)
+            return model.evaluate(self.given)
         size, strategy = model.batch_size, self.steps.strategy
         return self.steps.evaluated(loader_for(strategy, self.data, size, shuffle=False))
 

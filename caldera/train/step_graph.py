@@ -1,4 +1,4 @@
-"""The graph of a step: the network, its losses and metrics, and what an update assigns."""
+"""A training step as a graph: losses, metrics, and targets in their units."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from caldera import op
 from caldera.compiler.lazy import Expr, Variable
 from caldera.core.tensor.random import seeded
+from caldera.data.series import TargetScale
 from caldera.errors import ConfigError, ShapeError
 from caldera.nn.losses import Loss, mean_by_sample
 from caldera.nn.metrics import Metric
@@ -19,10 +20,27 @@ from caldera.optim.sharding import sharded_parameters
 from caldera.train.batch_source import Values
 from caldera.train.metric_totals import AddedMetric
 from caldera.train.strategy import BatchSums, Gradients, StepProgram
-from caldera.train.target_units import in_units, on_scale
 
 if TYPE_CHECKING:
     from caldera.train.step import StepPlans
+
+
+def in_units(prediction: Expr, scale: TargetScale) -> Expr:
+    """Predictions of mean 0 and deviation 1, in the units of what is predicted."""
+    mean, deviation = _constants(scale, prediction)
+    return prediction * deviation + mean
+
+
+def on_scale(target: Expr, scale: TargetScale) -> Expr:
+    """Targets in their units, as values of mean 0 and deviation 1."""
+    mean, deviation = _constants(scale, target)
+    return (target - mean) / deviation
+
+
+def _constants(scale: TargetScale, like: Expr) -> list[Any]:
+    """Mean and deviation, as numbers or along the last axis of values like these."""
+    return [each if isinstance(each, float) else np.asarray(each, like.dtype) for each in scale]
+
 
 MAIN = "output"
 """The name of the output of a model that has only one."""

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from caldera.core.memory import device as find_device
-from caldera.core.memory.loopback import LoopbackDevice
+from caldera.core.memory.host import LoopbackDevice
 from caldera.core.memory.pool import Pool
 from caldera.kernels.cuda.runtime.device import CardProperties
 from caldera.kernels.cuda.runtime.driver import Driver, Size

@@ -20,14 +20,14 @@ from caldera.core.graph.ops import product
 from caldera.core.memory import Device
 from caldera.core.memory.gpus import card_count
 from caldera.core.tensor.dtype import BY_NAME, float16, float32, int64
-from caldera.kernels import tuning_cache
-from caldera.kernels.choose import Choices
 from caldera.kernels.cuda.product import tiled
 from caldera.kernels.cuda.runtime import device
 from caldera.kernels.cuda.runtime import measure as on_card
-from caldera.kernels.measure import tolerance_of
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel, KernelTable, Runner
+from caldera.kernels.tuning import database
+from caldera.kernels.tuning.choose import Choices
+from caldera.kernels.tuning.correctness import tolerance_of
 from tests.card.test_convolution import nodes_of
 from tests.unit.ops.cases.convolution import Setting
 
@@ -113,10 +113,10 @@ def real(card: Device, monkeypatch: pytest.MonkeyPatch) -> Device:
 
 
 def test_the_fastest_wins(real: Device) -> None:
-    verdict = Choices(_kernels(slow=_slowly, tiles=_by_oracle)).verdict(_product(), "cuda")
-    assert verdict.source == "measured"
-    assert verdict.kernel.name == "tiles"
-    assert verdict.beaten["slow"] > 2
+    choice = Choices(_kernels(slow=_slowly, tiles=_by_oracle)).choose(_product(), "cuda")
+    assert choice.source == "measured"
+    assert choice.kernel.name == "tiles"
+    assert choice.beaten["slow"] > 2
 
 
 def test_what_takes_much_longer_is_called_no_more_than_twice(real: Device) -> None:
@@ -126,9 +126,9 @@ def test_what_takes_much_longer_is_called_no_more_than_twice(real: Device) -> No
         run = _slowly(call)
         return lambda: (calls.append(call), run())
 
-    verdict = Choices(_kernels(quick=_by_oracle, tiles=counted)).verdict(_product(), "cuda")
-    assert verdict.kernel.name == "quick"
-    assert verdict.beaten["tiles"] > 2
+    choice = Choices(_kernels(quick=_by_oracle, tiles=counted)).choose(_product(), "cuda")
+    assert choice.kernel.name == "quick"
+    assert choice.beaten["tiles"] > 2
     assert len(calls) == 2
 
 
@@ -150,9 +150,9 @@ def test_a_slow_launch_is_no_slow_kernel(real: Device) -> None:
     times = []
     for size in range(40, 45):
         choices = Choices(_kernels(library=library, tiles=_by_oracle))
-        verdict = choices.verdict(_product(size=size), "cuda")
-        assert verdict.times is not None
-        times.append(verdict.times["library"])
+        choice = choices.choose(_product(size=size), "cuda")
+        assert choice.times is not None
+        times.append(choice.times["library"])
     assert min(times) < 0.0008
 
 
@@ -165,9 +165,9 @@ def test_what_is_wrong_is_left_out(
         monkeypatch.setattr(on_card, "ORACLE_FLOPS", 0)
     choices = Choices(_kernels(wrong=bind, tiles=_slowly))
     with pytest.warns(RuntimeWarning, match="'wrong' is left out"):
-        verdict = choices.verdict(_product(), "cuda")
-    assert verdict.kernel.name == "tiles"
-    assert set(verdict.times or {}) == {"tiles"}
+        choice = choices.choose(_product(), "cuda")
+    assert choice.kernel.name == "tiles"
+    assert set(choice.times or {}) == {"tiles"}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -220,8 +220,8 @@ def test_no_memory_to_measure_in(real: Device, monkeypatch: pytest.MonkeyPatch) 
         raise MemoryError
 
     monkeypatch.setattr(real, "allocate", full)
-    verdict = Choices(_kernels(slow=_slowly, tiles=_by_oracle)).verdict(_product(), "cuda")
-    assert verdict.source == "guess"
+    choice = Choices(_kernels(slow=_slowly, tiles=_by_oracle)).choose(_product(), "cuda")
+    assert choice.source == "guess"
 
 
 def test_a_kernel_that_cannot_be_captured(real: Device) -> None:
@@ -236,17 +236,17 @@ def test_a_kernel_that_cannot_be_captured(real: Device) -> None:
 
 def test_the_hosts_clock_decides(card: Device) -> None:
     node = next(each for each in nodes_of(POINTWISE, "float32") if each.spec.order == NHWC)
-    verdict = Choices().verdict(node, "cuda")
-    assert verdict.source == "measured"
-    assert set(verdict.times or {}) >= {"1x1 product", "direct"}
-    assert Choices().verdict(node, "cuda").source == "remembered"
+    choice = Choices().choose(node, "cuda")
+    assert choice.source == "measured"
+    assert set(choice.times or {}) >= {"1x1 product", "direct"}
+    assert Choices().choose(node, "cuda").source == "remembered"
 
 
 def test_a_deterministic_run_measures_nothing(card: Device) -> None:
     node = next(nodes_of(POINTWISE, "float32"))
     with settings.override(deterministic=True):
-        assert Choices().verdict(node, "cuda").source == "guess"
-    assert not list(tuning_cache.all_records())
+        assert Choices().choose(node, "cuda").source == "guess"
+    assert not list(database.all_records())
 
 
 def test_another_card_is_another_question(
@@ -255,11 +255,11 @@ def test_another_card_is_another_question(
 ) -> None:
     node = next(nodes_of(POINTWISE, "float32"))
     choices = Choices()
-    assert choices.verdict(node, "cuda").source == "measured"
+    assert choices.choose(node, "cuda").source == "measured"
     assert "conv2d" in choices.table()
-    monkeypatch.setitem(tuning_cache.FACTS, "cuda", lambda: {"card": "another one"})
-    assert not list(tuning_cache.all_records())
-    assert Choices().verdict(node, "cuda").source == "measured"
+    monkeypatch.setitem(database.FACTS, "cuda", lambda: {"card": "another one"})
+    assert not list(database.all_records())
+    assert Choices().choose(node, "cuda").source == "measured"
 
 
 def test_facts_about_no_card() -> None:
@@ -282,4 +282,4 @@ def test_long_products_are_not_measured_where_the_card_is_played(card: Device) -
     for name in ("tiles", "other"):
         table.add(Kernel("matmul", "cuda", name, tiled._bind))
     node = product.matmul(a, b, ta=False, tb=False)
-    assert Choices(table).verdict(node, "cuda").source == "guess"
+    assert Choices(table).choose(node, "cuda").source == "guess"

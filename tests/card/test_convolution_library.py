@@ -14,14 +14,14 @@ from caldera.core.graph.node import Node
 from caldera.core.graph.ops import product
 from caldera.core.memory import Device
 from caldera.core.memory.gpus import card_count
-from caldera.kernels.choose import choices
 from caldera.kernels.cuda.convolution import cudnn
 from caldera.kernels.cuda.product import cublas
 from caldera.kernels.cuda.runtime import cublaslt, device
 from caldera.kernels.cuda.runtime import cudnn as runtime_cudnn
-from caldera.kernels.microbatch import BatchedNode, divided
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Kernel
+from caldera.kernels.tuning.choose import choices
+from caldera.kernels.workspace import BatchedNode, divided
 from tests.card.candidates import check, run_kernel
 from tests.card.fake_cublaslt import FakeCublasLt
 from tests.card.fake_cudnn import FakeCudnn

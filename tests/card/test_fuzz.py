@@ -1,46 +1,35 @@
-"""benchmarks/fuzz_card.py: a few random networks, on the card as on the CPU."""
+"""tests/fuzz/card.py: a few random networks, on the card as on the CPU."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
 from caldera.core.memory import Device
-from tests.benchmark_scripts import imported_script
-
-
-@pytest.fixture
-def fuzz() -> Iterator[ModuleType]:
-    with imported_script("fuzz_card") as script:
-        yield script
-
+from tests.fuzz import card as fuzz
 
 SEEDS = (1, 7)
 BLOCKS = (2,)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_small_network_agrees_with_the_cpu(card: Device, fuzz: ModuleType, seed: int) -> None:
+def test_a_small_network_agrees_with_the_cpu(card: Device, seed: int) -> None:
     network = fuzz.random_network(seed, fuzz.SMALL, alone=True)
     outcome = fuzz.compared(network, card, fuzz.drawn_kernels(seed))
     assert outcome.what == "agreed", outcome.detail
 
 
 @pytest.mark.parametrize("seed", BLOCKS)
-def test_residual_blocks_agree_with_the_cpu(card: Device, fuzz: ModuleType, seed: int) -> None:
+def test_residual_blocks_agree_with_the_cpu(card: Device, seed: int) -> None:
     network = fuzz.random_network(seed, fuzz.SMALL, alone=True, blocks=True)
     outcome = fuzz.compared(network, card)
     assert outcome.what == "agreed", outcome.detail
 
 
-def test_a_difference_counts_if_a_rounding_makes_less(
-    fuzz: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_difference_counts_if_a_rounding_makes_less(monkeypatch: pytest.MonkeyPatch) -> None:
     network = fuzz.random_network(1, fuzz.SMALL, alone=True)
     wrong: dict[Any, float] = {"right": 0.0, "rounded": 1e-7, "wrong": 1e-3, "lost": np.nan}
 
@@ -59,7 +48,7 @@ def test_a_difference_counts_if_a_rounding_makes_less(
 
 
 def test_a_turn_that_few_correct_runs_take_is_no_difference(
-    fuzz: ModuleType, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of a gradient next to 0 Adam makes a step up or down, whatever is rounded elsewhere."""
     network = fuzz.random_network(1, fuzz.SMALL, alone=True)
@@ -76,7 +65,7 @@ def test_a_turn_that_few_correct_runs_take_is_no_difference(
     assert fuzz.compared(network, "turned", seconds=0.0).what == "difference"
 
 
-def test_a_rounding_in_every_op_changes_a_little_and_goes(fuzz: ModuleType) -> None:
+def test_a_rounding_in_every_op_changes_a_little_and_goes() -> None:
     network = fuzz.random_network(1, fuzz.SMALL, alone=True)
     plain = fuzz._by_numpy(network)
     with fuzz.rounded_ops(2):
@@ -89,7 +78,7 @@ def test_a_rounding_in_every_op_changes_a_little_and_goes(fuzz: ModuleType) -> N
 
 
 def test_crashes_and_hangs_are_told_with_the_network_as_a_program(
-    fuzz: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     programs = ["import os; os._exit(3)", "import time; time.sleep(9)", "print('{}')"]
     run = fuzz.subprocess.run

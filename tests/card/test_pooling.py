@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from caldera.core.graph.ops import pooling
+from caldera.core.graph.ops import product
 from caldera.core.graph.ops.epilogue import max_pool2d_epilogue
 from caldera.core.memory import Device
 from caldera.core.tensor.dtype import BY_NAME
@@ -55,22 +55,22 @@ WINDOWS: list[dict[str, Any]] = [
 def test_both_orders(card: Device, number: int, channels: int, dtype: str) -> None:
     how = WINDOWS[number]
     x = numbers(2, channels, 9, 11, dtype=BY_NAME[dtype])
-    node = node_of(pooling.max_pool2d, (x,), **how)
+    node = node_of(product.max_pool2d, (x,), **how)
     check_both_orders(card, node, (x,))
     _check_ended(card, x, how, number)
     y, index = evaluate(node, (x,))
     g = numbers(*y.shape, dtype=x.dtype, seed=1)
-    check_both_orders(card, node_of(pooling.pool_gather, (x, index), **how), (x, index))
-    scatter = node_of(pooling.pool_scatter, (g, index), shape=x.shape, **how)
+    check_both_orders(card, node_of(product.pool_gather, (x, index), **how), (x, index))
+    scatter = node_of(product.pool_scatter, (g, index), shape=x.shape, **how)
     check_both_orders(card, scatter, (g, index))
     if how["dilation"] != (1, 1):
         return
     window = {key: value for key, value in how.items() if key != "dilation"}
     # Padding that counts is another source only where there is some: windows take turns.
     given: Any = {**window, "count_padding": number % 2 == 1}
-    check_both_orders(card, node_of(pooling.avg_pool2d, (x,), **given), (x,))
+    check_both_orders(card, node_of(product.avg_pool2d, (x,), **given), (x,))
     given["count_padding"] = number % 2 == 0
-    spread = node_of(pooling.avg_pool2d_input, (g,), shape=x.shape, **given)
+    spread = node_of(product.avg_pool2d_input, (g,), shape=x.shape, **given)
     check_both_orders(card, spread, (g,))
 
 
@@ -85,11 +85,11 @@ def _check_ended(card: Device, x: np.ndarray, how: Any, number: int) -> None:
 def test_images_that_come_in_one_order_and_go_in_the_other(card: Device) -> None:
     x = numbers(2, 4, 5, 6)
     how = WINDOWS[1]
-    node = node_of(pooling.max_pool2d, (x,), **how)
+    node = node_of(product.max_pool2d, (x,), **how)
     check_both_orders(card, node, (x,), mixed=True)
     y, index = evaluate(node, (x,))
     given = (numbers(*y.shape), index)
-    scatter = node_of(pooling.pool_scatter, given, shape=x.shape, **how)
+    scatter = node_of(product.pool_scatter, given, shape=x.shape, **how)
     check_both_orders(card, scatter, given, mixed=True)
 
 
@@ -101,7 +101,7 @@ def test_ties_nans_and_windows_of_padding(card: Device, dtype: str) -> None:
     usual = WINDOWS[:3] if dtype == "float32" else WINDOWS[1:2]
     wide = {**WINDOWS[0], "padding": ((1, 1), (1, 1)), "dilation": (6, 6)}
     for number, how in enumerate((*usual, wide)):
-        check_both_orders(card, node_of(pooling.max_pool2d, (x,), **how), (x,))
+        check_both_orders(card, node_of(product.max_pool2d, (x,), **how), (x,))
         _check_ended(card, x, how, number)
 
 
@@ -109,6 +109,6 @@ def test_an_index_that_names_nothing(card: Device) -> None:
     how = WINDOWS[1]
     x = numbers(1, 4, 5, 5)
     index = np.random.default_rng(1).integers(-1, 12, (1, 4, 3, 3)).astype("int8")
-    check_both_orders(card, node_of(pooling.pool_gather, (x, index), **how), (x, index))
+    check_both_orders(card, node_of(product.pool_gather, (x, index), **how), (x, index))
     given = (numbers(1, 4, 3, 3), index)
-    check_both_orders(card, node_of(pooling.pool_scatter, given, shape=x.shape, **how), given)
+    check_both_orders(card, node_of(product.pool_scatter, given, shape=x.shape, **how), given)

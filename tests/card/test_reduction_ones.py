@@ -16,11 +16,11 @@ from caldera.core.graph.opdef import OPS, parameter
 from caldera.core.memory import Device
 from caldera.core.memory.gpus import card_count
 from caldera.core.tensor.dtype import BY_NAME
-from caldera.kernels.choose import choices
 from caldera.kernels.cuda.reduction import reduce
 from caldera.kernels.cuda.runtime import cublaslt, device
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Kernel
+from caldera.kernels.tuning.choose import choices
 from tests.card.candidates import run_kernel, stand_ins
 from tests.card.fake_cublaslt import FakeCublasLt
 from tests.unit.kernels.checking import LAYOUTS, compare

@@ -10,7 +10,7 @@ import pytest
 import caldera as cd
 from caldera import op
 from caldera.compiler.passes import relu as relu_mask_pass
-from caldera.core.graph.ops.relu_mask import relu_mask, relu_mask_grad
+from caldera.core.graph.ops.epilogue import relu_mask, relu_mask_grad
 from caldera.core.memory import Device
 from caldera.core.tensor.dtype import BY_NAME
 from tests.card.candidates import check, check_cases

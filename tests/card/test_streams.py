@@ -18,8 +18,8 @@ from caldera.compiler.plan import step_fusion
 from caldera.compiler.plan.order import assign_streams
 from caldera.core.memory import Device
 from caldera.core.memory.gpus import card_count
+from caldera.core.memory.host import LoopbackStream
 from caldera.core.memory.interface import StreamCall
-from caldera.core.memory.loopback import LoopbackStream
 from caldera.errors import NonFiniteError
 from caldera.kernels.cuda.elementwise.fused import Touched, grouped, needed_before
 from caldera.kernels.runners import StepPiece

@@ -11,7 +11,7 @@ import pytest
 from caldera import data, nn, optim
 from caldera.base.config import settings
 from caldera.core.memory import Device
-from caldera.core.memory.trace import recorded
+from caldera.core.memory.interface import recorded
 from caldera.train import run as training_run
 from caldera.train.callbacks import Callback
 from caldera.train.neural_network import NeuralNetwork

@@ -49,8 +49,8 @@ def test_the_ranks_do_not_outlive_the_command() -> None:
     sleeps = [sys.executable, "-S", "-c", "import time; print(1, flush=True); time.sleep(60)"]
     script = (
         "import os\n"
-        "from caldera.comm.processes import Launch\n"
-        f"child = Launch({sleeps!r}, dict(os.environ)).start()\n"
+        "from caldera.comm.processes import LaunchCommand\n"
+        f"child = LaunchCommand({sleeps!r}, dict(os.environ)).start()\n"
         "print(child.pid, flush=True)\n"
         "child.wait()\n"
     )

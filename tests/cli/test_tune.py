@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from caldera.base.config import settings
-from caldera.kernels import tuning_cache
+from caldera.kernels.tuning import database
 from tests.cli.conftest import Caldera
 
 
@@ -13,7 +13,7 @@ def test_tune_remembers_the_times_of_every_kernel(caldera: Caldera, tmp_path: Pa
     words = "tune mlp --input-shape 37 --classes 11 --hidden 91 --batch-size 53 --seconds 20"
     with settings.override(cache_dir=tmp_path):
         done = caldera(*words.split())
-        records = list(tuning_cache.all_records())
+        records = list(database.all_records())
     assert done.status == 0
     assert f"measured  {len(records)} nodes" in done.out
     products = [each for each in records if each.key["op"].startswith("matmul")]

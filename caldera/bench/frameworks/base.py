@@ -51,6 +51,19 @@ class BenchTask(ABC):
         """What one computation gives, from the beginning; for comparing."""
 
 
+class EpochTask(BenchTask):
+    """Batches of a loader, epoch after epoch."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self._batches = iter(loader)
+
+    def call(self) -> None:
+        if next(self._batches, None) is None:
+            self._batches = iter(self._loader)
+            next(self._batches)
+
+
 class CustomTask(BenchTask):
     """A user's operator in a framework: `call` computes the result and the gradients."""
 
@@ -114,6 +127,16 @@ class Restartable(Trainer):
         """Go back to the initial weights and the first batch."""
 
 
+OPERATIONS: Mapping[type[Case], str] = {
+    ConvolutionCase: "convolution",
+    ProductCase: "product",
+    FormulaCase: "formula",
+    UpdateCase: "update",
+    InputCase: "loader",
+}
+"""The method of a framework that builds the task of a case; it may lack some."""
+
+
 class Framework(ABC):
     """A framework in one setting, inside its own process.
 
@@ -154,53 +177,23 @@ class Framework(ABC):
     def trainer(self, case: TrainingCase, dtype: str, batch: int | None = None) -> Trainer:
         """The network of a case with its initial weights."""
 
-    def convolution(self, case: ConvolutionCase) -> BenchTask:
-        """One pass of a convolution."""
-        raise self._not_measured(case)
-
-    def product(self, case: ProductCase) -> BenchTask:
-        """A matrix product."""
-        raise self._not_measured(case)
-
-    def formula(self, case: FormulaCase) -> BenchTask:
-        """An element-wise formula."""
-        raise self._not_measured(case)
-
-    def update(self, case: UpdateCase) -> BenchTask:
-        """An optimizer's update."""
-        raise self._not_measured(case)
-
-    def loader(self, case: InputCase) -> BenchTask:
-        """Input batches."""
-        raise self._not_measured(case)
-
     def custom(self, operator: OperatorPart, inputs: Sequence[Array], seed: Array) -> CustomTask:
         """A user's operator as an operator of this framework; `seed` is its result's gradient."""
         raise ConfigError.build(
             type(self).__name__, expected="a framework with operators of a user", got="this one"
         )
 
-    def _not_measured(self, case: Case) -> ConfigError:
-        return ConfigError.build(
-            type(self).__name__, expected="a case that is measured with it", got=case.name
-        )
-
     def task(self, case: Case) -> BenchTask:
-        """What computes a case."""
-        match case:
-            case TrainingCase():
-                return self.trainer(case, "float32")
-            case ConvolutionCase():
-                return self.convolution(case)
-            case ProductCase():
-                return self.product(case)
-            case FormulaCase():
-                return self.formula(case)
-            case UpdateCase():
-                return self.update(case)
-            case InputCase():
-                return self.loader(case)
-        raise self._not_measured(case)
+        """Return the task that computes a case; OPERATIONS names the method that builds it."""
+        if isinstance(case, TrainingCase):
+            return self.trainer(case, "float32")
+        build = getattr(self, OPERATIONS.get(type(case), ""), None)
+        if build is None:
+            raise ConfigError.build(
+                type(self).__name__, expected="a case that is measured with it", got=case.name
+            )
+        task: BenchTask = build(case)
+        return task
 
 
 def caldera_optimizer(rule: Rule) -> optim.Optimizer:

@@ -1,9 +1,14 @@
-"""Caldera's own side."""
+"""Caldera as a benchmarked framework: trainers on the CPU and on a GPU, and single operations.
+
+On a GPU the data are resident, with as many batches as an epoch has (the few different ones
+repeated), and each step gathers its own; a peer gets its batches ready-made.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import islice
+import queue
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,15 +22,14 @@ from caldera.bench.frameworks.base import (
     Batches,
     BenchTask,
     CustomTask,
+    EpochTask,
     Framework,
+    Restartable,
     Trainer,
+    as_dtype,
+    built,
     caldera_optimizer,
-)
-from caldera.bench.frameworks.caldera_card import (
-    CalderaTrainer,
-    FitTask,
-    ResidentTrainer,
-    placed,
+    initial_weights,
 )
 from caldera.bench.frameworks.custom import CalderaCustom
 from caldera.bench.parts import OperatorPart
@@ -42,8 +46,207 @@ from caldera.compiler.lazy import Expr, Variable, compile
 from caldera.compiler.plan.plan import Plan
 from caldera.core.memory import device as find_device
 from caldera.core.memory.gpus import cupy
-from caldera.data import ArrayData, Loader
+from caldera.data import ArrayData, Batch, Loader, Share
+from caldera.train.callbacks import Callback
 from caldera.train.fit import make_steps
+from caldera.train.neural_network import NeuralNetwork
+from caldera.train.resident import resident
+from caldera.train.run import Run
+from caldera.train.saving.snapshot import Snapshot
+from caldera.train.step import StepPlans
+
+ENDLESS = 1 << 30
+"""Epochs of a run that goes on as long as it is measured."""
+
+
+class CalderaTrainer(Trainer):
+    """Steps of a model; those that are fed with batches from outside are `_fed`."""
+
+    _model: NeuralNetwork
+    _steps: StepPlans
+    _fed: StepPlans
+
+    def __init__(self, case: TrainingCase, dtype: str, given: Batches) -> None:
+        super().__init__(case, dtype, given)
+        self._gradient_plans: dict[int, Plan] = {}
+
+    def losses(self, steps: int) -> list[float]:
+        found = []
+        for _ in range(steps):
+            self._steps.training_totals.reset()
+            self.call()
+            found.append(self._steps.training_totals.loss())
+        return found
+
+    def gradients(self) -> tuple[float, list[Array]]:
+        return self.gradients_at(*self.given[0])
+
+    def gradients_at(self, x: Array, y: Array) -> tuple[float, list[Array]]:
+        if len(x) not in self._gradient_plans:
+            self._gradient_plans[len(x)] = gradient_plan(self._model, self._fed, len(x))
+        results = self._gradient_plans[len(x)].run(self._fed.feeds((x, y), None))
+        value, *gradients = [np.array(result.numpy()) for result in results]
+        return float(value), gradients
+
+    def weights(self) -> list[Array]:
+        return initial_weights(self._model)
+
+    def load(self, weights: Sequence[Array]) -> None:
+        for parameter, value in zip(self._model.parameters(), weights, strict=True):
+            parameter.assign(value.astype(str(parameter.dtype)))
+
+    def train(self, x: Array, y: Array) -> None:
+        self._fed.training(len(x)).run(self._fed.feeds((x, y), None))
+
+    def predict(self, x: Array) -> Array:
+        return self._model.predict(x)
+
+
+class ResidentTrainer(CalderaTrainer, Restartable):
+    """Steps on data that lie on the card, which are captured and replayed there."""
+
+    def __init__(
+        self, case: TrainingCase, dtype: str, given: Batches, device: str, precision: str
+    ) -> None:
+        super().__init__(case, dtype, given)
+        self._model = placed(case, dtype, device, precision)
+        self._data = epoch_of(given, case.card_epoch)
+        self._steps = make_steps(self._model, self._data, source=resident(self._model, self._data))
+        self._fed = self._steps.fed()
+        self._start = Snapshot.of(self._model)
+        self._epoch = self._batches()
+
+    def _batches(self) -> Iterator[Batch | Share]:
+        """Batch after batch, epoch after epoch, in the order in which they were given."""
+        loader = Loader(self._data, len(self.given[0][0]), shuffle=False)
+        while True:
+            yield from self._steps.source.epoch(loader)
+
+    def call(self) -> None:
+        self._steps.train(next(self._epoch))
+
+    def wait(self) -> None:
+        self._model.device.stream.synchronize()
+
+    def restart(self) -> None:
+        self._start.put_back(self._model)
+        optimizer = self._model.optimizer
+        kept = [each for state in optimizer.state.values() for each in state.values()]
+        for variable in (optimizer.step, *kept):
+            variable.assign(np.zeros(variable.shape, variable.dtype))
+        self._epoch = self._batches()
+
+
+class FitTask(BenchTask):
+    """`model.fit`, held after its first step and then after every epoch until the next call.
+
+    It runs in a thread of its own, so that one run of it can be measured in several turns: a new
+    one would compile its plans again.
+    """
+
+    def __init__(self, case: TrainingCase, given: Batches, device: str, precision: str) -> None:
+        self.case = case
+        self.given = given
+        self.steps_per_call = case.card_epoch
+        self._device = device
+        self._precision = precision
+        self._data = epoch_of(given, case.card_epoch)
+        self._model = placed(case, "float32", device, precision)
+        self._hold = _Hold()
+        self._thread: threading.Thread | None = None
+
+    def call(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, daemon=True)
+            self._thread.start()
+        else:
+            self._hold.release()
+        self._hold.reached()
+
+    def _run(self) -> None:
+        try:
+            self._model.fit(self._data, epochs=ENDLESS, verbose=0, callbacks=[self._hold])
+        except BaseException as error:
+            self._hold.fail(error)
+
+    def epoch_losses(self, epochs: int) -> list[float]:
+        """The mean loss of each epoch on the different batches, from the initial weights."""
+        model = placed(self.case, "float32", self._device, self._precision)
+        data = epoch_of(self.given, len(self.given))
+        history = model.fit(data, epochs=epochs, shuffle=False, verbose=0)
+        return [float(loss) for loss in history["loss"]]
+
+    def results(self) -> list[Array]:
+        return [np.array(self.epoch_losses(1))]
+
+
+class _Hold(Callback):
+    """Stops a run where a measurement ends, until it is told to go on."""
+
+    def __init__(self) -> None:
+        self._arrived: queue.Queue[BaseException | None] = queue.Queue()
+        self._go_on: queue.Queue[None] = queue.Queue()
+        self._began = False
+
+    def release(self) -> None:
+        """Let the run go on."""
+        self._go_on.put(None)
+
+    def reached(self) -> None:
+        """Wait until the run is held again, and raise what went wrong in it."""
+        error = self._arrived.get()
+        if error is not None:
+            raise error
+
+    def fail(self, error: BaseException) -> None:
+        """Tell who waits that the run has ended."""
+        self._arrived.put(error)
+
+    def batch_ends(self, run: Run) -> None:
+        if not self._began:
+            self._began = True
+            run.model.device.stream.synchronize()
+            self._stay()
+
+    def epoch_ends(self, run: Run) -> None:
+        # The results of the epoch have been read, so nothing is under way.
+        self._stay()
+
+    def _stay(self) -> None:
+        self._arrived.put(None)
+        self._go_on.get()
+
+
+def placed(case: TrainingCase, dtype: str, device: str, precision: str) -> NeuralNetwork:
+    """The network of a case on a device, with the weights that all frameworks begin with."""
+    in_half = None if precision == "float32" or dtype != "float32" else precision
+    model = built(case, dtype, precision=in_half)
+    if dtype != "float32":
+        begin(model, case)
+    return model.to(device)
+
+
+def begin(model: NeuralNetwork, case: TrainingCase) -> None:
+    """Give a network of any dtype the weights that one in float32 begins with."""
+    start = as_dtype(initial_weights(built(case)), str(model.dtype))
+    for parameter, value in zip(model.parameters(), start, strict=True):
+        parameter.assign(value)
+
+
+def gradient_plan(model: NeuralNetwork, steps: StepPlans, count: int) -> Plan:
+    """The loss on a batch of `count` samples that is fed, and its gradients."""
+    graph = steps.graph(count)
+    outputs, traced = graph.network(training=True)
+    loss, _ = graph.loss(outputs, steps.objective.of(outputs), traced.losses)
+    wanted: list[Any] = [loss, *op.grad(loss, model.parameters())]
+    return compile(wanted, device=model.device, precision=model.precision)
+
+
+def epoch_of(given: Batches, batches: int) -> ArrayData:
+    """So many batches as samples, those that are given again and again."""
+    chosen = [given[number % len(given)] for number in range(batches)]
+    return ArrayData(*(np.concatenate([batch[place] for batch in chosen]) for place in (0, 1)))
+
 
 FUNCTIONS = SimpleNamespace(
     exp=op.exp,
@@ -110,23 +313,16 @@ class CalderaUpdateTask(PlanTask):
         return [parameter.numpy() for parameter in self._parameters]
 
 
-class CalderaLoaderTask(BenchTask):
-    """Batches of a loader, one epoch after the other."""
+class CalderaLoaderTask(EpochTask):
+    """Batches of Caldera's loader."""
 
     def __init__(self, case: InputCase) -> None:
-        x, y = case.arrays()
-        self._samples = ArrayData(x, y)
-        self._loader = Loader(self._samples, case.batch)
-        self._batches = iter(self._loader)
-
-    def call(self) -> None:
-        if next(self._batches, None) is None:
-            self._batches = iter(self._loader)
-            next(self._batches)
+        self._samples = ArrayData(*case.arrays())
+        super().__init__(Loader(self._samples, case.batch))
 
     def results(self) -> list[Array]:
         """Sums over an epoch: they do not depend on the order."""
-        epoch = list(islice(iter(Loader(self._samples, self._loader.batch_size)), None))
+        epoch = Loader(self._samples, self._loader.batch_size)
         return [sum((each.x.sum(0, np.float64) for each in epoch), np.zeros(()))]
 
 

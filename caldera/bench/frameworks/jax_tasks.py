@@ -1,7 +1,13 @@
-"""JAX's side: training steps (see `jax_training`) and single computations."""
+"""JAX as a benchmarked framework: training steps and single operations.
+
+Each step is compiled with jit, or many of them as one lax.scan. In bfloat16 the weights and all
+sums over steps stay float32: products read the weights cast, and values between products are
+bfloat16.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -9,17 +15,186 @@ from typing import Any
 import numpy as np
 
 from caldera.base.registry import optional_import
-from caldera.bench.frameworks.base import Array, BenchTask, CustomTask, Framework, Trainer
-from caldera.bench.frameworks.custom import JaxCustom
-from caldera.bench.frameworks.jax_training import JaxTrainer, jax_rule
+from caldera.bench.frameworks.base import (
+    Array,
+    Batches,
+    BenchTask,
+    CustomTask,
+    Framework,
+    Restartable,
+    Trainer,
+    as_dtype,
+    built,
+    held_by,
+    initial_weights,
+)
 from caldera.bench.parts import OperatorPart
+from caldera.bench.translate import to_jax
 from caldera.bench.workloads import (
     ConvolutionCase,
     FormulaCase,
     ProductCase,
+    Rule,
     TrainingCase,
     UpdateCase,
 )
+
+_BETA1, _BETA2, _SMOOTHING, _EPSILON = 0.9, 0.999, 0.99, 1e-8
+
+
+class JaxTrainer(Restartable):
+    """The translated network; parameters, states and optimizer state go through the step.
+
+    Options: `channels_last`, `scan` (all batches in one call), and `cudnn_attention`.
+    """
+
+    def __init__(
+        self, jax: Any, case: TrainingCase, dtype: str, given: Batches, options: dict[str, Any]
+    ) -> None:
+        super().__init__(case, dtype, given)
+        if dtype == "float64":
+            jax.config.update("jax_enable_x64", True)
+        self._jax = jax
+        self._model = built(case)
+        self._network = to_jax(
+            self._model,
+            "NHWC" if options.get("channels_last") else "NCHW",
+            cudnn_attention=bool(options.get("cudnn_attention")),
+        )
+        self.held_for_others = held_by(self._model)
+        self._create, update = jax_rule(jax, case.rule)
+        self.restart()
+        half = options.get("precision") == "bfloat16" and dtype == "float32"
+        narrow = jax.numpy.bfloat16 if half else None
+        put = jax.numpy.asarray
+        self._batches = [(put(x), put(y)) for x, y in self.given]
+        self._last: Any = None
+
+        def loss_of(params: Any, state: Any, x: Any, y: Any) -> Any:
+            scores, new_state = self._network.apply(params, state, x, True, narrow)
+            if half:
+                scores = scores.astype(jax.numpy.float32)
+            logarithms = jax.nn.log_softmax(scores, axis=-1)
+            chosen = jax.numpy.take_along_axis(logarithms, y[..., None], axis=-1)
+            return -chosen.mean(), new_state
+
+        def step(carried: Any, batch: Any) -> Any:
+            params, state, memory = carried
+            loss_and_gradients = jax.value_and_grad(loss_of, has_aux=True)
+            (loss, state), gradients = loss_and_gradients(params, state, *batch)
+            params, memory = update(params, gradients, memory)
+            return (params, state, memory), loss
+
+        self._loss_and_gradients = jax.jit(jax.value_and_grad(loss_of, has_aux=True))
+        self._step = jax.jit(step, donate_argnums=0)
+        self._apply = jax.jit(lambda p, s, x: self._network.apply(p, s, x, False)[0])
+        self._stretch: Callable[..., Any] | None = None
+        if options.get("scan"):
+            self.steps_per_call = len(self._batches)
+            self._stacked = tuple(
+                jax.numpy.stack([each[i] for each in self._batches]) for i in (0, 1)
+            )
+            self._stretch = jax.jit(
+                lambda carried, batches: jax.lax.scan(step, carried, batches), donate_argnums=0
+            )
+
+    def restart(self) -> None:
+        start = as_dtype(initial_weights(self._model), self.dtype)
+        self._params, self._state = self._network.variables(start)
+        self._memory = self._create(self._params)
+        self._next = 0
+
+    def _carry(self, stepping: Callable[..., Any], batch: Any) -> Any:
+        carried, loss = stepping((self._params, self._state, self._memory), batch)
+        self._params, self._state, self._memory = carried
+        self._last = loss
+        return loss
+
+    def call(self) -> None:
+        if self._stretch is not None:
+            self._carry(self._stretch, self._stacked)
+        else:
+            self._carry(self._step, self._batches[self.turn()])
+
+    def wait(self) -> None:
+        # Everything comes out of the step together: the last loss is not the last to be ready.
+        self._jax.block_until_ready((self._last, self._params, self._state, self._memory))
+
+    def losses(self, steps: int) -> list[float]:
+        return [float(self._carry(self._step, self._batches[self.turn()])) for _ in range(steps)]
+
+    def gradients(self) -> tuple[float, list[Array]]:
+        return self.gradients_at(*self._batches[0])
+
+    def gradients_at(self, x: Array, y: Array) -> tuple[float, list[Array]]:
+        put = self._jax.numpy.asarray
+        (loss, _), gradients = self._loss_and_gradients(self._params, self._state, put(x), put(y))
+        return float(loss), [np.asarray(each) for each in self._network.arrays(gradients)]
+
+    def weights(self) -> list[Array]:
+        return [np.array(each) for each in self._network.arrays(self._params)]
+
+    def load(self, weights: Sequence[Array]) -> None:
+        self._params, _ = self._network.variables(as_dtype(weights, self.dtype))
+
+    def train(self, x: Array, y: Array) -> None:
+        put = self._jax.numpy.asarray
+        self._carry(self._step, (put(x), put(y)))
+
+    def predict(self, x: Array) -> Array:
+        return np.asarray(self._apply(self._params, self._state, x))
+
+
+def jax_rule(jax: Any, rule: Rule) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """A rule as two functions: the state of parameters, and (parameters, gradients, state) on."""
+    jnp, each = jax.numpy, jax.tree.map
+    rate, decay = rule.learning_rate, rule.weight_decay
+
+    def zeros(params: Any) -> Any:
+        return each(jnp.zeros_like, params)
+
+    def decayed(params: Any, gradients: Any) -> Any:
+        return each(lambda p, g: g + decay * p, params, gradients) if decay else gradients
+
+    def sgd(params: Any, gradients: Any, memory: Any) -> Any:
+        gradients = decayed(params, gradients)
+        if rule.momentum:
+            gradients = memory = each(lambda v, g: rule.momentum * v + g, memory, gradients)
+        return each(lambda p, g: p - rate * g, params, gradients), memory
+
+    def adam(params: Any, gradients: Any, memory: Any) -> Any:
+        step, means, squares = memory
+        step = step + 1
+        if rule.name == "adamw":
+            params = each(lambda p: p * (1 - rate * decay), params)
+        else:
+            gradients = decayed(params, gradients)
+        means = each(lambda m, g: _BETA1 * m + (1 - _BETA1) * g, means, gradients)
+        squares = each(lambda s, g: _BETA2 * s + (1 - _BETA2) * g * g, squares, gradients)
+        first = -jnp.expm1(step * math.log(_BETA1))
+        second = jnp.sqrt(-jnp.expm1(step * math.log(_BETA2)))
+
+        def moved(p: Any, m: Any, s: Any) -> Any:
+            size = (rate / first).astype(p.dtype)
+            return p - size * m / (jnp.sqrt(s) / second.astype(p.dtype) + _EPSILON)
+
+        return each(moved, params, means, squares), (step, means, squares)
+
+    def rmsprop(params: Any, gradients: Any, memory: Any) -> Any:
+        gradients = decayed(params, gradients)
+        memory = each(lambda s, g: _SMOOTHING * s + (1 - _SMOOTHING) * g * g, memory, gradients)
+
+        def moved(p: Any, g: Any, s: Any) -> Any:
+            return p - rate * g / (jnp.sqrt(s) + _EPSILON)
+
+        return each(moved, params, gradients, memory), memory
+
+    if rule.name == "sgd":
+        return (zeros if rule.momentum else lambda params: ()), sgd
+    if rule.name == "rmsprop":
+        return zeros, rmsprop
+    return (lambda params: (jnp.zeros(()), zeros(params), zeros(params))), adam
+
 
 _MATMUL_PRECISION = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "default"}
 """What JAX calls them; in bfloat16 the factors are rounded before."""
@@ -41,7 +216,44 @@ class JaxFunctionTask(BenchTask):
         self._jax.block_until_ready(self._last)
 
     def results(self) -> list[Array]:
-        return [np.asarray(self._function(*self._given))]
+        results = self._function(*self._given)
+        return [np.asarray(each) for each in self._jax.tree.leaves(results)]
+
+
+class JaxCustom(JaxFunctionTask, CustomTask):
+    """The operator as a `jax.custom_vjp` that calls back to NumPy, inside one jit."""
+
+    def __init__(
+        self, jax: Any, operator: OperatorPart, inputs: Sequence[Array], seed: Array
+    ) -> None:
+        if seed.dtype == np.float64:
+            jax.config.update("jax_enable_x64", True)
+        as_shape = jax.ShapeDtypeStruct
+        shape = as_shape(seed.shape, seed.dtype)
+        shapes = tuple(as_shape(each.shape, each.dtype) for each in inputs)
+
+        def forward(*given: Any) -> Array:
+            return np.array(operator.forward(*map(np.asarray, given)), order="C")
+
+        def backward(*given: Any) -> tuple[Array, ...]:
+            return tuple(
+                np.array(each, order="C") for each in operator.backward(*map(np.asarray, given))
+            )
+
+        @jax.custom_vjp
+        def apply(*given: Any) -> Any:
+            return jax.pure_callback(forward, shape, *given)
+
+        apply.defvjp(
+            lambda *given: (apply(*given), given),
+            lambda given, slope: jax.pure_callback(backward, shapes, slope, *given),
+        )
+
+        def both(slope: Any, *given: Any) -> Any:
+            result, pull_back = jax.vjp(apply, *given)
+            return result, pull_back(slope)
+
+        super().__init__(jax, both, seed, *inputs)
 
 
 class JaxUpdateTask(BenchTask):

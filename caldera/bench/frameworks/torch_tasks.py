@@ -1,7 +1,13 @@
-"""PyTorch's side: training steps (see `torch_training`) and single computations."""
+"""PyTorch as a benchmarked framework: training steps and single operations.
+
+Steps are eager or compiled, or one CUDA graph, with images channels first or last. On a GPU the
+batches are resident. In bfloat16 the weights stay float32 (`torch.autocast` casts them where a
+product reads them), as everywhere in this comparison.
+"""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -9,18 +15,243 @@ from typing import Any
 import numpy as np
 
 from caldera.base.registry import optional_import
-from caldera.bench.frameworks.base import Array, BenchTask, CustomTask, Framework, Trainer
+from caldera.bench.frameworks.base import (
+    Array,
+    Batches,
+    BenchTask,
+    CustomTask,
+    EpochTask,
+    Framework,
+    Restartable,
+    Trainer,
+    as_dtype,
+    built,
+    held_by,
+    initial_weights,
+)
 from caldera.bench.frameworks.custom import TorchCustom
-from caldera.bench.frameworks.torch_training import TorchTrainer, set_precision, torch_optimizer
 from caldera.bench.parts import OperatorPart
+from caldera.bench.translate import to_torch
 from caldera.bench.workloads import (
     ConvolutionCase,
     FormulaCase,
     InputCase,
     ProductCase,
+    Rule,
     TrainingCase,
     UpdateCase,
 )
+
+WARM_UP_STEPS = 3
+"""Before a capture, as PyTorch's manual asks for: libraries choose and load their kernels."""
+
+Step = Callable[[Any, Any], Any]
+
+
+class TorchTrainer(Restartable):
+    """The translated network, cross entropy, and a fused optimizer.
+
+    Options: `compiled` (False, True, or the mode of torch.compile), `channels_last`, and `graph`:
+    whether the whole step is captured once and replayed.
+    """
+
+    def __init__(
+        self,
+        torch: Any,
+        case: TrainingCase,
+        dtype: str,
+        given: Batches,
+        options: dict[str, Any],
+        note_peak: Callable[[int], None] = lambda nbytes: None,
+    ) -> None:
+        super().__init__(case, dtype, given)
+        self._torch = torch
+        self._device = options.get("device", "cpu")
+        self._half = options.get("precision") == "bfloat16" and dtype == "float32"
+        self._note_peak = note_peak
+        self._model = built(case)
+        self._network = to_torch(self._model)
+        self.held_for_others = held_by(self._model)
+        module = self._network.module.to(device=self._device, dtype=getattr(torch, dtype))
+        self._network.load(as_dtype(initial_weights(self._model), dtype))
+        self._format = torch.contiguous_format
+        if options.get("channels_last"):
+            self._format = torch.channels_last
+            module = module.to(memory_format=self._format)
+        self._module = module.train()
+        self._captures = bool(options.get("graph"))
+        self._optimizer = torch_optimizer(
+            torch, case.rule, module.parameters(), "fused", capturable=self._captures
+        )
+        self._loss = self._plain_loss
+        compiled = options["compiled"]
+        self._has_trees = compiled == "reduce-overhead"
+        if compiled:
+            mode = compiled if isinstance(compiled, str) else None
+            self._loss = torch.compile(self._plain_loss, mode=mode)
+        self._captured: CapturedStep | None = None
+        self._batches = [self._placed(x, y) for x, y in self.given]
+
+    def _placed(self, x: Array, y: Array) -> tuple[Any, Any]:
+        values = self._torch.from_numpy(np.ascontiguousarray(x)).to(self._device)
+        if self.case.has_images:
+            values = values.contiguous(memory_format=self._format)
+        classes = self._torch.from_numpy(np.ascontiguousarray(y)).flatten()
+        return values, classes.to(self._device)
+
+    def _plain_loss(self, x: Any, y: Any) -> Any:
+        if not self._half:
+            return self._cross_entropy(x, y)
+        with self._torch.autocast(self._device, dtype=self._torch.bfloat16):
+            return self._cross_entropy(x, y)
+
+    def _cross_entropy(self, x: Any, y: Any) -> Any:
+        scores = self._module(x)
+        return self._torch.nn.functional.cross_entropy(scores.flatten(0, -2), y)
+
+    def _backward(self, x: Any, y: Any) -> Any:
+        if self._has_trees:
+            self._torch.compiler.cudagraph_mark_step_begin()
+        self._optimizer.zero_grad()
+        loss = self._loss(x, y)
+        loss.backward()
+        # The graph of this step must not live on: a capture would meet its nodes.
+        return loss.detach()
+
+    def _step(self, x: Any, y: Any) -> Any:
+        loss = self._backward(x, y)
+        self._optimizer.step()
+        return loss
+
+    def _trained(self, x: Any, y: Any) -> Any:
+        """Make a step, captured if that was asked for; the loss."""
+        if not self._captures:
+            return self._step(x, y)
+        if self._captured is None:
+            self._captured = CapturedStep(
+                self._torch, self._step, (x, y), self._from_start, self._note_peak
+            )
+        return self._captured(x, y)
+
+    def call(self) -> None:
+        self._trained(*self._batches[self.turn()])
+
+    def wait(self) -> None:
+        if self._device != "cpu":
+            self._torch.cuda.synchronize()
+
+    def restart(self) -> None:
+        self._from_start()
+        self._next = 0
+
+    def _from_start(self) -> None:
+        """The initial weights again, in the same memory: a graph goes on using it."""
+        self._network.load(as_dtype(initial_weights(self._model), self.dtype))
+        self._network.reset_states()
+        with self._torch.no_grad():
+            for state in self._optimizer.state.values():
+                for value in state.values():
+                    if self._torch.is_tensor(value):
+                        value.zero_()
+
+    def losses(self, steps: int) -> list[float]:
+        return [self._trained(*self._batches[self.turn()]).item() for _ in range(steps)]
+
+    def gradients(self) -> tuple[float, list[Array]]:
+        batch = self._batches[0]
+        # A captured step leaves its gradients where it computed them; the step is taken back.
+        loss = self._trained(*batch) if self._captures else self._backward(*batch)
+        value, found = loss.item(), self._network.gradients()
+        if self._captures:
+            self._from_start()
+        else:
+            self._optimizer.zero_grad()
+        return value, found
+
+    def gradients_at(self, x: Array, y: Array) -> tuple[float, list[Array]]:
+        loss = self._backward(*self._placed(x, y))
+        found = [np.array(each) for each in self._network.gradients()]
+        self._optimizer.zero_grad()
+        return loss.item(), found
+
+    def weights(self) -> list[Array]:
+        return [np.array(each) for each in self._network.parameters()]
+
+    def load(self, weights: Sequence[Array]) -> None:
+        self._network.load(as_dtype(weights, self.dtype))
+
+    def train(self, x: Array, y: Array) -> None:
+        self._trained(*self._placed(x, y))
+
+    def predict(self, x: Array) -> Array:
+        self._module.eval()
+        given = self._torch.from_numpy(np.ascontiguousarray(x)).to(self._device)
+        with self._torch.no_grad():
+            scores: Array = self._module(given).cpu().numpy()
+        self._module.train()
+        return scores
+
+
+class CapturedStep:
+    """A whole training step as one CUDA graph, whose inputs lie at fixed places.
+
+    Steps made before the capture change the weights; `take_back` undoes that.
+    """
+
+    def __init__(
+        self,
+        torch: Any,
+        step: Step,
+        batch: tuple[Any, Any],
+        take_back: Callable[[], None],
+        note_peak: Callable[[int], None],
+    ) -> None:
+        self._x, self._y = (each.clone() for each in batch)
+        cuda = torch.cuda
+        # Captured on the stream that was warmed up: handles of libraries belong to a stream.
+        stream = cuda.Stream()
+        stream.wait_stream(cuda.current_stream())
+        with cuda.stream(stream):
+            for _ in range(WARM_UP_STEPS):
+                step(self._x, self._y)
+        cuda.current_stream().wait_stream(stream)
+        take_back()
+        gc.collect()
+        cuda.reset_peak_memory_stats()
+        self._graph = cuda.CUDAGraph()
+        with cuda.graph(self._graph, stream=stream):
+            self._loss = step(self._x, self._y)
+        note_peak(int(cuda.max_memory_allocated()))
+
+    def __call__(self, x: Any, y: Any) -> Any:
+        """The step on a batch: its copy to the fixed places, and a replay."""
+        self._x.copy_(x)
+        self._y.copy_(y)
+        self._graph.replay()
+        return self._loss
+
+
+def set_precision(torch: Any, precision: str) -> None:
+    """Let float32 products be rounded to tf32, or not."""
+    rounded = precision != "float32"
+    torch.set_float32_matmul_precision("high" if rounded else "highest")
+    torch.backends.cuda.matmul.allow_tf32 = rounded
+    torch.backends.cudnn.allow_tf32 = rounded
+
+
+def torch_optimizer(
+    torch: Any, rule: Rule, parameters: Any, style: str, *, capturable: bool = False
+) -> Any:
+    """A rule as PyTorch's optimizer, in the form that is asked for if it has that."""
+    common: dict[str, Any] = {"lr": rule.learning_rate, "weight_decay": rule.weight_decay}
+    if rule.name == "rmsprop":
+        # It has no fused form.
+        return torch.optim.RMSprop(parameters, **common, foreach=style != "fused")
+    common |= {"fused": True} if style == "fused" else {"foreach": True}
+    if rule.name == "sgd":
+        return torch.optim.SGD(parameters, momentum=rule.momentum, **common)
+    made = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    return made[rule.name](parameters, **common, capturable=capturable)
 
 
 class TorchFunctionTask(BenchTask):
@@ -59,8 +290,8 @@ class TorchUpdateTask(BenchTask):
         return [parameter.detach().numpy().copy() for parameter in self._parameters]
 
 
-class TorchLoaderTask(BenchTask):
-    """Batches of a DataLoader, one epoch after the other."""
+class TorchLoaderTask(EpochTask):
+    """Batches of a DataLoader."""
 
     def __init__(self, torch: Any, case: InputCase, whole: bool) -> None:
         tools = optional_import("torch.utils.data", "torch", "caldera bench")
@@ -68,15 +299,9 @@ class TorchLoaderTask(BenchTask):
         if whole:
             order = tools.RandomSampler(samples)
             numbers = tools.BatchSampler(order, case.batch, drop_last=False)
-            self._loader = tools.DataLoader(samples, sampler=numbers, batch_size=None)
+            super().__init__(tools.DataLoader(samples, sampler=numbers, batch_size=None))
         else:
-            self._loader = tools.DataLoader(samples, case.batch, shuffle=True)
-        self._batches = iter(self._loader)
-
-    def call(self) -> None:
-        if next(self._batches, None) is None:
-            self._batches = iter(self._loader)
-            next(self._batches)
+            super().__init__(tools.DataLoader(samples, case.batch, shuffle=True))
 
     def results(self) -> list[Array]:
         total = sum(x.numpy().sum(0, np.float64) for x, _ in self._loader)

@@ -1,7 +1,7 @@
 """The keynote's twelve ways to fool the masses, looked for in a file of results.
 
-`claims` is the format, `from_bench` makes it of what `caldera bench --json` wrote, `rules` are the
-twelve, and `check` goes through them.
+`claims` is the format, also built from files of `caldera bench --json`; `rules` are the twelve,
+and `check` applies them.
 """
 
 from __future__ import annotations

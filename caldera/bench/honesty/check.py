@@ -11,8 +11,7 @@ from typing import Any
 
 from caldera.base.registry import nearest
 from caldera.bench.honesty import more_rules, rules
-from caldera.bench.honesty.claims import Claims, claims_of
-from caldera.bench.honesty.from_bench import claims_of_bench, is_bench
+from caldera.bench.honesty.claims import Claims, claims_of, claims_of_bench, is_bench
 from caldera.bench.honesty.rules import FINE, NOT_SHOWN, VIOLATED, RuleVerdict
 from caldera.errors import ConfigError, DataError
 

@@ -13,7 +13,9 @@ from caldera.bench.honesty.rules import (
     mean,
     names,
     not_shown,
+    not_shown_of,
     violated,
+    violated_by,
 )
 
 LARGER = 1.1
@@ -27,31 +29,32 @@ PRECISE = ("flop", "sample", "image", "token", "byte", "step", "batch", "word")
 def time_beside_rates(claims: Claims) -> RuleVerdict:
     """7: operations a second say nothing without their number; the time to the end does."""
     alone = [run for run in claims.runs if run.rate is not None and not run.seconds]
-    if alone:
-        return violated(
-            f"{names(alone)}: {alone[0].rate:g} {alone[0].rate_unit or 'a second'} without a time",
-            "Give the time beside the rate.",
-        )
     vague = [
         run
         for run in claims.runs
         if run.rate is not None and not any(word in run.rate_unit.lower() for word in PRECISE)
     ]
-    if vague:
-        return violated(
-            f"{names(vague)}: what {vague[0].rate_unit or 'the rate'!r} counts is not known",
+    silent = [run for run in claims.runs if not run.seconds]
+    short = [run for run in claims.runs if run.trains and run.seconds_of != "training"]
+    return (
+        violated_by(
+            alone,
+            f"{alone[0].rate:g} {alone[0].rate_unit or 'a second'} without a time" if alone else "",
+            "Give the time beside the rate.",
+        )
+        or violated_by(
+            vague,
+            f"what {vague[0].rate_unit or 'the rate'!r} counts is not known" if vague else "",
             "Say what is counted, in which precision, and how many a solution needs.",
         )
-    silent = [run for run in claims.runs if not run.seconds]
-    if silent:
-        return not_shown(f"{names(silent)}: no time", "Give every time that was taken.")
-    short = [run for run in claims.runs if run.trains and run.seconds_of != "training"]
-    if short:
-        return not_shown(
-            f"{names(short)}: the time of {_part(short[0])}, not of the training",
+        or not_shown_of(silent, "no time", "Give every time that was taken.")
+        or not_shown_of(
+            short,
+            f"the time of {_part(short[0])}, not of the training" if short else "",
             "Give the time of the whole training.",
         )
-    return fine("times are given, in seconds")
+        or fine("times are given, in seconds")
+    )
 
 
 def _part(run: ClaimedRun) -> str:
@@ -73,11 +76,9 @@ def same_options(claims: Claims) -> RuleVerdict:
             "Give time and accuracy of the same run.",
         )
     silent = [run for run in claims.runs if run.options is None]
-    if silent:
-        return not_shown(
-            f"{names(silent)}: no options", "List the options that time and accuracy belong to."
-        )
-    return fine("time and accuracy belong to the same options")
+    return not_shown_of(
+        silent, "no options", "List the options that time and accuracy belong to."
+    ) or fine("time and accuracy belong to the same options")
 
 
 def usual_inputs(claims: Claims) -> RuleVerdict:
@@ -97,12 +98,11 @@ def usual_inputs(claims: Claims) -> RuleVerdict:
             "Give the time with samples of the usual size.",
         )
     silent = [run for run in sized if not run.input_shape or not run.usual_shape]
-    if silent:
-        return not_shown(
-            f"{names(silent)}: the shape of a sample, or the usual one, is not said",
-            "Give the shape of a sample beside the one that is usual for this workload.",
-        )
-    return fine("samples have their usual size")
+    return not_shown_of(
+        silent,
+        "the shape of a sample, or the usual one, is not said",
+        "Give the shape of a sample beside the one that is usual for this workload.",
+    ) or fine("samples have their usual size")
 
 
 def _shape(shape: tuple[int, ...]) -> str:
@@ -132,11 +132,9 @@ def ends_by_work(claims: Claims) -> RuleVerdict:
                     "Give the time for the same number of samples at every number of ranks.",
                 )
     silent = [run for run in claims.runs if run.trains and not run.stopped_by]
-    if silent:
-        return not_shown(
-            f"{names(silent)}: what ended the run is not said", "Say what ended each run."
-        )
-    return fine("runs end when their work is done")
+    return not_shown_of(
+        silent, "what ended the run is not said", "Say what ended each run."
+    ) or fine("runs end when their work is done")
 
 
 def honest_scaling(claims: Claims) -> RuleVerdict:

@@ -69,6 +69,28 @@ def not_shown(why: str, sentence: str) -> RuleVerdict:
     return RuleVerdict(NOT_SHOWN, why, sentence, excusable=True)
 
 
+def violated_by(
+    runs: Sequence[ClaimedRun], why: str, sentence: str, *, excusable: bool = False
+) -> RuleVerdict | None:
+    """Return the verdict that these runs break the rule; None without any.
+
+    >>> violated_by([], "only kernels", "Say so.") is None
+    True
+    """
+    if not runs:
+        return None
+    return violated(f"{names(runs)}: {why}", sentence, excusable=excusable)
+
+
+def not_shown_of(runs: Sequence[ClaimedRun], why: str, sentence: str) -> RuleVerdict | None:
+    """Return the verdict that the report says too little of these runs; None without any.
+
+    >>> not_shown_of([ClaimedRun("a", "s", "w", "network")], "no time", "Give it.").why
+    'a: no time'
+    """
+    return not_shown(f"{names(runs)}: {why}", sentence) if runs else None
+
+
 LEAST = 0.005
 """Half a per cent of the test samples: less is not called a difference."""
 
@@ -106,7 +128,7 @@ SAME_EFFORT = 2
 """How many times as many runs of tuning one system may get as another."""
 
 
-def names(runs: list[ClaimedRun]) -> str:
+def names(runs: Sequence[ClaimedRun]) -> str:
     """Who is meant, the first few by name.
 
     >>> names([ClaimedRun("a", "s", "w", "network"), ClaimedRun("b", "s", "w", "network")])
@@ -148,27 +170,28 @@ def test_accuracy(claims: Claims) -> RuleVerdict:
     """2: training is judged by samples that it has not seen; a step by its equal result."""
     training = [run for run in claims.runs if run.trains]
     only_seen = [run for run in training if run.train_accuracy and not run.test_accuracy]
-    if only_seen:
-        return violated(
-            f"{names(only_seen)}: accuracy on the training data alone",
+    silent = [run for run in training if not run.test_accuracy and not run.equal_results]
+    unequal = [run for run in claims.runs if run.equal_results is False]
+    unchecked = [run for run in claims.runs if not run.trains and run.equal_results is None]
+    return (
+        violated_by(
+            only_seen,
+            "accuracy on the training data alone",
             "Give the accuracy on test data that no choice was made with.",
         )
-    silent = [run for run in training if not run.test_accuracy and not run.equal_results]
-    if silent:
-        return not_shown(f"{names(silent)}: no accuracy", "Give the accuracy on test data.")
-    unequal = [run for run in claims.runs if run.equal_results is False]
-    if unequal:
-        return violated(
-            f"{names(unequal)}: the result differs from the reference's",
+        or not_shown_of(silent, "no accuracy", "Give the accuracy on test data.")
+        or violated_by(
+            unequal,
+            "the result differs from the reference's",
             "Leave out, or mark, runs whose results are wrong.",
         )
-    unchecked = [run for run in claims.runs if not run.trains and run.equal_results is None]
-    if unchecked:
-        return not_shown(
-            f"{names(unchecked)}: the result was compared with nothing",
+        or not_shown_of(
+            unchecked,
+            "the result was compared with nothing",
             "Say with what results were compared and how far they are away.",
         )
-    return fine("every run has a test accuracy or a result that was compared")
+        or fine("every run has a test accuracy or a result that was compared")
+    )
 
 
 def tuning_counted(claims: Claims) -> RuleVerdict:
@@ -237,24 +260,25 @@ def equal_hardware(claims: Claims) -> RuleVerdict:
 def whole_workload(claims: Claims) -> RuleVerdict:
     """5: a kernel that scales is not a training that scales."""
     silent = [run for run in claims.runs if not run.part]
-    if silent:
-        return not_shown(
-            f"{names(silent)}: whether all of it was run is not said",
-            "Say whether the whole workload was run, or which part.",
-        )
     parts = [run for run in claims.runs if run.part in (KERNEL, SUBSET)]
     scaled = [run for runs in claims.scaled() for run in runs]
     wrong = [run for run in parts if run.trains or run in scaled]
-    if wrong:
-        return violated(
-            f"{names(wrong)}: a {wrong[0].part} stands for {wrong[0].workload}",
+    kept = "parts are called parts, and nothing is scaled with them"
+    return (
+        not_shown_of(
+            silent,
+            "whether all of it was run is not said",
+            "Say whether the whole workload was run, or which part.",
+        )
+        or violated_by(
+            wrong,
+            f"a {wrong[0].part} stands for {wrong[0].workload}" if wrong else "",
             "Give the time of the whole workload as well, or say that these are parts of it and "
             "that nothing follows for the whole.",
             excusable=True,
         )
-    if parts:
-        return fine("parts are called parts, and nothing is scaled with them")
-    return fine(f"every run is of the {WHOLE}")
+        or fine(kept if parts else f"every run is of the {WHOLE}")
+    )
 
 
 def input_counted(claims: Claims) -> RuleVerdict:
@@ -263,17 +287,19 @@ def input_counted(claims: Claims) -> RuleVerdict:
     if not training:
         return fine("steps and operators: nothing is said about training from storage")
     staged = [run for run in training if run.reads and run.reads != STORAGE]
-    if staged:
-        return violated(
-            f"{names(staged)}: samples come from {staged[0].reads} while the clock runs",
+    silent = [run for run in training if not run.reads]
+    return (
+        violated_by(
+            staged,
+            f"samples come from {staged[0].reads} while the clock runs" if staged else "",
             "Say that samples lie in memory and how long it takes to bring them there, or let the "
             "clock run while they are read.",
             excusable=True,
         )
-    silent = [run for run in training if not run.reads]
-    if silent:
-        return not_shown(
-            f"{names(silent)}: where samples come from is not said",
+        or not_shown_of(
+            silent,
+            "where samples come from is not said",
             "Say where samples come from while the clock runs.",
         )
-    return fine("reading samples is part of the time")
+        or fine("reading samples is part of the time")
+    )

@@ -8,16 +8,9 @@ compare with. Metrics are objects of their own, shared by all levels.
 from __future__ import annotations
 
 from caldera.bench.levels import reference, schemes
-from caldera.bench.levels.difference import Difference
-from caldera.bench.levels.distribution import validate_compression, validate_scheme
 from caldera.bench.levels.learner import Learner, frameworks, learner
-from caldera.bench.levels.trajectories import (
-    validate_batches,
-    validate_network,
-    validate_optimizer,
-    validate_sampler,
-)
 from caldera.bench.levels.validation import (
+    Difference,
     Finding,
     ValidationError,
     validate_operator,
@@ -25,6 +18,14 @@ from caldera.bench.levels.validation import (
 )
 from caldera.bench.levels.validation import (
     PartValidation as Validation,
+)
+from caldera.bench.levels.validators import (
+    validate_batches,
+    validate_compression,
+    validate_network,
+    validate_optimizer,
+    validate_sampler,
+    validate_scheme,
 )
 from caldera.bench.parts import CompressionPart as Compression
 from caldera.bench.parts import OperatorPart as Operator

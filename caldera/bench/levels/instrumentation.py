@@ -14,8 +14,6 @@ import numpy as np
 
 from caldera import data
 from caldera.bench.frameworks import Framework, Task, Trainer
-from caldera.bench.levels.difference import Difference
-from caldera.bench.levels.distribution import shares
 from caldera.bench.levels.learner import Learner
 from caldera.bench.levels.metrics import (
     AccuracyMeasure,
@@ -33,8 +31,10 @@ from caldera.bench.levels.metrics import (
 )
 from caldera.bench.levels.reference import Quantized, ReferenceSGD, ReferenceTopK, Shuffled
 from caldera.bench.levels.schemes import AllReduce, Averaging, CentralServer, Compressed
+from caldera.bench.levels.validation import Difference
+from caldera.bench.levels.validators import shares
 from caldera.bench.parts import Array, OptimizerPart, Sampler, Scheme
-from caldera.bench.timing import OthersWatch
+from caldera.bench.timing import OthersWatch, Stopwatch
 from caldera.bench.workloads import LearningCase
 from caldera.comm import Communicator, SingleProcess, run_virtual_ranks
 
@@ -254,29 +254,41 @@ def learned(
     framework: Framework, case: LearningCase, seed: int, epochs: int | None = None
 ) -> dict[str, Any]:
     """Train once, from the initial weights that all have, with the order of samples of a seed."""
-    start = time.perf_counter()
+    loading = Stopwatch()
     samples = samples_of(case)
-    loaded = time.perf_counter() - start
+    loaded = loading.wall
     networks = [framework.trainer(case.network, "float32") for _ in range(case.ranks)]
     most = case.epochs if epochs is None else epochs
     began, cpu, others = time.time(), time.process_time(), OthersWatch()
     if not case.scheme:
-        watch = _alone(networks[0], case, samples, seed, most)
+        watch = _trained(networks[0], case, samples, seed, most)
         cpu, lost = time.process_time() - cpu, others.share()
         found = _reply(watch)
     else:
-        pairs = run_virtual_ranks(
-            case.ranks,
-            lambda ranks: _as_rank(ranks, networks[ranks.rank], case, samples, seed, most),
-        )
+        rule = case.network.rule
+
+        def work(ranks: Communicator) -> tuple[Watch, list[Array]]:
+            network = networks[ranks.rank]
+            watch = _trained(
+                network,
+                case,
+                samples,
+                seed,
+                most,
+                optimizer=ReferenceSGD(rule.learning_rate, rule.momentum),
+                scheme=SCHEMES[case.scheme](),
+                communicator=ranks,
+            )
+            return watch, network.weights()
+
+        pairs = run_virtual_ranks(case.ranks, work)
         cpu, lost = time.process_time() - cpu, others.share()
         found = _reply(pairs[0][0])
         apart = max(Difference.of(weights, pairs[0][1]).largest for _, weights in pairs)
         found["metrics"]["ranks apart"] = {"unit": "", "value": apart}
-        sent = [_value(watch, "bytes sent") for watch, _ in pairs]
-        found["metrics"]["bytes sent"]["value"] = sum(sent)
-        messages = [_value(watch, "messages sent") for watch, _ in pairs]
-        found["metrics"]["messages sent"]["value"] = sum(messages)
+        for name in ("bytes sent", "messages sent"):
+            values = [watch.results()[name]["value"] or 0.0 for watch, _ in pairs]
+            found["metrics"][name]["value"] = float(sum(values))
     return found | {
         "load s": loaded,
         "began": began,
@@ -292,10 +304,15 @@ def _metrics(case: LearningCase) -> list[Measure]:
     return [*found, Energy(), Communication(), MessageCount(), Curve()]
 
 
-def _alone(
-    network: Trainer, case: LearningCase, samples: DataSplits, seed: int, epochs: int
+def _trained(
+    network: Trainer,
+    case: LearningCase,
+    samples: DataSplits,
+    seed: int,
+    epochs: int,
+    **distribution: Any,
 ) -> Watch:
-    """With the framework's own steps and optimizer."""
+    """Train with the framework's own steps; as one of several ranks with a scheme."""
     return watch_training(
         network,
         samples,
@@ -304,32 +321,8 @@ def _alone(
         batch=case.network.batch,
         epochs=epochs,
         target=case.target,
+        **distribution,
     )
-
-
-def _as_rank(
-    ranks: Communicator,
-    network: Trainer,
-    case: LearningCase,
-    samples: DataSplits,
-    seed: int,
-    epochs: int,
-) -> tuple[Watch, list[Array]]:
-    """As one of several, with the scheme of the case and the reference's optimizer."""
-    rule = case.network.rule
-    watch = watch_training(
-        network,
-        samples,
-        _metrics(case),
-        sampler=Shuffled(seed),
-        batch=case.network.batch,
-        epochs=epochs,
-        target=case.target,
-        optimizer=ReferenceSGD(rule.learning_rate, rule.momentum),
-        scheme=SCHEMES[case.scheme](),
-        communicator=ranks,
-    )
-    return watch, network.weights()
 
 
 def _reply(watch: Watch) -> dict[str, Any]:
@@ -345,7 +338,3 @@ def _reply(watch: Watch) -> dict[str, Any]:
         "overhead": watch.overhead,
         "metrics": results,
     }
-
-
-def _value(watch: Watch, name: str) -> float:
-    return float(watch.results()[name]["value"] or 0.0)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from caldera.bench.levels.difference import Difference
+from caldera.bench.levels.validation import Difference
 from caldera.bench.parts import Array
 from caldera.bench.statistics import Estimate, median_of
 from caldera.bench.timing import peak_memory, reset_peak_memory
@@ -108,12 +108,13 @@ class WallTime(Measure):
     """
 
     name, unit = "wall time", "s"
+    watches = "step_seconds"
 
     def begin(self, watched: Watched) -> None:
         self._samples: list[float] = []
 
     def step(self, watched: Watched) -> None:
-        self._samples.append(watched.step_seconds)
+        self._samples.append(getattr(watched, self.watches))
 
     def result(self) -> Result:
         return self._samples
@@ -366,7 +367,7 @@ class MessageCount(Communication):
         return None if found is None else float(found.messages)
 
 
-class DatasetLatency(Measure):
+class DatasetLatency(WallTime):
     """Seconds until each batch was there.
 
     >>> DatasetLatency().name
@@ -374,12 +375,7 @@ class DatasetLatency(Measure):
     """
 
     name, unit = "dataset latency", "s"
-
-    def begin(self, watched: Watched) -> None:
-        self._samples: list[float] = []
-
-    def step(self, watched: Watched) -> None:
-        self._samples.append(watched.data_seconds)
+    watches = "data_seconds"
 
     def result(self) -> Result:
         return self._samples or None

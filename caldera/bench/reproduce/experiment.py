@@ -6,13 +6,13 @@ import importlib
 import math
 import os
 import pkgutil
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
 from caldera.bench.reproduce import experiments
 from caldera.bench.statistics import paired_ratio
+from caldera.bench.timing import Stopwatch
 
 HOLDS, FAILS, BESIDE, UNDECIDED = "holds", "does not hold", "beside", "undecided"
 """A claim of the seed that is found again, one that is not, a number that only stands beside the
@@ -102,6 +102,14 @@ class ExperimentContext:
         """How often a time is taken."""
         return 3 if self.quick else 9
 
+    def skipped(self, *parts: str) -> list[str]:
+        """Return what a quick run leaves out; nothing otherwise.
+
+        >>> ExperimentContext().skipped("large sizes"), ExperimentContext(True).skipped("more")
+        ([], ['more'])
+        """
+        return list(parts) if self.quick else []
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -167,9 +175,9 @@ def find_experiments() -> dict[str, Experiment]:
 def run_experiment(experiment: Experiment, context: ExperimentContext) -> ExperimentResult:
     """Run one, and take its time."""
     assert experiment.run is not None
-    start, before = time.perf_counter(), _cpu_seconds()
+    watch, before = Stopwatch(), _cpu_seconds()
     outcome = experiment.run(context)
-    outcome.seconds = time.perf_counter() - start
+    outcome.seconds = watch.wall
     outcome.cpu_seconds = _cpu_seconds() - before
     return outcome
 

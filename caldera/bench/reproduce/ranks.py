@@ -1,4 +1,8 @@
-"""Ranks of an experiment: processes where there is an mpiexec, threads where there is none."""
+"""Work of an experiment on several ranks, and how these are started.
+
+With an mpiexec, ranks are processes: `python -m caldera.bench.reproduce.ranks WORK OPTIONS FILE`;
+without, threads of this process.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,112 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from caldera.bench.reproduce.rank_work import WORKS, Options
-from caldera.comm import run_virtual_ranks
+import numpy as np
+
+from caldera import data, nn, optim, parallel
+from caldera.base.file_cache import write_file
+from caldera.bench.timing import StepClock, peak_memory
+from caldera.comm import Communicator, run_virtual_ranks, world
 from caldera.comm.mpi_implementation import find_launcher, library
 from caldera.comm.processes import launch
+from caldera.compress import compressors
 from caldera.errors import CommError
+from caldera.nn.layer import Layer
+from caldera.parallel.planner import measured_wire
+from caldera.train.neural_network import NeuralNetwork
+from caldera.train.strategy import Strategy
+
+Options = Mapping[str, Any]
+CONSISTENCY: Mapping[str, Callable[[Communicator], Strategy]] = {
+    "synchronous, allreduce": lambda c: parallel.DataParallel(communicator=c),
+    "synchronous, server": lambda c: parallel.ParameterServer(communicator=c),
+    "stale by at most 4, server": lambda c: parallel.ParameterServer(
+        mode="stale", bound=4, communicator=c
+    ),
+    "asynchronous, server": lambda c: parallel.ParameterServer(mode="asynchronous", communicator=c),
+    "Hogwild": lambda c: parallel.Hogwild(communicator=c),
+    "local steps, every 8": lambda c: parallel.LocalSGD(8, communicator=c),
+    "elastic averaging, every 10": lambda c: parallel.ElasticAveraging(every=10, communicator=c),
+    "gossip, ring": lambda c: parallel.Gossip("ring", communicator=c),
+    "ensemble": lambda c: parallel.Ensemble(communicator=c),
+}
+"""From strict to loose, as on the keynote's slide."""
+NETWORKS: Mapping[str, tuple[Callable[[], list[Layer]], tuple[int, ...], int]] = {
+    "mlp": (lambda: nn.models.mlp((784,), hidden=(528, 528, 528)), (784,), 10),
+    "resnet20": (nn.models.resnet20, (3, 32, 32), 10),
+    "alexnet": (lambda: nn.models.alexnet(dropout=0.0), (3, 224, 224), 1000),
+    "googlenet": (lambda: nn.models.googlenet(auxiliary=False), (3, 224, 224), 1000),
+    "inception3": (lambda: nn.models.inception3(auxiliary=False), (3, 299, 299), 1000),
+}
+"""Layers, the shape of a sample, classes."""
+
+
+def consistency(communicator: Communicator, options: Options) -> dict[str, Any]:
+    """Train digits with one model of consistency: seconds and accuracy after each epoch."""
+    digits = data.digits()
+    strategy = CONSISTENCY[options["model"]](communicator)
+    layers = nn.models.mlp(digits.shape, hidden=(64,), classes=digits.outputs)
+    model = NeuralNetwork(
+        layers,
+        optimizer=optim.SGD(options["rate"]),
+        batch_size=options["batch"],
+        seed=options["seed"],
+    )
+    clock = StepClock()
+    history = model.fit(
+        digits.train,
+        validation=digits.test,
+        epochs=options["epochs"],
+        parallel=strategy,
+        callbacks=[clock],
+        verbose=0,
+    )
+    return {
+        "seconds": [end - clock.steps[0] for end in clock.epochs],
+        "accuracy": history["val_accuracy"],
+    }
+
+
+def steps(communicator: Communicator, options: Options) -> dict[str, Any]:
+    """Seconds of each step but the first two, and the memory, of a network on made-up samples."""
+    make, shape, classes = NETWORKS[options["network"]]
+    draw = np.random.default_rng(0)
+    samples = options["batch"] * options["steps"]
+    x = draw.standard_normal((samples, *shape)).astype(np.float32)
+    y = draw.integers(0, classes, samples)
+    model = NeuralNetwork(make(), optimizer=optim.SGD(1e-3), batch_size=options["batch"])
+    name = options.get("compression")
+    compression = None if name is None else compressors.make(name)
+    strategy = parallel.DataParallel(communicator=communicator, compression=compression)
+    clock = StepClock()
+    model.fit((x, y), epochs=1, parallel=strategy, callbacks=[clock], verbose=0)
+    taken = clock.seconds(untimed=2)
+    slowest = [max(each) for each in zip(*communicator.gather_objects(taken), strict=True)]
+    found = {"seconds": slowest, "memory": max(communicator.gather_objects(peak_memory()))}
+    if options.get("link") and communicator.size > 1:
+        found["link"] = asdict(measured_wire(communicator))
+    return found
+
+
+WORKS: Mapping[str, Callable[[Communicator, Options], dict[str, Any]]] = {
+    "consistency": consistency,
+    "steps": steps,
+}
+
+
+def main(work: str, options: str, file: str) -> None:
+    """As one of several processes; the first writes down what they found."""
+    everyone = world()
+    asked = json.loads(options)
+    found = [WORKS[work](everyone, each) for each in asked]
+    if everyone.rank == 0:
+        write_file(Path(file), json.dumps(found))
+
 
 PROCESSES, THREADS = "processes", "threads of one process"
 _LIMIT_S = 900.0
@@ -34,7 +135,7 @@ def run_ranks(work: str, ranks: int, asked: Sequence[Options]) -> tuple[list[Any
         program = [
             sys.executable,
             "-m",
-            "caldera.bench.reproduce.rank_work",
+            "caldera.bench.reproduce.ranks",
             work,
             json.dumps(list(asked)),
             str(file),
@@ -65,3 +166,7 @@ def run_ranks(work: str, ranks: int, asked: Sequence[Options]) -> tuple[list[Any
                 hint="does `caldera run -n 2` work here?",
             )
         return json.loads(file.read_text(encoding="utf-8")), PROCESSES
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

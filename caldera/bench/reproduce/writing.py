@@ -14,7 +14,6 @@ from caldera.base.config import settings
 from caldera.base.file_cache import write_file
 from caldera.base.formatting import seconds_text
 from caldera.base.plain_data import to_plain
-from caldera.bench.machine import code_version, machine_facts, package_versions
 from caldera.bench.reproduce.experiment import (
     BESIDE,
     ComparisonRow,
@@ -22,6 +21,7 @@ from caldera.bench.reproduce.experiment import (
     ExperimentResult,
     Plot,
 )
+from caldera.bench.results import code_version, machine_facts, package_versions
 from caldera.draw.axis import axis_of
 from caldera.draw.line_chart import Line, LineChart, inline
 from caldera.draw.page import document, section, table, tag

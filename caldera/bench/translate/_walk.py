@@ -18,7 +18,6 @@ from caldera import nn
 from caldera.compiler.lazy import Variable
 from caldera.errors import ConfigError, DtypeError, ShapeError
 from caldera.nn.models import GPT, GoogLeNet, Inception3, PaddedShortcut
-from caldera.nn.recurrent import Recurrent
 from caldera.train.model import Model
 from caldera.train.neural_network import NeuralNetwork
 
@@ -88,6 +87,11 @@ class LayerTranslator(ABC):
     """What the layers become in one framework."""
 
     name: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        missing = sorted({rule for rule in RULES.values() if not hasattr(cls, rule)})
+        if missing:
+            raise TypeError(f"{cls.__name__} lacks {', '.join(missing)}")
 
     def __init__(self, model: Model, activations: Mapping[str, Callable[..., Any]]) -> None:
         self.model = model
@@ -310,87 +314,15 @@ class LayerTranslator(ABC):
             raise self.refuse(layer, "the last axes, as negative numbers", f"axis={layer.axis}")
         return axes
 
-    # --- what a framework writes: the elementary layers
+    # --- a framework adds the elementary layers that RULES names
 
     @abstractmethod
     def concat(self, parts: list[Any], axis: int) -> Any:
         """Values joined along an axis."""
 
     @abstractmethod
-    def dense(self, layer: nn.Dense) -> Function:
-        """A dense layer."""
-
-    @abstractmethod
-    def conv2d(self, layer: nn.Conv2D | nn.DepthwiseConv2D) -> Function:
-        """A convolution."""
-
-    @abstractmethod
-    def conv_transpose2d(self, layer: nn.ConvTranspose2D) -> Function:
-        """The transpose of a convolution."""
-
-    @abstractmethod
-    def pool(self, layer: Pool) -> Function:
-        """The largest element or the mean of windows."""
-
-    @abstractmethod
-    def global_average_pool(self, layer: nn.GlobalAveragePool) -> Function:
-        """The mean of each channel."""
-
-    @abstractmethod
-    def adaptive_average_pool(self, layer: nn.AdaptiveAveragePool2D) -> Function:
-        """Means of a given number of windows."""
-
-    @abstractmethod
-    def batch_norm(self, layer: nn.BatchNorm) -> Function:
-        """Normalisation by the batch, with running averages."""
-
-    @abstractmethod
-    def layer_norm(self, layer: nn.LayerNorm) -> Function:
-        """Normalisation over the last axes."""
-
-    @abstractmethod
-    def group_norm(self, layer: nn.GroupNorm) -> Function:
-        """Normalisation of groups of channels."""
-
-    @abstractmethod
-    def local_response_norm(self, layer: nn.LocalResponseNorm) -> Function:
-        """Normalisation over neighbouring channels."""
-
-    @abstractmethod
-    def padded_shortcut(self, layer: PaddedShortcut) -> Function:
-        """Every few pixels, and zeros as further channels."""
-
-    @abstractmethod
-    def flatten(self, layer: nn.Flatten) -> Function:
-        """Each sample as a vector, in the order of (C, H, W)."""
-
-    @abstractmethod
-    def reshape(self, layer: nn.Reshape) -> Function:
-        """Each sample in another shape."""
-
-    @abstractmethod
-    def dropout(self, layer: nn.Dropout) -> Function:
-        """Some values set to zero while training."""
-
-    @abstractmethod
-    def embedding(self, layer: nn.Embedding) -> Function:
-        """Vectors looked up by number."""
-
-    @abstractmethod
     def scores(self, layer: nn.Embedding) -> Function:
         """The product of vectors with every row of a table of words."""
-
-    @abstractmethod
-    def positions(self, layer: nn.PositionalEmbedding) -> Function:
-        """A vector added for each position."""
-
-    @abstractmethod
-    def attention(self, layer: nn.MultiHeadAttention) -> Function:
-        """Self-attention."""
-
-    @abstractmethod
-    def recurrent(self, layer: Recurrent) -> Function:
-        """LSTM or GRU."""
 
 
 def groups_of(layer: nn.Conv2D | nn.DepthwiseConv2D) -> int:

@@ -15,7 +15,6 @@ from caldera.base.machine import card_state
 from caldera.bench.case_runner import CaseOptions
 from caldera.bench.contestants import ACCURACIES, INSTALL, PEERS, missing_peers
 from caldera.bench.equality import PRECISIONS, REFERENCE_PRECISION
-from caldera.bench.mllog import log_text
 from caldera.bench.previous_run import (
     SLOWER,
     WITHIN,
@@ -24,7 +23,7 @@ from caldera.bench.previous_run import (
     previous_sources,
     read_report,
 )
-from caldera.bench.report import page, print_report
+from caldera.bench.report import log_text, page, print_report
 from caldera.bench.results import Report
 from caldera.bench.session import BenchSession
 from caldera.bench.workloads import WORKLOADS, LearningCase, TrainingCase

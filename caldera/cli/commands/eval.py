@@ -12,7 +12,7 @@ from caldera.cli.datasets import load_data
 from caldera.cli.model_argument import class_names_of
 from caldera.cli.option_types import CountOption
 from caldera.cli.options import OPTIONS, add_options, given_options
-from caldera.cli.result_text import results_line, tables
+from caldera.cli.prediction_inputs import results_line, tables
 from caldera.data import ArrayData, Data, Dataset
 from caldera.errors import DataError
 from caldera.train.neural_network import load_model

@@ -18,8 +18,8 @@ from caldera.cli.build import (
 from caldera.cli.command import Command, UsageError
 from caldera.cli.datasets import augmented, load_data
 from caldera.cli.options import GROUPS, add_option, add_options, given_options, names_of
+from caldera.cli.prediction_inputs import results_line
 from caldera.cli.recipe import complete, read_recipe, write_recipe
-from caldera.cli.result_text import results_line
 from caldera.cli.search_recipe import OWN, SearchRecipe, read_search_recipe, usual_space
 from caldera.data import Dataset
 from caldera.errors import ConfigError

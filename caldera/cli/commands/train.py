@@ -19,8 +19,8 @@ from caldera.cli.build import (
 from caldera.cli.command import Command, UsageError
 from caldera.cli.datasets import augmented, load_data, split_seed
 from caldera.cli.options import GROUPS, add_options, given_options
+from caldera.cli.prediction_inputs import results_line
 from caldera.cli.recipe import complete, read_recipe, write_recipe
-from caldera.cli.result_text import results_line
 from caldera.data import Dataset
 from caldera.train.neural_network import NeuralNetwork
 from caldera.train.saving.checkpoint import CheckpointFolder

@@ -11,7 +11,7 @@ from caldera.cli.command import Command
 from caldera.cli.model_argument import add_model_argument, find_model
 from caldera.cli.option_types import CountOption
 from caldera.cli.zoo import ZOO
-from caldera.kernels.choose import choices
+from caldera.kernels.tuning.choose import choices
 from caldera.train.step import StepPlans
 from caldera.train.strategy import SingleProcessStrategy
 

@@ -3,17 +3,8 @@
 from __future__ import annotations
 
 from caldera.compiler.lazy.compile import compile_nodes, forget_plans
-from caldera.compiler.lazy.expr import (
-    Expr,
-    as_float,
-    binary,
-    compare,
-    divide,
-    lift,
-    lift_all,
-    power,
-    wrap,
-)
+from caldera.compiler.lazy.expr import Expr, binary, compare, divide, power, wrap
+from caldera.compiler.lazy.lift import as_float, lift, lift_all
 from caldera.compiler.lazy.transforms import compile, grad, pinned
 from caldera.compiler.lazy.variable import PlanInput as Input
 from caldera.compiler.lazy.variable import Variable, input, var

@@ -5,7 +5,7 @@ A plan is made for one device and its available memory.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -19,8 +19,13 @@ from caldera.compiler.passes.weight_updates import weight_copies
 from caldera.compiler.plan.cache import SharedPlans, program_key
 from caldera.compiler.plan.memory_limit import room_for
 from caldera.compiler.plan.operands import WeightCopies, copy_on
-from caldera.compiler.plan.placement.assign import default_device, homes, is_mixed, place_nodes
-from caldera.compiler.plan.placement.min_cut import MeasuredCosts
+from caldera.compiler.plan.placement.assign import (
+    MeasuredCosts,
+    default_device,
+    homes,
+    is_mixed,
+    place_nodes,
+)
 from caldera.compiler.plan.placement.parts import parts_of
 from caldera.compiler.plan.placement.placed_plan import PlacedPlan
 from caldera.compiler.plan.plan import Plan
@@ -32,16 +37,15 @@ from caldera.core.memory import Device
 from caldera.core.memory import device as find_device
 from caldera.errors import DeviceError
 from caldera.kernels import reference  # noqa: F401 - it registers kernels
-from caldera.kernels.choose import choices
-from caldera.kernels.memory_format import wants_channels_last
-from caldera.kernels.shared_limits import shared_limits
-from caldera.kernels.table import PRECISION_CHECKS, TABLE, Kernel
+from caldera.kernels.table import PRECISION_CHECKS, TABLE, Kernel, wants_channels_last
+from caldera.kernels.tuning.choose import choices
+from caldera.kernels.workspace import shared_limits
 
 structures = StructureCache()
 
 
 @dataclass(frozen=True)
-class How:
+class CompileOptions:
     """What a plan is made with, whichever device it is for."""
 
     without: tuple[str, ...]
@@ -54,11 +58,11 @@ class How:
         return self.communicator is not None and self.communicator.size > 1
 
 
-def plan_on(program: Program, place: Device, how: How) -> Plan:
+def plan_on(program: Program, place: Device, options: CompileOptions) -> Plan:
     """The plan of a program for one device."""
     TABLE.load("cpu")
     TABLE.load(place.kernels)
-    precision, several = how.precision, how.several_ranks
+    precision, several = options.precision, options.several_ranks
     if precision is not None and place.kernels in PRECISION_CHECKS:
         PRECISION_CHECKS[place.kernels](precision)
     # Collectives are numbered as they are written, and only here from nought.
@@ -67,10 +71,10 @@ def plan_on(program: Program, place: Device, how: How) -> Plan:
     # Where memory is short, a cast that can be made again is better than one that stays.
     if precision in HALF_NAMES and not place.is_host and settings.memory_limit is None:
         ordered, originals = weight_copies(
-            narrowed(ordered, precision, how.without), partial(copy_on, place)
+            narrowed(ordered, precision, options.without), partial(copy_on, place)
         )
         precision = None
-    without = how.without
+    without = options.without
     if settings.workspace_total is not None or settings.workspace_limit < DEFAULT_WORKSPACE:
         # The batch of a convolution that takes sums as well cannot be cut.
         without = (*without, "norm_sums")
@@ -86,17 +90,33 @@ def plan_on(program: Program, place: Device, how: How) -> Plan:
     optimised = structures.optimised(ordered, passes, run_passes)
     # Ranks agree on their kernels when a plan is made. Those of a host are quick to measure.
     soon = not place.is_host and not several
+    choose = _kernel_chooser(optimised, place)
+    return Plan(
+        program,
+        optimised,
+        place,
+        partial(choose, measure=not soon),
+        choose_well=partial(choose, measure=True) if soon else None,
+        in_place="in_place" not in options.without,
+        communicator=options.communicator,
+        room=room_for(optimised, place),
+        copies=_weight_copies(originals, place, options) if originals else None,
+    )
 
-    total = settings.workspace_total
-    # A plan that chooses again keeps to what was fixed when it was made.
-    fixed = choices.fixed
+
+def _kernel_chooser(program: Program, place: Device) -> Callable[..., Kernel]:
+    """Return the function that selects a node's kernel, with the workspace limits of a program.
+
+    Kernels fixed now stay fixed when the plan selects again.
+    """
+    total, fixed = settings.workspace_total, choices.fixed
 
     @cache
     def limits(measure: bool) -> dict[Node, int]:
         if total is None:
             return {}
         return shared_limits(
-            choices, optimised.order(), place.kernels, total, measure=measure, fixed=fixed
+            choices, program.order(), place.kernels, total, measure=measure, fixed=fixed
         )
 
     chosen: dict[Hashable, Kernel] = {}
@@ -116,24 +136,18 @@ def plan_on(program: Program, place: Device, how: How) -> Plan:
             chosen[key] = kernel
         return kernel
 
-    return Plan(
-        program,
-        optimised,
-        place,
-        partial(choose, measure=not soon),
-        choose_well=partial(choose, measure=True) if soon else None,
-        in_place="in_place" not in how.without,
-        communicator=how.communicator,
-        room=room_for(optimised, place),
-        copies=_kept_copies(originals, place, how) if originals else None,
-    )
+    return choose
 
 
-def _kept_copies(originals: Mapping[Symbol, Symbol], place: Device, how: How) -> WeightCopies:
+def _weight_copies(
+    originals: Mapping[Symbol, Symbol], place: Device, options: CompileOptions
+) -> WeightCopies:
     made = tuple(
         (copy, cast(variable(symbol=symbol), copy.spec.dtype)) for copy, symbol in originals.items()
     )
-    return WeightCopies(originals, plan_on(Program((), made), place, How(how.without, None, None)))
+    return WeightCopies(
+        originals, plan_on(Program((), made), place, CompileOptions(options.without, None, None))
+    )
 
 
 _plans = SharedPlans()
@@ -172,23 +186,27 @@ def compile_nodes(
     known = _plans.get(key)
     if known is not None:
         return known
-    how = How(tuple(sorted(without)), precision, communicator)
+    options = CompileOptions(tuple(sorted(without)), precision, communicator)
     # What is being written meanwhile has nothing to do with it.
     with pinned(None):
         if mixed:
-            plan = _placed(program, place, may_choose, how, sends_from_host)
+            plan = _placed_plan(program, place, may_choose, options, sends_from_host)
         else:
-            plan = plan_on(program, place, how)
+            plan = plan_on(program, place, options)
     if remember:
         _plans.add(key, plan)
     return plan
 
 
-def _placed(
-    program: Program, place: Device, may_choose: bool, how: How, sends_from_host: bool
+def _placed_plan(
+    program: Program,
+    place: Device,
+    may_choose: bool,
+    options: CompileOptions,
+    sends_from_host: bool,
 ) -> Plan:
     """The plan of a program that several devices have a part in."""
-    if how.several_ranks and not sends_from_host:
+    if options.several_ranks and not sends_from_host:
         raise DeviceError.build(
             "compile",
             expected="all of a rank's variables and layers on one device",
@@ -199,8 +217,8 @@ def _placed(
     found = place_nodes(program, place, MeasuredCosts() if may_choose else None)
     parts = parts_of(program, found.groups)
     if len(parts) == 1 and not parts[0].relays:
-        return plan_on(program, parts[0].device, how)
-    return PlacedPlan(program, parts, lambda part, on: plan_on(part, on, how), found.reason)
+        return plan_on(program, parts[0].device, options)
+    return PlacedPlan(program, parts, lambda part, on: plan_on(part, on, options), found.reason)
 
 
 def forget_plans() -> None:

@@ -4,43 +4,87 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from functools import reduce
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from caldera.compiler.lazy.compile import compile_nodes
-from caldera.compiler.lazy.indexing import Index, array_node
-from caldera.compiler.lazy.updating import add_at, set_at
+from caldera.compiler.lazy.indexing import Index, add_at, set_at
+from caldera.compiler.lazy.lift import Operand, as_float, dtype_of, lift, lift_all
 from caldera.compiler.plan.plan import Plan
-from caldera.core.graph.node import Node, Spec, Symbol, describe
+from caldera.core.graph.node import Node, describe
 from caldera.core.graph.ops import elementwise as e
-from caldera.core.graph.ops.base import cast, constant, full
-from caldera.core.graph.ops.base import tensor as tensor_leaf
+from caldera.core.graph.ops.base import full
 from caldera.core.graph.ops.product import matmul_any
 from caldera.core.tensor import Tensor
-from caldera.core.tensor.dtype import (
-    DType,
-    array_of,
-    bool_,
-    canonical,
-    exactly,
-    float32,
-    int8,
-    is_inexact,
-    of_scalar,
-    promote,
-    side_of_range,
-)
+from caldera.core.tensor.dtype import DType, bool_, int8, is_inexact, side_of_range
 from caldera.core.tensor.shape import Shape
-from caldera.errors import ConfigError, DtypeError, ShapeError
+from caldera.core.tensor.strided import ScalarConversions
+from caldera.errors import ConfigError, ShapeError
+
+
+def binary(make: Callable[..., Any], first: Any, second: Any) -> Expr:
+    """An op on two operands, in the dtype they share."""
+    return Expr(make(*lift_all(first, second)))
+
+
+def compare(make: Callable[..., Any], first: Any, second: Any) -> Expr:
+    """A comparison. A whole number beyond the other's dtype is above or below all of it."""
+    operands = [first, second]
+    for number, other in ((0, 1), (1, 0)):
+        dtype = dtype_of(operands[other])
+        if isinstance(operands[number], int) and dtype is not None:
+            side = side_of_range(operands[number], dtype)
+            if side:
+                operands[other] = Expr(full(lift(operands[other]).shape, 0, int8))
+                operands[number] = side
+    return binary(make, *operands)
+
+
+def divide(first: Any, second: Any) -> Expr:
+    """True division: of integers it is computed in float32."""
+    a, b = lift_all(first, second)
+    return Expr(e.div(as_float(a), as_float(b)))
+
+
+def power(first: Any, second: Any) -> Expr:
+    """`first ** second`; an integer cannot be raised to a negative integer."""
+    base, exponent = lift_all(first, second)
+    value = exponent.attrs["value"] if exponent.op.name == "constant" else 0
+    if not is_inexact(exponent.dtype) and value < 0:
+        raise ConfigError.build(
+            "op.pow",
+            expected="an exponent of 0 or more for integers",
+            got=f"{describe(base)} to the power of {value}",
+            hint="write the exponent as a float, as in x ** -1.0",
+        )
+    return Expr(e.pow_(base, exponent))
+
+
+Operator = Callable[[Any, Any], "Expr"]
+
+
+def _operator(make: Operator) -> Operator:
+    """Return the method of a binary operator."""
+    return lambda self, other: make(self, other)
+
+
+def _operators(make: Operator) -> tuple[Operator, Operator]:
+    """Return the method of a binary operator, and its counterpart for a right-hand operand."""
+    return _operator(make), lambda self, other: make(other, self)
+
+
+def _unary(make: Callable[[Node], Node]) -> Callable[[Any], Expr]:
+    """Return the method of a unary operator."""
+    return lambda self: Expr(make(lift(self)))
 
 
 def _no_plan() -> None:
     return None
 
 
-class Expr:
+class Expr(Operand, ScalarConversions):
     """An expression that is computed when its value is asked for.
 
     Made by the functions of `caldera.op` and by arithmetic on tensors and variables.
@@ -55,7 +99,7 @@ class Expr:
     [10.0, 10.0]
     """
 
-    __slots__ = ("__weakref__", "_plan", "node")
+    __slots__ = ("__weakref__", "_plan")
 
     def __new__(cls, node: Node) -> Expr:
         """What is computed from the leaves of some kind of expression is of that kind, too."""
@@ -135,18 +179,6 @@ class Expr:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.numpy(), dtype=dtype)
 
-    def __float__(self) -> float:
-        return float(self.item())
-
-    def __int__(self) -> int:
-        return int(self.item())
-
-    def __complex__(self) -> complex:
-        return complex(self.item())
-
-    def __bool__(self) -> bool:
-        return bool(self.item())
-
     def __str__(self) -> str:
         return str(self.eval())
 
@@ -183,92 +215,27 @@ class Expr:
 
     # --- arithmetic: each method works for a Tensor as well, which is given them below
 
-    def __add__(self, other: Any) -> Expr:
-        return binary(e.add, self, other)
-
-    def __radd__(self, other: Any) -> Expr:
-        return binary(e.add, other, self)
-
-    def __sub__(self, other: Any) -> Expr:
-        return binary(e.sub, self, other)
-
-    def __rsub__(self, other: Any) -> Expr:
-        return binary(e.sub, other, self)
-
-    def __mul__(self, other: Any) -> Expr:
-        return binary(e.mul, self, other)
-
-    def __rmul__(self, other: Any) -> Expr:
-        return binary(e.mul, other, self)
-
-    def __truediv__(self, other: Any) -> Expr:
-        return divide(self, other)
-
-    def __rtruediv__(self, other: Any) -> Expr:
-        return divide(other, self)
-
-    def __pow__(self, other: Any) -> Expr:
-        return power(self, other)
-
-    def __rpow__(self, other: Any) -> Expr:
-        return power(other, self)
-
-    def __floordiv__(self, other: Any) -> Expr:
-        return binary(e.floor_div, self, other)
-
-    def __rfloordiv__(self, other: Any) -> Expr:
-        return binary(e.floor_div, other, self)
-
-    def __mod__(self, other: Any) -> Expr:
-        return binary(e.mod, self, other)
-
-    def __rmod__(self, other: Any) -> Expr:
-        return binary(e.mod, other, self)
-
-    def __matmul__(self, other: Any) -> Expr:
-        return binary(matmul_any, self, other)
-
-    def __rmatmul__(self, other: Any) -> Expr:
-        return binary(matmul_any, other, self)
-
-    def __neg__(self) -> Expr:
-        return Expr(e.neg(lift(self)))
-
-    def __pos__(self) -> Expr:
-        return Expr(lift(self))
-
-    def __abs__(self) -> Expr:
-        return Expr(e.abs_(lift(self)))
-
-    def __invert__(self) -> Expr:
-        return Expr(e.logical_not(lift(self)))
-
-    def __and__(self, other: Any) -> Expr:
-        return binary(e.logical_and, self, other)
-
-    def __or__(self, other: Any) -> Expr:
-        return binary(e.logical_or, self, other)
-
-    def __xor__(self, other: Any) -> Expr:
-        return binary(e.logical_xor, self, other)
-
-    def __eq__(self, other: object) -> Expr:  # type: ignore[override]
-        return compare(e.equal, self, other)
-
-    def __ne__(self, other: object) -> Expr:  # type: ignore[override]
-        return compare(e.not_equal, self, other)
-
-    def __lt__(self, other: Any) -> Expr:
-        return compare(e.less, self, other)
-
-    def __le__(self, other: Any) -> Expr:
-        return compare(e.less_equal, self, other)
-
-    def __gt__(self, other: Any) -> Expr:
-        return compare(e.greater, self, other)
-
-    def __ge__(self, other: Any) -> Expr:
-        return compare(e.greater_equal, self, other)
+    __add__, __radd__ = _operators(partial(binary, e.add))
+    __sub__, __rsub__ = _operators(partial(binary, e.sub))
+    __mul__, __rmul__ = _operators(partial(binary, e.mul))
+    __truediv__, __rtruediv__ = _operators(divide)
+    __pow__, __rpow__ = _operators(power)
+    __floordiv__, __rfloordiv__ = _operators(partial(binary, e.floor_div))
+    __mod__, __rmod__ = _operators(partial(binary, e.mod))
+    __matmul__, __rmatmul__ = _operators(partial(binary, matmul_any))
+    __and__ = _operator(partial(binary, e.logical_and))
+    __or__ = _operator(partial(binary, e.logical_or))
+    __xor__ = _operator(partial(binary, e.logical_xor))
+    __eq__ = _operator(partial(compare, e.equal))  # type: ignore[assignment]
+    __ne__ = _operator(partial(compare, e.not_equal))  # type: ignore[assignment]
+    __lt__ = _operator(partial(compare, e.less))
+    __le__ = _operator(partial(compare, e.less_equal))
+    __gt__ = _operator(partial(compare, e.greater))
+    __ge__ = _operator(partial(compare, e.greater_equal))
+    __neg__ = _unary(e.neg)
+    __pos__ = _unary(lambda node: node)
+    __abs__ = _unary(e.abs_)
+    __invert__ = _unary(e.logical_not)
 
     # Comparing makes an expression, so identity is what sets and dicts go by.
     __hash__ = object.__hash__
@@ -347,159 +314,11 @@ def _key_part(part: Any) -> Any:
     return part
 
 
-_OPERATORS = (
-    "add",
-    "radd",
-    "sub",
-    "rsub",
-    "mul",
-    "rmul",
-    "truediv",
-    "rtruediv",
-    "pow",
-    "rpow",
-    "floordiv",
-    "rfloordiv",
-    "mod",
-    "rmod",
-    "matmul",
-    "rmatmul",
-    "neg",
-    "pos",
-    "abs",
-    "invert",
-    "and",
-    "or",
-    "xor",
-    "eq",
-    "ne",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "hash",
-)
-for _name in _OPERATORS:
+_OPERATORS = """add radd sub rsub mul rmul truediv rtruediv pow rpow floordiv rfloordiv mod rmod
+matmul rmatmul neg pos abs invert and or xor eq ne lt le gt ge hash"""
+for _name in _OPERATORS.split():
     setattr(Tensor, f"__{_name}__", getattr(Expr, f"__{_name}__"))
 Tensor.__array_ufunc__ = None  # type: ignore[attr-defined]
-
-
-def binary(make: Callable[..., Any], first: Any, second: Any) -> Expr:
-    """An op on two operands, in the dtype they share."""
-    return Expr(make(*lift_all(first, second)))
-
-
-def compare(make: Callable[..., Any], first: Any, second: Any) -> Expr:
-    """A comparison. A whole number beyond the other's dtype is above or below all of it."""
-    operands = [first, second]
-    for number, other in ((0, 1), (1, 0)):
-        dtype = _dtype_of(operands[other])
-        if isinstance(operands[number], int) and dtype is not None:
-            side = side_of_range(operands[number], dtype)
-            if side:
-                operands[other] = Expr(full(lift(operands[other]).shape, 0, int8))
-                operands[number] = side
-    return binary(make, *operands)
-
-
-def divide(first: Any, second: Any) -> Expr:
-    """True division: of integers it is computed in float32."""
-    a, b = lift_all(first, second)
-    return Expr(e.div(as_float(a), as_float(b)))
-
-
-def power(first: Any, second: Any) -> Expr:
-    """`first ** second`; an integer cannot be raised to a negative integer."""
-    base, exponent = lift_all(first, second)
-    value = exponent.attrs["value"] if exponent.op.name == "constant" else 0
-    if not is_inexact(exponent.dtype) and value < 0:
-        raise ConfigError.build(
-            "op.pow",
-            expected="an exponent of 0 or more for integers",
-            got=f"{describe(base)} to the power of {value}",
-            hint="write the exponent as a float, as in x ** -1.0",
-        )
-    return Expr(e.pow_(base, exponent))
-
-
-def as_float(node: Node) -> Node:
-    """The node, cast to float32 if it holds integers or truth values."""
-    return node if is_inexact(node.dtype) else cast(node, float32)
-
-
-def lift(value: Any, like: DType | None = None) -> Node:
-    """The node of anything a user may write as an operand.
-
-    Python scalars take the dtype of what stands beside them (`like`).
-    """
-    if isinstance(value, Expr):
-        return value.node
-    if isinstance(value, Tensor):
-        return _leaf_of(value)
-    if isinstance(value, bool | int | float | complex):
-        dtype = of_scalar(value, like)
-        if side_of_range(value, dtype):
-            raise DtypeError.build(
-                "operand",
-                expected=f"a number that {dtype} can hold",
-                got=str(value),
-                hint="cast what stands beside it to a wider dtype with op.cast",
-            )
-        return constant(value, dtype)
-    array = array_of(value, "operand")
-    # A list of Python numbers is as weak as one number; an array keeps its dtype.
-    if not isinstance(value, np.ndarray | np.generic) and array.dtype.kind in "ifc":
-        array = exactly(array, of_scalar(array.dtype.type(0).item(), like), "operand")
-    return array_node(array)
-
-
-# A node keeps its tensor alive, so an id is good as long as its entry is.
-_leaves: weakref.WeakValueDictionary[int, Node] = weakref.WeakValueDictionary()
-
-
-def _leaf_of(value: Tensor) -> Node:
-    node = _leaves.get(id(value))
-    if node is None:
-        spec = Spec(value.shape, value.dtype)
-        node = tensor_leaf(symbol=Symbol("", spec, "tensor", value))
-        _leaves[id(value)] = node
-    return node
-
-
-def lift_all(*values: Any) -> tuple[Node, ...]:
-    """Operands that meet each other: lifted, and cast to the dtype they share."""
-    dtypes = [dtype for dtype in map(_dtype_of, values) if dtype is not None]
-    # Floats first: beside one, integers do not decide, whatever they would have met in.
-    ordered = sorted(dtypes, key=is_inexact, reverse=True)
-    shared = reduce(promote, ordered) if ordered else None
-    # A weak number still decides the family, also in a list: True + 2 is an int, [1] + 0.5 a float.
-    for number in map(_weak_number, values):
-        if number is not None:
-            weak = of_scalar(number, shared)
-            shared = weak if shared is None else promote(shared, weak)
-    return tuple(cast(lift(value, shared), shared) if shared else lift(value) for value in values)
-
-
-def _dtype_of(value: Any) -> DType | None:
-    """The dtype an operand insists on; None for what takes that of its neighbours.
-
-    numpy.float64 is a Python float, and as weak: np.sqrt(2) must not turn a network into float64.
-    (numpy.complex128 is a Python complex number in the same way.)
-    """
-    if isinstance(value, Expr | Tensor):
-        return value.dtype
-    if isinstance(value, np.ndarray | np.generic) and not isinstance(value, float | complex):
-        return canonical(value.dtype)
-    return None
-
-
-def _weak_number(value: Any) -> bool | int | float | complex | None:
-    """A number of the kind that an operand without a dtype of its own holds."""
-    if isinstance(value, bool | int | float | complex):
-        return value
-    if not isinstance(value, list | tuple):
-        return None
-    return array_of(value, "operand").dtype.type(0).item()
 
 
 def wrap(nodes: Sequence[Node]) -> tuple[Expr, ...]:

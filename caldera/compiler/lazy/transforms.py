@@ -9,7 +9,8 @@ from typing import Any
 
 from caldera.base.arguments import checked, refusal
 from caldera.compiler.lazy.compile import compile_nodes
-from caldera.compiler.lazy.expr import Expr, lift, wrap
+from caldera.compiler.lazy.expr import Expr, wrap
+from caldera.compiler.lazy.lift import lift
 from caldera.compiler.plan.plan import Plan
 from caldera.core.graph.differentiate import gradients
 from caldera.core.graph.node import pinned as pinned_nodes

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 
 from caldera.compiler.passes.lower import lower
 from caldera.core.graph.node import Node
-from caldera.core.graph.opdef import ITEM, Nodes, item
+from caldera.core.graph.opdef import ITEM, Nodes, item, items
 from caldera.core.graph.ops.base import reshape
 from caldera.core.graph.ops.collective import (
     GATHERING,
@@ -30,10 +30,12 @@ from caldera.core.graph.ops.collective import (
     all_sum,
     cut,
     finish,
+    finish_collective,
     start,
+    start_collective,
     turn,
 )
-from caldera.core.graph.ops.sync_batch_norm import SYNCHRONISED
+from caldera.core.graph.ops.normalisation import SYNCHRONISED
 from caldera.core.graph.program import Program, rebuilt, topological
 
 LARGEST_SHARED = 1 << 16
@@ -73,7 +75,7 @@ class _Unit:
     above: int
     sums: list[Node] = field(default_factory=list)
     end: Node | None = None
-    sent: list[Node] = field(default_factory=list)
+    sent: Nodes = ()
     node: Node | None = None
     begun: _Unit | None = None
 
@@ -258,12 +260,9 @@ class _Writer:
         values = rebuilt(unit.values, self._new)
         tokens = [] if self._token is None else [self._token]
         made = old.op.node(*values, *tokens, **{**old.attrs, "number": self._next()})
-        outputs = range(len(made.outputs))
-        if len(outputs) == 1:
-            self._token = self._new[old] = made
-            return
-        self._new |= {item(old, index): item(made, index) for index in outputs}
-        self._token = item(made, outputs[-1])
+        outputs = items(made)
+        self._new |= zip(items(old), outputs, strict=True)
+        self._token = outputs[-1]
 
     def _next(self) -> Number:
         self._count += 1
@@ -271,16 +270,12 @@ class _Writer:
 
     def _start(self, unit: _Unit) -> None:
         values = rebuilt(unit.values, self._new)
-        tokens = [] if self._token is None else [self._token]
-        message = replace(unit.message, number=self._next())
-        sent = start.node(*values, *tokens, message=message)
-        *unit.sent, self._token = (item(sent, i) for i in range(len(sent.outputs)))
-        unit.message = message
+        unit.message = replace(unit.message, number=self._next())
+        unit.sent, self._token = start_collective(values, unit.message, self._token)
 
     def _finish(self, unit: _Unit) -> None:
         assert self._token is not None
-        made = finish.node(*unit.sent, self._token, message=unit.message)
-        result, self._token = item(made, 0), item(made, 1)
+        result, self._token = finish_collective(unit.sent, unit.message, self._token)
         if unit.end is not None:
             self._new[item(unit.end, 0)] = result
         for old, new in zip(unit.sums, cut(result, [n.shape for n in unit.sums]), strict=True):

@@ -108,12 +108,8 @@ def _reciprocal(x: Parts) -> Parts:
     return _div((scalar(1, x[0]), scalar(0, x[0])), x)
 
 
-def _abs(x: Parts) -> Node:
-    return hypot(*x)
-
-
 def _sign(x: Parts) -> Parts:
-    length = length_or_one(_abs(x))
+    length = length_or_one(hypot(*x))
     return div(x[0], length), div(x[1], length)
 
 
@@ -154,10 +150,6 @@ def _exp(x: Parts) -> Parts:
     return where(still, size, mul(size, cos(x[1]))), where(still, x[1], mul(size, sin(x[1])))
 
 
-def _exp2(x: Parts) -> Parts:
-    return _exp(_scaled(x, math.log(2)))
-
-
 def _expm1(x: Parts) -> Parts:
     half = sin(mul(x[1], scalar(0.5, x[1])))
     lost = mul(scalar(2, half), square(half))
@@ -175,7 +167,7 @@ def _log_abs(x: Parts) -> Node:
     half, one = scalar(0.5, longer), scalar(1, longer)
     beyond = add(mul(sub(longer, one), add(longer, one)), square(shorter))
     near = logical_and(greater(longer, half), less(longer, scalar(2, longer)))
-    far = log(_abs(x))
+    far = log(hypot(*x))
     return where(near, mul(half, log1p(where(near, beyond, scalar(0, beyond)))), far)
 
 
@@ -187,17 +179,9 @@ def _log1p(x: Parts) -> Parts:
     return where(small, near, _log_abs(moved)), atan2(x[1], moved[0])
 
 
-def _log2(x: Parts) -> Parts:
-    return _scaled(_log(x), 1 / math.log(2))
-
-
-def _log10(x: Parts) -> Parts:
-    return _scaled(_log(x), 1 / math.log(10))
-
-
 def _sqrt(x: Parts) -> Parts:
     half = scalar(0.5, x[0])
-    root = sqrt(add(mul(half, abs_(x[0])), mul(half, _abs(x))))
+    root = sqrt(add(mul(half, abs_(x[0])), mul(half, hypot(*x))))
     other = div(mul(half, x[1]), length_or_one(root))
     right = greater_equal(x[0], scalar(0, x[0]))
     # The imaginary part has the sign of x's, that of a negative zero too.
@@ -208,27 +192,7 @@ def _sqrt(x: Parts) -> Parts:
     )
 
 
-def _rsqrt(x: Parts) -> Parts:
-    return _reciprocal(_sqrt(x))
-
-
 # --- angles
-
-
-def _sin(x: Parts) -> Parts:
-    return mul(sin(x[0]), cosh(x[1])), mul(cos(x[0]), sinh(x[1]))
-
-
-def _cos(x: Parts) -> Parts:
-    return mul(cos(x[0]), cosh(x[1])), neg(mul(sin(x[0]), sinh(x[1])))
-
-
-def _sinh(x: Parts) -> Parts:
-    return mul(sinh(x[0]), cos(x[1])), mul(cosh(x[0]), sin(x[1]))
-
-
-def _cosh(x: Parts) -> Parts:
-    return mul(cosh(x[0]), cos(x[1])), mul(sinh(x[0]), sin(x[1]))
 
 
 def _tanh(x: Parts) -> Parts:
@@ -238,10 +202,6 @@ def _tanh(x: Parts) -> Parts:
     # 1 - tanh^2, which would lose all digits far from 0.
     rest = square(div(scalar(1, along), cosh(x[0])))
     return real, div(mul(across, rest), under)
-
-
-def _tan(x: Parts) -> Parts:
-    return _over_i(_tanh(_times_i(x)))
 
 
 def _roots(x: Parts) -> tuple[Parts, Parts]:
@@ -266,10 +226,6 @@ def _acosh(x: Parts) -> Parts:
     return asinh(add(mul(a, c), mul(b, d))), mul(scalar(2, b), atan2(b, c))
 
 
-def _asinh(x: Parts) -> Parts:
-    return _over_i(_asin(_times_i(x)))
-
-
 def _atanh(x: Parts) -> Parts:
     one = scalar(1, x[0])
     left, right = sub(one, x[0]), add(one, x[0])
@@ -283,31 +239,7 @@ def _atanh(x: Parts) -> Parts:
     return real, mul(scalar(0.5, left), angle)
 
 
-def _atan(x: Parts) -> Parts:
-    return _over_i(_atanh(_times_i(x)))
-
-
 # --- parts and questions
-
-
-def _conj(x: Parts) -> Parts:
-    return x[0], neg(x[1])
-
-
-def _equal(x: Parts, y: Parts) -> Node:
-    return logical_and(equal(x[0], y[0]), equal(x[1], y[1]))
-
-
-def _not_equal(x: Parts, y: Parts) -> Node:
-    return logical_or(not_equal(x[0], y[0]), not_equal(x[1], y[1]))
-
-
-def _isfinite(x: Parts) -> Node:
-    return logical_and(isfinite(x[0]), isfinite(x[1]))
-
-
-def _isnan(x: Parts) -> Node:
-    return logical_or(isnan(x[0]), isnan(x[1]))
 
 
 def nonzero(x: Parts) -> Node:
@@ -315,47 +247,42 @@ def nonzero(x: Parts) -> Node:
     return logical_or(*[not_equal(part, scalar(0, part)) for part in x])
 
 
-def joined(real: Node, imag: Node) -> Parts:
-    """A number of these parts."""
-    return real, imag
-
-
 FUNCTIONS: dict[str, Function] = {
     "mul": _mul,
     "square": _square,
     "div": _div,
     "reciprocal": _reciprocal,
-    "abs": _abs,
+    "abs": lambda x: hypot(*x),
     "sign": _sign,
     "pow": _pow,
     "exp": _exp,
-    "exp2": _exp2,
+    "exp2": lambda x: _exp(_scaled(x, math.log(2))),
     "expm1": _expm1,
     "log": _log,
     "log1p": _log1p,
-    "log2": _log2,
-    "log10": _log10,
+    "log2": lambda x: _scaled(_log(x), 1 / math.log(2)),
+    "log10": lambda x: _scaled(_log(x), 1 / math.log(10)),
     "sqrt": _sqrt,
-    "rsqrt": _rsqrt,
-    "sin": _sin,
-    "cos": _cos,
-    "tan": _tan,
-    "sinh": _sinh,
-    "cosh": _cosh,
+    "rsqrt": lambda x: _reciprocal(_sqrt(x)),
+    "sin": lambda x: (mul(sin(x[0]), cosh(x[1])), mul(cos(x[0]), sinh(x[1]))),
+    "cos": lambda x: (mul(cos(x[0]), cosh(x[1])), neg(mul(sin(x[0]), sinh(x[1])))),
+    "tan": lambda x: _over_i(_tanh(_times_i(x))),
+    "sinh": lambda x: (mul(sinh(x[0]), cos(x[1])), mul(cosh(x[0]), sin(x[1]))),
+    "cosh": lambda x: (mul(cosh(x[0]), cos(x[1])), mul(sinh(x[0]), sin(x[1]))),
     "tanh": _tanh,
     "asin": _asin,
     "acos": _acos,
-    "atan": _atan,
-    "asinh": _asinh,
+    "atan": lambda x: _over_i(_atanh(_times_i(x))),
+    "asinh": lambda x: _over_i(_asin(_times_i(x))),
     "acosh": _acosh,
     "atanh": _atanh,
-    "conj": _conj,
+    "conj": lambda x: (x[0], neg(x[1])),
     "real": lambda x: x[0],
     "imag": lambda x: x[1],
-    "complex": joined,
-    "equal": _equal,
-    "not_equal": _not_equal,
-    "isfinite": _isfinite,
-    "isnan": _isnan,
+    "complex": lambda real, imag: (real, imag),
+    "equal": lambda x, y: logical_and(equal(x[0], y[0]), equal(x[1], y[1])),
+    "not_equal": lambda x, y: logical_or(not_equal(x[0], y[0]), not_equal(x[1], y[1])),
+    "isfinite": lambda x: logical_and(isfinite(x[0]), isfinite(x[1])),
+    "isnan": lambda x: logical_or(isnan(x[0]), isnan(x[1])),
 }
 """By the name of the op: from parts (a real operand is a node) to parts, or to a real node."""

@@ -13,9 +13,9 @@ from typing import Any
 
 from caldera.compiler.passes.complex_functions import FUNCTIONS, Parts, is_real, nonzero
 from caldera.core.graph.node import Node
-from caldera.core.graph.opdef import ITEM, LINEAR, as_tuple, item, parameter
+from caldera.core.graph.opdef import ITEM, LINEAR, as_tuple, item, items
 from caldera.core.graph.ops.base import cast, complex_, constant, full, reshape
-from caldera.core.graph.ops.control import items, scan
+from caldera.core.graph.ops.control import scan
 from caldera.core.graph.ops.elementwise import add, sub
 from caldera.core.graph.ops.fourier import mirror
 from caldera.core.graph.ops.movement import concat, narrow, view_as_complex, view_as_real
@@ -147,8 +147,7 @@ class _Splitter:
         attrs = dict(node.attrs)
         if node.op is scan:
             body: Body = attrs["body"]
-            arguments = [parameter(i, spec) for i, spec in enumerate(body.parameters)]
-            attrs["body"] = Body(arguments, _Splitter().run(body.outputs))
+            attrs["body"] = body.with_outputs(_Splitter().run(body.outputs))
         new = node.op.node(*inputs, **attrs)
         if len(node.outputs) == 1 and is_complex(node.dtype):
             return (self._split(node, new),)

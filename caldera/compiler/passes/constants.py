@@ -38,6 +38,11 @@ def is_positive_test(node: Node, value: Node) -> bool:
     return node.op is greater and node.inputs[0] is value and uniform(node.inputs[1]) == 0
 
 
+def is_sum_over(node: Node, axes: tuple[int, ...]) -> bool:
+    """True if a node is the sum over these axes, without the axes."""
+    return node.op.name == "sum" and node.attrs["axis"] == axes and not node.attrs["keepdims"]
+
+
 def is_known(node: Node) -> bool:
     """Whether the value is known now: constants, ranges, constant arrays and views of them."""
     while node.op.name in VIEWS:

@@ -90,14 +90,13 @@ def _row_major(program: Program) -> Program:
     """The program as it was before anybody chose an order."""
     if not any(map(_has_order, program.order())):
         return program
-    new: dict[Node, Node] = {}
-    for node in program.order():
-        inputs = tuple([new[given] for given in node.inputs])
+
+    def convert(node: Node, inputs: Nodes) -> Node:
         if node.op.name == "arrange":
-            (new[node],) = inputs
-        else:
-            new[node] = _rebuilt(node, inputs, (None,) * len(node.outputs))
-    return program.with_roots([new[root] for root in program.roots])
+            return inputs[0]
+        return _rebuilt(node, inputs, (None,) * len(node.outputs))
+
+    return program.mapped(convert)
 
 
 def _has_order(node: Node) -> bool:
@@ -129,15 +128,16 @@ def _heads_inside(program: Program) -> Program:
         for node in order
         if node.op.name == "transpose" and tuple(node.attrs["axes"]) == HEADS_INSIDE
     } - {_value(root) for root in program.roots}
-    new: dict[Node, Node] = {}
-    for node in order:
+
+    def convert(node: Node, inputs: Nodes) -> Node:
         is_attention = node.op.name in ATTENTION
         orders = [
             HEADS_INSIDE if is_attention and (node, index) in turned else spec.order
             for index, spec in enumerate(node.outputs)
         ]
-        new[node] = _rebuilt(node, tuple([new[given] for given in node.inputs]), orders)
-    return program.with_roots([new[root] for root in program.roots])
+        return _rebuilt(node, inputs, orders)
+
+    return program.mapped(convert)
 
 
 # --- what ops want
@@ -308,24 +308,21 @@ class _Layout:
 
     def run(self) -> Program:
         """The program with an order for every value."""
-        new: dict[Node, Node] = {}
-        for node in self.order:
-            inputs = tuple([new[given] for given in node.inputs])
-            if node.op is ITEM:
-                new[node] = item(inputs[0], node.attrs["index"])
-                continue
-            takes, gives = self.uses[node]
-            region = self.orders.get(self._region((node, -1)))
-            arranged = tuple(
-                given if use == "any" else arrange(given, _order(use, region))
-                for given, use in zip(inputs, takes, strict=True)
-            )
-            new[node] = _rebuilt(node, arranged, [_order(use, region) for use in gives])
-        count = len(self.program.outputs)
-        roots = [new[root] for root in self.program.roots]
-        outputs = [_result(root) for root in roots[:count]]
-        updates = [arrange(root, None) for root in roots[count:]]
-        return self.program.with_roots([*outputs, *updates])
+        program = self.program.mapped(self._arranged)
+        outputs = [_result(root) for root in program.outputs]
+        updates = [arrange(root, None) for _, root in program.updates]
+        return program.with_roots([*outputs, *updates])
+
+    def _arranged(self, node: Node, inputs: Nodes) -> Node:
+        if node.op is ITEM:
+            return item(inputs[0], node.attrs["index"])
+        takes, gives = self.uses[node]
+        region = self.orders.get(self._region((node, -1)))
+        arranged = tuple(
+            given if use == "any" else arrange(given, _order(use, region))
+            for given, use in zip(inputs, takes, strict=True)
+        )
+        return _rebuilt(node, arranged, [_order(use, region) for use in gives])
 
 
 def _order(use: Use, region: Order | None) -> Order | None:

@@ -167,7 +167,7 @@ class Rules:
 
     def once(self, node: Node) -> Node | None:
         """What the first rule that matches makes of `node`; None if none does."""
-        if node.unchanged_by is self:
+        if node.simplified_by is self:
             return None
         for pattern, rewrite in self._pairs_for(node):
             found: Found = {}
@@ -178,7 +178,7 @@ class Rules:
                 continue
             assert new.dtype == node.dtype, f"{node} must not become {new}"
             return broadcast_to(new, node.shape)
-        node.unchanged_by = self
+        node.simplified_by = self
         return None
 
     def _pairs_for(self, node: Node) -> list[tuple[Pattern, Rewrite]]:

@@ -22,9 +22,8 @@ from caldera.compiler.passes.rounded_results import rounded_results
 from caldera.compiler.passes.row_products import row_products
 from caldera.compiler.passes.weight_updates import update_product, update_rows
 from caldera.core.graph.node import Node
-from caldera.core.graph.opdef import parameter
 from caldera.core.graph.ops.attention import attention_backward_packed
-from caldera.core.graph.ops.control import scan
+from caldera.core.graph.ops.control import scan, with_body
 from caldera.core.graph.ops.epilogue import ACTIVATIONS
 from caldera.core.graph.program import Body, Program, rewrite
 from caldera.errors import ConfigError, DtypeError
@@ -186,9 +185,7 @@ def _in_bodies(program: Program, run: Pass) -> Program:
         if node.op is not scan:
             return None
         body: Body = node.attrs["body"]
-        arguments = [parameter(i, spec) for i, spec in enumerate(body.parameters)]
-        better = Body(arguments, run(Program(body.outputs)).outputs)
-        return scan.node(*node.inputs, **{**node.attrs, "body": better})
+        return with_body(node, body.with_outputs(run(Program(body.outputs)).outputs))
 
     if not any(node.op is scan for node in program.order()):
         return program

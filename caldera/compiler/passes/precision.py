@@ -18,9 +18,9 @@ import numpy as np
 
 from caldera.compiler.passes.constants import uniform
 from caldera.core.graph.node import Node
-from caldera.core.graph.opdef import ITEM, item, parameter
+from caldera.core.graph.opdef import ITEM, item
 from caldera.core.graph.ops.base import cast
-from caldera.core.graph.ops.control import scan
+from caldera.core.graph.ops.control import scan, with_body
 from caldera.core.graph.program import Body, Program, rewrite
 from caldera.core.tensor.dtype import DType, bfloat16, bool_, float16, float32
 from caldera.errors import ConfigError
@@ -167,9 +167,7 @@ def _marked(program: Program) -> Program:
     def mark(node: Node) -> Node | None:
         if node.op is scan:
             body: Body = node.attrs["body"]
-            arguments = [parameter(i, spec) for i, spec in enumerate(body.parameters)]
-            inside = Body(arguments, _marked(Program(body.outputs)).outputs)
-            return scan.node(*node.inputs, **{**node.attrs, "body": inside})
+            return with_body(node, body.with_outputs(_marked(Program(body.outputs)).outputs))
         if node.op.name in ROUNDED and node.outputs[0].dtype == float32:
             return node.op.node(*node.inputs, **{**node.attrs, "compute": "tf32"})
         return None
@@ -199,9 +197,8 @@ class _Narrowing:
     def _loop(self, node: Node) -> Node:
         """A loop with the same inputs and outputs, whose body has been through the same."""
         body: Body = node.attrs["body"]
-        arguments = [parameter(i, spec) for i, spec in enumerate(body.parameters)]
         inside = _Narrowing(Program(body.outputs), self.half).run()
-        attrs = {**node.attrs, "body": Body(arguments, inside.outputs)}
+        attrs = {**node.attrs, "body": body.with_outputs(inside.outputs)}
         return scan.node(*self._inputs(node), **attrs)
 
     def _full(self, node: Node) -> Node:

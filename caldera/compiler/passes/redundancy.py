@@ -20,8 +20,8 @@ from functools import partial
 from caldera.compiler.passes.constants import LARGEST_ARRAY, VIEWS, array_node, value_of
 from caldera.compiler.passes.pattern import Rules, p
 from caldera.core.graph.node import Node
-from caldera.core.graph.opdef import ITEM, Nodes, item, parameter
-from caldera.core.graph.ops.control import fused, items, scan
+from caldera.core.graph.opdef import ITEM, Nodes, item, items, parameter
+from caldera.core.graph.ops.control import fused, scan
 from caldera.core.graph.program import Body, Outputs, Program, rebuild, substitute, topological
 
 
@@ -60,8 +60,7 @@ def _union(loops: Sequence[Node]) -> Body:
     first: Body = loops[0].attrs["body"]
     carries = loops[0].attrs["carries"]
     emitted = [node for loop in loops for node in loop.attrs["body"].outputs[carries:]]
-    arguments = [parameter(i, spec) for i, spec in enumerate(first.parameters)]
-    return Body(arguments, (*first.outputs[:carries], *dict.fromkeys(emitted)))
+    return first.with_outputs((*first.outputs[:carries], *dict.fromkeys(emitted)))
 
 
 def _merged(bodies: Mapping[Node, Body], node: Node, inputs: Nodes) -> Nodes | None:
@@ -161,7 +160,7 @@ def _without_fixed(node: Node, inputs: Nodes) -> Nodes | None:
     found = _fixed(body, changing)
     if not found:
         return None
-    arguments = [parameter(i, spec) for i, spec in enumerate(body.parameters)]
+    arguments = body.arguments()
     outside = dict(zip(arguments[changing:], inputs[changing:], strict=True))
     values = substitute(found, outside)
     smaller = Body([*arguments, *found], body.outputs)

@@ -13,118 +13,88 @@ over the windows. The input of the pooling need not be kept.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 
-from caldera.compiler.passes.constants import is_positive_test, uniform
+from caldera.compiler.passes.constants import is_positive_test, is_sum_over, uniform
+from caldera.compiler.passes.epilogue import summands
+from caldera.compiler.passes.joins import Join, Joins, Uses
 from caldera.core.graph.node import Node
-from caldera.core.graph.opdef import ITEM, Nodes, item
-from caldera.core.graph.ops.base import cast, constant, full
-from caldera.core.graph.ops.elementwise import add, greater, relu, where
-from caldera.core.graph.ops.epilogue import is_channel_bias, matmul_epilogue, max_pool2d_epilogue
-from caldera.core.graph.ops.pooling import max_pool2d, pool_scatter
-from caldera.core.graph.ops.product import matmul
-from caldera.core.graph.ops.relu_mask import relu_mask as relu_with_mask
-from caldera.core.graph.ops.relu_mask import relu_mask_grad
-from caldera.core.graph.ops.widening import accumulator
-from caldera.core.graph.program import Program, users_of
+from caldera.core.graph.opdef import ITEM, OPS, Nodes, item
+from caldera.core.graph.ops.base import accumulator, cast, constant, full
+from caldera.core.graph.ops.elementwise import greater, relu, where
+from caldera.core.graph.ops.epilogue import (
+    is_channel_bias,
+    matmul_epilogue,
+    max_pool2d_epilogue,
+    relu_mask_grad,
+)
+from caldera.core.graph.ops.epilogue import relu_mask as relu_with_mask
+from caldera.core.graph.ops.product import matmul, max_pool2d, pool_scatter
+from caldera.core.graph.program import Program
 
 LARGE = 1 << 22
 """Activations of a layer from which on it is worth it."""
 
 
-@dataclass(frozen=True)
-class _Match:
-    """A product with a relu, the gradient behind that relu, and the sums of its columns."""
-
-    product: Node
-    masked: Node
-    gradient: Node
-    sums: Nodes
-
-    def activated(self, inputs: Nodes) -> Node:
-        """The relu by itself, with its mask."""
-        attrs = dict(self.product.attrs)
-        del attrs["activation"], attrs["attributes"]
-        plain = (
-            matmul_epilogue(*inputs, **attrs, activation=None, attributes=())
-            if len(inputs) > 2
-            else matmul(*inputs, **attrs)
-        )
-        return relu_with_mask.node(plain)
-
-
-def relu_mask(program: Program) -> Program:
-    """Give large relus behind products a mask, if their gradients can use it."""
-    order = program.order()
-    users = users_of(order)
-    roots = set(program.roots)
-    matches = [match for node in order if (match := _match(node, users, roots))]
-    if not matches:
-        return program
-    products = {match.product: match for match in matches}
-    gradients = {match.masked: match for match in matches}
-    sums = {node: match for match in matches for node in match.sums}
-    new: dict[Node, Node] = {}
-    both: dict[Node, Node] = {}
-
-    def convert(node: Node) -> Node:
-        if node in products:
-            inputs = tuple(new[given] for given in node.inputs)
-            both[node] = products[node].activated(inputs)
-            return item(both[node], 0)
-        if node in gradients:
-            match = gradients[node]
-            mask = item(both[match.product], 1)
-            summed = bool(match.sums)
-            both[node] = relu_mask_grad.node(new[match.gradient], mask, summed=summed)
-            return item(both[node], 0) if summed else both[node]
-        if node in sums:
-            return item(both[sums[node].masked], 1)
-        return node.op.rebuild(node, tuple(new[given] for given in node.inputs))
-
-    for node in order:
-        new[node] = convert(node)
-    return program.with_roots([new[root] for root in program.roots])
-
-
-def _match(product: Node, users: dict[Node, list[Node]], roots: set[Node]) -> _Match | None:
-    if product.op is not matmul_epilogue or product.attrs["activation"] != "relu":
+def _with_mask(uses: Uses, product: Node) -> Join | None:
+    """A large relu behind a product whose gradient can use a mask."""
+    if product.attrs["activation"] != "relu":
         return None
     if len(product.shape) != 2 or product.spec.size < LARGE:
         return None
-    tests = [user for user in users[product] if is_positive_test(user, product)]
-    readers = [user for test in tests for user in users[test]]
-    if len(tests) != 1 or tests[0] in roots or len(readers) != 1 or readers[0].op is not where:
+    tests = [user for user in uses.users[product] if is_positive_test(user, product)]
+    masked = uses.only_reader(tests[0]) if len(tests) == 1 else None
+    if masked is None or masked.op is not where:
         return None
-    (masked,) = readers
     test, gradient, nothing = masked.inputs
     fits = gradient.spec.logical == masked.spec.logical and uniform(nothing) == 0
     # A loop that makes the gradient takes the mask along anyway.
     if test is not tests[0] or not fits or gradient.op.kind == "elementwise":
         return None
-    return _Match(product, masked, gradient, _sums(masked, users))
+    attrs = dict(product.attrs)
+    del attrs["activation"], attrs["attributes"]
+
+    def build(*inputs: Node) -> Nodes:
+        if len(inputs) > 2:
+            plain = matmul_epilogue(*inputs, **attrs, activation=None, attributes=())
+        else:
+            plain = matmul(*inputs, **attrs)
+        return relu_with_mask.outputs(plain)
+
+    return Join(product.inputs, build, {product: (0,)})
 
 
-def _sums(masked: Node, users: dict[Node, list[Node]]) -> Nodes:
+def _masked_gradient(uses: Uses, node: Node) -> Join | None:
+    """The gradient behind a relu with a mask, and the sums of its columns."""
+    test, gradient, _ = node.inputs
+    forward = uses.joined.get(test.inputs[0]) if test.inputs else None
+    if forward is None or not is_positive_test(test, test.inputs[0]):
+        return None
+    sums = _sums(uses, node)
+
+    def build(*inputs: Node) -> Nodes:
+        *given, g = inputs
+        mask = forward.build(*given)[1]
+        return relu_mask_grad.outputs(g, mask, summed=bool(sums))
+
+    replaces = {node: (0,), **dict.fromkeys(sums, (1,))}
+    return Join((*forward.inputs, gradient), build, replaces)
+
+
+def _sums(uses: Uses, masked: Node) -> Nodes:
     """The sums of its columns, of what it is or of what it is in float32."""
-    values = [masked, *(user for user in users[masked] if user.op.name == "cast")]
+    values = [masked, *(user for user in uses.users[masked] if user.op.name == "cast")]
     return tuple(
         user
         for value in values
         if value.dtype == accumulator(masked.dtype)
-        for user in users[value]
-        if user.op.name == "sum" and user.attrs["axis"] == (0,) and not user.attrs["keepdims"]
+        for user in uses.users[value]
+        if is_sum_over(user, (0,))
     )
 
 
-@dataclass(frozen=True)
-class _PoolFirstMatch:
-    """A relu, the pooling that reads it, and its gradients behind the spread ones."""
-
-    relu: Node
-    pool: Node
-    gradients: tuple[Node, ...]
+relu_mask = Joins((matmul_epilogue, _with_mask), (where, _masked_gradient))
+"""Give large relus behind products a mask, if their gradients can use it."""
 
 
 def pool_first(program: Program) -> Program:
@@ -138,73 +108,62 @@ def _makes_fewer(node: Node) -> bool:
     return is_pooling and node.outputs[0].size < node.inputs[0].spec.size
 
 
+def _pool_of(spread: Node) -> Node | None:
+    """The pooling whose indices a gradient is spread by."""
+    if spread.op is not pool_scatter or spread.inputs[1].op is not ITEM:
+        return None
+    return spread.inputs[1].inputs[0]
+
+
 # --- relu
 
 
-def _relu_behind(program: Program) -> Program:
-    order = program.order()
-    finder = _Finder(program, order)
-    matches = [match for node in order if (match := finder.find(node)) is not None]
-    if not matches:
-        return program
-    pools = {match.pool: match for match in matches}
-    gradients = {slope: match.pool for match in matches for slope in match.gradients}
-    new: dict[Node, Node] = {}
-    for node in order:
-        given = tuple(new[each] for each in node.inputs)
-        if node in pools:
-            before = new[pools[node].relu.inputs[0]]
-            new[node] = max_pool2d_epilogue.node(before, activated=True, **node.attrs)
-        elif node in gradients:
-            spread = node.inputs[1]
-            slope, index = (new[each] for each in spread.inputs)
-            most = item(new[gradients[node]], 0)
-            stopped = where(
-                greater(most, constant(0, most.dtype)), slope, full(slope.shape, 0, slope.dtype)
-            )
-            new[node] = spread.op.rebuild(spread, (stopped, index))
-        else:
-            new[node] = node.op.rebuild(node, given)
-    return program.with_roots([new[root] for root in program.roots])
+def _relu_before(uses: Uses, node: Node) -> Join | None:
+    """A relu that only a pooling reads; the gradient behind it can be masked by the maximum."""
+    (before,) = node.inputs
+    pool = uses.only_reader(node)
+    if pool is None or not _makes_fewer(pool) or _is_normalised(before):
+        return None
+    tests = [user for user in uses.users[before] if user is not node]
+    if not all(is_positive_test(test, before) for test in tests):
+        return None
+    gradients = [user for test in tests for user in uses.users[test]]
+    indices = [user for user in uses.users[pool] if user.attrs.get("index") == 1]
+    spreads = [spread for index in indices for spread in uses.users[index]]
+    if not uses.roots.isdisjoint([before, *tests, *indices, *spreads]):
+        return None
+    if len(gradients) != len(spreads) or not all(
+        _is_gradient(uses, each) and each.inputs[1] in spreads for each in gradients
+    ):
+        return None
+    build = partial(max_pool2d_epilogue.outputs, activated=True, **pool.attrs)
+    return Join((before,), build, {pool: (0, 1)})
 
 
-class _Finder:
-    def __init__(self, program: Program, order: Sequence[Node]) -> None:
-        self.roots = set(program.roots)
-        self.users = users_of(order)
+def _is_gradient(uses: Uses, node: Node) -> bool:
+    """Whether it is a spread gradient where the relu let something through, else 0."""
+    if node.op is not where or uniform(node.inputs[2]) != 0:
+        return False
+    spread = node.inputs[1]
+    return spread.op is pool_scatter and uses.users[spread] == [node]
 
-    def find(self, node: Node) -> _PoolFirstMatch | None:
-        """What changes places, if `node` is a relu that nobody reads but a pooling."""
-        if node.op is not relu or node in self.roots or _is_normalised(node.inputs[0]):
-            return None
-        pool, *others = self.users[node] or [node]
-        if others or not _makes_fewer(pool):
-            return None
-        (before,) = node.inputs
-        gradients: list[Node] = []
-        for user in self.users[before]:
-            if user is not node:
-                if user.op is not greater or uniform(user.inputs[1]) != 0 or user in self.roots:
-                    return None
-                gradients += self.users[user]
-        spreads = [spread for each in self._indices(pool) for spread in self.users[each]]
-        if any(each in self.roots for each in (before, *self._indices(pool), *spreads)):
-            return None
-        if len(gradients) != len(spreads) or not all(
-            self._is_gradient(each, spreads) for each in gradients
-        ):
-            return None
-        return _PoolFirstMatch(node, pool, tuple(gradients))
 
-    def _indices(self, pool: Node) -> list[Node]:
-        return [user for user in self.users[pool] if user.attrs.get("index") == 1]
+def _gradient_before(uses: Uses, node: Node) -> Join | None:
+    """The spread gradient behind a relu that is now behind the pooling: masked, then spread."""
+    spread = node.inputs[1]
+    pool = _pool_of(spread)
+    if pool is None or pool not in uses.joined:
+        return None
 
-    def _is_gradient(self, node: Node, spreads: list[Node]) -> bool:
-        """Whether it is a spread gradient where the relu let something through, else 0."""
-        if node.op is not where or uniform(node.inputs[2]) != 0:
-            return False
-        spread = node.inputs[1]
-        return spread in spreads and spread.op is pool_scatter and self.users[spread] == [node]
+    def build(slope: Node, index: Node, largest: Node) -> Nodes:
+        passes = greater(largest, constant(0, largest.dtype))
+        stopped = where(passes, slope, full(slope.shape, 0, slope.dtype))
+        return (spread.op.rebuild(spread, (stopped, index)),)
+
+    return Join((*spread.inputs, item(pool, 0)), build, {node: (0,)})
+
+
+_relu_behind = Joins((relu, _relu_before), (where, _gradient_before))
 
 
 def _is_normalised(value: Node) -> bool:
@@ -221,49 +180,37 @@ SPATIAL = {2, 3}
 """The axes of images over which windows lie."""
 
 
-def _bias_behind(program: Program) -> Program:
-    order = program.order()
-    users = users_of(order)
-    roots = set(program.roots)
-    biases: dict[Node, tuple[Node, Node]] = {}
-    for node in order:
-        if _makes_fewer(node) and users[node.inputs[0]] == [node] and len(node.inputs) == 1:
-            found = _image_and_bias(node.inputs[0])
-            if found is not None and node.inputs[0] not in roots:
-                biases[node] = found
-    if not biases:
-        return program
-    new: dict[Node, Node] = {}
-    for node in order:
-        given = tuple(new[each] for each in node.inputs)
-        if node in biases:
-            attrs = {"activated": False, **node.attrs}
-            new[node] = max_pool2d_epilogue.node(*[new[each] for each in biases[node]], **attrs)
-        elif _adds_up_spread(node, biases):
-            # Every number was spread to one place, so the sum is that of the numbers.
-            numbers = new[_uncast(node.inputs[0]).inputs[0]]
-            new[node] = node.op.rebuild(node, (cast(numbers, node.inputs[0].dtype),))
-        else:
-            new[node] = node.op.rebuild(node, given)
-    return program.with_roots([new[root] for root in program.roots])
-
-
-def _image_and_bias(value: Node) -> tuple[Node, Node] | None:
-    if value.op is not add:
+def _bias_before(uses: Uses, node: Node) -> Join | None:
+    """A bias that only a pooling reads."""
+    total = node.inputs[0]
+    if not _makes_fewer(node) or len(node.inputs) != 1 or uses.only_reader(total) is not node:
         return None
-    for image, bias in (value.inputs, value.inputs[::-1]):
-        if image.shape == value.shape and is_channel_bias(bias, image):
-            return image, bias
+    for image, bias in summands(total):
+        if image.shape == total.shape and is_channel_bias(bias, image):
+            attrs = {"activated": False, **node.attrs}
+            build = partial(max_pool2d_epilogue.outputs, **attrs)
+            return Join((image, bias), build, {node: (0, 1)})
     return None
 
 
-def _adds_up_spread(node: Node, biases: dict[Node, tuple[Node, Node]]) -> bool:
-    if node.op.name != "sum" or not set(node.attrs["axis"]) >= SPATIAL:
-        return False
-    spread = _uncast(node.inputs[0])
-    return spread.op is pool_scatter and spread.inputs[1].inputs[0] in biases
+def _sum_of_spread(uses: Uses, node: Node) -> Join | None:
+    """The gradient of such a bias: each number was spread to one element, so it is their sum."""
+    if not set(node.attrs["axis"]) >= SPATIAL:
+        return None
+    (given,) = node.inputs
+    # Half precision is added up in float32.
+    spread = given.inputs[0] if given.op.name == "cast" else given
+    if _pool_of(spread) not in uses.joined:
+        return None
+
+    def build(numbers: Node) -> Nodes:
+        return (node.op.rebuild(node, (cast(numbers, given.dtype),)),)
+
+    return Join((spread.inputs[0],), build, {node: (0,)})
 
 
-def _uncast(value: Node) -> Node:
-    """What a cast reads: half precision is added up in float32."""
-    return value.inputs[0] if value.op.name == "cast" else value
+_bias_behind = Joins(
+    (max_pool2d, _bias_before),
+    (max_pool2d_epilogue, _bias_before),
+    (OPS["sum"], _sum_of_spread),
+)

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from caldera.compiler.passes.joins import Join, Joins, Uses
 from caldera.compiler.passes.pattern import Rules, anything, p
 from caldera.core.graph.node import Node
-from caldera.core.graph.opdef import ITEM, Nodes
+from caldera.core.graph.opdef import ITEM, OPS, Nodes
 from caldera.core.graph.ops.attention import (
     HEADS_INSIDE,
     attention_backward,
@@ -22,7 +23,6 @@ from caldera.core.graph.ops.attention import (
 )
 from caldera.core.graph.ops.base import Axes, cast, reshape, sum_
 from caldera.core.graph.ops.movement import concat, transpose
-from caldera.core.graph.program import Program, rebuild, users_of
 from caldera.core.tensor.dtype import is_float
 from caldera.core.tensor.shape import Shape
 
@@ -97,41 +97,30 @@ RULES = Rules(
 )
 
 
-def packed_attention(program: Program) -> Program:
-    """Join gradients of attention with the concat of their joined heads."""
-    order = program.order()
-    users = users_of(order)
-    found = {node for node in order if node.op.name == "concat" and _is_packing(node, users)}
-    if not found:
-        return program
-
-    def pack(node: Node, inputs: Nodes) -> Nodes | None:
-        if node not in found:
-            return None
-        backward = inputs[0].inputs[0].inputs[0]
-        packed = attention_backward_packed(*backward.inputs, **backward.attrs)
-        return (reshape(packed, node.shape),)
-
-    return rebuild(program, pack)
-
-
-def _is_packing(node: Node, users: dict[Node, list[Node]]) -> bool:
-    """Whether this joins all three gradients of one attention, heads inside, which nobody else
-    reads."""
+def _packing(uses: Uses, node: Node) -> Join | None:
+    """The concat of all three gradients of one attention, heads inside, with no other reader."""
     if node.attrs["axis"] != 2 or len(node.inputs) != 3:
-        return False
+        return None
     if any(part.op.name != "transpose" or len(part.shape) != 4 for part in node.inputs):
-        return False
+        return None
     values = [part.inputs[0] for part in node.inputs]
     backward = values[0].inputs[0] if values[0].op is ITEM else None
     if backward is None or backward.op is not attention_backward or len(backward.outputs) != 3:
-        return False
+        return None
     for index, (part, value) in enumerate(zip(node.inputs, values, strict=True)):
-        is_output = value.op is ITEM and value.inputs[0] is backward
-        if not is_output or value.attrs["index"] != index:
-            return False
+        if value.op is not ITEM or value.inputs[0] is not backward or value.attrs["index"] != index:
+            return None
         # Nodes that are equal are one.
         is_turned = part is transpose(value, HEADS_INSIDE)
-        if not is_turned or len(users[value]) != 1 or len(users[part]) != 1:
-            return False
-    return True
+        if not is_turned or len(uses.users[value]) != 1 or len(uses.users[part]) != 1:
+            return None
+
+    def build(*inputs: Node) -> Nodes:
+        packed = attention_backward_packed(*inputs, **backward.attrs)
+        return (reshape(packed, node.shape),)
+
+    return Join(backward.inputs, build, {node: (0,)})
+
+
+packed_attention = Joins((OPS["concat"], _packing))
+"""Join gradients of attention with the concat of their joined heads."""

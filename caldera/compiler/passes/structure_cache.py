@@ -18,6 +18,7 @@ import numpy as np
 
 from caldera.compiler.passes.constants import array_node, value_of
 from caldera.core.graph.node import Node, Spec, Symbol, intern, intern_like
+from caldera.core.graph.opdef import Nodes
 from caldera.core.graph.ops.base import array as array_leaf
 from caldera.core.graph.program import Program
 
@@ -123,20 +124,15 @@ def _over(
     program: Program, symbols: Mapping[Symbol, Symbol], array: Callable[[Node], Node]
 ) -> Program:
     """The same program over other symbols and constant arrays."""
-    new: dict[Node, Node] = {}
-    for node in program.order():
-        inputs = tuple([new[given] for given in node.inputs])
+
+    def convert(node: Node, inputs: Nodes) -> Node:
         symbol = node.attrs.get("symbol")
         if node.op is array_leaf:
-            new[node] = array(node)
-        elif symbol is not None and symbol in symbols:
-            attrs = {**node.attrs, "symbol": symbols[symbol]}
-            new[node] = intern(node.op, inputs, attrs, node.outputs)
-        elif inputs == node.inputs:
-            new[node] = node
-        else:
-            new[node] = intern_like(node, inputs, node.outputs)
-    return Program(
-        tuple(new[node] for node in program.outputs),
-        tuple((symbols.get(symbol, symbol), new[node]) for symbol, node in program.updates),
-    )
+            return array(node)
+        if symbol is not None and symbol in symbols:
+            return intern(node.op, inputs, {**node.attrs, "symbol": symbols[symbol]}, node.outputs)
+        return node if inputs == node.inputs else intern_like(node, inputs, node.outputs)
+
+    new = program.mapped(convert)
+    updates = tuple((symbols.get(symbol, symbol), node) for symbol, node in new.updates)
+    return Program(new.outputs, updates)

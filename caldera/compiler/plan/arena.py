@@ -48,14 +48,14 @@ def place(sizes: Sequence[int], first: Sequence[int], last: Sequence[int]) -> tu
     return offsets, max((top for _, top, _, _ in placed), default=0)
 
 
-class Tenant(ABC):
-    """Something that is tied to the block of an arena."""
+class ArenaUser(ABC):
+    """Calls that are bound to the block of an arena."""
 
     block: Block | None = None
 
     @abstractmethod
-    def vacate(self) -> None:
-        """Let go of the block, which is outgrown; the next run ties it to another."""
+    def unbind(self) -> None:
+        """Release the block, which is outgrown; the next run binds another."""
 
 
 class SharedArena:
@@ -66,13 +66,13 @@ class SharedArena:
     """
 
     _of_thread = threading.local()
-    # Plans may be run by several threads, which tie them to their own arenas.
-    _moving = threading.Lock()
+    # Plans may be run by several threads, which bind them to their own arenas.
+    _binding = threading.Lock()
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._block: weakref.ref[Block] | None = None
-        self._tenants: weakref.WeakSet[Tenant] = weakref.WeakSet()
+        self._users: weakref.WeakSet[ArenaUser] = weakref.WeakSet()
 
     @classmethod
     def of(cls, device: Device) -> SharedArena:
@@ -94,7 +94,7 @@ class SharedArena:
         if block is not None and block.nbytes >= nbytes:
             return block
         if block is not None:
-            self._give_up(block)
+            self._unbind_users(block)
             del block
             if not self._device.is_host:
                 # The memory of a device is scarce.
@@ -103,18 +103,18 @@ class SharedArena:
         self._block = weakref.ref(found)
         return found
 
-    def move_in(self, tenant: Tenant, block: Block) -> None:
-        """Note who has been tied to the block."""
-        with self._moving:
-            tenant.block = block
-        self._tenants.add(tenant)
+    def bind(self, user: ArenaUser, block: Block) -> None:
+        """Record that the user's calls are bound to the block."""
+        with self._binding:
+            user.block = block
+        self._users.add(user)
 
-    def _give_up(self, block: Block) -> None:
-        for tenant in list(self._tenants):
-            with self._moving:
-                if tenant.block is block:
-                    tenant.vacate()
-        self._tenants.clear()
+    def _unbind_users(self, block: Block) -> None:
+        for user in list(self._users):
+            with self._binding:
+                if user.block is block:
+                    user.unbind()
+        self._users.clear()
 
 
 def block_to_keep(device: Device, nbytes: int) -> Block:

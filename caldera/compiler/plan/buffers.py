@@ -16,11 +16,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from caldera.compiler.plan.relocation import Patch
+from caldera.base.arguments import shown
 from caldera.core.graph.memory_format import Order, laid_out, stored_shape
 from caldera.core.graph.node import Spec, Symbol
 from caldera.core.memory import MANAGED, Device, Event, MemoryManager
@@ -29,6 +29,9 @@ from caldera.core.tensor import Tensor
 from caldera.core.tensor.dtype import exactly
 from caldera.errors import ConfigError, ShapeError
 from caldera.kernels.native.movement import copying
+
+if TYPE_CHECKING:
+    from caldera.compiler.plan.binding import Patch
 
 
 def checked_feeds(feeds: Mapping[str, Any], inputs: Mapping[str, Symbol]) -> dict[str, np.ndarray]:
@@ -53,6 +56,12 @@ def checked_feeds(feeds: Mapping[str, Any], inputs: Mapping[str, Symbol]) -> dic
                 hint="a plan has one shape; make another input for another one",
             )
     return found
+
+
+def wrong_feeds(feeds: object) -> ConfigError:
+    """Return the error for feeds that are no mapping."""
+    expected = "feeds= a dict of arrays by the names of inputs"
+    return ConfigError.build("Plan.run", expected=expected, got=shown(feeds))
 
 
 WORTH_SHARING = 1 << 19
@@ -235,8 +244,8 @@ class OutputSlot:
         memory = MemoryManager(spec.size, spec.dtype, MANAGED, self._device, owner="results")
         return memory, memory.on_device(write=True, discard=True)
 
-    def let_go(self) -> None:
-        """Forget the memory: it belongs to the result alone."""
+    def release(self) -> None:
+        """Drop the memory: it belongs to the result alone."""
         self._memory = None
         self._flat = None
 
@@ -269,7 +278,7 @@ class Outputs:
         self.are_movable = False
         self._device = device
         # Plans are remembered; large results must not be remembered with them.
-        self._lets_go = sum(spec.nbytes for spec in specs) > MOST_KEPT
+        self._releases = sum(spec.nbytes for spec in specs) > MOST_KEPT
 
     @property
     def nbytes(self) -> int:
@@ -287,15 +296,15 @@ class Outputs:
         """Have results in memory of their own from now on; all calls must be bound anew."""
         self.are_movable = True
         for slot in self.slots:
-            slot.let_go()
+            slot.release()
             # What was launched on a device may still be queued, and must not be changed.
             slot.is_copied = not self._device.is_host
 
-    def forget_places(self) -> None:
+    def release_movable(self) -> None:
         """The next results go to new memory, but for those that are copied."""
         for slot in self.slots:
             if not slot.is_copied:
-                slot.let_go()
+                slot.release()
 
     def keep(self) -> None:
         """Results are copies from now on, and places never change; calls must be bound anew."""
@@ -328,12 +337,12 @@ class Outputs:
         """What the last run wrote."""
         return [slot.tensor() for slot in self.slots]
 
-    def let_go(self) -> bool:
+    def release(self) -> bool:
         """Drop results that are too large to keep; whether calls must be bound anew for that."""
-        if not self._lets_go:
+        if not self._releases:
             return False
         if not self.are_movable:
             self.make_movable()
             return True
-        self.forget_places()
+        self.release_movable()
         return False

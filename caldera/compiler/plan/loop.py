@@ -12,6 +12,7 @@ from typing import Any
 
 from caldera.compiler.plan.arena import aligned
 from caldera.compiler.plan.schedule import Buffer, Chooser, Key, Root, StepSchedule
+from caldera.compiler.plan.scheduling import schedule_steps
 from caldera.compiler.plan.step_fusion import grouped
 from caldera.core.graph.memory_format import laid_out
 from caldera.core.graph.node import Node, Spec
@@ -46,7 +47,7 @@ def loop_kernel(
     """A kernel for this scan node; `constant` gives the array of a constant node."""
     body: Body = node.attrs["body"]
     roots = [Root(output, ("result", i)) for i, output in enumerate(body.outputs)]
-    schedule = StepSchedule(roots, choose, _argument, in_place, family)
+    schedule = schedule_steps(roots, choose, _argument, in_place, family)
     carried = body.parameters[: node.attrs["carries"]]
     carry_bytes = sum(aligned(spec.nbytes) for spec in carried)
 

@@ -35,7 +35,7 @@ from caldera.errors import OutOfMemoryError
 ATTEMPTS = 8
 """How often the room is made smaller when what was planned in it did not fit as it is laid out."""
 Build = Callable[[Sequence[Node | Transfer], bool], StepSchedule]
-"""Makes a schedule of nodes in an order (none: the usual one), with or without values spread."""
+"""Makes a schedule of nodes in an order (none: the usual one), with reuse delayed or not."""
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,14 @@ def _is_there(symbol: Symbol, device: Device) -> bool:
     return device.is_host or (tensor.device is device and tensor.memory.has_block)
 
 
-def within_limit(build: Build, room: Room | None, device: Device, *, spread: bool) -> StepSchedule:
+def within_limit(
+    build: Build, room: Room | None, device: Device, *, delay_reuse: bool
+) -> StepSchedule:
     """The schedule, with as much computed again or moved as it takes to fit into the room."""
-    plain = build((), spread)
+    plain = build((), delay_reuse)
     if room is None or _fits(plain, room.arena):
         return plain
-    if spread:
+    if delay_reuse:
         plain = build((), False)
         if _fits(plain, room.arena):
             return plain

@@ -9,8 +9,8 @@ remade before it runs.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Hashable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from caldera.compiler.plan.buffers import Inputs
 from caldera.compiler.plan.schedule import StepSchedule
@@ -25,6 +25,9 @@ from caldera.kernels.reference import evaluate
 
 if TYPE_CHECKING:
     from caldera.compiler.plan.plan import Plan
+
+
+T = TypeVar("T")
 
 
 class Operands:
@@ -137,16 +140,22 @@ class Operands:
 
 
 def _copy_on(device: Device, symbol: Symbol) -> Tensor:
-    """A constant array on a device, shared by all plans there."""
-    key = ("constant", device)
+    """Return a constant array on a device, shared by all plans there."""
+    return _shared(
+        symbol,
+        ("constant", device),
+        lambda: symbol.value.to(device=device, kind=MANAGED),
+    )
+
+
+def _shared(symbol: Symbol, key: Hashable, make: Callable[[], T]) -> T:
+    """Return what the plans that read a symbol share under a key; they keep it alive."""
     known = symbol.dependants.get(key)
-    copy = known() if isinstance(known, weakref.ref) else None
-    if copy is None:
-        copy = symbol.value.to(device=device, kind=MANAGED)
-        # The plans that use it keep it.
-        symbol.dependants[key] = weakref.ref(copy)
-    assert isinstance(copy, Tensor)
-    return copy
+    found = known() if isinstance(known, weakref.ref) else None
+    if found is None:
+        found = make()
+        symbol.dependants[key] = weakref.ref(found)
+    return found
 
 
 def can_reach(device: Device, tensor: Tensor) -> bool:
@@ -162,17 +171,13 @@ def copy_on(device: Device, symbol: Symbol, dtype: DType) -> Symbol | None:
     tensor: Tensor = symbol.value
     if device.is_host or tensor.device is not device or tensor.kind not in (DEVICE, MANAGED):
         return None
-    key = ("copy", dtype, device)
-    known = symbol.dependants.get(key)
-    copy = known() if isinstance(known, weakref.ref) else None
-    if copy is None:
+
+    def copy() -> Symbol:
         name = f"{symbol.name} in {dtype.name}"
         held = Tensor(symbol.spec.shape, dtype=dtype, kind=DEVICE, device=device, name=name)
-        copy = Symbol(name, Spec(symbol.spec.shape, dtype), "variable", held)
-        # The plans that use it keep it.
-        symbol.dependants[key] = weakref.ref(copy)
-    assert isinstance(copy, Symbol)
-    return copy
+        return Symbol(name, Spec(symbol.spec.shape, dtype), "variable", held)
+
+    return _shared(symbol, ("copy", dtype, device), copy)
 
 
 class WeightCopies:

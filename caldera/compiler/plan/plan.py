@@ -5,52 +5,33 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
 from functools import cache, partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from caldera.base.arguments import checked, shown
-from caldera.compiler.plan.arena import SharedArena, Tenant, block_to_keep
-from caldera.compiler.plan.buffers import Outputs
-from caldera.compiler.plan.explain import Explanation, explained, fastest
+from caldera.base.arguments import checked
+from caldera.compiler.plan.binding import PlanBinding
+from caldera.compiler.plan.buffers import wrong_feeds
+from caldera.compiler.plan.explain import Explanation
+from caldera.compiler.plan.inspection import explain, timed_run, trace
 from caldera.compiler.plan.loop import loop_kernel, not_capturable
 from caldera.compiler.plan.memory_limit import Room, within_limit
-from caldera.compiler.plan.operands import Operands, WeightCopies
-from caldera.compiler.plan.relocation import Patch, bind_movable
-from caldera.compiler.plan.schedule import Buffer, Lookup, Root, StepSchedule, Transfer
-from caldera.compiler.plan.step_fusion import can_fuse_step, captured, execute, fuse_step, grouped
-from caldera.compiler.plan.timeline import Rehearsal, watch, write_trace
-from caldera.compiler.plan.timing import Peaks, cpu_peaks_at_least, seconds_of_calls
-from caldera.core.graph.memory_format import laid_out, seen_as, stored_shape
+from caldera.compiler.plan.operands import WeightCopies
+from caldera.compiler.plan.schedule import Root, StepSchedule, Transfer
+from caldera.compiler.plan.scheduling import schedule_steps
+from caldera.compiler.plan.step_fusion import can_fuse_step, execute
+from caldera.compiler.plan.timing import TimedRun
 from caldera.core.graph.node import Node, Symbol
 from caldera.core.graph.program import Program
-from caldera.core.memory import Block, Device
-from caldera.core.memory.host import trim_heap
-from caldera.core.memory.interface import CapturedGraph
+from caldera.core.memory import Device
 from caldera.core.tensor import Tensor
 from caldera.draw.graph import draw_graph
 from caldera.draw.svg import Picture
-from caldera.errors import ConfigError, DeviceError
-from caldera.kernels.choices import ORACLE
-from caldera.kernels.runners import LAUNCH_GROUPERS, StepPiece
-from caldera.kernels.table import TABLE, Kernel, Runner
-
-
-@dataclass(eq=False)
-class _Bound(Tenant):
-    """The calls of a plan, tied to memory: once for each place that inputs are fed to."""
-
-    steps: list[Runner] = field(default_factory=list)
-    pieces: list[StepPiece] = field(default_factory=list)
-    patches: list[list[Patch]] = field(default_factory=list)
-    graph: CapturedGraph | None = None
-
-    def vacate(self) -> None:
-        if self.graph is None:
-            # New lists: the old ones may still be queued on a stream.
-            self.block, self.steps, self.pieces, self.patches = None, [], [], []
+from caldera.errors import DeviceError
+from caldera.kernels.runners import LAUNCH_GROUPERS
+from caldera.kernels.table import TABLE, Kernel
+from caldera.kernels.tuning.choice_store import ORACLE
 
 
 class Plan:
@@ -88,25 +69,19 @@ class Plan:
         self.original = original
         self.optimised = optimised
         self.device = device
-        self._communicator = communicator
         self._choose_simple = choose
         self._choose_well = choose_well
         self._has_run = False
         self._in_place = in_place
         self._room = room
-        self._copies = copies
-        self._writer = object()
-        self._moved_out: Block | None = None
         self._roots = [Root(node, ("output", i)) for i, node in enumerate(optimised.outputs)]
         self._roots += [Root(node, symbol, overwrites=True) for symbol, node in optimised.updates]
         self.schedule = self._schedule()
         self._turn = _turn_of(device, self.schedule)
         self.can_capture = not any(not_capturable(self.schedule))
-        """Whether all of its kernels can be captured."""
-        self._operands = Operands(optimised, self.schedule, device)
-        self._outputs = Outputs([node.spec for node in optimised.outputs], device)
+        """True if all of its kernels can be captured."""
+        self._binding = PlanBinding(self.schedule, optimised, device, communicator, copies)
         self._lock = threading.RLock()
-        self._bound = [_Bound() for _ in range(self._operands.inputs.turns)]
 
     # --- facts
 
@@ -127,28 +102,27 @@ class Plan:
 
         What runs only use meanwhile is in an arena, which plans share.
         """
-        copies = 0 if self._copies is None else self._copies.nbytes
-        return self._operands.nbytes + self._outputs.nbytes + copies
+        return self._binding.nbytes
 
     @property
     def inputs(self) -> list[str]:
         """The names of the inputs a run has to be given."""
-        return list(self._operands.inputs.by_name)
+        return list(self._binding.operands.inputs.by_name)
 
     @property
     def symbols(self) -> list[Symbol]:
         """The variables, tensors and inputs that a run reads or updates."""
-        return list(self._operands.symbols)
+        return list(self._binding.operands.symbols)
 
     @property
     def is_stale(self) -> bool:
         """Whether variables have moved since it was last tied to them."""
-        return self._operands.are_stale
+        return self._binding.operands.are_stale
 
     @property
     def is_captured(self) -> bool:
         """Whether runs are replayed."""
-        return self._bound[0].graph is not None
+        return self._binding.is_captured
 
     @checked
     def draw(self, path: str | PathLike[str] | None = None) -> Picture | Path:
@@ -186,16 +160,7 @@ class Plan:
         >>> explanation.rows[0].op, explanation.rows[0].nbytes
         ('exp', 48)
         """
-        seconds = self._seconds(feeds) if time else None
-        peaks = None
-        if seconds is not None and self.device.kernels == "cpu":
-            peaks = cpu_peaks_at_least(fastest(self.schedule, seconds))
-        return self._explained(seconds, peaks)
-
-    def _explained(
-        self, seconds: Sequence[float] | None = None, peaks: Peaks | None = None
-    ) -> Explanation:
-        return explained(self.schedule, self.original, self.optimised, self.device, seconds, peaks)
+        return explain(self, self._timed_run(feeds) if time else None)
 
     @checked
     def trace(
@@ -215,65 +180,32 @@ class Plan:
         ...     cd.compile([op.exp(x)]).trace(Path(folder) / "step.json").name
         'step.json'
         """
-        if runs < 1:
-            raise ConfigError.build("trace", expected="runs >= 1", got=f"{runs}")
-        with self._rehearsed(feeds) as rehearsal:
-            seen = watch(rehearsal, self.schedule, self.device, runs)
-        return write_trace(path, seen, self._explained())
-
-    def _seconds(self, feeds: Mapping[str, Any] | None) -> list[float]:
-        """The time of each call; no run changes what the variables hold."""
-        with self._rehearsed(feeds) as rehearsal:
-
-            def prepare() -> Sequence[Runner]:
-                rehearsal.restore()
-                return rehearsal.prepare()
-
-            return seconds_of_calls(prepare, self.device)
+        return trace(self, self._timed_run(feeds), path, runs)
 
     @contextmanager
-    def _rehearsed(self, feeds: Mapping[str, Any] | None) -> Iterator[Rehearsal]:
-        """Runs that leave the variables as they were."""
+    def _timed_run(self, feeds: Mapping[str, Any] | None) -> Iterator[TimedRun]:
+        """Context of runs that leave the variables unchanged."""
         with self._lock:
-            if self._choose_well is not None and not self.is_captured:
-                # Whoever looks at kernels wants to see those that will stay.
-                self._settle()
-            given = feeds
-            if given is None:
-                # Copies: they are fed again, perhaps to the place they come from.
-                given = {name: array.copy() for name, array in self._operands.inputs.fed().items()}
-            before = [(symbol.value, symbol.value.copy()) for symbol in self._operands.updated]
-
-            def restore() -> None:
-                for tensor, old in before:
-                    tensor[...] = old.numpy()
-                    if not self.device.is_host:
-                        # What is copied because of this is no part of a run.
-                        tensor.memory.on_device()
-
-            try:
-                yield Rehearsal(restore, lambda: self._prepare(given).steps)
-            finally:
-                restore()
-                self._let_go()
+            # Times and kernels are shown of the final choice.
+            self._settle()
+            with timed_run(self._binding, feeds) as run:
+                yield run
 
     # --- running
 
     def run(self, feeds: Mapping[str, Any] | None = None) -> list[Tensor]:
         """Run once: feed the inputs, compute, commit the updates; the outputs as tensors."""
         if feeds is not None and not isinstance(feeds, Mapping):
-            raise ConfigError.build(
-                "Plan.run",
-                expected="feeds= a dict of arrays by the names of inputs",
-                got=shown(feeds),
-            )
+            raise wrong_feeds(feeds)
         with self._lock, self._turn:
-            if self._has_run and self._choose_well is not None and not self.is_captured:
+            if self._has_run and self._choose_well is not None:
                 self._settle()
             self._has_run = True
-            bound = self._prepare(feeds)
-            if self._operands.updated:
-                # Nobody's, should the run fail on its way.
+            binding = self._binding
+            bound = binding.prepare(feeds)
+            updates = binding.operands.updated
+            if updates:
+                # No plan's, should the run fail before its end.
                 self.device.last_writer = None
             if self.device.is_host and bound.graph is None:
                 execute(bound.pieces)
@@ -283,26 +215,18 @@ class Plan:
                         bound.graph.replay()
                     else:
                         self.device.stream.launch(partial(execute, bound.pieces))
-            if self._operands.updated:
-                self.device.last_writer = self._writer
-            self._operands.inputs.launched()
-            results = self._outputs.results()
-            self._let_go()
+            if updates:
+                self.device.last_writer = binding.writer
+            binding.operands.inputs.launched()
+            results = binding.outputs.results()
+            binding.release_results()
             return results
-
-    def _let_go(self) -> None:
-        """Drop results that are too large to keep for the next run."""
-        if not self.is_captured and self._outputs.let_go():
-            self._unbind()
 
     def release(self) -> None:
         """Let go of the arrays that calls are tied to, until the next run ties them again."""
         with self._lock:
             if not self.is_captured:
-                self._unbind()
-
-    def _unbind(self) -> None:
-        self._bound = [_Bound() for _ in self._bound]
+                self._binding.unbind()
 
     def capture(self) -> None:
         """Record the calls once; from now on `run` replays them. Addresses no longer change."""
@@ -314,137 +238,49 @@ class Plan:
                 hint="run the plan without capturing it",
             )
         with self._lock, self.device.turn:
-            if self._choose_well is not None and not self._is_fused():
+            unshared = self._unshared()
+            if self._choose_well is not None and not self._binding.can_fuse(unshared):
                 self._settle()
-            block = block_to_keep(self.device, self.arena_bytes)
-            self._outputs.keep()
-            for turn, bound in enumerate(self._bound):
-                self._operands.inputs.turn = turn
-                self._bind(bound, block)
-                bound.graph = self._fused() or captured(self.device.stream, bound.pieces)
-            self._operands.inputs.turn = 0
+                unshared = self._unshared()
+            self._binding.capture(unshared)
 
     def _schedule(self) -> StepSchedule:
         family = self.device.kernels
         # A limit may take several attempts, for which nothing is chosen again.
         choose = cache(self._choose)
 
-        def build(order: Sequence[Node | Transfer], spread: bool) -> StepSchedule:
-            return StepSchedule(
-                self._roots, choose, _symbol_of, self._in_place, family, spread=spread, order=order
+        def build(order: Sequence[Node | Transfer], delay_reuse: bool) -> StepSchedule:
+            return schedule_steps(
+                self._roots,
+                choose,
+                _symbol_of,
+                self._in_place,
+                family,
+                delay_reuse=delay_reuse,
+                order=order,
             )
 
-        return within_limit(build, self._room, self.device, spread=family in LAUNCH_GROUPERS)
+        return within_limit(build, self._room, self.device, delay_reuse=family in LAUNCH_GROUPERS)
 
     def _settle(self) -> None:
-        """Choose the kernels again, for good."""
-        assert self._choose_well is not None
+        """Choose the kernels again, for good, unless that is done or runs are replayed."""
+        if self._choose_well is None or self.is_captured:
+            return
         self._choose_simple, self._choose_well = self._choose_well, None
-        self._unbind()
-        self._moved_out = None
+        self._binding.unbind()
         self.schedule = self._schedule()
+        self._binding.use(self.schedule)
         self._turn = _turn_of(self.device, self.schedule)
 
-    def _is_fused(self) -> bool:
-        """Whether all calls become one launch, for which no kernels need to be chosen."""
-        if not can_fuse_step(self.device, self.schedule):
-            return False
-        self._outputs.keep()
-        self._bind(self._bound[0], block_to_keep(self.device, self.arena_bytes))
-        return self._fused() is not None
-
-    def _fused(self) -> CapturedGraph | None:
-        """All calls as one launch, where the device can do that for this plan."""
+    def _unshared(self) -> StepSchedule | None:
+        """Return a schedule without reuse of memory if the device may run it as one launch."""
         if not can_fuse_step(self.device, self.schedule):
             return None
-
-        schedule = StepSchedule(
+        schedule = schedule_steps(
             self._roots, self._choose, _symbol_of, self._in_place, self.device.kernels, reuse=False
         )
-        if self._room is not None and schedule.arena_bytes > self._room.arena:
-            return None
-        return fuse_step(self.device, schedule, self._lookup_in, self._communicator)
-
-    def _prepare(self, feeds: Mapping[str, Any] | None) -> _Bound:
-        """Make everything ready for a run, and give the calls of it."""
-        if self.is_stale:
-            self._operands.renew()
-            self._unbind()
-        inputs = self._operands.inputs
-        inputs.feed(feeds or {})
-        if self._copies is not None:
-            self._copies.make_ready(self._writer)
-        self._operands.make_ready()
-        if self._copies is not None:
-            self._copies.note()
-        if self._bound[inputs.turn].graph is None:
-            arena = SharedArena.of(self.device)
-            block = arena.at_least(self.arena_bytes)
-            if self._outputs.must_move():
-                self._unbind()
-            bound = self._bound[inputs.turn]
-            if block is not bound.block:
-                arena.move_in(bound, block)
-                self._bind(bound, block)
-            if bound.patches:
-                self._outputs.move(bound.patches)
-        return self._bound[inputs.turn]
-
-    def _bind(self, bound: _Bound, block: Block) -> None:
-        """Tie the schedule to memory."""
-        # New lists: the old ones may still be queued on a stream.
-        bound.steps, bound.pieces, bound.patches = [], [], []
-        bound.block = block
-        if self._outputs.are_movable and not all(slot.is_copied for slot in self._outputs.slots):
-            lookup = partial(self._lookup_in, block)
-            # Calls that are bound anew have not been told where to write, not even to the memory
-            # of the last result.
-            self._outputs.forget_places()
-            steps, bound.patches = bind_movable(
-                self.schedule, lookup, self._communicator, self._outputs.slots
-            )
-        else:
-            self._outputs.allocate()
-            steps = self.schedule.bind(self._lookup_in(block), self._communicator)
-        bound.steps = [runner for _, runner in steps]
-        bound.pieces = grouped(self.device.kernels, steps)
-        # The calls hold the arrays of results as well: let go before the references are counted.
-        del steps
-        self._outputs.settle()
-        # What choosing and compiling kernels took goes back before the run takes its arena.
-        trim_heap()
-
-    def _lookup_in(self, block: Block, outputs: Sequence[Any] | None = None) -> Lookup:
-        """Finds the array of a buffer; `block` is the arena, and `outputs` has the arrays of
-        results if these are not where they are kept."""
-
-        def lookup(buffer: Buffer) -> Any:
-            root = buffer.root
-            if root.place == "constant":
-                assert isinstance(root.key, Node)
-                return self._operands.constant(root.key)
-            if root.place in ("arena", "host"):
-                spec = buffer.spec
-                stored = stored_shape(spec.shape, spec.order)
-                where = block if root.place == "arena" else self._host_block()
-                memory = self.device.array(where, root.offset, stored, spec.dtype)
-                return laid_out(memory, spec.shape, spec.order)
-            if isinstance(root.key, Symbol):
-                return self._operands.array(root.key)
-            assert isinstance(root.key, tuple)
-            number = root.key[1]
-            found = self._outputs.slots[number].array() if outputs is None else outputs[number]
-            return seen_as(found, buffer.spec)
-
-        return lookup
-
-    def _host_block(self) -> Block:
-        """Memory of the host for what the device has no room for meanwhile."""
-        if self._moved_out is None:
-            self._moved_out = self.device.allocate_host(
-                self.schedule.host_bytes, owner="off-loaded"
-            )
-        return self._moved_out
+        fits = self._room is None or schedule.arena_bytes <= self._room.arena
+        return schedule if fits else None
 
     def _choose(self, node: Node) -> Kernel:
         if node.op.name != "scan":
@@ -452,7 +288,7 @@ class Plan:
         loop = loop_kernel(
             node,
             self._choose,
-            lambda each: self._operands.constant(each),
+            lambda each: self._binding.operands.constant(each),
             self.device.kernels,
             in_place=self._in_place,
         )

@@ -1,34 +1,106 @@
-"""A graph as a list of kernel calls over one planned arena.
+"""Schedules: kernel calls in order, the buffers and views they use, and offsets in an arena.
 
-`StepSchedule` knows no addresses: it says in which order kernels run, which buffers they read and
-write, and where in an arena the intermediate ones lie. `bind` ties it to real memory. A program
-has one schedule; so has the body of a loop.
+A schedule has no addresses; `bind` ties it to real memory. A program has one, and so has the body
+of a loop. A movement op that needs no copy is a view: its result is in the memory of its input.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
-from caldera.compiler.plan import arena
-from caldera.compiler.plan.order import in_order, is_heavy
-from caldera.compiler.plan.views import ViewFunction, is_all_of, meta_array, view_of
+from caldera.core.graph.memory_format import as_numbers, as_pairs, dense_strides, laid_out
 from caldera.core.graph.node import Node, Spec, Symbol
-from caldera.core.graph.opdef import ITEM
+from caldera.core.tensor.shape import Shape
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
+
+ViewFunction = Callable[[Any], Any]
+
+
+def _arranged(node: Node) -> ViewFunction:
+    """The input as it lies, where that is the order wanted already."""
+    spec = node.spec
+    wanted = dense_strides(spec.shape, spec.order, spec.dtype.itemsize)
+
+    def view(x: Any) -> Any:
+        pairs = zip(spec.shape, x.strides, wanted, strict=True)
+        if spec.size and any(n > 1 and stride != other for n, stride, other in pairs):
+            raise ValueError("the elements lie in another order")
+        # The strides of axes of length 1 may be anything; kernels are given those of the order.
+        flat = x.transpose(spec.order or range(spec.rank)).reshape(-1, copy=False)
+        return laid_out(flat, spec.shape, spec.order)
+
+    return view
+
+
+def _reversed(axes: Any, rank: int) -> tuple[slice, ...]:
+    turned = {axes} if isinstance(axes, int) else set(axes)
+    return tuple(slice(None, None, -1 if axis in turned else None) for axis in range(rank))
+
+
+def _broadcast(x: Any, shape: Shape) -> Any:
+    """As NumPy's, also for an array on a card, whose elements nobody may look at."""
+    missing = len(shape) - x.ndim
+    strides = [0] * missing + [
+        step if length == wanted else 0
+        for step, length, wanted in zip(x.strides, x.shape, shape[missing:], strict=True)
+    ]
+    seen = as_strided(x.view(np.ndarray), shape, strides, writeable=False)
+    return seen.view(type(x))
+
+
+_VIEWS: dict[str, Callable[[Node], ViewFunction]] = {
+    # copy=False makes NumPy refuse a reshape that would have to copy.
+    "reshape": lambda node: lambda x: x.reshape(node.shape, copy=False),
+    "transpose": lambda node: lambda x: x.transpose(node.attrs["axes"]),
+    "slice": lambda node: lambda x: x[tuple(slice(*bound) for bound in node.attrs["bounds"])],
+    "flip": lambda node: lambda x: x[_reversed(node.attrs["axis"], x.ndim)],
+    "arrange": _arranged,
+    "broadcast_to": lambda node: lambda x: _broadcast(x, node.shape),
+    "view_as_real": lambda node: as_pairs,
+    "view_as_complex": lambda node: as_numbers,
+}
+
+
+@lru_cache(maxsize=1 << 12)
+def meta_array(spec: Spec) -> np.ndarray:
+    """An array with the right shape, dtype and strides, and no memory of its own.
+
+    Its elements must never be read; it answers questions about strides.
+    """
+    strides = dense_strides(spec.shape, spec.order, spec.dtype.itemsize)
+    return as_strided(np.empty(1, spec.dtype), spec.shape, strides)
+
+
+def view_of(node: Node, base: np.ndarray) -> tuple[ViewFunction, np.ndarray] | None:
+    """How to see `node` in the memory of its input, whose strides are those of `base`."""
+    make = _VIEWS.get(node.op.name)
+    if make is None:
+        return None
+    function = make(node)
+    try:
+        return function, function(base)
+    except ValueError:
+        return None
+
+
+def is_all_of(seen: np.ndarray, base: Spec, spec: Spec) -> bool:
+    """Whether a view has all bytes of its base, in the order of a spec."""
+    wanted = dense_strides(spec.shape, spec.order, spec.dtype.itemsize)
+    pairs = zip(spec.shape, seen.strides, wanted, strict=True)
+    return base.nbytes == spec.nbytes and all(n == 1 or step == other for n, step, other in pairs)
+
 
 Place = Literal["arena", "external", "constant", "host"]
 Key = Symbol | Node | tuple[str, int]
 """Whose memory it is: a symbol's, a constant node's, or a numbered place such as ("output", 0)."""
 Lookup = Callable[["Buffer"], Any]
 Chooser = Callable[[Node], Kernel]
-MOST_SPREAD = 8 << 20
-"""Bytes of a value that may be kept longer than it is needed."""
-LINGERING = 24
-"""Steps for which such a value is kept for another step beside which they run."""
 
 
 @dataclass(eq=False)
@@ -109,272 +181,26 @@ class Root:
     overwrites: bool = False
 
 
-@dataclass
+@dataclass(eq=False)
 class StepSchedule:
-    """Steps and the layout of their arena. `family` is that of the kernels.
+    """Steps and the layout of their arena; made by `schedule_steps`.
 
-    Without `reuse` every value has memory of its own, so that steps need not wait for each other.
-    With `spread` that goes for the small ones that steps at either end of the run are made of,
-    which can then be moved there, and for some steps for those that gradients of parameters are
-    made of, which can then be computed beside what follows.
-
-    `order` has the nodes, inputs before users. One that comes again is computed again, and those
-    after it read the new value: the memory of the old one is free in between. The same goes for
-    values that are copied to the host and back.
+    `order` has the nodes, inputs before users; `family` is that of the kernels. `naive_bytes` is
+    the size of the arena without reuse, `host_bytes` that of the values moved to the host.
     """
 
-    roots: Sequence[Root]
-    choose: InitVar[Chooser]
-    external: InitVar[Callable[[Node], Key | None]]
-    in_place: bool = True
-    family: str = "cpu"
-    reuse: bool = True
-    spread: bool = False
-    order: Sequence[Node | Transfer] = ()
-    steps: list[Step] = field(default_factory=list)
-    buffers: list[Buffer] = field(default_factory=list)
-    arena_bytes: int = 0
-    naive_bytes: int = 0
-    host_bytes: int = 0
-    """Of what is on the host meanwhile."""
+    steps: list[Step]
+    buffers: list[Buffer]
+    order: Sequence[Node | Transfer]
+    family: str
+    arena_bytes: int
+    naive_bytes: int
+    host_bytes: int
 
-    def __post_init__(self, choose: Chooser, external: Callable[[Node], Key | None]) -> None:
-        self.copy = TABLE.copy(self.family)
-        self._values: dict[Node, tuple[BufferView, ...]] = {}
-        self._external: dict[Key, Buffer] = {}
-        self._made_by: dict[Buffer, int] = {}
-        written = {root.key: root.node for root in self.roots if root.overwrites}
-        self.order = self.order or in_order([root.node for root in self.roots], written)
-        self._on_host: dict[tuple[Node, int], Buffer] = {}
-        for each in self.order:
-            if isinstance(each, Transfer):
-                self._move(each)
-            else:
-                self._values[each] = self._visit(each, choose, external(each))
-        self._deliver()
-        self._linger()
-        self._collect()
-        self._share()
-        self._layout()
-
-    # --- building
-
-    def _visit(self, node: Node, choose: Chooser, key: Key | None) -> tuple[BufferView, ...]:
-        if key is not None:
-            return (self._whole(self._external_buffer(key, node.spec)),)
-        if node.op is ITEM:
-            return (self._values[node.inputs[0]][node.attrs["index"]],)
-        if node.op.name == "constant":
-            return (self._whole(self._new(node.spec, "constant", node)),)
-        inputs = tuple(self._values[given][0] for given in node.inputs)
-        if inputs:
-            seen = view_of(node, inputs[0].meta_array)
-            if seen is not None:
-                function, strides = seen
-                return (BufferView(inputs[0].buffer, strides, (*inputs[0].views, function)),)
-        outputs = tuple(self._new(spec, "arena") for spec in node.outputs)
-        self._add_step(node, choose(node), inputs, outputs)
-        self.steps[-1].is_again = node in self._values
-        return tuple(self._whole(buffer) for buffer in outputs)
-
-    def _move(self, transfer: Transfer) -> None:
-        """Copy a value to the host, or from there to other memory of the device."""
-        node, output = transfer.node, transfer.output
-        values = self._values[node]
-        spec = node.outputs[output]
-        target = self._new(spec, "host" if transfer.to_host else "arena")
-        if transfer.to_host:
-            self._on_host[node, output] = target
-            given = values[output]
-        else:
-            given = self._whole(self._on_host[node, output])
-            others = (values[:output], values[output + 1 :])
-            self._values[node] = (*others[0], self._whole(target), *others[1])
-        self._add_step(node, self.copy, (given,), (target,))
-        self.steps[-1].transfer = transfer
-
-    def _new(self, spec: Spec, place: Place, key: Key | None = None) -> Buffer:
-        buffer = Buffer(spec, place, key)
-        self.buffers.append(buffer)
-        return buffer
-
-    def _external_buffer(self, key: Key, spec: Spec) -> Buffer:
-        if key not in self._external:
-            self._external[key] = self._new(spec, "external", key)
-        return self._external[key]
-
-    def _whole(self, buffer: Buffer) -> BufferView:
-        return BufferView(buffer, meta_array(buffer.spec))
-
-    def _add_step(
-        self,
-        node: Node,
-        kernel: Kernel,
-        inputs: tuple[BufferView, ...],
-        outputs: tuple[Buffer, ...],
-    ) -> None:
-        now = len(self.steps)
-        for value in inputs:
-            value.buffer.last = now
-        for buffer in outputs:
-            buffer.first = buffer.last = now
-            self._made_by[buffer] = now
-        step = Step(node, kernel, inputs, outputs)
-        needed = kernel.workspace(node)
-        if needed:
-            step.workspace = self._new(Spec((needed,), np.dtype(np.uint8)), "arena")
-            step.workspace.first = step.workspace.last = now
-        self.steps.append(step)
-
-    def _deliver(self) -> None:
-        """Bring each root to its place: written there at once if possible, else copied."""
-        copies: list[tuple[Root, BufferView, Buffer]] = []
-        overwritten = {root.key for root in self.roots if root.overwrites}
-        # Where the values of roots lie.
-        taken = {self._values[root.node][0].buffer.root for root in self.roots}
-        # Places that are read during the run come first: writing to them directly saves most.
-        for root in sorted(self.roots, key=lambda root: not root.overwrites):
-            value = self._values[root.node][0]
-            target = self._external_buffer(root.key, root.node.spec)
-            if self._can_write_directly(root, value, target, taken):
-                value.buffer.place = "external"
-                value.buffer.shared = target
-                taken.add(target)
-            else:
-                copies.append((root, value, target))
-        # Copies out of the run come before those that overwrite what it read. Of the latter, a
-        # value that is itself read from a place about to be overwritten is taken aside first.
-        late: list[tuple[Root, BufferView, Buffer]] = []
-        for root, value, target in copies:
-            if not root.overwrites:
-                self._add_step(root.node, self.copy, (value,), (target,))
-            elif value.buffer.root.key in overwritten:
-                aside = self._new(root.node.spec, "arena")
-                self._add_step(root.node, self.copy, (value,), (aside,))
-                late.append((root, self._whole(aside), target))
-            else:
-                late.append((root, value, target))
-        for root, value, target in late:
-            self._add_step(root.node, self.copy, (value,), (target,))
-
-    def _can_write_directly(
-        self, root: Root, value: BufferView, target: Buffer, taken: set[Buffer]
-    ) -> bool:
-        buffer = value.buffer
-        if buffer.place != "arena" or buffer.shared is not None:
-            return False
-        if value.views and not is_all_of(value.meta_array, buffer.spec, root.node.spec):
-            return False
-        if value.views and not (isinstance(root.key, tuple) and root.key[0] == "output"):
-            return False  # the places of loops and of variables may have gaps
-        if not root.overwrites:
-            return True
-        if target in taken:
-            return False
-        made = self._made_by[buffer]
-        if target.last < made:
-            return True
-        return target.last == made and _may_share(self.steps[made], target, buffer)
-
-    def _collect(self) -> None:
-        """Let values that a step only puts side by side be written there at once."""
-        if not self.in_place or not self.reuse:
-            return
-        for now, step in enumerate(self.steps):
-            places = step.kernel.places(step.node)
-            for value, place in zip(step.inputs, places, strict=False):
-                buffer, whole = value.buffer, step.outputs[0]
-                if place is None or place % arena.ALIGNMENT or value.views:
-                    continue
-                is_own = buffer.place == "arena" and buffer.shared is None
-                if is_own and buffer.within is None and buffer.last == now:
-                    buffer.within = (whole, place)
-                    whole.first = min(whole.first, buffer.first)
-
-    def _linger(self) -> None:
-        """Keep what is read for results that nothing heavy follows, a few steps longer."""
-        self._until: dict[Buffer, int] = {}
-        if not self.spread:
-            return
-        leads_on: set[Buffer] = set()
-        for now, step in reversed(list(enumerate(self.steps))):
-            read = {value.buffer for value in step.inputs}
-            is_last = leads_on.isdisjoint(step.outputs)
-            if is_heavy(step.node) or not is_last:
-                leads_on |= read
-            if is_heavy(step.node) and is_last:
-                spare = set() if step.workspace is None else {step.workspace}
-                for buffer in _small({each.root for each in read} | spare):
-                    self._until.setdefault(buffer, now + LINGERING)
-
-    def _share(self) -> None:
-        """Let outputs take over the memory of an input whose last reader they are."""
-        if not self.in_place or not self.reuse:
-            return
-        for now, step in enumerate(self.steps):
-            dying = {
-                value.buffer.root: None
-                for value in step.inputs
-                if value.buffer.root.place == "arena"
-                and value.buffer.root.last == now
-                and value.buffer.root.within is None
-                and value.buffer.root not in self._until
-            }
-            for output in step.outputs:
-                taken = next((b for b in dying if _may_share(step, b, output)), None)
-                if output.place == "arena" and taken is not None and output.within is None:
-                    del dying[taken]
-                    output.shared = taken
-                    taken.last = output.last
-                    if output in self._until:
-                        self._until[taken] = self._until[output]
-
-    def _layout(self) -> None:
-        for buffer in self.buffers:
-            root = buffer.root
-            root.last = max(root.last, buffer.last)
-        inside = [b for b in self.buffers if b.within is not None]
-        own = [
-            b for b in self.buffers if b.place == "arena" and b.shared is None and b.within is None
-        ]
-        end = len(self.steps)
-        early, late = self._spread() if self.spread else (set(), set())
-        offsets, self.arena_bytes = arena.place(
-            [b.spec.nbytes for b in own],
-            [b.first if self.reuse and b not in early else 0 for b in own],
-            [
-                max(b.last, self._until.get(b, 0)) if self.reuse and b not in late else end
-                for b in own
-            ],
-        )
-        for buffer, offset in zip(own, offsets, strict=True):
-            buffer.offset = offset
-        away = [b for b in self.buffers if b.place == "host"]
-        places, self.host_bytes = arena.place(
-            [b.spec.nbytes for b in away], [b.first for b in away], [b.last for b in away]
-        )
-        for buffer, offset in zip(away, places, strict=True):
-            buffer.offset = offset
-        for buffer in inside:
-            assert buffer.within is not None
-            buffer.offset = buffer.within[0].root.offset + buffer.within[1]
-        self.naive_bytes = sum(
-            arena.aligned(b.spec.nbytes) for b in self.buffers if b.place == "arena"
-        )
-
-    def _spread(self) -> tuple[set[Buffer], set[Buffer]]:
-        """Small values that are made of nothing but what is there from the start, such as weights
-        in another precision, and those that what is left after the run is made of."""
-        early: set[Buffer] = set()
-        late: set[Buffer] = set()
-        for step in self.steps:
-            if all(value.buffer.root.place != "arena" for value in step.inputs):
-                early.update(buffer.root for buffer in step.outputs)
-            if any(buffer.root.place == "external" for buffer in step.outputs):
-                late.update(value.buffer.root for value in step.inputs)
-        return _small(early), _small(late)
-
-    # --- using
+    @property
+    def copy(self) -> Kernel:
+        """The kernel that copies a value."""
+        return TABLE.copy(self.family)
 
     def call(self, step: Step, lookup: Lookup, communicator: Any = None) -> Call:
         """A step on real memory: `lookup` gives the array of a buffer."""
@@ -392,15 +218,3 @@ class StepSchedule:
         """What runs the steps, one after the other."""
         calls = self.calls(lookup, communicator)
         return [(call, kernel.bind(call)) for kernel, call in calls]
-
-
-def _small(buffers: set[Buffer]) -> set[Buffer]:
-    return {buffer for buffer in buffers if buffer.spec.nbytes <= MOST_SPREAD}
-
-
-def _may_share(step: Step, taken: Buffer, output: Buffer) -> bool:
-    """Whether the step may write `output` over the input buffer `taken`."""
-    if not step.kernel.in_place(step.node) or output.spec != taken.spec:
-        return False
-    readers = [value for value in step.inputs if value.buffer.root is taken]
-    return all(not value.views for value in readers)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,11 +36,11 @@ from caldera.core.memory import Device
 from caldera.core.memory.pool import host_view
 from caldera.core.tensor.dtype import DType, bfloat16, float32, float64
 from caldera.errors import OutOfMemoryError
-from caldera.kernels.choose import choices
 from caldera.kernels.common.blas_threads import single_threaded_blas
-from caldera.kernels.measure import some_numbers
 from caldera.kernels.table import COPY, Runner
-from caldera.kernels.tuning_cache import machine_key
+from caldera.kernels.tuning.choose import choices
+from caldera.kernels.tuning.database import machine_key
+from caldera.kernels.tuning.measure import some_numbers
 
 SIDE = 640
 """Rows of the product that is timed: large enough for BLAS to reach its full speed."""
@@ -219,9 +219,9 @@ class StepSeconds:
     def _found(self, step: Step) -> float:
         if step.node.op.name == "scan":
             return self.estimate(step)
-        verdict = choices.verdict(step.node, self._device.kernels, measure=False)
-        known = (verdict.times or {}).get(step.kernel.name)
-        if known is not None and verdict.kernel is step.kernel:
+        choice = choices.choose(step.node, self._device.kernels, measure=False)
+        known = (choice.times or {}).get(step.kernel.name)
+        if known is not None and choice.kernel is step.kernel:
             return known
         if self._device.kernels != "cpu" or not step.kernel.measured or self._left <= 0:
             return self.estimate(step)
@@ -235,7 +235,7 @@ class StepSeconds:
             self._left -= perf_counter() - begin
 
     def _measured(self, step: Step) -> float:
-        lookup = _made_up()
+        lookup = _random_operands()
         call = self._schedule.call(step, lookup)
         run = step.kernel.bind(call)
         with single_threaded_blas, np.errstate(all="ignore"):
@@ -266,7 +266,7 @@ def link_bandwidth(device: Device) -> float:
     return _links[device]
 
 
-def _made_up() -> Callable[[Buffer], Any]:
+def _random_operands() -> Callable[[Buffer], Any]:
     arrays: dict[Buffer, Any] = {}
     generator = np.random.default_rng(0)
 
@@ -297,15 +297,27 @@ BUDGET_S = 0.5
 """Once this is used up there are no further runs, beyond the fewest."""
 
 
-def seconds_of_calls(prepare: Callable[[], Sequence[Runner]], device: Device) -> list[float]:
-    """The median time of each call; `prepare` makes everything ready for a run and gives them."""
+class TimedRun(NamedTuple):
+    """A run to be timed: `restore` resets the variables, `prepare` returns the bound calls."""
+
+    restore: Callable[[], None]
+    prepare: Callable[[], Sequence[Runner]]
+
+
+def seconds_of_calls(run: TimedRun, device: Device) -> list[float]:
+    """Return the median time of each call of a run."""
     time = _on_host if device.is_host else _on_stream
+
+    def timed() -> list[float]:
+        run.restore()
+        return time(run.prepare(), device)
+
     with single_threaded_blas, np.errstate(all="ignore"):
-        time(prepare(), device)  # the first run warms up
+        timed()  # the first run warms up
         deadline = perf_counter() + BUDGET_S
         runs: list[list[float]] = []
         while len(runs) < FEWEST_RUNS or (len(runs) < MOST_RUNS and perf_counter() < deadline):
-            runs.append(time(prepare(), device))
+            runs.append(timed())
     return [float(median) for median in np.median(runs, axis=0)]
 
 
@@ -329,9 +341,9 @@ def _on_stream(calls: Sequence[Runner], device: Device) -> list[float]:
         stream.synchronize()
         return perf_counter() - start
 
-    nothing = min(seconds(_nothing) for _ in range(5))
+    nothing = min(seconds(_no_call) for _ in range(5))
     return [max(0.0, seconds(call) - nothing) for call in calls]
 
 
-def _nothing() -> None:
+def _no_call() -> None:
     pass

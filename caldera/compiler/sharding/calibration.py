@@ -13,19 +13,15 @@ the more is known.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import asdict, astuple, fields, replace
+from collections.abc import Callable
+from dataclasses import astuple, replace
 from functools import partial
 from math import log2
-from statistics import median
 
 import numpy as np
 
-from caldera.base.config import settings
-from caldera.base.file_cache import FileCache
 from caldera.comm import Communicator
-from caldera.comm.autotune import machine_key
+from caldera.comm.link import MeasuredTable, choices_may_vary, measured_link, slowest
 from caldera.compiler.sharding.algorithms.bidiagonal import DEALT, Bidiagonalisation
 from caldera.compiler.sharding.algorithms.lapack import accumulate_product, has_scipy
 from caldera.compiler.sharding.algorithms.panels import factorisation_grid
@@ -36,12 +32,6 @@ from caldera.compiler.sharding.distributions import Columns, Rows
 from caldera.compiler.sharding.transfer import redistributed
 from caldera.compiler.sharding.volume import Links, volume
 
-SWEEPS = 3
-"""How often everything is measured at first."""
-PAUSE_S, LONGEST_PAUSE_S = 1.0, 3600.0
-"""Until it is measured once more; each pause is twice the one before."""
-REMEMBERED = 16
-"""Sweeps whose median counts: a machine that is slower for good is believed in the end."""
 CLEARLY = 1.1
 """How many times as good something has to be for ways to be chosen anew."""
 LONG_BYTES, GATHERED_BYTES, COPIED_BYTES = 8 << 20, 16 << 20, 4 << 20
@@ -59,8 +49,7 @@ SIGNALS, LENGTH = 128, 2048
 """Transforms of that length, one after the other."""
 NEAR, FAR = (1024, 32), (4096, 128)
 """The length of transforms side by side and how many they are, of NEAR_BYTES and of FAR_BYTES."""
-_NAMES = [field.name for field in fields(Links)]
-_LINKS = FileCache("links")
+_TABLE = MeasuredTable("links", Links, may_be_zero=("meeting", "shared", "starting"))
 
 
 def measured_links(comm: Communicator) -> Links:
@@ -73,38 +62,10 @@ def measured_links(comm: Communicator) -> Links:
     >>> run_virtual_ranks(2, measured_links)[0] == Links()
     True
     """
-    if comm.size == 1 or comm.name == "threads" or settings.deterministic:
+    if not choices_may_vary(comm):
         return Links()
-    key = machine_key(comm) if comm.rank == 0 else None
-    known = [] if key is None else _read(key)
-    due = sweeps_due([sweep["at"] for sweep in known], time.time())
-    known, due = comm.bcast_object((known, due))
-    if due:
-        with comm.traffic.apart("tuning"):
-            new = [{"at": time.time(), **asdict(_sweep(comm))} for _ in range(due)]
-        known = [*known, *new][-REMEMBERED:]
-        if key is not None:
-            with suppress(OSError):
-                _LINKS.write_json(key, known)
-    return typical(known)
-
-
-def sweeps_due(times: Sequence[float], now: float) -> int:
-    """How often everything is to be measured now, if that was done at these times.
-
-    >>> sweeps_due([], 100.0), sweeps_due([100, 100, 100], 100.5), sweeps_due([100, 100, 100], 102)
-    (3, 0, 1)
-    """
-    if not times:
-        return SWEEPS
-    pause = min(PAUSE_S * 2 ** max(len(times) - SWEEPS, 0), LONGEST_PAUSE_S)
-    # A clock may have been set back.
-    return int(not 0 <= now - times[-1] < pause)
-
-
-def typical(sweeps: Sequence[dict[str, float]]) -> Links:
-    """The median of each field of `Links`."""
-    return Links(**{name: median(sweep[name] for sweep in sweeps) for name in _NAMES})
+    link = measured_link(comm)
+    return replace(_TABLE.typical(comm, _sweep), latency=link.latency, bandwidth=link.bandwidth)
 
 
 def is_clearly_other(links: Links, before: Links) -> bool:
@@ -117,22 +78,13 @@ def is_clearly_other(links: Links, before: Links) -> bool:
     return any(max(pair) > CLEARLY * min(pair) for pair in pairs)
 
 
-def measure(comm: Communicator) -> Links:
-    """The same without a look at what was measured before: less than half a second.
-
-    >>> from caldera.comm import run_virtual_ranks
-    >>> first, second = run_virtual_ranks(2, measure)
-    >>> first == second, first.bandwidth > 0
-    (True, True)
-    """
-    return typical([asdict(_sweep(comm)) for _ in range(SWEEPS)])
-
-
 def _sweep(comm: Communicator) -> Links:
     ranks = comm.size
     evict = partial(np.empty(EVICTED_BYTES // 8).fill, 1.0)
+    link = measured_link(comm)
     short, messages, _ = _moving(comm, 8 * ranks)
     long, _, nbytes = _moving(comm, _size(LONG_BYTES, ranks))
+    packing = max(long - short - nbytes / link.bandwidth, long / 20)
     meeting = shared = 0.0
     if comm.shares_memory:
         meeting = _moving(comm, 8 * ranks, in_memory=True)[0]
@@ -144,8 +96,10 @@ def _sweep(comm: Communicator) -> Links:
     copied = np.ones(COPIED_BYTES // 8)
     copying = _seconds(comm, lambda: np.copyto(np.empty_like(copied), copied), evict)
     links = Links(
-        latency=short / messages,
-        bandwidth=nbytes / max(long - short, long / 2),
+        latency=link.latency,
+        bandwidth=link.bandwidth,
+        starting=max(short - messages * link.latency, 0.0),
+        packing=nbytes / packing,
         collective=part.nbytes * (ranks - 1) / gathered,
         flops=_products(comm, evict),
         copying=2 * copied.nbytes / copying,
@@ -242,22 +196,4 @@ def _seconds(
         began = time.perf_counter()
         work()
         taken = time.perf_counter() - began
-    return float(max(comm.gather_objects(taken)))
-
-
-def _read(key: str) -> list[dict[str, float]]:
-    """What was measured before, and when; whatever cannot be read counts as not there."""
-    try:
-        found = [
-            {name: float(sweep[name]) for name in ("at", *_NAMES)}
-            for sweep in _LINKS.read_json(key)
-        ]
-    except (KeyError, TypeError, ValueError):
-        return []
-    may_be_none = ("meeting", "shared")
-    is_right = all(
-        0 < value < float("inf") or (value == 0 and name in may_be_none)
-        for sweep in found
-        for name, value in sweep.items()
-    )
-    return found if is_right else []
+    return slowest(comm, taken)

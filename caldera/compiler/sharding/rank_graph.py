@@ -48,7 +48,7 @@ class RankGraph(Propagation):
 
     `parts` has the leaves of which a rank has parts: the node for its own, and their layout. All
     other leaves every rank has. With `direct`, what is no sum or gather goes straight from rank to
-    rank, instead of through all of them; only hosts can do that.
+    rank, instead of through all of them; only hosts can do that. `links` are what moves cost.
     """
 
     may_exchange: ClassVar[bool] = False
@@ -61,8 +61,9 @@ class RankGraph(Propagation):
         axis: str,
         *,
         direct: bool = False,
+        links: Links | None = None,
     ) -> None:
-        super().__init__(ranks, rank, {}, Links())
+        super().__init__(ranks, rank, {}, links or Links())
         self.axis = axis
         self._collectives = CollectiveMoves(rank, ranks, axis, self.links, direct=direct)
         self._weights = set(parts)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import log2
+from math import inf, log2
 
 import numpy as np
 
+from caldera.comm import Communicator
 from caldera.comm.algorithms.shared_exchange import room_bytes
+from caldera.comm.link import Link, link_for_choices
 from caldera.compiler.sharding.layout import CartesianLayout, IndexBlock, ShardLayout
 from caldera.core.tensor.shape import size
 
@@ -21,12 +23,12 @@ NEAR_BYTES, FAR_BYTES = 1 << 19, 1 << 23
 
 
 @dataclass(frozen=True)
-class Links:
+class Links(Link):
     """What a rank takes while all of them are at work; `calibration` measures it.
 
-    - `latency`: seconds for each message; `bandwidth`: bytes a second that it sends where layouts
-      change, with taking them apart and putting them together; `collective`: the same where parts
-      of a product travel along the ranks.
+    - `latency`, `bandwidth`: those of the link between ranks; `starting`: seconds for the calls of
+      a change of layouts; `packing`: bytes a second that are taken apart and put together there;
+      `collective`: bytes a second where parts of a product travel along the ranks.
     - `meeting`, `shared`: seconds for an exchange in which all ranks have something for others, and
       bytes a second that each leaves there, where they have memory in common, or else 0.
     - `flops`: operations a second in products; `copying`: bytes a second that it reads and writes.
@@ -51,6 +53,17 @@ class Links:
     reflection: float = 1e-4
     meeting: float = 0.0
     shared: float = 0.0
+    starting: float = 0.0
+    packing: float = inf
+
+    @classmethod
+    def between(cls, communicator: Communicator) -> Links:
+        """Return the defaults with the measured link of a communicator, where there is one.
+
+        All ranks have to call this.
+        """
+        link = link_for_choices(communicator)
+        return cls() if link is None else cls(link.latency, link.bandwidth)
 
     def columns(self, nbytes: int) -> float:
         """Operations a second in transforms of columns that have so many bytes together.
@@ -92,7 +105,10 @@ class TransferVolume:
         """What moving them takes, all ranks at once."""
         if links.shared and self.can_share(itemsize, self.ranks):
             return links.meeting + self.most * itemsize / links.shared
-        return self.messages * links.latency + self.most * itemsize / links.bandwidth
+        if not self.messages:
+            return 0.0
+        size = self.most * itemsize
+        return links.starting + links.seconds(size, self.messages) + size / links.packing
 
 
 NOTHING = TransferVolume(0, 0, 0)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from caldera.core.graph.node import Node, describe, pinned
-from caldera.core.graph.opdef import HOLOMORPHIC, ITEM, as_tuple, item, parameter
+from caldera.core.graph.opdef import HOLOMORPHIC, ITEM, as_tuple, items, parameter
 from caldera.core.graph.ops.base import conj, full
 from caldera.core.graph.ops.elementwise import add
 from caldera.core.graph.program import substitute, topological
@@ -106,14 +106,11 @@ def accumulate(
 def _apply_rule(
     node: Node, gradient: dict[Node, Node], several: dict[int, Node] | None
 ) -> tuple[Node | None, ...]:
-    g: Any
-    y: Any
-    if len(node.outputs) == 1:
-        g, y = gradient[node], node
-    else:
-        count = len(node.outputs)
-        g = tuple((several or {}).get(index) for index in range(count))
-        y = tuple(item(node, index) for index in range(count))
+    g: Any = gradient.get(node)
+    y: Any = node
+    if len(node.outputs) > 1:
+        g = tuple((several or {}).get(index) for index in range(len(node.outputs)))
+        y = items(node)
     rule = node.op.gradient_rule
     if rule is not None and node.op.name in HOLOMORPHIC and is_complex(node.dtype):
         parts = rule(conj(g), y, *node.inputs, **node.attrs)

@@ -209,7 +209,7 @@ class Node:
         "outputs",
         "pin",
         "serial",
-        "unchanged_by",
+        "simplified_by",
     )
     _serials = itertools.count()
 
@@ -221,7 +221,7 @@ class Node:
     pin: str | None
     """The name of the device that it belongs on, wherever others are; see `pins`."""
     serial: int
-    unchanged_by: object
+    simplified_by: object
     """The rules that were tried on it last, if none of them matched: none will."""
 
     @property
@@ -309,7 +309,7 @@ def _interned(
     node.attrs_key = attrs_key
     node.outputs = outputs
     node.pin = pin
-    node.unchanged_by = None
+    node.simplified_by = None
     node.serial = next(Node._serials)
     return _table.setdefault(key, node)
 

@@ -1,12 +1,10 @@
 """Op definitions: name, shape and dtype rule, gradient, and support of complex numbers.
 
-    @op("exp", kind="elementwise")
+    @op("exp", kind="elementwise", gradient=lambda g, y, x: (mul(g, y),))
     def exp(x):                      # the shape rule, from Spec to Spec
         return float_result(x)
 
-    @exp.gradient
-    def _(g, y, x):                  # the gradient, built from ops alone
-        return (mul(g, y),)
+A gradient is built from ops alone; a longer one follows the shape rule, as `@exp.gradient`.
 
 Inputs are positional, static attributes keyword-only, in every rule. Calling the op with nodes
 creates a node. A composite op has a `decomposition` instead of a shape rule: its shape, gradient
@@ -150,6 +148,7 @@ Kind = Literal[
 Nodes = tuple[Node, ...]
 InferRule = Callable[..., Any]
 GradientRule = Callable[..., tuple[Node | None, ...]]
+FlopsRule = Callable[[Node], int]
 
 OPS: dict[str, Op] = {}
 """Every op there is, by name."""
@@ -214,7 +213,7 @@ class Op:
         self.commutative = commutative
         self.gradient_rule: GradientRule | None = None
         self.decompose: Callable[..., Any] | None = None
-        self.count_flops: Callable[[Node], int] = _default_flops
+        self.count_flops: FlopsRule = _default_flops
 
     def gradient(self, rule: GradientRule) -> GradientRule:
         """Register the gradient: `rule(g, y, *inputs, **attrs)` gives one node (or None) an input.
@@ -225,7 +224,7 @@ class Op:
         self.gradient_rule = rule
         return rule
 
-    def flops(self, rule: Callable[[Node], int]) -> Callable[[Node], int]:
+    def flops(self, rule: FlopsRule) -> FlopsRule:
         """Register how many floating-point operations a node of this op takes."""
         self.count_flops = rule
         return rule
@@ -244,10 +243,7 @@ class Op:
 
     def outputs(self, *inputs: Node, **attrs: Any) -> Nodes:
         """Return one node per output of this op on these inputs."""
-        node = self.node(*inputs, **attrs)
-        if len(node.outputs) == 1:
-            return (node,)
-        return tuple(item(node, index) for index in range(len(node.outputs)))
+        return items(self.node(*inputs, **attrs))
 
     def node(self, *inputs: Node, **attrs: Any) -> Node:
         """Return the node itself, which may have several outputs."""
@@ -309,16 +305,28 @@ def _register(created: Op) -> Op:
     return created
 
 
-def op(name: str, kind: Kind = "other", *, commutative: bool = False) -> Callable[[InferRule], Op]:
+def op(
+    name: str,
+    kind: Kind = "other",
+    *,
+    commutative: bool = False,
+    gradient: GradientRule | None = None,
+    flops: FlopsRule | None = None,
+) -> Callable[[InferRule], Op]:
     """Decorate a shape rule: makes and registers the op `name`."""
 
     def define(infer: InferRule) -> Op:
-        return _register(Op(name, infer, kind, commutative=commutative))
+        created = _register(Op(name, infer, kind, commutative=commutative))
+        created.gradient_rule = gradient
+        created.count_flops = flops or created.count_flops
+        return created
 
     return define
 
 
-def composite(name: str, kind: Kind = "other") -> Callable[[Callable[..., Any]], Op]:
+def composite(
+    name: str, kind: Kind = "other", *, gradient: GradientRule | None = None
+) -> Callable[[Callable[..., Any]], Op]:
     """Decorate a decomposition (nodes to nodes): makes and registers the op `name`."""
 
     def define(decomposition: Callable[..., Any]) -> Op:
@@ -337,7 +345,7 @@ def composite(name: str, kind: Kind = "other") -> Callable[[Callable[..., Any]],
             return found
 
         created = _register(Op(name, lambda *inputs, **attrs: facts(inputs, attrs)[0], kind))
-        created.decompose = decomposition
+        created.decompose, created.gradient_rule = decomposition, gradient
         created.count_flops = lambda node: facts(
             tuple([given.spec.logical for given in node.inputs]), node.attrs
         )[1]
@@ -375,6 +383,13 @@ def item(node: Node, index: int) -> Node:
     """Output `index` of a node with several outputs; it belongs where the node does."""
     with pinned(node.pin):
         return intern(ITEM, (node,), {"index": index}, (node.outputs[index],))
+
+
+def items(node: Node) -> Nodes:
+    """All outputs of a node."""
+    if len(node.outputs) == 1:
+        return (node,)
+    return tuple(item(node, index) for index in range(len(node.outputs)))
 
 
 @op("parameter", kind="leaf")

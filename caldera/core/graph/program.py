@@ -111,8 +111,15 @@ class Body:
 
     def __call__(self, *arguments: Node) -> tuple[Node, ...]:
         """The outputs with these nodes in place of the parameters."""
-        stand_ins = {parameter(i, spec): arguments[i] for i, spec in enumerate(self.parameters)}
-        return substitute(self.outputs, stand_ins)
+        return substitute(self.outputs, dict(zip(self.arguments(), arguments, strict=False)))
+
+    def arguments(self) -> list[Node]:
+        """The nodes that stand for the parameters."""
+        return [parameter(i, spec) for i, spec in enumerate(self.parameters)]
+
+    def with_outputs(self, outputs: Sequence[Node]) -> Body:
+        """The body with the same parameters and other outputs."""
+        return Body(self.arguments(), outputs)
 
     def order(self) -> Sequence[Node]:
         """The body's nodes, inputs before users."""
@@ -142,6 +149,13 @@ class Program:
         count = len(self.outputs)
         targets = [symbol for symbol, _ in self.updates]
         return Program(tuple(roots[:count]), tuple(zip(targets, roots[count:], strict=True)))
+
+    def mapped(self, convert: Callable[[Node, Nodes], Node]) -> Program:
+        """The program with every node replaced by `convert(node, new_inputs)`."""
+        new: dict[Node, Node] = {}
+        for node in self.order():
+            new[node] = convert(node, tuple([new[given] for given in node.inputs]))
+        return self.with_roots([new[root] for root in self.roots])
 
     def order(self) -> Sequence[Node]:
         """All nodes, inputs before users."""

@@ -1,19 +1,87 @@
-"""What captures have in common on every device: calls are kept, and nothing may wait.
+"""Capture and batching of launches, on every device.
 
-A capture belongs to the thread that began it. What other threads launch meanwhile runs as always:
-one tunes or captures while another trains or serves, and neither has to know.
+During a capture calls are kept, and nothing may wait. A capture belongs to the thread that began
+it. Calls launched by other threads run as always: one thread tunes or captures while another
+trains or serves. Repeats of the same work become one launch.
 """
 
 from __future__ import annotations
 
 import threading
+import weakref
 from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
-from caldera.core.memory.interface import CapturedGraph, Stream, TransferCounters
-from caldera.core.memory.launch_batching import LaunchBatcher, Times
+from caldera.core.memory.interface import Call, CapturedGraph, Stream, Times, TransferCounters
 from caldera.errors import DeviceError
+
+Launch = Callable[[Call], None]
+MOST = 16
+"""Repeats in one launch."""
+
+
+class LaunchBatcher:
+    """Holds repeats back until there are enough of them for a launch, or somebody wants to know.
+
+    The first is launched at once, and then twice as many each time: a device that has nothing to do
+    does not wait. Whoever else uses the stream has to `settle` first.
+
+    >>> from caldera.core.memory.capture import LaunchBatcher
+    >>> seen = []
+    >>> repeats = LaunchBatcher()
+    >>> times = lambda count: lambda: seen.append(count)
+    >>> for _ in range(5):
+    ...     repeats.add(times, lambda call: call())
+    >>> seen
+    [1, 2]
+    >>> repeats.settle(lambda call: call())
+    >>> seen
+    [1, 2, 2]
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        # What was launched is not held on to: the work may be over for good.
+        self._times: Times | None = None
+        self._last: Callable[[], Times | None] = _nothing
+        self._count = 0
+        self._enough = 1
+
+    def add(self, times: Times, launch: Launch) -> None:
+        """Once more."""
+        with self._lock:
+            if times != self._last():
+                self.settle(launch)
+                self._last = _reference(times)
+            self._times = times
+            self._count += 1
+            if self._count >= self._enough:
+                self._run(launch)
+                self._enough = min(2 * self._enough, MOST)
+
+    def settle(self, launch: Launch) -> None:
+        """Launch what was held back."""
+        with self._lock:
+            if self._count:
+                self._run(launch)
+            self._last, self._enough = _nothing, 1
+
+    def _run(self, launch: Launch) -> None:
+        times, count = self._times, self._count
+        assert times is not None
+        self._times, self._count = None, 0
+        launch(times(count))
+
+
+def _nothing() -> None:
+    return None
+
+
+def _reference(times: Times) -> Callable[[], Times | None]:
+    bound: Any = times
+    return weakref.WeakMethod(bound) if hasattr(times, "__self__") else weakref.ref(times)
 
 
 def capture(stream: Stream, work: Callable[[], object]) -> CapturedGraph:

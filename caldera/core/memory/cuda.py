@@ -13,6 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -247,18 +248,18 @@ class CudaDevice(Device):
     def __init__(self, index: int) -> None:
         self.card = Card(index)
         name = self.card.name
-        self._pinned = Pool(f"{name} pinned", self._take_pinned)
-        self._managed = Pool(f"{name} managed", self._take_managed)
+        self._pinned = Pool(f"{name} pinned", partial(self._take, "alloc_pinned_memory"))
+        self._managed = Pool(f"{name} managed", partial(self._take, "malloc_managed"))
         # Blocks that the copy stream was given before, and what it may still be using.
         self._seen_by_copies: weakref.WeakSet[Block] = weakref.WeakSet()
-        self._in_use: deque[tuple[Event, object]] = deque()
-        self._in_use_lock = threading.Lock()
-        super().__init__(name, index, Pool(name, self._take))
+        self._copies_in_use: deque[tuple[Event, object]] = deque()
+        self._copies_lock = threading.Lock()
+        super().__init__(name, index, Pool(name, partial(self._take, "alloc")))
 
     @property
     def pools(self) -> tuple[Pool, ...]:
         # What copies have used is in use no longer than they are.
-        self._let_go_of_copies()
+        self._release_copies()
         return (self.pool, self._pinned, self._managed)
 
     @property
@@ -360,28 +361,18 @@ class CudaDevice(Device):
             self._seen_by_copies.update(new)
 
     def _keep_until_done(self, stream: Stream, kept: object) -> None:
-        self._let_go_of_copies()
-        self._in_use.append((stream.record(), kept))
+        self._release_copies()
+        self._copies_in_use.append((stream.record(), kept))
 
-    def _let_go_of_copies(self) -> None:
+    def _release_copies(self) -> None:
         """Forget what copies that have ended were using."""
-        with self._in_use_lock:
-            while self._in_use and self._in_use[0][0].done():
-                self._in_use.popleft()
+        with self._copies_lock:
+            while self._copies_in_use and self._copies_in_use[0][0].done():
+                self._copies_in_use.popleft()
 
     # --- memory from CuPy
 
-    def _take(self, nbytes: int) -> tuple[int, object]:
+    def _take(self, allocate: str, nbytes: int) -> tuple[int, object]:
         with self.card.active():
-            memory = cupy().cuda.alloc(nbytes)
-        return int(memory.ptr), memory
-
-    def _take_pinned(self, nbytes: int) -> tuple[int, object]:
-        with self.card.active():
-            memory = cupy().cuda.alloc_pinned_memory(nbytes)
-        return int(memory.ptr), memory
-
-    def _take_managed(self, nbytes: int) -> tuple[int, object]:
-        with self.card.active():
-            memory = cupy().cuda.malloc_managed(nbytes)
+            memory = getattr(cupy().cuda, allocate)(nbytes)
         return int(memory.ptr), memory

@@ -12,9 +12,8 @@ from caldera.base.config import settings
 from caldera.base.formatting import bytes_text
 from caldera.core.memory.cuda import CudaDevice
 from caldera.core.memory.gpus import PACKAGE, card_count, own_card
-from caldera.core.memory.host import HostDevice
+from caldera.core.memory.host import HostDevice, LoopbackDevice
 from caldera.core.memory.interface import Device
-from caldera.core.memory.loopback import LoopbackDevice
 from caldera.errors import DeviceError
 
 _cpu = HostDevice()

@@ -1,21 +1,30 @@
-"""CPU device, and the return of freed heap memory to the operating system.
+"""Devices in host memory: the CPU, and a loopback device that behaves like one with hardware.
 
-The memory of the device is the host's, and launched work runs immediately.
+On the CPU launched work runs immediately. The memory of a loopback device is in this process, but
+separate: a forgotten copy shows up as wrong numbers. Each of its streams is a thread with a queue,
+so work runs later, in order within a stream and concurrently with other streams. An error that
+would occur on a GPU occurs there, on any machine.
 
 Memory freed between live blocks stays with the process, and so does memory freed at the end of
 the heap, up to 64 MiB for each thread. A compiler and the arrays used for measuring kernels leave
-more of it than a small network needs for all of its training.
+more of it than a small network needs for all of its training; `trim_heap` returns it.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import threading
+import weakref
 from collections.abc import Callable
+from queue import SimpleQueue
+
+import numpy as np
 
 from caldera.core.memory.interface import Event, Stream, TransferCounters
-from caldera.core.memory.pool import Block, Pool
+from caldera.core.memory.pool import Block, Pool, take_host_memory
 from caldera.core.memory.software import RecordingStream, SoftwareDevice
+from caldera.errors import DeviceError
 
 
 class HostEvent(Event):
@@ -105,3 +114,147 @@ def trim_heap(*, always: bool = False) -> bool:
         return False
     trim(0)
     return True
+
+
+class _Queue:
+    """The work of one stream, run by one thread. It does not know the stream, which may die."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.failure: BaseException | None = None
+        # (call, whether it runs even after an earlier call has failed); None ends the thread.
+        self.items: SimpleQueue[tuple[Callable[[], object], bool] | None] = SimpleQueue()
+        self.thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+
+    def put(self, call: Callable[[], object], *, always: bool = False) -> None:
+        if self.thread is None:
+            with self._starting:
+                if self.thread is None:
+                    thread = threading.Thread(target=self._work, name=self.name, daemon=True)
+                    thread.start()
+                    self.thread = thread
+        self.items.put((call, always))
+
+    def surfaced(self, failure: BaseException) -> None:
+        """The failure has been raised to somebody: let work run again."""
+        if self.failure is failure:
+            self.failure = None
+
+    def _work(self) -> None:
+        while (item := self.items.get()) is not None:
+            call, always = item
+            if always or self.failure is None:
+                try:
+                    call()
+                except BaseException as error:  # raised where somebody waits for the stream
+                    self.failure = error
+            # An idle thread must not keep the last call's arrays alive.
+            del item, call
+
+
+class LoopbackEvent(Event):
+    """A point in a queue; it keeps what had gone wrong before it."""
+
+    def __init__(self, queue: _Queue, counters: TransferCounters) -> None:
+        self._queue = queue
+        self._counters = counters
+        self._reached = threading.Event()
+        self.failure: BaseException | None = None
+        queue.put(self._reach, always=True)
+
+    def _reach(self) -> None:
+        self.failure = self._queue.failure
+        self._reached.set()
+
+    def done(self) -> bool:
+        return self._reached.is_set()
+
+    def check(self) -> None:
+        if self.failure is not None:
+            self._queue.surfaced(self.failure)
+            raise self.failure
+
+    def wait_until_reached(self) -> None:
+        """Wait for the point without raising what went wrong before it."""
+        self._reached.wait()
+
+    def synchronize(self) -> None:
+        if threading.current_thread() is self._queue.thread and not self.done():
+            raise DeviceError.build(
+                f"synchronize on {self._queue.name}",
+                expected="a wait from outside the stream",
+                got="a call running on the stream itself, which would wait for its own end",
+                hint="wait before launching, or read the arrays that were given to the call",
+            )
+        self._counters.add_wait()
+        self._reached.wait()
+        self.check()
+
+
+class LoopbackStream(RecordingStream):
+    """A queue of calls that a thread of its own runs in order.
+
+    After a call has failed the rest are skipped, until a `synchronize` has raised the failure.
+    """
+
+    def __init__(self, device_name: str, counters: TransferCounters) -> None:
+        super().__init__(device_name, counters)
+        self._queue = _Queue(f"stream of {device_name}")
+        weakref.finalize(self, self._queue.items.put, None)
+
+    def _launch(self, call: Callable[[], object]) -> None:
+        self._queue.put(call)
+
+    def synchronize(self) -> None:
+        self._before_waiting("synchronize")
+        LoopbackEvent(self._queue, self._counters).synchronize()
+
+    def record(self) -> Event:
+        self._before_waiting("record")
+        return LoopbackEvent(self._queue, self._counters)
+
+    def wait(self, event: Event) -> None:
+        self._before_waiting("wait")
+        queue = self._queue
+
+        def hold_back() -> None:
+            if not isinstance(event, LoopbackEvent):
+                event.synchronize()
+                return
+            event.wait_until_reached()
+            if event.failure is not None and queue.failure is None:
+                queue.failure = event.failure
+
+        queue.put(hold_back, always=True)
+
+
+def _take_marked_memory(nbytes: int) -> tuple[int, object]:
+    """Memory full of NaN (or -1), so that reading what was never copied in is seen."""
+    address, storage = take_host_memory(nbytes)
+    assert isinstance(storage, np.ndarray)
+    storage.fill(0xFF)
+    return address, storage
+
+
+class LoopbackDevice(SoftwareDevice):
+    """A test device with memory and streams of its own.
+
+    >>> from caldera.core.memory import device
+    >>> device("loopback:2")
+    <device loopback:2>
+    """
+
+    kind = "loopback"
+    is_host = False
+
+    def __init__(self, index: int, host_pool: Pool) -> None:
+        name = f"loopback:{index}"
+        self._host_pool = host_pool
+        super().__init__(name, index, Pool(name, _take_marked_memory))
+
+    def new_stream(self) -> Stream:
+        return LoopbackStream(self.name, self.counters)
+
+    def allocate_host(self, nbytes: int, owner: str = "") -> Block:
+        return self._host_pool.allocate(nbytes, owner)

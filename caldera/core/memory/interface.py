@@ -1,7 +1,6 @@
-"""What a device is: memory, streams that run work in order, events, capture and replay.
+"""Devices: memory, streams that run work in order, events, capture and replay, traces.
 
-`host.py`, `loopback.py` and `cuda.py` implement it; everything above knows devices only through
-this file.
+`host.py` and `cuda.py` implement them; higher packages use devices only through this file.
 
 Work is launched on a stream and may run later; work on one stream runs in order, work on two
 streams does not unless one waits for an event of the other. Copies between host and device are
@@ -13,19 +12,19 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from caldera.core.memory.launch_batching import Times
 from caldera.core.memory.pool import Block, Pool
 
-if TYPE_CHECKING:
-    from caldera.core.memory.trace import Trace
+Call = Callable[[], object]
+Times = Callable[[int], Call]
+"""Returns a call that runs some work so many times."""
 
 
 class Event(ABC):
@@ -205,40 +204,13 @@ class TransferCounters:
         with self._lock:
             self._waits += 1
 
-    @property
-    def waits(self) -> int:
-        """How often the host waited for the device."""
-        return self._waits
-
-    @property
-    def h2d(self) -> int:
-        """Copies from host to device."""
-        return self._counts["h2d"]
-
-    @property
-    def d2h(self) -> int:
-        """Copies from device to host."""
-        return self._counts["d2h"]
-
-    @property
-    def d2d(self) -> int:
-        """Copies inside the device."""
-        return self._counts["d2d"]
-
-    @property
-    def h2d_bytes(self) -> int:
-        """Bytes copied from host to device."""
-        return self._bytes["h2d"]
-
-    @property
-    def d2h_bytes(self) -> int:
-        """Bytes copied from device to host."""
-        return self._bytes["d2h"]
-
-    @property
-    def d2d_bytes(self) -> int:
-        """Bytes copied inside the device."""
-        return self._bytes["d2d"]
+    waits = property(lambda self: self._waits, doc="The number of waits of the host.")
+    h2d = property(lambda self: self._counts["h2d"], doc="Copies from host to device.")
+    d2h = property(lambda self: self._counts["d2h"], doc="Copies from device to host.")
+    d2d = property(lambda self: self._counts["d2d"], doc="Copies inside the device.")
+    h2d_bytes = property(lambda self: self._bytes["h2d"], doc="Bytes from host to device.")
+    d2h_bytes = property(lambda self: self._bytes["d2h"], doc="Bytes from device to host.")
+    d2d_bytes = property(lambda self: self._bytes["d2d"], doc="Bytes inside the device.")
 
     def __repr__(self) -> str:
         parts = [f"{key}={self._counts[key]} ({self._bytes[key]} bytes)" for key in self._counts]
@@ -362,3 +334,59 @@ class Device(ABC):
 
     def __repr__(self) -> str:
         return f"<device {self.name}>"
+
+
+@dataclass(frozen=True)
+class StreamSpan:
+    """Something that ran on a stream ("kernels" or "copies"), in seconds since the trace began."""
+
+    what: str
+    stream: str
+    begin: float
+    end: float
+
+
+class Trace:
+    """What ran on a device while it was recorded; see `recorded`."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._start = device.stream.record_timing()
+        self._marks: list[tuple[str, str, TimingEvent, TimingEvent]] = []
+
+    @contextmanager
+    def around(self, what: str, stream: Stream) -> Iterator[None]:
+        """Record what is launched inside."""
+        begin = stream.record_timing()
+        yield
+        name = "kernels" if stream is self._device.stream else "copies"
+        self._marks.append((what, name, begin, stream.record_timing()))
+
+    def spans(self) -> list[StreamSpan]:
+        """Everything that was recorded, in the order of its launch; waits for the device."""
+        self._device.stream.synchronize()
+        self._device.copy_stream.synchronize()
+        return [
+            StreamSpan(what, name, begin.since(self._start), end.since(self._start))
+            for what, name, begin, end in self._marks
+        ]
+
+
+@contextmanager
+def recorded(device: Device) -> Iterator[Trace]:
+    """Record the copies of a device and the runs of its plans.
+
+    >>> import numpy as np
+    >>> import caldera as cd
+    >>> from caldera.core.memory.interface import recorded
+    >>> with recorded(cd.device("loopback")) as trace:
+    ...     _ = cd.tensor([1.0, 2.0], kind=cd.DEVICE, device="loopback")
+    >>> [(span.what, span.stream) for span in trace.spans()]
+    [('h2d', 'kernels')]
+    """
+    trace = Trace(device)
+    device.trace = trace
+    try:
+        yield trace
+    finally:
+        device.trace = None

@@ -1,25 +1,32 @@
-"""Memory in size classes: freed blocks are kept and handed out again.
+"""Memory pools in size classes: freed blocks are kept and handed out again.
 
 A request is rounded up to the next of 512, 640, 768, 896, 1024, 1280, ... bytes (four steps to
-each power of two), so a block is less than 25% larger than what was asked, small ones aside. The
-larger, the fewer and the more alike they are, and the more is wasted on each: above 1 MiB there are
-8 steps, above 32 MiB 32 and above 512 MiB, where arenas are, 512.
+each power of two), so a block is less than 25% larger than the request, small ones aside. Larger
+blocks are fewer and more alike, and more is wasted on each: above 1 MiB there are 8 steps, above
+32 MiB 32 and above 512 MiB, where arenas are, 512.
 
-Who may have a block is decided by Python's reference counts alone. A `Block` goes back to its pool
-when the last reference to it is gone, and every array over it (`host_view`) holds such a
-reference, as do all views, slices and DLPack exports of that array. So memory is never handed out
-twice while anybody can still see it.
+Reference counts alone decide when a block is free. A `Block` goes back to its pool when the last
+reference to it is gone, and every array over it (`host_view`) holds such a reference, as do all
+views, slices and DLPack exports of that array. So no memory is handed out twice while it is read.
+
+On a machine of several NUMA nodes the pages of a large block are interleaved over all nodes. A page
+is otherwise placed on the node whose processor first writes to it, mostly that of the thread that
+reads a batch or draws weights; one node would then serve all processors. A process that is bound to
+one node (`numactl --cpunodebind=0`, or by an MPI launcher) keeps its memory there.
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import mmap
 import os
+import platform
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,8 +34,66 @@ from numpy.typing import NDArray
 
 from caldera.base.config import settings
 from caldera.base.formatting import bytes_text
-from caldera.core.memory.numa import interleave
+from caldera.base.machine import usable_numa_nodes
 from caldera.errors import OutOfMemoryError, ShapeError
+
+LEAST_BYTES = 1 << 20
+"""Smaller blocks stay in a processor's caches."""
+_MBIND = {"x86_64": 237, "aarch64": 235}
+"""The number of Linux's system call, for which the C library has no function."""
+_INTERLEAVE = 3
+_BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
+
+
+def interleave(address: int, nbytes: int, nodes: Sequence[int] | None = None) -> bool:
+    """Let pages that are not written yet lie on these nodes in turn, by default on those that the
+    process may use, if there are several; whether that was asked for and granted.
+
+    >>> from caldera.core.memory.pool import interleave
+    >>> from caldera.core.memory.pool import take_host_memory
+    >>> interleave(take_host_memory(1000)[0], 1000)
+    False
+    """
+    if nbytes < LEAST_BYTES:
+        return False
+    if nodes is None:
+        nodes = _usable_nodes()
+        if len(nodes) < 2:
+            return False
+    mbind = _mbind()
+    if mbind is None:
+        return False
+    # Whole pages: what else lies on the first and the last is not ours.
+    start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (address + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    mask = (ctypes.c_ulong * (max(nodes) // _BITS + 1))()
+    for node in nodes:
+        mask[node // _BITS] |= 1 << node % _BITS
+    return mbind(start, end - start, mask) == 0
+
+
+@cache
+def _usable_nodes() -> list[int]:
+    return usable_numa_nodes()
+
+
+@cache
+def _mbind() -> Callable[[int, int, ctypes.Array[ctypes.c_ulong]], int] | None:
+    """Linux's mbind(2); None on another system or processor."""
+    number = _MBIND.get(platform.machine()) if platform.system() == "Linux" else None
+    if number is None:
+        return None
+    call = ctypes.CDLL(None).syscall
+    call.restype = ctypes.c_long
+
+    def mbind(start: int, nbytes: int, mask: ctypes.Array[ctypes.c_ulong]) -> int:
+        # The kernel takes the number of bits to be one more than it reads.
+        bits = ctypes.c_ulong(len(mask) * _BITS + 1)
+        length = ctypes.c_ulong(nbytes)
+        return int(call(number, ctypes.c_void_p(start), length, _INTERLEAVE, mask, bits, 0))
+
+    return mbind
+
 
 ALIGNMENT = 128
 SMALLEST = 512

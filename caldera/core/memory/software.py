@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caldera.core.memory.capture import CapturingStream
-from caldera.core.memory.interface import CapturedGraph, Device, Stream, TimingEvent
+from caldera.core.memory.interface import CapturedGraph, Device, Direction, Stream, TimingEvent
 from caldera.core.memory.pool import Block, host_view
 from caldera.errors import DeviceError
 
@@ -85,27 +85,13 @@ class SoftwareDevice(Device):
 
     def copy_in(self, target: Block, offset: int, source: NDArray[Any], stream: Stream) -> None:
         given = contiguous_bytes(source)
-        inside = host_view(target, offset, given.shape, _BYTE)
-
-        def copy() -> None:
-            np.copyto(inside, given)
-            self.counters.add("h2d", inside.nbytes)
-
-        with self.span("h2d", stream):
-            stream.launch(copy)
+        self._copy("h2d", host_view(target, offset, given.shape, _BYTE), given, stream)
 
     def copy_out(
         self, target: NDArray[Any], source: Block, offset: int, nbytes: int, stream: Stream
     ) -> None:
-        outside = contiguous_bytes(target)[:nbytes]
         inside = host_view(source, offset, (nbytes,), _BYTE)
-
-        def copy() -> None:
-            np.copyto(outside, inside)
-            self.counters.add("d2h", inside.nbytes)
-
-        with self.span("d2h", stream):
-            stream.launch(copy)
+        self._copy("d2h", contiguous_bytes(target)[:nbytes], inside, stream)
 
     def copy_within(
         self,
@@ -116,14 +102,17 @@ class SoftwareDevice(Device):
         nbytes: int,
         stream: Stream,
     ) -> None:
-        to = host_view(target, offset, (nbytes,), _BYTE)
         given = host_view(source, source_offset, (nbytes,), _BYTE)
+        self._copy("d2d", host_view(target, offset, (nbytes,), _BYTE), given, stream)
 
+    def _copy(
+        self, direction: Direction, target: NDArray[Any], source: NDArray[Any], stream: Stream
+    ) -> None:
         def copy() -> None:
-            np.copyto(to, given)
-            self.counters.add("d2d", to.nbytes)
+            np.copyto(target, source)
+            self.counters.add(direction, target.nbytes)
 
-        with self.span("d2d", stream):
+        with self.span(direction, stream):
             stream.launch(copy)
 
 

@@ -15,8 +15,7 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from caldera.core.tensor.dtype import DType, bfloat16, canonical
-from caldera.core.tensor.layout import StridedView
-from caldera.core.tensor.shape import row_major_strides
+from caldera.core.tensor.shape import StridedView, row_major_strides
 from caldera.errors import DeviceError, DtypeError, ShapeError
 
 Array = NDArray[Any]

@@ -20,39 +20,30 @@ from caldera.errors import DataError, DtypeError, ShapeError
 
 DType = np.dtype[Any]
 
-bool_ = np.dtype(np.bool_)
-uint8 = np.dtype(np.uint8)
-uint16 = np.dtype(np.uint16)
-uint32 = np.dtype(np.uint32)
-uint64 = np.dtype(np.uint64)
-int8 = np.dtype(np.int8)
-int16 = np.dtype(np.int16)
-int32 = np.dtype(np.int32)
-int64 = np.dtype(np.int64)
-float16 = np.dtype(np.float16)
-bfloat16 = np.dtype(ml_dtypes.bfloat16)
-float32 = np.dtype(np.float32)
-float64 = np.dtype(np.float64)
-complex64 = np.dtype(np.complex64)
-complex128 = np.dtype(np.complex128)
-
-ALL: tuple[DType, ...] = (
-    bool_,
-    uint8,
-    uint16,
-    uint32,
-    uint64,
-    int8,
-    int16,
-    int32,
-    int64,
-    float16,
-    bfloat16,
-    float32,
-    float64,
-    complex64,
-    complex128,
+ALL: tuple[DType, ...] = tuple(
+    map(
+        np.dtype,
+        (
+            np.bool_,
+            np.uint8,
+            np.uint16,
+            np.uint32,
+            np.uint64,
+            np.int8,
+            np.int16,
+            np.int32,
+            np.int64,
+            np.float16,
+            ml_dtypes.bfloat16,
+            np.float32,
+            np.float64,
+            np.complex64,
+            np.complex128,
+        ),
+    )
 )
+bool_, uint8, uint16, uint32, uint64, int8, int16, int32, int64, *_inexact = ALL
+float16, bfloat16, float32, float64, complex64, complex128 = _inexact
 BY_NAME: dict[str, DType] = {dtype.name: dtype for dtype in ALL}
 FLOATS: frozenset[DType] = frozenset({float16, bfloat16, float32, float64})
 HALVES = frozenset({float16, bfloat16})

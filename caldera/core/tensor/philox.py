@@ -83,10 +83,7 @@ def uniform01(
     """
     if dtype not in (*_UNIFORM_BITS, float64):
         raise _not_a_float("uniform01", dtype)
-    name = _name(seed, step, stream)
-    values = np.empty(count, dtype=dtype)
-    _in_parts(count, lambda begin, end: _fill_uniform(values[begin:end], name, first + begin))
-    return values
+    return _filled(_fill_uniform, _name(seed, step, stream), first, np.empty(count, dtype))
 
 
 def _fill_uniform(values: NDArray[Any], name: Name, first: int) -> None:
@@ -116,10 +113,7 @@ def normal(
         return normal(seed, step, stream, first, count, float32).astype(dtype)
     if dtype not in (float32, float64):
         raise _not_a_float("normal", dtype)
-    name = _name(seed, step, stream)
-    values = np.empty(count, dtype=dtype)
-    _in_parts(count, lambda begin, end: _fill_normal(values[begin:end], name, first + begin))
-    return values
+    return _filled(_fill_normal, _name(seed, step, stream), first, np.empty(count, dtype))
 
 
 def _fill_normal(values: NDArray[Any], name: Name, first: int) -> None:
@@ -141,13 +135,17 @@ def _fill_normal(values: NDArray[Any], name: Name, first: int) -> None:
         odd[: sines.size] = sines[: odd.size]
 
 
-def _in_parts(count: int, fill: Callable[[int, int], None]) -> None:
-    """Fill a range of elements, on several threads if it is long: any range can be made alone."""
+def _filled(
+    fill: Callable[[NDArray[Any], Name, int], None], name: Name, first: int, values: NDArray[Any]
+) -> NDArray[Any]:
+    """Fill an array from element `first` of a stream on, on several threads if it is long."""
 
     def part(worker: int, workers: int) -> None:
-        fill(count * worker // workers, count * (worker + 1) // workers)
+        begin, end = (values.size * share // workers for share in (worker, worker + 1))
+        fill(values[begin:end], name, first + begin)
 
-    parallel_for(part, -(-count // _WORTH_A_THREAD))
+    parallel_for(part, -(-values.size // _WORTH_A_THREAD))
+    return values
 
 
 def _name(seed: int, step: int, stream: int) -> Name:

@@ -1,6 +1,8 @@
-"""Shapes and axes: pure functions on tuples of ints, shared by tensors and graphs.
+"""Shapes, axes and strides: pure functions and values, shared by tensors and graphs.
 
-Every function that can fail takes `where`, the name its error message starts with.
+Every function that can fail takes `where`, the name its error message starts with. A strided view
+is (shape, strides, offset), all in elements. Basic indices (ints, slices, `...`, None) give another
+view of the same memory; index arrays do not, and are left to NumPy on a copy.
 """
 
 from __future__ import annotations
@@ -9,11 +11,12 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from math import prod
 from operator import index
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from caldera.errors import ShapeError
+from caldera.errors import IndexingError, ShapeError
 
 Shape = tuple[int, ...]
 
@@ -174,3 +177,248 @@ def _as_int(value: object, where: str, expected: str) -> int:
         return index(value)  # type: ignore[arg-type]
     except TypeError:
         raise ShapeError.build(where, expected=expected, got=repr(value)) from None
+
+
+class StridedView(NamedTuple):
+    """Element (i, j, ...) lies at offset + i * strides[0] + j * strides[1] + ..."""
+
+    shape: Shape
+    strides: Shape
+    offset: int
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the elements follow each other in row-major order, without gaps.
+
+        >>> StridedView((2, 3), (3, 1), 6).is_dense, StridedView((2, 3), (1, 2), 0).is_dense
+        (True, False)
+        """
+        if self.strides == row_major_strides(self.shape) or size(self.shape) == 0:
+            return True
+        expected = 1
+        for size_of_axis, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if size_of_axis != 1 and stride != expected:
+                return False
+            expected *= size_of_axis
+        return True
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The first element of memory that is used, and how many from there on to the last.
+
+        >>> StridedView((3,), (-2,), 5).span
+        (1, 5)
+        """
+        if size(self.shape) == 0:
+            return self.offset, 0
+        first = last = self.offset
+        for size_of_axis, stride in zip(self.shape, self.strides, strict=True):
+            reach = (size_of_axis - 1) * stride
+            first += min(reach, 0)
+            last += max(reach, 0)
+        return first, last - first + 1
+
+    def element(self, indices: tuple[object, ...]) -> int:
+        """The position of one element, from as many ints as there are axes.
+
+        >>> StridedView((2, 3), (3, 1), 0).element((1, -1))
+        5
+        """
+        position = self.offset
+        for axis, number in enumerate(indices):
+            position += self._inside(number, axis) * self.strides[axis]
+        return position
+
+    def indexed(self, key: tuple[object, ...]) -> StridedView:
+        """The layout of a basic index, by NumPy's rules.
+
+        >>> StridedView((4, 5), (5, 1), 0).indexed((slice(None, None, 2), -1))
+        StridedView(shape=(2,), strides=(10,), offset=4)
+        """
+        shape: list[int] = []
+        strides: list[int] = []
+        offset = self.offset
+        axis = 0
+        for item in self._without_ellipsis(key):
+            if item is None:
+                shape.append(1)
+                strides.append(0)
+                continue
+            stride = self.strides[axis]
+            if isinstance(item, slice):
+                start, step, length = self._sliced(item, axis)
+                shape.append(length)
+                strides.append(stride * step)
+                # The start of an empty slice may lie outside the memory.
+                offset += start * stride if length else 0
+            else:
+                offset += self._inside(item, axis) * stride
+            axis += 1
+        return StridedView(tuple(shape), tuple(strides), offset)
+
+    def reshaped(self, shape: Shape) -> StridedView | None:
+        """The layout of the same elements in another shape, or None if no strides express it.
+
+        >>> StridedView((4, 6), (6, 1), 0).reshaped((2, 2, 6))
+        StridedView(shape=(2, 2, 6), strides=(12, 6, 1), offset=0)
+        >>> StridedView((6, 4), (1, 6), 0).reshaped((24,)) is None
+        True
+        """
+        if self.is_dense:
+            return StridedView(shape, row_major_strides(shape), self.offset)
+        # Neighbouring axes that step evenly are one run; each new axis is cut from one run.
+        runs: list[tuple[int, int]] = []
+        for size_of_axis, stride in zip(self.shape, self.strides, strict=True):
+            if size_of_axis == 1:
+                continue
+            if runs and runs[-1][1] == size_of_axis * stride:
+                runs[-1] = (runs[-1][0] * size_of_axis, stride)
+            else:
+                runs.append((size_of_axis, stride))
+        strides: list[int] = []
+        left, step = 1, 1
+        for size_of_axis in reversed(shape):
+            if size_of_axis != 1 and left == 1:
+                left, step = runs.pop()
+            if left % size_of_axis:
+                return None
+            strides.append(step)
+            left //= size_of_axis
+            step *= size_of_axis
+        return StridedView(shape, tuple(reversed(strides)), self.offset)
+
+    def permuted(self, order: Shape) -> StridedView:
+        """The layout with the axes in another order.
+
+        >>> StridedView((2, 3), (3, 1), 0).permuted((1, 0))
+        StridedView(shape=(3, 2), strides=(1, 3), offset=0)
+        """
+        return StridedView(
+            tuple(self.shape[axis] for axis in order),
+            tuple(self.strides[axis] for axis in order),
+            self.offset,
+        )
+
+    def _without_ellipsis(self, key: tuple[object, ...]) -> list[object]:
+        """The key with whole slices for the axes it leaves out."""
+        places = [position for position, item in enumerate(key) if item is Ellipsis]
+        used = sum(item is not None and item is not Ellipsis for item in key)
+        if len(places) > 1:
+            raise IndexingError.build("index", expected="at most one ...", got=_written(key))
+        if used > len(self.shape):
+            raise IndexingError.build(
+                "index",
+                expected=f"at most {len(self.shape)} indices for shape {self.shape}",
+                got=_written(key),
+            )
+        position = places[0] if places else len(key)
+        whole = [slice(None)] * (len(self.shape) - used)
+        return [*key[:position], *whole, *key[position + 1 :]]
+
+    def _inside(self, item: object, axis: int) -> int:
+        """An int index counted from the front."""
+        number = index(item)  # type: ignore[arg-type]
+        length = self.shape[axis]
+        if not -length <= number < length:
+            raise IndexingError.build(
+                f"index {number} of axis {axis}",
+                expected=f"{-length} to {length - 1}" if length else "nothing: the axis is empty",
+                got=f"{number} for shape {self.shape}",
+            )
+        return number + length if number < 0 else number
+
+    def _sliced(self, item: slice, axis: int) -> tuple[int, int, int]:
+        """Start, step and length of a slice."""
+        try:
+            start, stop, step = item.indices(self.shape[axis])
+        except (TypeError, ValueError):
+            raise IndexingError.build(
+                "index", expected="a slice of ints with a step other than 0", got=_written((item,))
+            ) from None
+        return start, step, len(range(start, stop, step))
+
+
+def is_element(key: tuple[object, ...], rank: int) -> bool:
+    """Whether the key names one element: an int for every axis.
+
+    >>> is_element((0, -1), 2), is_element((0,), 2)
+    (True, False)
+    """
+    if len(key) != rank:
+        return False
+    # A loop is twice as fast as `all` with a generator, and this runs for every `t[i, j]`.
+    for item in key:  # noqa: SIM110
+        if type(item) is not int and not _is_int(item):
+            return False
+    return True
+
+
+def is_basic(key: tuple[object, ...]) -> bool:
+    """Whether the key gives a view: ints, slices, `...` and None alone.
+
+    >>> is_basic((0, slice(1), None, ...)), is_basic(([0, 1],))
+    (True, False)
+    """
+    return all(
+        item is None or item is Ellipsis or isinstance(item, slice) or _is_int(item) for item in key
+    )
+
+
+def index_arrays(key: tuple[object, ...]) -> tuple[Any, ...]:
+    """A key with index arrays as NumPy takes it: lists and tensors in it become arrays.
+
+    >>> index_arrays((slice(2), [0, 1]))
+    (slice(None, 2, None), array([0, 1]))
+    """
+    return tuple(item if is_basic((item,)) else _index_array(item) for item in key)
+
+
+def picked(array: NDArray[Any], key: tuple[Any, ...]) -> Any:
+    """The elements that index arrays select; NumPy's complaints become ours.
+
+    >>> picked(np.arange(5), (np.array([3, 3]),)).tolist()
+    [3, 3]
+    """
+    try:
+        return array[key]
+    except IndexError as error:
+        raise IndexingError.build(
+            "index", expected=f"indices for shape {array.shape}", got=str(error)
+        ) from None
+
+
+def _index_array(item: object) -> NDArray[Any]:
+    try:
+        array = np.asarray(item)
+    except ValueError:
+        array = np.empty(0, object)
+    if array.size == 0 and isinstance(item, list):
+        return array.astype(np.intp)
+    if array.dtype.kind not in "biu":
+        raise IndexingError.build(
+            "index",
+            expected="ints, slices, ..., None, or arrays of ints or bools",
+            got=f"{type(item).__name__} {item!r}",
+        )
+    if array.dtype == np.uint64:
+        # NumPy would count what int64 has not from the end.
+        array = np.minimum(array, np.iinfo(np.int64).max).astype(np.int64)
+    return array
+
+
+def _is_int(item: object) -> bool:
+    return isinstance(item, int | np.integer) and not isinstance(item, bool)
+
+
+def _written(key: tuple[object, ...]) -> str:
+    """The key as it stands between the brackets."""
+
+    def part(item: object) -> str:
+        if item is Ellipsis:
+            return "..."
+        if isinstance(item, slice):
+            bounds = [item.start, item.stop] + ([] if item.step is None else [item.step])
+            return ":".join("" if bound is None else str(bound) for bound in bounds)
+        return str(item)
+
+    return f"[{', '.join(part(item) for item in key)}]"

@@ -14,8 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 from caldera.core.memory import DEVICE, HOST, MANAGED, Device, Kind, MemoryManager, Stream
 from caldera.core.tensor import dlpack
 from caldera.core.tensor.dtype import DType
-from caldera.core.tensor.layout import StridedView
-from caldera.core.tensor.shape import Shape, size
+from caldera.core.tensor.shape import Shape, StridedView, size
 from caldera.errors import DeviceError
 
 Array = NDArray[Any]
@@ -23,6 +22,24 @@ _STRETCH = 64
 """Columns of a transpose that are copied at once."""
 _LARGE = 1 << 20
 """Bytes that caches next to a core do not keep."""
+
+
+class ScalarConversions:
+    """Python's conversions of a value with a single element, which `item` returns."""
+
+    __slots__ = ()
+
+    def __float__(self: Any) -> float:
+        return float(self.item())
+
+    def __int__(self: Any) -> int:
+        return int(self.item())
+
+    def __complex__(self: Any) -> complex:
+        return complex(self.item())
+
+    def __bool__(self: Any) -> bool:
+        return bool(self.item())
 
 
 class StridedArray:

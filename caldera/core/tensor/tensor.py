@@ -19,25 +19,29 @@ from caldera.core.memory import device as find_device
 from caldera.core.tensor import dlpack
 from caldera.core.tensor.dtype import DType, bool_, canonical, exactly, is_complex, little_endian
 from caldera.core.tensor.fillers import Constant, as_filler, filled
-from caldera.core.tensor.layout import StridedView, index_arrays, is_basic, is_element, picked
 from caldera.core.tensor.shape import (
     Shape,
+    StridedView,
     as_shape,
+    index_arrays,
+    is_basic,
+    is_element,
     normalise_axes,
     normalise_axis,
     normalise_permutation,
+    picked,
     reshape_with_unknown,
     row_major_strides,
     size,
 )
-from caldera.core.tensor.strided import StridedArray
+from caldera.core.tensor.strided import ScalarConversions, StridedArray
 from caldera.errors import DeviceError, DtypeError, IndexingError, ShapeError
 
 Array = NDArray[Any]
 DeviceSpec = Device | str | int | None
 
 
-class Tensor(StridedArray):
+class Tensor(StridedArray, ScalarConversions):
     """Numbers of one dtype, arranged in a shape.
 
     `fill` is a filler, a number, or an array of this shape; without it the tensor holds zeros.
@@ -400,18 +404,6 @@ class Tensor(StridedArray):
         [[1, 2], [3, 4]]
         """
         return self.numpy().tolist()
-
-    def __float__(self) -> float:
-        return float(self.item())
-
-    def __int__(self) -> int:
-        return int(self.item())
-
-    def __complex__(self) -> complex:
-        return complex(self.item())
-
-    def __bool__(self) -> bool:
-        return bool(self.item())
 
     def __repr__(self) -> str:
         values = np.array2string(self.numpy(), separator=", ", prefix="Tensor(", threshold=100)

@@ -26,8 +26,7 @@ from caldera.data.datasets.dataset_cache import (
 from caldera.data.datasets.dataset_cache import download as fetch
 from caldera.data.datasets.image_folder import train_and_test
 from caldera.data.sources.base import Array
-from caldera.data.sources.encoded_images import SUFFIXES, LabelledImage, class_names
-from caldera.data.sources.file_formats import archive_members
+from caldera.data.sources.file_formats import SUFFIXES, LabelledImage, archive_members, class_names
 from caldera.data.sources.indexed_data import ArrayData
 from caldera.data.transforms.decode import ImageSize, decode_all
 from caldera.errors import DataError

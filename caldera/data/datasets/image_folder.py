@@ -12,7 +12,7 @@ from caldera.base.threads import parallel_for
 from caldera.data.datasets.dataset import Dataset, split
 from caldera.data.loading.pipeline import Pipeline
 from caldera.data.sources.base import Data
-from caldera.data.sources.encoded_images import Files, LabelledImage, class_names, images_in_folder
+from caldera.data.sources.file_formats import Files, LabelledImage, class_names, images_in_folder
 from caldera.data.sources.indexed_data import ArrayData
 from caldera.data.transforms.decode import (
     Decode,

@@ -12,8 +12,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from caldera.data.column import Column
 from caldera.data.datasets.dataset import Dataset, arrays, split_rows
-from caldera.data.schema import Column, Schema
+from caldera.data.schema import Schema
 from caldera.data.sources.base import SCALE, Array
 from caldera.data.sources.indexed_data import ArrayData
 from caldera.data.tables.encoders import NumberEncoder

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from caldera.base.arguments import checked, refusal, within
 from caldera.core.tensor.dtype import DType, uint8
-from caldera.data.loading.statistics import PipelineStatistics
+from caldera.data.loading.tuner import PipelineStatistics
 from caldera.data.random_draws import Draw
 from caldera.data.sources.as_data import as_data
 from caldera.data.sources.base import Array, Arrays, Data, StoredArrays, checked_rows

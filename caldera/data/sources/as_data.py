@@ -13,8 +13,7 @@ import numpy as np
 from caldera.base.arguments import refusal
 from caldera.core.tensor import Tensor
 from caldera.data.sources.base import SCALE, Array, Data
-from caldera.data.sources.encoded_images import Files, images_in_archive, images_in_folder
-from caldera.data.sources.file_formats import map_idx
+from caldera.data.sources.file_formats import Files, images_in_archive, images_in_folder, map_idx
 from caldera.data.sources.indexed_data import (
     ArrayData,
     ItemData,

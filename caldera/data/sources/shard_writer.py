@@ -13,7 +13,7 @@ from caldera.base.arguments import checked
 from caldera.base.file_cache import write_file
 from caldera.data.sources.as_data import as_data
 from caldera.data.sources.base import Arrays, Data
-from caldera.data.sources.encoded_images import Files
+from caldera.data.sources.file_formats import Files
 from caldera.data.sources.iterable_data import IterableData
 from caldera.data.sources.shards import FORMAT, INDEX, VERSION, ShardColumn, Shards
 from caldera.errors import ConfigError, DataError

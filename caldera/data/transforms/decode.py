@@ -16,7 +16,7 @@ from caldera.base.registry import optional_import
 from caldera.base.threads import parallel_for
 from caldera.data.random_draws import Draw
 from caldera.data.sources.base import Array
-from caldera.data.sources.encoded_images import LabelledImage
+from caldera.data.sources.file_formats import LabelledImage
 from caldera.data.transforms.stage import Transform
 from caldera.errors import ConfigError, DataError
 

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 from caldera.core.graph.node import Node
 from caldera.core.graph.program import Body
-from caldera.draw.graph.layered_layout import arrange
-from caldera.draw.graph.levels import GraphEdge, levels_of
+from caldera.draw.graph.layered_layout import GraphEdge, arrange, levels_of
 from caldera.draw.graph.marks import (
     Arrow,
     Mark,

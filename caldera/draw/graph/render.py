@@ -1,8 +1,8 @@
-"""Panels, legend and title: the whole picture as the text of an SVG file."""
+"""Rendering of graphs as SVG: panels with legend and title, and networks folded by layer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -10,8 +10,10 @@ from pathlib import Path
 from caldera.base.formatting import bytes_text, flops_text
 from caldera.core.graph.node import Node
 from caldera.core.graph.program import Program
-from caldera.draw.graph.marks import DETAIL_SIZE, HEADER, Arrow, Mark, Scene
+from caldera.draw.graph.clusters import place
+from caldera.draw.graph.marks import DETAIL_SIZE, HEADER, Arrow, Mark, Role, Scene
 from caldera.draw.graph.scene_builder import ProgramScene, build_scene
+from caldera.draw.page import Safe, inline_svg
 from caldera.draw.svg import (
     CARD,
     DTYPE_COLOURS,
@@ -254,30 +256,22 @@ def _shape(mark: Mark, x: float, y: float) -> str:
         "height": height,
     }
     strong, pale = mark.colour.strong, mark.colour.pale
-    match mark.role:
-        case "product":
-            return element("rect", rx=5.0, fill=strong, stroke=strong, stroke_width=2.0, **box)
-        case "movement":
-            return element("rect", rx=5.0, fill=CARD, stroke=strong, stroke_opacity=0.45, **box)
-        case "group":
-            return element("rect", rx=7.0, fill=CARD, stroke=strong, stroke_width=1.6, **box)
-        case "variable" | "array":
-            dashes = {"stroke_dasharray": "1.5 2"} if mark.role == "array" else {}
-            return element(
-                "rect", rx=height / 2, fill=CARD, stroke=strong, stroke_width=1.6, **dashes, **box
-            )
-        case "input":
-            return _slanted(left, top, width, height, strong)
-        case "constant":
-            return element("rect", rx=height / 2, fill=SOFT, **box)
-        case "again":
-            return element(
-                "rect", rx=height / 2, fill=CARD, stroke=strong, stroke_dasharray="4 3", **box
-            )
-        case "output" | "update":
-            colour = TEXT if mark.role == "output" else UPDATE
-            return element("rect", rx=3.0, fill=colour, **box)
-    return element("rect", rx=5.0, fill=pale, stroke=strong, stroke_opacity=0.75, **box)
+    if mark.role == "input":
+        return _slanted(left, top, width, height, strong)
+    outline = {"rx": height / 2, "fill": CARD, "stroke": strong}
+    styles: dict[str, dict[str, object]] = {
+        "product": {"rx": 5.0, "fill": strong, "stroke": strong, "stroke_width": 2.0},
+        "movement": {"rx": 5.0, "fill": CARD, "stroke": strong, "stroke_opacity": 0.45},
+        "group": {"rx": 7.0, "fill": CARD, "stroke": strong, "stroke_width": 1.6},
+        "variable": {**outline, "stroke_width": 1.6},
+        "array": {**outline, "stroke_width": 1.6, "stroke_dasharray": "1.5 2"},
+        "constant": {"rx": height / 2, "fill": SOFT},
+        "again": {**outline, "stroke_dasharray": "4 3"},
+        "output": {"rx": 3.0, "fill": TEXT},
+        "update": {"rx": 3.0, "fill": UPDATE},
+    }
+    plain = {"rx": 5.0, "fill": pale, "stroke": strong, "stroke_opacity": 0.75}
+    return element("rect", **styles.get(mark.role, plain), **box)
 
 
 def _slanted(left: float, top: float, width: float, height: float, colour: str) -> str:
@@ -364,21 +358,77 @@ def _counted(count: int, noun: str, several: str = "") -> str:
     return f"{count} {noun if count == 1 else several or noun + 's'}" if count else ""
 
 
+_MEANINGS: dict[Role, str] = {
+    "product": "matrix product or convolution",
+    "movement": "moves elements",
+    "group": "group that runs as one",
+    "variable": "variable",
+    "input": "input",
+    "array": "data",
+    "constant": "number",
+    "again": "drawn above, used here",
+    "output": "output",
+    "update": "new value of a variable",
+}
+
+
 def _legend() -> Iterator[tuple[Mark, str]]:
     for each in DTYPE_COLOURS:
         yield _sample(Mark("operation", "", each)), each.name
-    yield _sample(Mark("product", "", FLOAT32)), "matrix product or convolution"
-    yield _sample(Mark("movement", "", FLOAT32)), "moves elements"
-    yield _sample(Mark("group", "", FLOAT32)), "group that runs as one"
-    yield _sample(Mark("variable", "", FLOAT32)), "variable"
-    yield _sample(Mark("input", "", FLOAT32)), "input"
-    yield _sample(Mark("array", "", FLOAT32)), "data"
-    yield _sample(Mark("constant", "", FLOAT32)), "number"
-    yield _sample(Mark("again", "", FLOAT32)), "drawn above, used here"
-    yield _sample(Mark("output", "", FLOAT32)), "output"
-    yield _sample(Mark("update", "", FLOAT32)), "new value of a variable"
+    for role, meaning in _MEANINGS.items():
+        yield _sample(Mark(role, "", FLOAT32)), meaning
 
 
 def _sample(mark: Mark) -> Mark:
     mark.width, mark.height = 22.0, 14.0
     return mark
+
+
+_PRODUCTS = ("Dense", "Conv", "Attention", "LSTM", "GRU", "RNN")
+
+
+@dataclass(frozen=True)
+class LayerBlock:
+    """A layer: what it is, what it gives, and the numbers of the blocks it reads; -1 is the input.
+
+    >>> LayerBlock("Dense", "10", (0,)).label
+    'Dense'
+    """
+
+    label: str
+    detail: str
+    reads: Sequence[int] = ()
+
+
+def block_picture(blocks: Sequence[LayerBlock], source: str) -> Safe:
+    """The blocks from top to bottom, as a picture of a page; `source` is what the input is.
+
+    >>> "Dense" in block_picture([LayerBlock("Dense", "10", (-1,))], "64")
+    True
+    """
+    scene = Scene()
+    given = Mark("input", "input", FLOAT32, source)
+    marks = [
+        Mark(
+            "product" if each.label.startswith(_PRODUCTS) else "operation",
+            each.label,
+            FLOAT32,
+            each.detail,
+        )
+        for each in blocks
+    ]
+    scene.marks = [given, *marks]
+    for mark, each in zip(marks, blocks, strict=True):
+        for index in sorted(set(each.reads)):
+            scene.arrows.append(Arrow(given if index < 0 else marks[index], mark, FLOAT32))
+    place(scene)
+    scene.move(MARGIN, MARGIN / 2)
+    width, height = scene.width + 2 * MARGIN, scene.height + MARGIN
+    return inline_svg(
+        width,
+        height,
+        *scene_elements(scene),
+        class_="blocks graph-words",
+        label=f"the network, layer by layer: {', '.join(each.label for each in blocks)}",
+        style=f"width:{width:.0f}px",
+    )

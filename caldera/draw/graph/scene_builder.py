@@ -16,8 +16,7 @@ from itertools import accumulate
 from caldera.core.graph.node import Node, Symbol
 from caldera.core.graph.program import Program
 from caldera.draw.graph.clusters import BETWEEN_COLUMNS, mark_of, packed, side_by_side
-from caldera.draw.graph.layered_layout import SMALLEST_GAP
-from caldera.draw.graph.levels import GraphEdge, levels_of
+from caldera.draw.graph.layered_layout import SMALLEST_GAP, GraphEdge, levels_of
 from caldera.draw.graph.marks import (
     Arrow,
     Mark,

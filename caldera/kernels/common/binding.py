@@ -1,23 +1,25 @@
-"""Named arguments of a kernel, and its workspace: limit, size and arrays."""
+"""Named arguments of a kernel, and its memory: workspace limit, size and arrays, and overlap."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import Generic, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from caldera.base.config import settings
-from caldera.core.graph.node import Spec
+from caldera.core.graph.node import Node, Spec
 from caldera.core.tensor.dtype import HALVES, DType, float32
 from caldera.core.tensor.shape import Shape
-from caldera.kernels.table import Array
+from caldera.kernels.table import Array, Call, Kernel, Runner
 
 Kind = TypeVar("Kind")
 
 
+@dataclass(frozen=True, eq=False, slots=True)
 class ArgumentNames(Generic[Kind]):
     """The names of a kernel's arguments in the order in which it takes them, each with its kind.
 
@@ -31,24 +33,16 @@ class ArgumentNames(Generic[Kind]):
     TypeError: kernel copy takes target, source, count: missing target, unknown goal
     """
 
-    __slots__ = ("kernel", "kinds")
-
-    def __init__(self, kernel: str, kinds: Mapping[str, Kind]) -> None:
-        self.kernel = kernel
-        self.kinds = dict(kinds)
+    kernel: str
+    kinds: Mapping[str, Kind]
 
     def check(self, given: Mapping[str, object]) -> None:
         """Raise unless every name is there, and no other."""
         if given.keys() != self.kinds.keys():
-            raise TypeError(
-                f"kernel {self.kernel} takes {', '.join(self.kinds)}: "
-                + ", ".join(self._wrong(given))
-            )
-
-    def _wrong(self, given: Iterable[str]) -> list[str]:
-        here = set(given)
-        missing = [f"missing {name}" for name in self.kinds if name not in here]
-        return missing + [f"unknown {name}" for name in given if name not in self.kinds]
+            wrong = [f"missing {name}" for name in self.kinds if name not in given]
+            wrong += [f"unknown {name}" for name in given if name not in self.kinds]
+            takes = ", ".join(self.kinds)
+            raise TypeError(f"kernel {self.kernel} takes {takes}: {', '.join(wrong)}")
 
 
 ALIGNMENT = 64
@@ -75,6 +69,28 @@ def at_most_workspace(limit: int) -> Iterator[None]:
         yield
     finally:
         _limit.reset(before)
+
+
+def restricted(
+    kernel: Kernel, bounds: Callable[[], AbstractContextManager[None]], **fields: Any
+) -> Kernel:
+    """Return the kernel with all its decisions made within `bounds`, and these fields changed."""
+
+    def bind(call: Call) -> Runner:
+        with bounds():
+            return kernel.bind(call)
+
+    def workspace(node: Node) -> int:
+        with bounds():
+            return kernel.workspace(node)
+
+    return replace(kernel, bind=bind, workspace=workspace, source=kernel.origin, **fields)
+
+
+def may_overwrite(node: Node) -> bool:
+    """Return True if x, to which is added at positions, may share memory with the result."""
+    x, positions, updates = node.inputs
+    return x.spec not in (positions.spec, updates.spec)
 
 
 def _aligned(nbytes: int) -> int:

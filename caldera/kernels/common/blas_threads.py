@@ -31,10 +31,10 @@ def _find(names: tuple[str, ...]) -> Callable[..., int] | None:
     return found
 
 
-_set_threads = _find(_SETTERS)
+_set_threads = _find(_SETTERS) or (lambda count: 0)
 _get_threads = _find(
     tuple(name.replace("_set_", "_get_").replace("_Set_Num_", "_Get_Max_") for name in _SETTERS)
-)
+) or (lambda: 1)
 
 
 class SingleThreadedBlas:
@@ -49,8 +49,6 @@ class SingleThreadedBlas:
         self._before = 1
 
     def __enter__(self) -> None:
-        if _set_threads is None or _get_threads is None:
-            return
         with self._lock:
             if self._inside == 0:
                 self._before = _get_threads()
@@ -63,8 +61,6 @@ class SingleThreadedBlas:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if _set_threads is None or _get_threads is None:
-            return
         with self._lock:
             self._inside -= 1
             if self._inside == 0:

@@ -33,8 +33,7 @@ class PendingMessage:
     )
 
     def __init__(self) -> None:
-        self._request: Request | None = None
-        self._arrives: np.ndarray | None = None
+        self._in_flight: tuple[Request, np.ndarray] | None = None
 
     @classmethod
     def of(cls, communicator: Communicator, message: Message) -> PendingMessage:
@@ -44,14 +43,12 @@ class PendingMessage:
 
     def begin(self, request: Request, arrives: np.ndarray) -> None:
         """It is on its way to this place."""
-        self._request, self._arrives = request, arrives
+        self._in_flight = request, arrives
 
     def end(self) -> np.ndarray:
         """Wait until it has arrived; where."""
-        request, arrives = self._request, self._arrives
-        self._request = self._arrives = None
-        assert request is not None, "what was not begun does not arrive"
-        assert arrives is not None
+        assert self._in_flight is not None, "what was not begun does not arrive"
+        (request, arrives), self._in_flight = self._in_flight, None
         request.wait()
         return arrives
 
@@ -76,15 +73,14 @@ def starting(
     communicator: Communicator,
     shapes: Sequence[Shape],
     places: Sequence[np.ndarray],
-    ready: Callable[[], object] | None = None,
+    ready: Callable[[], object] = lambda: None,
 ) -> Callable[[], None]:
     """What sets a message going that has been packed; `ready` waits until it has been."""
     send, receive = places[0], places[-1]
     flight = PendingMessage.of(communicator, message)
 
     def carry(own: Communicator) -> None:
-        if ready is not None:
-            ready()
+        ready()
         perform(message, own, shapes, send, receive)
 
     def now() -> None:
@@ -96,8 +92,7 @@ def starting(
         flight.begin(communicator.background(carry), receive)
 
     def to_one() -> None:
-        if ready is not None:
-            ready()
+        ready()
         flight.begin(communicator.Isend(send, message.peer), receive)
 
     def from_one() -> None:
@@ -153,25 +148,18 @@ def packing(
     message: Message, values: Sequence[Array], send: Array, rank: int, room: Array = None
 ) -> Pairs:
     """The copies that pack a message, in order; `room` is a workspace (see `dense_workspace`)."""
-    pairs = _packing(message, values, send, rank, room)
+    if message.kind == "scatter":
+        pairs = _by_rank(send, values, room)
+    elif message.kind == "gather":
+        pairs = _side_by_side(send[rank], values)
+    elif message.leaves is None:
+        pairs = _side_by_side(send, values)
+    else:
+        count, pairs = len(values) // len(send), []
+        for index, row in enumerate(send):
+            pairs += _side_by_side(row, values[index * count : (index + 1) * count])
     # What was written there at once need not be copied.
     return [(to, given) for to, given in pairs if address_of(to) != address_of(given)]
-
-
-def _packing(
-    message: Message, values: Sequence[Array], send: Array, rank: int, room: Array
-) -> Pairs:
-    if message.kind == "gather":
-        return _side_by_side(send[rank], values)
-    if message.kind == "scatter":
-        return _by_rank(send, values, room)
-    if message.leaves is None:
-        return _side_by_side(send, values)
-    count = len(values) // len(send)
-    found: Pairs = []
-    for index, row in enumerate(send):
-        found += _side_by_side(row, values[index * count : (index + 1) * count])
-    return found
 
 
 def _side_by_side(row: Array, values: Sequence[Array]) -> Pairs:

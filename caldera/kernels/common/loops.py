@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -96,28 +95,6 @@ def loop_shape(node: Node) -> Shape:
     return body.outputs[0].inputs[0].shape
 
 
-class _Reader:
-    """Turns a body's nodes into steps."""
-
-    def __init__(self) -> None:
-        self.steps: list[Step] = []
-        self.known: dict[Node, Reference] = {}
-
-    def read(self, node: Node) -> None:
-        """Add a node; all it reads was added before."""
-        if node.op.name == "parameter":
-            self.known[node] = ("in", node.attrs["index"])
-        elif node.op.name == "constant":
-            self.known[node] = ("number", node.attrs["value"], NAMES[node.dtype])
-        elif node.op.name == "broadcast_to":
-            self.known[node] = self.known[node.inputs[0]]
-        else:
-            sources = tuple(NAMES[given.dtype] for given in node.inputs)
-            operands = tuple(self.known[given] for given in node.inputs)
-            self.steps.append((node.op.name, NAMES[node.dtype], sources, operands))
-            self.known[node] = ("step", len(self.steps) - 1)
-
-
 def loop_body_of(node: Node, reduced: tuple[int, ...] = ()) -> LoopBody:
     """The loop of an element-wise, reduction or fused node.
 
@@ -145,20 +122,28 @@ def _loop_of_one(node: Node) -> LoopBody:
 
 def _loop_of_body(body: Body, reduced: tuple[int, ...]) -> LoopBody:
     inputs = tuple(NAMES[spec.dtype] for spec in body.parameters)
-    reader = _Reader()
+    steps: list[Step] = []
+    known: dict[Node, Reference] = {}
     for part in body.order():
-        if part.op.kind != "reduction":
-            reader.read(part)
+        if part.op.name == "parameter":
+            known[part] = ("in", part.attrs["index"])
+        elif part.op.name == "constant":
+            known[part] = ("number", part.attrs["value"], NAMES[part.dtype])
+        elif part.op.name == "broadcast_to":
+            known[part] = known[part.inputs[0]]
+        elif part.op.kind != "reduction":
+            sources = tuple(NAMES[given.dtype] for given in part.inputs)
+            operands = tuple(known[given] for given in part.inputs)
+            known[part] = ("step", len(steps))
+            steps.append((part.op.name, NAMES[part.dtype], sources, operands))
     outputs = tuple(
-        (NAMES[part.dtype], reader.known[part])
-        for part in body.outputs
-        if part.op.kind != "reduction"
+        (NAMES[part.dtype], known[part]) for part in body.outputs if part.op.kind != "reduction"
     )
     reductions = tuple(
-        (part.op.name, NAMES[part.inputs[0].dtype], reader.known[part.inputs[0]])
+        (part.op.name, NAMES[part.inputs[0].dtype], known[part.inputs[0]])
         for part in (body.outputs[index] for index in reduced)
     )
-    return LoopBody(inputs, tuple(reader.steps), outputs, reductions)
+    return LoopBody(inputs, tuple(steps), outputs, reductions)
 
 
 def without_outputs(loop_body: LoopBody) -> LoopBody:
@@ -203,9 +188,6 @@ def is_computable(node: Node, can_apply: Callable[[str, str], bool]) -> bool:
     return True
 
 
-Item = TypeVar("Item")
-
-
 @dataclass(frozen=True)
 class LoopAxes:
     """A loop's lengths from the outermost axis to the innermost, which are reduced, and for each
@@ -215,14 +197,6 @@ class LoopAxes:
     reduced: tuple[bool, ...]
     strides: tuple[tuple[int, ...], ...]
 
-    def without(self, axis: int) -> LoopAxes:
-        """The loop less one of its axes."""
-        return LoopAxes(
-            _less(self.lengths, axis),
-            _less(self.reduced, axis),
-            tuple(_less(each, axis) for each in self.strides),
-        )
-
     def modes(self, itemsizes: Sequence[int]) -> str:
         """How each operand runs along the innermost axis: "1" dense, "0" constant, "s" strided."""
         inner = [each[-1] for each in self.strides]
@@ -230,10 +204,6 @@ class LoopAxes:
             "0" if step == 0 else "1" if step == size else "s"
             for step, size in zip(inner, itemsizes, strict=True)
         )
-
-
-def _less(values: tuple[Item, ...], index: int) -> tuple[Item, ...]:
-    return values[:index] + values[index + 1 :]
 
 
 def _strides(array: np.ndarray, shape: Shape) -> tuple[int, ...]:
@@ -249,27 +219,18 @@ def axes_of(shape: Shape, arrays: Sequence[np.ndarray], reduced: Sequence[int] =
     lead = next((each for each in views if all(each[axis] for axis in axes)), None)
     if lead is not None:
         axes.sort(key=lambda axis: -abs(lead[axis]))
-    found = LoopAxes(
-        tuple(shape[axis] for axis in axes),
-        tuple(axis in reduced for axis in axes),
-        tuple(tuple(each[axis] for axis in axes) for each in views),
-    )
     if not axes:
         return LoopAxes((1,), (bool(reduced),), ((0,),) * len(views))
-    return _joined(found)
-
-
-def _joined(axes: LoopAxes) -> LoopAxes:
-    """Neighbours made one where every operand goes on from the one to the other."""
-    outer = len(axes.lengths) - 2
-    while outer >= 0:
-        inner = outer + 1
-        steady = all(each[outer] == each[inner] * axes.lengths[inner] for each in axes.strides)
-        if steady and axes.reduced[outer] == axes.reduced[inner]:
-            length = axes.lengths[outer] * axes.lengths[inner]
-            axes = axes.without(outer)
-            lengths = list(axes.lengths)
-            lengths[outer] = length
-            axes = LoopAxes(tuple(lengths), axes.reduced, axes.strides)
-        outer -= 1
-    return axes
+    joined: list[tuple[int, bool, tuple[int, ...]]] = []
+    for axis in reversed(axes):
+        length, is_reduced = shape[axis], axis in reduced
+        strides = tuple(each[axis] for each in views)
+        if joined and is_reduced == joined[-1][1]:
+            inner_length, _, inner_strides = joined[-1]
+            # Where every operand goes on from the inner axis to this one, they are made one axis.
+            if strides == tuple(step * inner_length for step in inner_strides):
+                joined[-1] = (length * inner_length, is_reduced, inner_strides)
+                continue
+        joined.append((length, is_reduced, strides))
+    lengths, flags, columns = zip(*reversed(joined), strict=True)
+    return LoopAxes(lengths, flags, tuple(zip(*columns, strict=True)))

@@ -4,8 +4,8 @@ Families have the names of those of the CPU and of the oracles; `runtime/` compi
 measures, `codegen/` writes source, `include/` holds the CUDA headers.
 
 A kernel of our own is here because a measurement shows it ahead (kernels-h200.md and card-h200.md
-in benchmarks/results, `python benchmarks/special_kernels.py --device cuda`), because no library has
-such a thing, or because it serves where the library is absent:
+in benchmarks/results, `python benchmarks/kernels/special_kernels.py --device cuda`), because no
+library has such a thing, or because it serves where the library is absent:
 
 - `convolution/small_channels`: 1.0 to 5.0 times as fast as the best of cuDNN's plans; what was
   slower is left to cuDNN.

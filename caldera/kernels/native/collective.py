@@ -15,7 +15,8 @@ from caldera.kernels.common.collective import (
     unused,
     values_of,
 )
-from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.kernels.native.codegen import offer
+from caldera.kernels.table import Call, Runner
 
 
 def _bind_all_sum(call: Call) -> Runner:
@@ -61,16 +62,7 @@ def _in_place(node: Node) -> bool:
     return True
 
 
-TABLE.add(Kernel("all_sum", "cpu", "communicator", _bind_all_sum))
-TABLE.add(
-    Kernel(
-        "collective_start",
-        "cpu",
-        "communicator",
-        _bind_start,
-        workspace=dense_workspace,
-        places=places,
-    )
-)
-TABLE.add(Kernel("collective_finish", "cpu", "communicator", _bind_finish, in_place=_in_place))
-TABLE.add(Kernel("turn", "cpu", "order alone", _bind_turn))
+offer("all_sum", "communicator", _bind_all_sum)
+offer("collective_start", "communicator", _bind_start, workspace=dense_workspace, places=places)
+offer("collective_finish", "communicator", _bind_finish, in_place=_in_place)
+offer("turn", "order alone", _bind_turn)

@@ -20,19 +20,22 @@ from caldera.base.threads import thread_count
 from caldera.core.graph.node import Node
 from caldera.core.graph.ops.ctc import IMPOSSIBLE
 from caldera.core.tensor.dtype import float32, float64
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
     F64,
     I64,
     Emitter,
+    Integer,
+    NativeRunner,
     Pointer,
     RegisterValue,
+    any_layout,
+    native_kernel,
     natural_lanes,
+    offer,
+    parts_for,
 )
-from caldera.kernels.native.codegen.kernel import Integer, native_kernel
 from caldera.kernels.native.codegen.math import exp_of_negative, log
-from caldera.kernels.native.codegen.program import NativeRunner
-from caldera.kernels.native.codegen.strides import any_layout, parts_for
-from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.kernels.table import Call, Runner
 
 _MARGIN = 2
 """Places before and after the states of a row."""
@@ -334,5 +337,11 @@ def _supports(node: Node) -> bool:
     )
 
 
-for _op in ("ctc_log_likelihood", "ctc_posteriors"):
-    TABLE.add(Kernel(_op, "cpu", "native", any_layout(_bind), _supports, _workspace, priority=10))
+offer(
+    ("ctc_log_likelihood", "ctc_posteriors"),
+    "native",
+    any_layout(_bind),
+    _supports,
+    _workspace,
+    priority=10,
+)

@@ -14,17 +14,15 @@ from caldera.kernels.native import (
     movement,
     pooling,
     random,
-    skip_gram,
-)
-from caldera.kernels.native.convolution import (
-    amx_columns,
-    norm_sums,
-    planes,
-    pointwise,
-    winograd,
 )
 from caldera.kernels.native.convolution import fourier as fourier_convolution
-from caldera.kernels.native.elementwise import fused, loop
+from caldera.kernels.native.convolution import (
+    norm_sums,
+    planes,
+    products,
+    winograd,
+)
+from caldera.kernels.native.elementwise import loop
 from caldera.kernels.native.normalisation import batchnorm, groupnorm, layernorm, local_response
 from caldera.kernels.native.product import amx, gemm, packed, small
 from caldera.kernels.native.reduction import argmax, reduce

@@ -20,10 +20,13 @@ from caldera.core.graph.memory_format import as_pairs
 from caldera.core.graph.node import Node
 from caldera.core.tensor.dtype import complex_of, float32, float64
 from caldera.core.tensor.shape import Shape, size
-from caldera.kernels.native.codegen.strides import any_layout
+from caldera.kernels.native.codegen import (
+    any_layout,
+    offer,
+)
 from caldera.kernels.native.movement import copying
 from caldera.kernels.runners import AddressedRunner
-from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.kernels.table import Call, Runner
 
 BLOCK_BYTES = {float32: 1 << 18, float64: 1 << 62}
 """Signals that are transformed together, if they lie one after the other: of float32 both libraries
@@ -143,9 +146,8 @@ def _supports(node: Node) -> bool:
     return node.inputs[0].dtype in BLOCK_BYTES
 
 
-for _op in ("fft", "rfft", "irfft"):
-    TABLE.add(Kernel(_op, "cpu", "pocketfft", any_layout(_bind), _supports, priority=10))
-TABLE.add(Kernel("mirror", "cpu", "copies", any_layout(_bind_mirror), _supports, priority=10))
+offer(("fft", "rfft", "irfft"), "pocketfft", any_layout(_bind), _supports, priority=10)
+offer("mirror", "copies", any_layout(_bind_mirror), _supports, priority=10)
 
 
 def _bind_complex(call: Call) -> Runner:
@@ -153,4 +155,4 @@ def _bind_complex(call: Call) -> Runner:
     return copying([(pairs[..., which], part) for which, part in enumerate(call.inputs)])
 
 
-TABLE.add(Kernel("complex", "cpu", "native", _bind_complex, priority=10))
+offer("complex", "native", _bind_complex, priority=10)

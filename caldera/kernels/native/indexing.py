@@ -17,27 +17,26 @@ import numpy as np
 from caldera.base.threads import thread_count
 from caldera.core.graph.node import Node
 from caldera.core.tensor.dtype import float32, float64
-from caldera.kernels.common.indexing import may_overwrite
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.common.binding import may_overwrite
+from caldera.kernels.native.codegen import (
     I64,
-    Emitter,
-    Pointer,
-    RegisterValue,
-    natural_lanes,
-)
-from caldera.kernels.native.codegen.kernel import (
     INTEGERS,
+    Emitter,
     Integer,
     NativeCall,
     NativeKernel,
+    NativeRunner,
+    Pointer,
+    RegisterValue,
     address_of,
     as_integers,
     native_kernel,
+    natural_lanes,
+    offer,
 )
-from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.native.movement import copy_calls
 from caldera.kernels.reference.arrays import check_range
-from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.kernels.table import TABLE, Call, Runner
 
 _WORTH_SPLITTING = 1 << 14
 """Elements moved from which on a second thread pays."""
@@ -204,15 +203,5 @@ def _can_add(node: Node) -> bool:
     return node.inputs[0].dtype in (float32, float64)
 
 
-TABLE.add(Kernel("gather", "cpu", "native", _bind_gather, _can_gather, priority=10))
-TABLE.add(
-    Kernel(
-        "scatter_add",
-        "cpu",
-        "native",
-        _bind_scatter_add,
-        _can_add,
-        priority=10,
-        in_place=may_overwrite,
-    )
-)
+offer("gather", "native", _bind_gather, _can_gather, priority=10)
+offer("scatter_add", "native", _bind_scatter_add, _can_add, priority=10, in_place=may_overwrite)

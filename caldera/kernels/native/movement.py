@@ -15,22 +15,22 @@ from math import prod
 import numpy as np
 
 from caldera.base.threads import thread_count
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
     I64,
-    Emitter,
-    Pointer,
-    RegisterValue,
-    natural_lanes,
-)
-from caldera.kernels.native.codegen.kernel import (
     INTEGERS,
+    Emitter,
     Integer,
     NativeCall,
+    NativeRunner,
+    Pointer,
+    RegisterValue,
     as_integers,
+    in_sequence,
     native_kernel,
+    natural_lanes,
+    offer,
 )
-from caldera.kernels.native.codegen.program import NativeRunner, in_sequence
-from caldera.kernels.table import COPY, TABLE, Call, Kernel, Runner
+from caldera.kernels.table import COPY, Call, Runner
 
 _OUTER = 4
 """How many axes a copy may have beside the two innermost."""
@@ -324,5 +324,5 @@ for _op, _bind in (
     ("pad", _bind_pad),
     ("unslice", _bind_unslice),
 ):
-    TABLE.add(Kernel(_op, "cpu", "native", _bind, priority=10))
-TABLE.add(Kernel(COPY, "cpu", "copy", bind_copy))
+    offer(_op, "native", _bind, priority=10)
+offer(COPY, "copy", bind_copy)

@@ -16,27 +16,29 @@ import numpy as np
 from llvmlite import ir
 
 from caldera.base.threads import thread_count
-from caldera.kernels.native.codegen.dtypes import computed_type
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
     I32,
     I64,
     Emitter,
+    Integer,
+    NativeRunner,
     Pointer,
     RegisterValue,
+    computed_type,
     element,
+    host_target,
+    native_kernel,
     natural_lanes,
+    offer,
     vector,
 )
-from caldera.kernels.native.codegen.kernel import Integer, native_kernel
-from caldera.kernels.native.codegen.program import NativeRunner
-from caldera.kernels.native.codegen.target import host_target
 from caldera.kernels.native.pooling_windows import (
     ImageMemory,
     average_windows,
     image_memory,
     tiles_image,
 )
-from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.kernels.table import Call, Runner
 
 WORTH_SPLITTING = 1 << 14
 """Elements read from which on a second thread pays."""
@@ -402,10 +404,10 @@ for _op, _mode, _adjoint in (
     ("max_pool2d", "max", False),
     ("pool_gather", "gather", False),
 ):
-    TABLE.add(Kernel(_op, "cpu", "native", _bind(_mode, adjoint=_adjoint), priority=10))
+    offer(_op, "native", _bind(_mode, adjoint=_adjoint), priority=10)
 for _op, _mode, _adjoint in (
     ("avg_pool2d", "mean", False),
     ("avg_pool2d_input", "spread", True),
 ):
-    TABLE.add(Kernel(_op, "cpu", "native", _bind_average(_mode, adjoint=_adjoint), priority=10))
-TABLE.add(Kernel("pool_scatter", "cpu", "native", _bind_scatter, priority=10))
+    offer(_op, "native", _bind_average(_mode, adjoint=_adjoint), priority=10)
+offer("pool_scatter", "native", _bind_scatter, priority=10)

@@ -8,9 +8,14 @@ from itertools import product
 
 import numpy as np
 
-from caldera.kernels.native.codegen.dtypes import ElementPointer
-from caldera.kernels.native.codegen.emitter import Emitter, RegisterValue, vector
-from caldera.kernels.native.codegen.kernel import Integer, native_kernel
+from caldera.kernels.native.codegen import (
+    ElementPointer,
+    Emitter,
+    Integer,
+    RegisterValue,
+    native_kernel,
+    vector,
+)
 from caldera.kernels.table import Call
 
 LARGEST = 16

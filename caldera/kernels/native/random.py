@@ -7,21 +7,24 @@ import numpy as np
 from caldera.base.threads import thread_count
 from caldera.core.graph.node import Node
 from caldera.core.tensor.dtype import float32, float64
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
     F32,
     F64,
     I32,
     I64,
     Emitter,
+    Integer,
+    NativeRunner,
     Pointer,
     RegisterValue,
+    in_sequence,
+    native_kernel,
     natural_lanes,
+    offer,
     vector,
 )
-from caldera.kernels.native.codegen.kernel import Integer, native_kernel
-from caldera.kernels.native.codegen.program import NativeRunner, in_sequence
 from caldera.kernels.native.movement import copying, transposed
-from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.kernels.table import Call, Runner
 
 _ROUNDS = 10
 _WORDS_IN_BLOCK = 4
@@ -151,4 +154,4 @@ def _bind(call: Call) -> Runner:
     return draw if dense is out else in_sequence([draw, copying([(out, dense)])])
 
 
-TABLE.add(Kernel("random_uniform", "cpu", "native", _bind, _supports, priority=10))
+offer("random_uniform", "native", _bind, _supports, priority=10)

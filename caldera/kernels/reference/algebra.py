@@ -16,7 +16,7 @@ from caldera.core.graph.memory_format import as_pairs
 from caldera.core.graph.ops.factorisation import ABOUT_EQUAL
 from caldera.core.tensor.dtype import complex_of, is_float
 from caldera.errors import DataError
-from caldera.kernels.reference.evaluation import by_decomposition, reference
+from caldera.kernels.reference.evaluation import by_decomposition, reference, references
 
 _INVERTIBLE = "invertible matrices", "add a multiple of the identity to it"
 _FINITE = "finite matrices", "look for nan or infinity in what was computed before"
@@ -47,28 +47,24 @@ def _symmetric(a: np.ndarray) -> np.ndarray:
     return (a + a.swapaxes(-1, -2).conj()) * a.dtype.type(0.5)
 
 
-@reference("inverse")
-def _inverse(a: np.ndarray) -> np.ndarray:
-    with named("inverse"):
-        return np.linalg.inv(a)
-
-
-@reference("solve")
-def _solve(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    with named("solve"):
-        return np.linalg.solve(a, b)
-
-
-@reference("slogdet")
-def _slogdet(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    sign, logarithm = np.linalg.slogdet(a)
-    return sign, logarithm
+references(
+    {
+        "inverse": named("inverse")(np.linalg.inv),
+        "solve": named("solve")(np.linalg.solve),
+        "slogdet": np.linalg.slogdet,
+        "max": np.max,
+        "min": np.min,
+        "prod": np.prod,
+        "argmax": np.argmax,
+        "argmin": np.argmin,
+    }
+)
 
 
 @reference("cholesky")
+@named("cholesky")
 def _cholesky(a: np.ndarray) -> np.ndarray:
-    with named("cholesky"):
-        return np.linalg.cholesky(_symmetric(a))
+    return np.linalg.cholesky(_symmetric(a))
 
 
 @reference("qr")
@@ -84,24 +80,24 @@ def _qr(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 @reference("svd")
+@named("svd")
 def _svd(a: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    with named("svd"):
-        u, s, vt = np.linalg.svd(a, full_matrices=False)
+    u, s, vt = np.linalg.svd(a, full_matrices=False)
     sign = _sign_of_columns(u)
     return u * sign.conj()[..., None, :], s, vt * sign[..., :, None]
 
 
 @reference("eigh")
+@named("eigh")
 def _eigh(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    with named("eigh"):
-        w, v = np.linalg.eigh(_symmetric(a))
+    w, v = np.linalg.eigh(_symmetric(a))
     return w, v * _sign_of_columns(v).conj()[..., None, :]
 
 
 @reference("eig")
+@named("eig")
 def _eig(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    with named("eig"):
-        w, v = np.linalg.eig(a)
+    w, v = np.linalg.eig(a)
     return w, v * _sign_of_columns(v).conj()[..., None, :]
 
 
@@ -191,31 +187,6 @@ def _sum(x: np.ndarray, *, axis: Axes, keepdims: bool) -> np.ndarray:
     # NumPy adds up along outer axes one by one: of 200,000 numbers the fifth digit is wrong.
     wide = np.float64 if is_float(x.dtype) else x.dtype
     return np.sum(x, axis=axis, keepdims=keepdims, dtype=wide).astype(x.dtype)
-
-
-@reference("max")
-def _max(x: np.ndarray, *, axis: Axes, keepdims: bool) -> np.ndarray:
-    return np.max(x, axis=axis, keepdims=keepdims)
-
-
-@reference("min")
-def _min(x: np.ndarray, *, axis: Axes, keepdims: bool) -> np.ndarray:
-    return np.min(x, axis=axis, keepdims=keepdims)
-
-
-@reference("prod")
-def _prod(x: np.ndarray, *, axis: Axes, keepdims: bool) -> np.ndarray:
-    return np.prod(x, axis=axis, keepdims=keepdims)
-
-
-@reference("argmax")
-def _argmax(x: np.ndarray, *, axis: int, keepdims: bool) -> np.ndarray:
-    return np.argmax(x, axis=axis, keepdims=keepdims)
-
-
-@reference("argmin")
-def _argmin(x: np.ndarray, *, axis: int, keepdims: bool) -> np.ndarray:
-    return np.argmin(x, axis=axis, keepdims=keepdims)
 
 
 @reference("cumsum")

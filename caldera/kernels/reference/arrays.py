@@ -6,22 +6,34 @@ collective runs in a single process.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from caldera.core.graph.memory_format import Order, as_pairs
-from caldera.core.graph.ops.collective import Number
+from caldera.core.graph.memory_format import as_pairs
 from caldera.core.tensor.dtype import DType, complex_of
 from caldera.core.tensor.philox import normal, uniform01
 from caldera.core.tensor.shape import Shape, size
 from caldera.errors import DataError
-from caldera.kernels.reference.evaluation import FUNCTIONS, reference
+from caldera.kernels.reference.evaluation import FUNCTIONS, Function, reference, references
 
-
-@reference("constant")
-def _constant(*, value: complex, dtype: DType) -> np.ndarray:
-    return np.asarray(value, dtype=dtype)
+references(
+    {
+        "constant": lambda value, dtype: np.asarray(value, dtype),
+        "broadcast_to": np.broadcast_to,
+        "reshape": np.reshape,
+        "transpose": np.transpose,
+        "slice": lambda x, bounds: x[_parts(bounds)],
+        "flip": np.flip,
+        "arrange": lambda x, order: x,
+        "concat": lambda *parts, axis: np.concatenate(parts, axis),
+        "split": lambda x, sizes, axis: tuple(np.split(x, np.cumsum(sizes)[:-1], axis)),
+        "view_as_real": as_pairs,
+        "view_as_complex": lambda x: _complex(x[..., 0], x[..., 1]),
+        "assign": lambda target, value: value,
+    }
+)
 
 
 @reference("iota")
@@ -30,28 +42,8 @@ def _iota(*, shape: Shape, axis: int, dtype: DType) -> np.ndarray:
     return np.broadcast_to(index.reshape((-1,) + (1,) * (len(shape) - axis - 1)), shape)
 
 
-@reference("broadcast_to")
-def _broadcast_to(x: np.ndarray, *, shape: Shape) -> np.ndarray:
-    return np.broadcast_to(x, shape)
-
-
-@reference("reshape")
-def _reshape(x: np.ndarray, *, shape: Shape) -> np.ndarray:
-    return x.reshape(shape)
-
-
-@reference("transpose")
-def _transpose(x: np.ndarray, *, axes: tuple[int, ...]) -> np.ndarray:
-    return x.transpose(axes)
-
-
 def _parts(bounds: tuple[tuple[int, int, int], ...]) -> tuple[slice, ...]:
     return tuple(slice(*bound) for bound in bounds)
-
-
-@reference("slice")
-def _slice(x: np.ndarray, *, bounds: tuple[tuple[int, int, int], ...]) -> np.ndarray:
-    return x[_parts(bounds)]
 
 
 @reference("unslice")
@@ -71,47 +63,12 @@ def _pad(x: np.ndarray, *, widths: tuple[tuple[int, int], ...], value: complex) 
     return result
 
 
-@reference("flip")
-def _flip(x: np.ndarray, *, axis: tuple[int, ...]) -> np.ndarray:
-    return np.flip(x, axis)
-
-
-@reference("arrange")
-def _arrange(x: np.ndarray, *, order: Order | None) -> np.ndarray:
-    return x
-
-
-@reference("concat")
-def _concat(*parts: np.ndarray, axis: int) -> np.ndarray:
-    return np.concatenate(parts, axis)
-
-
-@reference("split")
-def _split(x: np.ndarray, *, sizes: tuple[int, ...], axis: int) -> tuple[np.ndarray, ...]:
-    return tuple(np.split(x, np.cumsum(sizes)[:-1], axis))
-
-
 @reference("complex")
 def _complex(real: np.ndarray, imag: np.ndarray) -> np.ndarray:
     # real + 1j * imag would turn infinities into nan.
     result = np.empty(real.shape, complex_of(real.dtype))
     result.real, result.imag = real, imag
     return result
-
-
-@reference("view_as_real")
-def _view_as_real(x: np.ndarray) -> np.ndarray:
-    return as_pairs(x)
-
-
-@reference("view_as_complex")
-def _view_as_complex(x: np.ndarray) -> np.ndarray:
-    return _complex(x[..., 0], x[..., 1])
-
-
-@reference("assign")
-def _assign(target: np.ndarray, value: np.ndarray) -> np.ndarray:
-    return value
 
 
 def check_range(name: str, indices: np.ndarray, length: int) -> None:
@@ -173,31 +130,19 @@ def _sort(x: np.ndarray, *, axis: int, descending: bool) -> tuple[np.ndarray, np
     return np.take_along_axis(x, indices, axis), indices
 
 
-def _name(state: np.ndarray) -> tuple[int, int]:
-    """Seed and step; an int64 holds the bits of an unsigned seed."""
-    seed, step = (int(word) for word in state)
-    return seed & (2**64 - 1), step
+def _random(draw: Callable[..., np.ndarray]) -> Function:
+    """Return a function that draws numbers by the two words of a state: seed and step."""
+
+    def sample(
+        state: np.ndarray, offset: np.ndarray, *, shape: Shape, dtype: DType, stream: int
+    ) -> np.ndarray:
+        # An int64 holds the bits of an unsigned seed.
+        seed, step = int(state[0]) & (2**64 - 1), int(state[1])
+        return draw(seed, step, stream, int(offset), size(shape), dtype).reshape(shape)
+
+    return sample
 
 
-@reference("random_uniform")
-def _random_uniform(
-    state: np.ndarray, offset: np.ndarray, *, shape: Shape, dtype: DType, stream: int
-) -> np.ndarray:
-    seed, step = _name(state)
-    return uniform01(seed, step, stream, int(offset), size(shape), dtype).reshape(shape)
-
-
-@reference("random_normal")
-def _random_normal(
-    state: np.ndarray, offset: np.ndarray, *, shape: Shape, dtype: DType, stream: int
-) -> np.ndarray:
-    seed, step = _name(state)
-    return normal(seed, step, stream, int(offset), size(shape), dtype).reshape(shape)
-
-
-def _all_sum(x: np.ndarray, axis: str, number: Number) -> np.ndarray:
-    return x
-
-
+references({"random_uniform": _random(uniform01), "random_normal": _random(normal)})
 # As a kernel it would leave out the other ranks, so it is none.
-FUNCTIONS["all_sum"] = _all_sum
+FUNCTIONS["all_sum"] = lambda x, axis, number: x

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from caldera.core.tensor.dtype import DType, bool_
-from caldera.kernels.reference.evaluation import reference
+from caldera.core.tensor.dtype import bool_
+from caldera.kernels.reference.evaluation import references
 
 # |x| <= 0.5: erf(x) = x P(x^2) / Q(x^2)
 _A = (
@@ -127,12 +127,6 @@ UFUNCS: dict[str, np.ufunc] = {
     "atanh": np.arctanh,
     "conj": np.conjugate,
 }
-for _name, _ufunc in UFUNCS.items():
-    reference(_name)(_ufunc)
-reference("where")(np.where)
-reference("erf")(erf)
-reference("real")(np.real)
-reference("imag")(np.imag)
 
 
 def _by_number(function: Callable[[float], float]) -> Callable[[np.ndarray], np.ndarray]:
@@ -149,32 +143,25 @@ def _lgamma(x: float) -> float:
         return math.inf
 
 
-reference("erfc")(_by_number(math.erfc))
-reference("lgamma")(_by_number(_lgamma))
-
-
-@reference("cast")
-def _cast(x: np.ndarray, *, dtype: DType) -> np.ndarray:
-    return x != 0 if dtype == bool_ else x.astype(dtype)
-
-
-@reference("stop_gradient")
-def _stop_gradient(x: np.ndarray) -> np.ndarray:
-    return x
-
-
-@reference("rsqrt")
-def _rsqrt(x: np.ndarray) -> np.ndarray:
-    return np.reciprocal(np.sqrt(x))
-
-
-@reference("sigmoid")
 def _sigmoid(x: np.ndarray) -> np.ndarray:
     # exp of a negative number never overflows, and dividing keeps full accuracy at both ends.
     small = np.exp(-np.abs(x))
     return np.where(x >= 0, 1, small) / (1 + small)
 
 
-@reference("relu")
-def _relu(x: np.ndarray) -> np.ndarray:
-    return np.maximum(x, 0)
+references(UFUNCS)
+references(
+    {
+        "where": np.where,
+        "erf": erf,
+        "erfc": _by_number(math.erfc),
+        "lgamma": _by_number(_lgamma),
+        "real": np.real,
+        "imag": np.imag,
+        "cast": lambda x, dtype: x != 0 if dtype == bool_ else x.astype(dtype),
+        "stop_gradient": lambda x: x,
+        "rsqrt": lambda x: np.reciprocal(np.sqrt(x)),
+        "sigmoid": _sigmoid,
+        "relu": lambda x: np.maximum(x, 0),
+    }
+)

@@ -111,12 +111,19 @@ def reference(name: str) -> Callable[[Function], Function]:
     return register
 
 
-def by_decomposition(name: str) -> None:
-    """Register a kernel that interprets a composite op's decomposition.
+def references(table: Mapping[str, Function]) -> None:
+    """Register a NumPy function for each of these ops."""
+    for name, function in table.items():
+        reference(name)(function)
 
-    It serves where the op has a kernel of its own that cannot run every node.
+
+def by_decomposition(*names: str) -> None:
+    """Register kernels that interpret the decompositions of composite ops.
+
+    They serve where an op has a kernel of its own that cannot run every node.
     """
-    TABLE.add(Kernel(name, "cpu", "reference", _bind, priority=-10))
+    for name in names:
+        TABLE.add(Kernel(name, "cpu", "reference", _bind, priority=-10))
 
 
 def _bind(call: Call) -> Callable[[], None]:

@@ -1,4 +1,4 @@
-"""Reference convolution, pooling, scans, attention, CTC and skip-gram in NumPy.
+"""Reference convolution, pooling, scans, attention and CTC in NumPy.
 
 A convolution is the sum over kernel positions of a product over channels: one line of mathematics
 for each of the three ops, without rearranged copies. It rounds nothing that `compute` allows to
@@ -14,10 +14,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from caldera.core.graph.opdef import parameter
-from caldera.core.graph.ops.pooling import index_dtype
+from caldera.core.graph.ops.product import index_dtype
 from caldera.core.graph.program import Body
 from caldera.core.tensor.shape import Shape
-from caldera.kernels.reference.arrays import check_range
 from caldera.kernels.reference.evaluation import by_decomposition, interpreter, reference
 
 Pair = tuple[int, int]
@@ -90,16 +89,14 @@ def _conv2d_input(
     groups: int,
     compute: str | None = None,
 ) -> np.ndarray:
-    (top, bottom), (left, right) = padding
-    height, width = shape[2] + top + bottom, shape[3] + left + right
+    height, width = shape[2] + sum(padding[0]), shape[3] + sum(padding[1])
     result = np.zeros((shape[0], groups, shape[1] // groups, height, width), g.dtype)
     gradient = _pixels(_grouped(g, groups))
     kernel = w.reshape(groups, w.shape[0] // groups, *w.shape[1:]).swapaxes(1, 2)
     for i, j, (rows, columns) in positions(w.shape[2:], g.shape[2:], stride, dilation):
         part = result[:, :, :, rows, columns]
         part += (kernel[..., i, j] @ gradient).reshape(part.shape)
-    whole = result.reshape(shape[0], shape[1], height, width)
-    return whole[:, :, top : top + shape[2], left : left + shape[3]]
+    return _inner(result.reshape(shape[0], shape[1], height, width), shape, padding)
 
 
 @reference("conv2d_weight")
@@ -257,44 +254,9 @@ def _scan(
     return (*carry, *results)
 
 
-by_decomposition("scaled_dot_product_attention")
-by_decomposition("scaled_dot_product_attention_grad")
-
-
-by_decomposition("ctc_log_likelihood")
-by_decomposition("ctc_posteriors")
-
-
-@reference("skip_gram")
-def _skip_gram(
-    vectors: np.ndarray, words: np.ndarray, contexts: np.ndarray, rate: np.ndarray, *, batch: int
-) -> tuple[np.ndarray, np.ndarray]:
-    for rows in (words, contexts):
-        check_range("skip_gram", rows, vectors.shape[1])
-    computed = np.result_type(vectors.dtype, np.float32)
-    after = vectors.astype(computed)
-    losses = np.zeros(len(words), computed)
-    speed = rate.astype(computed)
-    for first in range(0, len(words), batch):
-        part = slice(first, first + batch)
-        losses[part] = _step(after, words[part], contexts[part], speed)
-    return after.astype(vectors.dtype), losses.astype(vectors.dtype)
-
-
-def _step(
-    vectors: np.ndarray, words: np.ndarray, contexts: np.ndarray, rate: np.ndarray
-) -> np.ndarray:
-    """Move the vectors by the gradients of a batch; its losses before that."""
-    word, context = vectors[0, words], vectors[1, contexts]
-    sign = np.where(np.arange(contexts.shape[1]) == 0, 1, -1).astype(vectors.dtype)
-    counts = contexts != contexts[:, :1]
-    counts[:, 0] = True
-    wrong = -sign * np.einsum("pw,pcw->pc", word, context)
-    losses: np.ndarray = np.where(counts, np.logaddexp(0, wrong), 0).sum(axis=1)
-    # The logistic function, by the half of it that cannot overflow.
-    small = np.exp(-np.abs(wrong))
-    likely = np.where(wrong > 0, 1, small) / (1 + small)
-    slope = (np.where(counts, likely, 0) * sign * rate)[:, :, None]
-    np.add.at(vectors[0], words, (slope * context).sum(axis=1))
-    np.add.at(vectors[1], contexts, slope * word[:, None])
-    return losses
+by_decomposition(
+    "scaled_dot_product_attention",
+    "scaled_dot_product_attention_grad",
+    "ctc_log_likelihood",
+    "ctc_posteriors",
+)

@@ -12,7 +12,7 @@ from caldera import op
 from caldera.base.configurable import Configurable, Family
 from caldera.compiler.lazy import Expr
 from caldera.errors import ShapeError
-from caldera.nn.task import PredictionKind
+from caldera.nn.losses import PredictionKind
 
 
 class Metric(Configurable, ABC):

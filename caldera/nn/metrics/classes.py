@@ -13,10 +13,9 @@ import numpy as np
 from caldera import op
 from caldera.compiler.lazy import Expr
 from caldera.errors import ConfigError
-from caldera.nn.losses import mean_by_sample
+from caldera.nn.losses import MULTILABEL, PredictionKind, mean_by_sample
 from caldera.nn.metrics.base import MeanMetric, Metric, metrics, ratio, sample_factors
 from caldera.nn.metrics.decision import Decision, labels
-from caldera.nn.task import MULTILABEL, PredictionKind
 
 
 class ClassMetric(Metric):

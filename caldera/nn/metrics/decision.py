@@ -15,7 +15,7 @@ from caldera import op
 from caldera.compiler.lazy import Expr
 from caldera.core.tensor.shape import normalise_axis
 from caldera.errors import ConfigError, ShapeError
-from caldera.nn.task import MULTICLASS, MULTILABEL, REGRESSION, SEQUENCE, PredictionKind
+from caldera.nn.losses import MULTICLASS, MULTILABEL, REGRESSION, SEQUENCE, PredictionKind
 
 UNKNOWN = -1
 

@@ -17,8 +17,8 @@ import numpy as np
 from caldera import op
 from caldera.compiler.lazy import Expr
 from caldera.errors import ConfigError, DataError, ShapeError
+from caldera.nn.losses import SEQUENCE, PredictionKind
 from caldera.nn.metrics.base import Metric, metrics, ratio, sample_factors
-from caldera.nn.task import SEQUENCE, PredictionKind
 
 NONE = -1
 """A place of a sequence at which no label stands."""

@@ -11,10 +11,9 @@ import numpy as np
 from caldera import op
 from caldera.compiler.lazy import Expr
 from caldera.errors import ConfigError
-from caldera.nn.losses import mean_by_sample
+from caldera.nn.losses import REGRESSION, PredictionKind, mean_by_sample
 from caldera.nn.metrics.base import MeanMetric, Metric, metrics, sample_factors
 from caldera.nn.metrics.decision import in_shape_of
-from caldera.nn.task import REGRESSION, PredictionKind
 
 
 class ValueMetric(Metric):

@@ -1,24 +1,33 @@
-"""Branches and loops.
+"""Branches, loops, sequences of tensors, optional values and strings.
 
-Shapes are fixed in a plan, so a branch or the number of turns of a loop is decided while the model
-is written down; what decides it must be known then. `Scan` has a fixed number of turns and becomes
-`op.scan`, one body however long it is.
+Shapes are fixed in a plan, so a branch or the number of iterations of a loop is decided while the
+model is traced; the value that decides it must be known then. `Scan` has a fixed number of
+iterations and becomes `op.scan`, one body for any length. Sequences are lists, and a missing
+optional value is None. Caldera has no dtype for strings, so string operators are Python functions
+of NumPy object arrays.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from caldera import op
 from caldera.compiler.lazy import Expr
-from caldera.errors import DataError
+from caldera.errors import ConfigError, DataError
+from caldera.onnx.library import STRING
+from caldera.onnx.operators.movement import concat
 from caldera.onnx.operators.registry import (
     Value,
     axis_of,
+    check_size,
+    evaluated,
+    integer,
+    integers,
     is_known,
     known,
     known_if_possible,
@@ -167,3 +176,219 @@ def _run_known_scan(
         states = results[:count]
         rows.append(results[count:])
     return [*states, *[_stacked(list(column)) for column in zip(*rows, strict=True)]]
+
+
+@operator("SequenceEmpty")
+def sequence_empty(*, dtype: int = 1) -> list[Value]:
+    """A sequence without elements."""
+    return []
+
+
+@operator("SequenceConstruct", foreign=True)
+def sequence_construct(*values: Value) -> list[Value]:
+    """A sequence of these."""
+    return list(values)
+
+
+@operator("SequenceInsert", foreign=True)
+def sequence_insert(sequence: list[Value], value: Value, position: Value = None) -> list[Value]:
+    """One element more, at the end or before a position."""
+    place = len(sequence) if position is None else integer(position, "a position")
+    found = list(sequence)
+    found.insert(place, value)
+    return found
+
+
+@operator("SequenceErase", foreign=True)
+def sequence_erase(sequence: list[Value], position: Value = None) -> list[Value]:
+    """One element less: the last, or that at a position."""
+    place = -1 if position is None else integer(position, "a position")
+    found = list(sequence)
+    del found[place]
+    return found
+
+
+@operator("SequenceAt", foreign=True)
+def sequence_at(sequence: list[Value], position: Value) -> Value:
+    """The element at a position."""
+    return sequence[integer(position, "a position")]
+
+
+@operator("SequenceLength", foreign=True)
+def sequence_length(sequence: list[Value]) -> np.ndarray:
+    """The number of elements."""
+    return np.array(len(sequence))
+
+
+@operator("ConcatFromSequence", moves=True)
+def concat_from_sequence(sequence: list[Value], *, axis: int, new_axis: int = 0) -> Value:
+    """The elements joined along an axis, or along a new one."""
+    return op.stack(sequence, axis) if new_axis else concat(*sequence, axis=axis)
+
+
+@operator("SplitToSequence", moves=True)
+def split_to_sequence(
+    x: Value, split: Value = None, *, axis: int = 0, keepdims: int = 1
+) -> list[Value]:
+    """Pieces along an axis: of one size (the last may be smaller), or of sizes given."""
+    position = axis_of(axis, len(x.shape))
+    length = x.shape[position]
+    if split is None or not split.shape:
+        size = 1 if split is None else integer(split, "a size")
+        sizes = [size] * (length // size) + ([length % size] if length % size else [])
+    else:
+        sizes = list(integers(split, "sizes"))
+    parts = list(op.split(x, sizes, position))
+    if split is None and not keepdims:
+        return [op.squeeze(part, position) for part in parts]
+    return parts
+
+
+@operator("SequenceMap", foreign=True)
+def sequence_map(*inputs: Value, body: Graph, scope: Any) -> tuple[list[Value], ...]:
+    """A graph applied to each element; tensors are the same for all."""
+    results = [
+        scope.run(body, [each[i] if isinstance(each, list) else each for each in inputs])
+        for i in range(len(inputs[0]))
+    ]
+    if not results:
+        return tuple([] for _ in body.outputs)
+    return tuple(list(column) for column in zip(*results, strict=True))
+
+
+@operator("Optional", foreign=True)
+def optional(value: Value = None, *, type: Any = None) -> Value:
+    """A value that may be missing."""
+    return value
+
+
+@operator("OptionalHasElement", foreign=True)
+def optional_has_element(value: Value = None) -> np.ndarray:
+    """Whether it is there."""
+    return np.array(value is not None)
+
+
+@operator("OptionalGetElement", foreign=True)
+def optional_get_element(value: Value = None) -> Value:
+    """The value itself, which must be there."""
+    if value is None:
+        raise DataError.build("onnx OptionalGetElement", expected="an element", got="none")
+    return value
+
+
+def _texts(values: list[Any], shape: tuple[int, ...]) -> np.ndarray:
+    result = np.empty(len(values), STRING)
+    result[:] = values
+    return result.reshape(shape)
+
+
+@evaluated("StringConcat")
+def string_concat(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Texts one after the other."""
+    left, right = np.broadcast_arrays(a, b)
+    joined = [x + y for x, y in zip(left.reshape(-1), right.reshape(-1), strict=True)]
+    return _texts(joined, left.shape)
+
+
+@evaluated("StringSplit")
+def string_split(
+    x: np.ndarray, *, delimiter: str = "", maxsplit: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """The parts of each text, filled up with empty ones, and how many there are."""
+    most = -1 if maxsplit is None else maxsplit
+    parts = [text.split(delimiter or None, most) for text in x.reshape(-1)]
+    counts = np.array([len(each) for each in parts], np.int64).reshape(x.shape)
+    width = max((len(each) for each in parts), default=0)
+    flat = [text for each in parts for text in [*each, *[""] * (width - len(each))]]
+    return _texts(flat, (*x.shape, width)), counts
+
+
+@evaluated("StringNormalizer")
+def string_normalizer(
+    x: np.ndarray,
+    *,
+    case_change_action: str = "NONE",
+    is_case_sensitive: int = 0,
+    locale: str = "",
+    stopwords: tuple[str, ...] = (),
+) -> np.ndarray:
+    """Texts without some words, in another case."""
+    change: Callable[[str], str] = {"LOWER": str.lower, "UPPER": str.upper}.get(
+        case_change_action, str
+    )
+    compare: Callable[[str], str] = str if is_case_sensitive else str.lower
+    dropped = {compare(word) for word in stopwords}
+    kept = [change(text) for text in x.reshape(-1) if compare(text) not in dropped] or [""]
+    return _texts(kept, (*x.shape[:-1], len(kept)))
+
+
+# What RE2 understands and Python's expressions understand in the same way. Python's can take
+# exponential time, so a pattern from a file must also be simple: no group is repeated.
+_PLAIN = re.compile(r"[^\\()]*(?:\\[.bwdsBWDS\-+*?|\[\]{}^$@/][^\\()]*)*")
+_LONGEST_PATTERN = 1000
+
+
+@evaluated("RegexFullMatch")
+def regex_full_match(x: np.ndarray, *, pattern: str) -> np.ndarray:
+    """Whether each text matches a pattern as a whole."""
+    _check_pattern(pattern)
+    compiled = re.compile(pattern, re.ASCII)
+    found = [compiled.fullmatch(text) is not None for text in x.reshape(-1)]
+    return np.array(found, np.bool_).reshape(x.shape)
+
+
+def _check_pattern(pattern: str) -> None:
+    # Flags at the beginning and groups that are not repeated are plain as well.
+    bare = re.sub(r"^\(\?[ims]+\)", "", pattern)
+    bare = re.sub(r"\((?!\?)([^()]*)\)(?![*+?{])", r"\1", bare)
+    if len(pattern) > _LONGEST_PATTERN or not _PLAIN.fullmatch(bare):
+        raise ConfigError.build(
+            "onnx RegexFullMatch", expected="a pattern without groups that repeat", got=pattern[:80]
+        )
+
+
+@evaluated("TfIdfVectorizer")
+def tfidf_vectorizer(
+    x: np.ndarray,
+    *,
+    max_gram_length: int,
+    max_skip_count: int,
+    min_gram_length: int,
+    mode: str,
+    ngram_counts: tuple[int, ...],
+    ngram_indexes: tuple[int, ...],
+    pool_int64s: tuple[int, ...] = (),
+    pool_strings: tuple[str, ...] = (),
+    weights: tuple[float, ...] = (),
+) -> np.ndarray:
+    """How often each n-gram of a pool occurs, weighted."""
+    pool = _pool(pool_int64s or pool_strings, ngram_counts)
+    check_size((*x.shape[:-1], max(ngram_indexes) + 1), np.float32)
+    result = np.zeros((*x.shape[:-1], max(ngram_indexes) + 1), np.float32)
+    rows = x.reshape(-1, x.shape[-1]) if x.size else x.reshape(0, 0)
+    for row, counts in zip(rows, result.reshape(-1, result.shape[-1]), strict=False):
+        words = [each.item() if isinstance(each, np.generic) else each for each in row]
+        for length in range(min_gram_length, max_gram_length + 1):
+            # One word has no gaps: it is counted once, not once a width of the gap.
+            for skip in range(max_skip_count + 1 if length > 1 else 1):
+                span = (length - 1) * (skip + 1) + 1
+                for start in range(len(words) - span + 1):
+                    gram = tuple(words[start : start + span : skip + 1])
+                    if gram in pool:
+                        counts[ngram_indexes[pool[gram]]] += 1
+    if mode == "TF":
+        return result
+    scales = np.ones(result.shape[-1], np.float32)
+    if weights:
+        scales[list(ngram_indexes)] = weights
+    return (result > 0) * scales if mode == "IDF" else result * scales
+
+
+def _pool(words: tuple[Any, ...], starts: tuple[int, ...]) -> dict[tuple[Any, ...], int]:
+    """Each n-gram with its number: those of one word come first, then those of two, ..."""
+    found: dict[tuple[Any, ...], int] = {}
+    for i, start in enumerate(starts):
+        end = starts[i + 1] if i + 1 < len(starts) else len(words)
+        for first in range(start, end, i + 1):
+            found[words[first : first + i + 1]] = len(found)
+    return found

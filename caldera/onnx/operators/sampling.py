@@ -12,8 +12,8 @@ import numpy as np
 from caldera import op
 from caldera.compiler.lazy import Expr
 from caldera.core.tensor.dtype import is_float
+from caldera.onnx.operators.pooling import lay_windows, positions
 from caldera.onnx.operators.registry import Value, check_size, integers, known, operator
-from caldera.onnx.operators.windows import lay_windows, positions
 
 _CUBIC = -0.75
 Fetch = Callable[[Sequence[Expr]], Expr]

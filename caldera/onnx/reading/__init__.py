@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from caldera.onnx.reading.parser import parse, read_model
-from caldera.onnx.reading.structure import Declared, Reference
-from caldera.onnx.reading.structure import ModelFunction as Function
-from caldera.onnx.reading.structure import ModelGraph as Graph
-from caldera.onnx.reading.structure import NodeCall as Call
-from caldera.onnx.reading.structure import OnnxModel as Program
+from caldera.onnx.reading.parser import Declared, Reference, parse, read_model
+from caldera.onnx.reading.parser import ModelFunction as Function
+from caldera.onnx.reading.parser import ModelGraph as Graph
+from caldera.onnx.reading.parser import NodeCall as Call
+from caldera.onnx.reading.parser import OnnxModel as Program
 
 __all__ = [
     "Call",

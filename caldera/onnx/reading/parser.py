@@ -1,15 +1,16 @@
 """Parser of ONNX model files and of their tensors, within size limits.
 
-The messages of protobuf become the plain values of `structure`. Sizes and offsets in a model are
-compared with the bytes that are present before memory is allocated. A file with external data has
-to be in the model's folder: a path that leads out of it, absolute or through a link, is rejected.
+Protobuf messages become plain values: graphs, calls and functions. Sizes and offsets in a model are
+compared with the bytes that are present before memory is allocated. A file with external data must
+be in the folder of the model: a path that leads out of it, absolute or through a link, is rejected.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,75 @@ from caldera.core.tensor.dtype import DType
 from caldera.core.tensor.shape import size
 from caldera.errors import DataError
 from caldera.onnx.library import BY_NUMBER, STRING, dtype_of, numpy_helper, onnx
-from caldera.onnx.reading.structure import (
-    Declared,
-    ModelFunction,
-    ModelGraph,
-    NodeCall,
-    OnnxModel,
-    Reference,
-)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """An attribute whose value is an attribute of the function that it stands in."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Declared:
+    """An input or output: its name and, for a tensor, what the model says of it.
+
+    A size that is not fixed is the name it has there, or None; `shape` is None where nothing is
+    said. `kind` is "tensor", "sequence", "optional" or "other".
+    """
+
+    name: str
+    kind: str = "tensor"
+    dtype: DType | None = None
+    shape: tuple[int | str | None, ...] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class NodeCall:
+    """One use of an operator: the names it reads and writes ("" is left out), its attributes."""
+
+    operator: str
+    domain: str
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return f"{self.operator} {self.name!r}" if self.name else self.operator
+
+
+@dataclass(frozen=True, eq=False)
+class ModelGraph:
+    """Calls in an order in which they can run, and the arrays that the model brings along."""
+
+    name: str
+    inputs: tuple[Declared, ...]
+    outputs: tuple[Declared, ...]
+    constants: Mapping[str, np.ndarray]
+    calls: tuple[NodeCall, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class ModelFunction:
+    """An operator that the model itself defines."""
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    defaults: Mapping[str, Any]
+    calls: tuple[NodeCall, ...]
+    versions: Mapping[str, int]
+
+
+@dataclass(frozen=True, eq=False)
+class OnnxModel:
+    """A whole model: its graph, the version of each set of operators, functions of its own."""
+
+    graph: ModelGraph
+    versions: Mapping[str, int]
+    functions: Mapping[tuple[str, str], ModelFunction]
+
 
 _EXTERNAL_KEYS = {"location", "offset", "length", "checksum", "basepath"}
 _PACKED_BITS = {"int4": 4, "uint4": 4, "float4_e2m1fn": 4, "int2": 2, "uint2": 2}

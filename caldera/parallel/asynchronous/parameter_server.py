@@ -14,7 +14,6 @@ from caldera.compiler.lazy import Expr, Variable
 from caldera.compress import Compressor, redistribute
 from caldera.errors import CommError, ConfigError
 from caldera.optim import Optimizer
-from caldera.parallel.asynchronous.push_codec import push_codec
 from caldera.parallel.asynchronous.server import (
     ServerOptimizer,
     ServerThread,
@@ -33,11 +32,12 @@ from caldera.parallel.asynchronous.transport import (
     ServerEndpoint,
     ServerShard,
     deal_parameters,
+    push_codec,
     replies,
     server_ranks,
 )
 from caldera.parallel.consistency import check_counts, check_same_options
-from caldera.parallel.data.compression import described, gather_states, states_by_rank
+from caldera.parallel.data.sums import described, gather_states, states_by_rank
 from caldera.parallel.distributed_variables import OwnedVariable
 from caldera.train.strategy import NO_VOTES, Gradients, RunSetup, VariableView
 

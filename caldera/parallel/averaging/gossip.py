@@ -12,7 +12,7 @@ from caldera.comm.algorithms.segments import start_receive, start_send, wait_all
 from caldera.compiler.lazy import Expr, Variable
 from caldera.core.graph.ops.collective import Message, all_reduce, next_number
 from caldera.data.random_draws import permutation
-from caldera.parallel.averaging.periodic import PeriodicAveraging, wide
+from caldera.parallel.averaging.local_sgd import PeriodicAveraging, wide
 from caldera.parallel.consistency import check_choice
 from caldera.parallel.data.sums import mean_over_ranks
 from caldera.train.strategy import RunSetup

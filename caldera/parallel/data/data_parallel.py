@@ -22,10 +22,19 @@ from caldera.parallel.consistency import (
     check_same_setup,
     compile_alike,
 )
-from caldera.parallel.data.compression import Compression, described, gather_states, states_by_rank
-from caldera.parallel.data.sufficient_factors import by_factors, has_factors
-from caldera.parallel.data.sums import bucketed_sums, in_backward_order, sum_over_axis
-from caldera.parallel.data.virtual_shards import joined, virtual_shards_of
+from caldera.parallel.data.sums import (
+    Compression,
+    bucketed_sums,
+    by_factors,
+    described,
+    gather_states,
+    has_factors,
+    in_backward_order,
+    joined,
+    states_by_rank,
+    sum_over_axis,
+    virtual_shards_of,
+)
 from caldera.train.strategy import Gradients, RunSetup, StepProgram, Strategy
 
 BUCKET_BYTES = 4 << 20

@@ -1,18 +1,48 @@
-"""Sums and means over ranks, and the buckets of gradients that share a message."""
+"""Sums of gradients over ranks: in buckets, of virtual shards, by sufficient factors, compressed.
+
+Where the parts are the same for any number of ranks, and what they find is added up in the same
+order, so is the result, to the bit. Each part has a program of its own, and these have the same
+collectives in the same order. One after the other, they become one: it is given the values of all
+parts, and adds them up along a tree that has a leaf for each part of the batch.
+
+The gradient of a weight is inputs.T @ output_gradient, a sum over samples. Where batches are small
+and layers wide, the two matrices of all ranks are less than the gradient: then ranks gather them,
+and each multiplies them for itself. Nothing is lost; what it costs is the product over the samples
+of all ranks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from caldera import op
+from caldera.base.configurable import Configurable
 from caldera.comm import Communicator
+from caldera.comm.reproducible_sum import leaf_range
 from caldera.compiler.lazy import Expr, Variable
-from caldera.core.graph.ops.collective import Message, all_reduce, next_number
-from caldera.core.graph.program import topological
+from caldera.compiler.passes.collectives import without_hidden
+from caldera.core.graph.node import Node
+from caldera.core.graph.opdef import Nodes, item
+from caldera.core.graph.ops.base import reshape
+from caldera.core.graph.ops.collective import (
+    Message,
+    all_gather_flat,
+    all_reduce,
+    all_sum,
+    finish,
+    next_number,
+    run_collective,
+    start,
+)
+from caldera.core.graph.ops.movement import pad
+from caldera.core.graph.ops.product import matmul
+from caldera.core.graph.program import Program, rebuilt, topological
 from caldera.core.tensor.dtype import float32, promote
+from caldera.data import Share
 from caldera.parallel.distributed_variables import PerRankVariable
 from caldera.train.strategy import VariableView
 
@@ -204,3 +234,162 @@ def bucketed_sums(
         sums = all_reduce([values[index].node for index in bucket], message)
         found |= {index: Expr(node) for index, node in zip(bucket, sums, strict=True)}
     return found
+
+
+def virtual_shards_of(share: Share, shards: int, rank: int, ranks: int) -> list[Share]:
+    """The parts of a batch that a rank computes, of which the batch has so many.
+
+    >>> from caldera.data import Share
+    >>> from caldera.parallel.data.virtual_shards import virtual_shards_of
+    >>> share = Share.of(0, 10, 10, rank=1, ranks=2, parts=4)
+    >>> [(part.first, len(part)) for part in virtual_shards_of(share, 4, 1, 2)]
+    [(5, 2), (7, 3)]
+    """
+    first, last = leaf_range(rank, ranks, shards)
+    return [Share.of(share.start, share.count, share.size, k, shards) for k in range(first, last)]
+
+
+def joined(programs: Sequence[Sequence[Expr]], shards: int, rank: int, ranks: int) -> list[Expr]:
+    """The programs of a rank's parts as one."""
+    roots = [without_hidden(Program(tuple(e.node for e in each))).outputs for each in programs]
+    leaves = (*leaf_range(rank, ranks, shards), shards)
+    new: dict[Node, Node] = {}
+    for alike in zip(*(_collectives(each) for each in roots), strict=True):
+        values = rebuilt([value for sent, _ in alike for value in sent.inputs], new)
+        first = alike[0][0]
+        if first.op is all_sum:
+            attrs = first.attrs
+            message = Message("sum", attrs["axis"], attrs["number"], now=True, leaves=leaves)
+            whole = reshape(run_collective(values, message), first.shape)
+        else:
+            whole = run_collective(values, replace(first.attrs["message"], leaves=leaves))
+        new |= {received: whole for _, received in alike}
+    # What is done with the sums is the same in all of them.
+    return [Expr(node) for node in rebuilt(roots[0], new)]
+
+
+def _collectives(roots: Nodes) -> list[tuple[Node, Node]]:
+    """What is sent and what is received, in order."""
+    order = topological(roots)
+    received = {node.inputs[0].inputs[0]: item(node, 0) for node in order if node.op is finish}
+    found = [(node.attrs["number"], node, node) for node in order if node.op is all_sum]
+    found += [
+        (node.attrs["message"].number, node, received[node]) for node in order if node.op is start
+    ]
+    return [(sent, node) for _, sent, node in sorted(found, key=lambda each: each[0])]
+
+
+def factors_are_smaller(samples: int, inputs: int, outputs: int) -> bool:
+    """Whether a rank sends fewer bytes with factors (`samples` are those of all ranks together).
+
+    A rank sends (n - 1) / n * samples * (inputs + outputs) values as factors, and 2 (n - 1) / n *
+    inputs * outputs in a ring that sums gradients.
+
+    >>> from caldera.parallel.data.sufficient_factors import factors_are_smaller
+    >>> factors_are_smaller(100, 784, 528), factors_are_smaller(800, 784, 528)
+    (True, False)
+    """
+    return samples * (inputs + outputs) < 2 * inputs * outputs
+
+
+def has_factors(gradient: Node, share: Share) -> bool:
+    """Whether a gradient is a product over the samples of which the factors are smaller.
+
+    All ranks answer alike, also those that have no samples of a batch.
+    """
+    if gradient.op is not matmul or not gradient.attrs["ta"] or gradient.attrs["tb"]:
+        return False
+    inputs, gradients = gradient.inputs
+    if len(inputs.shape) != 2 or len(gradients.shape) != 2 or _has_positions(gradients):
+        return False
+    if inputs.shape[0] != len(share):
+        return False
+    return factors_are_smaller(share.count, inputs.shape[1], gradients.shape[1])
+
+
+def by_factors(gradient: Node, share: Share, message: Message) -> Node:
+    """The sum of a gradient over ranks, from the factors of all of them.
+
+    Ranks with fewer samples than others send rows of zeros, which add nothing.
+    """
+    rows = -(-share.count // message.ranks)
+    factors = [pad(each, ((0, rows - each.shape[0]), (0, 0))) for each in gradient.inputs]
+    shapes = [(rows * message.ranks, factor.shape[1]) for factor in factors]
+    inputs, gradients = all_gather_flat(factors, shapes, message)
+    return matmul(inputs, gradients, **gradient.attrs)
+
+
+def _has_positions(gradients: Node) -> bool:
+    """Whether there is a row for each position of a sequence, and not one for each sample."""
+    if gradients.op.name != "reshape":
+        return False
+    before = gradients.inputs[0].shape
+    return len(before) > 2 and before[-1] == gradients.shape[-1]
+
+
+State = Mapping[str, np.ndarray]
+_RANK = "rank"
+
+
+@runtime_checkable
+class Compression(Protocol):
+    """A way to sum gradients over ranks; `caldera.compress` has several.
+
+    - `mean`: whether it takes the mean instead, which is not what gradients need here.
+    - `exchange_all` puts the sums over all ranks in the place of gradients, by the names of their
+      parameters; the same bits on every rank.
+    - `state` is what a rank keeps between exchanges, by "kind/parameter" (see
+      `caldera.compress.redistribute`), and `restore` takes it back.
+    """
+
+    mean: bool
+
+    def exchange_all(self, gradients: Mapping[str, np.ndarray], communicator: Communicator) -> None:
+        """Sum gradients over all ranks, in place and in one message."""
+
+    def state(self) -> State:
+        """What this rank keeps."""
+
+    def restore(self, state: State) -> None:
+        """Take up what `state` gave."""
+
+
+def described(compression: Compression | None) -> str:
+    """What it was made with, if it says so.
+
+    >>> from caldera.compress import QSGD
+    >>> from caldera.parallel.data.compression import described
+    >>> described(QSGD(4))
+    'QSGD(4)'
+    """
+    if compression is None or isinstance(compression, Configurable):
+        return repr(compression)
+    return type(compression).__name__
+
+
+def gather_states(communicator: Communicator, own: State) -> dict[str, np.ndarray]:
+    """The arrays of all ranks, by rank and name; all ranks have the same names and shapes."""
+    found: dict[str, np.ndarray] = {}
+    for name in sorted(own):
+        mine = np.asarray(own[name], order="C")
+        everyone = np.empty((communicator.size, *mine.shape), mine.dtype)
+        communicator.Allgather(mine.reshape(-1), everyone.reshape(-1))
+        for rank, array in enumerate(everyone):
+            found[f"{_RANK} {rank}/{name}"] = np.asarray(array)
+    return found
+
+
+def states_by_rank(arrays: State) -> list[dict[str, np.ndarray]]:
+    """The arrays that `gather_states` gave, for each rank that there was; others are left out.
+
+    >>> import numpy as np
+    >>> from caldera.parallel.data.compression import states_by_rank
+    >>> states_by_rank({"rank 0/residual/w": np.array([1.0]), "rank 1/residual/w": np.array([2.0])})
+    [{'residual/w': array([1.])}, {'residual/w': array([2.])}]
+    """
+    found: dict[int, dict[str, np.ndarray]] = {}
+    for key, array in arrays.items():
+        owner, _, name = key.partition("/")
+        if owner.startswith(f"{_RANK} "):
+            found.setdefault(int(owner.removeprefix(f"{_RANK} ")), {})[name] = array
+    return [found[rank] for rank in sorted(found)]

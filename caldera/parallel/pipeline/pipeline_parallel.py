@@ -45,8 +45,9 @@ from caldera.parallel.pipeline.stage_update import (
     stand_in,
     zero,
 )
+from caldera.parallel.tensor.candidates import LEAST
+from caldera.parallel.tensor.layer_layouts import WAYS, LayerLayouts, described
 from caldera.parallel.tensor.layer_sharding import (
-    LEAST,
     ShardedLayers,
     rank_network,
     rewritten_network,
@@ -105,7 +106,7 @@ class PipelineParallel(Strategy):
         balance: str = "operations",
         data: int | None = None,
         model: int = 1,
-        splits: Mapping[str, str] | None = None,
+        splits: LayerLayouts | None = None,
         least: int = LEAST,
         mesh: Mesh | None = None,
         communicator: Communicator | None = None,
@@ -137,7 +138,16 @@ class PipelineParallel(Strategy):
         self._starts: list[int] = []
         self._model: Layer | None = None
         self._optimizer: Optimizer | None = None
-        self._layers = ShardedLayers("PipelineParallel", self.mesh.axis(MODEL), splits, least)
+        self._layers = ShardedLayers(
+            "splits", self.mesh.axis(MODEL), self.communicator, splits, least
+        )
+        if self._layers.may_place:
+            raise ConfigError.build(
+                "PipelineParallel",
+                expected="splits by " + ", ".join((*WAYS, "auto")),
+                got=repr(splits),
+                hint="parallel.Layouts takes any layouts, without stages",
+            )
         self._stage_of: dict[Variable, int] = {}
         self._evaluating: DataParallel | None = None
         self._is_sharded = False
@@ -318,7 +328,7 @@ class PipelineParallel(Strategy):
                 "stages": self._wanted,
                 "balance": self.balance,
                 "mesh": self.mesh.shape,
-                "splits": self._layers.wanted,
+                "splits": described(self._layers.wanted),
                 "least": self._layers.least,
             },
         )
@@ -341,6 +351,7 @@ class PipelineParallel(Strategy):
             ranks=layers.ranks,
             splits=layers.wanted,
             least=layers.least,
+            links=layers.links,
         )
         costs: Costs | None = None
         # Ranks have parts of different sizes, and clocks of their own: one decides for all.
@@ -349,8 +360,7 @@ class PipelineParallel(Strategy):
         self._starts = self.communicator.bcast_object(stage_starts(network, self._wanted, costs))
         self.begins_with = [traced.calls[each].layer.path for each in self._starts]
         check_starts(self._starts, self.begins_with)
-        outputs = traced.calls[0].outputs
-        layers.choose(setup.model, setup.optimizer, outputs, dense_only=False)
+        layers.choose(setup.model, setup.optimizer, traced.calls, dense_only=False)
 
     def shard(self) -> None:
         self._is_sharded = True

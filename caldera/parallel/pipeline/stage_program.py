@@ -29,7 +29,7 @@ from caldera.core.graph.ops.collective import (
     turn,
 )
 from caldera.core.graph.ops.elementwise import add
-from caldera.core.graph.ops.sync_batch_norm import SYNCHRONISED
+from caldera.core.graph.ops.normalisation import SYNCHRONISED
 from caldera.core.graph.program import rebuilt
 from caldera.core.tensor.dtype import is_float
 from caldera.errors import ConfigError

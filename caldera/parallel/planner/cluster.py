@@ -17,13 +17,13 @@ from statistics import median
 import numpy as np
 
 from caldera.comm import Communicator
+from caldera.comm.link import LONG_BYTES, Link, measured_link, ping_pong, slowest
 from caldera.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Wire:
-    """What connects ranks: seconds that a message takes however short it is, bytes a second, and
-    the bytes a second that a rank can add up as they come.
+class Wire(Link):
+    """Link between ranks, with the bytes a second that a rank can add up as they arrive.
 
     `behind` is the latency of messages behind a rank that computes: their thread sleeps while it
     waits, and so sees later what has come. `meeting` is the bytes a second of a link on which
@@ -33,27 +33,20 @@ class Wire:
     0.00011
     """
 
-    latency: float
-    bandwidth: float
     adding: float = math.inf
     behind: float = 0.0
     meeting: float = math.inf
 
     def __post_init__(self) -> None:
-        if not (self.latency >= 0 and self.bandwidth > 0 and self.adding > 0):
+        super().__post_init__()
+        if not self.adding > 0:
             raise ConfigError.build(
-                "Wire",
-                expected="latency of 0 or more seconds, speeds above 0 bytes a second",
-                got=f"{self.latency}, {self.bandwidth} and {self.adding}",
+                "Wire", expected="adding above 0 bytes a second", got=f"{self.adding}"
             )
 
-    def seconds(self, nbytes: float, messages: float = 1) -> float:
-        """The time of messages that have so many bytes together."""
-        return messages * self.latency + nbytes / self.bandwidth
-
-    def summed(self, nbytes: float, messages: float = 1) -> float:
+    def summed(self, size: float, messages: float = 1) -> float:
         """The time of messages whose numbers are added to others as they come."""
-        return messages * self.latency + nbytes / min(self.bandwidth, self.adding)
+        return messages * self.latency + size / min(self.bandwidth, self.adding)
 
     def met(self) -> Wire:
         """The same where messages of several ranks meet."""
@@ -167,20 +160,20 @@ def _between(cluster: Cluster, ranks: int, stride: int, neighbours: bool) -> Wir
     return cluster.wire.crowded(cluster.slowdown, cluster.turn).shared(groups * members)
 
 
-_SHORT_ROUNDS, _FEWEST_ROUNDS, _MOST_ROUNDS = 21, 5, 50
+_FEWEST_ROUNDS, _MOST_ROUNDS = 5, 50
 _BUDGET_S = 0.3
 """A quick link becomes quicker still in its first rounds: so long it is tried at the least."""
-_LONG_BYTES = 4 << 20
 _RING = "ring"
+LIMITED = 0.75
+"""Part of the bandwidth beyond which a sum is taken to be limited by the link alone."""
 
 
 def measured_wire(communicator: Communicator) -> Wire:
     """Latency and bandwidth between the ranks of a communicator; all of them have to ask.
 
-    The latency is that of a short message to the next rank and back, halved: once between ranks
-    that wait for it, once in the background. The bandwidth is that of 4 MiB summed around the ring
-    of all ranks, so that adding up is part of it; and once that of as many bytes from everybody to
-    everybody, which says more the more ranks there are.
+    Both are those of `comm.link.measured_link`. Besides, the latency of messages in the background,
+    and the bytes a second of 4 MiB that are summed around the ring of all ranks, and of as many
+    from everybody to everybody, which says more the more ranks there are.
 
     >>> from caldera.comm import run_virtual_ranks
     >>> run_virtual_ranks(2, measured_wire)[0].bandwidth > 0
@@ -191,26 +184,29 @@ def measured_wire(communicator: Communicator) -> Wire:
         raise ConfigError.build(
             "measured_wire", expected="several ranks", got="one", hint="start it with mpiexec"
         )
-    latency = _slowest(communicator, _short(communicator))
+    link = measured_link(communicator)
     behind = 0.0
 
     def exchange(own: Communicator) -> None:
         nonlocal behind
-        behind = _short(own)
+        behind = ping_pong(own)
 
     communicator.background(exchange).wait()
-    behind = max(_slowest(communicator, behind), latency)
-    numbers = np.zeros(_LONG_BYTES // 4, np.float32)
+    behind = max(behind, link.latency)
+    numbers = np.zeros(LONG_BYTES // 4, np.float32)
     seconds = _around(communicator, numbers)
     steps = 2 * (ranks - 1)
-    bandwidth = steps / ranks * _LONG_BYTES / max(seconds - steps * behind, 0.5 * seconds)
-    part = _LONG_BYTES // ranks // 4
+    adding = steps / ranks * LONG_BYTES / max(seconds - steps * behind, 0.5 * seconds)
+    part = LONG_BYTES // ranks // 4
     sizes, send, receive = [part] * ranks, numbers[: part * ranks], np.empty_like(numbers)
     seconds = _median(
         communicator, lambda own: own.Alltoall(send, receive[: part * ranks], sizes, sizes)
     )
     meeting = 4 * part * (ranks - 1) / max(seconds - behind, 0.5 * seconds)
-    return Wire(latency, bandwidth, behind=behind, meeting=min(meeting, bandwidth))
+    if adding > LIMITED * link.bandwidth:
+        # The link is what limits sums: with a faster one they would be faster.
+        adding = math.inf
+    return Wire(link.latency, link.bandwidth, adding, behind, min(meeting, link.bandwidth))
 
 
 def measured_turn(communicator: Communicator, wire: Wire, cores: int) -> float:
@@ -235,13 +231,13 @@ def adding_speed() -> float:
     >>> adding_speed() > 0
     True
     """
-    numbers, others = np.zeros(_LONG_BYTES // 4, np.float32), np.ones(_LONG_BYTES // 4, np.float32)
+    numbers, others = np.zeros(LONG_BYTES // 4, np.float32), np.ones(LONG_BYTES // 4, np.float32)
     times = []
     for _ in range(_FEWEST_ROUNDS):
         began = time.perf_counter()
         numbers += others
         times.append(time.perf_counter() - began)
-    return _LONG_BYTES / median(times)
+    return LONG_BYTES / median(times)
 
 
 def _around(communicator: Communicator, numbers: np.ndarray) -> float:
@@ -265,30 +261,9 @@ def _median(communicator: Communicator, work: Callable[[Communicator], None]) ->
         times.append(time.perf_counter() - began)
         if len(times) == 2:
             # The slowest rank says for all how often there is time for it.
-            often = int(_BUDGET_S / _slowest(communicator, times[-1]))
+            often = int(_BUDGET_S / slowest(communicator, times[-1]))
             rounds = min(max(rounds, often), _MOST_ROUNDS)
-    return _slowest(communicator, median(times[len(times) // 2 :]))
-
-
-def _short(carrier: Communicator) -> float:
-    """Half the time of a message to the next rank and one back; ranks take turns."""
-    number = np.zeros(1, np.float64)
-    times = [0.0]
-    for first in range(carrier.size - 1):
-        for _ in range(_SHORT_ROUNDS):
-            began = time.perf_counter()
-            if carrier.rank == first:
-                carrier.Send(number, first + 1)
-                carrier.Recv(number, first + 1)
-                times.append((time.perf_counter() - began) / 2)
-            elif carrier.rank == first + 1:
-                carrier.Recv(number, first)
-                carrier.Send(number, first)
-    return median(times[1:] or times)
-
-
-def _slowest(communicator: Communicator, seconds: float) -> float:
-    return float(max(communicator.gather_objects(seconds)))
+    return slowest(communicator, median(times[len(times) // 2 :]))
 
 
 _NUMBER = r"\s*([0-9]+(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?)\s*"

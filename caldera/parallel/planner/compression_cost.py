@@ -17,7 +17,7 @@ from caldera.comm import Communicator, run_virtual_ranks
 from caldera.compress import Compressor, Link, PowerSGD, RandomK, compressors, predicted_seconds
 from caldera.compress.dense import DenseCompressor
 from caldera.compress.messages import bounds
-from caldera.compress.sparse.cost import fastest
+from caldera.compress.sparse import fastest
 from caldera.compress.top_k import TopK
 from caldera.errors import ConfigError
 from caldera.parallel.planner.cluster import Cluster, Wire
@@ -136,12 +136,11 @@ def _sparse(
     sizes = [math.prod(shape) for shape in shapes]
     elements, count = sum(sizes), topk.expected(sizes)
     bits = topk.quantiser.bits(count) if topk.quantiser is not None else 32.0
-    link = Link(wire.latency, wire.bandwidth)
-    times = predicted_seconds(elements, count, ranks, bits, link)
-    # What is chosen is chosen for the link that the compression was told of.
+    times = predicted_seconds(elements, count, ranks, bits, wire)
+    # Ranks choose for the link that the compression was given; threads for the default one.
     chosen = topk.algorithm
     if chosen == "auto":
-        chosen = fastest(elements, count, ranks, bits, topk.link)
+        chosen = fastest(elements, count, ranks, bits, topk.link or Link())
     nbytes = predicted_seconds(elements, count, ranks, bits, Link(0.0, 1.0))
     return CollectiveCost(times[chosen], nbytes[chosen])
 

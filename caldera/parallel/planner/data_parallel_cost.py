@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from caldera.core.graph.ops.collective import shard_size
-from caldera.parallel.data.sufficient_factors import factors_are_smaller
+from caldera.parallel.data.sums import factors_are_smaller
 from caldera.parallel.planner.communication_cost import (
     ALGORITHMS,
     BucketCost,

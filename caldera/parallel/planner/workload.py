@@ -14,7 +14,7 @@ from caldera.nn.tracing import Context
 from caldera.parallel.data.sums import in_backward_order
 from caldera.parallel.planner.model_network import ModelNetwork, leaf_calls
 from caldera.parallel.planner.stages import EstimatedNetwork, LayerCost, StageGradient, StageNetwork
-from caldera.parallel.tensor.layer_sharding import most_ranks
+from caldera.parallel.tensor.candidates import most_ranks
 from caldera.train.step import trace_network
 from caldera.train.tracking.summary import LayerRow
 

@@ -7,18 +7,28 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from caldera import nn
-from caldera.compiler.lazy import Variable
+from caldera.compiler.lazy import Expr, Variable
 from caldera.compiler.sharding.distributions import Axis, Distribution, Replicated, as_layout
 from caldera.compiler.sharding.layout import CartesianLayout, ShardLayout
 from caldera.compiler.sharding.ops import copies
+from caldera.compiler.sharding.volume import Links
 from caldera.core.tensor.shape import Shape, size
 from caldera.errors import CalderaError, ConfigError
 from caldera.nn.layer import Layer
 from caldera.nn.tracing import LayerCall
-from caldera.parallel.tensor.layer_sharding import Candidate, candidates
+from caldera.parallel.tensor.candidates import (
+    LEAST,
+    Candidate,
+    amounts,
+    candidates,
+    layouts_of,
+)
 
 WORDS = ("rows", "columns", "inputs", "replicated", "auto")
 """By samples, by the features that a layer gives, by those it takes, whole, or as it suits."""
+WAYS = ("outputs", "heads", "inputs")
+"""Words for parameters alone. "outputs" and "heads" are "columns", but that what the layer gives is
+left where it suits the next one."""
 OUTPUT = "output"
 """The name of what a layer gives, beside those of its parameters."""
 OUTPUT_AXES: dict[type[Layer], dict[str, int]] = {
@@ -32,6 +42,7 @@ OUTPUT_AXES: dict[type[Layer], dict[str, int]] = {
 
 Wanted = str | Distribution | Mapping[str, Any]
 Key = str | int | type[Layer]
+LayerLayouts = Mapping[Key, Wanted] | Mapping[str, str] | str
 
 
 @dataclass
@@ -42,6 +53,19 @@ class ChosenLayouts:
     parameters: dict[Variable, ShardLayout] = field(default_factory=dict)
     outputs: dict[Layer, Distribution] = field(default_factory=dict)
     left: list[Candidate] = field(default_factory=list)
+
+    def of_parameters(
+        self, made: Sequence[Expr], rank: int, ranks: int, links: Links | None = None
+    ) -> dict[Variable, ShardLayout]:
+        """The layouts of parameters of which not every rank has all, where `made` is what the model
+        computes."""
+        found = dict(self.parameters)
+        found |= layouts_of(self.left, made, rank, ranks, found, links)
+        return {
+            each: layout
+            for each, layout in found.items()
+            if not layout.is_replicated or len(layout.ranks) < ranks
+        }
 
 
 # --- what is given
@@ -56,7 +80,8 @@ def check_layouts(where: str, given: Any) -> None:
             where,
             expected='layouts by layers, or "auto"',
             got=repr(given),
-            hint='as in {nn.Conv2D: "rows", "2-Dense": dm.Columns()}; see model.summary()',
+            hint='as in {nn.Conv2D: "rows", "2-Dense": dm.Columns()}; model.summary() shows the '
+            "names of layers",
         )
     for key, value in given.items():
         is_layer = isinstance(key, type) and issubclass(key, Layer)
@@ -78,7 +103,9 @@ def _check_value(where: str, value: Any) -> None:
                     expected='a layout such as dm.Rows(), "rows", "columns" or "replicated"',
                     got=repr(each),
                 )
-    elif not isinstance(value, Distribution) and not (isinstance(value, str) and value in WORDS):
+    elif not isinstance(value, Distribution) and not (
+        isinstance(value, str) and value in (*WORDS, *WAYS)
+    ):
         raise ConfigError.build(
             where,
             expected="one of " + ", ".join(WORDS) + ", a layout such as dm.Rows(), or "
@@ -93,7 +120,9 @@ def _text(key: Key) -> str:
 
 def described(given: Any) -> Any:
     """What is given in words, that ranks can compare."""
-    return given if isinstance(given, str) else {_text(key): repr(v) for key, v in given.items()}
+    if not isinstance(given, Mapping):
+        return given
+    return {_text(key): repr(value) for key, value in given.items()}
 
 
 # --- which layers are meant
@@ -109,7 +138,7 @@ class Meant:
     itself: bool
 
 
-def layers_meant(where: str, model: Layer, given: Mapping[Key, Wanted]) -> dict[Layer, Meant]:
+def layers_meant(where: str, model: Layer, given: Mapping[Any, Wanted]) -> dict[Layer, Meant]:
     """What is wanted for each layer: a name or a number comes before a class, and a layer's own
     before that of the one it is in."""
     found: dict[Layer, Meant] = {}
@@ -155,14 +184,26 @@ def _meant(where: str, model: Layer, key: Key) -> list[Layer]:
 def chosen_layouts(
     where: str,
     model: Layer,
-    given: str | Mapping[Key, Wanted],
+    given: LayerLayouts | None,
     calls: Sequence[LayerCall],
     ranks: int,
+    *,
+    least: int = LEAST,
+    dense_only: bool = False,
 ) -> ChosenLayouts:
     """The layouts of a model's parameters and of what its layers give, on so many ranks; `calls`
-    are those of a trace of a whole batch."""
+    are those of a trace of a whole batch. If none are given, layers are in parts whose weight has
+    at least `least` elements."""
     found = ChosenLayouts()
     open_ = {each.layer: each for each in candidates(model, ranks) if each.ways}
+    if given is None:
+        kinds = (nn.Dense, nn.MultiHeadAttention) if dense_only else (Layer,)
+        found.left = [
+            each
+            for layer, each in open_.items()
+            if each.weight.size >= least and isinstance(layer, kinds)
+        ]
+        return found
     shapes = _output_shapes(calls)
     if isinstance(given, str):
         inputs = {call.layer: call.inputs[0].shape for call in reversed(calls) if call.inputs}
@@ -207,8 +248,8 @@ def _of_layer(
     where, value = meant.where, meant.value
     if isinstance(value, Mapping):
         return _by_name(where, layer, value, ranks, outputs)
-    if value == "inputs":
-        return _by_inputs(meant, layer, ranks)
+    if isinstance(value, str) and value in WAYS:
+        return _of_weights(meant, layer, value, ranks)
     distribution = _distribution(layer, value, len(shapes[0]) if shapes else 2)
     outputs[layer] = distribution
     found: dict[Variable, ShardLayout] = {}
@@ -245,16 +286,25 @@ def _by_name(
     return found
 
 
-def _by_inputs(meant: Meant, layer: Layer, ranks: int) -> dict[Variable, ShardLayout]:
+def _of_weights(meant: Meant, layer: Layer, way: str, ranks: int) -> dict[Variable, ShardLayout]:
+    """The layouts of a layer's parameters by outputs, inputs or heads."""
     for each in candidates(layer, ranks):
-        if each.layer is layer and "inputs" in each.ways:
-            return dict(each.ways["inputs"])
+        if each.layer is not layer:
+            continue
+        if way in each.ways:
+            return dict(each.ways[way])
+        raise ConfigError.build(
+            meant.where,
+            expected="one of " + ", ".join([*each.ways, "auto"]) + f" for {ranks} ranks",
+            got=repr(way),
+            hint=f"each rank needs at least one of what is divided: {amounts(layer)}",
+        )
     if list(layer.children()) or layer.frozen or not meant.itself:
         return {}
     raise ConfigError.build(
         meant.where,
         expected="a dense layer or a convolution with a feature for each rank",
-        got=f'"inputs" for {type(layer).__name__} {layer.path}',
+        got=f'"{way}" for {type(layer).__name__} {layer.path}',
     )
 
 

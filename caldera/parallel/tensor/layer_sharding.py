@@ -1,4 +1,4 @@
-"""Tensor parallelism of layers: selection, parameter shards, and the network of one rank.
+"""Tensor parallelism of layers: parameter shards, and the network of one rank.
 
 Ranks along "model" share the selected layers. The network of a rank is derived before any layer
 is split.
@@ -7,250 +7,61 @@ is split.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass
 from functools import cached_property
 
-from caldera import nn
 from caldera.comm import Communicator
 from caldera.compiler.lazy import Expr, Variable
-from caldera.compiler.sharding.collective_moves import CollectiveMoves
-from caldera.compiler.sharding.layout import CartesianLayout, ShardLayout
+from caldera.compiler.sharding.collective_moves import CollectiveMoves, is_plain
+from caldera.compiler.sharding.distributions import Distribution, summary
+from caldera.compiler.sharding.layout import ShardLayout
 from caldera.compiler.sharding.ops import copies
 from caldera.compiler.sharding.rank_graph import RankGraph
 from caldera.compiler.sharding.rules.registry import ShardPlacement
 from caldera.compiler.sharding.volume import Links
-from caldera.core.graph.node import Node, Spec, Symbol
+from caldera.core.graph.node import Node
 from caldera.errors import ConfigError
 from caldera.nn.layer import Layer
 from caldera.nn.tracing import Context, LayerCall
 from caldera.optim import Optimizer
 from caldera.optim.sharding import Sharding
-from caldera.parallel.distributed_variables import AXIS, ParameterShards, evenly
-
-WAYS = ("outputs", "inputs", "heads", "auto")
-"""By the features that a layer gives, by those it takes, by heads, or as it fits best."""
-LEAST = 1 << 16
-"""Elements of a weight that is worth an exchange."""
-
-
-@dataclass(eq=False)
-class Candidate:
-    """A layer that can be split: `ways` has the layouts of its variables for each way to do it.
-
-    `chosen` is the way; "auto" until the first product with `weight` shows what fits.
-    """
-
-    layer: Layer
-    weight: Variable
-    ways: Mapping[str, Mapping[Variable, CartesianLayout]]
-    chosen: str = field(default="auto")
-
-
-def candidates(model: Layer, ranks: int) -> Iterator[Candidate]:
-    """The layers of a model that can be split over so many ranks."""
-    for layer in model.walk():
-        own = layer.variables()
-        if layer.frozen or not layer.built:
-            continue
-        if isinstance(layer, nn.MultiHeadAttention):
-            weight = own["input_weight"]
-            yield Candidate(layer, weight, _checked({"heads": _by_heads(layer, own, ranks)}))
-        elif isinstance(layer, nn.Dense):
-            yield Candidate(layer, own["weight"], _checked(_by_features(own, 1, 0, ranks)))
-        elif isinstance(layer, nn.Conv2D | nn.Conv1D) and layer.groups == 1:
-            yield Candidate(layer, own["weight"], _checked(_by_features(own, 0, 1, ranks)))
-
-
-def _by_features(
-    own: Mapping[str, Variable], outputs: int, inputs: int, ranks: int
-) -> dict[str, dict[Variable, CartesianLayout]]:
-    """By the axes of the weight that belong to what a layer gives and takes."""
-    weight, bias = own["weight"], own.get("bias")
-    given = {weight: evenly(weight.shape, outputs, ranks)}
-    if bias is not None:
-        given[bias] = evenly(bias.shape, 0, ranks)
-    return {"outputs": given, "inputs": {weight: evenly(weight.shape, inputs, ranks)}}
-
-
-def _by_heads(
-    layer: nn.MultiHeadAttention, own: Mapping[str, Variable], ranks: int
-) -> dict[Variable, CartesianLayout]:
-    width = own["output_weight"].shape[0]
-    unit = width // layer.heads
-    found = {
-        own["input_weight"]: evenly(own["input_weight"].shape, 1, ranks, unit, blocks=3),
-        own["output_weight"]: evenly(own["output_weight"].shape, 0, ranks, unit),
-    }
-    if layer.bias:
-        found[own["input_bias"]] = evenly(own["input_bias"].shape, 0, ranks, unit, blocks=3)
-    return found
-
-
-def _checked(
-    ways: Mapping[str, Mapping[Variable, CartesianLayout]],
-) -> dict[str, Mapping[Variable, CartesianLayout]]:
-    """Those in which every rank has something."""
-    return {
-        way: layouts
-        for way, layouts in ways.items()
-        if all(layout.elements(rank) for layout in layouts.values() for rank in layout.ranks)
-    }
-
-
-def chosen_layers(
-    model: Layer, ranks: int, wanted: Mapping[str, str] | None, *, least: int, dense_only: bool
-) -> list[Candidate]:
-    """The layers to split: those that are named, or else all that are large enough."""
-    known = list(candidates(model, ranks))
-    if wanted is None:
-        kinds = (nn.Dense, nn.MultiHeadAttention) if dense_only else (Layer,)
-        return [
-            each
-            for each in known
-            if each.weight.size >= least and each.ways and isinstance(each.layer, kinds)
-        ]
-    found = []
-    for name, way in wanted.items():
-        named = [each for each in known if name in (each.layer.path, each.layer.name)]
-        if len(named) != 1:
-            raise ConfigError.build(
-                f"splits[{name!r}]",
-                expected="one of " + ", ".join(e.layer.path for e in known),
-                got=repr(name),
-                hint="only dense, convolution and attention layers can be split",
-            )
-        (each,) = named
-        if (way != "auto" and way not in each.ways) or not each.ways:
-            raise ConfigError.build(
-                f"splits[{name!r}]",
-                expected="one of " + ", ".join([*each.ways, "auto"]) + f" for {ranks} ranks",
-                got=repr(way),
-                hint=f"each rank needs at least one of what is divided: {_amounts(each.layer)}",
-            )
-        each.chosen = way
-        found.append(each)
-    return found
-
-
-def _amounts(layer: Layer) -> str:
-    return "there are " + " and ".join(f"{n} {what}" for what, n in _divisible(layer).items())
-
-
-def _divisible(layer: Layer) -> dict[str, int]:
-    """What a layer that can be split has for ranks to share, and how many of each."""
-    if isinstance(layer, nn.MultiHeadAttention):
-        return {"heads": layer.heads}
-    weight = layer.variables()["weight"]
-    outputs, inputs = (1, 0) if isinstance(layer, nn.Dense) else (0, 1)
-    return {"outputs": weight.shape[outputs], "inputs": weight.shape[inputs]}
-
-
-def most_ranks(model: Layer, least: int = LEAST) -> dict[Layer, int]:
-    """Over how many ranks each layer can be split at the most that is large enough to be.
-
-    >>> from caldera import nn, op
-    >>> network = nn.Sequential([nn.Dense(256), nn.Dense(3)])
-    >>> _ = network(op.input("x", (2, 512)))
-    >>> list(most_ranks(network).values())
-    [512]
-    """
-    large = [each.layer for each in candidates(model, 1) if each.weight.size >= least]
-    return {layer: max(_divisible(layer).values()) for layer in large}
-
-
-def layouts_of(
-    chosen: Sequence[Candidate],
-    outputs: Sequence[Expr],
-    rank: int,
-    ranks: int,
-    known: Mapping[Variable, ShardLayout] | None = None,
-) -> dict[Variable, CartesianLayout]:
-    """How each variable of these layers is split, where `outputs` is what the model computes, and
-    `known` are the layouts of others.
-
-    A layer that is fed by parts of its input takes those, so that nothing is exchanged between it
-    and the layer before; any other one is given all of its input, and gives parts of its output.
-    """
-    graph = _Choosing(rank, ranks, chosen)
-    for variable, layout in (known or {}).items():
-        graph.split_now(variable.node, stand_in(variable, layout, rank).node, layout)
-    graph.written([each.node for each in outputs])
-    return graph.found
-
-
-def stand_in(variable: Variable, layout: ShardLayout, rank: int) -> Variable:
-    """Stands for a rank's part of a variable in graphs that are never run."""
-    part = Spec(layout.local_shape(rank), variable.dtype)
-    return Variable(Symbol(variable.name, part, "variable"))
-
-
-FEATURES = {"matmul": -1, "conv2d": 1}
-"""The axis of what a weight is multiplied with that the product sums over."""
-
-
-class _Choosing(RankGraph):
-    """Decides about each layer when it is met."""
-
-    def __init__(self, rank: int, ranks: int, chosen: Sequence[Candidate]) -> None:
-        super().__init__(rank, ranks, {}, AXIS)
-        self.found: dict[Variable, CartesianLayout] = {}
-        self._open = {each.weight.node: each for each in chosen}
-
-    def before(self, node: Node) -> None:
-        if node.op.name not in FEATURES:
-            return
-        x, weight = node.inputs
-        # A weight may be seen in another shape, or in pieces.
-        seen = [weight]
-        while seen[-1].op.kind == "movement":
-            seen.append(seen[-1].inputs[0])
-        layer = self._open.pop(seen[-1], None)
-        if layer is None:
-            return
-        way = layer.chosen
-        if way == "auto":
-            fed_by_parts = self._has_parts_along(x, FEATURES[node.op.name])
-            usual = "inputs" if fed_by_parts and "inputs" in layer.ways else "outputs"
-            way = usual if usual in layer.ways else next(iter(layer.ways))
-        layer.chosen = way
-        for variable, layout in layer.ways[way].items():
-            self.found[variable] = layout
-            self.split_now(variable.node, stand_in(variable, layout, self.rank).node, layout)
-        self.settle_again(reversed(seen[:-1]))
-
-    def _has_parts_along(self, node: Node, axis: int) -> bool:
-        layout = self.suited(node)
-        return layout is not None and layout.splits[axis] is not None
+from caldera.parallel.distributed_variables import AXIS, ParameterShards
+from caldera.parallel.tensor.candidates import LEAST, stand_in
+from caldera.parallel.tensor.layer_layouts import WAYS, LayerLayouts, check_layouts, chosen_layouts
 
 
 class ShardedLayers:
     """Which parameters are split over the ranks of `along`, and this rank's part of each.
 
-    `wanted` are the splits of layers by their names; without it, all layers are split whose weight
-    has at least `least` elements. Until `choose` has been called nothing is split.
+    `wanted` are the layouts of layers; without it, all layers are split whose weight has at least
+    `least` elements. Until `choose` has been called nothing is split.
 
-    - `shards`: the parameters that are split.
+    - `shards`: the parameters that are split; `links`: what moves cost, by the measured link.
+    - `may_place`: whether what layers give may be in layouts as well.
     - `direct`: whether parts may go from rank to rank, which needs kernels of the host.
     """
 
     def __init__(
-        self, where: str, along: Communicator, wanted: Mapping[str, str] | None, least: int
+        self,
+        where: str,
+        along: Communicator,
+        everyone: Communicator,
+        wanted: LayerLayouts | None,
+        least: int,
     ) -> None:
-        if wanted is not None and not isinstance(wanted, Mapping):
-            raise ConfigError.build(
-                where,
-                expected='splits by the names of layers, as in {"1-Dense": "outputs"}',
-                got=repr(wanted),
-                hint="model.summary() shows the names",
-            )
-        if unknown := sorted(set((wanted or {}).values()) - set(WAYS)):
-            raise ConfigError.build(
-                where, expected="splits by " + ", ".join(WAYS), got=", ".join(map(repr, unknown))
-            )
+        # No layer at all may be split, as before there were layouts for them.
+        if wanted is not None and wanted != {}:
+            check_layouts(where, wanted)
+        self.where = where
+        values = wanted.values() if isinstance(wanted, Mapping) else [wanted]
+        words = (None, "auto", *WAYS)
+        self.may_place = not all(isinstance(each, str | None) and each in words for each in values)
         self.wanted = wanted
         self.least = least
         self.rank, self.ranks = along.rank, along.size
         self._along = along
+        # Other groups of ranks may have measured other links, and have to decide alike.
+        self.links = Links(*everyone.bcast_object(astuple(Links.between(along))))
         self.direct = False
         self.clear()
 
@@ -259,20 +70,28 @@ class ShardedLayers:
         self.shards = ParameterShards(self._along)
 
     def choose(
-        self, model: Layer, optimizer: Optimizer, outputs: Sequence[Expr], *, dense_only: bool
-    ) -> None:
-        """Decide, for a model that computes these outputs, and take what the optimizer keeps."""
-        if self.ranks == 1:
-            return
-        chosen = chosen_layers(
-            model, self.ranks, self.wanted, least=self.least, dense_only=dense_only
-        )
-        self.use(layouts_of(chosen, outputs, self.rank, self.ranks), optimizer)
+        self, model: Layer, optimizer: Optimizer, calls: Sequence[LayerCall], *, dense_only: bool
+    ) -> Mapping[Layer, Distribution]:
+        """Decide, for a model of which these are the calls, and split what the optimizer keeps.
 
-    def use(self, layouts: Mapping[Variable, ShardLayout], optimizer: Optimizer) -> None:
-        """Have parameters in these layouts, and what the optimizer keeps for them."""
-        for whole, layout in layouts.items():
-            self.shards.add(whole, layout, optimizer)
+        Return the layouts of what layers give, where they are given.
+        """
+        chosen = chosen_layouts(
+            self.where,
+            model,
+            self.wanted,
+            calls,
+            self.ranks,
+            least=self.least,
+            dense_only=dense_only,
+        )
+        if self.ranks > 1:
+            found = chosen.of_parameters(calls[0].outputs, self.rank, self.ranks, self.links)
+            if not self.direct:
+                _check_plain(self.where, found, self.ranks)
+            for whole, layout in found.items():
+                self.shards.add(whole, layout, optimizer)
+        return chosen.outputs
 
     def part(self, variable: Variable) -> Variable:
         """What this rank has of a parameter while steps run."""
@@ -285,7 +104,7 @@ class ShardedLayers:
             for whole, (part, layout) in self.shards.leaves().items()
             if isinstance(layout, ShardLayout)
         }
-        return RankGraph(self.rank, self.ranks, parts, AXIS, direct=self.direct)
+        return RankGraph(self.rank, self.ranks, parts, AXIS, direct=self.direct, links=self.links)
 
     def sharding(self, variables: Sequence[Variable], gradients: Sequence[Node]) -> Sharding:
         """Which variables are parts, and of which of them the gradients are."""
@@ -300,7 +119,7 @@ class ShardedLayers:
         alike = copies(layout)
         if alike == 1:
             return gradient
-        moves = CollectiveMoves(self.rank, self.ranks, AXIS, Links(), direct=True)
+        moves = CollectiveMoves(self.rank, self.ranks, AXIS, self.links, direct=True)
         return Expr(moves.written(gradient.node, ShardPlacement(layout, alike), layout))
 
     def _copies(self) -> Iterator[tuple[Variable, int]]:
@@ -310,6 +129,17 @@ class ShardedLayers:
         _, layout = self.shards.leaves()[self.shards.wholes[part].node]
         assert isinstance(layout, ShardLayout)
         return layout
+
+
+def _check_plain(where: str, layouts: Mapping[Variable, ShardLayout], ranks: int) -> None:
+    for variable, layout in layouts.items():
+        if not is_plain(layout, ranks):
+            raise ConfigError.build(
+                f"{where}: {variable.name}",
+                expected="one axis shared out over all ranks, where devices are no hosts",
+                got=summary(layout),
+                hint='take "rows", "columns", "inputs" or "replicated"',
+            )
 
 
 @dataclass(frozen=True)
@@ -371,16 +201,19 @@ def rank_network(
     *,
     rank: int = 0,
     ranks: int = 1,
-    splits: Mapping[str, str] | None = None,
+    splits: LayerLayouts | None = None,
     least: int = LEAST,
     dense_only: bool = False,
+    links: Links | None = None,
 ) -> RankNetwork:
     """The network of a model of which so many ranks share the layers; nothing is changed by it."""
     outputs = traced.calls[0].outputs
-    found: dict[Variable, CartesianLayout] = {}
+    found: Mapping[Variable, ShardLayout] = {}
     if ranks > 1:
-        chosen = chosen_layers(model, ranks, splits, least=least, dense_only=dense_only)
-        found = layouts_of(chosen, outputs, rank, ranks)
+        chosen = chosen_layouts(
+            "splits", model, splits, traced.calls, ranks, least=least, dense_only=dense_only
+        )
+        found = chosen.of_parameters(outputs, rank, ranks, links)
     parts = {whole: stand_in(whole, layout, rank) for whole, layout in found.items()}
     leaves = {whole.node: (part.node, found[whole]) for whole, part in parts.items()}
 
@@ -390,8 +223,8 @@ def rank_network(
 
     trained = [node for v in model.trainable() for node in (v.node, parts.get(v, v).node)]
     return RankNetwork(
-        network(parts, RankGraph(rank, ranks, leaves, AXIS)),
+        network(parts, RankGraph(rank, ranks, leaves, AXIS, links=links)),
         frozenset(trained),
         parts,
-        lambda: network({}, RankGraph(rank, ranks, {}, AXIS)),
+        lambda: network({}, RankGraph(rank, ranks, {}, AXIS, links=links)),
     )

@@ -1,4 +1,4 @@
-"""Tensor parallelism: layers that ranks compute in parts, beside ranks that share the batch."""
+"""Strategies for layers that ranks compute in parts."""
 
 from __future__ import annotations
 
@@ -7,17 +7,31 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from caldera import op
+from caldera.base.formatting import bytes_text
 from caldera.comm import Communicator, Mesh
 from caldera.compiler.lazy import Expr, Variable
+from caldera.compiler.sharding.distributions import Distribution, moves_table, shortened, summary
+from caldera.compiler.sharding.layout import ShardLayout
+from caldera.compiler.sharding.ops import place
 from caldera.compiler.sharding.propagation import Move
 from caldera.compiler.sharding.rank_graph import RankGraph
 from caldera.data import Share
 from caldera.errors import ConfigError
+from caldera.nn.layer import Layer
 from caldera.parallel.consistency import check_same_options
 from caldera.parallel.data.data_parallel import BUCKET_BYTES, DataParallel
 from caldera.parallel.data.sums import bucketed_sums, in_backward_order, sum_over_axis
-from caldera.parallel.distributed_variables import AXIS
-from caldera.parallel.tensor.layer_sharding import LEAST, ShardedLayers
+from caldera.parallel.distributed_variables import AXIS, OwnedVariable
+from caldera.parallel.tensor.candidates import LEAST
+from caldera.parallel.tensor.layer_layouts import (
+    Key,
+    LayerLayouts,
+    Wanted,
+    check_layouts,
+    described,
+    layout_on,
+)
+from caldera.parallel.tensor.layer_sharding import ShardedLayers
 from caldera.train.strategy import Gradients, RunSetup, StepProgram, VariableView
 
 EVERYONE = "all"
@@ -32,8 +46,8 @@ class Hybrid(DataParallel):
     what the optimizer keeps for them. A dense layer or a convolution is split by the features it
     gives ("outputs"), and the next, if nothing between them needs all features, by those it takes
     ("inputs"): the two need one exchange in the forward pass and one in the backward pass.
-    Attention is split by "heads". `splits` says which layers are split, by their names, and how
-    ("auto": whatever fits); without it, all whose weight has at least `least` elements.
+    Attention is split by "heads". `splits` says which layers are split and how, in the words and
+    layouts of `Layouts`; without it, all whose weight has at least `least` elements ("auto").
 
     `samples` says which ranks share the samples of a batch. With "data", those along "model" all
     compute on the same ones. With "all", each rank has its own, and those of the ranks along
@@ -54,7 +68,7 @@ class Hybrid(DataParallel):
     >>> models = [model() for _ in range(4)]
     >>> def work(comm):
     ...     mesh = {"data": 2, "model": 2}
-    ...     strategy = parallel.Hybrid(mesh, {"hidden": "outputs"}, communicator=comm)
+    ...     strategy = parallel.Hybrid(mesh, {"hidden": "columns"}, communicator=comm)
     ...     return models[comm.rank].fit((x, 2 * x), parallel=strategy, verbose=0)["loss"]
     >>> losses = run_virtual_ranks(4, work)
     >>> np.allclose(losses, [model().fit((x, 2 * x), verbose=0)["loss"]] * 4)
@@ -62,11 +76,13 @@ class Hybrid(DataParallel):
     """
 
     replicas_are_equal = False
+    argument = "splits"
+    """The name under which layouts of layers are given."""
 
     def __init__(
         self,
         axes: Mapping[str, int],
-        splits: Mapping[str, str] | None = None,
+        splits: LayerLayouts | None = None,
         *,
         samples: str = "data",
         least: int = LEAST,
@@ -92,14 +108,25 @@ class Hybrid(DataParallel):
             communicator=communicator,
         )
         lengths = {"data": 1, AXIS: 1} | dict(axes)
-        check_same_options(self.communicator, self, axes=lengths, samples=samples, least=least)
+        check_same_options(
+            self.communicator,
+            self,
+            axes=lengths,
+            samples=samples,
+            least=least,
+            splits=described(splits),
+        )
         self.mesh = Mesh(self.communicator, lengths)
         self.communicator.axes = self.mesh.axes
         self.plan_communicator.axes = Mesh(self.plan_communicator, lengths).axes
         self.samples = samples
-        self._layers = ShardedLayers(where, self.mesh.axis(AXIS), splits, least)
+        self._layers = ShardedLayers(
+            self.argument, self.mesh.axis(AXIS), self.communicator, splits, least
+        )
         self._rank, self._ranks = self._layers.rank, self._layers.ranks
         self._is_sharded = False
+        self._outputs: Mapping[Layer, Distribution] = {}
+        self._states: list[Variable] = []
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.mesh.shape}, samples={self.samples!r})"
@@ -111,6 +138,19 @@ class Hybrid(DataParallel):
         return super().reader
 
     # --- graphs
+
+    def layer_output(self, layer: Layer, result: Any) -> Any:
+        wanted = self._outputs.get(layer)
+        if wanted is None:
+            return result
+        if isinstance(result, dict):
+            return {key: self.layer_output(layer, each) for key, each in result.items()}
+        if isinstance(result, tuple | list):
+            return type(result)(self.layer_output(layer, each) for each in result)
+        if not isinstance(result, Expr):
+            return result
+        where = f"{type(self).__name__}: what {layer.path} gives"
+        return Expr(place(result.node, layout_on(where, wanted, result.shape, self._ranks)))
 
     def parts(self, share: Share) -> list[Share]:
         return [share if self.samples == "data" else self._of_group(share)]
@@ -178,16 +218,23 @@ class Hybrid(DataParallel):
 
     def agree(self, given: Mapping[str, Any]) -> None:
         layers = self._layers
-        how = {"mesh": self.mesh.shape, "splits": layers.wanted, "samples": self.samples}
+        splits = described(layers.wanted)
+        how = {"mesh": self.mesh.shape, "splits": splits, "samples": self.samples}
         super().agree({**given, **how, "least": layers.least})
 
     def begin(self, setup: RunSetup) -> None:
         super().begin(setup)
-        self._layers.clear()
-        if self._ranks > 1:
-            outputs = setup.trace(self._ranks).calls[0].outputs
-            dense_only = self.samples == EVERYONE
-            self._layers.choose(setup.model, setup.optimizer, outputs, dense_only=dense_only)
+        layers = self._layers
+        layers.clear()
+        if layers.wanted is None and self._ranks == 1:
+            return
+        layers.direct = setup.device.kernels == "cpu" and layers.may_place
+        traced = setup.trace(self._ranks if layers.wanted is None else setup.batch_size)
+        dense_only = self.samples == EVERYONE
+        self._outputs = layers.choose(
+            setup.model, setup.optimizer, traced.calls, dense_only=dense_only
+        )
+        self._states = setup.model.states() if layers.may_place else []
 
     def shard(self) -> None:
         self._is_sharded = True
@@ -196,9 +243,13 @@ class Hybrid(DataParallel):
     def unshard(self) -> None:
         self._is_sharded = False
         self._layers.shards.unshard()
+        # What all ranks compute alike they may round differently, beside parts of different sizes.
+        for each in self._states:
+            each.assign(OwnedVariable(each, self.communicator, 0, held_by_all=True).numpy())
 
     def end(self) -> None:
         self._layers.shards.end()
+        self._outputs, self._states = {}, []
 
     # --- checkpoints
 
@@ -234,5 +285,125 @@ class TensorParallel(Hybrid):
     True
     """
 
-    def __init__(self, splits: Mapping[str, str] | None = None, **options: Any) -> None:
+    def __init__(self, splits: LayerLayouts | None = None, **options: Any) -> None:
         super().__init__({AXIS: -1}, splits, **options)
+
+
+@dataclass(frozen=True)
+class StepExplanation:
+    """What a training step is made of: the layouts of `parameters` by name, the `moves` of the
+    forward pass, each of which has its like on the way back, and the bytes of gradients that are
+    `summed` over ranks. Printed, it is a table."""
+
+    parameters: Mapping[str, ShardLayout]
+    moves: Sequence[Move]
+    summed: int
+
+    def __str__(self) -> str:
+        lines = [f"{'parameter':30}  {'shape':18}  layout"]
+        for name, layout in self.parameters.items():
+            lines.append(f"{shortened(name, 30):30}  {layout.shape!s:18}  {summary(layout)}")
+        lines += ["", *moves_table(self.moves), ""]
+        moved = sum(move.nbytes for move in self.moves)
+        lines.append(f"forwards in all: {bytes_text(moved)}")
+        return "\n".join([*lines, f"gradients summed over all ranks: {bytes_text(self.summed)}"])
+
+    __repr__ = __str__
+
+
+class Layouts(Hybrid):
+    """Each layer in a layout of its own: the parameters it has, and what it gives.
+
+    `layouts` has them by the names of layers, by their numbers in the model, or by classes of
+    layers; what is said of a layer holds for those inside it. A layout is one of `caldera.dmath`
+    (`Rows()`, `Columns()`, `Axis(1)`, `Grid(2, 2)`, `Replicated()`, `Blocks(...)`) or a word:
+
+    - "rows": what the layer gives is shared out by samples, and every rank has its parameters;
+    - "columns": by features (channels of images), and so are the parameters that belong to these;
+    - "inputs": the weight is shared out by the features that the layer takes;
+    - "replicated": every rank has everything; "auto": as the layers before it suggest.
+
+    A layout is that of what the layer gives; parameters follow it. For more, a dictionary has
+    layouts for parameters by name, and for the "output". What nobody says anything about is where
+    it has to be moved least: samples are shared out by all ranks, and parameters are everywhere.
+    With "auto" in place of all, layers with more parameters than features are in parts, as in the
+    hybrids of data-parallel convolutions and model-parallel dense layers.
+
+    The numbers are those of one process, whatever the layouts. Between epochs, and for
+    checkpoints, everything is as one process would have it.
+
+    >>> import numpy as np
+    >>> import caldera as cd
+    >>> from caldera import dmath as dm, nn, parallel
+    >>> from caldera.comm import run_virtual_ranks
+    >>> x = np.linspace(-1, 1, 12, dtype="float32")[:, None]
+    >>> def model():
+    ...     layers = [nn.Input((1,)), nn.Dense(8, activation="tanh", name="hidden"), nn.Dense(1)]
+    ...     return cd.NeuralNetwork(layers, loss="mse", batch_size=5)
+    >>> models = [model() for _ in range(3)]
+    >>> def work(comm):
+    ...     strategy = parallel.Layouts({"hidden": dm.Columns(), -1: "rows"}, communicator=comm)
+    ...     return models[comm.rank].fit((x, 2 * x), parallel=strategy, verbose=0)["loss"]
+    >>> losses = run_virtual_ranks(3, work)
+    >>> np.allclose(losses, [model().fit((x, 2 * x), verbose=0)["loss"]] * 3)
+    True
+    """
+
+    argument = "Layouts"
+
+    def __init__(
+        self,
+        layouts: Mapping[Key, Wanted] | str = "auto",
+        *,
+        bucket_bytes: int = BUCKET_BYTES,
+        algorithm: str = "auto",
+        overlap: bool = True,
+        communicator: Communicator | None = None,
+    ) -> None:
+        check_layouts("Layouts", layouts)
+        super().__init__(
+            {AXIS: -1},
+            layouts,
+            samples=EVERYONE,
+            bucket_bytes=bucket_bytes,
+            algorithm=algorithm,
+            overlap=overlap,
+            communicator=communicator,
+        )
+        self._layers.may_place = True
+        self.layouts = layouts
+        self._explained: StepExplanation | None = None
+
+    def __repr__(self) -> str:
+        return f"Layouts({self.layouts!r})"
+
+    def explain(self) -> StepExplanation:
+        """What moves where in a training step, after training has begun.
+
+        >>> from caldera import parallel
+        >>> parallel.Layouts().explain()
+        Traceback (most recent call last):
+        caldera.errors.ConfigError: Layouts.explain: expected a strategy that has trained, got \
+one that has not; give it to model.fit(parallel=...) first
+        """
+        if self._explained is None:
+            raise ConfigError.build(
+                "Layouts.explain",
+                expected="a strategy that has trained",
+                got="one that has not",
+                hint="give it to model.fit(parallel=...) first",
+            )
+        return self._explained
+
+    # --- graphs
+
+    def gradients(self, loss: Expr, parameters: Sequence[Variable], share: Share) -> Gradients:
+        found = super().gradients(loss, parameters, share)
+        leaves = self._layers.shards.leaves()
+        held = {each: leaves[each.node][1] for each in parameters if each.node in leaves}
+        self._explained = StepExplanation(
+            {each.name: layout for each, layout in held.items() if isinstance(layout, ShardLayout)},
+            tuple(self.moves_of(found)),
+            sum(each.node.spec.nbytes for each in parameters if each not in held),
+        )
+        return found

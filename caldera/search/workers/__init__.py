@@ -44,16 +44,18 @@ def run_trials(
     scheduler: Scheduler | None,
     job: Job,
     at_end: Callable[[], None] = lambda: None,
-    last_words: Callable[[], list[dict[str, Any]]] = list,
+    final_messages: Callable[[], list[dict[str, Any]]] = list,
     *,
     workers: int | str = 1,
     ranks_per_trial: int = 1,
     retries: int = 2,
     hung_after: float | None = None,
 ) -> list[dict[str, Any]]:
-    """Run all trials of a scheduler, which ranks other than the master do not have. When there are
-    no more, `at_end` is called on the master, and all ranks get its last words; without ranks
-    nobody has to hear any, and there are none."""
+    """Run all trials of a scheduler, which only the master has.
+
+    After the last trial the master calls `at_end`, and all ranks receive its final messages.
+    Without ranks there are none.
+    """
     kind, count = parse_workers(workers)
     ranks = world()
     if ranks.size > 1:
@@ -62,7 +64,7 @@ def run_trials(
             scheduler,
             job,
             at_end,
-            last_words,
+            final_messages,
             ranks_per_trial=ranks_per_trial,
             retries=retries,
             hung_after=hung_after,

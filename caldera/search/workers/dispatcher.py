@@ -19,15 +19,14 @@ from typing import Any
 from caldera.base.config import settings
 from caldera.base.plain_data import decoded
 from caldera.errors import CommError
-from caldera.search.conditions import of_all_ranks
 from caldera.search.scheduler import Scheduler
-from caldera.search.trial import FAILED, TrialResult
-from caldera.search.workers.pool import LOST, PoolMember, Said, WorkerPool
+from caldera.search.trial import FAILED, TrialResult, of_all_ranks
+from caldera.search.workers.pool import LOST, PoolMember, WorkerMessage, WorkerPool
 
-LOOKS_EVERY_S = 1.0
+POLL_S = 1.0
 SILENT_STALLS = 2
 """A worker is lost when nothing was heard of it for that many `settings.stall_s`."""
-STARTS_IN_VAIN = 3
+FAILED_STARTS = 3
 """How often in a row each worker may die before it runs anything."""
 
 
@@ -51,11 +50,11 @@ class Dispatcher:
         self._pool = pool
         self._retries = retries
         self._hung_after = hung_after
-        self._looks_every = min(LOOKS_EVERY_S, (hung_after or LOOKS_EVERY_S) / 4)
-        self._lost_with: Counter[int] = Counter()
-        self._in_vain = 0
+        self._poll_s = min(POLL_S, (hung_after or POLL_S) / 4)
+        self._losses_of: Counter[int] = Counter()
+        self._failed_starts = 0
         self._all_lost_since = time.monotonic()
-        self._nothing_new = False
+        self._is_exhausted = False
         """Whether the scheduler had nothing to hand out, and nothing has happened since."""
 
     def run(self, at_end: Callable[[], None] = lambda: None) -> None:
@@ -63,51 +62,51 @@ class Dispatcher:
         are still there."""
         with _deferred_interrupts() as interrupts, self._pool:
             size = len(self._pool.members)
-            while not (self._nothing_new and not self._pool.busy):
-                self._check_that_workers_live(size)
+            while not (self._is_exhausted and not self._pool.busy):
+                self._check_alive(size)
                 if size > 1 and not self._pool.idle:
                     self._scheduler.prepare()
                 with interrupts.allowed():
-                    self._pool.wait(self._looks_every)
-                for said in self._pool.said():
-                    self._take(said)
-                self._give_up_the_hung()
-                self._hand_out()
+                    self._pool.wait(self._poll_s)
+                for received in self._pool.messages():
+                    self._handle(received)
+                self._drop_hung()
+                self._assign()
             at_end()
 
-    def _hand_out(self) -> None:
+    def _assign(self) -> None:
         for member in self._pool.idle:
-            task = None if self._nothing_new else self._scheduler.next()
+            task = None if self._is_exhausted else self._scheduler.next()
             if task is None:
-                self._nothing_new = True
+                self._is_exhausted = True
                 return
             member.begin(task)
 
-    def _take(self, said: Said) -> None:
-        member, message = said.member, said.message
+    def _handle(self, received: WorkerMessage) -> None:
+        member, message = received.member, received.message
         if member not in self._pool.members:
             # It was given up by what came just before.
             return
         if message["kind"] == LOST:
-            self._lose(member, message["reason"])
+            self._drop(member, message["reason"])
         elif member.task is None or message.get("number") != member.task.number:
             # It only says that it lives, or speaks of a trial that is nobody's any more.
             return
         elif message["kind"] == "report":
             self._reported(member, message)
         elif message["kind"] == "result":
-            assert said.channel is not None
-            member.outcomes[said.channel] = TrialResult.from_plain(message["outcome"])
+            assert received.channel is not None
+            member.outcomes[received.channel] = TrialResult.from_plain(message["outcome"])
             if len(member.outcomes) == len(member.channels):
                 self._finished(member)
 
     def _reported(self, member: PoolMember, message: dict[str, Any]) -> None:
         assert member.task is not None
-        member.moved = time.monotonic()
+        member.last_report = time.monotonic()
         number = member.task.number
         reason = self._scheduler.report(number, decoded(message["row"]))
         # A method may have waited for that.
-        self._nothing_new = False
+        self._is_exhausted = False
         if reason and not member.is_stopping:
             member.is_stopping = True
             member.send({"kind": "stop", "number": number, "reason": reason})
@@ -117,7 +116,7 @@ class Dispatcher:
         found = [member.outcomes[channel] for channel in member.channels]
         failed = [each for each in found if each.state == FAILED]
         member.task = None
-        self._in_vain = 0
+        self._failed_starts = 0
         outcome = (failed or found)[0]
         if len(found) > 1:
             conditions = of_all_ranks([each.conditions for each in found])
@@ -125,55 +124,52 @@ class Dispatcher:
         self._close(outcome)
 
     def _close(self, outcome: TrialResult) -> None:
-        self._lost_with.pop(outcome.number, None)
+        self._losses_of.pop(outcome.number, None)
         self._scheduler.finish(outcome)
-        self._nothing_new = False
+        self._is_exhausted = False
 
     # --- workers that are gone
 
-    def _check_that_workers_live(self, size: int) -> None:
-        now = time.monotonic()
+    def _check_alive(self, size: int) -> None:
+        now, failed = time.monotonic(), self._failed_starts
         if self._pool.members:
             self._all_lost_since = now
         # Ranks that only hung may come again.
         silence = SILENT_STALLS * settings.stall_s
         all_lost = bool(silence) and now - self._all_lost_since > silence
-        if all_lost or self._in_vain > STARTS_IN_VAIN * size:
+        if all_lost or failed > FAILED_STARTS * size:
             raise CommError.build(
                 "search",
                 expected="a worker that lives",
-                got="none" if all_lost else f"{self._in_vain} that died before they ran anything",
+                got="none" if all_lost else f"{failed} that died before they ran anything",
                 hint="the study goes on when it is started again; with workers=1 you see what a "
                 "trial does",
             )
 
-    def _give_up_the_hung(self) -> None:
+    def _drop_hung(self) -> None:
         now, silence = time.monotonic(), SILENT_STALLS * settings.stall_s
         # Those who have not come yet are waited for as long.
         for member in [each for each in self._pool.members if each.task or not each.ready]:
-            if silence and now - member.heard > silence:
-                self._lose(member, f"nothing was heard of it for {now - member.heard:.3g} s")
-            elif (
-                self._hung_after is not None
-                and member.task
-                and now - member.moved > self._hung_after
-            ):
-                self._lose(member, f"its trial has not reported for {now - member.moved:.3g} s")
+            unheard, unreported = now - member.last_heard, now - member.last_report
+            if silence and unheard > silence:
+                self._drop(member, f"nothing was heard of it for {unheard:.3g} s")
+            elif self._hung_after is not None and member.task and unreported > self._hung_after:
+                self._drop(member, f"its trial has not reported for {unreported:.3g} s")
 
-    def _lose(self, member: PoolMember, reason: str) -> None:
+    def _drop(self, member: PoolMember, reason: str) -> None:
         task, member.task = member.task, None
         reason = self._pool.drop(member, reason)
         if task is None:
-            self._in_vain += 1
+            self._failed_starts += 1
             return
-        self._lost_with[task.number] += 1
-        times = self._lost_with[task.number]
+        self._losses_of[task.number] += 1
+        times = self._losses_of[task.number]
         if times > self._retries:
             spoken = f"begun {times} times, lost with its worker ({member.name}): {reason}"
             self._close(TrialResult(task.number, FAILED, spoken))
         else:
             self._scheduler.again(task.number)
-            self._nothing_new = False
+            self._is_exhausted = False
 
 
 class _Interrupts:

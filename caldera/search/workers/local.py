@@ -10,18 +10,13 @@ no start-up. A thread cannot be killed: one that hangs is abandoned, and another
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import socket
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable
-from contextlib import suppress
-from typing import NoReturn
 
+from caldera.base.children import END_S, ForkedChild, end_child, exit_status, exit_text, fork_child
 from caldera.base.config import settings
 from caldera.base.machine import WORKER
 from caldera.core.memory import device
@@ -64,21 +59,15 @@ def share_card(workers: int) -> None:
         settings.memory_limit = int(FOR_TRIALS * memory / sharing)
 
 
-ENDS_WITHIN_S = 5.0
-"""After that a process which was asked to end is killed."""
-_PR_SET_PDEATHSIG = 1
-
-
 class ProcessWorkers(WorkerPool):
     """So many processes; one that dies or is killed is replaced."""
 
     def __init__(self, job: SearchJob, count: int) -> None:
         super().__init__()
-        _check_that_a_fork_works()
+        _check_fork()
         self._job = job
         self._count = count
-        self._started = 0
-        self._processes: dict[PoolMember, tuple[int, int]] = {}
+        self._processes: dict[PoolMember, tuple[ForkedChild, int]] = {}
 
     def start(self) -> None:
         for place in range(self._count):
@@ -88,73 +77,53 @@ class ProcessWorkers(WorkerPool):
         """Kill it if it lives, say how it ended if it does not, and start another."""
         process, place = self._processes.pop(member)
         # One that has died closes its connection a moment before it can be waited for.
-        status = _status(process) if reason else _status_within(process, ENDS_WITHIN_S)
-        spoken = super().drop(member, reason if status is None else _spoken(process, status))
-        if status is None:
-            _kill(process)
+        status = exit_status(process, 0.0 if reason else END_S)
+        if status is not None:
+            reason = f"process {process.pid} {exit_text(status)}"
+        spoken = super().drop(member, reason)
+        end_child(process)
         self._start_one(place)
         return spoken
 
     def end(self, *, at_once: bool) -> None:
         super().end(at_once=at_once)
-        until = time.monotonic() + (0.0 if at_once else ENDS_WITHIN_S)
+        until = time.monotonic() + (0.0 if at_once else END_S)
         for process, _ in self._processes.values():
-            if _status_within(process, until - time.monotonic()) is None:
-                _kill(process)
+            end_child(process, until - time.monotonic())
 
     def _start_one(self, place: int) -> None:
         ours, theirs = socket.socketpair()
-        self._started += 1
-        # What is waiting to be written would be written twice.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        master, ask = os.getpid(), _death_signal()
-        process = os.fork()
-        if process == 0:
+
+        def work() -> None:
             ours.close()
-            self._become_worker(place, theirs, master, ask)
+            self._work(place, theirs)
+
+        process = fork_child(work)
         theirs.close()
-        member = PoolMember(f"process {process}", [MessageStream(ours)])
+        member = PoolMember(f"process {process.pid}", [MessageStream(ours)])
         self._processes[member] = (process, place)
         self._add(member)
 
-    def _become_worker(
-        self, place: int, connection: socket.socket, master: int, ask: Callable[..., int] | None
-    ) -> NoReturn:
-        """In the child: nothing after this belongs to the program that was copied."""
-        status = 1
-        try:
-            # Ctrl-C is for the master, which ends its workers.
-            os.setsid()
-            if ask is not None:
-                ask(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-            if os.getppid() != master:
-                os._exit(1)
-            # As long as a copy of the master's ends is open, nobody would see that it has died.
-            for member in self.members:
-                for channel in member.channels:
-                    channel.abandon()
-            self._selector.close()
-            share_machine(place, self._count)
-            worker = TrialWorker(
-                MessageStream(connection),
-                self._job,
-                name=f"process {os.getpid()}",
-                alone=lambda: os._exit(1),
-            )
-            worker.serve()
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            with suppress(Exception):
-                sys.stdout.flush()
-                sys.stderr.flush()
-            # Not by an exception: what the program has yet to do is its own.
-            os._exit(status)
+    def _work(self, place: int, connection: socket.socket) -> None:
+        """Serve trials in the child."""
+        # Ctrl-C is for the master, which ends its workers.
+        os.setsid()
+        # As long as a copy of the master's ends is open, no worker would see that it has died.
+        for member in self.members:
+            for channel in member.channels:
+                channel.abandon()
+        self._selector.close()
+        share_machine(place, self._count)
+        worker = TrialWorker(
+            MessageStream(connection),
+            self._job,
+            name=f"process {os.getpid()}",
+            on_lost_master=lambda: os._exit(1),
+        )
+        worker.serve()
 
 
-def _check_that_a_fork_works() -> None:
+def _check_fork() -> None:
     hint = "use threads, as in workers='threads:4', or start ranks: caldera run -n 5 search.py"
     if not hasattr(os, "fork"):
         raise ConfigError.build(
@@ -170,43 +139,6 @@ def _check_that_a_fork_works() -> None:
             got="a card that this process has opened",
             hint=hint,
         )
-
-
-def _death_signal() -> Callable[..., int] | None:
-    """What asks Linux to end a child with its parent; elsewhere a child notices by itself that
-    nobody speaks to it any more. Found before the fork: a child must not load anything."""
-    return ctypes.CDLL(None).prctl if sys.platform == "linux" else None
-
-
-def _status(process: int) -> int | None:
-    """How a process ended; None if it still runs."""
-    try:
-        found, status = os.waitpid(process, os.WNOHANG)
-    except ChildProcessError:
-        # Somebody else has waited for it.
-        return 0
-    return status if found else None
-
-
-def _status_within(process: int, seconds: float) -> int | None:
-    until = time.monotonic() + seconds
-    while (status := _status(process)) is None and time.monotonic() < until:
-        time.sleep(0.001)
-    return status
-
-
-def _kill(process: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(process, signal.SIGKILL)
-    with suppress(ChildProcessError):
-        os.waitpid(process, 0)
-
-
-def _spoken(process: int, status: int) -> str:
-    code = os.waitstatus_to_exitcode(status)
-    if code < 0:
-        return f"process {process} was ended by {signal.Signals(-code).name}"
-    return f"process {process} ended with status {code}"
 
 
 class ThreadWorkers(WorkerPool):

@@ -24,7 +24,8 @@ class PoolMember:
 
     - `task`: what it runs; `outcomes`: what its channels have said of that; `is_stopping`: whether
       it was told to stop.
-    - `heard`: when it last said anything; `moved`: when its trial began or last reported.
+    - `last_heard`: time of its last message; `last_report`: time at which its trial began or last
+      reported.
     """
 
     name: str
@@ -32,8 +33,8 @@ class PoolMember:
     task: TrialTask | None = None
     outcomes: dict[MessageStream, TrialResult] = field(default_factory=dict)
     is_stopping: bool = False
-    heard: float = field(default_factory=time.monotonic)
-    moved: float = field(default_factory=time.monotonic)
+    last_heard: float = field(default_factory=time.monotonic)
+    last_report: float = field(default_factory=time.monotonic)
     ready: bool = False
 
     def send(self, message: dict[str, Any]) -> None:
@@ -44,12 +45,12 @@ class PoolMember:
     def begin(self, task: TrialTask) -> None:
         """Give it a trial."""
         self.task, self.outcomes, self.is_stopping = task, {}, False
-        self.heard = self.moved = time.monotonic()
+        self.last_heard = self.last_report = time.monotonic()
         self.send({"kind": "trial", "task": task.to_plain()})
 
 
 @dataclass(frozen=True)
-class Said:
+class WorkerMessage:
     """A message of a worker, and the channel it came through; `LOST` comes through none."""
 
     member: PoolMember
@@ -79,12 +80,12 @@ class WorkerPool(ABC):
         """End all workers, which have nothing to do, or `at_once` whatever they do."""
         for member in list(self.members):
             if not at_once:
-                for message in self._farewell():
+                for message in self._end_messages():
                     member.send(message)
             self._forget(member)
         self._selector.close()
 
-    def _farewell(self) -> list[dict[str, Any]]:
+    def _end_messages(self) -> list[dict[str, Any]]:
         """What tells a worker that there are no more trials."""
         return [{"kind": "end"}]
 
@@ -93,12 +94,12 @@ class WorkerPool(ABC):
         afterwards, also if this is interrupted."""
         return bool(self._selector.select(seconds))
 
-    def said(self) -> list[Said]:
-        """What workers have said."""
-        found: list[Said] = []
+    def messages(self) -> list[WorkerMessage]:
+        """Return the messages that have come from workers."""
+        found: list[WorkerMessage] = []
         for key, _ in self._selector.select(0):
             if isinstance(key.fileobj, MessageStream):
-                found += self._heard_from(key.fileobj)
+                found += self._receive(key.fileobj)
             else:
                 assert isinstance(key.fileobj, socket.socket)
                 self._accept(key.fileobj)
@@ -146,7 +147,7 @@ class WorkerPool(ABC):
                 self._selector.unregister(channel)
             channel.close()
 
-    def _greeted(self, channel: MessageStream, hello: dict[str, Any]) -> None:
+    def _register(self, channel: MessageStream, hello: dict[str, Any]) -> None:
         """A worker is ready."""
         self._of_channel[channel].ready = True
 
@@ -154,7 +155,7 @@ class WorkerPool(ABC):
         """Somebody wants to join."""
         raise NotImplementedError
 
-    def _heard_from(self, channel: MessageStream) -> list[Said]:
+    def _receive(self, channel: MessageStream) -> list[WorkerMessage]:
         try:
             messages = channel.read()
         except CommError as error:
@@ -163,14 +164,14 @@ class WorkerPool(ABC):
             reason = str(error)
         else:
             reason = ""
-        found: list[Said] = []
+        found: list[WorkerMessage] = []
         for message in messages:
             if message["kind"] == "hello":
-                self._greeted(channel, message)
+                self._register(channel, message)
             elif (member := self._of_channel.get(channel)) is not None:
-                member.heard = time.monotonic()
-                found.append(Said(member, message, channel))
+                member.last_heard = time.monotonic()
+                found.append(WorkerMessage(member, message, channel))
         member = self._of_channel.get(channel)
         if channel.closed and member is not None:
-            found.append(Said(member, {"kind": LOST, "reason": reason}))
+            found.append(WorkerMessage(member, {"kind": LOST, "reason": reason}))
         return found

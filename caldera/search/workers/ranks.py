@@ -36,7 +36,7 @@ from caldera.search.study import Study
 from caldera.search.trial import Trial
 from caldera.search.workers.dispatcher import Dispatcher
 from caldera.search.workers.local import share_card
-from caldera.search.workers.pool import PoolMember, Said, WorkerPool
+from caldera.search.workers.pool import PoolMember, WorkerMessage, WorkerPool
 from caldera.search.workers.worker import MessageStream, TrialWorker
 from caldera.train.strategy import SingleProcessStrategy
 
@@ -65,14 +65,14 @@ class RankWorkers(WorkerPool):
             ("" if several_machines else _LOOPBACK, 0), backlog=1024
         )
         self.address = {
-            "hosts": _names_of_this_machine() if several_machines else [_LOOPBACK],
+            "hosts": _host_names() if several_machines else [_LOOPBACK],
             "port": self._listening.getsockname()[1],
             "secret": self._secret,
         }
         self._rank_of: dict[MessageStream, int] = {}
-        self._left_over: list[MessageStream] = []
+        self._idle_channels: list[MessageStream] = []
         self._hung: set[int] = set()
-        self.last_words: list[dict[str, Any]] = []
+        self.final_messages: list[dict[str, Any]] = []
         """What all ranks hear at the end: they go on with the program, and with its study."""
 
     def start(self) -> None:
@@ -92,18 +92,18 @@ class RankWorkers(WorkerPool):
             assert isinstance(member, RankGroup)
             if not member.ready:
                 self._hung.update(member.ranks)
-        for channel in self._left_over:
-            for message in self._farewell():
+        for channel in self._idle_channels:
+            for message in self._end_messages():
                 channel.send(message)
             channel.close()
         self._listening.close()
         super().end(at_once=at_once)
 
-    def _farewell(self) -> list[dict[str, Any]]:
-        words = [{"kind": "word", "word": each} for each in self.last_words]
-        return [*words, *super()._farewell()]
+    def _end_messages(self) -> list[dict[str, Any]]:
+        words = [{"kind": "word", "word": each} for each in self.final_messages]
+        return [*words, *super()._end_messages()]
 
-    def end_the_hung(self, *, with_mpi: bool) -> None:
+    def end_hung(self, *, with_mpi: bool) -> None:
         """Ranks that hang never come to the end of the program, where MPI waits for all."""
         if not self._hung:
             return
@@ -127,21 +127,21 @@ class RankWorkers(WorkerPool):
         # A stranger until it has said the secret.
         self._selector.register(MessageStream(connection), selectors.EVENT_READ)
 
-    def _heard_from(self, channel: MessageStream) -> list[Said]:
-        found = super()._heard_from(channel)
+    def _receive(self, channel: MessageStream) -> list[WorkerMessage]:
+        found = super()._receive(channel)
         if channel.closed and channel not in self._of_channel:
-            self._turn_away(channel)
+            self._reject(channel)
         return found
 
-    def _greeted(self, channel: MessageStream, hello: dict[str, Any]) -> None:
+    def _register(self, channel: MessageStream, hello: dict[str, Any]) -> None:
         rank = hello.get("rank")
         secret = str(hello.get("secret"))
         if not hmac.compare_digest(secret.encode(), self._secret.encode()):
-            self._turn_away(channel)
+            self._reject(channel)
             return
         ranks = next((group for group in self._groups if rank in group), None)
         if ranks is None:
-            self._left_over.append(channel)
+            self._idle_channels.append(channel)
             return
         known = [
             each for each in self.members if isinstance(each, RankGroup) and each.ranks == ranks
@@ -153,13 +153,13 @@ class RankWorkers(WorkerPool):
         group.channels = sorted([*group.channels, channel], key=self._rank_of.__getitem__)
         group.ready = len(group.channels) == len(ranks)
 
-    def _turn_away(self, channel: MessageStream) -> None:
+    def _reject(self, channel: MessageStream) -> None:
         with suppress(KeyError, ValueError):
             self._selector.unregister(channel)
         channel.close()
 
 
-def _names_of_this_machine() -> list[str]:
+def _host_names() -> list[str]:
     """What other machines may call this one: its name, then its numbers."""
     name = socket.gethostname()
     found = [name]
@@ -177,29 +177,29 @@ def run_on_ranks(
     scheduler: Scheduler | None,
     job: SearchJob,
     at_end: Callable[[], None],
-    last_words: Callable[[], list[dict[str, Any]]],
+    final_messages: Callable[[], list[dict[str, Any]]],
     *,
     ranks_per_trial: int = 1,
     retries: int = 2,
     hung_after: float | None = None,
 ) -> list[dict[str, Any]]:
     """Run the trials of a scheduler, which rank 0 has, on all other ranks. Every rank calls this,
-    and comes back when there are no more, with the last words of the master."""
+    and comes back when there are no more, with the final messages of the master."""
     groups = groups_of(communicator.size, ranks_per_trial)
     if communicator.rank == MASTER:
         assert scheduler is not None
         pool = RankWorkers(groups, several_machines=len(set(communicator.nodes)) > 1)
         communicator.bcast_object(pool.address, MASTER)
         communicator.Split(None)
-        _say_who_is_left_over(communicator.size, groups)
+        _warn_of_idle_ranks(communicator.size, groups)
 
-        def speak() -> None:
+        def finish() -> None:
             at_end()
-            pool.last_words = last_words()
+            pool.final_messages = final_messages()
 
-        Dispatcher(scheduler, pool, retries=retries, hung_after=hung_after).run(speak)
-        pool.end_the_hung(with_mpi=isinstance(communicator, MpiCommunicator))
-        return pool.last_words
+        Dispatcher(scheduler, pool, retries=retries, hung_after=hung_after).run(finish)
+        pool.end_hung(with_mpi=isinstance(communicator, MpiCommunicator))
+        return pool.final_messages
     address = communicator.bcast_object(None, MASTER)
     number = next((n for n, group in enumerate(groups) if communicator.rank in group), None)
     own = communicator.Split(number, communicator.rank)
@@ -225,7 +225,7 @@ def groups_of(ranks: int, ranks_per_trial: int) -> list[range]:
     return [range(first, first + ranks_per_trial) for first in range(1, last + 1, ranks_per_trial)]
 
 
-def _say_who_is_left_over(ranks: int, groups: Sequence[range]) -> None:
+def _warn_of_idle_ranks(ranks: int, groups: Sequence[range]) -> None:
     left = ranks - 1 - sum(map(len, groups))
     if left:
         print(
@@ -246,9 +246,9 @@ def serve_rank(
     strategy = DataParallel(communicator=own) if together else SingleProcessStrategy()
     while True:
         worker = TrialWorker(_connected(address), job, strategy=strategy, name=f"rank {rank}")
-        last_words = worker.serve(rank=rank, secret=address["secret"])
-        if last_words is not None:
-            return last_words
+        final_messages = worker.serve(rank=rank, secret=address["secret"])
+        if final_messages is not None:
+            return final_messages
 
 
 def _connected(address: Mapping[str, Any]) -> MessageStream:
@@ -273,8 +273,8 @@ _TRIALS = 500
 """Of one message: a study may have more than one message can hold."""
 
 
-def last_words(study: Study) -> list[dict[str, Any]]:
-    """A study as what JSON can hold, in pieces."""
+def study_messages(study: Study) -> list[dict[str, Any]]:
+    """Return a study as JSON-serialisable messages."""
     names = [each.name for each in fields(Trial) if each.name not in _MADE_HERE]
     trials = [{name: getattr(trial, name) for name in names} for trial in study.trials]
     words = [{"notes": encoded(study.record.notes())}]
@@ -287,11 +287,11 @@ def last_words(study: Study) -> list[dict[str, Any]]:
     return words
 
 
-def take_over(study: Study, said: Sequence[dict[str, Any]]) -> None:
-    """Let an empty study be the one that the master spoke of."""
+def load_study(study: Study, messages: Sequence[dict[str, Any]]) -> None:
+    """Fill an empty study with the master's messages."""
     space = study.space
     assert space is not None
-    for given in decoded([trial for piece in said for trial in piece.get("trials", ())]):
+    for given in decoded([trial for piece in messages for trial in piece.get("trials", ())]):
         values = given.pop("values")
         trial = Trial(
             parameters=space.decoded(given["point"]),
@@ -299,7 +299,7 @@ def take_over(study: Study, said: Sequence[dict[str, Any]]) -> None:
             **given,
         )
         study.adopt(trial)
-    for piece in said:
+    for piece in messages:
         for key, value in decoded(piece.get("notes", {})).items():
             study.record.note(key, value)
         for name, text in piece.get("conditions", {}).items():

@@ -143,8 +143,8 @@ class TrialAbandoned(BaseException):
 class TrialWorker:
     """Serves one channel until the master ends it or is gone.
 
-    - `alone`: what happens when the master is gone while a trial runs; a process ends itself, since
-      nobody wants what it computes.
+    - `on_lost_master`: called when the master is gone while a trial runs; a process ends itself,
+      since its result has no reader.
     """
 
     def __init__(
@@ -154,23 +154,23 @@ class TrialWorker:
         *,
         strategy: Strategy | None = None,
         name: str = "",
-        alone: Callable[[], None] = lambda: None,
+        on_lost_master: Callable[[], None] = lambda: None,
     ) -> None:
         self._channel = channel
         self._job = job
         self._strategy = strategy or SingleProcessStrategy()
         self._name = name
-        self._alone = alone
+        self._on_lost_master = on_lost_master
         self._tasks: queue.SimpleQueue[TrialTask | None] = queue.SimpleQueue()
         self._reasons: dict[int, str] = {}
-        self._last_words: list[dict[str, Any]] = []
+        self._final_messages: list[dict[str, Any]] = []
         self._has_ended = False
         """Whether the master has said that there are no more trials."""
         # To wake the listener up when the worker leaves by itself.
-        self._bell, self._ear = socket.socketpair()
+        self._wake_writer, self._wake_reader = socket.socketpair()
 
     def serve(self, **hello: Any) -> list[dict[str, Any]] | None:
-        """Run trials until there are no more; the master's last words, or None if it gave this
+        """Run trials until there are no more; the master's final messages, or None if it gave this
         worker up or is gone."""
         listener = threading.Thread(target=self._listen, name=f"{self._name} listens", daemon=True)
         listener.start()
@@ -179,11 +179,11 @@ class TrialWorker:
             while (task := self._tasks.get()) is not None:
                 self._run(task)
         finally:
-            self._bell.close()
+            self._wake_writer.close()
             listener.join()
-            self._ear.close()
+            self._wake_reader.close()
             self._channel.close()
-        return self._last_words if self._has_ended else None
+        return self._final_messages if self._has_ended else None
 
     def _run(self, task: TrialTask) -> None:
         try:
@@ -209,24 +209,24 @@ class TrialWorker:
     def _listen(self) -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(self._channel, selectors.EVENT_READ)
-            selector.register(self._ear, selectors.EVENT_READ)
+            selector.register(self._wake_reader, selectors.EVENT_READ)
             beat = time.monotonic() + BEAT_S
             while not self._channel.closed:
                 ready = [key.fileobj for key, _ in selector.select(beat - time.monotonic())]
-                if self._ear in ready:
+                if self._wake_reader in ready:
                     return
                 if ready:
                     for message in self._channel.read():
-                        self._take(message)
+                        self._handle(message)
                 # Not for every message: each beat wakes the master up.
                 if time.monotonic() >= beat:
                     self._channel.send({"kind": "beat"})
                     beat = time.monotonic() + BEAT_S
         self._tasks.put(None)
         if not self._has_ended:
-            self._alone()
+            self._on_lost_master()
 
-    def _take(self, message: dict[str, Any]) -> None:
+    def _handle(self, message: dict[str, Any]) -> None:
         if message["kind"] == "trial":
             task = TrialTask.from_plain(message["task"])
             # The same trial may come again, after another worker has died with it.
@@ -235,7 +235,7 @@ class TrialWorker:
         elif message["kind"] == "stop":
             self._reasons[int(message["number"])] = str(message["reason"])
         elif message["kind"] == "word":
-            self._last_words.append(message["word"])
+            self._final_messages.append(message["word"])
         elif message["kind"] == "end":
             self._has_ended = True
             self._tasks.put(None)

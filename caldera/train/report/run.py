@@ -8,7 +8,8 @@ from datetime import datetime
 
 from caldera.base.formatting import bytes_text, flops_text, seconds_text
 from caldera.draw.axis import axis_of, whole_axis
-from caldera.draw.graph.blocks import LayerBlock, block_picture
+from caldera.draw.charts import learning_curve_charts
+from caldera.draw.graph.render import LayerBlock, block_picture
 from caldera.draw.line_chart import Line, LineChart, inline
 from caldera.draw.page import (
     Safe,
@@ -22,11 +23,8 @@ from caldera.draw.page import (
     tag,
     tiles,
 )
-from caldera.draw.run_charts import learning_curve_charts
 from caldera.draw.svg import CATEGORICAL
-from caldera.train.report.classification import classes_parts
-from caldera.train.report.columns import columns_section
-from caldera.train.report.regression import values_parts
+from caldera.train.report.predictions import classes_parts, columns_section, values_parts
 from caldera.train.report.step import graph_section, memory_section, time_section
 from caldera.train.tracking.history import History, shown_number
 from caldera.train.tracking.run_folder import RunFolder

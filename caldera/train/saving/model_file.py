@@ -34,9 +34,9 @@ from caldera.io import load_safetensors_metadata, save_safetensors
 from caldera.io.files import Source, file_name_of, file_size, opened
 from caldera.io.safetensors_files import safetensors_arrays
 from caldera.nn.config import to_config
-from caldera.train.data_checks import schema_of_inputs
 from caldera.train.saving.checkpoint import described, differences, digest, nbytes
 from caldera.train.saving.snapshot import assign_all, model_variables
+from caldera.train.training_data import schema_of_inputs
 
 if TYPE_CHECKING:
     from caldera.train.model import Model

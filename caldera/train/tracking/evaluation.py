@@ -10,7 +10,7 @@ import numpy as np
 from caldera.data import Dataset, Loader, Pipeline
 from caldera.data.schema import FeatureSpan
 from caldera.draw.charts import thumbnail
-from caldera.nn.task import MULTICLASS, MULTILABEL, PredictionKind
+from caldera.nn.losses import MULTICLASS, MULTILABEL, PredictionKind
 from caldera.train.tracking.run_record import (
     CalibrationRecord,
     ClassesRecord,

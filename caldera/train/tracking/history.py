@@ -15,8 +15,8 @@ from caldera.base.arguments import checked, shown
 from caldera.base.formatting import html_table, note, table_lines
 from caldera.base.plain_data import to_plain
 from caldera.base.registry import nearest
+from caldera.draw.charts import learning_curve_charts, learning_curves
 from caldera.draw.line_chart import figure_svg
-from caldera.draw.run_charts import learning_curve_charts, learning_curves
 from caldera.draw.svg import Picture
 from caldera.errors import ConfigError, DataError
 

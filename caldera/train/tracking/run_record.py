@@ -21,7 +21,7 @@ from caldera.core.memory.gpus import card_count
 from caldera.data.datasets.dataset_cache import ENVIRONMENT, cache_folder
 from caldera.kernels.native.codegen.matrix_multiply import blas
 from caldera.kernels.native.codegen.target import host_target
-from caldera.kernels.tuning_cache import all_records
+from caldera.kernels.tuning.database import all_records
 
 FORMAT = "caldera-run-1"
 

@@ -109,7 +109,7 @@ def test_a_place_that_cannot_be_written_to_is_explained(tmp_path: Path) -> None:
 DIRECT = {
     "base/file_cache.py": 4,
     "io/files.py": 2,
-    "io/events/event_file.py": 1,
+    "io/events.py": 1,
     "io/numpy_files.py": 1,
     "data/datasets/dataset_cache.py": 1,
     "bench/timing.py": 1,

@@ -12,7 +12,6 @@ import pytest
 
 from caldera.bench.case_runner import CaseOptions, CaseRunner
 from caldera.bench.contestants import Contestant
-from caldera.bench.machine import sources_digest
 from caldera.bench.previous_run import (
     FASTER,
     MISSING,
@@ -30,6 +29,7 @@ from caldera.bench.previous_run import (
     previous_sources,
     read_report,
 )
+from caldera.bench.results import sources_digest
 from caldera.bench.session import BenchSession
 from caldera.bench.worker_process import WorkerHandle
 from caldera.bench.workloads import WORKLOADS

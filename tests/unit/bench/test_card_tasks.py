@@ -14,8 +14,8 @@ import pytest
 from caldera.bench.comparison import checked_on_card, written
 from caldera.bench.frameworks import FRAMEWORKS, Framework
 from caldera.bench.frameworks.base import BenchTask, Restartable
-from caldera.bench.frameworks.caldera_card import FitTask
-from caldera.bench.frameworks.torch_training import WARM_UP_STEPS, CapturedStep
+from caldera.bench.frameworks.caldera_tasks import FitTask
+from caldera.bench.frameworks.torch_tasks import WARM_UP_STEPS, CapturedStep
 from caldera.bench.timing import first_call, timed
 from caldera.bench.workloads import Rule, TrainingCase
 from caldera.bench.workloads.base import read_batches, write_batches

@@ -17,8 +17,7 @@ from caldera.bench.honesty import check
 from caldera.bench.levels import instrumentation, metrics, reference
 from caldera.bench.levels.instrumentation import SCHEMES, Watch, learned, watch_task
 from caldera.bench.levels.metrics import Measure, Watched
-from caldera.bench.mllog import log_text
-from caldera.bench.report import page
+from caldera.bench.report import log_text, page
 from caldera.bench.results import ResultEntry
 from caldera.bench.workloads import WORKLOADS, LearningCase, ProductCase
 from caldera.comm import SingleProcess

@@ -26,7 +26,7 @@ from caldera.bench.reproduce.experiment import (
 from caldera.bench.reproduce.experiments.consistency import ReferenceTernGrad
 from caldera.bench.reproduce.experiments.topk_assumption import constants
 from caldera.bench.reproduce.writing import markdown_of, page_of, text_of, write_results
-from caldera.bench.timing import best_in_turns, in_turns
+from caldera.bench.timing import StepClock, best_in_turns, in_turns
 from caldera.cli import main
 from caldera.cli.commands import reproduce as command
 from caldera.errors import CommError
@@ -149,6 +149,13 @@ def test_times_of_short_calls_are_taken_together_and_in_turns() -> None:
     assert len(calls) > 8
     assert changes == 5, "both are counted first; then a, b, a, b"
     assert best_in_turns(ways, 1, least=1e-5)["a"] < 1e-3
+
+
+def test_a_clock_of_steps_gives_times_after_the_untimed_ones() -> None:
+    clock = StepClock()
+    clock.steps = [1.0, 3.0, 4.0, 6.0, 9.0]
+    assert clock.seconds(untimed=1) == [2.0, 1.0, 2.0, 3.0]
+    assert clock.seconds(untimed=2, every=2) == [3.0]
 
 
 def test_the_constant_of_topk_is_small_and_nought_for_everything() -> None:

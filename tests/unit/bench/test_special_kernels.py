@@ -1,37 +1,28 @@
-"""benchmarks/special_kernels.py: what is on trial, beside what, and what is said of it."""
+"""benchmarks/kernels/special_kernels.py: what is on trial, beside what, and what is said of it."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from time import perf_counter, sleep
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
+from benchmarks.kernels import kernel_problems
+from benchmarks.kernels import special_kernels as trial
 from caldera import op
 from caldera.core.graph.memory_format import NHWC
 from caldera.core.graph.node import Node
 from caldera.core.graph.program import program_of
 from caldera.core.memory import device
-from caldera.kernels.measure import measure
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
-from tests.benchmark_scripts import imported_script
+from caldera.kernels.tuning.measure import measure
 
 
-@pytest.fixture
-def trial() -> Iterator[ModuleType]:
-    with imported_script("special_kernels") as script:
-        yield script
-
-
-def _problems(trial: ModuleType, *outputs: Any) -> list[Any]:
-    problems = sys.modules["kernel_problems"]
-    nodes = problems.nodes_of(program_of([each.node for each in outputs]), "cpu")
-    return [problems.Problem("test", node) for node in nodes]
+def _problems(*outputs: Any) -> list[Any]:
+    nodes = kernel_problems.nodes_of(program_of([each.node for each in outputs]), "cpu")
+    return [kernel_problems.Problem("test", node) for node in nodes]
 
 
 def _by_oracle(call: Call) -> Runner:
@@ -60,10 +51,8 @@ def others(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("others")
-def test_a_new_kernel_is_on_trial_by_itself(
-    trial: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
-    problems = _problems(trial, op.sort(op.input("x", (4, 9)), axis=-1))
+def test_a_new_kernel_is_on_trial_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    problems = _problems(op.sort(op.input("x", (4, 9)), axis=-1))
     (result,) = trial.trials(problems, device("cpu"), 1, perf_counter() + 60)
     # The second way is the faster one, and what computes something else has no time.
     assert set(result.times) == {"slow", "reference"}
@@ -74,39 +63,37 @@ def test_a_new_kernel_is_on_trial_by_itself(
     assert "sort: slow" not in trial.untried([result], "cpu")
 
 
-def test_time_that_is_used_up_is_said(
-    trial: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
-    problems = _problems(trial, op.sort(op.input("x", (4, 9)), axis=-1))
+def test_time_that_is_used_up_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    problems = _problems(op.sort(op.input("x", (4, 9)), axis=-1))
     assert list(trial.trials(problems, device("cpu"), 1, perf_counter())) == []
     assert "1 problems are left" in capsys.readouterr().out
 
 
-def test_an_op_is_beside_what_it_is_made_of(trial: ModuleType) -> None:
-    (problem,) = _problems(trial, op.softmax(op.input("x", (6, 10)), axis=-1))
+def test_an_op_is_beside_what_it_is_made_of() -> None:
+    (problem,) = _problems(op.softmax(op.input("x", (6, 10)), axis=-1))
     result = trial.tried(problem, device("cpu"), 1)
     assert not result.failures
     assert set(result.times) == {"native", "its parts"}
     assert {row.split(" | ")[0] for row in result.rows()} == {"| softmax: native"}
 
 
-def test_images_lie_as_in_a_plan_and_loops_are_looked_into(trial: ModuleType) -> None:
+def test_images_lie_as_in_a_plan_and_loops_are_looked_into() -> None:
     x, w = op.input("x", (2, 4, 6, 6)), op.input("w", (8, 4, 3, 3))
-    found = {each.node.op.name: each.node for each in _problems(trial, op.conv2d(x, w))}
+    found = {each.node.op.name: each.node for each in _problems(op.conv2d(x, w))}
     assert found["conv2d"].spec.order == NHWC
 
     def body(carry: Any, x: Any) -> tuple[Any, Any]:
         return op.matmul(carry, x), carry
 
     state, _ = op.scan(body, op.input("s", (3, 3)), op.input("xs", (5, 3, 3)))
-    nodes = [each.node for each in _problems(trial, state)]
+    nodes = [each.node for each in _problems(state)]
     assert [node.op.name for node in nodes if node.inputs] == ["matmul"]
 
 
 @pytest.mark.parametrize(
     ("times", "word"), [((0.5, 1.0), "ahead"), ((1.0, 1.0), "level"), ((1.2, 1.0), "behind")]
 )
-def test_verdicts(trial: ModuleType, times: tuple[float, float], word: str) -> None:
+def test_verdicts(times: tuple[float, float], word: str) -> None:
     result = trial.Result("sort", "8", {"ours": times[0], "reference": times[1]})
     (row,) = result.rows()
     assert row.endswith(f"| {word} |")
@@ -114,15 +101,14 @@ def test_verdicts(trial: ModuleType, times: tuple[float, float], word: str) -> N
     assert ("ahead at 2" if word == "ahead" else f"{word} everywhere") in line
 
 
-def test_inputs_mean_something(trial: ModuleType) -> None:
-    values_of = sys.modules["kernel_problems"].values_of
+def test_inputs_mean_something() -> None:
     a, places = op.input("a", (3, 5, 5)), op.input("p", (7,), "int64")
-    solve = _problems(trial, op.cholesky(a))[0].node
-    (matrix,) = values_of(solve)
+    solve = _problems(op.cholesky(a))[0].node
+    (matrix,) = kernel_problems.values_of(solve)
     assert np.linalg.eigvalsh(matrix).min() > 0.9
-    picked = _problems(trial, op.gather(a, places, axis=1))[0].node
-    assert values_of(picked)[1].max() == 4
-    assert values_of(_problems(trial, op.sort(a, axis=-1))[0].node) is None
+    picked = _problems(op.gather(a, places, axis=1))[0].node
+    assert kernel_problems.values_of(picked)[1].max() == 4
+    assert kernel_problems.values_of(_problems(op.sort(a, axis=-1))[0].node) is None
 
 
 def test_kernels_are_measured_on_inputs_that_are_given() -> None:

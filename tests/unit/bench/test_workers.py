@@ -79,9 +79,9 @@ def test_a_worker_measures_and_prints_of_libraries_do_not_disturb(tmp_path: Path
     noisy = "import os; os.write(1, b''); print('hello', flush=True)"
     text = (
         "import sys, caldera.bench.worker as w\n"
-        "real = w.Worker.answer\n"
+        "real = w.BenchWorker.answer\n"
         f"def answer(self, request):\n    {noisy}\n    return real(self, request)\n"
-        "w.Worker.answer = answer\nw.main()\n"
+        "w.BenchWorker.answer = answer\nw.main()\n"
     )
     environment = worker_environment(tmp_path, 1)
     with WorkerProcess("caldera strict", environment, _script(text)) as worker:
@@ -95,7 +95,7 @@ def test_a_worker_measures_and_prints_of_libraries_do_not_disturb(tmp_path: Path
     assert found["peak"] > 0
 
 
-def test_a_worker_that_dies_is_reported_with_its_last_words() -> None:
+def test_a_worker_that_dies_is_reported_with_its_last_line() -> None:
     script = "import sys; sys.stdin.readline(); raise RuntimeError('out of beads')"
     with (
         WorkerProcess("torch eager", os.environ, _script(script)) as worker,

@@ -14,8 +14,7 @@ from caldera.comm import Communicator, SingleProcess, run_virtual_ranks
 from caldera.compress import Link, SparseVector, predicted_seconds, sparse_allreduce
 from caldera.compress.codecs import QsgdCodec
 from caldera.compress.messages import RandomStream
-from caldera.compress.sparse import ALGORITHMS, SparseCodec, sum_sparse
-from caldera.compress.sparse.cost import fastest
+from caldera.compress.sparse import ALGORITHMS, SparseCodec, fastest, sum_sparse
 
 NAMES = list(ALGORITHMS)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from caldera import dmath as dm
-from caldera.dmath import blocks
+from caldera.dmath import shards
 from caldera.errors import CalderaError, ConfigError, ShapeError
 
 RNG = np.random.default_rng(0)
@@ -94,7 +94,7 @@ def test_blocks_are_all_there_is(layout: Any) -> None:
 
 
 def test_small_blocks_are_taken_together(monkeypatch: Any) -> None:
-    monkeypatch.setattr(blocks, "MOST_BLOCKS", 6)
+    monkeypatch.setattr(shards, "MOST_BLOCKS", 6)
     a = RNG.normal(size=(9, 8))
     found = list(dm.array(a, layout=dm.Blocks(1, 1)).blocks())
     assert 1 < len(found) <= 6

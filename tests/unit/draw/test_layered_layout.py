@@ -7,8 +7,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from caldera.draw.graph.layered_layout import NodePosition, arrange
-from caldera.draw.graph.levels import GraphEdge, levels_of
+from caldera.draw.graph.layered_layout import GraphEdge, NodePosition, arrange, levels_of
 from tests.unit.draw.boxes import Box
 
 

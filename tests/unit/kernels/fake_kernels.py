@@ -11,9 +11,9 @@ from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.opdef import parameter
 from caldera.core.graph.ops.product import matmul
 from caldera.core.tensor.dtype import float32
-from caldera.kernels.choose import Choices
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import Call, Kernel, KernelTable, Runner
+from caldera.kernels.tuning.choose import Choices
 
 
 def product_node(rows: int = 64) -> Node:

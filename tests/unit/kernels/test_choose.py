@@ -22,15 +22,15 @@ from caldera.core.graph.opdef import parameter
 from caldera.core.graph.ops.product import matmul
 from caldera.core.tensor.dtype import float32
 from caldera.errors import ConfigError, DeviceError
-from caldera.kernels import choose
-from caldera.kernels.choose import Choices
-from caldera.kernels.measure import compare
 from caldera.kernels.native.codegen.emitter import Emitter, Pointer
 from caldera.kernels.native.codegen.kernel import Integer, native_kernel
 from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.table import TABLE, Call, Kernel, KernelTable
-from caldera.kernels.thread_counts import name_on_all_threads, on_fewer_threads
-from caldera.kernels.tuning import TuningResult
+from caldera.kernels.tuning import choose
+from caldera.kernels.tuning.choose import Choices
+from caldera.kernels.tuning.correctness import compare
+from caldera.kernels.tuning.measure import TuningResult
+from caldera.kernels.tuning.threads import on_fewer_threads
 from tests.unit.kernels.fake_kernels import (
     FakeKernels,
     compute,
@@ -49,13 +49,13 @@ pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def test_the_faster_kernel_is_chosen_whatever_its_priority(kernels: FakeKernels) -> None:
-    verdict = race(kernels).verdict(product_node(), "cpu")
-    assert verdict.kernel.name == "fast"
-    assert verdict.source == "measured"
-    assert verdict.times is not None
-    assert set(verdict.times) == {"slow", "fast"}
-    assert list(verdict.beaten) == ["slow"]
-    assert verdict.beaten["slow"] > 1.0
+    choice = race(kernels).choose(product_node(), "cpu")
+    assert choice.kernel.name == "fast"
+    assert choice.source == "measured"
+    assert choice.times is not None
+    assert set(choice.times) == {"slow", "fast"}
+    assert list(choice.beaten) == ["slow"]
+    assert choice.beaten["slow"] > 1.0
 
 
 @pytest.mark.parametrize(
@@ -68,10 +68,10 @@ def test_kernels_that_are_wrong_are_left_out_with_a_warning(
     kernels.add("bad", work, priority=5)
     kernels.add("good", slowly)
     with pytest.warns(RuntimeWarning, match=rf"op\.matmul: kernel 'bad' is left out.*{reason}"):
-        verdict = Choices(kernels.table).verdict(product_node(), "cpu")
-    assert verdict.kernel.name == "good"
-    assert verdict.times is not None
-    assert "bad" not in verdict.times
+        choice = Choices(kernels.table).choose(product_node(), "cpu")
+    assert choice.kernel.name == "good"
+    assert choice.times is not None
+    assert "bad" not in choice.times
 
 
 @pytest.mark.filterwarnings("ignore:.*is left out")
@@ -79,7 +79,7 @@ def test_the_oracle_serves_when_all_others_fail(kernels: FakeKernels) -> None:
     kernels.add("wrong", wrongly)
     kernels.add("broken", fail)
     with pytest.raises(DeviceError, match=r"op\.matmul.*none of wrong, broken"):
-        Choices(kernels.table).verdict(product_node(), "cpu")
+        Choices(kernels.table).choose(product_node(), "cpu")
     kernels.add("reference", priority=-10)
     assert Choices(kernels.table).kernel(product_node(), "cpu").name == "reference"
 
@@ -87,24 +87,24 @@ def test_the_oracle_serves_when_all_others_fail(kernels: FakeKernels) -> None:
 def test_a_kernel_made_for_the_node_competes_with_those_of_the_table(kernels: FakeKernels) -> None:
     kernels.add("slow", slowly)
     made = Kernel("matmul", "cpu", "made", lambda call: lambda: compute(call))
-    verdict = Choices(kernels.table).verdict(product_node(), "cpu", [made])
-    assert (verdict.kernel, verdict.source) == (made, "measured")
-    assert verdict.times is not None
-    assert set(verdict.times) == {"slow", "made"}
+    choice = Choices(kernels.table).choose(product_node(), "cpu", [made])
+    assert (choice.kernel, choice.source) == (made, "measured")
+    assert choice.times is not None
+    assert set(choice.times) == {"slow", "made"}
 
 
 def test_the_oracle_does_not_compete(kernels: FakeKernels) -> None:
     kernels.add("reference", priority=-10)
     kernels.add("other", slowly)
-    verdict = Choices(kernels.table).verdict(product_node(), "cpu")
-    assert (verdict.kernel.name, verdict.source) == ("other", "only")
+    choice = Choices(kernels.table).choose(product_node(), "cpu")
+    assert (choice.kernel.name, choice.source) == ("other", "only")
     assert not kernels.measured()
 
 
 def test_a_single_kernel_is_taken_as_it_is(kernels: FakeKernels) -> None:
     kernels.add("alone", fail)
-    verdict = Choices(kernels.table).verdict(product_node(), "cpu")
-    assert (verdict.kernel.name, verdict.times, verdict.source) == ("alone", None, "only")
+    choice = Choices(kernels.table).choose(product_node(), "cpu")
+    assert (choice.kernel.name, choice.times, choice.source) == ("alone", None, "only")
 
 
 @pytest.mark.parametrize(
@@ -152,8 +152,8 @@ def test_tiny_nodes_are_not_measured(kernels: FakeKernels) -> None:
         ta=False,
         tb=False,
     )
-    verdict = choices.verdict(tiny, "cpu")
-    assert (verdict.kernel.name, verdict.source) == ("slow", "guess")
+    choice = choices.choose(tiny, "cpu")
+    assert (choice.kernel.name, choice.source) == ("slow", "guess")
     assert not kernels.measured()
 
 
@@ -162,8 +162,8 @@ def test_other_families_go_by_priority(kernels: FakeKernels) -> None:
         kernels.table.add(
             Kernel("matmul", "abacus", name, lambda call: lambda: None, priority=priority)
         )
-    verdict = Choices(kernels.table).verdict(product_node(), "abacus")
-    assert (verdict.kernel.name, verdict.source) == ("first", "guess")
+    choice = Choices(kernels.table).choose(product_node(), "abacus")
+    assert (choice.kernel.name, choice.source) == ("first", "guess")
 
 
 # --- limits
@@ -175,9 +175,9 @@ def test_the_workspace_limit_excludes(kernels: FakeKernels) -> None:
     kernels.add("slower", slowly, priority=-1)
     choices = Choices(kernels.table)
     with settings.override(workspace_limit=1999):
-        verdict = choices.verdict(product_node(), "cpu")
-        assert verdict.times is not None
-        assert "hungry" not in verdict.times
+        choice = choices.choose(product_node(), "cpu")
+        assert choice.times is not None
+        assert "hungry" not in choice.times
     with settings.override(workspace_limit=2000):
         assert choices.kernel(product_node(), "cpu").name == "hungry"
 
@@ -209,8 +209,8 @@ def test_measured_kernels_get_the_workspace_they_ask_for(kernels: FakeKernels) -
 def test_a_deterministic_run_measures_nothing(kernels: FakeKernels) -> None:
     choices = race(kernels)
     with settings.override(deterministic=True):
-        verdict = choices.verdict(product_node(), "cpu")
-        assert (verdict.kernel.name, verdict.source) == ("slow", "guess")
+        choice = choices.choose(product_node(), "cpu")
+        assert (choice.kernel.name, choice.source) == ("slow", "guess")
         assert not kernels.measured()
 
 
@@ -218,14 +218,14 @@ def test_a_deterministic_run_follows_what_is_remembered(kernels: FakeKernels) ->
     choices = race(kernels)
     choices.kernel(product_node(), "cpu")
     with settings.override(deterministic=True):
-        verdict = choices.verdict(product_node(), "cpu")
-    assert (verdict.kernel.name, verdict.source) == ("fast", "remembered")
+        choice = choices.choose(product_node(), "cpu")
+    assert (choice.kernel.name, choice.source) == ("fast", "remembered")
 
 
 def test_without_a_budget_the_priority_decides(kernels: FakeKernels) -> None:
     choices = race(kernels)
     with settings.override(tune_budget_s=0.0):
-        assert choices.verdict(product_node(), "cpu").source == "guess"
+        assert choices.choose(product_node(), "cpu").source == "guess"
     assert not kernels.measured()
 
 
@@ -233,11 +233,11 @@ def test_all_nodes_share_one_budget(kernels: FakeKernels) -> None:
     choices = race(kernels)
     with settings.override(tune_budget_s=0.003):
         # The first measurement takes longer than that: each call of "slow" does.
-        assert choices.verdict(product_node(64), "cpu").source == "measured"
-        assert choices.verdict(product_node(65), "cpu").source == "predicted"
+        assert choices.choose(product_node(64), "cpu").source == "measured"
+        assert choices.choose(product_node(65), "cpu").source == "predicted"
     choices.clear()
     with settings.override(tune_budget_s=0.003):
-        assert choices.verdict(product_node(65), "cpu").source == "measured"
+        assert choices.choose(product_node(65), "cpu").source == "measured"
 
 
 def test_a_node_that_would_take_too_long_is_not_begun(kernels: FakeKernels) -> None:
@@ -248,7 +248,7 @@ def test_a_node_that_would_take_too_long_is_not_begun(kernels: FakeKernels) -> N
         ta=False,
         tb=False,
     )
-    assert choices.verdict(huge, "cpu").source == "guess"
+    assert choices.choose(huge, "cpu").source == "guess"
     assert not kernels.measured()
 
 
@@ -258,8 +258,8 @@ def test_a_node_that_would_take_too_long_is_not_begun(kernels: FakeKernels) -> N
 def test_a_fixed_kernel_serves_until_it_is_unfixed(kernels: FakeKernels) -> None:
     choices = race(kernels)
     choices.fix("matmul", "slow")
-    verdict = choices.verdict(product_node(), "cpu")
-    assert (verdict.kernel.name, verdict.times, verdict.source) == ("slow", None, "fixed")
+    choice = choices.choose(product_node(), "cpu")
+    assert (choice.kernel.name, choice.times, choice.source) == ("slow", None, "fixed")
     choices.unfix("matmul")
     assert choices.kernel(product_node(), "cpu").name == "fast"
 
@@ -288,7 +288,7 @@ def test_clearing_forgets_memory_and_disk(kernels: FakeKernels, tmp_path: Path) 
     choices.kernel(product_node(), "cpu")
     choices.clear()
     assert not list((tmp_path / "choices").iterdir())
-    assert choices.verdict(product_node(), "cpu").source == "measured"
+    assert choices.choose(product_node(), "cpu").source == "measured"
 
 
 def test_the_version_changes_when_choices_may(kernels: FakeKernels) -> None:
@@ -373,28 +373,31 @@ def test_an_op_gets_the_number_of_threads_it_is_fastest_with(kernels: FakeKernel
     kernels.add("slow", _slower_than_a_busy_machine)
     kernels.table.add(Kernel("matmul", "cpu", "native", _slower_on_more_threads, priority=1))
     with settings.override(threads=4):
-        verdict = Choices(kernels.table).verdict(product_node(), "cpu")
-        assert verdict.kernel.name == "native on 1 thread"
-        assert verdict.times is not None
-        assert {"native", "native on 2 threads", "slow"} <= set(verdict.times)
+        choice = Choices(kernels.table).choose(product_node(), "cpu")
+        assert choice.kernel.name == "native on 1 thread"
+        assert choice.times is not None
+        assert {"native", "native on 2 threads", "slow"} <= set(choice.times)
         # Another process finds it on disk.
-        again = Choices(kernels.table).verdict(product_node(), "cpu")
+        again = Choices(kernels.table).choose(product_node(), "cpu")
         assert (again.kernel.name, again.source) == ("native on 1 thread", "remembered")
 
 
 def test_kernels_on_one_thread_are_not_tried_on_fewer(kernels: FakeKernels) -> None:
     with settings.override(threads=4):
-        verdict = race(kernels).verdict(product_node(), "cpu")
-    assert verdict.times is not None
-    assert set(verdict.times) == {"slow", "fast"}
+        choice = race(kernels).choose(product_node(), "cpu")
+    assert choice.times is not None
+    assert set(choice.times) == {"slow", "fast"}
 
 
-def test_numbers_of_threads_are_part_of_a_name() -> None:
+def test_a_number_of_threads_is_a_field_and_shown_in_the_name() -> None:
     (kernel, *_) = TABLE.kernels("matmul", "cpu")
     with settings.override(threads=16):
-        names = [each.name for each in on_fewer_threads(kernel)]
-    assert names == [f"{kernel.name} on {n}" for n in ("1 thread", "4 threads", "8 threads")]
-    assert {name_on_all_threads(name) for name in names} == {kernel.name}
+        fewer = on_fewer_threads(kernel)
+    names = [f"{kernel.name} on {n}" for n in ("1 thread", "4 threads", "8 threads")]
+    assert [each.name for each in fewer] == names
+    assert [each.threads for each in fewer] == [1, 4, 8]
+    assert kernel.threads is None
+    assert {each.origin for each in fewer} == {kernel.origin}
 
 
 # --- comparing with the oracle

@@ -14,10 +14,11 @@ import caldera as cd
 from caldera import op
 from caldera.base.config import settings
 from caldera.core.graph.node import Node
-from caldera.kernels import choose
-from caldera.kernels.choices import KernelChoice
-from caldera.kernels.choose import Choices
-from caldera.kernels.learned_cost import (
+from caldera.kernels.table import Kernel, KernelTable
+from caldera.kernels.tuning import choose
+from caldera.kernels.tuning.choice_store import KernelChoice
+from caldera.kernels.tuning.choose import Choices
+from caldera.kernels.tuning.cost_model import (
     FEATURES,
     FOLLOWING,
     FROM_MEMORY,
@@ -27,8 +28,7 @@ from caldera.kernels.learned_cost import (
     following,
     group_of,
 )
-from caldera.kernels.table import Kernel, KernelTable
-from caldera.kernels.tuning import TuningResult
+from caldera.kernels.tuning.measure import TuningResult
 from tests.unit.kernels.fake_kernels import product_node
 
 FAST, SLOW, NEAR = "fast", "slow", "near"
@@ -163,11 +163,11 @@ def test_a_clear_case_is_not_measured_at_all(timed: list[list[str]]) -> None:
         choices.kernel(product_node(size), "cpu")
     before = len(timed)
     assert before < len(SIZES)
-    verdict = choices.verdict(product_node(112), "cpu")
-    assert (verdict.kernel.name, verdict.source) == (FAST, "predicted")
-    assert verdict.beaten[SLOW] == pytest.approx(3.0, rel=0.2)
+    choice = choices.choose(product_node(112), "cpu")
+    assert (choice.kernel.name, choice.source) == (FAST, "predicted")
+    assert choice.beaten[SLOW] == pytest.approx(3.0, rel=0.2)
     assert len(timed) == before
-    assert choices.verdict(product_node(112), "cpu", measure=False).source == "predicted"
+    assert choices.choose(product_node(112), "cpu", measure=False).source == "predicted"
 
 
 def test_what_a_library_names_anew_for_each_shape_is_measured_for_each(
@@ -178,7 +178,7 @@ def test_what_a_library_names_anew_for_each_shape_is_measured_for_each(
     table.add(replace(slow, varies=True))
     choices = Choices(table)
     for size in SIZES:
-        assert choices.verdict(product_node(size), "cpu").source == "measured"
+        assert choices.choose(product_node(size), "cpu").source == "measured"
     assert all(SLOW in names for names in timed)
 
 
@@ -190,12 +190,12 @@ def test_a_call_on_one_thread_must_win_a_race(timed: list[list[str]]) -> None:
     choices = Choices(table)
     with settings.override(threads=4):
         for size in SIZES:
-            assert choices.verdict(product_node(size), "cpu").source == "measured"
+            assert choices.choose(product_node(size), "cpu").source == "measured"
         assert all(set(names) == {SLOW, FAST} for names in timed)
         assert choices.kernel(product_node(112), "cpu").name == FAST
         with settings.override(tune_budget_s=0.0):
-            verdict = choices.verdict(product_node(144), "cpu")
-    assert (verdict.kernel.name, verdict.source) == (SLOW, "predicted")
+            choice = choices.choose(product_node(144), "cpu")
+    assert (choice.kernel.name, choice.source) == (SLOW, "predicted")
 
 
 @pytest.mark.parametrize("how", [{"deterministic": True}, {"tune_budget_s": 0.0}])
@@ -205,18 +205,18 @@ def test_where_there_is_no_time_predictions_serve(timed: list[list[str]], how: d
         choices.kernel(product_node(size), "cpu")
     before = len(timed)
     with settings.override(**how):
-        verdict = choices.verdict(product_node(112), "cpu")
-    assert verdict.source == "predicted"
-    assert verdict.kernel.name != SLOW
+        choice = choices.choose(product_node(112), "cpu")
+    assert choice.source == "predicted"
+    assert choice.kernel.name != SLOW
     assert len(timed) == before
     choices.clear()
     with settings.override(**how):
-        assert choices.verdict(product_node(112), "cpu").source == "guess"
+        assert choices.choose(product_node(112), "cpu").source == "guess"
 
 
 def test_explain_says_that_it_was_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = cd.compile([op.var("x", (3, 3)) @ op.var("y", (3, 3))])
     (step,) = plan.schedule.steps
     found = KernelChoice(step.kernel, {step.kernel.name: 1.0, "other": 2.0}, "predicted")
-    monkeypatch.setattr(Choices, "verdict", lambda *given, **named: found)
+    monkeypatch.setattr(Choices, "choose", lambda *given, **named: found)
     assert "(predicted 2.0x other)" in str(plan.explain(time=False))

@@ -15,13 +15,18 @@ from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.opdef import parameter
 from caldera.core.graph.ops import product
 from caldera.core.tensor.dtype import float32, float64
-from caldera.kernels.choices import ORACLE
-from caldera.kernels.choose import Choices, choices
-from caldera.kernels.microbatch import BatchedNode, best_sizes, divided
 from caldera.kernels.reference import evaluate
-from caldera.kernels.shared_limits import shared_limits
 from caldera.kernels.table import TABLE, Call, Kernel, KernelTable, Runner
-from caldera.kernels.workspace_share import WorkspaceOption, best_options
+from caldera.kernels.tuning.choice_store import ORACLE
+from caldera.kernels.tuning.choose import Choices, choices
+from caldera.kernels.workspace import (
+    BatchedNode,
+    WorkspaceOption,
+    best_options,
+    best_sizes,
+    divided,
+    shared_limits,
+)
 
 IMAGES, FILTERS = (7, 16, 10, 10), (16, 16, 3, 3)
 HOW = {"stride": (1, 1), "padding": ((1, 1), (1, 1)), "dilation": (1, 1), "groups": 1}
@@ -139,8 +144,8 @@ def test_without_measuring_the_estimates_divide(limit: int, name: str) -> None:
     for kernel in (_greedy("greedy", 1, 1.0), _greedy("greedier", 2, 1.5)):
         table.add(kernel)
     with settings.override(deterministic=True, workspace_limit=limit):
-        verdict = Choices(table).verdict(_node("conv2d"), "cpu")
-    assert (verdict.kernel.name, verdict.source) == (name, "guess")
+        choice = Choices(table).choose(_node("conv2d"), "cpu")
+    assert (choice.kernel.name, choice.source) == (name, "guess")
 
 
 def test_with_a_limit_slices_of_the_faster_kernel_serve(tmp_path: Path) -> None:
@@ -162,20 +167,20 @@ def test_with_a_limit_slices_of_the_faster_kernel_serve(tmp_path: Path) -> None:
     with settings.override(cache_dir=tmp_path, tune_budget_s=10.0, workspace_limit=limit):
         chosen = Choices(table)
         with chosen.exhaustive():
-            verdict = chosen.verdict(node, "cpu")
-        assert verdict.source == "measured"
-        assert "by direct" in verdict.kernel.name
-        assert verdict.beaten["slow"] > 1.0
-        assert verdict.kernel.workspace(node) <= limit
+            choice = chosen.choose(node, "cpu")
+        assert choice.source == "measured"
+        assert "by direct" in choice.kernel.name
+        assert choice.beaten["slow"] > 1.0
+        assert choice.kernel.workspace(node) <= limit
         # The same kernel, not an equal one: a plan's explanation asks again. So does another
         # process, which has what was measured, and would predict the rest for itself.
         for asked in (chosen, Choices(table)):
-            again = asked.verdict(node, "cpu", measure=False)
-            assert (again.kernel, again.source) == (verdict.kernel, "remembered")
+            again = asked.choose(node, "cpu", measure=False)
+            assert (again.kernel, again.source) == (choice.kernel, "remembered")
     with settings.override(cache_dir=tmp_path / "else", tune_budget_s=10.0, workspace_limit=limit):
         chosen.clear()
-        verdict = chosen.verdict(node, "cpu")
-        assert chosen.verdict(node, "cpu", measure=False).kernel == verdict.kernel
+        choice = chosen.choose(node, "cpu")
+        assert chosen.choose(node, "cpu", measure=False).kernel == choice.kernel
 
 
 @pytest.mark.parametrize("measure", [False, True])

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from caldera.kernels import measure
 from caldera.kernels.table import Call, Kernel
-from caldera.kernels.thread_counts import on_fewer_threads
-from caldera.kernels.tuning import ROUNDS, Clock, TuningResult, expected_loss, race
+from caldera.kernels.tuning import correctness, measure
+from caldera.kernels.tuning.measure import ROUNDS, Clock, TuningResult, expected_loss, race
+from caldera.kernels.tuning.threads import on_fewer_threads
 from tests.unit.kernels.fake_kernels import compute, nothing, product_node, wrongly
 
 
@@ -106,10 +106,10 @@ def _kernels(*works: Callable[[Call], object], module: str = "module {}") -> lis
 def test_two_that_agree_are_right_and_else_the_oracle_is_asked(
     monkeypatch: pytest.MonkeyPatch, works: tuple, wrong: set[str], asked: int
 ) -> None:
-    oracle = measure.evaluate
+    oracle = correctness.evaluate
     questions = []
     monkeypatch.setattr(
-        measure, "evaluate", lambda *given: questions.append(given) or oracle(*given)
+        correctness, "evaluate", lambda *given: questions.append(given) or oracle(*given)
     )
     outcome = measure.measure(product_node(), _kernels(*works), 1.0)
     assert set(outcome.failures) == wrong

@@ -10,9 +10,10 @@ import pytest
 
 import caldera as cd
 from caldera import op
-from caldera.kernels import thread_counts
+from caldera.code import skip_gram  # noqa: F401 - it registers the op and its kernels
 from caldera.kernels.table import TABLE, Call
-from caldera.kernels.thread_counts import TURNS, Turns, taking_turns
+from caldera.kernels.tuning import threads as thread_counts
+from caldera.kernels.tuning.threads import TURNS, Turns, taking_turns
 
 
 def test_the_fastest_number_of_threads_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

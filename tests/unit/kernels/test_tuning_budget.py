@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from caldera.base.config import settings
-from caldera.kernels import tuning
-from caldera.kernels.tuning import TuningBudget
+from caldera.kernels.tuning import measure as tuning
+from caldera.kernels.tuning.measure import TuningBudget
 
 
 class Clock:

@@ -23,10 +23,10 @@ from caldera.core.graph.ops.product import matmul
 from caldera.core.graph.ops.random import random_uniform
 from caldera.core.graph.program import Body
 from caldera.core.tensor.dtype import float32, int64
-from caldera.kernels import tuning_cache
-from caldera.kernels.choose import Choices
-from caldera.kernels.measure import measure
 from caldera.kernels.table import Call, Kernel, Runner
+from caldera.kernels.tuning import database
+from caldera.kernels.tuning.choose import Choices
+from caldera.kernels.tuning.measure import measure
 from tests.unit.kernels.fake_kernels import FakeKernels, product_node, race
 
 pytestmark = pytest.mark.usefixtures("own_folder")
@@ -35,10 +35,10 @@ pytestmark = pytest.mark.usefixtures("own_folder")
 def test_another_process_remembers(kernels: FakeKernels) -> None:
     race(kernels).kernel(product_node(), "cpu")
     kernels.bound.clear()
-    verdict = Choices(kernels.table).verdict(product_node(), "cpu")
-    assert (verdict.kernel.name, verdict.source) == ("fast", "remembered")
-    assert verdict.times is not None
-    assert set(verdict.times) == {"slow", "fast"}
+    choice = Choices(kernels.table).choose(product_node(), "cpu")
+    assert (choice.kernel.name, choice.source) == ("fast", "remembered")
+    assert choice.times is not None
+    assert set(choice.times) == {"slow", "fast"}
     assert not kernels.measured()
     assert len(list(FileCache("choices"))) == 1
 
@@ -47,7 +47,7 @@ def test_another_set_of_kernels_is_another_question(kernels: FakeKernels) -> Non
     race(kernels).kernel(product_node(), "cpu")
     kernels.add("new", priority=-1)
     kernels.bound.clear()
-    assert Choices(kernels.table).verdict(product_node(), "cpu").source == "measured"
+    assert Choices(kernels.table).choose(product_node(), "cpu").source == "measured"
 
 
 def _columns_first(spec: Spec) -> Spec:
@@ -76,7 +76,7 @@ def test_kernels_are_measured_on_memory_in_the_order_of_the_node() -> None:
 @pytest.mark.parametrize("change", ["threads", "shape", "attribute", "order"])
 def test_what_matters_is_part_of_the_question(change: str) -> None:
     node = product_node()
-    before = tuning_cache.tuning_key(node, "cpu", [])
+    before = database.tuning_key(node, "cpu", [])
     with settings.override(threads=settings.threads + (change == "threads")):
         other = node
         if change == "shape":
@@ -85,14 +85,14 @@ def test_what_matters_is_part_of_the_question(change: str) -> None:
             other = matmul(*node.inputs, ta=True, tb=False)
         if change == "order":
             other = intern(node.op, node.inputs, dict(node.attrs), (_columns_first(node.spec),))
-        after = tuning_cache.tuning_key(other, "cpu", [])
+        after = database.tuning_key(other, "cpu", [])
     assert before is not None
     assert after is not None
     assert json_digest(before) != json_digest(after)
 
 
 def test_the_machine_is_part_of_the_question() -> None:
-    key = tuning_cache.tuning_key(product_node(), "cpu", [])
+    key = database.tuning_key(product_node(), "cpu", [])
     assert key is not None
     assert key["machine"]["numpy"] == np.__version__
     assert key["machine"]["cpu"]
@@ -104,13 +104,13 @@ def test_the_number_of_a_random_stream_does_not_matter() -> None:
     first, second = (
         random_uniform(state, offset, shape=(9,), dtype=float32, stream=stream) for stream in (1, 2)
     )
-    assert tuning_cache.tuning_key(first, "cpu", []) == tuning_cache.tuning_key(second, "cpu", [])
+    assert database.tuning_key(first, "cpu", []) == database.tuning_key(second, "cpu", [])
 
 
 def test_bodies_are_written_down_by_structure() -> None:
     x = parameter(0, Spec((3,), float32))
     keys = [
-        tuning_cache.tuning_key(fused(x, body=Body([x], [output])), "cpu", [])
+        database.tuning_key(fused(x, body=Body([x], [output])), "cpu", [])
         for output in (exp(x), add(exp(x), x))
     ]
     assert None not in keys
@@ -120,15 +120,13 @@ def test_bodies_are_written_down_by_structure() -> None:
 
 def test_many_choices_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for rows in range(40):
-        key = tuning_cache.tuning_key(product_node(64 + rows), "cpu", []) or {}
-        record = tuning_cache.TuningRecord(
-            {**key, "kernels": ["a"]}, "a", {"a": 1.0 + rows}, pace=2.0
-        )
-        tuning_cache.store(record)
-    first = list(tuning_cache.all_records())
+        key = database.tuning_key(product_node(64 + rows), "cpu", []) or {}
+        record = database.TuningRecord({**key, "kernels": ["a"]}, "a", {"a": 1.0 + rows}, pace=2.0)
+        database.store(record)
+    first = list(database.all_records())
     assert len(first) == 40
     FileCache("choices").path(json_digest(first[0].key)).unlink()
-    tuning_cache.store(tuning_cache.TuningRecord({**first[0].key, "op": "new"}, "a", {"a": 1.0}))
+    database.store(database.TuningRecord({**first[0].key, "op": "new"}, "a", {"a": 1.0}))
     opened: list[str] = []
     read = FileCache.read
 
@@ -137,18 +135,18 @@ def test_many_choices_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return read(cache, key)
 
     monkeypatch.setattr(FileCache, "read", counted)
-    again = list(tuning_cache.all_records())
+    again = list(database.all_records())
     assert len(opened) == 2
     assert len(again) == 40
     assert first[0] not in again
     assert all(each in again for each in first[1:])
-    tuning_cache.forget()
-    assert not list(tuning_cache.all_records())
+    database.forget()
+    assert not list(database.all_records())
 
 
 def test_what_cannot_be_written_down_is_not_asked() -> None:
     variable = op.var("x", (3,)).node
-    assert tuning_cache.tuning_key(variable, "cpu", []) is None
+    assert database.tuning_key(variable, "cpu", []) is None
 
 
 @pytest.mark.parametrize(
@@ -180,8 +178,8 @@ def test_a_damaged_or_foreign_file_is_measured_anew(
             cache.write(name, content.encode("latin-1"))
     choices = Choices(kernels.table)
     assert "fast" not in choices.table()
-    assert choices.verdict(product_node(), "cpu").source == "measured"
-    assert Choices(kernels.table).verdict(product_node(), "cpu").source == "remembered"
+    assert choices.choose(product_node(), "cpu").source == "measured"
+    assert Choices(kernels.table).choose(product_node(), "cpu").source == "remembered"
 
 
 @pytest.mark.parametrize(
@@ -195,7 +193,7 @@ def test_an_answer_that_does_not_fit_is_not_believed(
     cache = FileCache("choices")
     (key,) = cache
     cache.write_json(key, {**cache.read_json(key), **damage})
-    assert Choices(kernels.table).verdict(product_node(), "cpu").source == "measured"
+    assert Choices(kernels.table).choose(product_node(), "cpu").source == "measured"
 
 
 def test_a_folder_that_cannot_be_written_costs_only_the_memory(
@@ -206,25 +204,25 @@ def test_a_folder_that_cannot_be_written_costs_only_the_memory(
     with settings.override(cache_dir=tmp_path / "file" / "folder"):
         with pytest.warns(RuntimeWarning, match="not kept"):
             assert choices.kernel(product_node(), "cpu").name == "fast"
-        assert choices.verdict(product_node(), "cpu").source == "remembered"
+        assert choices.choose(product_node(), "cpu").source == "remembered"
 
 
 def test_readers_never_see_half_a_file() -> None:
-    key = tuning_cache.tuning_key(product_node(), "cpu", [Kernel("matmul", "cpu", "k", _bind_none)])
+    key = database.tuning_key(product_node(), "cpu", [Kernel("matmul", "cpu", "k", _bind_none)])
     assert key is not None
-    record = tuning_cache.TuningRecord(key, "k", {"k": 1.0})
-    tuning_cache.store(record)
+    record = database.TuningRecord(key, "k", {"k": 1.0})
+    database.store(record)
     done = threading.Event()
 
     def write() -> None:
         while not done.is_set():
-            tuning_cache.store(record)
+            database.store(record)
 
     writers = [threading.Thread(target=write) for _ in range(2)]
     for writer in writers:
         writer.start()
     try:
-        assert all(tuning_cache.load(key) == record for _ in range(200))
+        assert all(database.load(key) == record for _ in range(200))
     finally:
         done.set()
         for writer in writers:

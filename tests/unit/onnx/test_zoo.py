@@ -1,6 +1,6 @@
 """Networks of the zoo: to a file, the same to 1e-5 in onnxruntime, and back.
 
-The largest ones, at their published sizes, are checked by `benchmarks/onnx_zoo.py`.
+The largest ones, at their published sizes, are checked by `benchmarks/training/onnx_zoo.py`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import pytest
 
 from caldera import op
 from caldera.compiler.lazy import Expr, compile, lift
-from caldera.core.graph.ops import pooling
+from caldera.core.graph.ops import product
 from caldera.errors import DtypeError, ShapeError
 from caldera.testing import check_gradients
 from tests.unit.ops.case import numbers
@@ -23,7 +23,7 @@ _HOW: dict[str, Any] = {
 
 
 def _pool(x: np.ndarray, **how: Any) -> tuple[np.ndarray, np.ndarray]:
-    values, index = pooling.max_pool2d.outputs(lift(x), **{**_HOW, **how})
+    values, index = product.max_pool2d.outputs(lift(x), **{**_HOW, **how})
     first, second = compile([Expr(values), Expr(index)]).run()
     return first.numpy(), second.numpy()
 
@@ -73,9 +73,9 @@ def test_gradients_of_overlapping_windows_add_up() -> None:
 
 def test_gather_reads_the_winners_and_scatter_writes_them() -> None:
     x = np.array([[[[1.0, 2.0], [8.0, 4.0]]]])
-    values, index = pooling.max_pool2d.outputs(lift(x), **_HOW)
-    gathered = pooling.pool_gather(lift(x * 10.0), index, **_HOW)
-    scattered = pooling.pool_scatter(values, index, shape=(1, 1, 2, 2), **_HOW)
+    values, index = product.max_pool2d.outputs(lift(x), **_HOW)
+    gathered = product.pool_gather(lift(x * 10.0), index, **_HOW)
+    scattered = product.pool_scatter(values, index, shape=(1, 1, 2, 2), **_HOW)
     assert Expr(gathered).tolist() == [[[[80.0]]]]
     assert Expr(scattered).tolist() == [[[[0.0, 0.0], [8.0, 0.0]]]]
 
@@ -118,7 +118,7 @@ def test_integers_become_floats() -> None:
 
 def test_the_graph_op_refuses_integers() -> None:
     with pytest.raises(DtypeError, match=r"op\.max_pool2d.*floating-point"):
-        pooling.max_pool2d(lift(np.zeros((1, 1, 2, 2), "int64")), **_HOW)
+        product.max_pool2d(lift(np.zeros((1, 1, 2, 2), "int64")), **_HOW)
 
 
 def test_sequences_can_be_averaged() -> None:

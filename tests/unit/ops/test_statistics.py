@@ -10,7 +10,7 @@ import pytest
 import caldera as cd
 from caldera import op
 from caldera.errors import ConfigError, ShapeError
-from caldera.op.statistics import METHODS
+from caldera.op.reduction import METHODS
 from caldera.testing import check_gradients
 from tests.unit.ops.case import numbers
 

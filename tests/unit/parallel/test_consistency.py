@@ -12,11 +12,11 @@ import caldera as cd
 from caldera import compress, nn, optim, parallel
 from caldera.comm import Communicator, run_virtual_ranks
 from caldera.errors import CommError
-from caldera.kernels.choose import Choices
-from caldera.kernels.tuning_cache import TuningRecord
+from caldera.kernels.tuning.choose import Choices
+from caldera.kernels.tuning.database import TuningRecord
 from caldera.parallel import consistency
-from caldera.train.data_checks import data_digest
 from caldera.train.strategy import Strategy
+from caldera.train.training_data import data_digest
 from tests.unit.parallel.families import FAMILIES
 from tests.unit.parallel.ranks import CLASSES, FEATURES, network, samples
 

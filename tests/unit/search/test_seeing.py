@@ -20,8 +20,8 @@ import caldera as cd
 from caldera import nn, search
 from caldera.errors import ConfigError
 from caldera.search.analysis import Overview, importances
+from caldera.search.callbacks import LiveTable
 from caldera.search.charts import coordinates_picture, curves_chart, front_charts, history_chart
-from caldera.search.live import LiveTable
 from caldera.search.page import study_page
 from caldera.search.table import TrialTable
 from tests.unit.search import made_up

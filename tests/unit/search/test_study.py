@@ -15,9 +15,9 @@ import pytest
 import caldera as cd
 from caldera import nn, search
 from caldera.errors import CalderaError, ConfigError
-from caldera.kernels.choices import KernelChoice
-from caldera.kernels.choose import Choices
 from caldera.kernels.table import Kernel
+from caldera.kernels.tuning.choice_store import KernelChoice
+from caldera.kernels.tuning.choose import Choices
 from caldera.search.analysis import Overview
 from caldera.search.job import digest_of
 from caldera.search.journal import Journal
@@ -245,10 +245,10 @@ def _wide_samples() -> tuple[Any, Any]:
 
 
 def _any_kernel(
-    self: Choices, node: Any, tuning_key: Any, within: Sequence[Kernel]
+    self: Choices, node: Any, tuning_key: Any, eligible: Sequence[Kernel]
 ) -> KernelChoice | None:
     """What a race may come to on a machine where each takes as long as the others."""
-    rivals = [kernel for kernel in within if kernel.name != "reference"]
+    rivals = [kernel for kernel in eligible if kernel.name != "reference"]
     return KernelChoice(random.SystemRandom().choice(rivals), None, "measured")
 
 
@@ -257,8 +257,8 @@ def test_a_trial_is_made_again_by_the_kernels_that_it_had(
     workers: int | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever is chosen since: by another process, after a prediction, for more threads."""
-    monkeypatch.setattr(Choices, "_recall", lambda *given: None)
-    monkeypatch.setattr(Choices, "_decide", _any_kernel)
+    monkeypatch.setattr(Choices, "_lookup", lambda *given: None)
+    monkeypatch.setattr(Choices, "_tune", _any_kernel)
     space = {"rate": search.log(1e-3, 1e-1), "batch_size": search.choice([48, 64])}
     how = {"trials": 3, "epochs": 2, "verbose": 0, "folder": tmp_path}
     with cd.settings.override(threads=2):

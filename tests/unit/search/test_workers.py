@@ -348,7 +348,7 @@ def test_strangers_are_not_let_in() -> None:
             until = time.monotonic() + 30
             while True:
                 assert time.monotonic() < until
-                assert not pool.said()
+                assert not pool.messages()
                 try:
                     assert stranger.recv(1) == b""
                     break

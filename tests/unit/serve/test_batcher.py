@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from caldera.errors import DataError
-from caldera.serve.batcher import Batcher
+from caldera.serve.batcher import Batcher, Metrics
 from caldera.serve.http import Limits, Refusal
-from caldera.serve.metrics import Metrics
 
 
 class Doubling:

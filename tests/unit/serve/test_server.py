@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import random
 import re
@@ -233,6 +234,30 @@ def test_wrong_flags(
     path = table_model.save(tmp_path / "boxes.caldera")
     assert main(["serve", str(path), *words.split()]) == 2
     assert said in capfd.readouterr().err
+
+
+def test_uvicorn_is_one_of_the_versions_that_were_tested() -> None:
+    uvicorn = pytest.importorskip("uvicorn")
+    protocol = pytest.importorskip("uvicorn.protocols.http.httptools_impl")
+    ours = pytest.importorskip("caldera.serve.uvicorn_server")
+    assert (0, 34) <= tuple(map(int, uvicorn.__version__.split(".")[:2])) <= (0, 54), (
+        "run this file's tests with the new uvicorn, then raise the bound here and in pyproject"
+    )
+    own = {"__init__", "_count", "_accept_pending", "_awaits_request", "_close_idle"}
+    own |= {"_connection", "_connections"}
+    for extended in (ours.HttpConnection, ours.DrainingServer):
+        base = extended.__base__
+        for name in {name for name, each in vars(extended).items() if callable(each)} - own:
+            taken = inspect.signature(getattr(extended, name)).parameters
+            assert list(taken) == list(inspect.signature(getattr(base, name)).parameters), name
+    for made, attributes in (
+        (protocol.HttpToolsProtocol, {"cycle", "flow", "pipeline", "transport"}),
+        (
+            protocol.RequestResponseCycle,
+            {"disconnected", "keep_alive", "message_event", "more_body", "response_complete"},
+        ),
+    ):
+        assert attributes <= set(made.__init__.__code__.co_names)
 
 
 def test_without_uvicorn_it_says_what_to_install(

@@ -10,8 +10,7 @@ import pytest
 
 import caldera as cd
 from caldera import nn
-from caldera.train.predictors import filled_up
-from caldera.train.step import MOST_SIZES
+from caldera.train.step import MOST_SIZES, filled_up
 
 
 def _model(device: str = "cpu") -> cd.NeuralNetwork:

@@ -21,8 +21,7 @@ from caldera.bench.reproduce.experiment import (
     claim,
     holds,
 )
-from caldera.bench.reproduce.rank_work import CONSISTENCY
-from caldera.bench.reproduce.ranks import run_ranks
+from caldera.bench.reproduce.ranks import CONSISTENCY, run_ranks
 from caldera.bench.workloads import WORKLOADS, LearningCase
 from caldera.comm import Communicator, run_virtual_ranks
 

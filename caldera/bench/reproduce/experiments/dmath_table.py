@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -16,9 +16,8 @@ from caldera.bench.reproduce.experiment import (
     Plot,
     claim,
 )
-from caldera.bench.reproduce.prediction import guesses
-from caldera.bench.reproduce.rank_work import NETWORKS
-from caldera.bench.reproduce.ranks import run_ranks
+from caldera.bench.reproduce.prediction import Guess, guesses
+from caldera.bench.reproduce.ranks import NETWORKS, run_ranks
 from caldera.parallel.planner import Compute, Wire
 from caldera.train.neural_network import NeuralNetwork
 
@@ -46,10 +45,15 @@ HERE = {"alexnet": 8, "googlenet": 4, "inception3": 2}
 """Images of a batch that two cores can do in seconds."""
 
 
+def _predicted(what: str, seed: str, ours: str) -> ComparisonRow:
+    return ComparisonRow(what, seed, ours, BESIDE, predicted=True)
+
+
 @claim("dmath-table", "dMath, table 1", "AlexNet and GoogLeNet scale to 64 cards with one batch")
 def table(context: ExperimentContext) -> ExperimentResult:
     """The seed's table by the planner, from the seed's rate on one card; and ranks of ours."""
-    rows, plots, samples = [], [], {}
+    rows: list[ComparisonRow] = []
+    plots, samples = [], {}
     for name, rates in SEED.items():
         context.tell(name)
         kind, batch = name.split()
@@ -58,70 +62,52 @@ def table(context: ExperimentContext) -> ExperimentResult:
         compute = Compute(((1.0, 1.0 / rates[0]),))
         found = guesses(model, compute, sizes, memory=CARD_MEMORY, hybrid=kind == "AlexNet")
         samples[f"{name}: predicted images/s"] = [each.rate for each in found]
-        for guess, seed in zip(found, rates, strict=True):
-            rows.append(
-                ComparisonRow(
-                    f"{name}, {guess.ranks} ranks, images/s",
-                    str(seed),
-                    f"{guess.rate:.0f} ({guess.way})",
-                    BESIDE,
-                    predicted=True,
-                )
-            )
-        if name in MEMORY:
-            place = RANKS.index(16)
-            rows.append(
-                ComparisonRow(
-                    f"{name}, GB of each of 16 ranks",
-                    f"{MEMORY[name]}",
-                    f"{found[place].memory / 1e9:.2f}",
-                    BESIDE,
-                    predicted=True,
-                )
-            )
-        gain, theirs = found[-1].rate / found[0].rate, rates[-1] / rates[0]
-        rows.append(
-            ComparisonRow(
-                f"{name}, 64 ranks are times as fast as one",
-                f"{theirs:.1f}",
-                f"{gain:.1f}",
-                BESIDE,
-                predicted=True,
-            )
-        )
-        # The seed's cards compute small parts of a batch less efficiently: the model knows of none.
-        far = [guess.rate / seed for guess, seed in zip(found, rates, strict=True)][1:]
-        rows.append(
-            ComparisonRow(
-                f"{name}: the prediction over the seed, 2 to 64 ranks",
-                "1",
-                f"{far[0]:.2f} to {far[-1]:.2f}",
-                BESIDE,
-                predicted=True,
-            )
-        )
-        other, ranks, rate = OTHERS[name]
-        rows.append(
-            ComparisonRow(
-                f"{name}, {ranks} ranks: times {other}'s rate",
-                f"{rates[RANKS.index(ranks)] / rate:.2f}",
-                f"{found[RANKS.index(ranks)].rate / rate:.2f}",
-                BESIDE,
-                predicted=True,
-            )
-        )
+        rows += _table_rows(name, rates, found)
         lines = {
             "seed": [(float(r), float(v)) for r, v in zip(RANKS, rates, strict=True)],
             "predicted": [(float(each.ranks), each.rate) for each in found],
         }
         plots.append(Plot(name, "ranks", "images/s", lines))
-    networks = ["alexnet"] if context.quick else ["alexnet", "googlenet"]
-    for network in networks:
+    for network in ["alexnet"] if context.quick else ["alexnet", "googlenet"]:
         measured(context, network, rows, samples)
-    left = ["ranks of GoogLeNet on this machine"] if context.quick else []
+    left = context.skipped("ranks of GoogLeNet on this machine")
     return ExperimentResult(
         rows, plots, samples, [*left, "batches of 256 and 1024 on this machine"]
     )
+
+
+def _table_rows(name: str, rates: Sequence[int], found: Sequence[Guess]) -> list[ComparisonRow]:
+    """Return the rows of one network: the seed's rates and the predicted ones."""
+    gain, theirs = found[-1].rate / found[0].rate, rates[-1] / rates[0]
+    # The seed's cards compute small parts of a batch less efficiently: the model knows of none.
+    far = [guess.rate / seed for guess, seed in zip(found, rates, strict=True)][1:]
+    other, ranks, rate = OTHERS[name]
+    place = RANKS.index(ranks)
+    rows = [
+        _predicted(
+            f"{name}, {guess.ranks} ranks, images/s", str(seed), f"{guess.rate:.0f} ({guess.way})"
+        )
+        for guess, seed in zip(found, rates, strict=True)
+    ]
+    if name in MEMORY:
+        memory = found[RANKS.index(16)].memory / 1e9
+        rows.append(
+            _predicted(f"{name}, GB of each of 16 ranks", f"{MEMORY[name]}", f"{memory:.2f}")
+        )
+    return [
+        *rows,
+        _predicted(f"{name}, 64 ranks are times as fast as one", f"{theirs:.1f}", f"{gain:.1f}"),
+        _predicted(
+            f"{name}: the prediction over the seed, 2 to 64 ranks",
+            "1",
+            f"{far[0]:.2f} to {far[-1]:.2f}",
+        ),
+        _predicted(
+            f"{name}, {ranks} ranks: times {other}'s rate",
+            f"{rates[place] / rate:.2f}",
+            f"{found[place].rate / rate:.2f}",
+        ),
+    ]
 
 
 def measured(
@@ -193,39 +179,31 @@ def inception(context: ExperimentContext) -> ExperimentResult:
         counts = (1, 2, 4, 8, 16, 32, 64, *((96,) if cards == 96 else ()))
         found = guesses(model, compute, {ranks: each * ranks for ranks in counts})
         last = found[-1]
-        share = last.rate / rate
-        rows.append(
-            ComparisonRow(
+        hours = 200 * 1_281_167 / last.rate / 3600
+        rows += [
+            _predicted(
                 f"Inception v3, {cards} cards, {each} images each, images/s",
                 str(rate),
                 f"{last.rate:.0f} if one alone has {rate / cards:.1f}",
-                BESIDE,
-                predicted=True,
-            )
-        )
-        rows.append(
-            ComparisonRow(
+            ),
+            _predicted(
                 f"Inception v3: what {cards} cards keep of their rate",
                 "",
-                f"{share:.0%}",
-                BESIDE,
-                predicted=True,
-            )
-        )
-        hours = 200 * 1_281_167 / last.rate / 3600
-        seed = "49.3" if cards == 64 else "14"
-        rows.append(
-            ComparisonRow(
+                f"{last.rate / rate:.0%}",
+            ),
+            _predicted(
                 f"200 epochs of ImageNet on {cards} cards, hours",
-                seed,
+                "49.3" if cards == 64 else "14",
                 f"{hours:.1f}",
-                BESIDE,
-                predicted=True,
-            )
-        )
+            ),
+        ]
         lines[f"{each} images a card"] = [(float(g.ranks), g.rate) for g in found]
     if not context.quick:
         measured(context, "inception3", rows, samples)
-    left = ["a step of Inception v3 on this machine"] if context.quick else []
     plot = Plot("Inception v3, predicted", "cards", "images/s", lines)
-    return ExperimentResult(rows, [plot], samples, [*left, "ImageNet, and its accuracy"])
+    return ExperimentResult(
+        rows,
+        [plot],
+        samples,
+        [*context.skipped("a step of Inception v3 on this machine"), "ImageNet, and its accuracy"],
+    )

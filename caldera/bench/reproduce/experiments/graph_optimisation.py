@@ -73,7 +73,9 @@ def run(context: ExperimentContext) -> ExperimentResult:
         )
     )
     plot = Plot("A chain of eight", "numbers", "us", lines, log=True)
-    left = [f"{SIZES[-1]} numbers"] if context.quick else []
     return ExperimentResult(
-        rows, [plot], samples, [*left, "half precision on tensor cores: needs a card"]
+        rows,
+        [plot],
+        samples,
+        [*context.skipped(f"{SIZES[-1]} numbers"), "half precision on tensor cores: needs a card"],
     )

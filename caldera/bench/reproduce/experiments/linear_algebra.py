@@ -115,5 +115,6 @@ def factorisations(context: ExperimentContext) -> ExperimentResult:
         ),
     ]
     samples = {f"{name}: s": seconds for name, seconds in found.items()}
-    left = ["sizes 512 and 128^3"] if context.quick else []
-    return ExperimentResult(rows, [], samples, [*left, "1024^3 on many cards"])
+    return ExperimentResult(
+        rows, [], samples, [*context.skipped("sizes 512 and 128^3"), "1024^3 on many cards"]
+    )

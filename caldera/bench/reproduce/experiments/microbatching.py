@@ -18,9 +18,9 @@ from caldera.bench.reproduce.experiment import (
 from caldera.bench.timing import in_turns
 from caldera.compiler.lazy import Expr, compile
 from caldera.compiler.plan.plan import Plan
-from caldera.kernels.choices import ORACLE
-from caldera.kernels.choose import choices
 from caldera.kernels.table import TABLE
+from caldera.kernels.tuning.choice_store import ORACLE
+from caldera.kernels.tuning.choose import choices
 
 SHAPES = {"3 x 3, 64 channels of 28": (64, 64, 28, 3), "5 x 5, 64 channels of 27": (64, 64, 27, 5)}
 """Batch, channels, pixels, kernel: as in VGG, and AlexNet's second layer."""
@@ -87,8 +87,12 @@ def run(context: ExperimentContext) -> ExperimentResult:
             BESIDE if needed and most <= 1.0 else holds(most > 1.0),
         )
     )
-    left = ["5 x 5, half of the limits"] if context.quick else []
-    return ExperimentResult(rows, plots, samples, [*left, "cuDNN's kernels: need a card"])
+    return ExperimentResult(
+        rows,
+        plots,
+        samples,
+        [*context.skipped("5 x 5, half of the limits"), "cuDNN's kernels: need a card"],
+    )
 
 
 def _convolution(batch: int, channels: int, pixels: int, kernel: int) -> Expr:

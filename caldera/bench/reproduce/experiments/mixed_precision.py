@@ -83,9 +83,13 @@ def run(context: ExperimentContext) -> ExperimentResult:
             holds(count["fused"] < count["before"]),
         )
     )
-    left = [f"layers of {SIZES[-1]}"] if context.quick else []
     plot = Plot("Two dense layers and their gradients", "units", "ms", lines, log=True)
-    return ExperimentResult(rows, [plot], samples, [*left, "tensor cores: need a card"])
+    return ExperimentResult(
+        rows,
+        [plot],
+        samples,
+        [*context.skipped(f"layers of {SIZES[-1]}"), "tensor cores: need a card"],
+    )
 
 
 def _step(size: int) -> list[Expr]:

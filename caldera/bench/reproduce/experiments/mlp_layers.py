@@ -75,8 +75,7 @@ def run(context: ExperimentContext) -> ExperimentResult:
         ratio, verdict = faster(by_turn["caldera"], by_turn[name])
         rows.append(ComparisonRow(f"slope of {name} over ours", "above 1", ratio, verdict))
     plot = Plot("Five epochs of MNIST", "layers", "s", times)
-    left = ["depths 3 and 6"] if context.quick else []
-    return ExperimentResult(rows, [plot], samples, left)
+    return ExperimentResult(rows, [plot], samples, context.skipped("depths 3 and 6"))
 
 
 def _stepping(task: BenchTask) -> Callable[[], object]:

@@ -70,8 +70,15 @@ def run(context: ExperimentContext) -> ExperimentResult:
             )
         )
         plots.append(Plot(name, "rows and columns", "us", lines, log=True))
-    left = [f"sizes {', '.join(str(s) for s in SIZES if s not in sizes)}"] if context.quick else []
-    return ExperimentResult(rows, plots, samples, [*left, "MAGMA and cuBLAS on a card"])
+    return ExperimentResult(
+        rows,
+        plots,
+        samples,
+        [
+            *context.skipped(f"sizes {', '.join(str(s) for s in SIZES if s not in sizes)}"),
+            "MAGMA and cuBLAS on a card",
+        ],
+    )
 
 
 def _times(size: int, axis: int, repeats: int) -> dict[str, list[float]]:

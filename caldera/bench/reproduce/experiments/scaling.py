@@ -18,8 +18,7 @@ from caldera.bench.reproduce.experiment import (
     holds,
 )
 from caldera.bench.reproduce.prediction import guesses
-from caldera.bench.reproduce.rank_work import NETWORKS
-from caldera.bench.reproduce.ranks import run_ranks
+from caldera.bench.reproduce.ranks import NETWORKS, run_ranks
 from caldera.bench.timing import load_per_core
 from caldera.nn.layer import Layer
 from caldera.parallel.planner import Compute, Wire
@@ -85,8 +84,12 @@ def allreduce(context: ExperimentContext) -> ExperimentResult:
             )
         )
         plots.append(Plot(f"{name}: efficiency, weak scaling", "ranks", "of one rank", lines))
-    left = [f"steps after {steps}"] if context.quick else []
-    return ExperimentResult(rows, plots, samples, [*left, "more ranks than this machine has cores"])
+    return ExperimentResult(
+        rows,
+        plots,
+        samples,
+        [*context.skipped(f"steps after {steps}"), "more ranks than this machine has cores"],
+    )
 
 
 @claim(
@@ -128,5 +131,9 @@ def many_cards(context: ExperimentContext) -> ExperimentResult:
                 )
             )
         plots.append(Plot(f"{name}, predicted", "ranks", "images/s", lines, log=True))
-    left = ["2, 8, 32, 128 and 256 ranks"] if context.quick else []
-    return ExperimentResult(rows, plots, {}, [*left, "a run: there is no card here"])
+    return ExperimentResult(
+        rows,
+        plots,
+        {},
+        [*context.skipped("2, 8, 32, 128 and 256 ranks"), "a run: there is no card here"],
+    )

@@ -58,8 +58,12 @@ def run(context: ExperimentContext) -> ExperimentResult:
             )
         )
     samples = {name: [value for _, value in points] for name, points in lines.items()}
-    left = [f"steps after {steps}"] if context.quick else []
-    return ExperimentResult(rows, [Plot("xi over steps", "step", "xi", lines)], samples, left)
+    return ExperimentResult(
+        rows,
+        [Plot("xi over steps", "step", "xi", lines)],
+        samples,
+        context.skipped(f"steps after {steps}"),
+    )
 
 
 def constants(share: float, steps: int) -> list[float]:

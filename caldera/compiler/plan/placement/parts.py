@@ -1,10 +1,14 @@
-"""A program that runs on several devices, as parts that each run on one.
+"""Partition of a program that runs on several devices, into parts that each run on one.
 
-Each part is a program of its own, so passes, kernels, memory and capture are those of its device.
-What one part computes and another reads lies in a tensor with a side on the host and one on the
-device: the part before writes the one, the part after reads the other, and the copy between them is
-launched as soon as the value is there. Reads see the values before the run, as everywhere: a
-variable is written by a part after which nobody reads it, or at the end of the run.
+Each part is a separate program, so passes, kernels, memory and capture are those of its device.
+A value that one part computes and another reads is stored in a tensor with a side on the host and
+one on the device: the earlier part writes the one, the later part reads the other, and the copy
+between them is launched as soon as the value is there. Reads see the values before the run, as
+everywhere: a variable is written by a part after which no part reads it, or at the end of the run.
+
+Work of the host is split into pieces, so that it starts when the first operands have arrived. The
+updates of an optimizer on the host read gradients that a GPU has computed. They are independent:
+while the first are computed, the other gradients are copied, and so are new weights back.
 """
 
 from __future__ import annotations
@@ -14,13 +18,77 @@ from dataclasses import dataclass, field
 
 from caldera.compiler.plan.explain import Copied
 from caldera.compiler.plan.operands import can_reach
-from caldera.compiler.plan.placement.streaming import streamed
 from caldera.core.graph.node import Node, Spec, Symbol
 from caldera.core.graph.ops.base import tensor as tensor_leaf
 from caldera.core.graph.program import Program, users_of
 from caldera.core.memory import HOST, MANAGED, Device
 from caldera.core.memory import device as find_device
 from caldera.core.tensor import Tensor
+
+SMALL = 1 << 12
+"""Bytes of what is computed once for all pieces, such as the rate of this step."""
+LEAST = 4 << 20
+"""Bytes that a piece is given to read."""
+PIECES = 8
+"""As many as there are at most."""
+Groups = list[tuple[Device, list[Node]]]
+
+
+def split_host_work(groups: Sequence[tuple[Device, list[Node]]]) -> Groups:
+    """The same groups, those of the host in pieces where they wait for much from a card."""
+    found: Groups = []
+    for number, (device, nodes) in enumerate(groups):
+        waits = device.is_host and number > 0
+        found += [(device, piece) for piece in (_pieces(nodes) if waits else [nodes])]
+    return found
+
+
+def _pieces(nodes: list[Node]) -> list[list[Node]]:
+    parent = _components(nodes)
+    inside = set(nodes)
+    components: dict[Node, list[Node]] = {}
+    head: list[Node] = []
+    for node in nodes:
+        (components.setdefault(_root(parent, node), []) if node in parent else head).append(node)
+    bytes_of = {
+        root: sum(
+            given.outputs[0].nbytes for node in each for given in node.inputs if given not in inside
+        )
+        for root, each in components.items()
+    }
+    enough = max(LEAST, sum(bytes_of.values()) // PIECES)
+    pieces, size = [head], 0
+    for root, each in components.items():
+        if size >= enough:
+            pieces.append([])
+            size = 0
+        pieces[-1] += each
+        size += bytes_of[root]
+    return [piece for piece in pieces if piece]
+
+
+def _components(nodes: Sequence[Node]) -> dict[Node, Node]:
+    """Nodes that hang together, but for small ones that are made of nothing large."""
+    inside, parent = set(nodes), {}
+    for node in nodes:
+        own = [given for given in node.inputs if given in inside]
+        is_small = all(spec.nbytes <= SMALL for spec in node.outputs)
+        reads_little = all(spec.nbytes <= SMALL for given in node.inputs for spec in given.outputs)
+        if is_small and reads_little and not any(given in parent for given in own):
+            continue
+        parent[node] = node
+        for given in own:
+            if given in parent:
+                parent[_root(parent, given)] = _root(parent, node)
+    return parent
+
+
+def _root(parent: dict[Node, Node], node: Node) -> Node:
+    while parent[node] is not node:
+        parent[node] = parent[parent[node]]
+        node = parent[node]
+    return node
+
 
 Places = Mapping[Node, Device]
 
@@ -100,10 +168,10 @@ def groups_of(program: Program, places: Places, first: Device) -> list[tuple[Dev
 
 def parts_of(program: Program, groups: Sequence[tuple[Device, list[Node]]]) -> list[Subgraph]:
     """The parts in the order in which they are launched."""
-    return _Cutting(program, streamed(groups)).parts
+    return _Partitioner(program, split_host_work(groups)).parts
 
 
-class _Cutting:
+class _Partitioner:
     """Finds what goes from part to part."""
 
     def __init__(self, program: Program, groups: Sequence[tuple[Device, list[Node]]]) -> None:
@@ -125,8 +193,8 @@ class _Cutting:
             if is_held(node):
                 # Copied at the end: until then it must be what it was.
                 self._last_reader[node.attrs["symbol"]] = len(groups)
-        late = self._deliver(program)
-        self._note_reads(late)
+        late = self._assign_updates(program)
+        self._count_host_reads(late)
         self.parts = [self._part(program, number) for number in range(len(groups))] + late
 
     def _part(self, program: Program, number: int) -> Subgraph:
@@ -141,14 +209,14 @@ class _Cutting:
         written = Program(values, tuple(updates))
         return Subgraph(device, written, tuple(outputs), relays, sent, self._copies[number])
 
-    def _note_reads(self, late: Sequence[Subgraph]) -> None:
+    def _count_host_reads(self, late: Sequence[Subgraph]) -> None:
         """Count the copies of variables that the host reads: what no card writes is there."""
         writes = list(zip(self._devices, self._writes, strict=True))
         writes += [(part.device, dict(part.program.updates)) for part in late]
         by_cards = {symbol for device, each in writes if not device.is_host for symbol in each}
         for number, symbol in self._seen_from_host:
             if symbol in by_cards:
-                self._note(number, symbol, home_of(symbol), self._devices[number])
+                self._record_copy(number, symbol, home_of(symbol), self._devices[number])
 
     # --- reading
 
@@ -172,30 +240,35 @@ class _Cutting:
                 if device is not home_of(symbol):
                     self._seen_from_host.append((number, symbol))
                 return node
-            return _leaf(self._relayed(node, symbol, number))
+            return _leaf(self._relay(node, symbol, number))
         if is_free(node):
             return node
-        return _leaf(self._carried(node, number))
+        return _leaf(self._carrier_for(node, number))
 
-    def _carried(self, node: Node, number: int) -> Symbol:
+    def _carrier_for(self, node: Node, number: int) -> Symbol:
         """The tensor in which this part finds what another one has computed."""
         device, made = self._devices[number], self._number[node]
-        source = self._devices[made]
-        key = (node, device if source.is_host else source)
-        carrier = self._carriers.get(key)
-        if carrier is None:
-            carrier = self._carriers[key] = _carrier(node.spec, node.op.name, key[1])
-            self._writes[made][carrier] = node
+        source, carrier = self._carrier_to(node, made, device)
         if source is device:
             return carrier
         if source.is_host or device.is_host:
             if device.is_host:
                 self._sent[made][carrier] = None
-            self._note(number, carrier, source, device)
+            self._record_copy(number, carrier, source, device)
             return carrier
-        return self._relayed(node, carrier, number)
+        return self._relay(node, carrier, number)
 
-    def _relayed(self, node: Node, source: Symbol, number: int) -> Symbol:
+    def _carrier_to(self, node: Node, made: int, reader: Device) -> tuple[Device, Symbol]:
+        """Return the device of part `made`, and the tensor it writes for a reader elsewhere."""
+        source = self._devices[made]
+        key = (node, reader if source.is_host else source)
+        carrier = self._carriers.get(key)
+        if carrier is None:
+            carrier = self._carriers[key] = _carrier(node.spec, node.op.name, key[1])
+        self._writes[made][carrier] = node
+        return source, carrier
+
+    def _relay(self, node: Node, source: Symbol, number: int) -> Symbol:
         """A copy of a tensor that the device of a part cannot reach, made before it runs."""
         device = self._devices[number]
         target = self._carriers.get((node, device))
@@ -203,10 +276,10 @@ class _Cutting:
             target = _carrier(node.spec, source.name or node.op.name, device)
             self._carriers[node, device] = target
             self._relays[number][target] = source
-            self._note(number, source, home_of(source), device)
+            self._record_copy(number, source, home_of(source), device)
         return target
 
-    def _note(self, number: int, symbol: Symbol, source: Device, target: Device) -> None:
+    def _record_copy(self, number: int, symbol: Symbol, source: Device, target: Device) -> None:
         what = symbol.name or symbol.role
         copy = Copied(what, symbol.spec.nbytes, source.name, target.name)
         if copy not in self._copies[number]:
@@ -214,7 +287,7 @@ class _Cutting:
 
     # --- writing
 
-    def _deliver(self, program: Program) -> list[Subgraph]:
+    def _assign_updates(self, program: Program) -> list[Subgraph]:
         """Give each update to the part that may write it; those of none are parts of their own."""
         late: dict[Device, dict[Symbol, Node]] = {}
         relays: list[tuple[Symbol, Symbol]] = []
@@ -225,11 +298,11 @@ class _Cutting:
             if made is not None and self._may_write(symbol, node, made):
                 self._writes[made][symbol] = node
                 if self._devices[made] is not home:
-                    self._note(made, symbol, self._devices[made], home)
+                    self._record_copy(made, symbol, self._devices[made], home)
                 continue
             value = node
             if made is not None and not is_held(node):
-                carrier = self._carried_to(node, made, home, relays)
+                carrier = self._late_carrier_for(node, made, home, relays)
                 value = _leaf(carrier)
                 if self._devices[made] is not home:
                     source = self._devices[made].name
@@ -255,16 +328,11 @@ class _Cutting:
         is_last = self._last_reader.get(symbol, -1) <= made
         return is_last and not is_held(node) and can_reach(self._devices[made], symbol.value)
 
-    def _carried_to(
+    def _late_carrier_for(
         self, node: Node, made: int, home: Device, relays: list[tuple[Symbol, Symbol]]
     ) -> Symbol:
         """The tensor in which a part at the end finds what part `made` computes."""
-        source = self._devices[made]
-        key = (node, home if source.is_host else source)
-        carrier = self._carriers.get(key)
-        if carrier is None:
-            carrier = self._carriers[key] = _carrier(node.spec, node.op.name, key[1])
-        self._writes[made][carrier] = node
+        source, carrier = self._carrier_to(node, made, home)
         if home.is_host and not source.is_host:
             self._sent[made][carrier] = None
         if source is home or source.is_host or home.is_host:

@@ -13,8 +13,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from caldera.base.arguments import checked, shown
-from caldera.compiler.plan.buffers import checked_feeds
+from caldera.base.arguments import checked
+from caldera.compiler.plan.buffers import checked_feeds, wrong_feeds
 from caldera.compiler.plan.explain import Explanation, StepRow
 from caldera.compiler.plan.placement.parts import Subgraph
 from caldera.compiler.plan.plan import Plan
@@ -23,7 +23,6 @@ from caldera.core.graph.node import Symbol
 from caldera.core.graph.program import Program
 from caldera.core.memory import Device
 from caldera.core.tensor import Tensor
-from caldera.errors import ConfigError
 
 
 class JoinedSchedule:
@@ -165,11 +164,7 @@ class PlacedPlan(Plan):
         """All inputs, before the first part runs: a later one must not find a wrong value when
         variables have been written already."""
         if feeds is not None and not isinstance(feeds, Mapping):
-            raise ConfigError.build(
-                "Plan.run",
-                expected="feeds= a dict of arrays by the names of inputs",
-                got=shown(feeds),
-            )
+            raise wrong_feeds(feeds)
         inputs = {each.name: each for each in self.symbols if each.role == "input"}
         return checked_feeds(feeds or {}, {name: inputs[name] for name in self.inputs})
 

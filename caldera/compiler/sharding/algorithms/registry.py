@@ -13,7 +13,15 @@ import numpy as np
 from caldera.comm import Communicator, SingleProcess
 from caldera.compiler.sharding import ops
 from caldera.compiler.sharding.algorithms import lu
-from caldera.compiler.sharding.algorithms.axis_variants import CUMSUM, FFT, ORDERED_SUM, SORT, TOP_K
+from caldera.compiler.sharding.algorithms.axis_variants import (
+    CUMSUM,
+    EIGH,
+    FFT,
+    ORDERED_SUM,
+    SORT,
+    SVD,
+    TOP_K,
+)
 from caldera.compiler.sharding.algorithms.cholesky import cholesky, factorise
 from caldera.compiler.sharding.algorithms.panels import (
     BLOCK,
@@ -30,7 +38,6 @@ from caldera.compiler.sharding.algorithms.panels import (
 )
 from caldera.compiler.sharding.algorithms.process_grid import even_cuts
 from caldera.compiler.sharding.algorithms.product_variants import MATMUL
-from caldera.compiler.sharding.algorithms.spectral_variants import EIGH, SVD
 from caldera.compiler.sharding.algorithms.svd import largest_singular
 from caldera.compiler.sharding.algorithms.variant import (
     Algorithm,

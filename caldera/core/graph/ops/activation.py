@@ -15,13 +15,15 @@ of nothing but -inf has no limit and gives NaN. Over an axis of length 0 there i
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from caldera.core.graph.node import Node
-from caldera.core.graph.opdef import Nodes, composite, refuse_dtype
-from caldera.core.graph.ops.base import cast, sum_
+from caldera.core.graph.opdef import Nodes, Op, composite
+from caldera.core.graph.ops.base import cast, check_float, sum_, widened
 from caldera.core.graph.ops.elementwise import (
     abs_,
     add,
+    broadcasting,
     div,
     equal,
     erf,
@@ -45,8 +47,6 @@ from caldera.core.graph.ops.elementwise import (
     where,
 )
 from caldera.core.graph.ops.reduction import max_
-from caldera.core.graph.ops.widening import widened
-from caldera.core.tensor.dtype import is_float
 
 SELU_ALPHA = 1.6732632423543772
 SELU_SCALE = 1.0507009873554805
@@ -58,30 +58,41 @@ _SIGMOID_END = 1000.0
 _LARGE = 2.0**60
 
 
-def _check_float(x: Node) -> None:
-    if not is_float(x.dtype):
-        refuse_dtype("a floating-point dtype", hint="cast it with op.cast(x, 'float32')")
-
-
 def _clipped(x: Node, end: float) -> Node:
     return minimum(maximum(x, scalar(-end, x)), scalar(end, x))
+
+
+def _activation(
+    name: str, *, gradient: Callable[..., Node] | None = None
+) -> Callable[[Callable[..., Node]], Op]:
+    """Decorate an element-wise function of floating-point numbers.
+
+    `gradient(g, y, x)` gives the gradient of its one input.
+    """
+    backward = None if gradient is None else widened(broadcasting(gradient))
+
+    def define(rule: Callable[..., Node]) -> Op:
+        def checked(x: Node, *slopes: Node, **attrs: float) -> Node:
+            check_float(x)
+            return rule(x, *slopes, **attrs)
+
+        return composite(name, kind="elementwise", gradient=backward)(widened(checked))
+
+    return define
 
 
 # --- pieces that are straight on one side
 
 
-@composite("leaky_relu", kind="elementwise")
-@widened
+@_activation(
+    "leaky_relu",
+    gradient=lambda g, y, x, *, slope: mul(
+        g, where(greater(x, scalar(0, x)), scalar(1, x), scalar(slope, x))
+    ),
+)
 def leaky_relu(x: Node, *, slope: float) -> Node:
     """x above 0, slope * x below."""
-    _check_float(x)
     return where(greater(x, scalar(0, x)), x, mul(x, scalar(slope, x)))
-
-
-@leaky_relu.gradient
-@widened
-def _(g: Node, y: Node, x: Node, *, slope: float) -> Nodes:
-    return (mul(g, where(greater(x, scalar(0, x)), scalar(1, x), scalar(slope, x))),)
 
 
 def _negative_part(x: Node) -> Node:
@@ -89,11 +100,9 @@ def _negative_part(x: Node) -> Node:
     return where(greater(x, scalar(0, x)), scalar(0, x), x)
 
 
-@composite("elu", kind="elementwise")
-@widened
+@_activation("elu")
 def elu(x: Node, *, alpha: float) -> Node:
     """x above 0, alpha * (exp(x) - 1) below."""
-    _check_float(x)
     below = mul(expm1(_negative_part(x)), scalar(alpha, x))
     return where(greater(x, scalar(0, x)), x, below)
 
@@ -105,41 +114,27 @@ def _(g: Node, y: Node, x: Node, *, alpha: float) -> Nodes:
     return (mul(g, where(greater(x, scalar(0, x)), scalar(1, x), below)),)
 
 
-@composite("selu", kind="elementwise")
-@widened
+@_activation("selu")
 def selu(x: Node) -> Node:
     """elu scaled so that activations keep mean 0 and variance 1 (Klambauer et al., 2017)."""
-    _check_float(x)
     return mul(elu(x, alpha=SELU_ALPHA), scalar(SELU_SCALE, x))
 
 
-@composite("softplus", kind="elementwise")
-@widened
+@_activation("softplus", gradient=lambda g, y, x: mul(g, sigmoid(x)))
 def softplus(x: Node) -> Node:
     """log(1 + exp(x)), without overflow."""
-    _check_float(x)
     return add(relu(x), log1p(exp(neg(abs_(x)))))
 
 
-@softplus.gradient
-@widened
-def _(g: Node, y: Node, x: Node) -> Nodes:
-    return (mul(g, sigmoid(x)),)
-
-
-@composite("prelu", kind="elementwise")
-@widened
+@_activation("prelu")
 def prelu(x: Node, slope: Node) -> Node:
     """x above 0, slope * x below, with slopes that are learned."""
-    _check_float(x)
     return where(greater(x, scalar(0, x)), x, mul(_negative_part(x), slope))
 
 
-@composite("softsign", kind="elementwise")
-@widened
+@_activation("softsign")
 def softsign(x: Node) -> Node:
     """x / (1 + |x|)."""
-    _check_float(x)
     return div(_clipped(x, _LARGE), add(scalar(1, x), minimum(abs_(x), scalar(_LARGE, x))))
 
 
@@ -170,11 +165,9 @@ def _tanh_gate(x: Node) -> Node:
     return add(mul(tanh(_tanh_argument(x)), half), half)
 
 
-@composite("gelu", kind="elementwise")
-@widened
+@_activation("gelu")
 def gelu(x: Node, *, approximate: bool) -> Node:
     """x times the probability that a standard normal number is below it."""
-    _check_float(x)
     gate = _tanh_gate(x) if approximate else _normal_gate(x)
     return mul(maximum(x, scalar(-_NORMAL_END, x)), gate)
 
@@ -196,11 +189,9 @@ def _(g: Node, y: Node, x: Node, *, approximate: bool) -> Nodes:
     return (mul(g, add(gate, mul(near, density))),)
 
 
-@composite("silu", kind="elementwise")
-@widened
+@_activation("silu")
 def silu(x: Node) -> Node:
     """x * sigmoid(x), also known as swish."""
-    _check_float(x)
     return mul(maximum(x, scalar(-_SIGMOID_END, x)), sigmoid(x))
 
 
@@ -212,11 +203,9 @@ def _(g: Node, y: Node, x: Node) -> Nodes:
     return (mul(g, mul(gate, add(bend, scalar(1, x)))),)
 
 
-@composite("mish", kind="elementwise")
-@widened
+@_activation("mish")
 def mish(x: Node) -> Node:
     """x * tanh(softplus(x)) (Misra, 2019)."""
-    _check_float(x)
     return mul(maximum(x, scalar(-_SIGMOID_END, x)), tanh(softplus(x)))
 
 
@@ -228,11 +217,9 @@ def _(g: Node, y: Node, x: Node) -> Nodes:
     return (mul(g, add(gate, mul(_clipped(x, _SIGMOID_END), bend))),)
 
 
-@composite("hard_sigmoid", kind="elementwise")
-@widened
+@_activation("hard_sigmoid")
 def hard_sigmoid(x: Node) -> Node:
     """x / 6 + 1/2, kept between 0 and 1."""
-    _check_float(x)
     line = add(mul(x, scalar(1 / 6, x)), scalar(0.5, x))
     return minimum(maximum(line, scalar(0, x)), scalar(1, x))
 
@@ -244,11 +231,9 @@ def _(g: Node, y: Node, x: Node) -> Nodes:
     return (mul(g, where(inside, scalar(1 / 6, x), scalar(0, x))),)
 
 
-@composite("hard_swish", kind="elementwise")
-@widened
+@_activation("hard_swish")
 def hard_swish(x: Node) -> Node:
     """x * hard_sigmoid(x)."""
-    _check_float(x)
     return mul(maximum(x, scalar(-3, x)), hard_sigmoid(x))
 
 
@@ -261,11 +246,9 @@ def _(g: Node, y: Node, x: Node) -> Nodes:
     return (mul(g, where(inside, line, outside)),)
 
 
-@composite("rbf", kind="elementwise")
-@widened
+@_activation("rbf")
 def rbf(x: Node, *, eps: float) -> Node:
     """The Gaussian radial basis function exp(-(eps x)^2)."""
-    _check_float(x)
     return exp(neg(square(mul(x, scalar(eps, x)))))
 
 
@@ -291,16 +274,11 @@ def below_largest(x: Node, axis: int) -> Node:
 @widened
 def softmax(x: Node, *, axis: int) -> Node:
     """exp(x) / sum(exp(x)) along `axis`, without overflow."""
-    _check_float(x)
+    check_float(x)
     if x.shape[axis] == 0:
         return x
     weights = exp(below_largest(x, axis))
     return div(weights, sum_(weights, (axis,), keepdims=True))
-
-
-@softmax.gradient
-def _(g: Node, y: Node, x: Node, *, axis: int) -> Nodes:
-    return (softmax_grad(g, y, axis=axis),)
 
 
 @composite("softmax_grad")
@@ -310,20 +288,18 @@ def softmax_grad(g: Node, y: Node, *, axis: int) -> Node:
     return mul(y, sub(g, sum_(mul(g, y), (axis,), keepdims=True)))
 
 
+softmax.gradient(lambda g, y, x, *, axis: (softmax_grad(g, y, axis=axis),))
+
+
 @composite("log_softmax")
 @widened
 def log_softmax(x: Node, *, axis: int) -> Node:
     """log(softmax(x)) along `axis`, right also where the softmax is 0 in floating point."""
-    _check_float(x)
+    check_float(x)
     if x.shape[axis] == 0:
         return x
     below = below_largest(x, axis)
     return sub(below, log(sum_(exp(below), (axis,), keepdims=True)))
-
-
-@log_softmax.gradient
-def _(g: Node, y: Node, x: Node, *, axis: int) -> Nodes:
-    return (log_softmax_grad(g, y, axis=axis),)
 
 
 @composite("log_softmax_grad")
@@ -331,3 +307,6 @@ def _(g: Node, y: Node, x: Node, *, axis: int) -> Nodes:
 def log_softmax_grad(g: Node, y: Node, *, axis: int) -> Node:
     """The gradient of log_softmax, from that of its result `y`."""
     return sub(g, mul(exp(y), sum_(g, (axis,), keepdims=True)))
+
+
+log_softmax.gradient(lambda g, y, x, *, axis: (log_softmax_grad(g, y, axis=axis),))

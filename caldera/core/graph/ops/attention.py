@@ -17,6 +17,7 @@ from typing import Any
 from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.opdef import Nodes, composite, refuse_dtype, refuse_shape
 from caldera.core.graph.ops.base import (
+    accumulator,
     broadcast_to,
     cast,
     constant,
@@ -25,6 +26,8 @@ from caldera.core.graph.ops.base import (
     reshape,
     sum_,
     sum_to,
+    widen,
+    widened,
 )
 from caldera.core.graph.ops.elementwise import (
     add,
@@ -42,7 +45,6 @@ from caldera.core.graph.ops.elementwise import (
 from caldera.core.graph.ops.movement import concat, transpose
 from caldera.core.graph.ops.product import matmul
 from caldera.core.graph.ops.reduction import max_
-from caldera.core.graph.ops.widening import accumulator, widen, widened
 from caldera.core.tensor.dtype import bool_, int64, is_float
 from caldera.core.tensor.shape import Shape
 
@@ -67,16 +69,12 @@ def _check(q: Node, k: Node, v: Node, masks: Nodes) -> None:
             refuse_shape(f"a mask that broadcasts to {whole.shape}")
 
 
-def _matmul(compute: str | None) -> Callable[..., Node]:
-    return partial(matmul, **({} if compute is None else {"compute": compute}))
-
-
 def _scores(
-    q: Node, k: Node, masks: Nodes, causal: bool, scale: float, compute: str | None
+    times: Callable[..., Node], q: Node, k: Node, masks: Nodes, causal: bool, scale: float
 ) -> Node:
     """Each query times each key; -inf where a mask forbids it."""
     scaled = mul(widen(q), constant(scale, accumulator(q.dtype)))
-    scores = _matmul(compute)(scaled, widen(k), ta=False, tb=True)
+    scores = times(scaled, widen(k), ta=False, tb=True)
     never = constant(-math.inf, scores.dtype)
     for mask in masks:
         scores = where(mask, scores, never) if mask.dtype == bool_ else add(scores, widen(mask))
@@ -95,12 +93,12 @@ def _not_later(shape: Shape) -> Node:
 
 @composite("scaled_dot_product_attention")
 def attention(
-    q: Node, k: Node, v: Node, *masks: Node, causal: bool, scale: float, compute: str | None = None
+    q: Node, k: Node, v: Node, *masks: Node, causal: bool, scale: float, **compute: str
 ) -> Nodes:
     """softmax(scale q k^T) v for (..., T, D), and the logarithm of each row's sum."""
     _check(q, k, v, masks)
-    times = _matmul(compute)
-    scores = _scores(q, k, masks, causal, scale, compute)
+    times = partial(matmul, **compute)
+    scores = _scores(times, q, k, masks, causal, scale)
     if k.shape[-2] == 0:
         nothing = times(scores, widen(v), ta=False, tb=False)
         return cast(nothing, q.dtype), full(nothing.shape[:-1], 0, scores.dtype)
@@ -125,15 +123,12 @@ def _(
     k: Node,
     v: Node,
     *masks: Node,
-    causal: bool,
-    scale: float,
-    compute: str | None = None,
+    **how: Any,
 ) -> Gradient:
     for_y, for_logarithm = g
     result, logarithm = y
     if for_y is None:
         for_y = full(result.shape, 0, result.dtype)
-    how = _how(causal, scale, compute)
     if for_logarithm is None:
         found = attention_backward.outputs(for_y, q, k, v, result, logarithm, *masks, **how)
     else:
@@ -141,11 +136,6 @@ def _(
         found = attention_grad.outputs(for_y, q, k, v, common, logarithm, *masks, **how)
     added = iter(found[3:])
     return *found[:3], *(None if mask.dtype == bool_ else next(added) for mask in masks)
-
-
-def _how(causal: bool, scale: float, compute: str | None) -> dict[str, Any]:
-    how: dict[str, Any] = {"causal": causal, "scale": scale}
-    return how if compute is None else {**how, "compute": compute}
 
 
 def _common(g: Node, result: Node) -> Node:
@@ -162,9 +152,7 @@ def attention_backward(
     result: Node,
     logarithm: Node,
     *masks: Node,
-    causal: bool,
-    scale: float,
-    compute: str | None = None,
+    **how: Any,
 ) -> Nodes:
     """The gradients of q, k, v and a mask that was added, from both outputs of the attention.
 
@@ -172,7 +160,6 @@ def attention_backward(
     apart from it, with whatever loop is near.
     """
     common = _common(g, result)
-    how = _how(causal, scale, compute)
     return attention_grad.outputs(g, q, k, v, common, logarithm, *masks, **how)
 
 
@@ -185,15 +172,12 @@ def attention_backward_packed(
     result: Node,
     logarithm: Node,
     *masks: Node,
-    causal: bool,
-    scale: float,
-    compute: str | None = None,
+    **how: Any,
 ) -> Node:
     """The gradients of q, k and v, each (N, heads, T, D), side by side as (N, T, 3 heads D).
 
     That is the gradient of the product of which they are views. Passes make it of the pieces.
     """
-    how = _how(causal, scale, compute)
     found = attention_backward.outputs(g, q, k, v, result, logarithm, *masks, **how)
     return concat(tuple(heads_joined(each) for each in found[:3]), axis=2)
 
@@ -216,7 +200,7 @@ def attention_grad(
     *masks: Node,
     causal: bool,
     scale: float,
-    compute: str | None = None,
+    **compute: str,
 ) -> Nodes:
     """The gradients with respect to q, k, v and a mask that was added.
 
@@ -224,8 +208,8 @@ def attention_grad(
     g * y, less the gradient of the logarithm.
     """
     column = (*logarithm.shape, 1)
-    times = _matmul(compute)
-    scores = _scores(q, k, masks, causal, scale, compute)
+    times = partial(matmul, **compute)
+    scores = _scores(times, q, k, masks, causal, scale)
     probabilities = exp(sub(scores, reshape(logarithm, column)))
     dv = times(probabilities, g, ta=True, tb=False)
     centred = sub(times(g, v, ta=False, tb=True), reshape(common, column))

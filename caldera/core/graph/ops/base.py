@@ -1,20 +1,24 @@
-"""Leaf nodes, assignment, and the base ops that other gradients are built from.
+"""Leaf nodes, assignment, casts, and the base ops that other gradients are built from.
 
 Broadcast and sum are each other's gradient, and so are a complex number and its parts. Before a
 program runs, `caldera.compiler.passes.complex_parts` replaces each complex value by its two
 parts: complex dtypes remain only as the memory format of variables, inputs and results, with the
-parts of a number next to each other.
+parts of a number next to each other. Composite ops compute half precision in float32 (`widened`)
+and round once at the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from functools import wraps
+from typing import Any
 
 import numpy as np
 
 from caldera.core.graph.node import Node, Spec, Symbol, frozen
-from caldera.core.graph.opdef import MOST_KNOWN, Nodes, op, refuse_dtype, refuse_shape
+from caldera.core.graph.opdef import MOST_KNOWN, as_tuple, op, refuse_dtype, refuse_shape
 from caldera.core.tensor.dtype import (
+    HALVES,
     DType,
     bool_,
     complex_of,
@@ -111,7 +115,7 @@ def assign(target: Spec, value: Spec) -> Spec:
 Axes = tuple[int, ...]
 
 
-@op("broadcast_to", kind="movement")
+@op("broadcast_to", kind="movement", gradient=lambda g, y, x, *, shape: (sum_to(g, x.shape),))
 def _broadcast_to(x: Spec, *, shape: Shape) -> Spec:
     padded = (1,) * (len(shape) - x.rank) + x.shape
     fits = len(padded) == len(shape) and all(
@@ -120,11 +124,6 @@ def _broadcast_to(x: Spec, *, shape: Shape) -> Spec:
     if not fits:
         refuse_shape(f"a shape that broadcasts to {shape}")
     return Spec(shape, x.dtype)
-
-
-@_broadcast_to.gradient
-def _(g: Node, y: Node, x: Node, *, shape: Shape) -> Nodes:
-    return (sum_to(g, x.shape),)
 
 
 def broadcast_to(x: Node, shape: Shape) -> Node:
@@ -137,16 +136,11 @@ def full(shape: Shape, value: Number, dtype: DType) -> Node:
     return broadcast_to(constant(value, dtype), shape)
 
 
-@op("reshape", kind="movement")
+@op("reshape", kind="movement", gradient=lambda g, y, x, *, shape: (reshape(g, x.shape),))
 def _reshape(x: Spec, *, shape: Shape) -> Spec:
     if size(shape) != x.size:
         refuse_shape(f"{size(shape)} elements for shape {shape}")
     return Spec(shape, x.dtype)
-
-
-@_reshape.gradient
-def _(g: Node, y: Node, x: Node, *, shape: Shape) -> Nodes:
-    return (reshape(g, x.shape),)
 
 
 def reshape(x: Node, shape: Shape) -> Node:
@@ -166,14 +160,13 @@ def expand_reduced(reduced: Node, shape: Shape, axes: Axes) -> Node:
     return broadcast_to(reshape(reduced, reduced_shape(shape, axes, keepdims=True)), shape)
 
 
-@op("sum", kind="reduction")
+@op(
+    "sum",
+    kind="reduction",
+    gradient=lambda g, y, x, *, axis, keepdims: (expand_reduced(g, x.shape, axis),),
+)
 def _sum(x: Spec, *, axis: Axes, keepdims: bool) -> Spec:
     return Spec(reduced_shape(x.shape, axis, keepdims), x.dtype)
-
-
-@_sum.gradient
-def _(g: Node, y: Node, x: Node, *, axis: Axes, keepdims: bool) -> Nodes:
-    return (expand_reduced(g, x.shape, axis),)
 
 
 def sum_(x: Node, axis: Axes, keepdims: bool = False) -> Node:
@@ -215,6 +208,12 @@ def cast(x: Node, dtype: DType) -> Node:
     return x if x.dtype == dtype else _cast(x, dtype=dtype)
 
 
+def check_float(x: Node | Spec) -> None:
+    """Refuse integers, truth values and complex numbers."""
+    if not is_float(x.dtype):
+        refuse_dtype("a floating-point dtype", hint="cast it with op.cast(x, 'float32')")
+
+
 # --- complex numbers
 
 
@@ -230,7 +229,7 @@ def check_part(dtype: DType) -> None:
         refuse_dtype("parts of dtype float32 or float64", hint="cast them with op.cast")
 
 
-@op("complex", kind="movement")
+@op("complex", kind="movement", gradient=lambda g, y, re, im: (real(g), imag(g)))
 def complex_(real: Spec, imag: Spec) -> Spec:
     """The numbers with these real and imaginary parts."""
     check_part(real.dtype)
@@ -241,42 +240,22 @@ def complex_(real: Spec, imag: Spec) -> Spec:
     return Spec(real.shape, complex_of(real.dtype))
 
 
-@complex_.gradient
-def _(g: Node, y: Node, re: Node, im: Node) -> Nodes:
-    return real(g), imag(g)
-
-
-@op("real", kind="movement")
+@op("real", kind="movement", gradient=lambda g, y, x: (complex_(g, full(g.shape, 0, g.dtype)),))
 def _real(x: Spec) -> Spec:
     check_complex(x)
     return Spec(x.shape, part_of(x.dtype))
 
 
-@_real.gradient
-def _(g: Node, y: Node, x: Node) -> Nodes:
-    return (complex_(g, full(g.shape, 0, g.dtype)),)
-
-
-@op("imag", kind="movement")
+@op("imag", kind="movement", gradient=lambda g, y, x: (complex_(full(g.shape, 0, g.dtype), g),))
 def _imag(x: Spec) -> Spec:
     check_complex(x)
     return Spec(x.shape, part_of(x.dtype))
 
 
-@_imag.gradient
-def _(g: Node, y: Node, x: Node) -> Nodes:
-    return (complex_(full(g.shape, 0, g.dtype), g),)
-
-
-@op("conj")
+@op("conj", gradient=lambda g, y, x: (conj(g),))
 def _conj(x: Spec) -> Spec:
     check_complex(x)
     return x
-
-
-@_conj.gradient
-def _(g: Node, y: Node, x: Node) -> Nodes:
-    return (conj(g),)
 
 
 def real(x: Node) -> Node:
@@ -294,3 +273,31 @@ def conj(x: Node) -> Node:
     if not is_complex(x.dtype):
         return x
     return x.inputs[0] if x.op is _conj else _conj(x)
+
+
+def accumulator(dtype: DType) -> DType:
+    """The dtype in which sums of `dtype` are kept."""
+    return float32 if dtype in HALVES else dtype
+
+
+def widen(x: Node) -> Node:
+    """`x` in the dtype its sums are kept in; integers and truth values stay as they are."""
+    return cast(x, accumulator(x.dtype))
+
+
+def widened(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a rule over nodes: half-precision inputs come as float32, results go back.
+
+    Works for decompositions and for gradients, whose floating-point inputs share one dtype.
+    """
+
+    @wraps(rule)
+    def run(*nodes: Node, **attrs: Any) -> Any:
+        dtype = nodes[0].dtype
+        if dtype not in HALVES:
+            return rule(*nodes, **attrs)
+        results = rule(*[widen(node) for node in nodes], **attrs)
+        back = tuple(None if part is None else cast(part, dtype) for part in as_tuple(results))
+        return back if isinstance(results, tuple) else back[0]
+
+    return run

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from caldera.core.graph.node import Node, Spec
-from caldera.core.graph.opdef import Nodes, composite, item, op, refuse_dtype, refuse_shape
+from caldera.core.graph.opdef import Nodes, composite, op, refuse_dtype, refuse_shape
 from caldera.core.graph.ops.base import reshape
 from caldera.core.graph.ops.movement import concat, narrow, pad
 from caldera.core.tensor.dtype import uint8
@@ -53,9 +53,7 @@ def all_sum(x: Spec, *, axis: str, number: Number) -> Spec:
     return x
 
 
-@all_sum.gradient
-def _(g: Node, y: Node, x: Node, *, axis: str, number: Number) -> Nodes:
-    return (all_sum(g, axis=axis, number=next_number()),)
+all_sum.gradient(lambda g, y, x, *, axis, number: (all_sum(g, axis=axis, number=next_number()),))
 
 
 @dataclass(frozen=True)
@@ -142,22 +140,20 @@ def start_collective(
     values: Sequence[Node], message: Message, token: Node | None
 ) -> tuple[Nodes, Node]:
     """What is on its way once a message has started after a token, and the next token."""
-    sent = start.node(*values, *([] if token is None else [token]), message=message)
-    *places, after = (item(sent, index) for index in range(len(sent.outputs)))
+    tokens = [] if token is None else [token]
+    *places, after = start.outputs(*values, *tokens, message=message)
     return tuple(places), after
 
 
 def finish_collective(places: Nodes, message: Message, token: Node) -> tuple[Node, Node]:
     """What a message that has started brings, waited for after a token, and the next token."""
-    node = finish.node(*places, token, message=message)
-    return item(node, 0), item(node, 1)
+    result, after = finish.outputs(*places, token, message=message)
+    return result, after
 
 
 def run_collective(values: Sequence[Node], message: Message) -> Node:
     """What a message brings: flat, and for "gather" a row for each rank."""
-    sent = start.node(*values, message=message)
-    parts = [item(sent, index) for index in range(len(sent.outputs))]
-    return item(finish.node(*parts, message=message), 0)
+    return finish.outputs(*start.outputs(*values, message=message), message=message)[0]
 
 
 def all_reduce(values: Sequence[Node], message: Message) -> list[Node]:

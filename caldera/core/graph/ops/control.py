@@ -11,7 +11,7 @@ from caldera.core.graph.opdef import (
     OPS,
     Nodes,
     as_tuple,
-    item,
+    items,
     op,
     parameter,
     refuse_dtype,
@@ -25,7 +25,11 @@ from caldera.core.graph.program import Body, topological
 from caldera.core.tensor.dtype import is_inexact
 
 
-@op("fused", kind="control")
+@op(
+    "fused",
+    kind="control",
+    flops=lambda node: sum(part.op.count_flops(part) for part in node.attrs["body"].order()),
+)
 def fused(*inputs: Spec, body: Body) -> tuple[Spec, ...]:
     """The outputs of `body`, computed in one pass over the data. Made by passes."""
     if inputs != body.parameters:
@@ -34,11 +38,6 @@ def fused(*inputs: Spec, body: Body) -> tuple[Spec, ...]:
 
 
 fused.decompose = lambda *inputs, body: body(*inputs)
-
-
-@fused.flops
-def _(node: Node) -> int:
-    return sum(part.op.count_flops(part) for part in node.attrs["body"].order())
 
 
 @op("scan", kind="control")
@@ -91,7 +90,7 @@ def _(
     """Run the loop again the other way, with the derivative of the body as its body."""
     given = as_tuple(g)
     first_constant = carries + sequences
-    parameters = [parameter(i, spec) for i, spec in enumerate(body.parameters)]
+    parameters = body.arguments()
     seeds = [parameter(len(parameters) + i, node.spec) for i, node in enumerate(body.outputs)]
     live = [
         seed if is_inexact(seed.dtype) and (i < carries or given[i] is not None) else None
@@ -162,11 +161,9 @@ def _or_zeros(node: Node | None, spec: Spec) -> Node:
     return full(spec.shape, 0, spec.dtype) if node is None else node
 
 
-def items(node: Node) -> Nodes:
-    """All outputs of a node."""
-    if len(node.outputs) == 1:
-        return (node,)
-    return tuple(item(node, index) for index in range(len(node.outputs)))
+def with_body(loop: Node, body: Body, *more: Node) -> Node:
+    """The loop with another body, which takes `more` constants."""
+    return loop.op.node(*loop.inputs, *more, **{**loop.attrs, "body": body})
 
 
 def _is_plain_product(node: Node) -> bool:

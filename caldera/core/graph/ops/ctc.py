@@ -18,7 +18,14 @@ from __future__ import annotations
 import math
 
 from caldera.core.graph.node import Node, Spec
-from caldera.core.graph.opdef import Nodes, composite, parameter, refuse_dtype, refuse_shape
+from caldera.core.graph.opdef import (
+    Nodes,
+    composite,
+    items,
+    parameter,
+    refuse_dtype,
+    refuse_shape,
+)
 from caldera.core.graph.ops.base import (
     broadcast_to,
     cast,
@@ -29,7 +36,7 @@ from caldera.core.graph.ops.base import (
     reshape,
     sum_,
 )
-from caldera.core.graph.ops.control import items, scan
+from caldera.core.graph.ops.control import scan
 from caldera.core.graph.ops.elementwise import (
     add,
     equal,

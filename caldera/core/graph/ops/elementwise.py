@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import wraps
+from typing import Any
 
 from caldera.core.graph.node import Node, Spec
-from caldera.core.graph.opdef import Op, op, refuse_dtype, refuse_shape
+from caldera.core.graph.opdef import Op, as_tuple, op, refuse_dtype, refuse_shape
 from caldera.core.graph.ops.base import Number, cast, conj, constant, full, real, sum_to
 from caldera.core.tensor.dtype import bool_, is_complex, is_inexact, part_of
 from caldera.core.tensor.shape import Shape, broadcast_shapes
@@ -72,9 +74,33 @@ def _test(*specs: Spec) -> Spec:
     return Spec(_same(*specs).shape, bool_)
 
 
-def define(name: str, rule: Callable[..., Spec], *, commutative: bool = False) -> Op:
-    """An element-wise op with one of the rules above."""
-    return op(name, kind="elementwise", commutative=commutative)(rule)
+def broadcasting(rule: Callable[..., Any]) -> Callable[..., Gradient]:
+    """Decorate the gradient of an op that broadcasts: what it gives has the shape of the result."""
+
+    @wraps(rule)
+    def run(g: Node, y: Node, *inputs: Node, **attrs: Any) -> Gradient:
+        parts = as_tuple(rule(g, y, *inputs, **attrs))
+        return tuple(
+            None if part is None else sum_to(part, given.shape)
+            for part, given in zip(parts, inputs, strict=True)
+        )
+
+    return run
+
+
+def define(
+    name: str,
+    rule: Callable[..., Spec],
+    gradient: Callable[..., Any] | None = None,
+    *,
+    commutative: bool = False,
+) -> Op:
+    """An element-wise op with one of the rules above.
+
+    `gradient(g, y, *inputs)` gives the gradient of each input in the shape of the result.
+    """
+    backward = None if gradient is None else broadcasting(gradient)
+    return op(name, kind="elementwise", commutative=commutative, gradient=backward)(rule)
 
 
 def scalar(value: Number, like: Node) -> Node:
@@ -84,44 +110,30 @@ def scalar(value: Number, like: Node) -> Node:
 
 # --- arithmetic
 
-add = define("add", _numbers, commutative=True)
-sub = define("sub", _numbers)
-mul = define("mul", _numbers, commutative=True)
-div = define("div", floats)
-neg = define("neg", _numbers)
+add = define("add", _numbers, lambda g, y, a, b: (g, g), commutative=True)
+sub = define("sub", _numbers, lambda g, y, a, b: (g, neg(g)))
+mul: Op = define("mul", _numbers, lambda g, y, a, b: (mul(g, b), mul(g, a)), commutative=True)
+div: Op = define("div", floats, lambda g, y, a, b: (div(g, b), neg(div(mul(g, y), b))))
+neg: Op = define("neg", _numbers, lambda g, y, x: neg(g))
 pow_ = define("pow", _numbers)
-floor_div = define("floor_div", _numbers)
-mod = define("mod", _numbers)
-maximum = define("maximum", _same, commutative=True)
-minimum = define("minimum", _same, commutative=True)
-
-
-@add.gradient
-def _(g: Node, y: Node, a: Node, b: Node) -> Gradient:
-    return sum_to(g, a.shape), sum_to(g, b.shape)
-
-
-@sub.gradient
-def _(g: Node, y: Node, a: Node, b: Node) -> Gradient:
-    return sum_to(g, a.shape), sum_to(neg(g), b.shape)
-
-
-@mul.gradient
-def _(g: Node, y: Node, a: Node, b: Node) -> Gradient:
-    return sum_to(mul(g, b), a.shape), sum_to(mul(g, a), b.shape)
-
-
-@div.gradient
-def _(g: Node, y: Node, a: Node, b: Node) -> Gradient:
-    return sum_to(div(g, b), a.shape), sum_to(neg(div(mul(g, y), b)), b.shape)
-
-
-@neg.gradient
-def _(g: Node, y: Node, x: Node) -> Gradient:
-    return (neg(g),)
+floor_div = define("floor_div", _numbers, lambda g, y, a, b: (None, None))
+mod = define("mod", _numbers, lambda g, y, a, b: (g, neg(mul(g, floor_div(a, b)))))
+maximum = define(
+    "maximum",
+    _same,
+    lambda g, y, a, b: _share(g, a, b, greater(a, b), less(a, b)),
+    commutative=True,
+)
+minimum = define(
+    "minimum",
+    _same,
+    lambda g, y, a, b: _share(g, a, b, less(a, b), greater(a, b)),
+    commutative=True,
+)
 
 
 @pow_.gradient
+@broadcasting
 def _(g: Node, y: Node, a: Node, b: Node) -> Gradient:
     if b.op.name == "constant":
         return _power_gradient(g, a, b), None
@@ -132,52 +144,28 @@ def _(g: Node, y: Node, a: Node, b: Node) -> Gradient:
     # d/db = y log a; at a = 0 the limit is 0 for b > 0, where log alone would give 0 * -inf.
     safe = where(zero, scalar(1, a), a)
     db = mul(g, where(zero, full(y.shape, 0, y.dtype), mul(y, log(safe))))
-    return sum_to(da, a.shape), sum_to(db, b.shape)
+    return da, db
 
 
 def _power_gradient(g: Node, a: Node, b: Node) -> Node | None:
     exponent = b.attrs["value"]
-    if exponent == 0:
-        return None
-    return mul(g, mul(b, pow_(a, scalar(exponent - 1, b))))
-
-
-@floor_div.gradient
-def _(g: Node, y: Node, a: Node, b: Node) -> Gradient:
-    return None, None
-
-
-@mod.gradient
-def _(g: Node, y: Node, a: Node, b: Node) -> Gradient:
-    return sum_to(g, a.shape), sum_to(neg(mul(g, floor_div(a, b))), b.shape)
+    return mul(g, mul(b, pow_(a, scalar(exponent - 1, b)))) if exponent else None
 
 
 def _share(g: Node, a: Node, b: Node, a_wins: Node, b_wins: Node) -> Gradient:
     half = mul(g, scalar(0.5, g))
     none = full(g.shape, 0, g.dtype)
     tie = equal(a, b)
-    for_a = where(tie, half, where(a_wins, g, none))
-    for_b = where(tie, half, where(b_wins, g, none))
-    return sum_to(for_a, a.shape), sum_to(for_b, b.shape)
-
-
-@maximum.gradient
-def _(g: Node, y: Node, a: Node, b: Node) -> Gradient:
-    return _share(g, a, b, greater(a, b), less(a, b))
-
-
-@minimum.gradient
-def _(g: Node, y: Node, a: Node, b: Node) -> Gradient:
-    return _share(g, a, b, less(a, b), greater(a, b))
+    return tuple(where(tie, half, where(wins, g, none)) for wins in (a_wins, b_wins))
 
 
 # --- comparison and logic: results are truth values, which have no derivative
 
 equal = define("equal", _test, commutative=True)
 not_equal = define("not_equal", _test, commutative=True)
-less = define("less", _test)
+less: Op = define("less", _test)
 less_equal = define("less_equal", _test)
-greater = define("greater", _test)
+greater: Op = define("greater", _test)
 greater_equal = define("greater_equal", _test)
 logical_and = define("logical_and", _truths, commutative=True)
 logical_or = define("logical_or", _truths, commutative=True)
@@ -196,109 +184,47 @@ def where(condition: Spec, a: Spec, b: Spec) -> Spec:
 
 
 @where.gradient
+@broadcasting
 def _(g: Node, y: Node, condition: Node, a: Node, b: Node) -> Gradient:
     none = full(g.shape, 0, g.dtype)
-    return (
-        None,
-        sum_to(where(condition, g, none), a.shape),
-        sum_to(where(condition, none, g), b.shape),
-    )
+    return None, where(condition, g, none), where(condition, none, g)
 
 
-@op("stop_gradient", kind="elementwise")
+@op("stop_gradient", kind="elementwise", gradient=lambda g, y, x: (None,))
 def stop_gradient(x: Spec) -> Spec:
     return x
 
 
-@stop_gradient.gradient
-def _(g: Node, y: Node, x: Node) -> Gradient:
-    return (None,)
-
-
 # --- functions of one argument
 
-exp = define("exp", floats)
-log = define("log", floats)
-log1p = define("log1p", floats)
-expm1 = define("expm1", floats)
-log2 = define("log2", floats)
-log10 = define("log10", floats)
-exp2 = define("exp2", floats)
-sqrt = define("sqrt", floats)
-rsqrt = define("rsqrt", floats)
-square = define("square", _numbers)
-reciprocal = define("reciprocal", floats)
-abs_ = define("abs", _magnitude)
-sign = define("sign", _numbers)
-floor = define("floor", floats)
-ceil = define("ceil", floats)
-round_ = define("round", floats)
-sin = define("sin", floats)
-cos = define("cos", floats)
-tanh = define("tanh", floats)
-erf = define("erf", floats)
-sigmoid = define("sigmoid", floats)
-relu = define("relu", _numbers)
-
-
-@exp.gradient
-def _(g: Node, y: Node, x: Node) -> Gradient:
-    return (mul(g, y),)
-
-
-@log.gradient
-def _(g: Node, y: Node, x: Node) -> Gradient:
-    return (div(g, x),)
-
-
-@log1p.gradient
-def _(g: Node, y: Node, x: Node) -> Gradient:
-    return (div(g, add(x, scalar(1, x))),)
-
-
-@expm1.gradient
-def _(g: Node, y: Node, x: Node) -> Gradient:
-    return (mul(g, add(y, scalar(1, y))),)
-
-
-@log2.gradient
-def _(g: Node, y: Node, x: Node) -> Gradient:
-    return (div(g, mul(x, scalar(math.log(2), x))),)
-
-
-@log10.gradient
-def _(g: Node, y: Node, x: Node) -> Gradient:
-    return (div(g, mul(x, scalar(math.log(10), x))),)
-
-
-@exp2.gradient
-def _(g: Node, y: Node, x: Node) -> Gradient:
-    return (mul(mul(g, scalar(math.log(2), g)), y),)
-
-
-@sqrt.gradient
-def _(g: Node, y: Node, x: Node) -> Gradient:
-    return (div(mul(g, scalar(0.5, g)), y),)
-
-
-@rsqrt.gradient
-def _(g: Node, y: Node, x: Node) -> Gradient:
-    return (mul(mul(g, scalar(-0.5, g)), div(y, x)),)
-
-
-@square.gradient
-def _(g: Node, y: Node, x: Node) -> Gradient:
-    return (mul(mul(g, scalar(2, g)), x),)
-
-
-@reciprocal.gradient
-def _(g: Node, y: Node, x: Node) -> Gradient:
-    return (neg(mul(g, square(y))),)
-
-
-@abs_.gradient
-def _(g: Node, y: Node, x: Node) -> Gradient:
-    return (mul(cast(g, x.dtype), sign(x)),)
+exp = define("exp", floats, lambda g, y, x: mul(g, y))
+log = define("log", floats, lambda g, y, x: div(g, x))
+log1p = define("log1p", floats, lambda g, y, x: div(g, add(x, scalar(1, x))))
+expm1 = define("expm1", floats, lambda g, y, x: mul(g, add(y, scalar(1, y))))
+log2 = define("log2", floats, lambda g, y, x: div(g, mul(x, scalar(math.log(2), x))))
+log10 = define("log10", floats, lambda g, y, x: div(g, mul(x, scalar(math.log(10), x))))
+exp2 = define("exp2", floats, lambda g, y, x: mul(mul(g, scalar(math.log(2), g)), y))
+sqrt = define("sqrt", floats, lambda g, y, x: div(mul(g, scalar(0.5, g)), y))
+rsqrt = define("rsqrt", floats, lambda g, y, x: mul(mul(g, scalar(-0.5, g)), div(y, x)))
+square = define("square", _numbers, lambda g, y, x: mul(mul(g, scalar(2, g)), x))
+reciprocal = define("reciprocal", floats, lambda g, y, x: neg(mul(g, square(y))))
+abs_ = define("abs", _magnitude, lambda g, y, x: mul(cast(g, x.dtype), sign(x)))
+sign: Op = define("sign", _numbers)
+floor = define("floor", floats, lambda g, y, x: None)
+ceil = define("ceil", floats, lambda g, y, x: None)
+round_ = define("round", floats, lambda g, y, x: None)
+sin: Op = define("sin", floats, lambda g, y, x: mul(g, cos(x)))
+cos: Op = define("cos", floats, lambda g, y, x: neg(mul(g, sin(x))))
+tanh = define("tanh", floats, lambda g, y, x: mul(g, sub(scalar(1, y), square(y))))
+erf = define(
+    "erf",
+    floats,
+    lambda g, y, x: mul(mul(g, scalar(2 / math.sqrt(math.pi), g)), exp(neg(square(x)))),
+)
+sigmoid = define("sigmoid", floats, lambda g, y, x: mul(g, mul(y, sub(scalar(1, y), y))))
+relu = define(
+    "relu", _numbers, lambda g, y, x: where(greater(x, scalar(0, x)), g, full(g.shape, 0, g.dtype))
+)
 
 
 @sign.gradient
@@ -311,42 +237,3 @@ def _(g: Node, y: Node, x: Node) -> Gradient:
     safe = where(equal(length, scalar(0, length)), scalar(1, length), length)
     across = div(sub(g, mul(along, y)), cast(safe, x.dtype))
     return (where(equal(x, scalar(0, x)), scalar(0, x), across),)
-
-
-def _no_gradient(g: Node, y: Node, x: Node) -> Gradient:
-    return (None,)
-
-
-floor.gradient(_no_gradient)
-ceil.gradient(_no_gradient)
-round_.gradient(_no_gradient)
-
-
-@sin.gradient
-def _(g: Node, y: Node, x: Node) -> Gradient:
-    return (mul(g, cos(x)),)
-
-
-@cos.gradient
-def _(g: Node, y: Node, x: Node) -> Gradient:
-    return (neg(mul(g, sin(x))),)
-
-
-@tanh.gradient
-def _(g: Node, y: Node, x: Node) -> Gradient:
-    return (mul(g, sub(scalar(1, y), square(y))),)
-
-
-@erf.gradient
-def _(g: Node, y: Node, x: Node) -> Gradient:
-    return (mul(mul(g, scalar(2 / math.sqrt(math.pi), g)), exp(neg(square(x)))),)
-
-
-@sigmoid.gradient
-def _(g: Node, y: Node, x: Node) -> Gradient:
-    return (mul(g, mul(y, sub(scalar(1, y), y))),)
-
-
-@relu.gradient
-def _(g: Node, y: Node, x: Node) -> Gradient:
-    return (where(greater(x, scalar(0, x)), g, full(g.shape, 0, g.dtype)),)

@@ -11,20 +11,15 @@ So each one's gradient is another of them: the adjoint of a transform is its inv
 from __future__ import annotations
 
 from caldera.core.graph.node import Node, Spec
-from caldera.core.graph.opdef import Nodes, op, refuse_dtype, refuse_shape
-from caldera.core.graph.ops.base import constant, full, iota
+from caldera.core.graph.opdef import Nodes, op, refuse_shape
+from caldera.core.graph.ops.base import check_float, constant, full, iota
 from caldera.core.graph.ops.elementwise import equal, logical_or, mul, where
 from caldera.core.graph.ops.movement import concat, flip, narrow
-from caldera.core.tensor.dtype import DType, int64, is_float
-
-
-def _check_float(x: Spec) -> None:
-    if not is_float(x.dtype):
-        refuse_dtype("a floating-point dtype", hint="cast it with op.cast(x, 'float32')")
+from caldera.core.tensor.dtype import DType, int64
 
 
 def _check_pairs(x: Spec) -> None:
-    _check_float(x)
+    check_float(x)
     if x.rank < 1 or x.shape[-1] != 2:
         refuse_shape(
             "a last axis of length 2: (real, imaginary)",
@@ -52,15 +47,13 @@ def fft(x: Spec, *, axis: int, inverse: bool) -> Spec:
     return x
 
 
-@fft.gradient
-def _(g: Node, y: Node, x: Node, *, axis: int, inverse: bool) -> Nodes:
-    return (fft(g, axis=axis, inverse=not inverse),)
+fft.gradient(lambda g, y, x, *, axis, inverse: (fft(g, axis=axis, inverse=not inverse),))
 
 
 @op("rfft")
 def rfft(x: Spec, *, axis: int) -> Spec:
     """The first n // 2 + 1 frequencies of a real signal."""
-    _check_float(x)
+    check_float(x)
     if not 0 <= axis < x.rank:
         refuse_shape(f"a signal along axis {axis}")
     _check_length(x, axis)
@@ -68,7 +61,11 @@ def rfft(x: Spec, *, axis: int) -> Spec:
     return Spec((*x.shape[:axis], frequencies(n), *x.shape[axis + 1 :], 2), x.dtype)
 
 
-@op("irfft")
+@op(
+    "irfft",
+    flops=lambda node: 5 * node.spec.size * (node.attrs["n"] - 1).bit_length() // 2,
+    gradient=lambda g, y, x, *, axis, n: (mul(rfft(g, axis=axis), _paired(n, axis, x, 2)),),
+)
 def irfft(x: Spec, *, axis: int, n: int) -> Spec:
     """The real signal of length n with these frequencies, times n.
 
@@ -92,7 +89,7 @@ def mirror(x: Spec, *, axis: int, begin: int, end: int, others: tuple[int, ...])
     """x, followed along `axis` by the conjugates of what it has from `begin` to `end`, in reverse
     order; along `others`, index i of these is what x has at -i.
 
-    >>> from caldera.core.graph.ops.base import constant
+    >>> from caldera.core.graph.ops.base import check_float, constant
     >>> mirror(full((4, 3, 2), 0, constant(0.0).dtype), axis=1, begin=1, end=2, others=(0,)).shape
     (4, 4, 2)
     """
@@ -133,11 +130,6 @@ def _(g: Node, y: Node, x: Node, *, axis: int) -> Nodes:
     return (irfft(mul(g, _paired(n, axis, g, 0.5)), axis=axis, n=n),)
 
 
-@irfft.gradient
-def _(g: Node, y: Node, x: Node, *, axis: int, n: int) -> Nodes:
-    return (mul(rfft(g, axis=axis), _paired(n, axis, x, 2)),)
-
-
 def _paired(n: int, axis: int, spectrum: Node, factor: float) -> Node:
     """`factor` for the frequencies with a mirror image and 1 for the others, along `axis`."""
     behind = len(spectrum.shape) - axis - 1
@@ -159,8 +151,3 @@ def _(node: Node) -> int:
     given = node.inputs[0]
     n = given.shape[node.attrs["axis"]]
     return 5 * given.spec.size * (n - 1).bit_length() // 2
-
-
-@irfft.flops
-def _(node: Node) -> int:
-    return 5 * node.spec.size * (node.attrs["n"] - 1).bit_length() // 2

@@ -64,21 +64,22 @@ def gather(x: Spec, indices: Spec, *, axis: int) -> Spec:
     return Spec(_gathered(x, indices, axis), x.dtype)
 
 
-@gather.gradient
-def _(g: Node, y: Node, x: Node, indices: Node, *, axis: int) -> Gradient:
-    return scatter_add(full(x.shape, 0, x.dtype), indices, g, axis=axis), None
-
-
-@op("scatter_add")
+@op(
+    "scatter_add",
+    gradient=lambda g, y, x, indices, updates, *, axis: (g, None, gather(g, indices, axis=axis)),
+)
 def scatter_add(x: Spec, indices: Spec, updates: Spec, *, axis: int) -> Spec:
     """`x` with each part of `updates` added at its index along `axis`."""
     _check_updates(x, updates, _gathered(x, indices, axis))
     return x
 
 
-@scatter_add.gradient
-def _(g: Node, y: Node, x: Node, indices: Node, updates: Node, *, axis: int) -> Gradient:
-    return g, None, gather(g, indices, axis=axis)
+gather.gradient(
+    lambda g, y, x, indices, *, axis: (
+        scatter_add(full(x.shape, 0, x.dtype), indices, g, axis=axis),
+        None,
+    )
+)
 
 
 def _taken(x: Spec, indices: Spec, axis: int) -> Shape:
@@ -99,21 +100,26 @@ def take_along_axis(x: Spec, indices: Spec, *, axis: int) -> Spec:
     return Spec(_taken(x, indices, axis), x.dtype)
 
 
-@take_along_axis.gradient
-def _(g: Node, y: Node, x: Node, indices: Node, *, axis: int) -> Gradient:
-    return put_along_axis_add(full(x.shape, 0, x.dtype), indices, g, axis=axis), None
-
-
-@op("put_along_axis_add")
+@op(
+    "put_along_axis_add",
+    gradient=lambda g, y, x, indices, updates, *, axis: (
+        g,
+        None,
+        take_along_axis(g, indices, axis=axis),
+    ),
+)
 def put_along_axis_add(x: Spec, indices: Spec, updates: Spec, *, axis: int) -> Spec:
     """`x` with each element of `updates` added at its index along `axis`."""
     _check_updates(x, updates, _taken(x, indices, axis))
     return x
 
 
-@put_along_axis_add.gradient
-def _(g: Node, y: Node, x: Node, indices: Node, updates: Node, *, axis: int) -> Gradient:
-    return g, None, take_along_axis(g, indices, axis=axis)
+take_along_axis.gradient(
+    lambda g, y, x, indices, *, axis: (
+        put_along_axis_add(full(x.shape, 0, x.dtype), indices, g, axis=axis),
+        None,
+    )
+)
 
 
 @scatter_add.flops

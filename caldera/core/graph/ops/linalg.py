@@ -9,8 +9,10 @@ card, unless a library finds it out); so is the derivative of a determinant at a
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from caldera.core.graph.node import Node, Spec
-from caldera.core.graph.opdef import Nodes, composite, op, refuse_dtype, refuse_shape
+from caldera.core.graph.opdef import FlopsRule, Nodes, composite, op, refuse_dtype, refuse_shape
 from caldera.core.graph.ops.base import (
     cast,
     complex_,
@@ -133,16 +135,11 @@ def as_columns(x: Node) -> Node:
 # --- equations
 
 
-@op("inverse")
+@op("inverse", gradient=lambda g, y, a: (neg(product(product(y, g, ta=True), y, tb=True)),))
 def inverse(a: Spec) -> Spec:
     """The inverse of each matrix."""
     check_square(a)
     return a
-
-
-@inverse.gradient
-def _(g: Node, y: Node, a: Node) -> Gradient:
-    return (neg(product(product(y, g, ta=True), y, tb=True)),)
 
 
 @op("solve")
@@ -198,25 +195,21 @@ def determinant(a: Node) -> Node:
 # --- cost, in the usual counts (Golub and Van Loan, Matrix Computations)
 
 
-def sizes(node: Node) -> tuple[int, int, int]:
-    """How many matrices the first input holds, their larger and their smaller size."""
-    *_, m, n = node.inputs[0].shape
-    return size(node.inputs[0].shape[:-2]), max(m, n), min(m, n)
+def cost(rule: Callable[[int, int, int], int]) -> FlopsRule:
+    """A rule of the number of matrices in the first input, their larger and their smaller size."""
+
+    def flops(node: Node) -> int:
+        *batch, m, n = node.inputs[0].shape
+        return rule(size(tuple(batch)), max(m, n), min(m, n))
+
+    return flops
 
 
-@inverse.flops
-def _(node: Node) -> int:
-    batch, _, n = sizes(node)
-    return batch * 2 * n**3
+inverse.flops(cost(lambda batch, m, n: batch * 2 * n**3))
+slogdet.flops(cost(lambda batch, m, n: batch * 2 * n**3 // 3))
 
 
 @solve.flops
 def _(node: Node) -> int:
     *_, n, k = node.shape
     return size(node.shape[:-2]) * (2 * n**3 // 3 + 2 * n * n * k)
-
-
-@slogdet.flops
-def _(node: Node) -> int:
-    batch, _, n = sizes(node)
-    return batch * 2 * n**3 // 3

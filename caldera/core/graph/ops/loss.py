@@ -12,15 +12,17 @@ margin, and kl_divergence with respect to a target of 0.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from caldera.core.graph.node import Node
-from caldera.core.graph.opdef import Nodes, composite, refuse_dtype, refuse_shape
+from caldera.core.graph.opdef import Nodes, Op, composite, refuse_dtype, refuse_shape
 from caldera.core.graph.ops.activation import below_largest, log_softmax, softmax
-from caldera.core.graph.ops.base import cast, constant, expand_reduced, iota, reshape, sum_, sum_to
+from caldera.core.graph.ops.base import cast, constant, expand_reduced, iota, reshape, sum_, widened
 from caldera.core.graph.ops.elementwise import (
     abs_,
     add,
     broadcast,
+    broadcasting,
     equal,
     exp,
     greater_equal,
@@ -33,18 +35,14 @@ from caldera.core.graph.ops.elementwise import (
     mul,
     neg,
     relu,
+    scalar,
     sigmoid,
     square,
     sub,
     where,
 )
-from caldera.core.graph.ops.widening import widened
 from caldera.core.tensor.dtype import int64, is_float, is_integer
 from caldera.core.tensor.shape import Shape
-
-
-def _scalar(value: float, like: Node) -> Node:
-    return constant(value, like.dtype)
 
 
 def _check_dtypes(predictions: Node, targets: Node) -> None:
@@ -89,17 +87,12 @@ def cross_entropy(logits: Node, labels: Node, *, axis: int) -> Node:
     """-log(softmax(logits)) at each sample's label, without overflow."""
     _check_labels(logits, labels, axis)
     below = below_largest(logits, axis)
-    own = where(is_label(labels, logits.shape, axis), below, _scalar(0, below))
+    own = where(is_label(labels, logits.shape, axis), below, scalar(0, below))
     loss = sub(log(sum_(exp(below), (axis,))), sum_(own, (axis,)))
     index = cast(labels, int64)
     last = constant(logits.shape[axis] - 1, int64)
     known = logical_and(greater_equal(index, constant(0, int64)), less_equal(index, last))
-    return where(known, loss, _scalar(math.nan, loss))
-
-
-@cross_entropy.gradient
-def _(g: Node, y: Node, logits: Node, labels: Node, *, axis: int) -> tuple[Node | None, ...]:
-    return cross_entropy_grad(g, logits, labels, axis=axis), None
+    return where(known, loss, scalar(math.nan, loss))
 
 
 @composite("cross_entropy_grad")
@@ -111,6 +104,14 @@ def cross_entropy_grad(g: Node, logits: Node, labels: Node, *, axis: int) -> Nod
     return mul(spread, sub(softmax(logits, axis=axis), own))
 
 
+cross_entropy.gradient(
+    lambda g, y, logits, labels, *, axis: (
+        cross_entropy_grad(g, logits, labels, axis=axis),
+        None,
+    )
+)
+
+
 # --- cross entropy with probabilities as targets
 
 
@@ -120,8 +121,8 @@ def cross_entropy_probabilities(logits: Node, targets: Node, *, axis: int) -> No
     """-sum(targets * log(softmax(logits))) along `axis`, without overflow."""
     _check_pair(logits, targets)
     terms = mul(targets, neg(log_softmax(logits, axis=axis)))
-    absent = equal(targets, _scalar(0, targets))
-    return sum_(where(absent, _scalar(0, terms), terms), (axis,))
+    absent = equal(targets, scalar(0, targets))
+    return sum_(where(absent, scalar(0, terms), terms), (axis,))
 
 
 @cross_entropy_probabilities.gradient
@@ -146,7 +147,7 @@ def cross_entropy_probabilities_grad(g: Node, logits: Node, targets: Node, *, ax
 def cross_entropy_epsilon(probabilities: Node, targets: Node, *, axis: int, epsilon: float) -> Node:
     """-sum(targets * log(probabilities + epsilon)) along `axis`."""
     _check_pair(probabilities, targets)
-    logarithm = log(add(probabilities, _scalar(epsilon, probabilities)))
+    logarithm = log(add(probabilities, scalar(epsilon, probabilities)))
     return neg(sum_(mul(targets, logarithm), (axis,)))
 
 
@@ -155,81 +156,81 @@ def cross_entropy_epsilon(probabilities: Node, targets: Node, *, axis: int, epsi
 def kl_divergence(log_probabilities: Node, targets: Node, *, axis: int) -> Node:
     """sum(targets * (log(targets) - log_probabilities)) along `axis`."""
     _check_pair(log_probabilities, targets)
-    absent = equal(targets, _scalar(0, targets))
-    safe = where(absent, _scalar(1, targets), targets)
-    present = where(absent, _scalar(0, targets), log_probabilities)
+    absent = equal(targets, scalar(0, targets))
+    safe = where(absent, scalar(1, targets), targets)
+    present = where(absent, scalar(0, targets), log_probabilities)
     return sum_(mul(targets, sub(log(safe), present)), (axis,))
 
 
 # --- element by element; as all element-wise ops, they broadcast
 
 
-def _check_elements(predictions: Node, targets: Node) -> None:
-    _check_dtypes(predictions, targets)
-    broadcast(predictions.spec, targets.spec)
+def _of_elements(name: str) -> Callable[[Callable[..., Node]], Op]:
+    """Decorate a loss of predictions and targets of one floating-point dtype."""
+
+    def define(rule: Callable[..., Node]) -> Op:
+        def checked(predictions: Node, targets: Node, **attrs: float) -> Node:
+            _check_dtypes(predictions, targets)
+            broadcast(predictions.spec, targets.spec)
+            return rule(predictions, targets, **attrs)
+
+        return composite(name, kind="elementwise")(widened(checked))
+
+    return define
 
 
-@composite("binary_cross_entropy", kind="elementwise")
-@widened
+@_of_elements("binary_cross_entropy")
 def binary_cross_entropy(logits: Node, targets: Node) -> Node:
     """-(t log(sigmoid(x)) + (1 - t) log(1 - sigmoid(x))), without overflow or cancellation."""
-    _check_elements(logits, targets)
-    zero = _scalar(0, logits)
+    zero = scalar(0, logits)
     size = abs_(logits)
     # How wrong a certain answer would be; a certain and right one costs nothing even at infinity.
     positive = greater_equal(logits, zero)
-    wrong = where(positive, sub(_scalar(1, targets), targets), targets)
+    wrong = where(positive, sub(scalar(1, targets), targets), targets)
     line = where(equal(wrong, zero), zero, mul(size, wrong))
     return add(line, log1p(exp(neg(size))))
 
 
 @binary_cross_entropy.gradient
 @widened
+@broadcasting
 def _(g: Node, y: Node, logits: Node, targets: Node) -> Nodes:
-    for_logits = mul(g, sub(sigmoid(logits), targets))
-    return sum_to(for_logits, logits.shape), sum_to(neg(mul(g, logits)), targets.shape)
+    return mul(g, sub(sigmoid(logits), targets)), neg(mul(g, logits))
 
 
-@composite("squared_error", kind="elementwise")
-@widened
+@_of_elements("squared_error")
 def squared_error(predictions: Node, targets: Node) -> Node:
     """(p - t)^2."""
-    _check_elements(predictions, targets)
     return square(sub(predictions, targets))
 
 
-@composite("absolute_error", kind="elementwise")
-@widened
+@_of_elements("absolute_error")
 def absolute_error(predictions: Node, targets: Node) -> Node:
     """|p - t|."""
-    _check_elements(predictions, targets)
     return abs_(sub(predictions, targets))
 
 
-@composite("huber", kind="elementwise")
-@widened
+@_of_elements("huber")
 def huber(predictions: Node, targets: Node, *, delta: float) -> Node:
     """(p - t)^2 / 2 up to a difference of delta, and straight on from there."""
-    _check_elements(predictions, targets)
     difference = sub(predictions, targets)
     size = abs_(difference)
-    near = mul(square(difference), _scalar(0.5, size))
-    far = mul(sub(size, _scalar(0.5 * delta, size)), _scalar(delta, size))
-    return where(less_equal(size, _scalar(delta, size)), near, far)
+    near = mul(square(difference), scalar(0.5, size))
+    far = mul(sub(size, scalar(0.5 * delta, size)), scalar(delta, size))
+    return where(less_equal(size, scalar(delta, size)), near, far)
 
 
 @huber.gradient
 @widened
+@broadcasting
 def _(g: Node, y: Node, predictions: Node, targets: Node, *, delta: float) -> Nodes:
     difference = sub(predictions, targets)
-    slope = minimum(maximum(difference, _scalar(-delta, g)), _scalar(delta, g))
+    slope = minimum(maximum(difference, scalar(-delta, g)), scalar(delta, g))
     part = mul(g, slope)
-    return sum_to(part, predictions.shape), sum_to(neg(part), targets.shape)
+    return part, neg(part)
 
 
-@composite("hinge", kind="elementwise")
-@widened
+@_of_elements("hinge")
 def hinge(predictions: Node, targets: Node) -> Node:
     """max(0, 1 - t p), with targets -1 and 1."""
-    _check_elements(predictions, targets)
-    return relu(sub(_scalar(1, targets), mul(targets, predictions)))
+    return relu(sub(scalar(1, targets), mul(targets, predictions)))

@@ -23,16 +23,17 @@ Widths = tuple[tuple[int, int], ...]
 """(before, after) an axis."""
 
 
-@op("transpose", kind="movement")
+@op(
+    "transpose",
+    kind="movement",
+    gradient=lambda g, y, x, *, axes: (
+        transpose(g, tuple(axes.index(axis) for axis in range(len(axes)))),
+    ),
+)
 def _transpose(x: Spec, *, axes: Axes) -> Spec:
     if sorted(axes) != list(range(x.rank)):
         refuse_shape(f"axes that are a permutation of {tuple(range(x.rank))}, not {axes}")
     return Spec(tuple(x.shape[axis] for axis in axes), x.dtype)
-
-
-@_transpose.gradient
-def _(g: Node, y: Node, x: Node, *, axes: Axes) -> Nodes:
-    return (transpose(g, tuple(axes.index(axis) for axis in range(len(axes)))),)
 
 
 def transpose(x: Node, axes: Axes) -> Node:
@@ -53,11 +54,6 @@ def _slice(x: Spec, *, bounds: Bounds) -> Spec:
     return Spec(tuple(len(range(*bound)) for bound in bounds), x.dtype)
 
 
-@_slice.gradient
-def _(g: Node, y: Node, x: Node, *, bounds: Bounds) -> Nodes:
-    return (unslice(g, shape=x.shape, bounds=bounds),)
-
-
 def slice_(x: Node, bounds: Bounds) -> Node:
     """A regular part of `x`."""
     whole = all(bound == (0, n, 1) for bound, n in zip(bounds, x.shape, strict=True))
@@ -71,15 +67,13 @@ def narrow(x: Node, axis: int, start: int, length: int) -> Node:
     return slice_(x, tuple(bounds))
 
 
-@op("unslice", kind="movement")
+@op("unslice", kind="movement", gradient=lambda g, y, x, *, shape, bounds: (slice_(g, bounds),))
 def unslice(x: Spec, *, shape: Shape, bounds: Bounds) -> Spec:
     """Zeros of `shape` with `x` where `bounds` point: the gradient of a slice."""
     return Spec(shape, x.dtype)
 
 
-@unslice.gradient
-def _(g: Node, y: Node, x: Node, *, shape: Shape, bounds: Bounds) -> Nodes:
-    return (slice_(g, bounds),)
+_slice.gradient(lambda g, y, x, *, bounds: (unslice(g, shape=x.shape, bounds=bounds),))
 
 
 @op("pad", kind="movement")
@@ -108,14 +102,9 @@ def pad(x: Node, widths: Widths, value: complex = 0) -> Node:
     return _pad(x, widths=widths, value=around)
 
 
-@op("flip", kind="movement")
+@op("flip", kind="movement", gradient=lambda g, y, x, *, axis: (flip(g, axis),))
 def _flip(x: Spec, *, axis: Axes) -> Spec:
     return x
-
-
-@_flip.gradient
-def _(g: Node, y: Node, x: Node, *, axis: Axes) -> Nodes:
-    return (flip(g, axis),)
 
 
 def flip(x: Node, axis: Axes) -> Node:
@@ -178,16 +167,11 @@ def split(x: Node, sizes: tuple[int, ...], axis: int) -> Nodes:
     return (x,) if len(sizes) == 1 else _split.outputs(x, sizes=sizes, axis=axis)
 
 
-@op("arrange", kind="movement")
+@op("arrange", kind="movement", gradient=lambda g, y, x, *, order: (g,))
 def _arrange(x: Spec, *, order: Order | None) -> Spec:
     if order is not None and sorted(order) != list(range(x.rank)):
         refuse_shape(f"an order that is a permutation of {tuple(range(x.rank))}, not {order}")
     return Spec(x.shape, x.dtype, order)
-
-
-@_arrange.gradient
-def _(g: Node, y: Node, x: Node, *, order: Order | None) -> Nodes:
-    return (g,)
 
 
 def arrange(x: Node, order: Order | None) -> Node:
@@ -202,12 +186,7 @@ def view_as_real(x: Spec) -> Spec:
     return Spec((*x.shape, 2), part_of(x.dtype))
 
 
-@view_as_real.gradient
-def _(g: Node, y: Node, x: Node) -> Nodes:
-    return (view_as_complex(g),)
-
-
-@op("view_as_complex", kind="movement")
+@op("view_as_complex", kind="movement", gradient=lambda g, y, x: (view_as_real(g),))
 def view_as_complex(x: Spec) -> Spec:
     """Pairs (real, imaginary) on a last axis of length 2 as complex numbers."""
     check_part(x.dtype)
@@ -219,9 +198,7 @@ def view_as_complex(x: Spec) -> Spec:
     return Spec(x.shape[:-1], complex_of(x.dtype))
 
 
-@view_as_complex.gradient
-def _(g: Node, y: Node, x: Node) -> Nodes:
-    return (view_as_real(g),)
+view_as_real.gradient(lambda g, y, x: (view_as_complex(g),))
 
 
 @composite("tile", kind="movement")

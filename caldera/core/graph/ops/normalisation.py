@@ -4,42 +4,57 @@ The ops that take statistics from their input give back (y, mean, variance): the
 their gradient needs, so a kernel keeps them instead of computing them again. Variances are those of
 the data at hand (divided by the number of elements). Half-precision inputs are normalised in
 float32: their statistics are float32, and scale and shift may be.
+
+Batch normalisation over the samples of all ranks.
+
+Each rank takes part with its own samples, of which there may be none. What is exchanged is a number
+a channel and the count of elements for the mean, a number a channel for the variance, and two on
+the way back.
 """
 
 from __future__ import annotations
 
 from functools import reduce
+from typing import Any
 
 from caldera.core.graph.node import Node
 from caldera.core.graph.opdef import Nodes, Op, composite, refuse_dtype, refuse_shape
 from caldera.core.graph.ops.base import (
     Axes,
+    accumulator,
     broadcast_to,
     cast,
+    check_float,
     constant,
     reduced_shape,
     reshape,
     sum_,
+    widen,
+    widened,
 )
-from caldera.core.graph.ops.elementwise import add, div, mul, pow_, rsqrt, square, sub
-from caldera.core.graph.ops.movement import narrow, pad
+from caldera.core.graph.ops.collective import Number, all_sum, next_number
+from caldera.core.graph.ops.elementwise import (
+    add,
+    div,
+    maximum,
+    mul,
+    pow_,
+    rsqrt,
+    scalar,
+    square,
+    sub,
+)
+from caldera.core.graph.ops.movement import concat, narrow, pad
 from caldera.core.graph.ops.reduction import count
+from caldera.core.graph.ops.reduction import count as count_of
 from caldera.core.graph.ops.reduction import mean as mean_of
-from caldera.core.graph.ops.widening import accumulator, widen, widened
-from caldera.core.tensor.dtype import is_float
 from caldera.core.tensor.shape import Shape
 
 Gradient = tuple[Node | None, ...]
-Several = tuple[Node | None, ...]
-
-
-def _scalar(value: float, like: Node) -> Node:
-    return constant(value, like.dtype)
 
 
 def _check(x: Node, parameters: Nodes, shape: Shape, what: str) -> None:
-    if not is_float(x.dtype):
-        refuse_dtype("a floating-point dtype", hint="cast it with op.cast(x, 'float32')")
+    check_float(x)
     dtypes = {parameter.dtype for parameter in parameters}
     if len(dtypes) > 1 or not dtypes <= {x.dtype, accumulator(x.dtype)}:
         refuse_dtype(f"{what} of dtype {accumulator(x.dtype).name}", hint="cast them with op.cast")
@@ -73,7 +88,7 @@ def _normalise(x: Node, scale: Node, shift: Node, over: Axes, own: Axes, eps: fl
     mean = mean_of(wide, axis=over, keepdims=True)
     centred = sub(wide, mean)
     variance = mean_of(square(centred), axis=over, keepdims=True)
-    unit = mul(centred, rsqrt(add(variance, _scalar(eps, variance))))
+    unit = mul(centred, rsqrt(add(variance, scalar(eps, variance))))
     y = add(mul(unit, _along(scale, x.shape, own)), _along(shift, x.shape, own))
     reduced = reduced_shape(x.shape, over, keepdims=False)
     return cast(y, x.dtype), reshape(mean, reduced), reshape(variance, reduced)
@@ -82,11 +97,11 @@ def _normalise(x: Node, scale: Node, shift: Node, over: Axes, own: Axes, eps: fl
 def _unit(x: Node, mean: Node, variance: Node, over: Axes, eps: float) -> Nodes:
     """x less its mean over its deviation, and one over the deviation."""
     shape = reduced_shape(x.shape, over, keepdims=True)
-    inverse = rsqrt(add(reshape(variance, shape), _scalar(eps, variance)))
+    inverse = rsqrt(add(reshape(variance, shape), scalar(eps, variance)))
     return mul(sub(widen(x), reshape(mean, shape)), inverse), inverse
 
 
-def _from_statistics(g: Several, x: Node, mean: Node, over: Axes) -> Node | None:
+def _from_statistics(g: Gradient, x: Node, mean: Node, over: Axes) -> Node | None:
     """What the gradients of the mean and the variance add to that of x."""
     _, for_mean, for_variance = g
     shape = reduced_shape(x.shape, over, keepdims=True)
@@ -95,12 +110,12 @@ def _from_statistics(g: Several, x: Node, mean: Node, over: Axes) -> Node | None
         parts.append(broadcast_to(reshape(for_mean, shape), x.shape))
     if for_variance is not None:
         centred = sub(widen(x), reshape(mean, shape))
-        parts.append(mul(centred, mul(reshape(for_variance, shape), _scalar(2, mean))))
+        parts.append(mul(centred, mul(reshape(for_variance, shape), scalar(2, mean))))
     return mul(reduce(add, parts), _share(x, over)) if parts else None
 
 
 def _gradient(
-    backward: Op, g: Several, y: Nodes, x: Node, scale: Node, extra: Node | None, **attrs: object
+    backward: Op, g: Gradient, y: Nodes, x: Node, scale: Node, extra: Node | None, **attrs: object
 ) -> Gradient:
     """The rule all three share: `backward` for y, and something `extra` for the statistics."""
     if extra is not None:
@@ -123,7 +138,7 @@ def batch_norm(x: Node, scale: Node, shift: Node, *, axis: int, eps: float) -> N
 
 @batch_norm.gradient
 def _(
-    g: Several, y: Nodes, x: Node, scale: Node, shift: Node, *, axis: int, eps: float
+    g: Gradient, y: Nodes, x: Node, scale: Node, shift: Node, *, axis: int, eps: float
 ) -> Gradient:
     extra = _from_statistics(g, x, y[1], _others(len(x.shape), (axis,)))
     return _gradient(batch_norm_grad, g, y, x, scale, extra, axis=axis, eps=eps)
@@ -151,7 +166,7 @@ def batch_norm_inference(
     """x normalised by a given mean and variance along `axis`."""
     _check(x, (scale, shift), (x.shape[axis],), f"scale and shift (along axis {axis})")
     _check(x, (mean, variance), (x.shape[axis],), f"mean and variance (along axis {axis})")
-    spread = rsqrt(add(widen(variance), _scalar(eps, widen(variance))))
+    spread = rsqrt(add(widen(variance), scalar(eps, widen(variance))))
     factor = mul(widen(scale), spread)
     centred = sub(widen(x), _along(mean, x.shape, (axis,)))
     y = add(mul(centred, _along(factor, x.shape, (axis,))), _along(shift, x.shape, (axis,)))
@@ -186,7 +201,7 @@ def layer_norm(x: Node, scale: Node, shift: Node, *, axis: Axes, eps: float) -> 
 
 @layer_norm.gradient
 def _(
-    g: Several, y: Nodes, x: Node, scale: Node, shift: Node, *, axis: Axes, eps: float
+    g: Gradient, y: Nodes, x: Node, scale: Node, shift: Node, *, axis: Axes, eps: float
 ) -> Gradient:
     extra = _from_statistics(g, x, y[1], axis)
     return _gradient(layer_norm_grad, g, y, x, scale, extra, axis=axis, eps=eps)
@@ -228,7 +243,7 @@ def group_norm(x: Node, scale: Node, shift: Node, *, groups: int, eps: float) ->
 
 @group_norm.gradient
 def _(
-    g: Several, y: Nodes, x: Node, scale: Node, shift: Node, *, groups: int, eps: float
+    g: Gradient, y: Nodes, x: Node, scale: Node, shift: Node, *, groups: int, eps: float
 ) -> Gradient:
     parts, over = _grouped(x, groups)
     extra = _from_statistics(g, parts, y[1], over)
@@ -261,23 +276,17 @@ def _window_sum(x: Node, before: int, after: int) -> Node:
 
 def _window_scale(x: Node, window: int, alpha: float, k: float) -> Node:
     squares = _window_sum(square(x), window // 2, (window - 1) // 2)
-    return add(mul(squares, _scalar(alpha / window, x)), _scalar(k, x))
+    return add(mul(squares, scalar(alpha / window, x)), scalar(k, x))
 
 
 @composite("local_response_norm")
 @widened
 def local_response_norm(x: Node, *, window: int, alpha: float, beta: float, k: float) -> Node:
     """x / (k + alpha / window * sum of squares over `window` neighbouring channels) ** beta."""
-    if not is_float(x.dtype):
-        refuse_dtype("a floating-point dtype", hint="cast it with op.cast(x, 'float32')")
+    check_float(x)
     if len(x.shape) < 2:
         refuse_shape("x of shape (N, C, ...)")
-    return mul(x, pow_(_window_scale(x, window, alpha, k), _scalar(-beta, x)))
-
-
-@local_response_norm.gradient
-def _(g: Node, y: Node, x: Node, **attrs: object) -> Nodes:
-    return (local_response_norm_grad(g, x, **attrs),)
+    return mul(x, pow_(_window_scale(x, window, alpha, k), scalar(-beta, x)))
 
 
 @composite("local_response_norm_grad")
@@ -287,7 +296,93 @@ def local_response_norm_grad(
 ) -> Node:
     """The gradient of local_response_norm: each channel's own part, and its neighbours'."""
     scale = _window_scale(x, window, alpha, k)
-    own = mul(g, pow_(scale, _scalar(-beta, x)))
+    own = mul(g, pow_(scale, scalar(-beta, x)))
     # The channels whose windows hold this one lie mirrored.
     met = _window_sum(div(mul(own, x), scale), (window - 1) // 2, window // 2)
-    return sub(own, mul(mul(x, _scalar(2 * alpha * beta / window, x)), met))
+    return sub(own, mul(mul(x, scalar(2 * alpha * beta / window, x)), met))
+
+
+local_response_norm.gradient(lambda g, y, x, **attrs: (local_response_norm_grad(g, x, **attrs),))
+
+
+# --- batch, over the samples of all ranks
+
+
+def _mean(total: Node, count: Node) -> Node:
+    """A sum over all ranks divided by the count of elements (0 where there are none)."""
+    return div(total, maximum(count, constant(1.0, count.dtype)))
+
+
+@composite("batch_norm_over_ranks")
+def batch_norm_over_ranks(
+    x: Node, scale: Node, shift: Node, *, axis: int, eps: float, mesh: str, number: Number
+) -> Nodes:
+    """x normalised by mean and variance of all ranks' samples; these two, and their count."""
+    wide, over = widen(x), _others(len(x.shape), (axis,))
+    here = constant(float(count_of(x, over)), wide.dtype)
+    count = all_sum(here, axis=mesh, number=(*number, 0))
+    mean = _mean(all_sum(sum_(wide, over), axis=mesh, number=(*number, 1)), count)
+    spread = sum_(square(sub(wide, _along(mean, x.shape, (axis,)))), over)
+    variance = _mean(all_sum(spread, axis=mesh, number=(*number, 2)), count)
+    y = batch_norm_inference(x, scale, shift, mean, variance, axis=axis, eps=eps)
+    return y, mean, variance, count
+
+
+@batch_norm_over_ranks.gradient
+def _(g: Gradient, y: Nodes, x: Node, scale: Node, shift: Node, **attrs: Any) -> Gradient:
+    extra = _from_statistics_of_ranks(g, x, y[1], y[3], attrs["axis"], attrs["mesh"])
+    attrs["number"] = next_number()
+    return _gradient(batch_norm_over_ranks_grad, g, y, x, scale, extra, **attrs)
+
+
+def _from_statistics_of_ranks(
+    g: Gradient, x: Node, mean: Node, count: Node, axis: int, mesh: str
+) -> Node | None:
+    """What the gradients of the mean and the variance add to that of x."""
+    _, for_mean, for_variance, _ = g
+    parts = []
+    if for_mean is not None:
+        whole = _mean(all_sum(for_mean, axis=mesh, number=next_number()), count)
+        parts.append(broadcast_to(_along(whole, x.shape, (axis,)), x.shape))
+    if for_variance is not None:
+        whole = _mean(all_sum(for_variance, axis=mesh, number=next_number()), count)
+        twice = mul(_along(whole, x.shape, (axis,)), constant(2.0, mean.dtype))
+        parts.append(mul(sub(widen(x), _along(mean, x.shape, (axis,))), twice))
+    return cast(reduce(add, parts), x.dtype) if parts else None
+
+
+@composite("batch_norm_over_ranks_grad")
+def batch_norm_over_ranks_grad(
+    g: Node,
+    x: Node,
+    scale: Node,
+    mean: Node,
+    variance: Node,
+    count: Node,
+    *,
+    axis: int,
+    eps: float,
+    mesh: str,
+    number: Number,
+) -> Nodes:
+    """The gradient of x, and what this rank's samples add to those of scale and shift."""
+    over, wide, channels = _others(len(x.shape), (axis,)), widen(g), x.shape[axis]
+    inverse = rsqrt(add(variance, constant(eps, variance.dtype)))
+    unit = mul(
+        sub(widen(x), _along(mean, x.shape, (axis,))),
+        _along(inverse, x.shape, (axis,)),
+    )
+    for_scale, for_shift = sum_(mul(wide, unit), over), sum_(wide, over)
+    both = all_sum(concat((for_scale, for_shift), 0), axis=mesh, number=(*number, 0))
+    along_unit, level = (narrow(_mean(both, count), 0, k * channels, channels) for k in range(2))
+    common = add(
+        _along(level, x.shape, (axis,)),
+        mul(unit, _along(along_unit, x.shape, (axis,))),
+    )
+    factor = mul(inverse, widen(scale))
+    dx = mul(_along(factor, x.shape, (axis,)), sub(wide, common))
+    return cast(dx, x.dtype), cast(for_scale, scale.dtype), cast(for_shift, scale.dtype)
+
+
+SYNCHRONISED = frozenset({"batch_norm_over_ranks", "batch_norm_over_ranks_grad"})
+"""What is taken apart before collectives are put in order."""

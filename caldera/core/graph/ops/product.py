@@ -6,15 +6,26 @@ derivatives of any order exist. `conv2d_input` is also the transposed convolutio
 
 All of them take an attribute `compute`: "tf32" allows a device to round float32 operands to the 11
 digits that its tensor cores keep. It is left out where nothing of that kind is allowed.
+
+Pooling over windows of images (N, C, H, W), each op with its adjoint.
+
+Max pooling also says which element of each window won, and its gradient goes to that element alone:
+`pool_scatter` adds values at the winners, `pool_gather` reads them there, and each is the other's
+gradient. Average pooling and `avg_pool2d_input` are adjoint to each other in the same way. So
+derivatives of any order exist.
+
+Conventions: of equal elements the first in row-major order wins; a nan wins over everything.
+Padding never wins: it counts as -inf, and a window that holds nothing else (dilation can step over
+a small image) gives -inf, with the index -1 and no gradient.
 """
 
 from __future__ import annotations
 
 from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.opdef import Nodes, op, refuse_dtype, refuse_shape
-from caldera.core.graph.ops.base import reshape, sum_to
+from caldera.core.graph.ops.base import check_float, reshape, sum_to
 from caldera.core.graph.ops.elementwise import broadcast
-from caldera.core.tensor.dtype import is_inexact
+from caldera.core.tensor.dtype import DType, int8, int32, is_inexact
 from caldera.core.tensor.shape import Shape, size
 
 Pair = tuple[int, int]
@@ -107,7 +118,11 @@ def _conv_shape(
     return (x[0], w[0], height, width)
 
 
-@op("conv2d", kind="product")
+@op(
+    "conv2d",
+    kind="product",
+    flops=lambda node: 2 * node.spec.size * size(node.inputs[1].shape[1:]),
+)
 def conv2d(
     x: Spec,
     w: Spec,
@@ -123,7 +138,11 @@ def conv2d(
     return Spec(_conv_shape(x.shape, w.shape, stride, padding, dilation, groups), x.dtype)
 
 
-@op("conv2d_input", kind="product")
+@op(
+    "conv2d_input",
+    kind="product",
+    flops=lambda node: 2 * node.inputs[0].spec.size * size(node.inputs[1].shape[1:]),
+)
 def conv2d_input(
     g: Spec,
     w: Spec,
@@ -143,7 +162,15 @@ def conv2d_input(
     return Spec(shape, g.dtype)
 
 
-@op("conv2d_weight", kind="product")
+@op(
+    "conv2d_weight",
+    kind="product",
+    flops=lambda node: 2 * node.inputs[1].spec.size * size(node.shape[1:]),
+    gradient=lambda gw, y, x, g, *, shape, **how: (
+        conv2d_input(g, gw, shape=x.shape, **how),
+        conv2d(x, gw, **how),
+    ),
+)
 def conv2d_weight(
     x: Spec,
     g: Spec,
@@ -163,34 +190,142 @@ def conv2d_weight(
     return Spec(shape, x.dtype)
 
 
-@conv2d.gradient
-def _(g: Node, y: Node, x: Node, w: Node, **how: object) -> Nodes:
-    return (
+conv2d.gradient(
+    lambda g, y, x, w, **how: (
         conv2d_input(g, w, shape=x.shape, **how),
         conv2d_weight(x, g, shape=w.shape, **how),
     )
+)
 
 
-@conv2d_input.gradient
-def _(gx: Node, y: Node, g: Node, w: Node, *, shape: Shape, **how: object) -> Nodes:
-    return conv2d(gx, w, **how), conv2d_weight(gx, g, shape=w.shape, **how)
+conv2d_input.gradient(
+    lambda gx, y, g, w, *, shape, **how: (
+        conv2d(gx, w, **how),
+        conv2d_weight(gx, g, shape=w.shape, **how),
+    )
+)
 
 
-@conv2d_weight.gradient
-def _(gw: Node, y: Node, x: Node, g: Node, *, shape: Shape, **how: object) -> Nodes:
-    return conv2d_input(g, gw, shape=x.shape, **how), conv2d(x, gw, **how)
+_MOST_IN_INT8 = 127
 
 
-@conv2d.flops
-def _(node: Node) -> int:
-    return 2 * node.spec.size * size(node.inputs[1].shape[1:])
+def _pooled_shape(
+    shape: Shape, size: Pair, stride: Pair, padding: Padding, dilation: Pair
+) -> Shape:
+    if len(shape) != 4:
+        refuse_shape("an image of shape (N, C, H, W)")
+    reach = tuple(dilation[i] * (size[i] - 1) + 1 for i in (0, 1))
+    window = f"{reach[0]} x {reach[1]}"
+    if any(max(padding[i]) >= reach[i] for i in (0, 1)):
+        refuse_shape(
+            f"padding narrower than the window of {window}, not {padding}",
+            hint="a window must not lie in the padding alone",
+        )
+    lengths = tuple(
+        conv_size(shape[2 + i], size[i], stride[i], padding[i], dilation[i]) for i in (0, 1)
+    )
+    if 0 in shape[2:] or min(lengths) < 1:
+        refuse_shape(
+            f"an image of at least {window}, its padding {padding} included",
+            hint="add padding, or use a smaller window or dilation",
+        )
+    return (*shape[:2], *lengths)
 
 
-@conv2d_input.flops
-def _(node: Node) -> int:
-    return 2 * node.inputs[0].spec.size * size(node.inputs[1].shape[1:])
+def index_dtype(size: Pair) -> DType:
+    """The smallest dtype for positions inside a window of this size, with -1 for none."""
+    return int8 if size[0] * size[1] <= _MOST_IN_INT8 else int32
 
 
-@conv2d_weight.flops
-def _(node: Node) -> int:
-    return 2 * node.inputs[1].spec.size * size(node.shape[1:])
+def _check_index(index: Spec, expected: Spec) -> None:
+    if (index.shape, index.dtype) != (expected.shape, expected.dtype):
+        refuse_shape(f"an index {expected}, as max_pool2d gives it")
+
+
+@op("max_pool2d")
+def max_pool2d(
+    x: Spec, *, size: Pair, stride: Pair, padding: Padding, dilation: Pair
+) -> tuple[Spec, Spec]:
+    """The largest element of each window, and where in its window (row-major) it stands."""
+    check_float(x)
+    shape = _pooled_shape(x.shape, size, stride, padding, dilation)
+    return Spec(shape, x.dtype), Spec(shape, index_dtype(size))
+
+
+@op(
+    "pool_scatter",
+    flops=lambda node: node.inputs[0].spec.size,
+)
+def pool_scatter(
+    g: Spec,
+    index: Spec,
+    *,
+    shape: Shape,
+    size: Pair,
+    stride: Pair,
+    padding: Padding,
+    dilation: Pair,
+) -> Spec:
+    """Zeros of `shape`, with each window's `g` added at the element that `index` names."""
+    check_float(g)
+    expected = _pooled_shape(shape, size, stride, padding, dilation)
+    if g.shape != expected:
+        refuse_shape(f"an output gradient of shape {expected}")
+    _check_index(index, Spec(expected, index_dtype(size)))
+    return Spec(shape, g.dtype)
+
+
+max_pool2d.gradient(
+    lambda g, y, x, **how: (
+        None if g[0] is None else pool_scatter(g[0], y[1], shape=x.shape, **how),
+    )
+)
+
+
+@op(
+    "pool_gather",
+    gradient=lambda g, y, x, index, **how: (pool_scatter(g, index, shape=x.shape, **how), None),
+)
+def pool_gather(
+    x: Spec, index: Spec, *, size: Pair, stride: Pair, padding: Padding, dilation: Pair
+) -> Spec:
+    """The element of each window of `x` that `index` names (0 where it names none)."""
+    check_float(x)
+    shape = _pooled_shape(x.shape, size, stride, padding, dilation)
+    _check_index(index, Spec(shape, index_dtype(size)))
+    return Spec(shape, x.dtype)
+
+
+pool_scatter.gradient(
+    lambda gx, y, g, index, *, shape, **how: (pool_gather(gx, index, **how), None)
+)
+
+
+_NO_DILATION = (1, 1)
+
+
+@op("avg_pool2d")
+def avg_pool2d(x: Spec, *, size: Pair, stride: Pair, padding: Padding, count_padding: bool) -> Spec:
+    """The mean of each window; `count_padding` says whether padding counts as elements of 0."""
+    check_float(x)
+    return Spec(_pooled_shape(x.shape, size, stride, padding, _NO_DILATION), x.dtype)
+
+
+@op("avg_pool2d_input", gradient=lambda gx, y, g, *, shape, **how: (avg_pool2d(gx, **how),))
+def avg_pool2d_input(
+    g: Spec, *, shape: Shape, size: Pair, stride: Pair, padding: Padding, count_padding: bool
+) -> Spec:
+    """The gradient of `avg_pool2d` with respect to its input, which has `shape`."""
+    check_float(g)
+    expected = _pooled_shape(shape, size, stride, padding, _NO_DILATION)
+    if g.shape != expected:
+        refuse_shape(f"an output gradient of shape {expected}")
+    return Spec(shape, g.dtype)
+
+
+avg_pool2d.gradient(lambda g, y, x, **how: (avg_pool2d_input(g, shape=x.shape, **how),))
+
+
+for _pooling in (max_pool2d, avg_pool2d):
+    _pooling.flops(lambda node: node.outputs[0].size * size(node.attrs["size"]))
+avg_pool2d_input.flops(lambda node: node.inputs[0].spec.size * size(node.attrs["size"]))

@@ -133,9 +133,7 @@ def cumsum(x: Spec, *, axis: int, reverse: bool) -> Spec:
     return x
 
 
-@cumsum.gradient
-def _(g: Node, y: Node, x: Node, *, axis: int, reverse: bool) -> Nodes:
-    return (cumsum(g, axis=axis, reverse=not reverse),)
+cumsum.gradient(lambda g, y, x, *, axis, reverse: (cumsum(g, axis=axis, reverse=not reverse),))
 
 
 cumsum.flops(lambda node: node.spec.size)

@@ -15,12 +15,13 @@ import math
 from collections.abc import Sequence
 
 from caldera.core.graph.node import Node
-from caldera.core.graph.opdef import composite
-from caldera.core.graph.ops.base import sum_to
+from caldera.core.graph.opdef import Op, composite
+from caldera.core.graph.ops.base import widened
 from caldera.core.graph.ops.elementwise import (
     Gradient,
     abs_,
     add,
+    broadcasting,
     cos,
     define,
     div,
@@ -48,7 +49,6 @@ from caldera.core.graph.ops.elementwise import (
     sub,
     where,
 )
-from caldera.core.graph.ops.widening import widened
 from caldera.core.tensor.dtype import float64, is_complex
 
 
@@ -82,10 +82,10 @@ def hypot(a: Node, b: Node) -> Node:
 
 @hypot.gradient
 @widened
+@broadcasting
 def _(g: Node, y: Node, a: Node, b: Node) -> Gradient:
     length = length_or_one(y)
-    for_a, for_b = (mul(g, div(each, length)) for each in (a, b))
-    return sum_to(for_a, a.shape), sum_to(for_b, b.shape)
+    return tuple(mul(g, div(each, length)) for each in (a, b))
 
 
 def length_or_one(length: Node) -> Node:
@@ -106,23 +106,22 @@ def logaddexp(a: Node, b: Node) -> Node:
 
 @logaddexp.gradient
 @widened
+@broadcasting
 def _(g: Node, y: Node, a: Node, b: Node) -> Gradient:
     half = scalar(0.5, a)
-    for_a, for_b = (
+    return tuple(
         mul(g, where(equal(a, b), half, sigmoid(difference)))
         for difference in (sub(a, b), sub(b, a))
     )
-    return sum_to(for_a, a.shape), sum_to(for_b, b.shape)
 
 
 # --- the normal distribution
 
-erfc = define("erfc", floats)
-
-
-@erfc.gradient
-def _(g: Node, y: Node, x: Node) -> Gradient:
-    return (mul(mul(g, scalar(-2 / math.sqrt(math.pi), g)), exp(neg(square(x)))),)
+erfc = define(
+    "erfc",
+    floats,
+    lambda g, y, x: mul(mul(g, scalar(-2 / math.sqrt(math.pi), g)), exp(neg(square(x)))),
+)
 
 
 # M. J. Wichura, Algorithm AS 241, Applied Statistics 37 (1988): the quantiles of the normal
@@ -193,7 +192,13 @@ def _ratio(x: Node, top: Sequence[float], bottom: Sequence[float]) -> Node:
     return div(_polynomial(x, top), _polynomial(x, bottom))
 
 
-@composite("erfinv", kind="elementwise")
+@composite(
+    "erfinv",
+    kind="elementwise",
+    gradient=widened(
+        lambda g, x, y: (mul(mul(g, scalar(math.sqrt(math.pi) / 2, g)), exp(square(x))),)
+    ),
+)
 @widened
 def erfinv(y: Node) -> Node:
     """The x with erf(x) = y."""
@@ -215,20 +220,9 @@ def erfinv(y: Node) -> Node:
     return mul(quantile, scalar(math.sqrt(0.5), y))
 
 
-@erfinv.gradient
-@widened
-def _(g: Node, x: Node, y: Node) -> Gradient:
-    return (mul(mul(g, scalar(math.sqrt(math.pi) / 2, g)), exp(square(x))),)
-
-
 # --- the gamma function
 
 lgamma = define("lgamma", floats)
-
-
-@lgamma.gradient
-def _(g: Node, y: Node, x: Node) -> Gradient:
-    return (mul(g, digamma(x)),)
 
 
 # Of Stirling's series for digamma: B(2k) / 2k, the last one first.
@@ -262,21 +256,19 @@ def digamma(x: Node) -> Node:
     return where(whole, scalar(math.nan, x), value)
 
 
-tan = define("tan", floats)
-asin = define("asin", floats)
-acos = define("acos", floats)
-atan = define("atan", floats)
+lgamma.gradient(lambda g, y, x: (mul(g, digamma(x)),))
+
+
+tan = define("tan", floats, lambda g, y, x: mul(g, add(square(y), scalar(1, y))))
+asin = define("asin", floats, lambda g, y, x: div(g, sqrt(mul(*_sides(x)))))
+acos = define("acos", floats, lambda g, y, x: neg(div(g, sqrt(mul(*_sides(x))))))
+atan = define("atan", floats, lambda g, y, x: div(g, add(square(x), scalar(1, x))))
 atan2 = define("atan2", floats)
-sinh = define("sinh", floats)
-cosh = define("cosh", floats)
+sinh: Op = define("sinh", floats, lambda g, y, x: mul(g, cosh(x)))
+cosh: Op = define("cosh", floats, lambda g, y, x: mul(g, sinh(x)))
 asinh = define("asinh", floats)
 acosh = define("acosh", floats)
-atanh = define("atanh", floats)
-
-
-@tan.gradient
-def _(g: Node, y: Node, x: Node) -> Gradient:
-    return (mul(g, add(square(y), scalar(1, y))),)
+atanh = define("atanh", floats, lambda g, y, x: div(g, mul(*_sides(x))))
 
 
 def _sides(x: Node) -> tuple[Node, Node]:
@@ -285,38 +277,13 @@ def _sides(x: Node) -> tuple[Node, Node]:
     return sub(one, x), add(one, x)
 
 
-@asin.gradient
-def _(g: Node, y: Node, x: Node) -> Gradient:
-    return (div(g, sqrt(mul(*_sides(x)))),)
-
-
-@acos.gradient
-def _(g: Node, y: Node, x: Node) -> Gradient:
-    return (neg(div(g, sqrt(mul(*_sides(x))))),)
-
-
-@atan.gradient
-def _(g: Node, y: Node, x: Node) -> Gradient:
-    return (div(g, add(square(x), scalar(1, x))),)
-
-
 @atan2.gradient
+@broadcasting
 def _(g: Node, y: Node, a: Node, b: Node) -> Gradient:
     # Divided twice by the length: its square may overflow.
     length = length_or_one(hypot(a, b))
     part = div(g, length)
-    for_a, for_b = mul(part, div(b, length)), neg(mul(part, div(a, length)))
-    return sum_to(for_a, a.shape), sum_to(for_b, b.shape)
-
-
-@sinh.gradient
-def _(g: Node, y: Node, x: Node) -> Gradient:
-    return (mul(g, cosh(x)),)
-
-
-@cosh.gradient
-def _(g: Node, y: Node, x: Node) -> Gradient:
-    return (mul(g, sinh(x)),)
+    return mul(part, div(b, length)), neg(mul(part, div(a, length)))
 
 
 @asinh.gradient
@@ -329,8 +296,3 @@ def _(g: Node, y: Node, x: Node) -> Gradient:
 def _(g: Node, y: Node, x: Node) -> Gradient:
     one = scalar(1, x)
     return (div(g, mul(sqrt(sub(x, one)), sqrt(add(x, one)))),)
-
-
-@atanh.gradient
-def _(g: Node, y: Node, x: Node) -> Gradient:
-    return (div(g, mul(*_sides(x))),)

@@ -15,8 +15,8 @@ from caldera.kernels.cuda.codegen.kernel import CudaRunner
 from caldera.kernels.cuda.convolution import implicit_gemm
 from caldera.kernels.cuda.elementwise.loop import loop_calls
 from caldera.kernels.cuda.product.problem import described_call, epilogue_loop_body
-from caldera.kernels.microbatch import ADDING
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
+from caldera.kernels.workspace import ADDING
 
 EPILOGUE_ATTRIBUTES = frozenset({"activation", "attributes"})
 """The attributes that say how a convolution ends."""

@@ -19,7 +19,7 @@ from math import isqrt, prod
 
 from caldera.core.graph.node import Node
 from caldera.core.memory.software import address_of
-from caldera.kernels.common.indexing import may_overwrite
+from caldera.kernels.common.binding import may_overwrite
 from caldera.kernels.cuda.codegen.kernel import (
     Array,
     CudaRunner,

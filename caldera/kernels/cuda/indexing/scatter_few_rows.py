@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import prod
 
 from caldera.core.graph.node import Node
-from caldera.kernels.common.indexing import may_overwrite
+from caldera.kernels.common.binding import may_overwrite
 from caldera.kernels.cuda.codegen.kernel import (
     CudaRunner,
     const_pointer,

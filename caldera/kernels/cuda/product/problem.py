@@ -18,9 +18,9 @@ from numpy.lib.stride_tricks import as_strided
 from caldera.core.graph.memory_format import dense_strides
 from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.opdef import OPS, parameter
+from caldera.core.graph.ops.base import widened
 from caldera.core.graph.ops.control import fused
 from caldera.core.graph.ops.epilogue import Attributes, apply_epilogue
-from caldera.core.graph.ops.widening import widened
 from caldera.core.graph.program import Body
 from caldera.core.tensor.dtype import BY_NAME, DType
 from caldera.core.tensor.shape import Shape

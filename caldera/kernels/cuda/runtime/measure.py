@@ -23,15 +23,22 @@ from caldera.core.memory.capture import capture
 from caldera.core.memory.cuda import launching_stream
 from caldera.core.memory.gpus import card_count, cupy
 from caldera.core.tensor.dtype import DType
-from caldera.kernels import measure as on_host
-from caldera.kernels.choose import SLOW_FLOPS, TIMERS
 from caldera.kernels.cuda.runtime import device as libraries
 from caldera.kernels.cuda.runtime.driver import driver
-from caldera.kernels.measure import compare, is_checkable, some_numbers, tolerance_of
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import PRECISION_CHECKS, Call, Kernel, Runner
-from caldera.kernels.tuning import HOPELESS, SAMPLE_S, Clock, TuningResult, race
-from caldera.kernels.tuning_cache import FACTS
+from caldera.kernels.tuning import measure as on_host
+from caldera.kernels.tuning.choose import SLOW_FLOPS, TIMERS
+from caldera.kernels.tuning.correctness import compare, is_checkable, tolerance_of
+from caldera.kernels.tuning.database import FACTS
+from caldera.kernels.tuning.measure import (
+    HOPELESS,
+    SAMPLE_S,
+    Clock,
+    TuningResult,
+    race,
+    some_numbers,
+)
 
 OWN = frozenset({"tiles", "direct"})
 """Kernels that may judge others."""

@@ -20,9 +20,13 @@ from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_byt
 from caldera.kernels.common.product import offsets_of, steps
 from caldera.kernels.native.attention.head import BLOCK, HeadSizes
 from caldera.kernels.native.attention.kernels import backward, forward
-from caldera.kernels.native.codegen.program import NativeRunner, in_sequence
-from caldera.kernels.native.codegen.target import CACHE_LINE
-from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
+from caldera.kernels.native.codegen import (
+    CACHE_LINE,
+    NativeRunner,
+    in_sequence,
+    offer,
+)
+from caldera.kernels.table import Array, Call, Runner
 
 
 def _dense_masks(masks: Sequence[Array], keys: int) -> tuple[list[Array], list[Runner]]:
@@ -207,24 +211,18 @@ def _has_plain_heads(node: Node) -> bool:
     return len(batches) == 1 and all(given.dtype == wide for given in node.inputs[4:6])
 
 
-TABLE.add(
-    Kernel(
-        "scaled_dot_product_attention",
-        "cpu",
-        "native",
-        _bind_forward,
-        workspace=_forward_workspace,
-        priority=10,
-    )
+offer(
+    "scaled_dot_product_attention",
+    "native",
+    _bind_forward,
+    workspace=_forward_workspace,
+    priority=10,
 )
-TABLE.add(
-    Kernel(
-        "scaled_dot_product_attention_grad",
-        "cpu",
-        "native",
-        _bind_backward,
-        _has_plain_heads,
-        _backward_workspace,
-        priority=10,
-    )
+offer(
+    "scaled_dot_product_attention_grad",
+    "native",
+    _bind_backward,
+    _has_plain_heads,
+    _backward_workspace,
+    priority=10,
 )

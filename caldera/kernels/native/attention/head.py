@@ -11,25 +11,23 @@ from llvmlite import ir
 
 from caldera.core.tensor.dtype import DType
 from caldera.core.tensor.shape import Shape
-from caldera.kernels.native.codegen.dtypes import (
-    MEMORY_TYPES,
-    ElementPointer,
-    computed_type,
-    load_wide,
-    store_narrow,
-)
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
+    CACHE_LINE,
     I32,
     I64,
+    MEMORY_TYPES,
     POINTER,
+    ElementPointer,
     Emitter,
+    Integer,
     Number,
     Pointer,
     RegisterValue,
+    computed_type,
+    load_wide,
     natural_lanes,
+    store_narrow,
 )
-from caldera.kernels.native.codegen.kernel import Integer
-from caldera.kernels.native.codegen.target import CACHE_LINE
 from caldera.kernels.native.movement import transposed
 from caldera.kernels.native.product.microkernel import PackedMatrix
 

@@ -17,17 +17,19 @@ from caldera.kernels.native.attention.head import (
     whole_vectors,
     write,
 )
-from caldera.kernels.native.codegen import math
-from caldera.kernels.native.codegen.dtypes import computed_type
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
     Emitter,
+    Integer,
     Pointer,
+    Real,
     RegisterValue,
+    computed_type,
     itemsize,
+    math,
+    native_kernel,
     natural_lanes,
     vector,
 )
-from caldera.kernels.native.codegen.kernel import Integer, Real, native_kernel
 from caldera.kernels.native.product.microkernel import PackedMatrix, multiply
 
 # --- forward

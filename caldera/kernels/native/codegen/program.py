@@ -6,6 +6,8 @@ read and wrote before in its own caches (and in the memory next to it, which it 
 whoever is free claims what is left, so the calling thread never waits for a worker that is busy
 elsewhere, and does all parts itself if nobody comes. Workers are threads of the one pool: they
 join for as long as there is work, linger a moment for the next program, and go back to the pool.
+
+`traced` makes calls that report which thread did which part of them, and when.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -351,3 +355,41 @@ def _add(k: Emitter, place: Pointer, amount: int) -> RegisterValue:
 def _raise_to(k: Emitter, place: Pointer, value: RegisterValue) -> RegisterValue:
     """Make a word at least so large; what it was before."""
     return RegisterValue(k, k.ir.atomic_rmw("max", place.raw, value.raw, "acq_rel"))
+
+
+_KIND = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+
+
+@dataclass(frozen=True)
+class PartSpan:
+    """One part of a native call: who did it, and from when to when (`perf_counter`)."""
+
+    thread: int
+    part: int
+    parts: int
+    begin: float
+    end: float
+
+
+def traced(runner: NativeRunner, note: Callable[[PartSpan], None]) -> NativeRunner:
+    """The same calls; `note` gets each part once it is done, from the thread that did it.
+
+    Each part goes through Python and back, which costs some microseconds. The kernel itself runs
+    without Python, beside the others.
+    """
+    return NativeRunner([_traced(call, note) for call in runner.calls])
+
+
+def _traced(call: NativeCall, note: Callable[[PartSpan], None]) -> NativeCall:
+    kernel = _KIND(call.address)
+
+    def run(slots: Any, part: int, parts: int) -> None:
+        begin = perf_counter()
+        kernel(slots, part, parts)
+        note(PartSpan(threading.get_ident(), part, parts, begin, perf_counter()))
+
+    # Kept with the call: the address is only good as long as this object is.
+    callback = _KIND(run)
+    address = ctypes.cast(callback, ctypes.c_void_p).value
+    assert address is not None
+    return replace(call, address=address, keep=(*call.keep, callback))

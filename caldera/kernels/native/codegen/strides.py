@@ -1,10 +1,11 @@
-"""Arrays of any rank seen with few axes: what a kernel has to know about how an operand lies."""
+"""How native kernels meet arrays: strides of collapsed axes, part counts, copies, registration."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from caldera.base.threads import is_limited, thread_count
 from caldera.core.graph.memory_format import Order, dense_strides, laid_out
 from caldera.core.graph.node import Node
 from caldera.kernels.reference.evaluation import evaluate
-from caldera.kernels.table import Array, Call, Runner
+from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
 Axes = tuple[int, ...]
 Strides = tuple[int, ...]
@@ -27,6 +28,14 @@ SHARE = 1 << 15
 """Elements that a worker takes at once, at least, if it takes them bit by bit."""
 MOST_SHARES = 4
 """Times that it does, at most."""
+
+
+def offer(
+    ops: str | Iterable[str], name: str, bind: Callable[[Call], Runner], *rest: Any, **more: Any
+) -> None:
+    """Register a CPU kernel for an op, or for several; what follows `bind` is as in `Kernel`."""
+    for op in (ops,) if isinstance(ops, str) else ops:
+        TABLE.add(Kernel(op, "cpu", name, bind, *rest, **more))
 
 
 def parts_for(elements: int, *, costly: bool = False) -> int:

@@ -13,19 +13,21 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
     F32,
     I8,
     I32,
     I64,
     Emitter,
+    Integer,
     Pointer,
     RegisterValue,
+    addresses_of,
+    native_kernel,
     natural_lanes,
+    run_now,
     vector,
 )
-from caldera.kernels.native.codegen.kernel import Integer, addresses_of, native_kernel
-from caldera.kernels.native.codegen.program import run_now
 from caldera.kernels.native.compression.stochastic_rounding import (
     ALIGNED,
     Draws,

@@ -19,18 +19,20 @@ from collections.abc import Sequence
 import numpy as np
 
 from caldera.errors import DataError
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
     I1,
     I8,
     I32,
     I64,
     POINTER,
     Emitter,
+    Integer,
     Pointer,
     RegisterValue,
+    addresses_of,
+    native_kernel,
+    run_now,
 )
-from caldera.kernels.native.codegen.kernel import Integer, addresses_of, native_kernel
-from caldera.kernels.native.codegen.program import run_now
 from caldera.kernels.native.compression.rice_encode import (
     HEADER,
     STRING_HEADER,

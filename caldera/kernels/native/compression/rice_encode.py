@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
     I1,
     I8,
     I32,
     I64,
     POINTER,
     Emitter,
+    Integer,
     MutableRegister,
     Pointer,
     RegisterValue,
+    native_kernel,
     natural_lanes,
     vector,
 )
-from caldera.kernels.native.codegen.kernel import Integer, native_kernel
 
 HEADER = 16
 """Bytes before the places, if there are no runs."""

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
     I32,
     I64,
     Emitter,
+    Integer,
     Pointer,
     RegisterValue,
     itemsize,
+    native_kernel,
+    run_now,
 )
-from caldera.kernels.native.codegen.kernel import Integer, native_kernel
-from caldera.kernels.native.codegen.program import run_now
 
 _PIECE = 4096
 

@@ -15,17 +15,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
     F32,
     I32,
     Emitter,
+    Integer,
     Pointer,
     RegisterValue,
     itemsize,
+    native_kernel,
     natural_lanes,
+    run_now,
 )
-from caldera.kernels.native.codegen.kernel import Integer, native_kernel
-from caldera.kernels.native.codegen.program import run_now
 from caldera.kernels.native.random import Philox
 
 ALIGNED = 64

@@ -18,21 +18,23 @@ from typing import NamedTuple
 import numpy as np
 
 from caldera.base.threads import thread_count
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
     F32,
     I1,
     I32,
     I64,
     Emitter,
+    Integer,
     MutableRegister,
     Number,
     Pointer,
     RegisterValue,
+    addresses_of,
+    native_kernel,
     natural_lanes,
+    run_now,
     vector,
 )
-from caldera.kernels.native.codegen.kernel import Integer, addresses_of, native_kernel
-from caldera.kernels.native.codegen.program import run_now
 
 _MAGNITUDE = 0x7FFFFFFF
 _AT_ONCE = 64

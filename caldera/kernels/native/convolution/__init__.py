@@ -3,15 +3,95 @@
 Forward there are products for filters of one tap alone: rows of a matrix that are made first took
 1.3 to 15 times as long as the best other way at every size that was measured, see
 benchmarks/results/kernels-x86_64.md. For the gradients they are ahead here and there.
+
+Estimates say roughly how long a method takes: which is tried first, or at all if there is no time
+to measure. Seconds are those of one core that does 36 billion operations a second; only their
+ratios matter.
 """
 
 from __future__ import annotations
 
 from caldera.core.graph.node import Node
-from caldera.kernels.common.geometry import Geometry
+from caldera.core.tensor.shape import size
+from caldera.kernels.common.geometry import Geometry, forward
+from caldera.kernels.native.codegen import offer
 from caldera.kernels.native.convolution import direct, im2col, weight_gradient
-from caldera.kernels.native.convolution.cost_model import columns_seconds, direct_seconds
-from caldera.kernels.table import TABLE, Kernel
+from caldera.kernels.native.convolution.correlation_blocking import Packing
+from caldera.kernels.native.convolution.direct import packing
+from caldera.kernels.native.convolution.im2col import Columns
+from caldera.kernels.native.convolution.weight_blocking import WeightGradientTile
+
+PEAK = 36e9
+COPY = 5e9
+"""Bytes a second that are copied pixel by pixel."""
+ELEMENT = 1.5e-9
+"""Seconds for an element of a filter that is packed or written back."""
+MEMORY = 12e9
+"""Bytes a second of images that pass through the cache."""
+
+
+def _moving(geometry: Geometry) -> float:
+    """Reading and writing the images once."""
+    return (size(geometry.image) + size(geometry.output)) * geometry.dtype.itemsize / MEMORY
+
+
+def direct_seconds(node: Node) -> float:
+    """Direct convolution, forward or either gradient."""
+    geometry = Geometry.of(node)
+    if node.op.name != "conv2d_weight":
+        return _moving(geometry) + _correlating(packing(node))
+    geometry = geometry.unstrided
+    images = (geometry.image, geometry.output)
+    copied = sum(size(each) for each in images) * geometry.dtype.itemsize / COPY
+    if geometry.is_depthwise:
+        return copied + geometry.flops / (PEAK / 3)
+    gradient = WeightGradientTile(forward(geometry), geometry.dtype)
+    # Each part of the output channels copies the whole image, which is in a cache by then.
+    copied += (gradient.splits - 1) * size(geometry.image) * geometry.dtype.itemsize / MEMORY
+    rounded = gradient.width / geometry.results
+    neighbours, vectors = gradient.tile
+    efficiency = min(0.95, neighbours * vectors / 16)
+    adding = gradient.strips.items * gradient.size * geometry.dtype.itemsize / MEMORY
+    computing = geometry.flops * rounded / (PEAK * efficiency)
+    return copied + computing + adding + size(geometry.filters) * ELEMENT
+
+
+def _correlating(packing: Packing) -> float:
+    strips = packing.strips
+    tile_pixels, _ = packing.tile
+    a_strip = strips.images * strips.rows * packing.window.target[1]
+    rounded = -(-a_strip // tile_pixels) * tile_pixels / max(1, a_strip)
+    flops = 2 * packing.products * rounded
+    efficiency = 0.33 if packing.is_depthwise else 0.98
+    pixels = sum(
+        part.work.batch * part.work.target[0] * part.work.target[1] for part in packing.parts
+    )
+    overhead = pixels * packing.groups * packing.blocks * 1e-9
+    copied = 0 if packing.reads_in_place else strips.items * strips.length * packing.dtype.itemsize
+    return flops / (PEAK * efficiency) + overhead + copied / MEMORY + packing.filters * ELEMENT
+
+
+def columns_seconds(node: Node) -> float:
+    """By columns and products."""
+    geometry = Geometry.of(node)
+    own = Columns(geometry, node.op.name)
+    # BLAS is slower on narrow matrices.
+    sides = (geometry.terms, geometry.results)
+    efficiency = 0.93 * sides[0] / (sides[0] + 8) * sides[1] / (sides[1] + 3)
+    columns = 0
+    if not geometry.is_pointwise:
+        columns = geometry.pixels * geometry.groups * geometry.terms * geometry.dtype.itemsize
+    rows = geometry.pixels * geometry.groups * geometry.taps[0] * 4e-9 if columns else 0.0
+    # Each part of the output channels makes all of them.
+    making = own.grid[0] * (columns / MEMORY + rows)
+    # With each block BLAS packs the filters, or reads and writes their gradient.
+    blocks = own.blocks * (geometry.batch if own.by_image else 1)
+    passes = 2 * blocks if node.op.name == "conv2d_weight" else blocks
+    visiting = passes * size(geometry.filters) * geometry.dtype.itemsize / MEMORY
+    multiplying = geometry.flops / (PEAK * efficiency)
+    packing = size(geometry.filters) * ELEMENT
+    return _moving(geometry) + multiplying + making + visiting + packing
+
 
 PRIORITY = 12
 """Of all ways to convolve: which of them is tried first is a matter of their estimates."""
@@ -35,39 +115,28 @@ for _op, _direct in (
     ("conv2d_input", direct),
     ("conv2d_weight", weight_gradient),
 ):
-    for _kernel in (
-        Kernel(
-            _op,
-            "cpu",
-            "direct",
-            _direct.bind,
-            _is_usual,
-            _direct.workspace,
-            PRIORITY,
-            estimate=direct_seconds,
-        ),
-        Kernel(
-            _op,
-            "cpu",
-            "1x1 product",
-            im2col.bind,
-            _is_product,
-            im2col.workspace,
-            PRIORITY,
-            estimate=columns_seconds,
-        ),
-    ):
-        TABLE.add(_kernel)
-for _op in ("conv2d_input", "conv2d_weight"):
-    TABLE.add(
-        Kernel(
-            _op,
-            "cpu",
-            "im2col",
-            im2col.bind,
-            _needs_columns,
-            im2col.workspace,
-            PRIORITY,
-            estimate=columns_seconds,
-        )
+    offer(
+        _op,
+        "direct",
+        _direct.bind,
+        _is_usual,
+        _direct.workspace,
+        PRIORITY,
+        estimate=direct_seconds,
+    )
+for _op, _name, _supports in (
+    ("conv2d", "1x1 product", _is_product),
+    ("conv2d_input", "1x1 product", _is_product),
+    ("conv2d_weight", "1x1 product", _is_product),
+    ("conv2d_input", "im2col", _needs_columns),
+    ("conv2d_weight", "im2col", _needs_columns),
+):
+    offer(
+        _op,
+        _name,
+        im2col.bind,
+        _supports,
+        im2col.workspace,
+        PRIORITY,
+        estimate=columns_seconds,
     )

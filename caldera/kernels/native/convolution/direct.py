@@ -1,4 +1,7 @@
-"""Direct convolution as a kernel for the table: forward, and the input gradient by phases.
+"""Direct convolution of images that lie channels last: no matrix of windows, no other detour.
+
+Filters are packed into blocks of as many output channels as a tile has; a strip of the input meets
+one block after the other, and within a block one tile of pixels after the other.
 
 The gradient for those image pixels that lie at one place of the stride's grid is a convolution of
 the output's gradient with some of the taps in reverse order; a stride of 1 has one such place.
@@ -6,20 +9,331 @@ the output's gradient with some of the taps in reverse order; a stride of 1 has 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, fields, replace
+
 import numpy as np
 
 from caldera.core.graph.node import Node
 from caldera.kernels.common.geometry import Geometry, forward, input_phases, steps
-from caldera.kernels.native.codegen.program import NativeCall
-from caldera.kernels.native.convolution.correlate import correlate, pack_filters
-from caldera.kernels.native.convolution.correlation_blocking import CorrelationBlock, Packing
+from caldera.kernels.native.codegen import (
+    I64,
+    Emitter,
+    Integer,
+    NativeCall,
+    Pointer,
+    RegisterValue,
+    native_kernel,
+    natural_lanes,
+)
+from caldera.kernels.native.convolution.correlation_blocking import (
+    CorrelationBlock,
+    Packing,
+    PixelTile,
+    by_lanes,
+)
 from caldera.kernels.native.convolution.reorder import (
+    CopyLoop,
     ScratchMemory,
     bind_staged,
+    gather,
     scratch_bytes,
     staging_bytes,
 )
+from caldera.kernels.native.convolution.tiling import Filling, StripNumbers, filling, pixel_table
 from caldera.kernels.table import Call, Runner
+
+FEW, FEW_SINGLE = 12, 32
+"""Inputs of a tap (or a row of taps) for which it pays to compile a kernel without inner loops,
+where they are used lane by lane, and where they are loaded one by one."""
+LONGEST_SUM = 512
+"""Terms after which a sum is put aside, and another one begun."""
+
+
+def pack_filters(
+    packing: Packing, part: int, filters: np.ndarray, packed: np.ndarray, strides: tuple[int, ...]
+) -> NativeCall:
+    """The filters of a part as [group][block][row][column][channel][width]. `filters` begins at
+    its first tap; `strides` lead to the next group, output channel, input channel, row and column
+    of taps."""
+    work = packing.parts[part].work
+    rows, columns = work.taps
+    width = packing.width
+    of_group, of_output, of_input, of_row, of_column = strides
+    neighbour = of_group if packing.is_depthwise else of_output
+    return gather(
+        filters,
+        packed[packing.starts[part] : packing.starts[part + 1]],
+        (
+            CopyLoop(packing.groups, of_group, packing.blocks * packing.panel(work)),
+            CopyLoop(work.channels, of_input, width),
+            CopyLoop(rows, of_row, columns * work.channels * width),
+            CopyLoop(columns, of_column, work.channels * width),
+        ),
+        length=packing.results,
+        neighbour=neighbour,
+        width=width,
+        block_step=packing.panel(work),
+        padded=True,
+    )
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """The strips, the target and the blocks of filters, in numbers and distances."""
+
+    copied: Integer
+    strips: StripNumbers
+    chunks: Integer
+    target_image_step: Integer
+    blocks: Integer
+    block_count: Integer
+    results: Integer
+    group_inputs: Integer
+    block_inputs: Integer
+    strip_length: Integer
+    parts: Integer
+
+
+@dataclass(frozen=True)
+class _PartNumbers:
+    """One of the correlations, as a row of a table: its pixels, where it begins in the strip, in
+    the target, in the filters and in the tables of pixels, and its taps."""
+
+    rows: RegisterValue
+    columns: RegisterValue
+    source_start: RegisterValue
+    target_start: RegisterValue
+    target_row_step: RegisterValue
+    filters_start: RegisterValue
+    places_start: RegisterValue
+    tap_rows: RegisterValue
+    tap_columns: RegisterValue
+    tap_row_step: RegisterValue
+    tap_column_step: RegisterValue
+    length: RegisterValue
+    panel: RegisterValue
+
+    @classmethod
+    def load(cls, table: Pointer, index: RegisterValue) -> _PartNumbers:
+        """A row of the table."""
+        names = [field.name for field in fields(cls)]
+        row = table.at(index * len(names))
+        return cls(**{name: row.load(i) for i, name in enumerate(names)})
+
+    @classmethod
+    def load_only(cls, k: Emitter, table: Pointer) -> _PartNumbers:
+        """The only row: it begins at the beginning of everything, which saves registers."""
+        zero = k.constant(0, I64)
+        return replace(
+            cls.load(table, zero),
+            source_start=zero,
+            target_start=zero,
+            filters_start=zero,
+            places_start=zero,
+        )
+
+    @classmethod
+    def table(cls, rows: Iterable[dict[str, int]]) -> np.ndarray:
+        """All rows, with their numbers in order."""
+        names = [field.name for field in fields(cls)]
+        return np.array([[row[name] for name in names] for row in rows], np.int64)
+
+
+def correlate(
+    packing: Packing,
+    source: np.ndarray,
+    filters: np.ndarray,
+    target: np.ndarray,
+    scratch: np.ndarray,
+) -> NativeCall:
+    """The correlations of `source` with packed filters, written to `target`; both are images
+    (N, C, H, W) whose channels lie side by side."""
+    window, strips = packing.window, packing.strips
+    of_source, of_target = steps(source), steps(target)
+    in_place = packing.reads_in_place
+    inside = (of_source[0], of_source[2], of_source[3])
+    if not in_place:
+        inside = (strips.image_step, strips.row_step, strips.pitch)
+    channels = window.groups * window.channels
+    values = {
+        "copied": not in_place,
+        "strips": strips.numbers(window),
+        "chunks": packing.chunks,
+        "target_image_step": of_target[0],
+        "blocks": packing.blocks,
+        "block_count": packing.groups * packing.blocks,
+        "results": packing.results,
+        "group_inputs": 0 if packing.is_depthwise else window.channels,
+        "block_inputs": packing.width if packing.is_depthwise else 0,
+        "strip_length": strips.length,
+        "parts": len(packing.parts),
+    }
+    rows: list[dict[str, int]] = []
+    source_places: list[np.ndarray] = []
+    target_places: list[np.ndarray] = []
+    for part, start in zip(packing.parts, packing.starts, strict=False):
+        work = part.work
+        by_output = (inside[0], inside[1] * work.stride[0], inside[2] * work.stride[1])
+        outputs = (of_target[0], of_target[2] * part.step[0], of_target[3] * part.step[1])
+        # Along a row of taps the channels of neighbouring pixels are neighbours, if all are wanted.
+        joined = work.groups == 1 and work.dilation[1] == 1 and inside[2] == channels
+        down, right = (
+            own - all_of_it for own, all_of_it in zip(work.start, window.start, strict=True)
+        )
+        rows.append(
+            {
+                "rows": work.target[0],
+                "columns": work.target[1],
+                "source_start": (down * inside[1] + right * inside[2]) if work.taps[0] else 0,
+                "target_start": part.first[0] * of_target[2] + part.first[1] * of_target[3],
+                "target_row_step": outputs[1],
+                "filters_start": start,
+                "places_start": sum(map(len, source_places)),
+                "tap_rows": work.taps[0],
+                "tap_columns": 1 if joined else work.taps[1],
+                "tap_row_step": inside[1] * work.dilation[0],
+                "tap_column_step": inside[2] * work.dilation[1],
+                "length": work.channels * (work.taps[1] if joined else 1),
+                "panel": packing.panel(work),
+            }
+        )
+        size = (strips.images, min(strips.rows, work.target[0]), work.target[1])
+        source_places.append(pixel_table(*size, by_output))
+        target_places.append(pixel_table(*size, outputs))
+    pixels, vectors = packing.tile
+    return _correlate.call(
+        source=source,
+        filters=filters,
+        target=target,
+        scratch=scratch,
+        source_places=np.concatenate(source_places),
+        target_places=np.concatenate(target_places),
+        table=_PartNumbers.table(rows),
+        filling=filling(strips, source, channels, window.start),
+        n=values,
+        pixels=pixels,
+        vectors=vectors,
+        depthwise=packing.is_depthwise,
+        length=_known_length(rows, packing.width),
+        several=len(rows) > 1,
+        parts=packing.workers,
+    )
+
+
+def _known_length(rows: list[dict[str, int]], width: int) -> int:
+    """The length of runs of inputs, if all are of one that is worth a kernel of its own, else 0."""
+    few = FEW if by_lanes() else FEW_SINGLE
+    lengths = {row["length"] for row in rows if row["tap_rows"]}
+    is_known = len(lengths) == 1 and max(row["panel"] for row in rows) <= LONGEST_SUM * width
+    return lengths.pop() if is_known and max(lengths) <= few else 0
+
+
+@native_kernel
+def _correlate(
+    k: Emitter,
+    source: Pointer,
+    filters: Pointer,
+    target: Pointer,
+    scratch: Pointer,
+    source_places: Pointer,
+    target_places: Pointer,
+    table: Pointer,
+    filling: Filling,
+    n: _Numbers,
+    pixels: int,
+    vectors: int,
+    depthwise: bool,
+    length: int,
+    several: bool,
+) -> None:
+    """`length` is that of a run of inputs if the kernel is made for it, else 0; `several` is
+    whether there is more than one part."""
+    wide = source.type
+    width = vectors * natural_lanes(wide)
+    aside = k.alloca(wide, pixels * width)
+    strip = scratch.at(k.part * n.strip_length)
+    only = None if several else _PartNumbers.load_only(k, table)
+    with k.loop(*k.part_range(n.strips.items * n.chunks)) as index:
+        item, chunk = index // n.chunks, index % n.chunks
+        own = n.strips.pixels(k, item)
+        with k.if_then(n.copied.differs(0)):
+            filling.fill(k, strip, source, own)
+        in_place = filling.images.pixel(source, own.image, own.source_row, 0)
+        start = k.either(n.copied.differs(0), strip, in_place)
+        first_block = n.block_count * chunk // n.chunks
+        end_block = n.block_count * (chunk + 1) // n.chunks
+        every = _parts(k, n.parts, table) if only is None else nullcontext(only)
+        with every as part, k.loop(first_block, end_block) as block:
+            group, inner = block // n.blocks, block % n.blocks
+            place = (
+                own.image * n.target_image_step + own.row * part.target_row_step + part.target_start
+            )
+            outputs = target.at(place + group * n.results + inner * width)
+            given = group * n.group_inputs + inner * n.block_inputs
+            inputs = start.at(part.source_start + given)
+            valid = k.minimum(n.results - inner * width, width)
+            panel = filters.at(part.filters_start + block * part.panel)
+            sources, targets = (
+                each.at(part.places_start) for each in (source_places, target_places)
+            )
+            # A part may have fewer rows than another.
+            count = own.images * k.minimum(n.strips.rows, part.rows - own.row) * part.columns
+            with k.loop(0, count, pixels) as pixel:
+                # Tiles over the edge repeat the last pixel, and are written aside first.
+                whole = (pixel + pixels <= count) & valid.equals(width)
+                numbers = [k.minimum(pixel + i, count - 1) for i in range(pixels)]
+                tile = PixelTile(k, pixels, vectors, [inputs.at(sources.load(i)) for i in numbers])
+                _taps(k, part, tile, panel, depthwise, length)
+                tile.store(
+                    [
+                        k.either(whole, outputs.at(targets.load(number)), aside.at(i * width))
+                        for i, number in enumerate(numbers)
+                    ]
+                )
+                with k.if_then(~whole), k.loop(0, k.minimum(pixels, count - pixel)) as i:
+                    to = outputs.at(targets.load(pixel + i))
+                    held = aside.at(i * width)
+                    k.vector_loop(0, valid, tile.lanes, lambda e, c: to.store(e, held.load(e, c)))
+
+
+@contextmanager
+def _parts(k: Emitter, count: RegisterValue, table: Pointer) -> Iterator[_PartNumbers]:
+    with k.loop(0, count) as number:
+        yield _PartNumbers.load(table, number)
+
+
+def _taps(
+    k: Emitter, n: _PartNumbers, tile: PixelTile, panel: Pointer, depthwise: bool, length: int
+) -> None:
+    if depthwise or length:
+        with k.loop(0, n.tap_rows) as row, k.loop(0, n.tap_columns) as column:
+            place = row * n.tap_row_step + column * n.tap_column_step
+            taps = panel.at((row * n.tap_columns + column) * n.length * tile.width)
+            if depthwise:
+                tile.add_alike(taps, place)
+            else:
+                tile.add_known(taps, place, length)
+        return
+    # Long sums are made of parts, as BLAS does, so that they round no more than there.
+    is_long = n.panel > LONGEST_SUM * tile.width
+    kept = k.alloca(tile.kind, tile.pixels * tile.width)
+    with k.if_then(is_long):
+        tile.clear(kept)
+    terms = k.variable(0, I64)
+    with k.loop(0, n.tap_rows) as row, k.loop(0, n.tap_columns) as column:
+        place = row * n.tap_row_step + column * n.tap_column_step
+        taps = panel.at((row * n.tap_columns + column) * n.length * tile.width)
+        with k.loop(0, n.length, LONGEST_SUM) as first:
+            count = k.minimum(n.length - first, LONGEST_SUM)
+            tile.add(taps.at(first * tile.width), place + first, count)
+            terms.value = terms.value + count
+            with k.if_then(is_long & (terms.value + n.length > LONGEST_SUM)):
+                tile.keep(kept)
+                terms.value = 0
+    with k.if_then(is_long):
+        tile.take_back(kept)
 
 
 def packing(node: Node) -> Packing:

@@ -14,9 +14,12 @@ import numpy as np
 from caldera.base.threads import thread_count
 from caldera.core.graph.node import Node
 from caldera.kernels.common.geometry import Geometry, steps
-from caldera.kernels.native.codegen.dtypes import computed_type
-from caldera.kernels.native.codegen.emitter import natural_lanes
-from caldera.kernels.native.codegen.kernel import NativeCall, NativeKernel
+from caldera.kernels.native.codegen import (
+    NativeCall,
+    NativeKernel,
+    computed_type,
+    natural_lanes,
+)
 from caldera.kernels.native.codegen.matrix_multiply import blas
 from caldera.kernels.native.convolution.im2col_kernels import (
     forward,

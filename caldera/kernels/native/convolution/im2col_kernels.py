@@ -6,16 +6,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
     Emitter,
+    Integer,
     Pointer,
     RegisterValue,
+    host_target,
     itemsize,
+    native_kernel,
     natural_lanes,
 )
-from caldera.kernels.native.codegen.kernel import Integer, native_kernel
 from caldera.kernels.native.codegen.matrix_multiply import gemm
-from caldera.kernels.native.codegen.target import host_target
 from caldera.kernels.native.convolution.tiling import between
 
 

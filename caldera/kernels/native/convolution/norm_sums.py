@@ -17,16 +17,20 @@ from caldera.core.graph.node import Node, Spec, intern
 from caldera.core.graph.ops.product import conv2d, conv2d_input
 from caldera.core.tensor.dtype import float64
 from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_bytes
-from caldera.kernels.native.codegen.kernel import NativeCall
-from caldera.kernels.native.codegen.program import NativeRunner, in_sequence
-from caldera.kernels.native.codegen.strides import any_layout, parts_for, shares_for
+from caldera.kernels.native.codegen import (
+    NativeCall,
+    NativeRunner,
+    any_layout,
+    in_sequence,
+    parts_for,
+    shares_for,
+)
 
 # All that convolve register first: what they offer is offered here as well.
 from caldera.kernels.native.convolution import (
-    amx_columns,  # noqa: F401
     fourier,  # noqa: F401
     planes,  # noqa: F401
-    pointwise,  # noqa: F401
+    products,  # noqa: F401
     winograd,
 )
 from caldera.kernels.native.normalisation import batchnorm_kernels as kernels

@@ -20,16 +20,19 @@ from caldera.core.graph.node import Node, Spec
 from caldera.core.tensor.dtype import DType
 from caldera.kernels.common.binding import ALIGNMENT, Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.common.geometry import steps
-from caldera.kernels.native.codegen.dtypes import ElementPointer, computed_type
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
+    ElementPointer,
     Emitter,
+    Integer,
+    NativeCall,
+    NativeRunner,
     Pointer,
     RegisterValue,
+    computed_type,
+    native_kernel,
     natural_lanes,
     vector,
 )
-from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
-from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.native.movement import LoopArgument, copying
 from caldera.kernels.table import Call, Runner
 

@@ -16,8 +16,14 @@ import numpy as np
 
 from caldera.core.graph.node import Node
 from caldera.kernels.common.geometry import Correlation, Geometry, Pair, steps
-from caldera.kernels.native.codegen.emitter import Emitter, Number, Pointer, RegisterValue, itemsize
-from caldera.kernels.native.codegen.kernel import Integer
+from caldera.kernels.native.codegen import (
+    Emitter,
+    Integer,
+    Number,
+    Pointer,
+    RegisterValue,
+    itemsize,
+)
 
 
 @dataclass(frozen=True)
@@ -104,6 +110,65 @@ class Strips:
         """The memory of a strip, in whole cache lines."""
         return -(-(self.images * self.image_step + self.slack) // 16) * 16
 
+    def numbers(self, work: Correlation) -> dict[str, int]:
+        """The strips of a correlation as a kernel takes them: `StripNumbers`."""
+        return {
+            "items": self.items,
+            "images": self.images,
+            "rows": self.rows,
+            "a_image": self.a_image,
+            "batch": work.batch,
+            "target_rows": work.target[0],
+            "stride_rows": work.stride[0],
+            "reach_rows": work.reach[0],
+        }
+
+
+@dataclass(frozen=True)
+class StripNumbers:
+    """How a batch is cut into strips, in a kernel; see `Strips` and `Correlation`."""
+
+    items: Integer
+    images: Integer
+    rows: Integer
+    a_image: Integer
+    batch: Integer
+    target_rows: Integer
+    stride_rows: Integer
+    reach_rows: Integer
+
+    def pixels(self, k: Emitter, item: RegisterValue) -> StripPixels:
+        """The pixels of the strip with this number."""
+        image, row = item // self.a_image * self.images, item % self.a_image * self.rows
+        return StripPixels(k, self, image, row, k.minimum(self.images, self.batch - image))
+
+
+@dataclass(frozen=True)
+class StripPixels:
+    """One strip in a kernel: its first image and output row, and the number of images. The rest is
+    computed where it is used: in registers all the time, it would cost others theirs."""
+
+    k: Emitter
+    strips: StripNumbers
+    image: RegisterValue
+    row: RegisterValue
+    images: RegisterValue
+
+    @property
+    def rows(self) -> RegisterValue:
+        """The number of output rows."""
+        return self.k.minimum(self.strips.rows, self.strips.target_rows - self.row)
+
+    @property
+    def source_row(self) -> RegisterValue:
+        """The first input row that the outputs see."""
+        return self.row * self.strips.stride_rows
+
+    @property
+    def source_rows(self) -> RegisterValue:
+        """The number of input rows that the outputs see."""
+        return (self.rows - 1) * self.strips.stride_rows + self.strips.reach_rows
+
 
 def cut(
     work: Correlation, channels: int, item: int, wanted: int, *, pitch: int = 0, slack: int = 0
@@ -158,22 +223,14 @@ class Filling:
     channels: Integer
     images: PaddedImages
 
-    def fill(
-        self,
-        k: Emitter,
-        strip: Pointer,
-        images: Pointer,
-        first_image: RegisterValue,
-        count: RegisterValue,
-        first_row: RegisterValue,
-        rows: RegisterValue,
-    ) -> None:
-        """Copy `rows` padded rows of `count` images into a strip, from `first_row` on."""
+    def fill(self, k: Emitter, strip: Pointer, images: Pointer, pixels: StripPixels) -> None:
+        """Copy the padded input rows of a strip's pixels into it."""
+        first_row = pixels.source_row
         size = itemsize(strip.type)
         own = self.images
         left, inside = own.columns(k, self.columns)
         dense = own.pixel_step.equals(self.channels) & self.pitch.equals(self.channels)
-        with k.loop(0, count) as i, k.loop(0, rows) as j:
+        with k.loop(0, pixels.images) as i, k.loop(0, pixels.source_rows) as j:
             target = strip.at((i * self.rows + j) * self.columns * self.pitch)
             row = first_row + j + own.start_row
             is_inside = (row >= 0) & (row < own.height)
@@ -182,7 +239,7 @@ class Filling:
                     k.clear_bytes(target, self.columns * self.pitch * size)
                 with copied:
                     k.clear_bytes(target, left * self.pitch * size)
-                    source = own.pixel(images, first_image + i, first_row + j, left)
+                    source = own.pixel(images, pixels.image + i, first_row + j, left)
                     to = target.at(left * self.pitch)
                     with k.if_else(dense) as (at_once, one_by_one):
                         with at_once:

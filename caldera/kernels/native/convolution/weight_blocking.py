@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
+
+import numpy as np
 
 from caldera.base.threads import part_count, thread_count
 from caldera.core.tensor.dtype import DType
 from caldera.kernels.common.geometry import Correlation
-from caldera.kernels.native.codegen.dtypes import computed_type
-from caldera.kernels.native.codegen.emitter import Emitter, Number, RegisterValue, natural_lanes
-from caldera.kernels.native.codegen.target import host_target
-from caldera.kernels.native.convolution.correlation_blocking import StripBlocks
-from caldera.kernels.native.convolution.microkernel import by_lanes
-from caldera.kernels.native.convolution.tiling import Strips, cut
+from caldera.kernels.native.codegen import (
+    Emitter,
+    Integer,
+    Number,
+    RegisterValue,
+    computed_type,
+    host_target,
+    natural_lanes,
+)
+from caldera.kernels.native.convolution.correlation_blocking import StripBlocks, by_lanes, filling
+from caldera.kernels.native.convolution.tiling import (
+    StripNumbers,
+    StripPixels,
+    Strips,
+    cut,
+    pixel_table,
+)
 
 SUM_BYTES = 1 << 24
 """What all partial sums may take."""
@@ -31,27 +46,9 @@ def strips_wanted(work: Correlation) -> int:
     return max(2, min(MOST_SUMS, pixels // PIXELS_A_STRIP))
 
 
-def workers_of(sums: int) -> int:
-    """Workers for so many partial sums: no more than keep all threads busy to the end, as memory
-    that a worker has used before is in its cache."""
-    return max(1, min(sums, part_count(thread_count(), each=2)))
-
-
-@contextmanager
-def strips_of_worker(
-    k: Emitter, worker: RegisterValue, workers: Number, sums: RegisterValue, items: RegisterValue
-) -> Iterator[tuple[RegisterValue, RegisterValue, RegisterValue]]:
-    """The strips of a worker: the partial sum that each is added to, its number, and whether it is
-    not the first of that sum."""
-    with k.loop(sums * worker // workers, sums * (worker + 1) // workers) as number:
-        first = items * number // sums
-        with k.loop(first, items * (number + 1) // sums) as item:
-            yield number, item, item.differs(first)
-
-
 @dataclass(frozen=True)
-class WeightGradientTile:
-    """A weight gradient with its tile and the memory it takes (lengths in elements)."""
+class StripGradient(ABC):
+    """A weight gradient as partial sums over strips, with its memory (lengths in elements)."""
 
     work: Correlation
     dtype: DType
@@ -61,15 +58,136 @@ class WeightGradientTile:
         """Numbers in a vector."""
         return natural_lanes(computed_type(self.dtype.name))
 
+    @cached_property
+    @abstractmethod
+    def tile(self) -> tuple[int, int]:
+        """Inputs and vectors of output channels that are summed at once."""
+
+    @property
+    def step(self) -> int:
+        """Output channels of a tile."""
+        return self.tile[1] * self.lanes
+
+    @property
+    @abstractmethod
+    def output_channels(self) -> tuple[int, int]:
+        """Groups of output channels that lie in blocks, and the channels of a group."""
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """Elements of a partial sum."""
+
+    @property
+    @abstractmethod
+    def sums(self) -> int:
+        """Partial sums; the same for any number of threads."""
+
+    @property
+    def workers(self) -> int:
+        """Workers that the partial sums are dealt to, each with strips of its own: no more than
+        keep all threads busy to the end, as memory that a worker has used before is in its
+        cache."""
+        return max(1, min(self.sums, part_count(thread_count(), each=2)))
+
+    @property
+    def parts(self) -> int:
+        """Workers that may take part."""
+        return self.workers
+
+    @cached_property
+    def strips(self) -> Strips:
+        """How the batch is cut."""
+        channels = self.work.groups * self.work.channels
+        return cut(self.work, channels, self.dtype.itemsize, strips_wanted(self.work))
+
+    @cached_property
+    @abstractmethod
+    def input_blocks(self) -> StripBlocks:
+        """Strips of the image."""
+
+    @cached_property
+    def output_blocks(self) -> StripBlocks:
+        """The same strips of the output's gradient."""
+        own = replace(self.strips, source_rows=self.strips.rows, source_columns=self.work.target[1])
+        return StripBlocks(own, *self.output_channels, self.step)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Scratch memory: partial sums, strips of images and of gradients."""
+        return [
+            self.sums * self.size,
+            self.parts * self.input_blocks.length,
+            self.parts * self.output_blocks.length,
+        ]
+
+    def arguments(self, x: np.ndarray, y: np.ndarray, scratch: list[np.ndarray]) -> dict[str, Any]:
+        """What a kernel takes that sums over strips of the image `x` and of the gradient `y`."""
+        work, strips, blocks = self.work, self.strips, self.input_blocks
+        by_output = (
+            blocks.image_step,
+            blocks.row_step * work.stride[0],
+            blocks.width * work.stride[1],
+        )
+        partial, input_scratch, output_scratch = scratch
+        return {
+            "x": x,
+            "y": y,
+            "partial": partial,
+            "input_scratch": input_scratch,
+            "output_scratch": output_scratch,
+            "places": pixel_table(strips.images, strips.rows, work.target[1], by_output),
+            "x_blocks": filling(blocks, x, work.start),
+            "y_blocks": filling(self.output_blocks, y, (0, 0)),
+            "strips": {
+                "cut": strips.numbers(work),
+                "target_columns": work.target[1],
+                "size": self.size,
+                "sums": self.sums,
+                "x_length": blocks.length,
+                "y_length": self.output_blocks.length,
+            },
+            "parts": self.parts,
+        }
+
+
+@dataclass(frozen=True)
+class GradientStrips:
+    """The strips and the partial sums of a `StripGradient`, in a kernel."""
+
+    cut: StripNumbers
+    target_columns: Integer
+    size: Integer
+    sums: Integer
+    x_length: Integer
+    y_length: Integer
+
+    @contextmanager
+    def of_worker(
+        self, k: Emitter, worker: RegisterValue, workers: Number
+    ) -> Iterator[tuple[RegisterValue, StripPixels, RegisterValue]]:
+        """The strips of a worker: where the partial sum begins that each is added to, its pixels,
+        and whether it is not the first of that sum."""
+        sums, items = self.sums, self.cut.items
+        with k.loop(sums * worker // workers, sums * (worker + 1) // workers) as number:
+            first = items * number // sums
+            with k.loop(first, items * (number + 1) // sums) as item:
+                yield number * self.size, self.cut.pixels(k, item), item.differs(first)
+
+
+@dataclass(frozen=True)
+class WeightGradientTile(StripGradient):
+    """A dense weight gradient with its tile."""
+
     @property
     def inputs(self) -> int:
         """Channels of an input pixel."""
         return self.work.groups * self.work.channels
 
     @property
-    def outputs(self) -> int:
-        """Channels of an output pixel."""
-        return self.work.groups * self.work.results
+    def output_channels(self) -> tuple[int, int]:
+        """Groups, and output channels of a group."""
+        return self.work.groups, self.work.results
 
     @property
     def joined(self) -> bool:
@@ -92,27 +210,11 @@ class WeightGradientTile:
         return best_tile(self.length, self.width // self.lanes, self.lanes)
 
     @cached_property
-    def strips(self) -> Strips:
-        """How the batch is cut."""
-        return cut(self.work, self.inputs, self.dtype.itemsize, strips_wanted(self.work))
-
-    @cached_property
     def input_blocks(self) -> StripBlocks:
         """Strips of the image; rows of joined taps need the pixels of a row as they are."""
         if self.joined:
             return StripBlocks(self.strips, 1, self.inputs, self.inputs)
         return StripBlocks(self.strips, self.work.groups, self.work.channels, self.tile[0])
-
-    @cached_property
-    def output_blocks(self) -> StripBlocks:
-        """The same strips of the output's gradient."""
-        own = replace(self.strips, source_rows=self.strips.rows, source_columns=self.work.target[1])
-        return StripBlocks(own, self.work.groups, self.work.results, self.step)
-
-    @property
-    def step(self) -> int:
-        """Output channels of a tile."""
-        return self.tile[1] * self.lanes
 
     @property
     def tiles(self) -> int:
@@ -142,23 +244,9 @@ class WeightGradientTile:
         return max(1, min(self.tiles, -(-thread_count() // max(1, self.sums))))
 
     @property
-    def workers(self) -> int:
-        """Workers that the partial sums are dealt to, each with strips of its own."""
-        return workers_of(self.sums)
-
-    @property
     def parts(self) -> int:
         """Workers that may take part."""
         return self.workers * self.splits
-
-    @property
-    def lengths(self) -> list[int]:
-        """Scratch memory: partial sums, strips of images and of gradients."""
-        return [
-            self.sums * self.size,
-            self.parts * self.input_blocks.length,
-            self.parts * self.output_blocks.length,
-        ]
 
 
 def best_tile(length: int, vectors: int, lanes: int) -> tuple[int, int]:

@@ -15,18 +15,22 @@ import numpy as np
 
 from caldera.core.graph.node import Node
 from caldera.kernels.common.geometry import Geometry, forward, seen_pixels, steps
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
     Emitter,
+    Integer,
+    NativeCall,
     Pointer,
     RegisterValue,
+    native_kernel,
     natural_lanes,
     vector,
 )
-from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
 from caldera.kernels.native.convolution import depthwise_weight
-from caldera.kernels.native.convolution.correlation_blocking import BlockedFilling, filling
+from caldera.kernels.native.convolution.correlation_blocking import (
+    BlockedFilling,
+    by_lanes,
+)
 from caldera.kernels.native.convolution.depthwise_weight import DepthwiseGradient
-from caldera.kernels.native.convolution.microkernel import by_lanes
 from caldera.kernels.native.convolution.reorder import (
     CopyLoop,
     ScratchMemory,
@@ -36,24 +40,14 @@ from caldera.kernels.native.convolution.reorder import (
     scratch_bytes,
     staging_bytes,
 )
-from caldera.kernels.native.convolution.tiling import pixel_table
-from caldera.kernels.native.convolution.weight_blocking import WeightGradientTile, strips_of_worker
+from caldera.kernels.native.convolution.weight_blocking import GradientStrips, WeightGradientTile
 from caldera.kernels.table import Call, Runner
 
 
 @dataclass(frozen=True)
 class _Numbers:
-    """The strips, the target, the taps and the partial sums, in numbers and distances."""
+    """The taps and the blocks of a partial sum, in numbers and distances."""
 
-    items: Integer
-    images: Integer
-    rows: Integer
-    a_image: Integer
-    batch: Integer
-    target_rows: Integer
-    target_columns: Integer
-    stride_rows: Integer
-    reach_rows: Integer
     groups: Integer
     tap_rows: Integer
     tap_columns: Integer
@@ -62,15 +56,11 @@ class _Numbers:
     length: Integer
     padded: Integer
     block: Integer
-    size: Integer
-    sums: Integer
     workers: Integer
     splits: Integer
     x_group: Integer
     x_tile: Integer
     y_group: Integer
-    x_length: Integer
-    y_length: Integer
     y_copied: Integer
 
 
@@ -82,11 +72,7 @@ def gradient_calls(
     out: np.ndarray,
 ) -> list[NativeCall]:
     """Partial sums, then their sum written to the filters' gradient."""
-    partial, input_scratch, output_scratch = scratch
-    return [
-        _sum_call(gradient, x, y, partial, input_scratch, output_scratch),
-        _write_call(gradient, partial, out),
-    ]
+    return [_sum_call(gradient, x, y, scratch), _write_call(gradient, scratch[0], out)]
 
 
 def _write_call(gradient: WeightGradientTile, partial: np.ndarray, out: np.ndarray) -> NativeCall:
@@ -114,27 +100,12 @@ def _write_call(gradient: WeightGradientTile, partial: np.ndarray, out: np.ndarr
 
 
 def _sum_call(
-    gradient: WeightGradientTile,
-    x: np.ndarray,
-    y: np.ndarray,
-    partial: np.ndarray,
-    input_scratch: np.ndarray,
-    output_scratch: np.ndarray,
+    gradient: WeightGradientTile, x: np.ndarray, y: np.ndarray, scratch: list[np.ndarray]
 ) -> NativeCall:
-    work, strips = gradient.work, gradient.strips
+    work, joined = gradient.work, gradient.joined
     x_blocks, y_blocks = gradient.input_blocks, gradient.output_blocks
     neighbours, vectors = gradient.tile
-    joined = gradient.joined
     values = {
-        "items": strips.items,
-        "images": strips.images,
-        "rows": strips.rows,
-        "a_image": strips.a_image,
-        "batch": work.batch,
-        "target_rows": work.target[0],
-        "target_columns": work.target[1],
-        "stride_rows": work.stride[0],
-        "reach_rows": work.reach[0],
         "groups": work.groups,
         "tap_rows": work.taps[0],
         "tap_columns": 1 if joined else work.taps[1],
@@ -143,40 +114,22 @@ def _sum_call(
         "length": gradient.length,
         "padded": gradient.width,
         "block": gradient.block,
-        "size": gradient.size,
-        "sums": gradient.sums,
         "workers": gradient.workers,
         "splits": gradient.splits,
         "x_group": x_blocks.count * x_blocks.block_step,
         "x_tile": neighbours if joined else x_blocks.block_step,
         "y_group": y_blocks.count * y_blocks.block_step,
-        "x_length": x_blocks.length,
-        "y_length": y_blocks.length,
         # Where a tile has all channels, pixels that follow each other are a strip as they are.
         "y_copied": not (work.groups == 1 and work.results == gradient.step and is_uniform(y)),
     }
-    by_output = (
-        x_blocks.image_step,
-        x_blocks.row_step * work.stride[0],
-        x_blocks.width * work.stride[1],
-    )
-    table = pixel_table(strips.images, strips.rows, work.target[1], by_output)
     return _sum.call(
-        x=x,
-        y=y,
-        partial=partial,
-        input_scratch=input_scratch,
-        output_scratch=output_scratch,
-        places=table,
-        x_blocks=filling(x_blocks, x, work.start),
-        y_blocks=filling(y_blocks, y, (0, 0)),
+        **gradient.arguments(x, y, scratch),
         n=values,
         neighbours=neighbours,
         vectors=vectors,
         neighbours_left=gradient.length % neighbours,
         vectors_left=gradient.width // gradient.lanes % vectors,
         joined=x_blocks.width if joined else 0,
-        parts=gradient.parts,
     )
 
 
@@ -191,6 +144,7 @@ def _sum(
     places: Pointer,
     x_blocks: BlockedFilling,
     y_blocks: BlockedFilling,
+    strips: GradientStrips,
     n: _Numbers,
     neighbours: int,
     vectors: int,
@@ -201,24 +155,19 @@ def _sum(
     wide = x.type
     step = vectors * natural_lanes(wide)
     worker, split = k.part // n.splits, k.part % n.splits
-    own_x = input_scratch.at(k.part * n.x_length)
-    own_y = output_scratch.at(k.part * n.y_length)
+    own_x = input_scratch.at(k.part * strips.x_length)
+    own_y = output_scratch.at(k.part * strips.y_length)
     whole = n.padded // step
     tiles = (n.padded + (step - 1)) // step
     first_tile, end_tile = tiles * split // n.splits, tiles * (split + 1) // n.splits
-    shared = strips_of_worker(k, worker, n.workers, n.sums, n.items)
-    with shared as (number, item, adds):
-        sums = partial.at(number * n.size)
-        image, row = item // n.a_image * n.images, item % n.a_image * n.rows
-        images = k.minimum(n.images, n.batch - image)
-        rows = k.minimum(n.rows, n.target_rows - row)
-        reached = (rows - 1) * n.stride_rows + n.reach_rows
+    with strips.of_worker(k, worker, n.workers) as (start, own, adds):
+        sums = partial.at(start)
         x_width = joined or neighbours
-        x_blocks.fill(k, x_width, own_x, x, image, images, row * n.stride_rows, reached)
+        x_blocks.fill(k, x_width, own_x, x, own.image, own.images, own.source_row, own.source_rows)
         with k.if_then(n.y_copied.differs(0)):
             own_tiles = (first_tile, end_tile)
-            y_blocks.fill(k, step, own_y, y, image, images, row, rows, own_tiles)
-        in_place = y_blocks.images.pixel(y, image, row, 0)
+            y_blocks.fill(k, step, own_y, y, own.image, own.images, own.row, own.rows, own_tiles)
+        in_place = y_blocks.images.pixel(y, own.image, own.row, 0)
         given = k.either(n.y_copied.differs(0), own_y, in_place)
         with (
             k.loop(0, n.groups) as group,
@@ -237,7 +186,7 @@ def _sum(
                 given.at(group * n.y_group),
                 sums.at(group * tiles * n.block + tap),
                 places,
-                images * rows * n.target_columns,
+                own.images * own.rows * strips.target_columns,
                 adds,
             )
             with k.loop(first_tile, k.minimum(end_tile, whole)) as tile:

@@ -17,27 +17,29 @@ from caldera.core.graph.opdef import OPS
 from caldera.core.tensor.dtype import NAMES
 from caldera.core.tensor.shape import Shape, size
 from caldera.kernels.common.loops import LoopAxes, LoopBody, axes_of, loop_body_of, loop_shape
-from caldera.kernels.native.codegen.dtypes import (
-    ElementPointer,
-    computed_type,
-    from_memory,
-    to_memory,
-)
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
+    CACHE_LINE,
     I32,
     I64,
+    ElementPointer,
     Emitter,
+    Integer,
+    NativeCall,
+    NativeRunner,
     Number,
     Pointer,
     RegisterValue,
+    computed_type,
+    from_memory,
+    host_target,
     itemsize,
+    native_kernel,
+    offer,
+    to_memory,
     vector,
 )
-from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
-from caldera.kernels.native.codegen.program import NativeRunner
-from caldera.kernels.native.codegen.target import CACHE_LINE, host_target
 from caldera.kernels.native.elementwise.operations import computed_values, is_known
-from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.kernels.table import Call, Runner
 
 
 @dataclass(frozen=True)
@@ -360,14 +362,4 @@ def _bind(call: Call) -> Runner:
 
 for _op in OPS.values():
     if _op.kind == "elementwise" and _op.decompose is None:
-        TABLE.add(
-            Kernel(
-                _op.name,
-                "cpu",
-                "native",
-                _bind,
-                supports=is_known,
-                priority=10,
-                in_place=lambda node: True,
-            )
-        )
+        offer(_op.name, "native", _bind, supports=is_known, priority=10, in_place=lambda node: True)

@@ -10,11 +10,21 @@ from collections.abc import Callable
 
 from caldera.core.graph.node import Node
 from caldera.kernels.common.loops import LoopBody, Reference, is_computable
-from caldera.kernels.native.codegen import elementary
-from caldera.kernels.native.codegen import math as numeric
-from caldera.kernels.native.codegen.dtypes import UNSIGNED, cast, constant, rounded
+from caldera.kernels.native.codegen import (
+    UNSIGNED,
+    Emitter,
+    RegisterValue,
+    cast,
+    constant,
+    element,
+    elementary,
+    is_floating,
+    rounded,
+)
+from caldera.kernels.native.codegen import (
+    math as numeric,
+)
 from caldera.kernels.native.codegen.elementary import call_libm, cos, has_libm, power, sin, tan
-from caldera.kernels.native.codegen.emitter import Emitter, RegisterValue, element, is_floating
 
 Operation = Callable[..., RegisterValue]
 """Called as `operation(k, *values)`."""

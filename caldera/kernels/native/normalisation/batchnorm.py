@@ -12,14 +12,19 @@ from typing import Any
 from caldera.core.graph.node import Node, Spec
 from caldera.core.tensor.dtype import float64
 from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_bytes
-from caldera.kernels.native.codegen.kernel import NativeCall
-from caldera.kernels.native.codegen.program import NativeRunner
-from caldera.kernels.native.codegen.strides import any_layout, parts_for, shares_for
+from caldera.kernels.native.codegen import (
+    NativeCall,
+    NativeRunner,
+    any_layout,
+    offer,
+    parts_for,
+    shares_for,
+)
 from caldera.kernels.native.normalisation import batchnorm_kernels as kernels
 from caldera.kernels.native.normalisation.layout import RowLayout, batch_layout, vector
 from caldera.kernels.native.normalisation.loops import FACTORS, SUMS, sums_of_blocks
 from caldera.kernels.native.normalisation.statistics import BLOCK_ROWS
-from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
+from caldera.kernels.table import Array, Call, Runner
 
 
 class _Work:
@@ -34,12 +39,23 @@ class _Work:
             scratch.array(spec.shape, spec.dtype) for spec in _specs(call.node)
         )
         self.parts = shares_for(layout.size)
-        self.rows = {"rows": layout.pixels, "channels": layout.channels}
-        self.sums = {**self.rows, "length": BLOCK_ROWS, "partial": self.partial, "known": 0}
+        self.sums = {
+            "rows": layout.pixels,
+            "channels": layout.channels,
+            "length": BLOCK_ROWS,
+            "partial": self.partial,
+            "known": 0,
+        }
         self.planes = {
             "images": layout.images,
             "channels": layout.channels,
             "pixels": layout.pixels,
+        }
+        self.by_factors: dict[str, Any] = {
+            **self.planes,
+            "factors": self.factors,
+            "last": layout.last,
+            "parts": self.parts,
         }
 
     def given_statistics(
@@ -58,16 +74,19 @@ class _Work:
 
     def applied(self, x: Array, y: Array, more: list[Array]) -> dict[str, Any]:
         """The arrays of a forward pass, and what follows it."""
-        given = self.layout.rows if self.layout.last else self.layout.images_of
-        added = given(2, more[0]) if more else None
-        return {"x": given(0, x), "y": given(1, y), "more": added, "relu": self.relu}
+        images = self.layout.images_of
+        added = images(2, more[0]) if more else None
+        return {"x": images(0, x), "y": images(1, y), "more": added, "relu": self.relu}
 
     def normalise(self, x: Array, y: Array, more: list[Array]) -> NativeCall:
         """All elements, by factors."""
-        given = {**self.applied(x, y, more), "factors": self.factors, "parts": self.parts}
-        if self.layout.last:
-            return kernels.normalise_rows.call(**given, **self.rows)
-        return kernels.normalise_given_planes.call(**given, **self.planes)
+        return kernels.normalise.call(**self.applied(x, y, more), **self.by_factors)
+
+    def differentiate(self, g: Array, x: Array, dx: Array, given: Array | None) -> NativeCall:
+        """The gradient of all elements, by factors."""
+        images = self.layout.images_of
+        arrays: dict[str, Any] = {"g": images(1, g), "x": images(0, x), "dx": images(2, dx)}
+        return kernels.differentiate.call(**arrays, **self.by_factors, given=given)
 
 
 # --- tying kernels to arrays
@@ -169,15 +188,7 @@ def _bind_gradient(call: Call) -> Runner | None:
             factors=work.factors,
             parts=parts_for(work.partial.size),
         ),
-        kernels.differentiate_rows.call(
-            g=layout.rows(1, g),
-            x=layout.rows(0, x),
-            dx=layout.rows(2, dx),
-            **work.rows,
-            given=given,
-            factors=work.factors,
-            parts=work.parts,
-        ),
+        work.differentiate(g, x, dx, given),
     ]
     return NativeRunner(calls)
 
@@ -200,15 +211,7 @@ def _bind_elementwise(call: Call) -> Runner | None:
         for_shift=vector(for_shift),
         factors=work.factors,
     )
-    given: dict[str, Any] = {"factors": work.factors, "parts": work.parts}
-    operand = layout.rows if layout.last else layout.images_of
-    for index, (name, array) in enumerate((("x", x), ("g", g), ("dx", dx))):
-        given[name] = operand(index, array)
-    if layout.last:
-        return NativeRunner(
-            [prepare, kernels.differentiate_rows.call(**given, **work.rows, given=None)]
-        )
-    return NativeRunner([prepare, kernels.differentiate_given_planes.call(**given, **work.planes)])
+    return NativeRunner([prepare, work.differentiate(g, x, dx, None)])
 
 
 # --- workspace
@@ -243,14 +246,11 @@ _BINDS: dict[str, Callable[[Call], Runner | None]] = {
     "batch_norm_grad_elementwise": _bind_elementwise,
 }
 for _op, _its_bind in _BINDS.items():
-    TABLE.add(
-        Kernel(
-            _op,
-            "cpu",
-            "native",
-            any_layout(_its_bind),
-            workspace=lambda node: workspace_bytes(*_specs(node)),
-            priority=10,
-            in_place=_in_place,
-        )
+    offer(
+        _op,
+        "native",
+        any_layout(_its_bind),
+        workspace=lambda node: workspace_bytes(*_specs(node)),
+        priority=10,
+        in_place=_in_place,
     )

@@ -7,10 +7,18 @@ at a time, whose second reading of the data comes from the cache.
 
 from __future__ import annotations
 
-from caldera.kernels.native.codegen.dtypes import ElementPointer
-from caldera.kernels.native.codegen.emitter import F64, Emitter, Pointer, RegisterValue
-from caldera.kernels.native.codegen.kernel import Integer, Real, native_kernel
-from caldera.kernels.native.normalisation.layout import ChannelRows, Images, Vector
+from caldera.kernels.native.codegen import (
+    F64,
+    I64,
+    ElementPointer,
+    Emitter,
+    Integer,
+    Pointer,
+    Real,
+    RegisterValue,
+    native_kernel,
+)
+from caldera.kernels.native.normalisation.layout import Images, Vector
 from caldera.kernels.native.normalisation.loops import (
     CENTRE,
     FACTOR,
@@ -29,6 +37,7 @@ from caldera.kernels.native.normalisation.loops import (
     store_factors,
 )
 from caldera.kernels.native.normalisation.statistics import (
+    Mask,
     finite_or_zero,
     gradient_factors,
     gradient_sums,
@@ -151,36 +160,6 @@ def given_gradients(
         store_factors(k, factors, channels, channel, values)
 
 
-@native_kernel
-def normalise_rows(
-    k: Emitter,
-    x: ChannelRows,
-    y: ChannelRows,
-    rows: Integer,
-    channels: Integer,
-    factors: Pointer,
-    more: ChannelRows | None,
-    relu: bool,
-) -> None:
-    """All rows, by their factors."""
-    apply_to_rows(k, k.part_range(rows), channels, x, y, factors, more, relu=relu)
-
-
-@native_kernel
-def differentiate_rows(
-    k: Emitter,
-    g: ChannelRows,
-    x: ChannelRows,
-    dx: ChannelRows,
-    rows: Integer,
-    channels: Integer,
-    factors: Pointer,
-    given: Pointer | None,
-) -> None:
-    """The gradient of all rows, by their factors."""
-    gradient_of_rows(k, k.part_range(rows), channels, g, x, dx, factors, given)
-
-
 # --- channels first
 
 
@@ -221,27 +200,6 @@ def normalise_planes(
 
 
 @native_kernel
-def normalise_given_planes(
-    k: Emitter,
-    x: Images,
-    y: Images,
-    images: Integer,
-    channels: Integer,
-    pixels: Integer,
-    factors: Pointer,
-    more: Images | None,
-    relu: bool,
-) -> None:
-    """All planes, by factors that are known."""
-    with k.loop(*k.part_range(images * channels)) as which:
-        image, channel = which // channels, which % channels
-        added = None if more is None else more.plane(image, channel)
-        own = factors_of(factors, channels, channel, range(3))
-        source, target = x.plane(image, channel), y.plane(image, channel)
-        apply_to_plane(k, pixels, source, target, own, added, relu=relu)
-
-
-@native_kernel
 def differentiate_planes(
     k: Emitter,
     g: Images,
@@ -263,10 +221,7 @@ def differentiate_planes(
     share = share_of(k, images * pixels)
     with k.loop(*k.part_range(channels)) as channel:
         mean = means.load(channel)
-        mask = None
-        if given is not None:
-            factor, offset = factors_of(given, channels, channel, range(FACTOR, SHIFT + 1))
-            mask = factor, offset
+        mask = _mask_of(given, channels, channel)
         one, two = gradient_sums(
             k,
             (0, images),
@@ -286,8 +241,41 @@ def differentiate_planes(
             gradient_of_plane(k, pixels, planes, factors, mask)
 
 
+# --- all elements, by known factors
+
+
 @native_kernel
-def differentiate_given_planes(
+def normalise(
+    k: Emitter,
+    x: Images,
+    y: Images,
+    images: Integer,
+    channels: Integer,
+    pixels: Integer,
+    factors: Pointer,
+    more: Images | None,
+    relu: bool,
+    last: bool,
+) -> None:
+    """All elements; channels `last` are those of one image, whose rows follow each other."""
+    if last:
+        first = k.constant(0, I64)
+        added_rows = None if more is None else more.rows(first)
+        rows = k.part_range(pixels)
+        apply_to_rows(
+            k, rows, channels, x.rows(first), y.rows(first), factors, added_rows, relu=relu
+        )
+        return
+    with k.loop(*k.part_range(images * channels)) as which:
+        image, channel = which // channels, which % channels
+        added = None if more is None else more.plane(image, channel)
+        own = factors_of(factors, channels, channel, range(3))
+        planes = x.plane(image, channel), y.plane(image, channel)
+        apply_to_plane(k, pixels, *planes, own, added, relu=relu)
+
+
+@native_kernel
+def differentiate(
     k: Emitter,
     g: Images,
     x: Images,
@@ -296,9 +284,25 @@ def differentiate_given_planes(
     channels: Integer,
     pixels: Integer,
     factors: Pointer,
+    given: Pointer | None,
+    last: bool,
 ) -> None:
-    """The gradient of all planes, by factors that are known."""
+    """The gradient of all elements, which lie as in `normalise`."""
+    if last:
+        slopes, values, target = (each.rows(k.constant(0, I64)) for each in (g, x, dx))
+        rows = k.part_range(pixels)
+        gradient_of_rows(k, rows, channels, slopes, values, target, factors, given)
+        return
     with k.loop(*k.part_range(images * channels)) as which:
         image, channel = which // channels, which % channels
         planes = [each.plane(image, channel) for each in (g, x, dx)]
-        gradient_of_plane(k, pixels, planes, factors_of(factors, channels, channel, range(FACTORS)))
+        own = factors_of(factors, channels, channel, range(FACTORS))
+        gradient_of_plane(k, pixels, planes, own, _mask_of(given, channels, channel))
+
+
+def _mask_of(given: Pointer | None, channels: RegisterValue, channel: RegisterValue) -> Mask | None:
+    """The factor and the shift of the forward pass, if a relu followed it."""
+    if given is None:
+        return None
+    factor, shift = factors_of(given, channels, channel, range(FACTOR, SHIFT + 1))
+    return factor, shift

@@ -12,10 +12,19 @@ from typing import Any
 from caldera.core.graph.node import Node, Spec
 from caldera.core.tensor.dtype import float64
 from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_bytes
-from caldera.kernels.native.codegen.emitter import F64, Emitter, Pointer, RegisterValue
-from caldera.kernels.native.codegen.kernel import Integer, Real, native_kernel
-from caldera.kernels.native.codegen.program import NativeRunner
-from caldera.kernels.native.codegen.strides import any_layout, parts_for
+from caldera.kernels.native.codegen import (
+    F64,
+    Emitter,
+    Integer,
+    NativeRunner,
+    Pointer,
+    Real,
+    RegisterValue,
+    any_layout,
+    native_kernel,
+    offer,
+    parts_for,
+)
 from caldera.kernels.native.normalisation.layout import (
     Images,
     RowLayout,
@@ -50,7 +59,7 @@ from caldera.kernels.native.normalisation.statistics import (
     pivoted_sums,
     share_of,
 )
-from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
+from caldera.kernels.table import Array, Call, Runner
 
 # --- channels last
 
@@ -136,7 +145,7 @@ def _differentiate_rows(
         centres = own.at(channels * CENTRE)
         with k.loop(0, channels) as channel:
             centres.store(channel, means.load(image * groups + channel // each))
-        terms = gradient_rows(slopes, values, centres.load)
+        terms = gradient_rows(k, slopes, values, centres.load)
         image_sums(k, sums, blocks.at(image * channels * 2), pixels, channels, terms)
         with k.loop(0, groups) as group:
             inverse = inverse_deviation(k, variances.load(image * groups + group), eps)
@@ -335,14 +344,11 @@ def _in_place(node: Node) -> bool:
 
 
 for _op, _its_bind in (("group_norm", _bind), ("group_norm_grad", _bind_gradient)):
-    TABLE.add(
-        Kernel(
-            _op,
-            "cpu",
-            "native",
-            any_layout(_its_bind),
-            workspace=lambda node: workspace_bytes(*_specs(node)),
-            priority=10,
-            in_place=_in_place,
-        )
+    offer(
+        _op,
+        "native",
+        any_layout(_its_bind),
+        workspace=lambda node: workspace_bytes(*_specs(node)),
+        priority=10,
+        in_place=_in_place,
     )

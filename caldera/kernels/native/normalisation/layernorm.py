@@ -12,21 +12,27 @@ from caldera.core.graph.memory_format import Order
 from caldera.core.graph.node import Node, Spec
 from caldera.core.tensor.shape import size
 from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_bytes
-from caldera.kernels.native.codegen.dtypes import ElementPointer
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
     F64,
+    ElementPointer,
     Emitter,
+    Integer,
+    NativeRunner,
     Pointer,
+    Real,
     RegisterValue,
+    Strides,
+    any_layout,
+    collapse_axes,
     itemsize,
     line_lanes,
+    native_kernel,
     natural_lanes,
+    offer,
+    parts_for,
     shrinking,
     vector,
 )
-from caldera.kernels.native.codegen.kernel import Integer, Real, native_kernel
-from caldera.kernels.native.codegen.program import NativeRunner
-from caldera.kernels.native.codegen.strides import Strides, any_layout, collapse_axes, parts_for
 from caldera.kernels.native.normalisation.layout import ChannelRows
 from caldera.kernels.native.normalisation.loops import over_plane
 from caldera.kernels.native.normalisation.statistics import (
@@ -39,7 +45,7 @@ from caldera.kernels.native.normalisation.statistics import (
     pivoted_sums,
     share_of,
 )
-from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
+from caldera.kernels.table import Array, Call, Runner
 
 _TOGETHER = 2
 """Rows of a gradient that are read together, and again while they are in the cache."""
@@ -276,19 +282,12 @@ def _in_place(node: Node) -> bool:
     return node.outputs[1] != node.inputs[1].spec
 
 
-TABLE.add(
-    Kernel(
-        "layer_norm", "cpu", "native", any_layout(_bind, _order), priority=10, in_place=_in_place
-    )
-)
-TABLE.add(
-    Kernel(
-        "layer_norm_grad",
-        "cpu",
-        "native",
-        any_layout(_bind_gradient, _order),
-        workspace=lambda node: workspace_bytes(_partial(node)),
-        priority=10,
-        in_place=lambda node: True,
-    )
+offer("layer_norm", "native", any_layout(_bind, _order), priority=10, in_place=_in_place)
+offer(
+    "layer_norm_grad",
+    "native",
+    any_layout(_bind_gradient, _order),
+    workspace=lambda node: workspace_bytes(_partial(node)),
+    priority=10,
+    in_place=lambda node: True,
 )

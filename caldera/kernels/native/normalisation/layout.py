@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from caldera.core.tensor.shape import size
-from caldera.kernels.native.codegen.dtypes import ElementPointer
-from caldera.kernels.native.codegen.emitter import RegisterValue
-from caldera.kernels.native.codegen.kernel import Integer
-from caldera.kernels.native.codegen.strides import Strides, collapse_axes, stride_of
+from caldera.kernels.native.codegen import (
+    ElementPointer,
+    Integer,
+    RegisterValue,
+    Strides,
+    collapse_axes,
+    stride_of,
+)
 from caldera.kernels.table import Array
 
 # --- inside of kernels

@@ -15,23 +15,28 @@ from caldera.base.threads import thread_count
 from caldera.core.graph.node import Node, Spec
 from caldera.core.tensor.shape import size
 from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_bytes
-from caldera.kernels.native.codegen.dtypes import computed_type
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
     Emitter,
+    Integer,
+    NativeRunner,
     Pointer,
+    Real,
     RegisterValue,
+    any_layout,
+    collapse_axes,
+    computed_type,
     itemsize,
     line_lanes,
+    native_kernel,
+    offer,
+    parts_for,
     shrinking,
 )
-from caldera.kernels.native.codegen.kernel import Integer, Real, native_kernel
 from caldera.kernels.native.codegen.math import exp, log, sqrt
-from caldera.kernels.native.codegen.program import NativeRunner
-from caldera.kernels.native.codegen.strides import any_layout, collapse_axes, parts_for
 from caldera.kernels.native.normalisation.layout import ChannelRows, Images
 from caldera.kernels.native.normalisation.statistics import pairwise
-from caldera.kernels.native.softmax.operands import ClassOperand
-from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.kernels.native.softmax.sample import ClassOperand
+from caldera.kernels.table import Call, Runner
 
 _BUFFERS = 3
 """Squares, what neighbours add, and the channel's own part."""
@@ -261,15 +266,11 @@ def _bind(call: Call) -> Runner | None:
     )
 
 
-for _op in ("local_response_norm", "local_response_norm_grad"):
-    TABLE.add(
-        Kernel(
-            _op,
-            "cpu",
-            "native",
-            any_layout(_bind),
-            workspace=_workspace,
-            priority=10,
-            in_place=lambda node: True,
-        )
-    )
+offer(
+    ("local_response_norm", "local_response_norm_grad"),
+    "native",
+    any_layout(_bind),
+    workspace=_workspace,
+    priority=10,
+    in_place=lambda node: True,
+)

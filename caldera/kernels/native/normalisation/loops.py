@@ -11,30 +11,34 @@ plane has one of each.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from llvmlite import ir
 
-from caldera.kernels.native.codegen.dtypes import ElementPointer
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
     F64,
     I64,
+    ElementPointer,
     Emitter,
+    Integer,
     Number,
     Pointer,
     RegisterValue,
     line_lanes,
+    native_kernel,
     natural_lanes,
     shrinking,
 )
-from caldera.kernels.native.codegen.kernel import Integer, native_kernel
 from caldera.kernels.native.codegen.math import maximum
 from caldera.kernels.native.normalisation.layout import ChannelRows
 from caldera.kernels.native.normalisation.statistics import (
     BLOCK_ROWS,
     VECTORS_TOGETHER,
+    Mask,
     OfRow,
+    Operand,
+    Place,
     Prepare,
     Terms,
     block_total,
@@ -71,6 +75,44 @@ def store_factors(
         factors.store(channel + channels * index, k.convert(value, factors.type))
 
 
+# --- elements
+
+
+def _normalise(
+    k: Emitter,
+    place: Place,
+    count: int,
+    factors: Sequence[RegisterValue],
+    x: Operand,
+    y: Operand,
+    more: Operand | None,
+    relu: bool,
+) -> None:
+    """y = (x - mean) * factor + shift, and what follows."""
+    mean, factor, shift = factors
+    value = k.fma(x.load(*place, count) - mean, factor, shift)
+    if more is not None:
+        value = value + more.load(*place, count)
+    y.store(*place, maximum(k, value, 0.0) if relu else value)
+
+
+def _differentiate(
+    k: Emitter,
+    place: Place,
+    count: int,
+    factors: Sequence[RegisterValue],
+    g: Operand,
+    x: Operand,
+    dx: Operand,
+    mask: Mask | None,
+) -> None:
+    """dx = f * g - a - (x - mean) * b."""
+    f, a, b, mean = factors
+    centred = x.load(*place, count) - mean
+    slope = masked(k, g.load(*place, count), centred, mask)
+    dx.store(*place, k.fma(slope, f, -k.fma(centred, b, a)))
+
+
 # --- rows
 
 
@@ -100,11 +142,8 @@ def apply_to_rows(
     """y = (x - mean) * factor + shift, and what follows."""
 
     def visit(row: RegisterValue, channel: RegisterValue, count: int) -> None:
-        mean, factor, shift = factors_of(factors, channels, channel, range(3), count)
-        value = k.fma(x.load(row, channel, count) - mean, factor, shift)
-        if more is not None:
-            value = value + more.load(row, channel, count)
-        y.store(row, channel, maximum(k, value, 0.0) if relu else value)
+        own = factors_of(factors, channels, channel, range(3), count)
+        _normalise(k, (row, channel), count, own, x, y, more, relu)
 
     over_rows(k, rows, channels, factors.type, visit)
 
@@ -122,12 +161,11 @@ def gradient_of_rows(
     """dx = f * g - a - (x - mean) * b; `given` has the factors of the forward pass with a relu."""
 
     def visit(row: RegisterValue, channel: RegisterValue, count: int) -> None:
-        f, a, b, mean = factors_of(factors, channels, channel, range(FACTORS), count)
-        centred = x.load(row, channel, count) - mean
-        slope = g.load(row, channel, count)
+        own = factors_of(factors, channels, channel, range(FACTORS), count)
+        mask = None
         if given is not None:
-            slope = masked(k, slope, centred, (f, given.load(channel + channels * SHIFT, count)))
-        dx.store(row, channel, k.fma(slope, f, -k.fma(centred, b, a)))
+            mask = own[SLOPE_FACTOR], given.load(channel + channels * SHIFT, count)
+        _differentiate(k, (row, channel), count, own, g, x, dx, mask)
 
     over_rows(k, rows, channels, factors.type, visit)
 
@@ -159,15 +197,13 @@ def apply_to_plane(
     relu: bool = False,
 ) -> None:
     """y = (x - mean) * factor + shift, and what follows."""
-    mean, factor, shift = (k.convert(each, x.computed) for each in factors)
-
-    def body(index: RegisterValue, count: int) -> None:
-        value = k.fma(x.load(index, count) - mean, factor, shift)
-        if more is not None:
-            value = value + more.load(index, count)
-        y.store(index, maximum(k, value, 0.0) if relu else value)
-
-    over_plane(k, pixels, x.computed, body)
+    own = [k.convert(each, x.computed) for each in factors]
+    over_plane(
+        k,
+        pixels,
+        x.computed,
+        lambda index, count: _normalise(k, (index,), count, own, x, y, more, relu),
+    )
 
 
 def gradient_of_plane(
@@ -175,18 +211,17 @@ def gradient_of_plane(
     pixels: RegisterValue,
     planes: list[ElementPointer],
     factors: list[RegisterValue],
-    mask: tuple[RegisterValue, RegisterValue] | None = None,
+    mask: Mask | None = None,
 ) -> None:
     """dx = f * g - a - (x - mean) * b, for the planes of g, x and dx."""
     g, x, dx = planes
-    f, a, b, mean = (k.convert(each, x.computed) for each in factors)
-
-    def body(index: RegisterValue, count: int) -> None:
-        centred = x.load(index, count) - mean
-        slope = masked(k, g.load(index, count), centred, mask)
-        dx.store(index, k.fma(slope, f, -k.fma(centred, b, a)))
-
-    over_plane(k, pixels, x.computed, body)
+    own = [k.convert(each, x.computed) for each in factors]
+    over_plane(
+        k,
+        pixels,
+        x.computed,
+        lambda index, count: _differentiate(k, (index,), count, own, g, x, dx, mask),
+    )
 
 
 SUMS = 3

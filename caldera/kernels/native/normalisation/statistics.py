@@ -9,24 +9,26 @@ so they are accurate, and the same for any number of threads.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from llvmlite import ir
 
-from caldera.kernels.native.codegen.dtypes import ElementPointer
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
     F64,
     I64,
+    ElementPointer,
     Emitter,
+    Integer,
     Number,
     Pointer,
     RegisterValue,
     itemsize,
     line_lanes,
+    native_kernel,
     natural_lanes,
     shrinking,
     vector,
 )
-from caldera.kernels.native.codegen.kernel import Integer, native_kernel
 from caldera.kernels.native.normalisation.layout import ChannelRows
 
 BLOCK_ROWS = 256
@@ -46,39 +48,66 @@ OfRow = Callable[[RegisterValue], Terms]
 """What a row adds to both sums."""
 Prepare = Callable[[RegisterValue, int], OfRow]
 """For a channel and a number of lanes, what all rows share is prepared once."""
+OfVector = Callable[[RegisterValue, int], Terms]
+"""What some elements of a plane add to both sums."""
+Place = tuple[RegisterValue, ...]
+"""Row and channel of `ChannelRows`, or the index of a pointer."""
+Mask = tuple[RegisterValue, RegisterValue]
+"""Factor and shift of what a relu was given."""
 Load = Callable[[RegisterValue, int], RegisterValue]
 """From an index and a number of lanes to the values there."""
+
+
+class Operand(Protocol):
+    """Rows of channels, or a plane: elements at a `Place`, some at a time."""
+
+    def load(self, *place: Any, **more: Any) -> RegisterValue:
+        """The elements from a place on; the last argument is their number."""
+
+    def store(self, *place: Any, **more: Any) -> None:
+        """Write elements from a place on; the last argument is their value."""
 
 
 # --- what is added up
 
 
+def _pivoted(x: Operand, place: Place, count: int, pivot: RegisterValue) -> Terms:
+    """x less a pivot, and the square of that."""
+    difference = x.load(*place, count) - pivot
+    return difference, difference, difference
+
+
+def _centred(
+    k: Emitter,
+    g: Operand,
+    x: Operand,
+    place: Place,
+    count: int,
+    mean: RegisterValue,
+    mask: Mask | None = None,
+) -> Terms:
+    """The gradient, and its product with x less the mean."""
+    centred = x.load(*place, count) - mean
+    slope = masked(k, g.load(*place, count), centred, mask)
+    return slope, slope, centred
+
+
 def pivoted_rows(x: ChannelRows, pivots: Load) -> Prepare:
-    """x less a pivot for each channel, and the square of that."""
+    """The terms of x less a pivot for each channel."""
 
     def terms(channel: RegisterValue, count: int) -> OfRow:
         pivot = pivots(channel, count)
-
-        def of_row(row: RegisterValue) -> Terms:
-            difference = x.load(row, channel, count) - pivot
-            return difference, difference, difference
-
-        return of_row
+        return lambda row: _pivoted(x, (row, channel), count, pivot)
 
     return terms
 
 
-def gradient_rows(g: ChannelRows, x: ChannelRows, means: Load) -> Prepare:
-    """The gradient, and its product with x less the mean."""
+def gradient_rows(k: Emitter, g: ChannelRows, x: ChannelRows, means: Load) -> Prepare:
+    """The terms of a gradient, with a mean for each channel."""
 
     def terms(channel: RegisterValue, count: int) -> OfRow:
         mean = means(channel, count)
-
-        def of_row(row: RegisterValue) -> Terms:
-            slope = g.load(row, channel, count)
-            return slope, slope, x.load(row, channel, count) - mean
-
-        return of_row
+        return lambda row: _centred(k, g, x, (row, channel), count, mean)
 
     return terms
 
@@ -92,16 +121,11 @@ def pivoted_sums(
 ) -> tuple[RegisterValue, RegisterValue]:
     """The sums over several planes of x less the pivot, and of the square of that."""
 
-    def sums(index: RegisterValue) -> tuple[RegisterValue, RegisterValue]:
-        x = plane(index)
+    def terms(number: RegisterValue) -> OfVector:
+        x = plane(number)
+        return lambda index, count: _pivoted(x, (index,), count, pivot)
 
-        def terms(index: RegisterValue, count: int) -> Terms:
-            difference = x.load(index, count) - pivot
-            return difference, difference, difference
-
-        return plane_sums(k, pixels, x.computed, terms)
-
-    return _over_planes(k, planes, sums)
+    return _over_planes(k, planes, pixels, terms, pivot.type)
 
 
 def gradient_sums(
@@ -110,31 +134,27 @@ def gradient_sums(
     pair: Callable[[RegisterValue], tuple[ElementPointer, ElementPointer]],
     pixels: RegisterValue,
     mean: RegisterValue,
-    mask: tuple[RegisterValue, RegisterValue] | None = None,
+    mask: Mask | None = None,
 ) -> tuple[RegisterValue, RegisterValue]:
     """The sums over several planes of the gradient, and of its product with x less the mean."""
 
-    def sums(index: RegisterValue) -> tuple[RegisterValue, RegisterValue]:
-        g, x = pair(index)
+    def terms(number: RegisterValue) -> OfVector:
+        g, x = pair(number)
+        return lambda index, count: _centred(k, g, x, (index,), count, mean, mask)
 
-        def terms(index: RegisterValue, count: int) -> Terms:
-            centred = x.load(index, count) - mean
-            slope = masked(k, g.load(index, count), centred, mask)
-            return slope, slope, centred
-
-        return plane_sums(k, pixels, x.computed, terms)
-
-    return _over_planes(k, planes, sums)
+    return _over_planes(k, planes, pixels, terms, mean.type)
 
 
 def _over_planes(
     k: Emitter,
     planes: tuple[Number, Number],
-    sums: Callable[[RegisterValue], tuple[RegisterValue, RegisterValue]],
+    pixels: RegisterValue,
+    terms: Callable[[RegisterValue], OfVector],
+    kind: ir.Type,
 ) -> tuple[RegisterValue, RegisterValue]:
     one, two = k.variable(0.0, F64), k.variable(0.0, F64)
-    with k.loop(*planes) as index:
-        a, b = sums(index)
+    with k.loop(*planes) as number:
+        a, b = plane_sums(k, pixels, kind, terms(number))
         one.value = one.value + a
         two.value = two.value + b
     return one.value, two.value
@@ -144,7 +164,7 @@ def masked(
     k: Emitter,
     slope: RegisterValue,
     centred: RegisterValue,
-    factors: tuple[RegisterValue, RegisterValue] | None,
+    factors: Mask | None,
 ) -> RegisterValue:
     """The gradient before a relu: 0 where what the relu was given was not positive.
 
@@ -331,7 +351,7 @@ def pairwise(values: Sequence[RegisterValue]) -> RegisterValue:
 
 
 def plane_sums(
-    k: Emitter, count: RegisterValue, kind: ir.Type, terms: Callable[[RegisterValue, int], Terms]
+    k: Emitter, count: RegisterValue, kind: ir.Type, terms: OfVector
 ) -> tuple[RegisterValue, RegisterValue]:
     """Two sums over the elements of a plane, in float64; `terms(index, lanes)` is what to add."""
     lanes = natural_lanes(kind)

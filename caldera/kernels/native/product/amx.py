@@ -26,15 +26,19 @@ from caldera.kernels.common.product import (
     offsets_of,
     steps,
 )
-from caldera.kernels.native.codegen.dtypes import ElementPointer
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
     F32,
+    ElementPointer,
     Emitter,
+    Integer,
+    NativeCall,
+    NativeRunner,
     Pointer,
     RegisterValue,
+    native_kernel,
     natural_lanes,
+    offer,
 )
-from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
 from caldera.kernels.native.codegen.matrix_multiply import (
     ROW_BYTES,
     ROWS,
@@ -43,7 +47,6 @@ from caldera.kernels.native.codegen.matrix_multiply import (
     has_amx,
     tile_configuration,
 )
-from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.native.product.amx_packing import (
     BLOCK,
     SIDE,
@@ -51,11 +54,16 @@ from caldera.kernels.native.product.amx_packing import (
     pack_left,
     pack_right,
 )
-from caldera.kernels.native.product.epilogue import apply_epilogue
 from caldera.kernels.native.product.gemm import add_pieces, epilogue_of
 from caldera.kernels.native.product.packing import RegisterTile, blocking_of
-from caldera.kernels.native.product.problem import copied, dense, extent_of, parts_for
-from caldera.kernels.table import TABLE, Array, Call, Kernel
+from caldera.kernels.native.product.problem import (
+    apply_epilogue,
+    copied,
+    dense,
+    extent_of,
+    parts_for,
+)
+from caldera.kernels.table import Array, Call
 
 _TILE = RegisterTile(SIDE, 2, SIDE // 2)
 _CACHED_ELEMENTS = 1 << 18
@@ -373,5 +381,4 @@ def _taken(count: int, rows: int, columns: int, length: int, parts: int) -> int:
     return workspace_bytes(Spec((parts, room), bfloat16), *sums)
 
 
-for _op in ("matmul", "matmul_epilogue"):
-    TABLE.add(Kernel(_op, "cpu", "amx", bind, supports, workspace, priority=12))
+offer(("matmul", "matmul_epilogue"), "amx", bind, supports, workspace, priority=12)

@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
     I16,
     I32,
     I64,
     Emitter,
+    Integer,
     Number,
     Pointer,
     RegisterValue,
     vector,
 )
-from caldera.kernels.native.codegen.kernel import Integer
 from caldera.kernels.native.codegen.matrix_multiply import TERMS
 from caldera.kernels.native.movement import transposed
 

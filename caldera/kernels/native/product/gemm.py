@@ -26,14 +26,22 @@ from caldera.kernels.common.product import (
     as_matrices,
     offsets_of,
 )
-from caldera.kernels.native.codegen.dtypes import MEMORY_TYPES
-from caldera.kernels.native.codegen.emitter import Emitter, Pointer, RegisterValue, natural_lanes
-from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
+from caldera.kernels.native.codegen import (
+    MEMORY_TYPES,
+    Emitter,
+    Integer,
+    NativeCall,
+    NativeRunner,
+    Pointer,
+    RegisterValue,
+    native_kernel,
+    natural_lanes,
+    offer,
+)
 from caldera.kernels.native.codegen.matrix_multiply import blas, gemm
-from caldera.kernels.native.codegen.program import NativeRunner
-from caldera.kernels.native.product.epilogue import apply_epilogue
 from caldera.kernels.native.product.problem import (
     WORTH_SPLITTING_COPIES,
+    apply_epilogue,
     blocks,
     copied,
     copy_workspace,
@@ -42,7 +50,7 @@ from caldera.kernels.native.product.problem import (
     parts_for,
     prepared,
 )
-from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
+from caldera.kernels.table import Array, Call, Runner
 
 # --- the kernel
 
@@ -377,38 +385,28 @@ def _has_blas(node: Node) -> bool:
     return blas() is not None
 
 
-for _op in ("matmul", "matmul_epilogue"):
-    TABLE.add(
-        Kernel(
-            _op,
-            "cpu",
-            "blas",
-            partial(bind_product, make=Binder),
-            _has_blas,
-            product_workspace,
-            priority=10,
-        )
-    )
-    TABLE.add(
-        Kernel(
-            _op,
-            "cpu",
-            "blas, sums cut",
-            partial(bind_split_k, make=Binder),
-            lambda node: _has_blas(node) and has_long_sums(node),
-            split_k_workspace,
-            priority=9,
-        )
-    )
-TABLE.add(
-    Kernel(
-        "matmul_accumulate",
-        "cpu",
-        "blas",
-        partial(bind_accumulate, make=Binder),
-        _has_blas,
-        product_workspace,
-        priority=10,
-        in_place=accumulates_in_place,
-    )
+offer(
+    ("matmul", "matmul_epilogue"),
+    "blas",
+    partial(bind_product, make=Binder),
+    _has_blas,
+    product_workspace,
+    priority=10,
+)
+offer(
+    ("matmul", "matmul_epilogue"),
+    "blas, sums cut",
+    partial(bind_split_k, make=Binder),
+    lambda node: _has_blas(node) and has_long_sums(node),
+    split_k_workspace,
+    priority=9,
+)
+offer(
+    "matmul_accumulate",
+    "blas",
+    partial(bind_accumulate, make=Binder),
+    _has_blas,
+    product_workspace,
+    priority=10,
+    in_place=accumulates_in_place,
 )

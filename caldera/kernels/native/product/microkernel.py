@@ -17,23 +17,27 @@ import numpy as np
 from llvmlite import ir
 
 from caldera.core.tensor.dtype import DType
-from caldera.kernels.native.codegen.dtypes import load_wide
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
     F64,
     I64,
     POINTER,
     Emitter,
+    Integer,
     MutableRegister,
     Number,
     Pointer,
+    Real,
     RegisterValue,
+    host_target,
     line_lanes,
+    load_wide,
+    native_kernel,
     natural_lanes,
     vector,
 )
-from caldera.kernels.native.codegen.emitter import lanes as lanes_of
-from caldera.kernels.native.codegen.kernel import Integer, Real, native_kernel
-from caldera.kernels.native.codegen.target import host_target
+from caldera.kernels.native.codegen import (
+    lanes as lanes_of,
+)
 from caldera.kernels.native.product.packing import TERMS, Lines, RegisterTile, group_of
 
 

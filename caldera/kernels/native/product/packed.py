@@ -20,14 +20,15 @@ from caldera.core.tensor.dtype import DType
 from caldera.core.tensor.shape import size
 from caldera.kernels.common.binding import compute_dtype, workspace_bytes
 from caldera.kernels.common.product import NOTHING, Epilogue, Matrices
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
     Emitter,
+    Integer,
     Pointer,
     RegisterValue,
+    native_kernel,
     natural_lanes,
+    offer,
 )
-from caldera.kernels.native.codegen.kernel import Integer, native_kernel
-from caldera.kernels.native.product.epilogue import apply_epilogue
 from caldera.kernels.native.product.gemm import (
     Binder,
     accumulates_in_place,
@@ -54,8 +55,8 @@ from caldera.kernels.native.product.packing import (
     shared_elements,
     tile_of,
 )
-from caldera.kernels.native.product.problem import dense, extent_of, parts_for
-from caldera.kernels.table import TABLE, Array, Kernel
+from caldera.kernels.native.product.problem import apply_epilogue, dense, extent_of, parts_for
+from caldera.kernels.table import Array
 
 
 @native_kernel
@@ -393,71 +394,52 @@ _FEWEST_ROWS = 4
 _FEWEST_SHARING = 8
 """Threads: fewer have so many rows each that packing is little beside multiplying."""
 
-for _op in ("matmul", "matmul_epilogue"):
-    TABLE.add(
-        Kernel(
-            _op,
-            "cpu",
-            "packed",
-            partial(bind_product, make=_PackedBinder),
-            _is_worth_packing,
-            _workspace,
-            priority=8,
-        )
-    )
-    TABLE.add(
-        Kernel(
-            _op,
-            "cpu",
-            "packed together",
-            partial(bind_product, make=_SharingBinder),
-            _is_worth_sharing,
-            _sharing_workspace,
-            priority=5,
-        )
-    )
-    TABLE.add(
-        Kernel(
-            _op,
-            "cpu",
-            "packed, sums cut",
-            partial(bind_split_k, make=_PackedBinder),
-            lambda node: _is_worth_packing(node) and has_long_sums(node),
-            _split_k_workspace,
-            priority=7,
-        )
-    )
-    TABLE.add(
-        Kernel(
-            _op,
-            "cpu",
-            f"packed, sums cut in {_PIECES}",
-            partial(bind_split_k, make=_PackedBinder, most=_PIECES),
-            _is_cut_and_shared,
-            partial(_split_k_workspace, most=_PIECES),
-            priority=6,
-        )
-    )
-TABLE.add(
-    Kernel(
-        "matmul_accumulate",
-        "cpu",
-        "packed",
-        partial(bind_accumulate, make=_PackedBinder),
-        workspace=_workspace,
-        priority=8,
-        in_place=accumulates_in_place,
-    )
+offer(
+    ("matmul", "matmul_epilogue"),
+    "packed",
+    partial(bind_product, make=_PackedBinder),
+    _is_worth_packing,
+    _workspace,
+    priority=8,
 )
-TABLE.add(
-    Kernel(
-        "matmul_accumulate",
-        "cpu",
-        "packed together",
-        partial(bind_accumulate, make=_SharingBinder),
-        _is_worth_sharing,
-        _sharing_workspace,
-        priority=5,
-        in_place=accumulates_in_place,
-    )
+offer(
+    ("matmul", "matmul_epilogue"),
+    "packed together",
+    partial(bind_product, make=_SharingBinder),
+    _is_worth_sharing,
+    _sharing_workspace,
+    priority=5,
+)
+offer(
+    ("matmul", "matmul_epilogue"),
+    "packed, sums cut",
+    partial(bind_split_k, make=_PackedBinder),
+    lambda node: _is_worth_packing(node) and has_long_sums(node),
+    _split_k_workspace,
+    priority=7,
+)
+offer(
+    ("matmul", "matmul_epilogue"),
+    f"packed, sums cut in {_PIECES}",
+    partial(bind_split_k, make=_PackedBinder, most=_PIECES),
+    _is_cut_and_shared,
+    partial(_split_k_workspace, most=_PIECES),
+    priority=6,
+)
+offer(
+    "matmul_accumulate",
+    "packed",
+    partial(bind_accumulate, make=_PackedBinder),
+    workspace=_workspace,
+    priority=8,
+    in_place=accumulates_in_place,
+)
+offer(
+    "matmul_accumulate",
+    "packed together",
+    partial(bind_accumulate, make=_SharingBinder),
+    _is_worth_sharing,
+    _sharing_workspace,
+    priority=5,
+    in_place=accumulates_in_place,
 )

@@ -17,18 +17,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from caldera.kernels.native.codegen.dtypes import computed_type
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
     I64,
     Emitter,
+    Integer,
     Number,
     Pointer,
     RegisterValue,
+    computed_type,
+    host_target,
     line_lanes,
+    native_kernel,
     natural_lanes,
 )
-from caldera.kernels.native.codegen.kernel import Integer, native_kernel
-from caldera.kernels.native.codegen.target import host_target
 from caldera.kernels.native.movement import transposed
 
 DEEPEST = 512

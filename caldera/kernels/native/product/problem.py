@@ -1,22 +1,37 @@
-"""A product on the CPU: its operands as BLAS takes them, and how its work is cut.
+"""A product on the CPU: its operands as BLAS takes them, how its work is cut, and its epilogue.
 
 BLAS wants one of a matrix's two axes dense. An operand that lies otherwise (with gaps, backwards,
-repeated), or in half precision, is first copied into a workspace by a native call.
+repeated), or in half precision, is first copied into a workspace by a native call. An epilogue is a
+bias, then an activation, on values in registers.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from math import pi, sqrt
+from typing import Any
 
 import numpy as np
 
 from caldera.base.threads import thread_count
 from caldera.core.graph.node import Node, Spec
+from caldera.core.graph.ops.activation import SELU_ALPHA, SELU_SCALE
 from caldera.core.tensor.dtype import HALVES
 from caldera.core.tensor.shape import Shape, size
 from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_bytes
-from caldera.kernels.common.product import Matrices, as_matrices, offsets_of, steps
-from caldera.kernels.native.codegen.dtypes import ElementPointer
-from caldera.kernels.native.codegen.emitter import Emitter, Pointer, RegisterValue, natural_lanes
-from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
+from caldera.kernels.common.product import Epilogue, Matrices, as_matrices, offsets_of, steps
+from caldera.kernels.native.codegen import (
+    ElementPointer,
+    Emitter,
+    Integer,
+    NativeCall,
+    Number,
+    Pointer,
+    RegisterValue,
+    math,
+    native_kernel,
+    natural_lanes,
+)
 from caldera.kernels.native.movement import copy_calls
 from caldera.kernels.table import Array
 
@@ -182,3 +197,74 @@ def _copy(
                 )
             with neither, k.loop(0, columns) as i:
                 move(i * right, i * target_right, 1)
+
+
+def apply_epilogue(
+    k: Emitter, epilogue: Epilogue, bias: Pointer | None, x: RegisterValue, column: Number
+) -> RegisterValue:
+    """`x`, from this column on, with what follows the product."""
+    if bias is not None:
+        x = x + bias.load(column, x.lanes)
+    if epilogue.activation is None:
+        return x
+    return ACTIVATIONS[epilogue.activation](k, x, **dict(epilogue.attributes))
+
+
+# --- the activations; `graph/ops/activation.py` says what they are and why they are clipped
+
+
+def _relu(k: Emitter, x: RegisterValue) -> RegisterValue:
+    return math.maximum(k, x, 0.0)
+
+
+def _leaky_relu(k: Emitter, x: RegisterValue, slope: float) -> RegisterValue:
+    return k.select(x > 0.0, x, x * slope)
+
+
+def _elu(k: Emitter, x: RegisterValue, alpha: float) -> RegisterValue:
+    below = math.expm1(k, k.select(x > 0.0, 0.0, x)) * alpha
+    return k.select(x > 0.0, x, below)
+
+
+def _selu(k: Emitter, x: RegisterValue) -> RegisterValue:
+    return _elu(k, x, SELU_ALPHA) * SELU_SCALE
+
+
+def _softplus(k: Emitter, x: RegisterValue) -> RegisterValue:
+    return _relu(k, x) + math.log1p(k, math.exp_of_negative(k, -math.absolute(k, x)))
+
+
+def _gelu(k: Emitter, x: RegisterValue, approximate: bool) -> RegisterValue:
+    if approximate:
+        inner = math.tanh(k, x * sqrt(2 / pi) * (x * x * 0.044715 + 1.0))
+    else:
+        inner = math.erf(k, x * sqrt(0.5))
+    return math.maximum(k, x, -40.0) * (inner * 0.5 + 0.5)
+
+
+def _silu(k: Emitter, x: RegisterValue) -> RegisterValue:
+    return math.maximum(k, x, -1000.0) * math.sigmoid(k, x)
+
+
+def _hard_sigmoid(k: Emitter, x: RegisterValue) -> RegisterValue:
+    return math.minimum(k, math.maximum(k, x * (1 / 6) + 0.5, 0.0), 1.0)
+
+
+def _hard_swish(k: Emitter, x: RegisterValue) -> RegisterValue:
+    return math.maximum(k, x, -3.0) * _hard_sigmoid(k, x)
+
+
+ACTIVATIONS: dict[str, Callable[..., Any]] = {
+    "relu": _relu,
+    "sigmoid": math.sigmoid,
+    "tanh": math.tanh,
+    "elu": _elu,
+    "gelu": _gelu,
+    "hard_sigmoid": _hard_sigmoid,
+    "hard_swish": _hard_swish,
+    "leaky_relu": _leaky_relu,
+    "selu": _selu,
+    "silu": _silu,
+    "softplus": _softplus,
+}
+"""By the names of their ops."""

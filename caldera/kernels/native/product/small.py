@@ -12,22 +12,31 @@ from caldera.core.graph.node import Node
 from caldera.core.tensor.shape import size
 from caldera.kernels.common.binding import Scratch
 from caldera.kernels.common.product import Epilogue, ProductArrays, offsets_of, steps
-from caldera.kernels.native.codegen.dtypes import ElementPointer, computed_type
-from caldera.kernels.native.codegen.emitter import Emitter, Pointer, natural_lanes, vector
-from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
-from caldera.kernels.native.codegen.program import NativeRunner
-from caldera.kernels.native.codegen.target import host_target
-from caldera.kernels.native.product.epilogue import apply_epilogue
+from caldera.kernels.native.codegen import (
+    ElementPointer,
+    Emitter,
+    Integer,
+    NativeCall,
+    NativeRunner,
+    Pointer,
+    computed_type,
+    host_target,
+    native_kernel,
+    natural_lanes,
+    offer,
+    vector,
+)
 from caldera.kernels.native.product.gemm import epilogue_of
 from caldera.kernels.native.product.microkernel import PackedMatrix, add_products, most_vectors
 from caldera.kernels.native.product.problem import (
+    apply_epilogue,
     copied,
     copy_workspace,
     dense,
     extent_of,
     parts_for,
 )
-from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
+from caldera.kernels.table import Array, Call, Runner
 
 MOST_WORK = 1 << 22
 """Operations of one product from which on rearranging the operands is sure to pay."""
@@ -145,5 +154,4 @@ def _is_small(node: Node) -> bool:
     return 2 * rows * columns * length <= MOST_WORK
 
 
-for _op in ("matmul", "matmul_epilogue"):
-    TABLE.add(Kernel(_op, "cpu", "tiles", _bind, _is_small, copy_workspace, priority=11))
+offer(("matmul", "matmul_epilogue"), "tiles", _bind, _is_small, copy_workspace, priority=11)

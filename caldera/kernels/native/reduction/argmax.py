@@ -12,16 +12,22 @@ from caldera.core.graph.node import Node
 from caldera.core.tensor.shape import size
 from caldera.kernels.common.loops import LoopAxes, LoopBody, axes_of
 from caldera.kernels.common.reduction import identity
-from caldera.kernels.native.codegen.dtypes import (
+from caldera.kernels.native.codegen import (
+    I32,
+    I64,
     MEMORY_TYPES,
     UNSIGNED,
+    Emitter,
+    Integer,
+    NativeRunner,
+    RegisterValue,
     constant,
     from_memory,
+    is_floating,
+    native_kernel,
+    offer,
     to_memory,
 )
-from caldera.kernels.native.codegen.emitter import I32, I64, Emitter, RegisterValue, is_floating
-from caldera.kernels.native.codegen.kernel import Integer, native_kernel
-from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.native.elementwise.loop import (
     InnerArray,
     OuterAxis,
@@ -33,7 +39,7 @@ from caldera.kernels.native.elementwise.loop import (
     workers,
 )
 from caldera.kernels.native.elementwise.operations import combine
-from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.kernels.table import Call, Runner
 
 LONGEST = 1 << 31
 """Positions are kept in 32 bits while columns are searched."""
@@ -241,5 +247,4 @@ def _is_short(node: Node) -> bool:
     return node.inputs[0].shape[node.attrs["axis"]] < LONGEST
 
 
-for _name in ("argmax", "argmin"):
-    TABLE.add(Kernel(_name, "cpu", "native", _bind, supports=_is_short, priority=10))
+offer(("argmax", "argmin"), "native", _bind, supports=_is_short, priority=10)

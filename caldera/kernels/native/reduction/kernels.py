@@ -15,23 +15,22 @@ from collections.abc import Sequence
 
 from caldera.kernels.common.loops import LoopBody, Reduction
 from caldera.kernels.common.reduction import accumulator_dtype, identity
-from caldera.kernels.native.codegen.dtypes import (
+from caldera.kernels.native.codegen import (
     HALF_NAMES,
+    I64,
     MEMORY_TYPES,
+    Emitter,
+    Integer,
+    RegisterValue,
     cast,
     computed_type,
     constant,
     from_memory,
-    to_memory,
-)
-from caldera.kernels.native.codegen.emitter import (
-    I64,
-    Emitter,
-    RegisterValue,
+    native_kernel,
     natural_lanes,
+    to_memory,
     vector,
 )
-from caldera.kernels.native.codegen.kernel import Integer, native_kernel
 from caldera.kernels.native.elementwise.loop import InnerArray, OuterAxis, StridedOperand, at_row
 from caldera.kernels.native.elementwise.operations import combine, computed_values
 

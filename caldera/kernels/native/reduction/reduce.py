@@ -1,4 +1,4 @@
-"""Reductions, standalone or at the end of a fused body, over any axes and any layout.
+"""Reductions over any axes and any layout, and fused bodies, which may end with reductions.
 
 Alternatives are faster for some shapes and are selected by measurement: a sum of rows or columns
 as a product with ones, through the BLAS behind NumPy's `dot`; shorter stretches, which occupy
@@ -16,23 +16,44 @@ import numpy as np
 
 from caldera.base.config import settings
 from caldera.core.graph.node import Node
+from caldera.core.graph.program import Body
 from caldera.core.tensor.dtype import BY_NAME, float32, float64
 from caldera.core.tensor.shape import Shape, size
-from caldera.kernels.common.loops import REDUCTIONS, LoopAxes, LoopBody, axes_of, loop_body_of
+from caldera.kernels.common.loops import (
+    REDUCTIONS,
+    LoopAxes,
+    LoopBody,
+    axes_of,
+    loop_body_of,
+    loop_shape,
+)
 from caldera.kernels.common.reduction import (
     MOST_TERMS,
     ReductionTask,
     accumulator_dtype,
+    elementwise_outputs,
+    fused_tasks,
     identity,
     lengths,
     with_axes,
 )
-from caldera.kernels.native.codegen.kernel import NativeCall
-from caldera.kernels.native.codegen.program import NativeRunner
-from caldera.kernels.native.elementwise.loop import outer_axes, strided_arrays, widths, workers
+from caldera.kernels.native.codegen import (
+    NativeCall,
+    NativeRunner,
+    in_sequence,
+    offer,
+)
+from caldera.kernels.native.elementwise.loop import (
+    loop_calls,
+    outer_axes,
+    strided_arrays,
+    widths,
+    workers,
+)
 from caldera.kernels.native.elementwise.operations import is_known
 from caldera.kernels.native.reduction import kernels
-from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.kernels.reference.evaluation import by_decomposition
+from caldera.kernels.table import Call, Runner
 
 
 @dataclass(frozen=True)
@@ -265,8 +286,40 @@ def bind(call: Call, stretches: Stretches | None = None) -> Runner:
     )
 
 
-for _name in sorted(REDUCTIONS):
-    TABLE.add(Kernel(_name, "cpu", "native", bind, supports=is_known, priority=10))
+offer(sorted(REDUCTIONS), "native", bind, supports=is_known, priority=10)
+
+
+# --- fused bodies
+
+
+def _bind_fused(call: Call) -> Runner:
+    body: Body = call.node.attrs["body"]
+    shape = loop_shape(call.node)
+    if not size(shape):
+        return _of_nothing(call, body)
+    tasks = fused_tasks(call)
+    if not tasks:
+        body_of_loop = loop_body_of(call.node)
+        return NativeRunner(loop_calls(body_of_loop, shape, call.inputs, elementwise_outputs(call)))
+    return NativeRunner([each for task in tasks for each in reduction_calls(task)])
+
+
+def _of_nothing(call: Call, body: Body) -> Runner:
+    """A loop over nothing still has to write what its reductions give."""
+    return in_sequence(
+        fill_with_nothing(part, array)
+        for array, part in zip(call.outputs, body.outputs, strict=True)
+        if part.op.kind == "reduction" and array.size
+    )
+
+
+def _is_elementwise(node: Node) -> bool:
+    return all(output.op.kind == "elementwise" for output in node.attrs["body"].outputs)
+
+
+offer("fused", "native", _bind_fused, supports=is_known, priority=10, in_place=_is_elementwise)
+# Op by op: for ops that somebody added without saying how to compile them.
+by_decomposition("fused")
 
 
 WORTH_A_CALL = 1 << 14
@@ -332,38 +385,10 @@ def _bind_numpy(call: Call) -> Runner:
     return partial(reduce, x, axes, x.dtype, out, kept)
 
 
-for _rivals_name in sorted(REDUCTIONS):
-    TABLE.add(
-        Kernel(
-            _rivals_name,
-            "cpu",
-            "two stages",
-            partial(bind, stretches=SHORT),
-            _has_two_stages,
-            priority=9,
-        )
-    )
-    TABLE.add(
-        Kernel(
-            _rivals_name,
-            "cpu",
-            "numpy",
-            _bind_numpy,
-            _is_for_numpy,
-            priority=8,
-            serial=True,
-            source="numpy",
-        )
-    )
-TABLE.add(
-    Kernel(
-        "sum",
-        "cpu",
-        "product with ones",
-        _bind_product,
-        _is_product,
-        priority=7,
-        serial=True,
-        source="numpy",
-    )
+offer(sorted(REDUCTIONS), "two stages", partial(bind, stretches=SHORT), _has_two_stages, priority=9)
+offer(
+    sorted(REDUCTIONS), "numpy", _bind_numpy, _is_for_numpy, priority=8, serial=True, source="numpy"
+)
+offer(
+    "sum", "product with ones", _bind_product, _is_product, priority=7, serial=True, source="numpy"
 )

@@ -7,12 +7,20 @@ from __future__ import annotations
 
 import math
 
-from caldera.kernels.native.codegen.emitter import RegisterValue
+from caldera.kernels.native.codegen import (
+    RegisterValue,
+    any_layout,
+    offer,
+)
 from caldera.kernels.native.codegen.math import exp, exp_of_negative, log
-from caldera.kernels.native.codegen.strides import any_layout
-from caldera.kernels.native.softmax.operands import ClassOperand, Single
-from caldera.kernels.native.softmax.sample import WRITERS, Sample, bind_classes
-from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
+from caldera.kernels.native.softmax.sample import (
+    WRITERS,
+    ClassOperand,
+    Sample,
+    Single,
+    bind_classes,
+)
+from caldera.kernels.table import Array, Call, Runner
 
 
 def _softmax(sample: Sample, operands: list[ClassOperand], singles: list[Single]) -> None:
@@ -70,9 +78,7 @@ for _name, _write in (
     ("log_softmax_grad", _log_softmax_grad),
 ):
     WRITERS[_name] = _write
-    TABLE.add(
-        Kernel(_name, "cpu", "native", any_layout(_bind), priority=10, in_place=lambda node: True)
-    )
+    offer(_name, "native", any_layout(_bind), priority=10, in_place=lambda node: True)
 
 
 class _Labels:
@@ -177,14 +183,11 @@ for _cross_entropy_name, _cross_entropy_write, _its_bind in (
     ("cross_entropy_probabilities_grad", _probabilities_grad, _bind_probabilities_grad),
 ):
     WRITERS[_cross_entropy_name] = _cross_entropy_write
-    TABLE.add(
-        Kernel(
-            _cross_entropy_name,
-            "cpu",
-            "native",
-            any_layout(_its_bind),
-            priority=10,
-            # The weights wait in the output: that may be where the logits are, not the targets.
-            in_place=lambda node: node.op.name == "cross_entropy_grad",
-        )
+    offer(
+        _cross_entropy_name,
+        "native",
+        any_layout(_its_bind),
+        priority=10,
+        # The weights wait in the output: that may be where the logits are, not the targets.
+        in_place=lambda node: node.op.name == "cross_entropy_grad",
     )

@@ -7,7 +7,6 @@ from __future__ import annotations
 from caldera.onnx.writing.rules import (
     elementwise,
     layers,
-    movement,
     registry,
 )
 from caldera.onnx.writing.rules.registry import RULES

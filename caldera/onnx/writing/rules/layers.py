@@ -1,4 +1,4 @@
-"""Export rules of matrix products, convolutions, pooling, normalisation and attention."""
+"""Export rules of layers and of data movement."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from caldera.onnx.writing.dynamic_batch import BatchMultiple
+from caldera.core.tensor.dtype import int32, int64, uint64
+from caldera.onnx.writing.dynamic_batch import BatchMultiple, sizes
 from caldera.onnx.writing.rules.registry import inputs, writes
 
 
@@ -153,3 +154,142 @@ def _attention(write: Any, pair: Any) -> Any:
         scores = write.add("Add", scores, write.array(mask))
     shares = write.add("Softmax", scores, axis=rank - 1)
     return (write.add("MatMul", shares, write.name(v)),)
+
+
+_END = 2**63 - 1
+"""Where a slice ends that goes to the end of its axis, however long that is."""
+
+
+@writes("reshape", by_samples=("shape",))
+def _reshape(write: Any, pair: Any) -> str:
+    wanted = pair.sizes("shape")
+    open_sizes = [i for i, each in enumerate(wanted) if isinstance(each, BatchMultiple)]
+    if len(open_sizes) == 1:
+        # ONNX finds one size by itself.
+        wanted = tuple(-1 if i == open_sizes[0] else each for i, each in enumerate(wanted))
+    return write.add("Reshape", *inputs(write, pair), write.shape(wanted), allowzero=0)
+
+
+@writes("broadcast_to", by_samples=("shape",))
+def _broadcast_to(write: Any, pair: Any) -> str:
+    return write.add("Expand", *inputs(write, pair), write.shape(pair.sizes("shape")))
+
+
+@writes("transpose")
+def _transpose(write: Any, pair: Any) -> str:
+    return write.add("Transpose", *inputs(write, pair), perm=list(pair.attrs["axes"]))
+
+
+@writes("slice", by_samples=("bounds",))
+def _slice(write: Any, pair: Any) -> str:
+    given = pair.inputs[0]
+    starts, ends, axes, steps = [], [], [], []
+    bounds = zip(pair.node.attrs["bounds"], pair.twin.attrs["bounds"], strict=True)
+    for axis, (first, second) in enumerate(bounds):
+        start, stop, step = sizes(first, second, pair.node)
+        goes_to_end = first[1] == given.node.shape[axis] and second[1] == given.twin.shape[axis]
+        if goes_to_end and start == 0 and step == 1:
+            continue
+        starts.append(start)
+        ends.append(_END if goes_to_end else stop)
+        axes.append(axis)
+        steps.append(step)
+    vectors = [write.shape(each) for each in (starts, ends, axes, steps)]
+    return write.add("Slice", *inputs(write, pair), *vectors)
+
+
+@writes("flip")
+def _flip(write: Any, pair: Any) -> str:
+    axes = list(pair.attrs["axis"])
+    vectors = ([-1] * len(axes), [-_END] * len(axes), axes, [-1] * len(axes))
+    return write.add("Slice", *inputs(write, pair), *[write.integers(each) for each in vectors])
+
+
+@writes("pad")
+def _pad(write: Any, pair: Any) -> str:
+    widths = pair.attrs["widths"]
+    flat = [before for before, _ in widths] + [after for _, after in widths]
+    value = write.scalar(pair.attrs["value"], pair.spec.dtype)
+    return write.add("Pad", *inputs(write, pair), write.integers(flat), value)
+
+
+@writes("concat")
+def _concat(write: Any, pair: Any) -> str:
+    return write.add("Concat", *inputs(write, pair), axis=pair.attrs["axis"])
+
+
+@writes("split", by_samples=("sizes",))
+def _split(write: Any, pair: Any) -> tuple[str, ...]:
+    parts = pair.sizes("sizes")
+    names = write.add(
+        "Split",
+        *inputs(write, pair),
+        write.shape(parts),
+        outputs=len(parts),
+        axis=pair.attrs["axis"],
+    )
+    return tuple(names)
+
+
+def _as_index(write: Any, pair: Any) -> str:
+    """Positions: ONNX takes int32 and int64 only."""
+    name = write.name(pair)
+    if pair.spec.dtype in (int32, int64):
+        return name
+    if pair.spec.dtype == uint64:
+        # What int64 has not must not be counted from the end.
+        name = write.add("Min", name, write.scalar(np.iinfo(np.int64).max, uint64))
+    return write.add("Cast", name, to=write.element_type(int64))
+
+
+@writes("gather")
+def _gather(write: Any, pair: Any) -> str:
+    x, indices = pair.inputs
+    return write.add("Gather", write.name(x), _as_index(write, indices), axis=pair.attrs["axis"])
+
+
+@writes("take_along_axis")
+def _take_along_axis(write: Any, pair: Any) -> str:
+    x, indices = pair.inputs
+    axis = pair.attrs["axis"]
+    return write.add("GatherElements", write.name(x), _as_index(write, indices), axis=axis)
+
+
+@writes("put_along_axis_add")
+def _put_along_axis_add(write: Any, pair: Any) -> str:
+    x, indices, updates = pair.inputs
+    names = write.name(x), _as_index(write, indices), write.name(updates)
+    return write.add("ScatterElements", *names, axis=pair.attrs["axis"], reduction="add")
+
+
+@writes("scatter_add")
+def _scatter_add(write: Any, pair: Any) -> str:
+    x, indices, updates = pair.inputs
+    axis, rank, more = pair.attrs["axis"], len(x.spec.shape), len(indices.spec.shape)
+    places = write.add("Unsqueeze", _as_index(write, indices), write.integers([-1]))
+    if axis == 0:
+        names = write.name(x), places, write.name(updates)
+        return write.add("ScatterND", *names, reduction="add")
+    # ONNX adds rows: the axis comes first, and goes back.
+    order = [axis, *range(axis), *range(axis + 1, rank)]
+    rows = [*range(axis, axis + more), *range(axis), *range(axis + more, rank + more - 1)]
+    turned = write.add("Transpose", write.name(x), perm=order)
+    added = write.add("Transpose", write.name(updates), perm=rows)
+    result = write.add("ScatterND", turned, places, added, reduction="add")
+    back = [order.index(each) for each in range(rank)]
+    return write.add("Transpose", result, perm=back)
+
+
+@writes("sort")
+def _sort(write: Any, pair: Any) -> tuple[str, ...]:
+    (x,) = inputs(write, pair)
+    axis = pair.attrs["axis"]
+    length = write.add("Shape", x, start=axis, end=axis + 1)
+    largest = int(pair.attrs["descending"])
+    names = write.add("TopK", x, length, outputs=2, axis=axis, largest=largest, sorted=1)
+    return tuple(names)
+
+
+@writes("determinant")
+def _determinant(write: Any, pair: Any) -> str:
+    return write.add("Det", *inputs(write, pair))

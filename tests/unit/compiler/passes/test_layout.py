@@ -13,7 +13,8 @@ from caldera import nn, op
 from caldera.compiler.lazy import Expr, Input, Variable
 from caldera.compiler.passes.layout import layout
 from caldera.compiler.passes.pipeline import optimise
-from caldera.compiler.plan.schedule import Root, StepSchedule
+from caldera.compiler.plan.schedule import Root
+from caldera.compiler.plan.scheduling import schedule_steps
 from caldera.core.graph.memory_format import NHWC
 from caldera.core.graph.node import Node
 from caldera.core.graph.program import Program, program_of
@@ -34,7 +35,7 @@ def moves(program: Program) -> list[str]:
     """The steps of a program that only move its elements, in order."""
     roots = [Root(node, ("output", i)) for i, node in enumerate(program.outputs)]
     roots += [Root(node, symbol, overwrites=True) for symbol, node in program.updates]
-    schedule = StepSchedule(
+    schedule = schedule_steps(
         roots, lambda node: TABLE.candidates(node, "cpu")[0], lambda node: node.attrs.get("symbol")
     )
     copying = {"arrange", "reshape", "transpose", "copy", "broadcast_to"}

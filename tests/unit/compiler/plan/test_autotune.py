@@ -6,8 +6,8 @@ from typing import Self
 
 from caldera.compiler.plan.step_fusion import HYSTERESIS, ROUNDS, AutotunedGraph
 from caldera.core.memory import device
+from caldera.core.memory.host import LoopbackStream
 from caldera.core.memory.interface import CapturedGraph, TimingEvent
-from caldera.core.memory.loopback import LoopbackStream
 
 
 class _Clock(LoopbackStream):

@@ -15,7 +15,7 @@ from caldera.compiler.plan import cache
 from caldera.compiler.plan.arena import SharedArena
 from caldera.compiler.plan.cache import RecentPlans, SharedPlans
 from caldera.core.graph.opdef import detached
-from caldera.core.memory.launch_batching import LaunchBatcher
+from caldera.core.memory.capture import LaunchBatcher
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import caldera as cd
 from caldera import op
 from caldera.base.config import settings
 from caldera.core.graph.node import Node
-from caldera.kernels import choose
-from caldera.kernels.tuning import TuningResult
+from caldera.kernels.tuning import choose
+from caldera.kernels.tuning.measure import TuningResult
 
 
 @pytest.fixture

@@ -20,10 +20,10 @@ from caldera.core.graph.node import Node
 from caldera.core.memory import Device
 from caldera.core.tensor.dtype import DType, bfloat16, float32, float64, int64
 from caldera.errors import ConfigError
-from caldera.kernels.choices import KernelChoice
-from caldera.kernels.choose import Choices, choices
 from caldera.kernels.common import blas_threads
 from caldera.kernels.table import TABLE, Kernel, Runner
+from caldera.kernels.tuning.choice_store import KernelChoice
+from caldera.kernels.tuning.choose import Choices, choices
 from tests.object_cache import link_kernels
 
 PEAKS = Peaks(float32=2e9, float64=1e9, bfloat16=2e9, bandwidth=4e9)
@@ -61,7 +61,7 @@ def test_orders_in_memory_are_shown() -> None:
     plan.run({"x": fed})
     # Unless it is told otherwise, it runs on what the plan was fed before.
     row = plan.explain().rows[0]
-    lying = plan._operands.inputs.fed()["x"].transpose(0, 2, 3, 1)
+    lying = plan._binding.operands.inputs.fed()["x"].transpose(0, 2, 3, 1)
     assert lying.flags.c_contiguous
     np.testing.assert_array_equal(lying, fed.transpose(0, 2, 3, 1))
     assert [str(spec) for spec in (*row.inputs, *row.outputs)] == [
@@ -186,14 +186,14 @@ def test_results_written_over_an_input_are_counted() -> None:
 
 
 def test_beaten_kernels_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    def verdict(
+    def choose(
         self: Choices, node: Node, family: str, others: Sequence[Kernel] = (), **_: Any
     ) -> KernelChoice:
         (kernel, *_) = TABLE.candidates(node, family)
         times = {kernel.name: 1.0, "slow": 1.8, "slower": 3.0, "slowest": 9.0}
         return KernelChoice(kernel, times, "measured")
 
-    monkeypatch.setattr(Choices, "verdict", verdict)
+    monkeypatch.setattr(Choices, "choose", choose)
     x = op.var("x", (3, 3))
     explanation = cd.compile([x @ x]).explain(time=False)
     (row,) = explanation.rows
@@ -222,7 +222,7 @@ def test_a_kernel_fixed_by_hand_says_so() -> None:
 
 def test_without_time_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     plan, _ = training_step()
-    monkeypatch.setattr(plan, "_prepare", None)
+    monkeypatch.setattr(plan._binding, "prepare", None)
     explanation = plan.explain(time=False)
     assert explanation.seconds is None
     assert all(row.seconds is row.share is row.roofline is None for row in explanation.rows)

@@ -15,7 +15,7 @@ from caldera import op
 from caldera.compiler.plan.buffers import Inputs
 from caldera.core.graph.memory_format import NHWC
 from caldera.core.memory import device
-from caldera.core.memory.trace import recorded
+from caldera.core.memory.interface import recorded
 from tests.transfers import counted_from_now
 
 APART = "loopback:6"

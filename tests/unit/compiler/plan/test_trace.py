@@ -12,7 +12,7 @@ import pytest
 
 import caldera as cd
 from caldera import nn, op
-from caldera.compiler.plan.timeline import arena_in_use
+from caldera.compiler.plan.inspection import arena_in_use
 from caldera.errors import ConfigError
 from caldera.kernels.native.codegen.program import NativeRunner
 
@@ -88,7 +88,7 @@ def test_threads_share_a_kernel_in_parts(tmp_path: Path) -> None:
         plan, events = traced(tmp_path)
         several = {
             step
-            for step, runner in enumerate(plan._bound[0].steps)
+            for step, runner in enumerate(plan._binding.bound[0].steps)
             if isinstance(runner, NativeRunner) and any(call.parts > 1 for call in runner.calls)
         }
     assert several, "the network is large enough for two threads"

@@ -161,7 +161,7 @@ def test_weights_that_another_plan_updates_are_read() -> None:
 
 def test_copies_are_made_anew_only_if_weights_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     plan, (w, _) = step("loopback")
-    copies = plan._copies
+    copies = plan._binding.copies
     assert copies is not None
     renewals = []
     run = copies._renewal.run

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from caldera.comm import Communicator, run_virtual_ranks
-from caldera.compiler.sharding.algorithms import fourier, product
+from caldera.compiler.sharding.algorithms import axis_exchange, product
 from caldera.compiler.sharding.algorithms.registry import ALGORITHMS
 from caldera.compiler.sharding.distributions import BlockCyclic, Blocks, Columns, Replicated, Rows
 from caldera.compiler.sharding.layout import ShardLayout
@@ -182,7 +182,7 @@ def _compare(node: Node, inputs: list[np.ndarray], found: list[np.ndarray], what
 
 def small_panels(short: int = 12) -> None:
     """Several panels and the algorithm for long signals, for small cases too."""
-    fourier.SHORT, product.PANEL_BYTES, product.NARROWEST = short, 512, 3
+    axis_exchange.SHORT, product.PANEL_BYTES, product.NARROWEST = short, 512, 3
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import caldera as cd
 from caldera.comm import Communicator, run_virtual_ranks
 from caldera.compiler.lazy import lift
 from caldera.compiler.lazy.compile import compile_nodes
-from caldera.compiler.sharding.algorithms import fourier, product
+from caldera.compiler.sharding.algorithms import axis_exchange, product
 from caldera.compiler.sharding.algorithms.axis_exchange import (
     ConvolutionWindow,
     halo_exchange,
@@ -38,7 +38,8 @@ from tests.unit.compiler.sharding.algorithm_cases import (
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in ((fourier, "SHORT"), (product, "PANEL_BYTES"), (product, "NARROWEST")):
+    known = ((axis_exchange, "SHORT"), (product, "PANEL_BYTES"), (product, "NARROWEST"))
+    for module, name in known:
         monkeypatch.setattr(module, name, getattr(module, name))
     small_panels()
 
@@ -149,10 +150,10 @@ def test_small_singular_values_have_all_their_digits() -> None:
 @pytest.mark.parametrize("n", [64, 97])
 def test_a_long_signal_moves_instead_of_being_gathered(n: int) -> None:
     x = numbers(np.random.default_rng(n), np.complex128, n)
-    taken, made = fourier.input_cuts(n, 3), fourier.output_cuts(n, 3)
+    taken, made = axis_exchange.input_cuts(n, 3), axis_exchange.output_cuts(n, 3)
 
     def work(comm: Communicator) -> np.ndarray:
-        return fourier.fft(x[taken[comm.rank] : taken[comm.rank + 1]], n, comm)
+        return axis_exchange.fft(x[taken[comm.rank] : taken[comm.rank + 1]], n, comm)
 
     parts = run_virtual_ranks(3, work)
     assert [len(part) for part in parts] == np.diff(made).tolist()

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from caldera.comm import Communicator, run_virtual_ranks
+from caldera.compiler.sharding.algorithms.axis_variants import LOCAL_BYTES
 from caldera.compiler.sharding.algorithms.bidiagonal import DEALT, svd_by_bidiagonal
 from caldera.compiler.sharding.algorithms.process_grid import cyclic_indices
 from caldera.compiler.sharding.algorithms.registry import ALGORITHMS
-from caldera.compiler.sharding.algorithms.spectral_variants import LOCAL_BYTES
 from caldera.compiler.sharding.volume import Links
 from caldera.core.graph.node import Spec
 from caldera.core.graph.opdef import OPS, parameter

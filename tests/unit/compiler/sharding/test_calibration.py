@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, astuple, replace
 from typing import Any
 
 import numpy as np
@@ -10,14 +10,15 @@ import pytest
 
 from caldera import dmath as dm
 from caldera.base.config import settings
-from caldera.comm import Communicator, run_virtual_ranks
+from caldera.comm import Communicator, link, run_virtual_ranks
+from caldera.comm.link import Link, sweeps_due
 from caldera.compiler.sharding import calibration
-from caldera.compiler.sharding.calibration import measured_links, sweeps_due
+from caldera.compiler.sharding.calibration import measured_links
 from caldera.compiler.sharding.volume import Links
 from caldera.dmath import protocol
 
-QUIET = Links(1e-6, 2e9, 3e9, 4e9, 5e9)
-BUSY = Links(3e-6, 1e9, 1e9, 2e9, 2e9, 1e9, 1e-3, 2e-3, 4e-3)
+QUIET = Links(1e-6, 2e9, 3e9, 4e9, 5e9, packing=6e9)
+BUSY = Links(3e-6, 1e9, 1e9, 2e9, 2e9, 1e9, 1e-3, 2e-3, 4e-3, packing=3e9)
 
 
 class Machine:
@@ -38,6 +39,7 @@ def machine(monkeypatch: Any, tmp_path: Any) -> Any:
     """Threads as if they were processes, on a machine of which all is known."""
     found = Machine()
     monkeypatch.setattr(calibration, "_sweep", found.sweep)
+    monkeypatch.setattr(link, "_sweep", lambda comm: Link(*astuple(found.state)[:2]))
     monkeypatch.setattr(calibration.time, "time", lambda: found.now)
     with settings.override(cache_dir=tmp_path):
         yield found
@@ -121,7 +123,7 @@ def test_what_cannot_be_read_is_measured_again(machine: Machine, monkeypatch: An
         [asdict(BUSY)],
     ]
     for content in spoiled:
-        monkeypatch.setattr(calibration._LINKS, "read_json", lambda key, c=content: c)
+        monkeypatch.setattr(calibration._TABLE.file, "read_json", lambda key, c=content: c)
         machine.sweeps = 0
         assert _links() == QUIET
         assert machine.sweeps == 3, content

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from caldera.comm import run_virtual_ranks
-from caldera.compiler.sharding import redistribution, transfer
+from caldera.compiler.sharding import transfer
 from caldera.compiler.sharding.axis_split import even_split
 from caldera.compiler.sharding.distributions import BlockCyclic, Columns, Grid, Replicated, Rows
 from caldera.compiler.sharding.layout import CartesianLayout, ShardLayout
@@ -102,7 +102,7 @@ def test_the_dtype_changes_on_the_way(before: str, after: str, width: int) -> No
 
 def test_buffers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """With messages of 64 bytes, one at a time, all is as it was."""
-    monkeypatch.setattr(redistribution, "MESSAGE_BYTES", 64)
+    monkeypatch.setattr(transfer, "MESSAGE_BYTES", 64)
     monkeypatch.setattr(transfer, "AT_ONCE_BYTES", 64)
     longest = []
     packed = transfer._packed
@@ -113,7 +113,7 @@ def test_buffers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         return buffer
 
     monkeypatch.setattr(transfer, "_packed", watched)
-    redistribution.exchange.cache_clear()
+    transfer.exchange.cache_clear()
     pairs = [
         (Rows(), Columns()),
         (Grid(2, 3), BlockCyclic(2, grid=(3, 2))),
@@ -131,7 +131,7 @@ def test_buffers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert sent == 8 * owner_changes(source, target)
         for rank, part in enumerate(made):
             assert np.array_equal(part, target.part_of(whole, rank))
-    redistribution.exchange.cache_clear()
+    transfer.exchange.cache_clear()
     assert max(longest) <= 64
 
 

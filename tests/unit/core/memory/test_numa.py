@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from caldera.core.memory import numa
+from caldera.core.memory import pool as numa
 from caldera.core.memory.pool import Pool, take_host_memory
 
 MAPS = Path("/proc/self/numa_maps")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import caldera as cd
 from caldera.core.tensor import dtype as dtypes
-from caldera.core.tensor.layout import StridedView
+from caldera.core.tensor.shape import StridedView
 from caldera.errors import DeviceError, DtypeError, ShapeError
 
 PLACES = [

@@ -14,7 +14,7 @@ from llvmlite import binding as llvm
 from caldera.kernels.native.codegen import compiler, dtypes, matrix_multiply
 from caldera.kernels.native.codegen.program import _functions
 from caldera.kernels.native.codegen.target import CompilerTarget, host_target
-from caldera.kernels.native.convolution import microkernel
+from caldera.kernels.native.convolution import correlation_blocking
 
 X86, ARM = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
 _AMX = "+amx-tile,+amx-bf16,+avx512f,+avx512bw,+avx512vl,+avx512dq,-prefer-256-bit"
@@ -34,8 +34,8 @@ _NOWHERE = 1 << 20
 _ABOUT_THE_TARGET = (
     compiler._toolchain,
     dtypes.has_conversion,
-    microkernel.by_lanes,
-    microkernel.shapes,
+    correlation_blocking.by_lanes,
+    correlation_blocking.shapes,
     matrix_multiply.has_amx,
 )
 

@@ -7,8 +7,8 @@ import pytest
 
 import caldera as cd
 from caldera import op
-from caldera.kernels.choose import choices
 from caldera.kernels.native import fourier
+from caldera.kernels.tuning.choose import choices
 
 
 @pytest.fixture(params=["SciPy", "NumPy"])

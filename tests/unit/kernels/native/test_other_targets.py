@@ -16,13 +16,14 @@ from caldera.core.graph.ops.activation import softmax
 from caldera.core.graph.ops.epilogue import conv2d_moments
 from caldera.core.graph.ops.product import matmul
 from caldera.core.tensor.dtype import BY_NAME
-from caldera.kernels.measure import compare, some_numbers, tolerance_of
 from caldera.kernels.native import families  # noqa: F401 - registers its kernels
 from caldera.kernels.native.codegen.emitter import F32, natural_lanes
 from caldera.kernels.native.codegen.target import host_target
 from caldera.kernels.native.product import amx
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel
+from caldera.kernels.tuning.correctness import compare, tolerance_of
+from caldera.kernels.tuning.measure import some_numbers
 from tests.unit.kernels.native.convolution.cases import convolution_nodes
 from tests.unit.kernels.native.other_targets import building_for, runs_here
 

@@ -9,7 +9,7 @@ import caldera as cd
 from caldera import op
 from caldera.core.graph.node import Spec
 from caldera.core.graph.opdef import parameter
-from caldera.core.graph.ops import pooling
+from caldera.core.graph.ops import product
 from caldera.core.tensor.dtype import BY_NAME
 from caldera.kernels.native.pooling import taps
 from caldera.kernels.reference import evaluate
@@ -78,10 +78,10 @@ def test_a_few_channels_and_nothing_beside_them(channels: int, dtype: str) -> No
     covering = {"size": (5, 2), "stride": (5, 2), "padding": ((0, 0), (0, 0))}
     larger = (2, channels, 25, 8)
     for node in (
-        pooling.max_pool2d.node(given, **how, dilation=(1, 1)),
-        pooling.avg_pool2d.node(given, **how, count_padding=False),
-        pooling.avg_pool2d.node(given, **covering, count_padding=False),
-        pooling.avg_pool2d_input.node(given, shape=larger, **covering, count_padding=True),
+        product.max_pool2d.node(given, **how, dilation=(1, 1)),
+        product.avg_pool2d.node(given, **how, count_padding=False),
+        product.avg_pool2d.node(given, **covering, count_padding=False),
+        product.avg_pool2d_input.node(given, shape=larger, **covering, count_padding=True),
     ):
         kernel = next(each for each in TABLE.candidates(node, "cpu") if each.name == "native")
         outputs = tuple(image(spec.shape, spec.dtype.name) for spec in node.outputs)

@@ -14,7 +14,7 @@ from caldera.core.graph.ops.epilogue import ACTIVATIONS, matmul_accumulate, matm
 from caldera.core.graph.ops.product import matmul
 from caldera.core.tensor.dtype import BY_NAME, float32
 from caldera.kernels.native.codegen.target import host_target
-from caldera.kernels.native.product import epilogue, gemm, problem, small
+from caldera.kernels.native.product import gemm, problem, small
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel
 from tests.unit.kernels.checking import DTYPES, LAYOUTS, check_kernel
@@ -87,7 +87,7 @@ def test_products_with_a_bias_and_an_activation(dtype: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(ACTIVATIONS))
 def test_every_activation_at_the_ends_of_the_range(name: str) -> None:
-    assert name in epilogue.ACTIVATIONS
+    assert name in problem.ACTIVATIONS
     numbers = np.array(
         [0.0, -0.0, 1e-30, 3.0, -3.0, 80.0, -80.0, np.inf, -np.inf, np.nan], "float32"
     )

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.kernels.reductions import reduction_node, reduction_runners
 from caldera.base.config import settings
-from caldera.bench.reduction_candidates import reduction_node
-from caldera.kernels.choices import ORACLE
-from caldera.kernels.choose import Choices
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call
+from caldera.kernels.tuning.choice_store import ORACLE
+from caldera.kernels.tuning.choose import Choices
 
 SHAPES = [
     ((64, 2048), (1,)),
@@ -82,6 +82,11 @@ def test_a_view_is_summed_by_a_product_as_well() -> None:
 
 def test_sums_of_all_elements_are_measured_as_well(tmp_path: Path) -> None:
     with settings.override(cache_dir=tmp_path, tune_budget_s=10.0):
-        verdict = Choices().verdict(reduction_node((300, 300), (0, 1), "float32"), "cpu")
-    assert verdict.source == "measured"
-    assert verdict.kernel.name != ORACLE
+        choice = Choices().choose(reduction_node((300, 300), (0, 1), "float32"), "cpu")
+    assert choice.source == "measured"
+    assert choice.kernel.name != ORACLE
+
+
+def test_runners_of_the_benchmark_have_every_candidate() -> None:
+    runners = reduction_runners((256, 256), (1,))
+    assert {"native", "product with ones", "np.sum"} <= set(runners)

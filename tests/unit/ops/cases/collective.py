@@ -18,7 +18,7 @@ from caldera.core.graph.ops.collective import (
     start_collective,
     turn,
 )
-from caldera.core.graph.ops.sync_batch_norm import batch_norm_over_ranks_grad
+from caldera.core.graph.ops.normalisation import batch_norm_over_ranks_grad
 from tests.unit.ops.case import Case, numbers
 from tests.unit.ops.cases.normalisation import EPS, batch
 

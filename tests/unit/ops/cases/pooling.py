@@ -10,7 +10,7 @@ import numpy as np
 from caldera import op
 from caldera.compiler.lazy import Expr, lift
 from caldera.core.graph.node import Node
-from caldera.core.graph.ops import pooling
+from caldera.core.graph.ops import product
 from tests.unit.ops.case import Case, numbers
 
 Window = Callable[[np.ndarray], float]
@@ -60,7 +60,7 @@ def apart(*shape: int) -> np.ndarray:
 def _index_like(shape: tuple[int, ...], size: Any) -> Node:
     """An index into windows, as `max_pool2d` might give it."""
     drawn = np.random.default_rng(3).integers(0, size[0] * size[1], shape)
-    return lift(drawn.astype(pooling.index_dtype(size)))
+    return lift(drawn.astype(product.index_dtype(size)))
 
 
 def _max_cases() -> list[Case]:
@@ -82,7 +82,7 @@ def _max_cases() -> list[Case]:
         cases.append(
             Case(
                 "pool_gather",
-                lambda x, i=index, attrs=attrs: Expr(pooling.pool_gather(x.node, i, **attrs)),
+                lambda x, i=index, attrs=attrs: Expr(product.pool_gather(x.node, i, **attrs)),
                 (numbers(*shape),),
                 name=name,
             )
@@ -91,7 +91,7 @@ def _max_cases() -> list[Case]:
         cases.append(
             Case(
                 "pool_scatter",
-                lambda g, i=index, attrs=attrs: Expr(pooling.pool_scatter(g.node, i, **attrs)),
+                lambda g, i=index, attrs=attrs: Expr(product.pool_scatter(g.node, i, **attrs)),
                 (numbers(*small),),
                 name=name,
             )
@@ -121,7 +121,7 @@ def _average_cases() -> list[Case]:
             cases.append(
                 Case(
                     "avg_pool2d_input",
-                    lambda g, attrs=attrs: Expr(pooling.avg_pool2d_input(g.node, **attrs)),
+                    lambda g, attrs=attrs: Expr(product.avg_pool2d_input(g.node, **attrs)),
                     (numbers(*small),),
                     name=f"{name}, padding counted: {counted}",
                 )

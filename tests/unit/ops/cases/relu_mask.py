@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from caldera.compiler.lazy import wrap
-from caldera.core.graph.ops.relu_mask import mask_bytes, relu_mask, relu_mask_grad
+from caldera.core.graph.ops.epilogue import mask_bytes, relu_mask, relu_mask_grad
 from tests.unit.ops.case import Case, numbers
 
 COLUMNS = 19

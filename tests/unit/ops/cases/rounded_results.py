@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from caldera.compiler.lazy import Expr, wrap
+from caldera.core.graph.ops.base import widen
 from caldera.core.graph.ops.epilogue import (
     cross_entropy_with_gradient,
     gather_rounded,
@@ -15,7 +16,6 @@ from caldera.core.graph.ops.epilogue import (
     layer_norm_residual,
     layer_norm_rounded,
 )
-from caldera.core.graph.ops.widening import widen
 from tests.unit.ops.case import Case, numbers
 
 EPS = 0.01

@@ -18,9 +18,8 @@ from caldera.comm import Communicator, run_virtual_ranks
 from caldera.errors import ConfigError, NonFiniteError
 from caldera.nn.layer import Layer
 from caldera.parallel import DataParallel, ParameterServer
-from caldera.parallel.asynchronous.push_codec import push_codec
 from caldera.parallel.asynchronous.server import ServerOptimizer
-from caldera.parallel.asynchronous.transport import ServerShard
+from caldera.parallel.asynchronous.transport import ServerShard, push_codec
 from caldera.train.saving.checkpoint import CheckpointFolder, read_checkpoint
 from tests.unit.parallel.ranks import (
     CLASSES,

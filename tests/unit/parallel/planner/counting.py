@@ -11,7 +11,8 @@ import pytest
 import caldera as cd
 from caldera.comm import Communicator, run_virtual_ranks
 from caldera.comm.traffic import Traffic
-from caldera.parallel.planner.ranking import Way, build_strategy
+from caldera.parallel.planner import Way
+from caldera.parallel.planner.ranking import build_strategy
 
 
 def sent_in_a_step(

@@ -8,7 +8,8 @@ from caldera import nn, op
 from caldera.compiler.sharding.rank_graph import RankGraph
 from caldera.core.graph.program import topological
 from caldera.parallel.distributed_variables import AXIS, evenly
-from caldera.parallel.tensor.layer_sharding import LEAST, chosen_layers, layouts_of
+from caldera.parallel.tensor.candidates import layouts_of
+from caldera.parallel.tensor.layer_layouts import chosen_layouts
 
 RANKS = 2
 
@@ -28,7 +29,7 @@ def test_the_layers_of_alexnet() -> None:
     x = op.all_gather(op.input("x", (3, 3, 224, 224)), (3, 2), 0)
     with nn.trace(training=True, random=op.random_state(), allocate=False, several_ranks=True):
         y = network(x)
-    chosen = chosen_layers(network, RANKS, None, least=LEAST, dense_only=True)
+    chosen = chosen_layouts("splits", network, None, [], RANKS, dense_only=True).left
     layouts = layouts_of(chosen, [y], rank=0, ranks=RANKS)
     weights = [each.split_axes for variable, each in layouts.items() if variable.ndim == 2]
     assert weights == [(1,), (0,), (1,)]

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 import caldera as cd
+from caldera import dmath as dm
 from caldera import nn, op, optim
 from caldera.comm import Communicator, run_virtual_ranks
 from caldera.errors import ConfigError
-from caldera.parallel import DataParallel, Hybrid, TensorParallel
+from caldera.parallel import DataParallel, Hybrid, Layouts, TensorParallel
 from tests.unit.parallel.ranks import (
     CLASSES,
     FEATURES,
@@ -288,7 +289,7 @@ def _refused(message: str, splits: dict[str, str], ranks: int = 2) -> None:
 
 def test_splits_that_cannot_be_are_refused() -> None:
     _refused(
-        r"splits\['2-Danse'\]: expected one of 2-Dense, .*, got '2-Danse'", {"2-Danse": "auto"}
+        r"splits\['2-Danse'\]: expected one of .*, 2-Dense, .*, got '2-Danse'", {"2-Danse": "auto"}
     )
     _refused(
         r"expected one of outputs, auto for 3 ranks, got 'inputs'; .* 12 outputs and 2 inputs",
@@ -300,8 +301,9 @@ def test_splits_that_cannot_be_are_refused() -> None:
         {"3-TransformerBlock/attention": "heads"},
         ranks=4,
     )
-    with pytest.raises(ConfigError, match="splits by outputs, inputs, heads, auto, got 'rows'"):
-        TensorParallel({"2-Dense": "rows"})
+    words = "rows, columns, inputs, replicated, auto"
+    with pytest.raises(ConfigError, match=rf"splits\['2-Dense'\]: expected one of {words}, a lay"):
+        TensorParallel({"2-Dense": "across"})
 
 
 def test_options_that_make_no_sense_are_refused() -> None:
@@ -333,3 +335,44 @@ def test_while_steps_run_a_rank_has_only_its_parts() -> None:
     run_virtual_ranks(2, work)
     assert len(seen) == 2
     assert "while ranks have only parts of it" in seen[0]
+
+
+WORDS: dict[str, tuple[int, Callable[[Communicator], Hybrid]]] = {
+    "columns": (2, lambda comm: TensorParallel({"5-Dense": "columns"}, communicator=comm)),
+    "by classes": (
+        3,
+        lambda comm: TensorParallel({nn.Dense: "columns", -1: "rows"}, communicator=comm),
+    ),
+    "a layout, on a mesh": (
+        4,
+        lambda comm: Hybrid(
+            {"data": 2, "model": 2},
+            {"5-Dense": dm.Columns(), "6-Dense": {"weight": dm.Blocks(rows=2)}},
+            communicator=comm,
+        ),
+    ),
+    "of all ranks' samples": (
+        2,
+        lambda comm: Hybrid(
+            {"model": 2}, {1: "columns", 5: "replicated"}, samples="all", communicator=comm
+        ),
+    ),
+    "parameters alone": (
+        2,
+        lambda comm: Layouts({"5-Dense": "outputs", "6-Dense": "inputs"}, communicator=comm),
+    ),
+}
+
+
+@pytest.mark.parametrize("words", WORDS)
+def test_layers_are_split_in_one_language(words: str) -> None:
+    """That of `Layouts`, and its words for parameters alone, in all strategies."""
+    ranks, strategy = WORDS[words]
+    found = trained(ranks, partial(made, "dense"), strategy, samples(33), watch=False)
+    assert found.same_on_all_ranks()
+    assert_close(found, one_process_of_33(), 1e-11)
+
+
+@cache
+def one_process_of_33() -> Trained:
+    return alone(partial(made, "dense"), samples(33))

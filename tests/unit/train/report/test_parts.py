@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 
 import caldera as cd
-from caldera.train.report.classification import certainty_charts, classes_parts, mistakes_card
-from caldera.train.report.columns import columns_section
 from caldera.train.report.compare import compare_page
-from caldera.train.report.regression import values_parts
+from caldera.train.report.predictions import (
+    certainty_charts,
+    classes_parts,
+    columns_section,
+    mistakes_card,
+    values_parts,
+)
 from caldera.train.report.run import curves_section
 from caldera.train.tracking.run_record import (
     CalibrationRecord,

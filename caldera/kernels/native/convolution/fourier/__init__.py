@@ -13,8 +13,12 @@ import numpy as np
 from caldera.core.graph.memory_format import NHWC, dense_strides, laid_out
 from caldera.core.graph.node import Node
 from caldera.kernels.common.geometry import steps
-from caldera.kernels.native.codegen.dtypes import computed_type
-from caldera.kernels.native.codegen.kernel import NativeCall, NativeKernel
+from caldera.kernels.native.codegen import (
+    NativeCall,
+    NativeKernel,
+    computed_type,
+    offer,
+)
 from caldera.kernels.native.codegen.matrix_multiply import blas
 from caldera.kernels.native.convolution import PRIORITY
 from caldera.kernels.native.convolution.fourier import kernels
@@ -34,7 +38,7 @@ from caldera.kernels.native.convolution.reorder import (
     write_image,
 )
 from caldera.kernels.native.product.problem import copied
-from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.kernels.table import Call, Runner
 
 FEWEST_TAPS = 7
 """Filters with fewer rows or columns are convolved faster in other ways."""
@@ -243,7 +247,12 @@ def _dense(array: np.ndarray, is_filter: bool, layout: FourierTiling) -> np.ndar
     return laid_out(memory, array.shape, order)
 
 
-for _op in ("conv2d", "conv2d_input", "conv2d_weight"):
-    TABLE.add(
-        Kernel(_op, "cpu", "fourier", _bind, _supports, _workspace, PRIORITY, estimate=_seconds)
-    )
+offer(
+    ("conv2d", "conv2d_input", "conv2d_weight"),
+    "fourier",
+    _bind,
+    _supports,
+    _workspace,
+    PRIORITY,
+    estimate=_seconds,
+)

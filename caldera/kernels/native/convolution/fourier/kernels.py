@@ -7,8 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from caldera.kernels.native.codegen.emitter import Emitter, Number, Pointer, RegisterValue
-from caldera.kernels.native.codegen.kernel import Integer, native_kernel
+from caldera.kernels.native.codegen import (
+    Emitter,
+    Integer,
+    Number,
+    Pointer,
+    RegisterValue,
+    native_kernel,
+)
 from caldera.kernels.native.codegen.matrix_multiply import gemm
 
 

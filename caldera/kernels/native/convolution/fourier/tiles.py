@@ -18,8 +18,8 @@ from caldera.base.threads import thread_count
 from caldera.core.tensor.dtype import DType
 from caldera.core.tensor.shape import size
 from caldera.kernels.common.binding import workspace_limit
-from caldera.kernels.native.codegen.target import CACHE_LINE
-from caldera.kernels.native.convolution.cost_model import PEAK
+from caldera.kernels.native.codegen import CACHE_LINE
+from caldera.kernels.native.convolution import PEAK
 from caldera.kernels.native.convolution.reorder import staging_bytes
 from caldera.kernels.native.convolution.tiling import TiledLayout
 

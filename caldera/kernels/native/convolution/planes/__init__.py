@@ -12,13 +12,18 @@ import numpy as np
 from caldera.core.graph.node import Node
 from caldera.core.tensor.shape import size
 from caldera.kernels.common.geometry import Geometry, forward, input_phases, steps
-from caldera.kernels.native.codegen.program import NativeCall
-from caldera.kernels.native.codegen.target import host_target
-from caldera.kernels.native.convolution import PRIORITY
-from caldera.kernels.native.convolution.cost_model import COPY, PEAK
-from caldera.kernels.native.convolution.planes.correlate import correlate, pack_filters
+from caldera.kernels.native.codegen import (
+    NativeCall,
+    host_target,
+    offer,
+)
+from caldera.kernels.native.convolution import COPY, PEAK, PRIORITY
+from caldera.kernels.native.convolution.planes.kernels import (
+    correlate,
+    gradient_calls,
+    pack_filters,
+)
 from caldera.kernels.native.convolution.planes.layout import PlaneCorrelation
-from caldera.kernels.native.convolution.planes.weight import gradient_calls
 from caldera.kernels.native.convolution.reorder import (
     ScratchMemory,
     bind_staged,
@@ -26,7 +31,7 @@ from caldera.kernels.native.convolution.reorder import (
     scratch_bytes,
     staging_bytes,
 )
-from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.kernels.table import Call, Runner
 
 MOST_TERMS = 512
 """Terms of a sum: longer ones round more than other kernels' do."""
@@ -97,7 +102,12 @@ def _bind(call: Call) -> Runner:
     return bind_staged(call, lengths, compute, is_uniform)
 
 
-for _op in ("conv2d", "conv2d_input", "conv2d_weight"):
-    TABLE.add(
-        Kernel(_op, "cpu", "planes", _bind, _supports, _workspace, PRIORITY, estimate=_seconds)
-    )
+offer(
+    ("conv2d", "conv2d_input", "conv2d_weight"),
+    "planes",
+    _bind,
+    _supports,
+    _workspace,
+    PRIORITY,
+    estimate=_seconds,
+)

@@ -17,18 +17,18 @@ from llvmlite import ir
 from caldera.base.threads import thread_count
 from caldera.core.tensor.dtype import NAMES, DType
 from caldera.kernels.common.geometry import Correlation
-from caldera.kernels.native.codegen.dtypes import computed_type
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
     I64,
     Emitter,
+    Integer,
     Pointer,
     RegisterValue,
+    computed_type,
+    host_target,
     itemsize,
     natural_lanes,
     vector,
 )
-from caldera.kernels.native.codegen.kernel import Integer
-from caldera.kernels.native.codegen.target import host_target
 from caldera.kernels.native.convolution.tiling import PaddedImages
 
 STRIP_BYTES = 1 << 17

@@ -14,8 +14,11 @@ import numpy as np
 
 from caldera.base.config import settings
 from caldera.core.graph.node import Node
+from caldera.kernels.native.codegen import (
+    NativeCall,
+    offer,
+)
 from caldera.kernels.native.codegen.matrix_multiply import blas
-from caldera.kernels.native.codegen.program import NativeCall
 from caldera.kernels.native.convolution import PRIORITY
 from caldera.kernels.native.convolution.reorder import (
     ScratchMemory,
@@ -27,7 +30,7 @@ from caldera.kernels.native.convolution.winograd.convolution import convolution_
 from caldera.kernels.native.convolution.winograd.layout import WinogradTiling
 from caldera.kernels.native.convolution.winograd.transforms import SIZES, TAPS
 from caldera.kernels.native.convolution.winograd.weight import weight_calls
-from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.kernels.table import Call, Runner
 
 FEWEST_CHANNELS = 8
 """With fewer on either side the transforms cost more than they save."""
@@ -85,17 +88,13 @@ def _in_groups(layout: WinogradTiling, arrays: list[np.ndarray]) -> list[list[np
 KERNELS = {f"winograd {size}x{size}": size for size in SIZES}
 """The sizes of tiles, by the names of kernels."""
 
-for _op in ("conv2d", "conv2d_input", "conv2d_weight"):
-    for _name, _size in KERNELS.items():
-        TABLE.add(
-            Kernel(
-                _op,
-                "cpu",
-                _name,
-                partial(bind, size=_size),
-                partial(_supports, size=_size),
-                partial(_workspace, size=_size),
-                PRIORITY,
-                estimate=partial(_seconds, size=_size),
-            )
-        )
+for _name, _size in KERNELS.items():
+    offer(
+        ("conv2d", "conv2d_input", "conv2d_weight"),
+        _name,
+        partial(bind, size=_size),
+        partial(_supports, size=_size),
+        partial(_workspace, size=_size),
+        PRIORITY,
+        estimate=partial(_seconds, size=_size),
+    )

@@ -14,18 +14,20 @@ from typing import Any, Self
 import numpy as np
 
 from caldera.kernels.common.geometry import steps
-from caldera.kernels.native.codegen.dtypes import computed_type
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
+    CACHE_LINE,
     I64,
     Emitter,
+    Integer,
+    NativeCall,
+    NativeKernel,
     Number,
     Pointer,
     RegisterValue,
+    computed_type,
     itemsize,
 )
-from caldera.kernels.native.codegen.kernel import Integer, NativeCall, NativeKernel
 from caldera.kernels.native.codegen.matrix_multiply import blas
-from caldera.kernels.native.codegen.target import CACHE_LINE
 from caldera.kernels.native.convolution.winograd.layout import WinogradTiling
 from caldera.kernels.native.convolution.winograd.tiles import (
     Cursor,

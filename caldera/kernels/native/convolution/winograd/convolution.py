@@ -12,26 +12,28 @@ from typing import Any
 
 import numpy as np
 
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
     I64,
     Emitter,
+    Integer,
+    NativeCall,
     Number,
     Pointer,
     RegisterValue,
+    native_kernel,
     natural_lanes,
 )
-from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
 from caldera.kernels.native.codegen.matrix_multiply import gemm
-from caldera.kernels.native.convolution.microkernel import PixelTile
+from caldera.kernels.native.convolution.correlation_blocking import PixelTile
 from caldera.kernels.native.convolution.winograd.arguments import (
     Arguments,
     WinogradSizes,
     steps_of,
     winograd_call,
 )
-from caldera.kernels.native.convolution.winograd.filters import filter_points
 from caldera.kernels.native.convolution.winograd.layout import WinogradTiling
 from caldera.kernels.native.convolution.winograd.tiles import Cursor, Points, inverse_transform
+from caldera.kernels.native.convolution.winograd.weight import filter_points
 from caldera.kernels.native.normalisation.loops import BlockSums
 
 Rows = tuple[Number, RegisterValue]

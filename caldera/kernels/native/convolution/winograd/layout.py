@@ -14,11 +14,14 @@ from functools import cached_property
 from caldera.base.threads import is_limited, thread_count
 from caldera.core.tensor.dtype import NAMES
 from caldera.kernels.common.binding import workspace_limit
-from caldera.kernels.native.codegen.dtypes import computed_type
-from caldera.kernels.native.codegen.emitter import natural_lanes
-from caldera.kernels.native.codegen.target import CACHE_LINE, host_target
-from caldera.kernels.native.convolution.cost_model import PEAK
-from caldera.kernels.native.convolution.microkernel import best_shape
+from caldera.kernels.native.codegen import (
+    CACHE_LINE,
+    computed_type,
+    host_target,
+    natural_lanes,
+)
+from caldera.kernels.native.convolution import PEAK
+from caldera.kernels.native.convolution.correlation_blocking import best_shape
 from caldera.kernels.native.convolution.reorder import staging_bytes
 from caldera.kernels.native.convolution.tiling import TiledLayout
 from caldera.kernels.native.convolution.winograd.transforms import reach

@@ -14,16 +14,16 @@ from typing import Self
 import numpy as np
 
 from caldera.kernels.common.geometry import steps
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
     I32,
     I64,
     Emitter,
+    Integer,
     MutableRegister,
     Pointer,
     RegisterValue,
     itemsize,
 )
-from caldera.kernels.native.codegen.kernel import Integer
 from caldera.kernels.native.convolution.winograd.transforms import (
     TRANSFORMS,
     Vector,

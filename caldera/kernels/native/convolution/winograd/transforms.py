@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from caldera.kernels.native.codegen.emitter import Emitter, RegisterValue
+from caldera.kernels.native.codegen import Emitter, RegisterValue
 
 Vector = list[RegisterValue]
 Transform = Callable[[Emitter, Sequence[RegisterValue]], Vector]

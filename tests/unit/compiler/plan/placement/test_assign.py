@@ -12,8 +12,12 @@ import caldera as cd
 from caldera import op
 from caldera.compiler.lazy import Expr, Variable
 from caldera.compiler.plan.placement import assign
-from caldera.compiler.plan.placement.assign import DevicePlacement, place_nodes, predicted
-from caldera.compiler.plan.placement.min_cut import MeasuredCosts
+from caldera.compiler.plan.placement.assign import (
+    DevicePlacement,
+    MeasuredCosts,
+    place_nodes,
+    predicted,
+)
 from caldera.compiler.plan.placement.parts import parts_of
 from caldera.core.graph.node import Node, pinned
 from caldera.core.graph.program import Program, program_of

@@ -11,7 +11,7 @@ import pytest
 import caldera as cd
 from caldera import nn, op, optim
 from caldera.compiler.lazy import Expr, Variable
-from caldera.compiler.plan.placement import streaming
+from caldera.compiler.plan.placement import parts
 from caldera.compiler.plan.placement.placed_plan import PlacedPlan
 from caldera.core.graph.node import pinned
 from tests.transfers import counted_from_now
@@ -260,7 +260,7 @@ def large_step(device: str, keeper: str | None) -> tuple[Any, list[Any]]:
 def test_updates_on_the_host_begin_when_the_first_gradient_is_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(streaming, "LEAST", 1)
+    monkeypatch.setattr(parts, "LEAST", 1)
     plan, weights = large_step("loopback", "cpu")
     devices = [part.device.name for part in plan.parts]
     assert devices == ["loopback:0", "cpu", "cpu", "cpu"]

@@ -20,7 +20,7 @@ from caldera.kernels.native.convolution.winograd import layout
 from caldera.kernels.native.convolution.winograd.layout import WinogradTiling
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel
-from caldera.kernels.tuning_cache import tuning_key
+from caldera.kernels.tuning.database import tuning_key
 from tests.unit.kernels.native.convolution.cases import convolution_nodes
 
 BOUNDS = {

@@ -14,11 +14,12 @@ import pytest
 from caldera.base.config import settings
 from caldera.core.graph.memory_format import NHWC
 from caldera.core.graph.node import Node, Spec
-from caldera.kernels.measure import _aligned, _placed, compare, some_numbers, tolerance_of
 from caldera.kernels.native import families  # noqa: F401 - registers its kernels
 from caldera.kernels.native.product import amx
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel
+from caldera.kernels.tuning.correctness import compare, tolerance_of
+from caldera.kernels.tuning.measure import _aligned, _placed, some_numbers
 from tests.unit.kernels.native.convolution.cases import convolution_nodes
 from tests.unit.kernels.native.other_targets import building_for
 from tests.unit.kernels.native.tile_registers import with_tile_registers

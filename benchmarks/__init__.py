@@ -1,0 +1,1 @@
+"""Benchmark scripts, in folders by subject; their results are in `results`."""

@@ -1,0 +1,247 @@
+"""Real runs for `plan_check.py`: what a step takes on 2, 4 and 8 ranks of this machine.
+
+    python benchmarks/distributed/plan_runs.py FACTS.json [--places "shared memory" 1gbit] \\
+        [--ranks 2 4 8]
+
+What it measures it adds to the file, so that a long check can be done in pieces. First what the
+planner calibrates itself by: a rank's compute with as many others beside it as there will be (but
+no more than cores), each for itself; the link between two ranks; encoding. Then each strategy
+trains as `fit` does, on shared memory and, where this machine allows it (root, `ip`, `tc`), in
+network namespaces with a link for each rank. A step's time is that of the slowest rank; bytes are
+what all communicators of the busiest rank counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import caldera as cd
+from benchmarks.distributed.links import Links, missing
+from caldera import nn, optim
+from caldera.bench.timing import StepClock, Stopwatch
+from caldera.comm import world
+from caldera.comm.mpi import MpiCommunicator
+from caldera.comm.processes import launch
+from caldera.parallel.planner import Cluster, Compute, Setting, Wire, measured_wire, workload_of
+from caldera.parallel.planner.cluster import measured_turn
+from caldera.parallel.planner.compression_cost import default_codecs, timed
+from caldera.parallel.planner.compute import measured
+from caldera.parallel.planner.prediction import TrainingWay
+from caldera.parallel.planner.ranking import all_ways, build_strategy
+from caldera.train.strategy import Strategy
+
+BATCH, EVERY = 256, 4
+SHARED = "shared memory"
+STEPS = {SHARED: 16, "1gbit": 6, "100mbit": 2}
+"""Steps of a run, several times as many for local SGD; one more before, which makes plans."""
+RANKS = (2, 4, 8)
+
+
+def names(ranks: int, place: str) -> list[str]:
+    """The ways to train that are compared, as the planner calls them."""
+    servers = f"{ranks} servers"
+    halves = {2: "model 2", 4: "data 2 x model 2", 8: "data 4 x model 2"}[ranks]
+    stages = {2: "pipeline 2", 4: "pipeline 4", 8: "data 2 x pipeline 4"}[ranks]
+    found = [
+        "DataParallel, ring",
+        "DataParallel, halving",
+        "DataParallel, direct",
+        "Sharded, stage 1",
+        "Sharded, stage 3",
+        "DataParallel, float16",
+        "DataParallel, QSGD, 4 bits",
+        "DataParallel, Top16_Q4",
+        "DataParallel, PowerSGD, rank 4",
+        f"ParameterServer, asynchronous, {servers}",
+        f"LocalSGD, every {EVERY} steps",
+        "Gossip, ring",
+        f"TensorParallel, model {ranks}",
+        f"Hybrid, {halves}",
+        f"PipelineParallel, {stages}, 1F1B of 8",
+    ]
+    if place == SHARED:
+        found += [f"PipelineParallel, {stages}, fill-drain of 8", "Hogwild"]
+    if place != "100mbit":
+        found.append(f"ParameterServer, synchronous, {servers}")
+    return [name for name in found if ranks > 2 or not name.startswith("Hybrid")]
+
+
+def model() -> cd.NeuralNetwork:
+    """The seed's MLP."""
+    layers = nn.models.mlp((784,), hidden=(528,) * 3, activation="sigmoid")
+    return cd.NeuralNetwork(layers, optimizer=optim.SGD(0.05), batch_size=BATCH)
+
+
+class SendingClock(StepClock):
+    """Notes when each step ends, and the bytes that this rank had sent by then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[int] = []
+
+    def batch_ends(self, run: cd.Run) -> None:
+        super().batch_ends(run)
+        counters = {id(each.traffic): each.traffic for each in MpiCommunicator.relatives()}
+        self.sent.append(sum(each.total.bytes_sent for each in counters.values()))
+
+
+def trained(strategy: Strategy, turns: int, every: int) -> tuple[float, float]:
+    """Seconds of a step, and the bytes of it that this rank sent.
+
+    It is timed over turns of so many steps, of which one has the exchange; the median counts. In
+    the first one plans are made, and algorithms are chosen.
+    """
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(BATCH * (turns + 1) * every, 784)).astype("float32")
+    y = generator.integers(0, 10, len(x))
+    clock = SendingClock()
+    model().fit((x, y), batch_size=BATCH, verbose=0, callbacks=[clock], parallel=strategy)
+    sent = clock.sent[every - 1 :: every]
+    return float(np.median(clock.seconds(every, every))) / every, (sent[-1] - sent[0]) / (
+        turns * every
+    )
+
+
+def the_ways(ranks: int, place: str, wire: Wire) -> Iterator[TrainingWay]:
+    """Those of `names`, of all that the planner knows."""
+    per_node = ranks if place == SHARED else 1
+    cluster = Cluster(ranks, wire, per_node=per_node)
+    workload = workload_of(model())
+    codes = default_codecs(wire)
+    setting = Setting(workload, Compute(((1.0, 1.0),)), cluster, BATCH, codes, EVERY)
+    known = {way.name: way for way in all_ways(setting)}
+    return (known[name] for name in names(ranks, place))
+
+
+# --- what is started as a job
+
+
+def compute() -> dict[str, Any]:
+    """Ranks that share nothing but the machine."""
+    world().Barrier()
+    found, _ = measured(model(), workload_of(model()), BATCH)
+    return asdict(found)
+
+
+def encoding() -> dict[str, Any]:
+    """What compressions take, on one rank."""
+    known = default_codecs(Wire(1e-4, 12.5e6))
+    codes = {name: timed(code) for name, code in known.items()}
+    return {name: [asdict(code.few), asdict(code.many)] for name, code in codes.items()}
+
+
+def link() -> dict[str, Any]:
+    """What is between two ranks."""
+    return asdict(measured_wire(world()))
+
+
+def turn(wire: str) -> float:
+    """What a message waits for where ranks share cores."""
+    return measured_turn(world(), Wire(**json.loads(wire)), len(os.sched_getaffinity(0)))
+
+
+def strategies(place: str, wire: str) -> dict[str, list[float]]:
+    """Each strategy: seconds and bytes of a step, of the slowest and the busiest rank."""
+    found = {}
+    for way in the_ways(world().size, place, Wire(**json.loads(wire))):
+        every = EVERY if "every" in way.maker[1] else 1
+        strategy = build_strategy(way, world().size, world())
+        for each in MpiCommunicator.relatives() if place != SHARED else ():
+            # To try all algorithms takes longer than to train over a slow link.
+            each.algorithm = "ring" if each.algorithm == "auto" else each.algorithm
+        own = trained(strategy, STEPS[place], every)
+        everyone = world().gather_objects(list(own))
+        found[way.name] = [max(each[0] for each in everyone), max(each[1] for each in everyone)]
+    return found
+
+
+JOBS: dict[str, Callable[..., Any]] = {
+    "compute": compute,
+    "encoding": encoding,
+    "link": link,
+    "turn": turn,
+    "strategies": strategies,
+}
+
+
+# --- what starts jobs
+
+
+def run(place: str, ranks: int, *words: str) -> Any:
+    """What rank 0 of a job says."""
+    program = [__file__, "--job", *words]
+    if place != SHARED:
+        # Links of a namespace that was deleted take a moment to go.
+        time.sleep(2)
+        with Links(ranks, place) as links:
+            output = links.run(program, CALDERA_ACCELERATOR="cpu")
+            return json.loads(output.strip().splitlines()[-1])
+    environment = {
+        **os.environ,
+        "CALDERA_THREADS": "1",
+        "CALDERA_ACCELERATOR": "cpu",
+        "OPENBLAS_NUM_THREADS": "1",
+        "OMPI_MCA_pml": "ob1",
+        "OMPI_MCA_btl": "self,sm",
+    }
+    job = launch(ranks, program, environment=environment)
+    done = subprocess.run(
+        job.command, env=job.environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(done.stdout + done.stderr)
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def main(file: Path, places: list[str], counts: list[int]) -> None:
+    """Measure what is asked for and not in the file yet."""
+    facts: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    cores = facts["cores"] = len(os.sched_getaffinity(0))
+    facts["machine"] = platform.machine()
+
+    def measure(key: str, place: str, ranks: int, *words: str) -> None:
+        if key not in facts:
+            began = Stopwatch()
+            facts[key] = run(place, ranks, *words)
+            file.write_text(json.dumps(facts, indent=1))
+            print(f"{key}: {began.wall:.1f} s", flush=True)
+
+    for count in sorted({min(each, cores) for each in counts}):
+        measure(f"compute, {count}", SHARED, count, "compute")
+    measure("encoding", SHARED, 1, "encoding")
+    if max(counts) > cores:
+        measure(f"link, {SHARED}", SHARED, 2, "link")
+        measure("turn", SHARED, 2 * cores, "turn", json.dumps(facts[f"link, {SHARED}"]))
+    for place in places:
+        # Cores must not be what is measured.
+        measure(f"link, {place}", place, 2 if place == SHARED else 4, "link")
+        for ranks in counts:
+            wire = json.dumps(facts[f"link, {place}"])
+            measure(f"{place}, {ranks}", place, ranks, "strategies", place, wire)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("file", nargs="?", type=Path)
+    parser.add_argument("--places", nargs="+", default=[SHARED] if missing() else list(STEPS))
+    parser.add_argument("--ranks", nargs="+", type=int, default=list(RANKS))
+    parser.add_argument("--job", nargs="*", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.job:
+        kind, *words = given.job
+        result = JOBS[kind](*words)
+        if world().rank == 0:
+            print(json.dumps(result))
+    else:
+        main(given.file, given.places, given.ranks)

@@ -1,0 +1,427 @@
+"""Validation of networks, optimizers, samplers, compressions and schemes (levels 1 to 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from caldera.bench.levels.learner import PROBLEM, REFERENCE, Learner, learner
+from caldera.bench.levels.reference import ReferenceAdam, ReferenceSGD
+from caldera.bench.levels.schemes import joined
+from caldera.bench.levels.validation import Difference, PartValidation
+from caldera.bench.parts import Array, CompressionPart, OptimizerPart, Sampler, Scheme
+from caldera.comm import Communicator, SingleProcess, run_virtual_ranks
+
+NETWORK, TRAJECTORY = 1e-9, 1e-7
+STEPS = 12
+EPOCHS = 64
+"""Epochs in which a sampler's order is looked at."""
+SIGMAS = 6.0
+
+
+def validate_network(
+    network: Learner, against: Learner, batches: Sequence[tuple[Array, Array]], framework: str = ""
+) -> PartValidation:
+    """Level 1: losses, gradients and predictions beside those of a reference, in float64.
+
+    >>> from caldera.bench.levels.learner import learner
+    >>> validate_network(learner("reference"), learner("reference"), PROBLEM.data("float64")).passes
+    True
+    """
+    found = PartValidation("network", framework or type(network).__name__)
+    with found.running():
+        start = [np.array(each) for each in against.weights()]
+        network.load(start)
+        same = Difference.of(network.weights(), start)
+        found.add_difference("weights are those that were loaded", same, 0)
+        random = np.random.default_rng(0)
+        for number, (x, y) in enumerate(batches):
+            # Other weights for every batch: those of before must be forgotten.
+            weights = [each + 0.05 * random.standard_normal(each.shape) for each in start]
+            network.load(weights)
+            against.load(weights)
+            loss, gradients = network.gradients_at(x, y)
+            expected, true = against.gradients_at(x, y)
+            apart = Difference.of(gradients, true)
+            found.add(
+                f"loss of batch {number}", abs(loss - expected) / max(1.0, abs(expected)), NETWORK
+            )
+            found.add_difference(f"gradients of batch {number}", apart, NETWORK)
+            found.add(f"gradients of batch {number} (L2)", apart.l2, NETWORK)
+            scores = Difference.of([network.predict(x)], [against.predict(x)])
+            found.add_difference(f"predictions of batch {number}", scores, NETWORK)
+        x, y = batches[0]
+        cut = len(x) // 3
+        whole = joined(network.gradients_at(x, y)[1])
+        parts = [
+            joined(network.gradients_at(x[a:b], y[a:b])[1]) * (b - a) / len(x)
+            for a, b in ((0, cut), (cut, len(x)))
+        ]
+        micro = Difference.of([parts[0] + parts[1]], [whole])
+        found.add_difference("micro-batches add up to the batch", micro, NETWORK)
+    return found
+
+
+def trajectory(
+    network: Learner, optimizer: OptimizerPart, batches: Sequence[tuple[Array, Array]], steps: int
+) -> list[list[Array]]:
+    """The weights after each step."""
+    weights = network.weights()
+    found = []
+    for step in range(1, steps + 1):
+        network.load(weights)
+        _, gradients = network.gradients_at(*batches[(step - 1) % len(batches)])
+        weights = [
+            np.asarray(optimizer.update(number, weight, gradient, step))
+            for number, (weight, gradient) in enumerate(zip(weights, gradients, strict=True))
+        ]
+        found.append([each.copy() for each in weights])
+    return found
+
+
+def validate_optimizer(
+    make: Callable[[], OptimizerPart],
+    against: Callable[[], OptimizerPart],
+    *,
+    framework: str = REFERENCE,
+    steps: int = STEPS,
+    tolerance: float = TRAJECTORY,
+) -> PartValidation:
+    """Level 2: the weights of an optimizer after every step beside those of a reference.
+
+    >>> from caldera.bench.levels.reference import ReferenceSGD
+    >>> validate_optimizer(lambda: ReferenceSGD(0.1), lambda: ReferenceSGD(0.1)).passes
+    True
+    """
+    optimizer = make()
+    found = PartValidation(type(optimizer).__name__, framework)
+    with found.running():
+        _check_manners(found, make())
+        batches = PROBLEM.data("float64")
+        start = learner(framework).weights()
+        network = learner(framework)
+        mine = trajectory(network, optimizer, batches, steps)
+        network.load(start)
+        theirs = trajectory(network, against(), batches, steps)
+        for step, (got, expected) in enumerate(zip(mine, theirs, strict=True), start=1):
+            apart = Difference.of(got, expected)
+            found.add_difference(f"weights after step {step}", apart, tolerance)
+            if not found.passes:
+                break
+        network.load(start)
+        again = trajectory(network, make(), batches, 2)
+        fresh = max(Difference.of(a, b).largest for a, b in zip(again, mine, strict=False))
+        found.add("a new optimizer begins anew", fresh, 0)
+    return found
+
+
+def _check_manners(found: PartValidation, optimizer: OptimizerPart) -> None:
+    weight, gradient = np.linspace(-1, 1, 6).reshape(2, 3), np.linspace(0.5, -2, 6).reshape(2, 3)
+    kept = weight.copy(), gradient.copy()
+    new = np.asarray(optimizer.update(0, weight, gradient, 1))
+    changed = not (np.array_equal(weight, kept[0]) and np.array_equal(gradient, kept[1]))
+    found.add("weights and gradients are left alone", float(changed), 0)
+    found.add("new weights have their shape", float(new.shape != (2, 3)), 0, str(new.shape))
+    found.add("new weights are finite", float(not np.isfinite(new).all()), 0)
+
+
+def validate_sampler(
+    make: Callable[[], Sampler], *, samples: int = 50, batch: int = 8, framework: str = REFERENCE
+) -> PartValidation:
+    """Level 2: every sample once in an epoch, in batches of the right size, in a fair order.
+
+    >>> from caldera.bench.levels.reference import Shuffled
+    >>> validate_sampler(lambda: Shuffled(0)).passes
+    True
+    """
+    sampler = make()
+    found = PartValidation(type(sampler).__name__, framework)
+    with found.running():
+        orders = []
+        wanted = [batch] * (samples // batch) + ([samples % batch] if samples % batch else [])
+        for number in range(EPOCHS):
+            batches = [np.asarray(each) for each in sampler.epoch(samples, batch, number)]
+            order = np.concatenate(batches) if batches else np.zeros(0, int)
+            orders.append(order)
+            if number < 3:
+                missing = sorted(set(range(samples)) - set(order.tolist()))
+                found.add(f"samples left out of epoch {number}", len(missing), 0, str(missing[:5]))
+                extra = len(order) - len(set(order.tolist()))
+                found.add(f"samples repeated in epoch {number}", extra, 0)
+                outside = int(((order < 0) | (order >= samples)).sum())
+                found.add(f"indices outside in epoch {number}", outside, 0)
+                sizes = [len(each) for each in batches]
+                found.add("batches of the size asked for", float(sizes != wanted), 0, str(sizes))
+        again = np.concatenate([np.asarray(each) for each in make().epoch(samples, batch, 1)])
+        found.add("the same seed, the same order", float(not np.array_equal(again, orders[1])), 0)
+        if found.passes and sampler.shuffles:
+            _check_order(found, np.array(orders), samples)
+    return found
+
+
+def _check_order(found: PartValidation, orders: Array, samples: int) -> None:
+    """Every sample comes early as often as late, and epochs differ."""
+    equal = sum(np.array_equal(a, b) for a, b in pairwise(orders))
+    found.add("epochs in the same order", equal, 0)
+    places = np.argsort(orders, axis=1)
+    deviation = np.sqrt((samples**2 - 1) / 12 / len(orders))
+    mean = np.abs(places.mean(0) - (samples - 1) / 2).max() / deviation
+    found.add("a sample's mean place, in standard deviations", float(mean), SIGMAS)
+    together = (np.diff(orders, axis=1) == 1).mean() * samples
+    spread = SIGMAS / np.sqrt(len(orders)) + 1.0
+    found.add("neighbours that stay neighbours in an epoch", float(together), float(spread))
+
+
+def validate_batches(
+    batches: Iterable[tuple[Array, Array]], x: Array, y: Array, framework: str = REFERENCE
+) -> PartValidation:
+    """Level 2: an epoch of a data pipeline has every sample once, with its own label.
+
+    >>> x, y = np.arange(6.0).reshape(3, 2), np.array([0, 1, 2])
+    >>> validate_batches([(x[:2], y[:2]), (x[2:], y[2:])], x, y).passes
+    True
+    """
+    found = PartValidation("batches", framework)
+    wanted: dict[bytes, int] = {}
+    for sample, label in zip(x, y, strict=True):
+        wanted[_key(sample, label)] = wanted.get(_key(sample, label), 0) + 1
+    known = {np.ascontiguousarray(sample, np.float64).tobytes() for sample in x}
+    unknown = mislabelled = repeated = 0
+    for values, labels in batches:
+        for sample, label in zip(values, labels, strict=True):
+            key = _key(sample, label)
+            if key not in wanted:
+                is_known = np.ascontiguousarray(sample, np.float64).tobytes() in known
+                mislabelled += is_known
+                unknown += not is_known
+            else:
+                wanted[key] -= 1
+                repeated += wanted[key] < 0
+    found.add("samples dropped", sum(max(0, each) for each in wanted.values()), 0)
+    found.add("samples repeated", repeated, 0)
+    found.add("samples with another's label", mislabelled, 0)
+    found.add("samples that nobody gave", unknown, 0)
+    return found
+
+
+def _key(sample: Array, label: Array) -> bytes:
+    return np.ascontiguousarray(sample, np.float64).tobytes() + np.int64(label).tobytes()
+
+
+SCHEME = 1e-9
+DRAWS = 160
+SCHEME_STEPS = 8
+RANKS = 3
+NEAR = 0.05
+LEARNS = 0.9
+"""The share of the first loss below which a scheme that is not exact must come."""
+
+
+def validate_compression(
+    make: Callable[[], CompressionPart], *, seed: int = 0, framework: str = REFERENCE
+) -> PartValidation:
+    """Level 3: messages are shorter and lose no more than they may.
+
+    An unbiased compression has the gradient as the mean of its messages; one with feedback gives
+    it all in the end.
+
+    >>> from caldera.bench.levels.reference import ReferenceTopK
+    >>> validate_compression(lambda: ReferenceTopK(0.1)).passes
+    True
+    """
+    compression = make()
+    found = PartValidation(type(compression).__name__, framework)
+    with found.running():
+        random = np.random.default_rng(seed)
+        values = random.standard_normal(257) * np.exp(random.standard_normal(257))
+        kept = values.copy()
+        message = np.asarray(compression.encode(values))
+        got = np.asarray(compression.decode(message, values.size))
+        found.add("the gradient is left alone", float(not np.array_equal(values, kept)), 0)
+        found.add("as many numbers as before", abs(got.size - values.size), 0)
+        found.add("bytes of a message beside float32", message.nbytes / (4 * values.size), 1.0)
+        found.add("numbers are finite", float(not np.isfinite(got).all()), 0)
+        if not found.passes:
+            return found
+        zero = compression.decode(compression.encode(np.zeros(64)), 64)
+        found.add("nothing from nothing", float(np.abs(zero).max()), 0)
+        twice = np.asarray(make().decode(make().encode(2.0 * kept), values.size))
+        first = np.asarray(make().decode(make().encode(kept), values.size))
+        scale = Difference.of([twice], [2.0 * first]).largest
+        found.add("twice the gradient, twice the message", scale, 1e-5)
+        flipped = float(((np.sign(got) * np.sign(kept)) < 0).sum())
+        found.add("numbers whose sign is turned", flipped, 0)
+        if compression.unbiased:
+            _check_bias(found, compression, kept)
+        else:
+            lost = float(np.linalg.norm(kept - got) / np.linalg.norm(kept))
+            found.add("share of the norm that is lost", lost, 1.0 - 1e-6)
+        if compression.feedback:
+            _check_feedback(found, make(), kept)
+    return found
+
+
+def _check_bias(found: PartValidation, compression: CompressionPart, values: Array) -> None:
+    count = values.size
+    drawn = np.stack([compression.decode(compression.encode(values), count) for _ in range(DRAWS)])
+    error = drawn.std(0, ddof=1) / np.sqrt(DRAWS) + 1e-6 * np.abs(values).max()
+    # Rare messages are seen too seldom for their spread to be known.
+    floor = np.median(error)
+    bias = np.abs(drawn.mean(0) - values) / np.maximum(error, floor)
+    found.add("bias, in standard errors", float(bias.max()), SIGMAS, f"number {int(bias.argmax())}")
+    total = abs(float((drawn.mean(0) - values) @ values))
+    allowed = SIGMAS * float(np.sqrt(((error * values) ** 2).sum()))
+    found.add("bias along the gradient", total, allowed)
+
+
+def _check_feedback(found: PartValidation, compression: CompressionPart, values: Array) -> None:
+    """What is left out comes later: the mean of many messages goes to the gradient."""
+    left = np.zeros_like(values)
+    total = np.zeros_like(values)
+    apart = []
+    for step in range(1, 2 * DRAWS + 1):
+        wanted = values + left
+        got = compression.decode(compression.encode(wanted), values.size)
+        left = wanted - got
+        total += got
+        if step % DRAWS == 0:
+            apart.append(float(np.linalg.norm(total / step - values) / np.linalg.norm(values)))
+    first, second = apart
+    # Twice as many messages, half the distance; or it is small already.
+    ratio = 0.0 if second < NEAR else second / first
+    found.add("what is left out comes later", ratio, 0.75, f"{first:.2f}, then {second:.2f} away")
+
+
+def distributed_weights(
+    communicator: Communicator,
+    network: Learner,
+    scheme: Scheme,
+    optimizer: OptimizerPart,
+    batches: Sequence[tuple[Array, Array]],
+    steps: int,
+) -> tuple[list[Array], list[float]]:
+    """The weights after some steps, and this rank's losses; ranks have unequal shares."""
+    weights = network.weights()
+    losses = []
+    for step in range(1, steps + 1):
+        x, y = batches[(step - 1) % len(batches)]
+        mine = shares(len(x), communicator.size)[communicator.rank]
+        network.load(weights)
+        loss, gradients = network.gradients_at(x[mine], y[mine])
+        losses.append(loss)
+        part = (mine.stop - mine.start) / len(x)
+        used = scheme.gradients(communicator, [part * each for each in gradients])
+        weights = [
+            np.asarray(optimizer.update(number, weight, gradient, step))
+            for number, (weight, gradient) in enumerate(zip(weights, used, strict=True))
+        ]
+        weights = scheme.weights(communicator, weights, step)
+    return weights, losses
+
+
+def shares(count: int, ranks: int) -> list[slice]:
+    """Which samples of a batch each rank has; the first have one more where it does not divide.
+
+    >>> shares(5, 2)
+    [slice(0, 3, None), slice(3, 5, None)]
+    """
+    sizes = [count // ranks + (rank < count % ranks) for rank in range(ranks)]
+    ends = np.cumsum(sizes)
+    return [slice(int(end - size), int(end)) for size, end in zip(sizes, ends, strict=True)]
+
+
+def validate_scheme(
+    make: Callable[[], Scheme],
+    *,
+    framework: str = REFERENCE,
+    ranks: int = RANKS,
+    steps: int = SCHEME_STEPS,
+    tolerance: float = SCHEME,
+) -> PartValidation:
+    """Level 3: the weights of all ranks beside those of one process with the whole batch.
+
+    A scheme that is not exact must bring the ranks together, and the loss down as one process does.
+
+    >>> from caldera.bench.levels.schemes import AllReduce
+    >>> validate_scheme(AllReduce).passes
+    True
+    """
+    scheme = make()
+    found = PartValidation(type(scheme).__name__, framework)
+    with found.running():
+        # 23 samples: no number of ranks divides them, so a mean of means is found out.
+        cut = PROBLEM.batch - 1 if scheme.equals_one_process else PROBLEM.batch
+        batches = [(x[:cut], y[:cut]) for x, y in PROBLEM.data("float64")]
+        networks = [learner(framework) for _ in range(ranks)]
+        before = networks[0].weights()
+        rule: Callable[[], OptimizerPart] = lambda: ReferenceAdam(0.01)  # noqa: E731
+        if not scheme.equals_one_process:
+            rule = lambda: ReferenceSGD(0.2)  # noqa: E731
+
+        def work(communicator: Communicator) -> tuple[list[Array], list[float], int]:
+            network = networks[communicator.rank]
+            weights, losses = distributed_weights(
+                communicator, network, make(), rule(), batches, steps
+            )
+            return weights, losses, communicator.traffic.total.bytes_sent
+
+        _check_agreement(found, make, before, ranks)
+        results = run_virtual_ranks(ranks, work)
+        for rank, (weights, _, _) in enumerate(results[1:], start=1):
+            apart = Difference.of(weights, results[0][0])
+            found.add_difference(f"rank {rank} has the weights of rank 0", apart, 1e-12)
+        alone = networks[0]
+        alone.load(before)
+        plain = _Alone()
+        expected, _ = distributed_weights(SingleProcess(), alone, plain, rule(), batches, steps)
+        if scheme.equals_one_process:
+            apart = Difference.of(results[0][0], expected)
+            found.add_difference("weights of one process", apart, tolerance)
+        else:
+            _check_learning(found, alone, before, results[0][0], expected, batches)
+        found.add("ranks that sent nothing", sum(not sent for _, _, sent in results), 0)
+    return found
+
+
+def _check_agreement(
+    found: PartValidation, make: Callable[[], Scheme], weights: list[Array], ranks: int
+) -> None:
+    """Weights in which all ranks agree stay as they are."""
+
+    def work(communicator: Communicator) -> float:
+        scheme = make()
+        kept = [scheme.weights(communicator, weights, step) for step in range(1, SCHEME_STEPS + 1)]
+        return max(Difference.of(each, weights).largest for each in kept)
+
+    found.add("equal weights stay as they are", max(run_virtual_ranks(ranks, work)), 1e-12)
+
+
+class _Alone(Scheme):
+    """One process, which has nobody to tell anything."""
+
+    def gradients(self, communicator: Communicator, gradients: list[Array]) -> list[Array]:
+        return gradients
+
+
+def _check_learning(
+    found: PartValidation,
+    network: Learner,
+    before: list[Array],
+    after: list[Array],
+    expected: list[Array],
+    batches: Sequence[tuple[Array, Array]],
+) -> None:
+    def loss(weights: list[Array]) -> float:
+        network.load(weights)
+        return float(np.mean([network.gradients_at(x, y)[0] for x, y in batches]))
+
+    first, last, wanted = loss(before), loss(after), loss(expected)
+    fallen = (first - last) / max(first - wanted, 1e-12)
+    found.add("loss beside the first", last / first, LEARNS)
+    found.add("fall of the loss beside that of one process", abs(fallen - 1.0), 0.5)
+    moved = joined(after) - joined(before)
+    true = joined(expected) - joined(before)
+    cosine = float(moved @ true / max(np.linalg.norm(moved) * np.linalg.norm(true), 1e-30))
+    found.add("angle to the way of one process (1 - cosine)", 1.0 - cosine, 0.5)

@@ -1,0 +1,117 @@
+"""Operands as nodes: what a user writes beside an expression, in the dtype that operands share."""
+
+from __future__ import annotations
+
+import weakref
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from caldera.compiler.lazy.indexing import array_node
+from caldera.core.graph.node import Node, Spec, Symbol
+from caldera.core.graph.ops.base import cast, constant
+from caldera.core.graph.ops.base import tensor as tensor_leaf
+from caldera.core.tensor import Tensor
+from caldera.core.tensor.dtype import (
+    DType,
+    array_of,
+    canonical,
+    exactly,
+    float32,
+    is_inexact,
+    of_scalar,
+    promote,
+    side_of_range,
+)
+from caldera.errors import DtypeError
+
+
+class Operand:
+    """A value that a node computes: the base of `Expr`."""
+
+    __slots__ = ("node",)
+
+    node: Node
+
+
+def as_float(node: Node) -> Node:
+    """The node, cast to float32 if it holds integers or truth values."""
+    return node if is_inexact(node.dtype) else cast(node, float32)
+
+
+def lift(value: Any, like: DType | None = None) -> Node:
+    """The node of anything a user may write as an operand.
+
+    Python scalars take the dtype of what stands beside them (`like`).
+    """
+    if isinstance(value, Operand):
+        return value.node
+    if isinstance(value, Tensor):
+        return _leaf_of(value)
+    if isinstance(value, bool | int | float | complex):
+        dtype = of_scalar(value, like)
+        if side_of_range(value, dtype):
+            raise DtypeError.build(
+                "operand",
+                expected=f"a number that {dtype} can hold",
+                got=str(value),
+                hint="cast what stands beside it to a wider dtype with op.cast",
+            )
+        return constant(value, dtype)
+    array = array_of(value, "operand")
+    # A list of Python numbers is as weak as one number; an array keeps its dtype.
+    if not isinstance(value, np.ndarray | np.generic) and array.dtype.kind in "ifc":
+        array = exactly(array, of_scalar(array.dtype.type(0).item(), like), "operand")
+    return array_node(array)
+
+
+# A node keeps its tensor alive, so an id is good as long as its entry is.
+_leaves: weakref.WeakValueDictionary[int, Node] = weakref.WeakValueDictionary()
+
+
+def _leaf_of(value: Tensor) -> Node:
+    node = _leaves.get(id(value))
+    if node is None:
+        spec = Spec(value.shape, value.dtype)
+        node = tensor_leaf(symbol=Symbol("", spec, "tensor", value))
+        _leaves[id(value)] = node
+    return node
+
+
+def lift_all(*values: Any) -> tuple[Node, ...]:
+    """Operands that meet each other: lifted, and cast to the dtype they share."""
+    dtypes = [dtype for dtype in map(dtype_of, values) if dtype is not None]
+    # Floats first: beside one, integers do not decide, whatever they would have met in.
+    ordered = sorted(dtypes, key=is_inexact, reverse=True)
+    shared = reduce(promote, ordered) if ordered else None
+    # A weak number still decides the family, also in a list: True + 2 is an int, [1] + 0.5 a float.
+    for number in map(_weak_number, values):
+        if number is not None:
+            weak = of_scalar(number, shared)
+            shared = weak if shared is None else promote(shared, weak)
+    return tuple(cast(lift(value, shared), shared) if shared else lift(value) for value in values)
+
+
+def dtype_of(value: Any) -> DType | None:
+    """The dtype an operand insists on; None for what takes that of its neighbours.
+
+    numpy.float64 is a Python float, and as weak: np.sqrt(2) must not turn a network into float64.
+    (numpy.complex128 is a Python complex number in the same way.)
+    """
+    if isinstance(value, Operand):
+        return value.node.dtype
+    if isinstance(value, Tensor):
+        return value.dtype
+    if isinstance(value, np.ndarray | np.generic) and not isinstance(value, float | complex):
+        return canonical(value.dtype)
+    return None
+
+
+def _weak_number(value: Any) -> bool | int | float | complex | None:
+    """A number of the kind that an operand without a dtype of its own holds."""
+    if isinstance(value, bool | int | float | complex):
+        return value
+    if not isinstance(value, list | tuple):
+        return None
+    return array_of(value, "operand").dtype.type(0).item()

@@ -1,0 +1,1 @@
+"""Which kernel serves a node: candidates are measured, predicted, chosen and remembered."""

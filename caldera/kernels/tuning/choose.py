@@ -1,0 +1,431 @@
+"""Choosing among the kernels of an op by measuring them on the real shapes.
+
+The candidates are all kernels that support a node; the eligible ones keep to the workspace limit.
+The choice among these is looked for in this order: one fixed by hand; the only kernel there is; one
+that is cached, since a computation is repeated; one remembered on disk; a measurement, if the
+time budget allows it, of the kernels that are promising by earlier measurements; a prediction by
+these; else the kernel with the highest priority. A deterministic run measures nothing.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from caldera.base.config import settings
+from caldera.base.plain_data import json_digest
+from caldera.base.registry import nearest
+from caldera.core.graph.node import Node
+from caldera.core.graph.opdef import OPS
+from caldera.errors import ConfigError
+from caldera.kernels.common.binding import at_most_workspace, workspace_limit
+from caldera.kernels.table import TABLE, Kernel, KernelTable
+from caldera.kernels.tuning.choice_store import (
+    ORACLE,
+    ChoiceStore,
+    KernelChoice,
+    cached_or,
+    named,
+    winner,
+)
+from caldera.kernels.tuning.cost_model import features
+from caldera.kernels.tuning.database import TuningRecord, tuning_key
+from caldera.kernels.tuning.measure import TuningBudget, TuningResult, measure
+from caldera.kernels.tuning.threads import SHORT_S, with_a_shared_one, with_thread_counts
+from caldera.kernels.workspace import (
+    SLICED,
+    BatchedNode,
+    best_sizes,
+    divided,
+    keeping_to,
+    least_workspace,
+)
+
+Fixed = Mapping[tuple[str, str], str]
+"""By op and family of devices, the kernel that was fixed by hand."""
+Timer = Callable[..., TuningResult]
+"""Takes a node, kernels, seconds, perhaps the inputs to use, and whether to be `thorough`."""
+
+TIMERS: dict[str, Timer] = {"cpu": measure}
+"""How to time kernels on a family of devices; on other families the priorities decide. Those of a
+card put theirs here when they are loaded."""
+SMALL = 1 << 14
+"""Operations and bytes together, below which calling costs more than computing."""
+SLICE_S = 5e-6
+"""Seconds that a further slice costs, where none was measured."""
+SLOW_FLOPS: dict[str, Callable[[], float]] = {"cpu": lambda: 5e9}
+"""Operations a second that any kernel of a family reaches: says ahead which nodes would take too
+long."""
+
+
+class Choices(ChoiceStore):
+    """Every choice made in this process or remembered on disk; `choices` is the one in use.
+
+    >>> from caldera.kernels.tuning.choose import choices
+    >>> choices.fix("matmul", "reference")
+    >>> print(choices.table().splitlines()[1].split("  ")[-1])
+    fixed by hand
+    >>> choices.unfix("matmul")
+    """
+
+    def __init__(self, table: KernelTable = TABLE) -> None:
+        super().__init__()
+        self._table = table
+        self._fixed: dict[tuple[str, str], str] = {}
+        self._exhaustive = 0
+        self._budget = TuningBudget()
+        self._generation = 0
+
+    @property
+    def version(self) -> Hashable:
+        """Differs whenever choices made so far may no longer hold; part of the key of a plan.
+
+        >>> from caldera.kernels.tuning.choose import Choices
+        >>> choices = Choices()
+        >>> before = choices.version
+        >>> choices.fix("matmul", "reference")
+        >>> choices.version == before
+        False
+        """
+        limits = (settings.workspace_limit, settings.workspace_total)
+        return self._generation, *limits, settings.accuracy
+
+    @property
+    def fixed(self) -> Fixed:
+        """What is fixed by hand now, as a plan that is made now keeps it.
+
+        >>> from caldera.kernels.tuning.choose import Choices
+        >>> choices = Choices()
+        >>> choices.fix("matmul", "reference")
+        >>> choices.fixed
+        {('matmul', 'cpu'): 'reference'}
+        """
+        with self._lock:
+            return dict(self._fixed)
+
+    # --- choosing
+
+    def kernel(
+        self,
+        node: Node,
+        family: str,
+        others: Sequence[Kernel] = (),
+        *,
+        measure: bool = True,
+        limit: int | None = None,
+        fixed: Fixed | None = None,
+    ) -> Kernel:
+        """The kernel that runs this node on devices of this family: one of the table, or of those
+        made for this very node."""
+        found = self.choose(node, family, others, measure=measure, limit=limit, fixed=fixed)
+        return found.kernel
+
+    def choose(
+        self,
+        node: Node,
+        family: str,
+        others: Sequence[Kernel] = (),
+        *,
+        measure: bool = True,
+        limit: int | None = None,
+        fixed: Fixed | None = None,
+    ) -> KernelChoice:
+        """Choose the kernel for this node, and give the reason.
+
+        Without `measure` it is one remembered or guessed. `limit` has the bytes of workspace for
+        this node, where they are not those of the settings. A kernel that needs more is given the
+        batch in slices; where no kernel needs so little, the one that needs least serves. `fixed`
+        has what was fixed by hand when a plan was made, where that may have changed since.
+        """
+        if limit is not None:
+            with at_most_workspace(limit):
+                found = self.choose(node, family, others, measure=measure, fixed=fixed)
+            return replace(found, kernel=keeping_to(found.kernel, limit))
+        candidates = self._table.candidates(node, family, others=others)
+        if len(candidates) == 1:
+            return KernelChoice(candidates[0], None, "only")
+        contenders = _contenders(candidates)
+        name = (self._fixed if fixed is None else fixed).get((node.op.name, family))
+        is_small = name is None and _work(node) < SMALL
+        if is_small and contenders[0].workspace(node) <= workspace_limit():
+            # Most nodes of small networks: the first serves, and nothing is asked of the others.
+            return KernelChoice(contenders[0], None, "only" if len(contenders) == 1 else "guess")
+        allowed = max(workspace_limit(), least_workspace(node, contenders))
+        chosen = named(candidates, name)
+        if chosen is not None and chosen.workspace(node) <= allowed:
+            return KernelChoice(chosen, None, "fixed")
+        if chosen is not None and (cuts := self._divisions(node, [chosen], allowed, False)[0]):
+            return KernelChoice(cuts[0], None, "fixed")
+        eligible = [kernel for kernel in contenders if kernel.workspace(node) <= allowed]
+        if len(eligible) == len(contenders):
+            return self._select(node, eligible, candidates, measure)
+        can_measure = measure and _work(node) >= SMALL
+        cuts, is_measured = self._divisions(node, candidates, allowed, can_measure)
+        if cuts and not is_measured:
+            first = eligible[0] if contenders[0] in eligible else cuts[0]
+            return KernelChoice(first, None, "guess")
+        return self._select(node, [*eligible, *cuts], candidates, measure)
+
+    def _select(
+        self, node: Node, eligible: Sequence[Kernel], candidates: Sequence[Kernel], measure: bool
+    ) -> KernelChoice:
+        """Choose among the eligible kernels: by a measurement if possible, else by priority."""
+        if len(eligible) == 1:
+            return KernelChoice(eligible[0], None, "only")
+        guess = KernelChoice(eligible[0], None, "guess")
+        if _work(node) < SMALL or not all(kernel.measured for kernel in eligible):
+            return guess
+        return self._tuned(node, eligible, candidates, measure) or guess
+
+    def _tuned(
+        self, node: Node, eligible: Sequence[Kernel], candidates: Sequence[Kernel], measure: bool
+    ) -> KernelChoice | None:
+        """The choice that is cached, remembered, measured now or predicted; None without any."""
+        # The oracle serves if all of the others prove to be wrong.
+        oracle = [each for each in candidates if each.name == ORACLE and each not in eligible]
+        kernels = [*eligible, *oracle]
+        key = tuning_key(node, kernels[0].family, kernels)
+        if key is None:
+            return None
+        digest = json_digest(key)
+
+        def choose() -> KernelChoice | None:
+            known = self._lookup(digest, key, kernels)
+            if measure and (known is None or known.source == "predicted"):
+                known = self._tune(node, key, kernels) or known
+            return known or self._predict(node, key, eligible)
+
+        may_cut = node.op.name in SLICED
+        with self._lock:
+            return cached_or(choose, digest, with_thread_counts(kernels), measure, is_timed=may_cut)
+
+    # --- in slices
+
+    def _divisions(
+        self, node: Node, kernels: Sequence[Kernel], limit: int, measure: bool
+    ) -> tuple[list[Kernel], bool]:
+        """The fastest way to take the batch in slices, each by one of these kernels within the
+        limit, and the way with the fewest slices; whether slices were measured for that."""
+        batch = BatchedNode.of(node)
+        if batch is None:
+            return [], False
+        rest = limit - batch.term_bytes
+        with at_most_workspace(max(0, rest)):
+            eligible: dict[int, list[Kernel]] = {}
+            for size in batch.sizes:
+                part = batch.part(size)
+                row = [each for each in _contenders(kernels) if each.supports(part)]
+                eligible[size] = [each for each in row if each.workspace(part) <= rest]
+            best = self._slices(batch, eligible, kernels, measure)
+            guess = {
+                size: (row[0], row[0].estimate(batch.part(size)) + SLICE_S)
+                for size, row in eligible.items()
+                if row
+            }
+        found = guess if best is None else best
+        between = batch.adding_seconds
+        ways = [best_sizes(batch.entries, {n: time for n, (_, time) in found.items()}, between)]
+        if best is not None:
+            # What is measured alone may be in cache, which the whole batch is not.
+            ways.append(best_sizes(batch.entries, dict.fromkeys(found, 1.0)))
+        slices = {tuple((found[size][0], size) for size in sizes): None for sizes in ways if sizes}
+        return [divided(batch, each, limit) for each in slices], best is not None
+
+    def _slices(
+        self,
+        batch: BatchedNode,
+        eligible: dict[int, list[Kernel]],
+        candidates: Sequence[Kernel],
+        measure: bool,
+    ) -> dict[int, tuple[Kernel, float]] | None:
+        """The fastest kernel for each size of slices, and its seconds; None if one is not known."""
+        found: dict[int, tuple[Kernel, float]] = {}
+        for size, row in eligible.items():
+            if not row:
+                continue
+            if not all(kernel.measured for kernel in row):
+                return None
+            choice = self._tuned(batch.part(size), row, candidates, measure)
+            if choice is None or choice.times is None:
+                return None
+            if choice.kernel.name in choice.times:
+                found[size] = (choice.kernel, choice.times[choice.kernel.name])
+        return found
+
+    def seconds_within(
+        self, node: Node, kernel: Kernel, limit: int, *, measure: bool
+    ) -> dict[str, float] | None:
+        """The seconds that a kernel takes which keeps to a limit of workspace, if that is known."""
+        with at_most_workspace(limit):
+            found = self._tuned(node, [kernel], [kernel], measure)
+        return None if found is None else found.times
+
+    # --- remembered, measured or predicted
+
+    def _lookup(
+        self, digest: str, key: dict[str, Any], kernels: Sequence[Kernel]
+    ) -> KernelChoice | None:
+        """Return the remembered choice, if its kernel is among these."""
+        record = self._record(digest, key)
+        chosen = named(with_thread_counts(kernels), record.chosen) if record is not None else None
+        if record is None or chosen is None:
+            return None
+        return KernelChoice(
+            chosen, record.times, "predicted" if record.is_predicted else "remembered"
+        )
+
+    def _tune(
+        self, node: Node, key: dict[str, Any], kernels: Sequence[Kernel]
+    ) -> KernelChoice | None:
+        """Measure the promising kernels and remember the winner; None if that is not possible."""
+        contenders = _contenders(kernels)
+        family = contenders[0].family
+        timer = TIMERS.get(family)
+        left = self._budget.left
+        if timer is None or settings.deterministic:
+            return None
+        if not self._exhaustive:
+            promising = with_a_shared_one(self._model().promising(node, contenders), contenders)
+            found = self._predict(node, key, contenders) if len(promising) == 1 else None
+            if found is not None and self._is_settled(node, promising[0], found):
+                return found
+            contenders = [kernel for kernel in contenders if kernel in promising]
+        expected = node.op.count_flops(node) * (len(contenders) + 1) / SLOW_FLOPS[family]()
+        if left <= expected:
+            return None
+        try:
+            with self._budget.spending():
+                how = {"thorough": True} if self._exhaustive else {}
+                outcome = timer(node, contenders, left, **how)
+        except MemoryError:
+            return None
+        for name, reason in outcome.failures.items():
+            warnings.warn(
+                f"op.{node.op.name}: kernel {name!r} is left out: {reason}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        kernel = winner(with_thread_counts(kernels), outcome.times, node)
+        timed = [each for each in with_thread_counts(contenders) if each.name in outcome.times]
+        rows = {each.name: features(node, each) for each in timed}
+        self._keep(TuningRecord(key, kernel.name, outcome.times, rows, outcome.pace))
+        return KernelChoice(kernel, outcome.times, "measured")
+
+    @contextmanager
+    def exhaustive(self) -> Iterator[None]:
+        """Context manager that measures every candidate kernel, without pruning.
+
+        >>> from caldera.kernels.tuning.choose import Choices
+        >>> with Choices().exhaustive():
+        ...     pass
+        """
+        self._exhaustive += 1
+        try:
+            yield
+        finally:
+            self._exhaustive -= 1
+
+    def _predict(
+        self, node: Node, key: dict[str, Any], contenders: Sequence[Kernel]
+    ) -> KernelChoice | None:
+        """The kernel that is expected to be fastest; None if too little is known of one."""
+        if settings.threads > 1:
+            contenders = [kernel for kernel in contenders if not kernel.serial] or contenders
+        found = None if self._exhaustive else self._model().predictions(node, contenders)
+        if found is None:
+            return None
+        times = {name: each.seconds for name, each in found.items()}
+        best = next(kernel for kernel in contenders if kernel.name == next(iter(times)))
+        if times[best.name] <= SHORT_S:
+            best = self._model().promising(node, with_thread_counts([best]))[0]
+            times.setdefault(best.name, min(times.values()))
+        # A plan that is made later must find the same choice.
+        self._note(json_digest(key), TuningRecord(key, best.name, times, is_predicted=True))
+        return KernelChoice(best, times, "predicted")
+
+    def _is_settled(self, node: Node, kernel: Kernel, found: KernelChoice) -> bool:
+        """Whether a prediction leaves nothing to find out: the best number of threads of a kernel
+        that takes long is known."""
+        is_long = min((found.times or {}).values(), default=0.0) > SHORT_S
+        return is_long or len(self._model().promising(node, with_thread_counts([kernel]))) == 1
+
+    # --- what a user may do about it
+
+    def fix(self, op: str, kernel_name: str, family: str = "cpu") -> None:
+        """Use this kernel for an op wherever it can run, in this process, whatever is faster.
+
+        Plans that exist keep what they have; new ones follow. Where it cannot run, others do:
+        `plan.explain()` shows the kernel of each step.
+
+        >>> from caldera.kernels.tuning.choose import choices
+        >>> choices.fix("matmul", "blas")
+        >>> choices.unfix("matmul")
+        """
+        _check_op("choices.fix", op)
+        names = self._table.names(op, family)
+        if kernel_name not in names:
+            raise ConfigError.build(
+                "choices.fix",
+                expected=f"a kernel for op.{op}: {', '.join(names) or 'none'}",
+                got=repr(kernel_name),
+            )
+        with self._lock:
+            self._fixed[op, family] = kernel_name
+            self._generation += 1
+
+    def unfix(self, op: str, family: str = "cpu") -> None:
+        """Choose for this op by measuring again.
+
+        >>> from caldera.kernels.tuning.choose import choices
+        >>> choices.unfix("conv2d")
+        """
+        _check_op("choices.unfix", op)
+        with self._lock:
+            self._fixed.pop((op, family), None)
+            self._generation += 1
+
+    def clear(self) -> None:
+        """Forget all measurements, in memory and on disk, and start with a full time budget.
+
+        >>> import tempfile
+        >>> import caldera as cd
+        >>> with tempfile.TemporaryDirectory() as folder, cd.settings.override(cache_dir=folder):
+        ...     cd.choices.clear()
+        """
+        with self._lock:
+            self._forget()
+            self._budget.reset()
+            self._generation += 1
+
+    def table(self) -> str:
+        """What was chosen for which op and shapes, and what it beat, to be printed.
+
+        >>> from caldera.kernels.tuning.choose import Choices
+        >>> print(Choices().table().splitlines()[0].split())
+        ['op', 'inputs', 'chosen', 'beat']
+        """
+        with self._lock:
+            return self._table_text({op: name for (op, _), name in self._fixed.items()})
+
+
+def _contenders(candidates: Sequence[Kernel]) -> Sequence[Kernel]:
+    """The candidates less the oracle, unless it is alone."""
+    return [kernel for kernel in candidates if kernel.name != ORACLE] or candidates
+
+
+def _work(node: Node) -> int:
+    """Operations and bytes of a node."""
+    specs = [given.spec for given in node.inputs] + list(node.outputs)
+    return node.op.count_flops(node) + sum(spec.nbytes for spec in specs)
+
+
+def _check_op(where: str, op: str) -> None:
+    if op not in OPS:
+        raise ConfigError.build(where, expected="an op's name", got=repr(op), hint=nearest(op, OPS))
+
+
+choices = Choices()
+"""The choices that plans go by."""

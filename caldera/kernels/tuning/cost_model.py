@@ -1,0 +1,354 @@
+"""What measured kernels tell about those that were not measured: a learnt model of their times.
+
+For each kernel a Gaussian process predicts the logarithm of its seconds from the shapes of a node,
+around the kernel's own estimate; for each two kernels that were measured in turns another one
+predicts their ratio, which does not depend on how busy the machine was. They are trained on what
+was measured on this machine, to which each measurement adds, and say how far off they may be: where
+one does not know, its spread is wide. Ahead of a measurement they leave out the kernels of
+which nothing can be expected; where there is no time to measure, or nothing to find out, they
+answer instead.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+
+from caldera.core.graph.node import Node
+from caldera.core.tensor.dtype import NAMES
+from caldera.core.tensor.shape import Shape
+from caldera.kernels.common.blas_threads import single_threaded_blas
+from caldera.kernels.table import Kernel
+from caldera.kernels.tuning.measure import LOSS, expected_loss
+
+MOST_SAMPLES = 256
+"""Measurements that are kept; when there are more, a quarter of them goes, the oldest."""
+FOLLOWING, FROM_MEMORY = 0.85, 0.35
+"""The part of a change of the yardstick that kernels follow, and that of those whose operands come
+from memory: that is as slow whether a core is shared with somebody or not."""
+CACHED = 1 << 22
+"""Numbers in operands and result from which on they come from memory."""
+_SPEED = 1e10
+"""Operations and bytes a second of kernels that have no estimate."""
+_LARGEST = 1e3
+"""Features are logarithms: what is larger was written by no measurement."""
+_DIMENSIONS = 4
+_VECTOR = 16
+"""Numbers that kernels take at a time: what is left over is computed as if it were so many."""
+
+Group = tuple[str, str, str, str]
+"""Family, op, dtype, kernel."""
+
+
+@dataclass(frozen=True)
+class Prior:
+    """What is thought of times before any is known; standard deviations of logarithms.
+
+    `overall`: of all from what the estimates say; `slope`: along a feature; `local`: of what is
+    special about a region of shapes, which is `length` wide; `noise`: of a measurement.
+    """
+
+    overall: float
+    slope: float
+    local: float
+    length: float
+    noise: float
+
+
+SECONDS = Prior(overall=2.0, slope=0.1, local=0.3, length=2.0, noise=0.12)
+RATIO = Prior(overall=0.5, slope=0.03, local=0.25, length=3.0, noise=0.08)
+"""Of kernels in turns, whose estimates were made to be compared."""
+UNESTIMATED = Prior(overall=1.0, slope=0.1, local=0.25, length=3.0, noise=0.08)
+"""The same of kernels that have no estimates."""
+
+
+@dataclass(frozen=True)
+class TimeEstimate:
+    """Seconds, and the standard deviation of their logarithm."""
+
+    seconds: float
+    spread: float
+
+
+def features(node: Node, kernel: Kernel) -> list[float]:
+    """What a prediction goes by: the logarithm of the estimate, then the work, the shapes, and how
+    much the last vectors of their sides are left empty.
+
+    >>> from caldera.core.graph.node import Spec
+    >>> from caldera.core.graph.opdef import parameter
+    >>> from caldera.core.graph.ops.product import matmul
+    >>> from caldera.kernels.table import TABLE
+    >>> a = parameter(0, Spec((64, 32), np.dtype("float32")))
+    >>> b = parameter(1, Spec((32, 16), np.dtype("float32")))
+    >>> node = matmul(a, b, ta=False, tb=False)
+    >>> len(features(node, TABLE.candidates(node, "cpu")[0])) == FEATURES
+    True
+    """
+    specs = [given.outputs[0] for given in node.inputs[:2]]
+    specs += [specs[-1]] * (2 - len(specs)) if specs else [node.outputs[0]] * 2
+    specs.append(node.outputs[0])
+    flops = node.op.count_flops(node)
+    nbytes = sum(spec.nbytes for spec in specs)
+    base = math.log(max(kernel.estimate(node) or (flops + nbytes) / _SPEED, 1e-9))
+    found = [base, base / 2, math.log(flops + 1.0) - math.log(nbytes + 1.0)]
+    for spec in specs:
+        found += _sides(spec.shape)
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _sides(shape: Shape) -> tuple[float, ...]:
+    padded = ((1,) * _DIMENSIONS + shape)[-_DIMENSIONS:]
+    batch, channels, height, width = (max(1, length) for length in padded)
+    rests = [_left_empty(each) for each in (channels, height * width, width)]
+    return (
+        math.log(batch),
+        math.log(channels),
+        math.log(height * width) / 2,
+        math.log(height / width),
+        *rests,
+    )
+
+
+def _left_empty(length: int) -> float:
+    """The logarithm of how much longer a side becomes that is filled up to whole vectors."""
+    return math.log(-(-length // _VECTOR) * _VECTOR / length) if length >= _VECTOR else 0.0
+
+
+_FIRST, _PER_SHAPE = 3, 7
+FEATURES = _FIRST + 3 * _PER_SHAPE
+
+
+def following(row: Sequence[float]) -> float:
+    """The part of a change of the yardstick that a node of these features follows.
+
+    >>> following([0.0] * FEATURES) == FOLLOWING
+    True
+    """
+    starts = range(_FIRST, FEATURES, _PER_SHAPE)
+    count = sum(math.exp(row[at] + row[at + 1] + 2 * row[at + 2]) for at in starts)
+    return FOLLOWING if count < CACHED else FROM_MEMORY
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """What a process has made of its samples.
+
+    `whitening` is the inverse of the Cholesky factor of their covariance. When `whole` of them were
+    there it was last computed from the beginning, and `middle` is that of the features of these.
+    """
+
+    middle: np.ndarray
+    known: np.ndarray
+    whitening: np.ndarray
+    weights: np.ndarray
+    wider: float
+    whole: int
+
+
+@dataclass
+class _Process:
+    """A Gaussian process over what is known: features, and what is to be predicted from them."""
+
+    prior: Prior
+    samples: list[tuple[list[float], float]] = field(default_factory=list)
+    _fit: _Fit | None = None
+
+    def add(self, given: list[float], value: float) -> None:
+        """A measurement more."""
+        self.samples.append((given, value))
+        if len(self.samples) > MOST_SAMPLES:
+            # Many at once: without the first of them all is computed anew.
+            del self.samples[: MOST_SAMPLES // 4]
+            self._fit = None
+
+    def predict(self, given: list[float]) -> tuple[float, float]:
+        """The mean and the standard deviation for these features."""
+        fit = self._fit
+        if fit is None or len(fit.known) < len(self.samples):
+            # Several threads for a matrix of this size wait for each other on a busy machine.
+            with single_threaded_blas:
+                fit = self._fit = self._fitted(fit)
+        here = np.array([given[1:]]) - fit.middle
+        beside = self._covariance(here, fit.known)[0]
+        explained = fit.whitening @ beside
+        variance = float(self._covariance(here, here)[0, 0] - explained @ explained)
+        return float(beside @ fit.weights), fit.wider * math.sqrt(max(variance, 1e-6))
+
+    def _fitted(self, before: _Fit | None) -> _Fit:
+        """All samples taken in: those that were not there before are added to what was computed,
+        until there are twice as many as when that was done from the beginning."""
+        count = len(self.samples)
+        if before is None or count >= 2 * before.whole:
+            known = np.array([each[1:] for each, _ in self.samples])
+            middle = known.mean(0)
+            known -= middle
+            whitening, whole = np.linalg.inv(np.linalg.cholesky(self._noisy(known))), count
+        else:
+            middle, whole, first = before.middle, before.whole, len(before.known)
+            new = np.array([each[1:] for each, _ in self.samples[first:]]) - middle
+            known = np.concatenate([before.known, new])
+            whitening = self._extended(before, new)
+        weights = whitening.T @ (whitening @ np.array([value for _, value in self.samples]))
+        # How far each sample is from what the others say of it, in spreads: on a busy machine
+        # measurements are off by more than the usual noise.
+        apart = weights / np.sqrt((whitening**2).sum(0))
+        wider = max(1.0, math.sqrt(float(np.mean(apart**2))))
+        return _Fit(middle, known, whitening, weights, wider, whole)
+
+    def _extended(self, before: _Fit, new: np.ndarray) -> np.ndarray:
+        """The inverse factor with rows for new samples, from that without them."""
+        count = len(before.known)
+        explained = before.whitening @ self._covariance(before.known, new)
+        rest = self._noisy(new) - explained.T @ explained
+        corner = np.linalg.inv(np.linalg.cholesky(rest))
+        found = np.zeros((count + len(new),) * 2)
+        found[:count, :count] = before.whitening
+        found[count:, :count] = -corner @ (explained.T @ before.whitening)
+        found[count:, count:] = corner
+        return found
+
+    def _noisy(self, known: np.ndarray) -> np.ndarray:
+        """How much samples tell about each other, their noise included."""
+        return self._covariance(known, known) + self.prior.noise**2 * np.eye(len(known))
+
+    def _covariance(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        """How much measurements tell about each other."""
+        prior, product = self.prior, a @ b.T
+        apart = (a**2).sum(1)[:, None] + (b**2).sum(1)[None, :] - 2 * product
+        near = np.exp(-np.maximum(apart, 0.0) / (2 * prior.length**2))
+        return prior.overall**2 + prior.slope**2 * product + prior.local**2 * near
+
+
+@dataclass
+class CostModel:
+    """Predictions for all kernels, by what was measured.
+
+    >>> model = CostModel()
+    >>> group, row = ("cpu", "sum", "float32", "a"), [0.0] * FEATURES
+    >>> model.seconds(group, row) is None
+    True
+    >>> model.learn("cpu", "sum", "float32", {"a": 1.0}, {"a": row})
+    >>> round(model.seconds(group, row).seconds)
+    1
+    """
+
+    _alone: dict[Group, _Process] = field(default_factory=dict)
+    _ratios: dict[tuple[Group, str], _Process] = field(default_factory=dict)
+    _first_pace: dict[str, float] = field(default_factory=dict)
+    _paces: dict[str, list[float]] = field(default_factory=dict)
+    """Logarithms of all of them, beside the first."""
+
+    def learn(
+        self,
+        family: str,
+        op: str,
+        dtype: str,
+        times: Mapping[str, float],
+        rows: Mapping[str, list[float]],
+        pace: float = 1.0,
+    ) -> None:
+        """Take in what was measured for a node: seconds and features of each kernel, and the
+        seconds of the yardstick beside them."""
+        timed = {
+            name: (math.log(times[name]) - row[0], row)
+            for name, row in rows.items()
+            if times.get(name, 0.0) > 0
+            and len(row) == FEATURES
+            and all(abs(each) < _LARGEST for each in row)
+            and math.isfinite(times[name])
+        }
+        if not timed or not 0 < pace < math.inf:
+            return
+        load = math.log(pace / self._first_pace.setdefault(family, pace))
+        insort(self._paces.setdefault(family, []), load)
+        for name, (value, row) in timed.items():
+            group = (family, op, dtype, name)
+            value_alone = value - following(row) * load
+            self._alone.setdefault(group, _Process(SECONDS)).add(row, value_alone)
+            for other, (beside, base) in timed.items():
+                if name < other:
+                    # One that has an estimate starts from it; others start from the same work.
+                    prior = UNESTIMATED if row[0] == base[0] else RATIO
+                    process = self._ratios.setdefault((group, other), _Process(prior))
+                    process.add(row, value - beside)
+
+    def seconds(self, group: Group, row: list[float]) -> TimeEstimate | None:
+        """The time of a kernel for a node of these features, when the machine is as busy as it
+        usually was; None if too little is known of it."""
+        process = self._alone.get(group)
+        if process is None:
+            return None
+        mean, spread = process.predict(row)
+        paces = self._paces[group[0]]
+        usual = following(row) * paces[len(paces) // 2]
+        return TimeEstimate(math.exp(mean + row[0] + usual), spread)
+
+    def predictions(self, node: Node, kernels: Sequence[Kernel]) -> dict[str, TimeEstimate] | None:
+        """The times of all of these kernels, the one that is expected to be fastest first; None if
+        one of them is not known well enough."""
+        rows = {kernel.name: features(node, kernel) for kernel in kernels}
+        best = self._leader(node, kernels, rows)
+        alone = self.seconds(group_of(node, best), rows[best.name])
+        if alone is None:
+            return None
+        found = {best.name: alone}
+        for kernel in kernels:
+            behind, spread = self._behind(node, kernel, best, rows)
+            if math.isinf(spread):
+                return None
+            if kernel is not best:
+                seconds = alone.seconds * math.exp(max(0.0, behind))
+                found[kernel.name] = TimeEstimate(seconds, math.hypot(alone.spread, spread))
+        return found
+
+    def promising(self, node: Node, kernels: Sequence[Kernel]) -> list[Kernel]:
+        """The kernels that may be the fastest, the most likely first: those that it would cost
+        something to pass over, by what is known of them and by how far that may be off."""
+        rows = {kernel.name: features(node, kernel) for kernel in kernels}
+        best = self._leader(node, kernels, rows)
+        return [best] + [
+            kernel
+            for kernel in kernels
+            if kernel is not best
+            and (
+                best.varies
+                or kernel.varies
+                or expected_loss(*self._behind(node, kernel, best, rows)) > LOSS
+            )
+        ]
+
+    def _leader(
+        self, node: Node, kernels: Sequence[Kernel], rows: Mapping[str, list[float]]
+    ) -> Kernel:
+        best = kernels[0]
+        for kernel in kernels[1:]:
+            if self._behind(node, kernel, best, rows)[0] < 0:
+                best = kernel
+        return best
+
+    def _behind(
+        self, node: Node, kernel: Kernel, other: Kernel, rows: Mapping[str, list[float]]
+    ) -> tuple[float, float]:
+        """The logarithm of how many times as long one kernel takes as another, and its spread."""
+        if kernel.name == other.name:
+            return 0.0, 0.0
+        if kernel.name > other.name:
+            mean, spread = self._behind(node, other, kernel, rows)
+            return -mean, spread
+        row, beside = rows[kernel.name], rows[other.name]
+        process = self._ratios.get((group_of(node, kernel), other.name))
+        if process is None:
+            return 0.0, math.inf
+        mean, spread = process.predict(row)
+        return mean + row[0] - beside[0], spread
+
+
+def group_of(node: Node, kernel: Kernel) -> Group:
+    """The kernels that are predicted together."""
+    return kernel.family, node.op.name, NAMES[node.outputs[0].dtype], kernel.name

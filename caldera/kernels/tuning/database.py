@@ -1,0 +1,202 @@
+"""Choices of kernels on disk: one small entry each, named by a hash of what was chosen for.
+
+Whatever cannot be read, or belongs to something else, counts as not there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from caldera.base.config import settings
+from caldera.base.file_cache import FileCache
+from caldera.base.machine import this_machine
+from caldera.base.plain_data import json_digest
+from caldera.core.graph.node import Node, Spec
+from caldera.core.graph.program import Body
+from caldera.core.tensor.dtype import NAMES
+from caldera.kernels.table import Kernel
+from caldera.kernels.workspace import BatchedNode
+
+FORMAT = 2
+_NOT_WORK = frozenset({"stream"})
+"""Attributes that give a node its identity and change nothing about its work."""
+_BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class TuningRecord:
+    """A choice: the kernel, and the seconds that it and the others took.
+
+    `features` has for each kernel what a model of its time can be trained with, `pace` the seconds
+    of the yardstick beside them, 0 where that is not known. A choice that such a model made,
+    `is_predicted`, is not kept on disk.
+    """
+
+    key: dict[str, Any]
+    chosen: str
+    times: dict[str, float]
+    features: dict[str, list[float]] = field(default_factory=dict)
+    pace: float = 0.0
+    is_predicted: bool = False
+
+    @property
+    def kind(self) -> tuple[str, str, str]:
+        """Family of devices, op and dtype: what has a model of its own."""
+        return str(self.key["family"]), str(self.key["op"]), str(self.key["outputs"][0][1])
+
+
+class _NoKeyError(Exception):
+    """Something in a node has no written form."""
+
+
+def tuning_key(node: Node, family: str, kernels: Sequence[Kernel]) -> dict[str, Any] | None:
+    """All that a choice depends on, as plain data; None if it cannot be written down."""
+    try:
+        attributes = _written_attributes(node)
+    except _NoKeyError:
+        return None
+    # Some kernels take larger blocks where they have more workspace.
+    needed = (
+        {} if BatchedNode.of(node) is None else {"workspaces": [k.workspace(node) for k in kernels]}
+    )
+    return {
+        "op": node.op.name,
+        "attributes": attributes,
+        "inputs": [_written(given.outputs[0]) for given in node.inputs],
+        "outputs": [_written(spec) for spec in node.outputs],
+        "family": family,
+        "kernels": [kernel.name for kernel in kernels],
+        "machine": machine_key(family),
+        **needed,
+    }
+
+
+def _written_attributes(node: Node) -> dict[str, Any]:
+    return {name: _written(value) for name, value in node.attrs.items() if name not in _NOT_WORK}
+
+
+def _written(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return {"float": value.hex()}
+    if isinstance(value, tuple):
+        return [_written(part) for part in value]
+    if isinstance(value, np.dtype):
+        return NAMES[value]
+    if isinstance(value, Spec):
+        written = [list(value.shape), NAMES[value.dtype]]
+        return written if value.order is None else [*written, list(value.order)]
+    if isinstance(value, Body):
+        return _written_body(value)
+    raise _NoKeyError
+
+
+def _written_body(body: Body) -> dict[str, Any]:
+    order = body.order()
+    position = {node: index for index, node in enumerate(order)}
+    return {
+        "nodes": [
+            [node.op.name, _written_attributes(node), [position[given] for given in node.inputs]]
+            for node in order
+        ],
+        "outputs": [position[node] for node in body.outputs],
+    }
+
+
+FACTS: dict[str, Callable[[], dict[str, Any]]] = {}
+"""What decides which kernel of a family is fastest, where that is not this machine's CPU."""
+
+
+def machine_key(family: str = "cpu") -> dict[str, Any]:
+    """What about this machine and process decides which kernel of a family is fastest."""
+    if family in FACTS:
+        return FACTS[family]()
+    here = this_machine()
+    return {
+        "cpu": here.cpu,
+        "numpy": here.libraries["numpy"],
+        "blas": here.libraries["blas"],
+        "threads": settings.threads,
+        "blas threads": [os.environ.get(name) for name in _BLAS_THREADS],
+    }
+
+
+# --- files
+
+
+_CHOICES = FileCache("choices")
+_SUMMARY = FileCache("choices-summary")
+"""All choices in one entry: to open a thousand files takes seconds where a disk is busy."""
+_ALL = "all"
+_MANY = 32
+"""Choices that are not in the summary, from which on it is written anew."""
+
+
+def load(key: dict[str, Any]) -> TuningRecord | None:
+    """The remembered answer, if there is one that can be trusted."""
+    return _record(_read(json_digest(key)))
+
+
+def _read(digest: str) -> Any:
+    """What a file holds, if it is what its name says; else None."""
+    held = _CHOICES.read_json(digest)
+    try:
+        return held if json_digest(held["key"]) == digest else None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def _record(held: Any) -> TuningRecord | None:
+    try:
+        times = {str(name): float(seconds) for name, seconds in held["times"].items()}
+        features = {
+            str(name): [float(each) for each in row]
+            for name, row in held.get("features", {}).items()
+        }
+        record = TuningRecord(
+            dict(held["key"]), str(held["chosen"]), times, features, float(held.get("pace", 0.0))
+        )
+        return record if held["format"] == FORMAT and record.kind else None
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        return None
+
+
+def store(record: TuningRecord) -> None:
+    """Keep a choice for the next process. Raises OSError where the folder cannot be written."""
+    held = {"format": FORMAT, **asdict(record)}
+    del held["is_predicted"]
+    _CHOICES.write_json(json_digest(record.key), held)
+
+
+def all_records() -> Iterator[TuningRecord]:
+    """Every choice remembered for this machine as it is now."""
+    here = cache(machine_key)
+    for record in map(_record, _all_files().values()):
+        if record is not None and record.key.get("machine") == here(record.kind[0]):
+            yield record
+
+
+def _all_files() -> dict[str, Any]:
+    """What the files hold, by name: as the summary has it, and the new ones besides."""
+    known = _SUMMARY.read_json(_ALL)
+    known = known if isinstance(known, dict) else {}
+    names = list(_CHOICES)
+    found = {name: known.get(name) or _read(name) for name in names}
+    if sum(held is not None and name not in known for name, held in found.items()) > _MANY:
+        with suppress(OSError):
+            _SUMMARY.write_json(_ALL, {name: held for name, held in found.items() if held})
+    return found
+
+
+def forget() -> None:
+    """Delete every remembered choice, for whatever machine."""
+    _CHOICES.clear()
+    _SUMMARY.clear()

@@ -1,0 +1,351 @@
+"""Timing the kernels of one node against each other, on arrays of its real shapes.
+
+Each kernel is checked once; one that raises or computes something else is out of the race.
+Candidates run interleaved, so a disturbance of the machine affects all of them, and the best time
+of each counts: noise only ever adds. The distance between the best and the second-best time shows
+the uncertainty of the best. A candidate is dropped as soon as its expected gain is small, either
+because it is far behind or because it is as fast as the best.
+
+A process may spend `settings.tune_budget_s` at once. The spent budget is restored at a tenth of a
+second per second of other work. Otherwise a large network would leave no budget for those that
+the same process trains after it, and their kernels would be guessed, however long they are
+trained. So measuring takes a tenth of a long run at the most.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from time import perf_counter
+
+import numpy as np
+
+from caldera.base.config import settings
+from caldera.core.graph.memory_format import laid_out
+from caldera.core.graph.node import Node, Spec
+from caldera.core.memory.host import note_garbage
+from caldera.core.tensor.dtype import DType, bool_, float32, is_float
+from caldera.core.tensor.shape import Shape
+from caldera.kernels.common.binding import ALIGNMENT
+from caldera.kernels.common.blas_threads import single_threaded_blas
+from caldera.kernels.table import Call, Kernel, Runner
+from caldera.kernels.tuning.correctness import Judge
+from caldera.kernels.tuning.threads import SHORT_S, is_shared, on_fewer_threads, seconds_in_plan
+
+PATTERN = (1 << 18) + 7
+"""Different numbers in an input; a larger one repeats them."""
+COLD_S = 2e-3
+"""Seconds of a call from which on it does not matter that workers have to be called first."""
+YARDSTICK = 192
+"""Rows and columns of what tells how fast the machine is at the moment."""
+ROUNDS = 7
+SAMPLE_S = 2e-4
+"""What one timing should last at least, so that the clock is fine enough."""
+HOPELESS = 3.0
+"""A kernel that starts this many times slower than the best is not timed any further."""
+LOSS = 0.015
+"""The part of its time that a choice may be expected to lose: below that nothing is found out."""
+JITTER = 0.02
+"""Standard deviation, in logarithms of seconds, that a best time has at least."""
+Clock = Callable[[int], float]
+"""Runs a kernel so many times, and gives the seconds that one run took."""
+
+
+def measure(
+    node: Node,
+    kernels: Sequence[Kernel],
+    seconds: float,
+    values: Sequence[np.ndarray] | None = None,
+    *,
+    thorough: bool = False,
+) -> TuningResult:
+    """Time the kernels on this node for about `seconds`, at least twice each.
+
+    `values` are its inputs, if made-up ones say nothing about these kernels. With `thorough` the
+    oracle checks them all, and none is left out of the race for being just as fast as another.
+    """
+    deadline = perf_counter() + seconds
+    specs = [given.outputs[0] for given in node.inputs]
+    if values is None:
+        inputs = tuple(_made_up(index, spec) for index, spec in enumerate(specs))
+    else:
+        inputs = tuple(_placed(spec, value) for spec, value in zip(specs, values, strict=True))
+    outputs = tuple(_aligned(spec) for spec in node.outputs)
+    nbytes = max(kernel.workspace(node) for kernel in kernels)
+    workspace = _aligned(Spec((nbytes,), np.dtype(np.uint8))) if nbytes else None
+    if workspace is not None:
+        # Within a plan it has been used before: the first kernel must not pay for getting it.
+        workspace.fill(0)
+    call = Call(node, outputs, inputs, workspace)
+    outcome = TuningResult()
+    with single_threaded_blas, np.errstate(all="ignore"):
+        before = _pace()
+        judge = Judge(call, alone=thorough or len(kernels) == 1)
+        runners = _right_runners(kernels, call, judge, outcome)
+        race(_clocks(runners), outcome, deadline, thorough=thorough)
+        best = min(
+            kernels,
+            key=lambda each: seconds_in_plan(each, outcome.times.get(each.name, math.inf)),
+        )
+        if _is_short(best.name, runners, outcome) and is_shared(runners[best.name]):
+            fewer = [each for each in on_fewer_threads(best) if each.workspace(node) <= nbytes]
+            rivals = {best.name: runners[best.name]}
+            rivals.update(_right_runners(fewer, call, judge, outcome))
+            race(_clocks(rivals), outcome, deadline, thorough=thorough)
+        # The best times of kernels count, and so does that of the yardstick.
+        outcome.pace = min(before, _pace())
+    note_garbage()
+    return outcome
+
+
+def _pace() -> float:
+    """The seconds of the yardstick: a product that any machine computes from its cache."""
+    a, b, c = _yardstick()
+    return min(_seconds(partial(np.matmul, a, b, out=c), 1) for _ in range(3))
+
+
+@lru_cache(maxsize=1)
+def _yardstick() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    a, b = (some_numbers((YARDSTICK, YARDSTICK), float32, np.random.default_rng(0)) for _ in "ab")
+    return a, b, np.empty_like(a)
+
+
+def _right_runners(
+    kernels: Sequence[Kernel], call: Call, judge: Judge, outcome: TuningResult
+) -> dict[str, Runner]:
+    """Those kernels that are right, ready to run; `outcome` notes the seconds of their first run,
+    and what is wrong with the others."""
+    runners = {}
+    for kernel in kernels:
+        try:
+            for output in call.outputs:
+                # What the kernel before it left here must not pass for its own result.
+                output.fill(np.nan if is_float(output.dtype) else 1)
+            runner = kernel.bind(call)
+            seconds = _seconds(runner, 1)
+            judge.hear(kernel)
+        except Exception as problem:
+            # Whatever a candidate raises, the others can still serve.
+            outcome.failures[kernel.name] = f"{type(problem).__name__}: {problem}"
+        else:
+            runners[kernel.name] = runner
+            outcome.times[kernel.name] = seconds
+    for name, reason in judge.wrong().items():
+        outcome.failures[name] = reason
+        del runners[name], outcome.times[name]
+    return runners
+
+
+def _is_short(name: str, runners: dict[str, Runner], outcome: TuningResult) -> bool:
+    """Whether the best kernel may be faster on fewer threads; where a race was over early, it is
+    timed more often to see."""
+    seconds = outcome.times.get(name, math.inf)
+    if SHORT_S < seconds <= 2 * SHORT_S:
+        seconds = outcome.times[name] = min(seconds, *(_seconds(runners[name], 1) for _ in "abc"))
+    return seconds <= SHORT_S
+
+
+def _clocks(runners: dict[str, Runner]) -> dict[str, Clock]:
+    """Those that several threads compute run once before they are timed, where workers may have
+    gone back to the pool meanwhile: within a plan they are there."""
+    shared = {name for name, each in runners.items() if is_shared(each)}
+    stay = len(shared) == len(runners)
+    for name in sorted(shared)[: int(stay)]:
+        _warm_seconds(runners[name], 1)
+    return {
+        name: partial(_warm_seconds if name in shared and not stay else _seconds, each)
+        for name, each in runners.items()
+    }
+
+
+def _warm_seconds(runner: Runner, count: int) -> float:
+    first = _seconds(runner, 1)
+    return first if first > COLD_S else _seconds(runner, count)
+
+
+def _seconds(runner: Runner, count: int) -> float:
+    start = perf_counter()
+    for _ in range(count):
+        runner()
+    return (perf_counter() - start) / count
+
+
+def _memory(spec: Spec) -> np.ndarray:
+    """Elements in a row, where plans may have them: kernels may be slower in other places."""
+    block = np.empty(spec.nbytes + ALIGNMENT, np.uint8)
+    start = -block.ctypes.data % ALIGNMENT
+    return block[start : start + spec.nbytes].view(spec.dtype)
+
+
+def _aligned(spec: Spec) -> np.ndarray:
+    """An array as plans lay it out."""
+    return laid_out(_memory(spec), spec.shape, spec.order)
+
+
+def _placed(spec: Spec, value: np.ndarray) -> np.ndarray:
+    array = _aligned(spec)
+    array[...] = value
+    return array
+
+
+def _made_up(index: int, spec: Spec) -> np.ndarray:
+    """Numbers for the input of this index: to make each anew takes longer than to use it."""
+    memory, pattern = _memory(spec), _pattern(index, spec.dtype)
+    for start in range(0, memory.size, PATTERN):
+        part = memory[start : start + PATTERN]
+        part[...] = pattern[: part.size]
+    return laid_out(memory, spec.shape, spec.order)
+
+
+@lru_cache(maxsize=8)
+def _pattern(index: int, dtype: DType) -> np.ndarray:
+    return some_numbers((PATTERN,), dtype, np.random.default_rng(index))
+
+
+def some_numbers(shape: Shape, dtype: DType, generator: np.random.Generator) -> np.ndarray:
+    """Numbers of both signs whose sums do not cancel; integers are 0, which is a valid index."""
+    if is_float(dtype):
+        return generator.uniform(-0.5, 1.5, shape).astype(dtype)
+    if dtype == bool_:
+        return generator.integers(0, 2, shape).astype(bool_)
+    return np.zeros(shape, dtype)
+
+
+# --- races
+
+
+@dataclass
+class TuningResult:
+    """Seconds a call of each kernel that is right, and what is wrong with the others.
+
+    `pace` has those of a yardstick that was run beside them, where there is one: times of a busy
+    machine are worth as much as others beside it.
+    """
+
+    times: dict[str, float] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    pace: float = 1.0
+
+
+def race(
+    clocks: dict[str, Clock], outcome: TuningResult, deadline: float, *, thorough: bool = False
+) -> None:
+    """Let kernels run in turns, and keep the best time of each; those that are in `outcome` already
+    count. With `thorough` all run to the end but those that have no hope."""
+    timings = {name: [outcome.times[name]] if name in outcome.times else [] for name in clocks}
+    running = list(clocks)
+    for turn in range(ROUNDS):
+        for name in running:
+            if turn > 1 and perf_counter() > deadline:
+                return
+            known = timings[name]
+            count = max(1, int(SAMPLE_S / max(known[0], 1e-7))) if known else 1
+            known.append(clocks[name](count))
+            known.sort()
+            outcome.times[name] = known[0]
+        if turn and thorough:
+            limit = HOPELESS * min((timings[name][0] for name in running), default=0.0)
+            running = [name for name in running if timings[name][0] <= limit]
+        elif not thorough:
+            running = _undecided({name: timings[name] for name in running})
+        if not running:
+            return
+
+
+def _undecided(timings: dict[str, list[float]]) -> list[str]:
+    """The kernels of which it is worth knowing more: all that may well be the fastest."""
+    if len(timings) < 2:
+        return []
+    best = min(timings, key=lambda name: timings[name][0])
+    others = []
+    for name, known in timings.items():
+        behind = math.log(known[0] / timings[best][0])
+        spread = math.hypot(_spread(known), _spread(timings[best]))
+        if name != best and expected_loss(behind, spread) > LOSS:
+            others.append(name)
+    return [best, *others] if others else []
+
+
+def _spread(known: list[float]) -> float:
+    """How far the best of these times may be off, as a logarithm."""
+    return max(JITTER, math.log(known[1] / known[0])) if len(known) > 1 else math.inf
+
+
+def expected_loss(behind: float, spread: float) -> float:
+    """What passing over a kernel costs on average, as a part of the time of the one that is taken.
+
+    It seems to be `behind`, the logarithm of how many times as long it takes, and that may be off
+    by `spread`.
+
+    >>> round(expected_loss(0.0, 0.1), 3), round(expected_loss(0.3, 0.1), 3)
+    (0.04, 0.0)
+    """
+    if math.isinf(spread):
+        return math.inf
+    away = behind / spread
+    density = math.exp(-0.5 * away * away) / math.sqrt(2 * math.pi)
+    return spread * density - behind * 0.5 * math.erfc(away / math.sqrt(2))
+
+
+# --- the time that measuring may take
+
+
+BACK_A_SECOND = 0.1
+"""Seconds that come back in each second."""
+
+
+class TuningBudget:
+    """What measuring has taken in this process of late, and what it may still take.
+
+    >>> from caldera.kernels.tuning.measure import TuningBudget
+    >>> budget = TuningBudget()
+    >>> with budget.spending():
+    ...     pass
+    >>> budget.left > 4.9
+    True
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Have all of it again.
+
+        >>> TuningBudget().reset()
+        """
+        self._spent_s = 0.0
+        self._as_of = perf_counter()
+
+    @property
+    def left(self) -> float:
+        """Seconds that measuring may take now; below 0 after one that took longer than it should.
+
+        >>> import caldera as cd
+        >>> with cd.settings.override(tune_budget_s=0.0):
+        ...     TuningBudget().left
+        0.0
+        """
+        self._refill()
+        return settings.tune_budget_s - self._spent_s
+
+    @contextmanager
+    def spending(self) -> Iterator[None]:
+        """What happens inside is taken from the budget.
+
+        >>> with TuningBudget().spending():
+        ...     pass
+        """
+        self._refill()
+        try:
+            yield
+        finally:
+            now = perf_counter()
+            self._spent_s, self._as_of = self._spent_s + now - self._as_of, now
+
+    def _refill(self) -> None:
+        now = perf_counter()
+        back = BACK_A_SECOND * (now - self._as_of)
+        self._spent_s, self._as_of = max(self._spent_s - back, 0.0), now

@@ -1,0 +1,164 @@
+"""Variables that an optimizer keeps between steps, and the device that holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from caldera import op
+from caldera.base.config import settings
+from caldera.base.configurable import Adjustable
+from caldera.compiler.lazy import Variable
+from caldera.core.memory import Device
+from caldera.core.memory import device as find_device
+from caldera.core.memory.pool import size_class
+from caldera.core.tensor.dtype import float32, promote
+from caldera.errors import ConfigError
+from caldera.optim.gradients import Accumulation
+from caldera.optim.schedule import EpochRule, Schedule
+
+Rate = float | Schedule | EpochRule
+
+
+class OptimizerState(Adjustable):
+    """Step count, learning rate, accumulated gradients, and the state of each parameter.
+
+    Variables are created by the first step or by `prepare`. Without `device` they are kept with
+    the parameters, or on the host if the parameters' device has no room for them.
+    """
+
+    keeps: tuple[str, ...]
+    accumulate: int
+    device: str | None
+    _given_rate: Rate
+
+    def _begin_state(self) -> None:
+        self.apart = self.device
+        self.state: dict[Variable, dict[str, Variable]] = {}
+        self._step: Variable | None = None
+        self._learning_rate: Variable | None = None
+        self._accumulation: Accumulation | None = None
+
+    @property
+    def step(self) -> Variable:
+        """Number of steps taken: a variable, part of plans and checkpoints."""
+        return self._created(self._step)
+
+    @property
+    def learning_rate(self) -> Variable:
+        """The learning rate, if it is not a schedule: assign to it to change running plans.
+
+        >>> import caldera as cd
+        >>> from caldera import op, optim
+        >>> x = op.var("x", (), fill=cd.constant(3.0))
+        >>> descent = optim.SGD(0.5)
+        >>> step = cd.compile(descent.train(x ** 2, [x]))
+        >>> descent.learning_rate.assign(0.25)
+        >>> _ = step.run()
+        >>> x.numpy().item()
+        1.5
+        """
+        return self._created(self._learning_rate)
+
+    def variables(self) -> list[Variable]:
+        """Return the state variables to checkpoint, step count first."""
+        kept = [self.step]
+        if self._learning_rate is not None:
+            kept.append(self._learning_rate)
+        if self._accumulation is not None:
+            kept += self._accumulation.variables()
+        return kept + [variable for state in self.state.values() for variable in state.values()]
+
+    def prepare(self, variables: Sequence[Variable]) -> None:
+        """Create the state of these parameters now, as the first step would: for loading it.
+
+        >>> from caldera import op, optim
+        >>> adam = optim.Adam()
+        >>> adam.prepare([op.var("w", (2,))])
+        >>> [variable.name for variable in adam.variables()]
+        ['step', 'learning rate', 'w/mean', 'w/square']
+        """
+        self._choose_place(variables)
+        for variable in variables:
+            self._create(self._place_of(variable))
+            self._state_of(variable)
+            if self._accumulation is not None:
+                self._accumulation.sum_of(variable, promote(variable.dtype, float32))
+
+    def kept_for(self, variable: Variable) -> list[Variable]:
+        """Return the state variables that have this parameter's shape."""
+        sums = {} if self._accumulation is None else self._accumulation.sums
+        kept = list(self.state.get(variable, {}).values())
+        return [*kept, sums[variable]] if variable in sums else kept
+
+    def hand_over(self, old: Variable, new: Variable, made: Callable[[Variable], Variable]) -> None:
+        """Move the state of `old` to `new`; `made` converts each variable."""
+        if old in self.state:
+            kept = self.state.pop(old)
+            self.state[new] = {name: made(variable) for name, variable in kept.items()}
+        if self._accumulation is not None and old in self._accumulation.sums:
+            self._accumulation.sums[new] = made(self._accumulation.sums.pop(old))
+
+    def _created(self, variable: Variable | None) -> Variable:
+        if variable is None:
+            raise ConfigError.build(
+                type(self).__name__,
+                expected="an optimizer that has variables",
+                got="none yet",
+                hint="call train, apply or minimize first",
+            )
+        return variable
+
+    def _create(self, device: Device) -> Variable:
+        if self._step is None:
+            self._step = op.var("step", (), dtype="int64", device=device)
+            if not isinstance(self._given_rate, Schedule):
+                given = self._given_rate
+                number = float(given.value if isinstance(given, EpochRule) else given)
+                self._learning_rate = op.var(
+                    "learning rate", (), fill=number, dtype="float64", device=device
+                )
+            if self.accumulate > 1:
+                self._accumulation = Accumulation(self.accumulate, device, self.apart)
+        return self._step
+
+    def _place_of(self, variable: Variable) -> Device:
+        """Where what is kept for a parameter is."""
+        device: Device = variable.tensor.device
+        return device if self.apart is None else find_device(self.apart)
+
+    def _choose_place(self, variables: Sequence[Variable]) -> None:
+        if self._step is None and self.device is None:
+            self.apart = host_if_full(variables, len(self.keeps))
+
+    def _state_of(self, variable: Variable) -> dict[str, Variable]:
+        if variable not in self.state:
+            self.state[variable] = {
+                name: op.var(
+                    f"{variable.name}/{name}",
+                    variable.shape,
+                    dtype=promote(variable.dtype, float32),
+                    device=self._place_of(variable),
+                )
+                for name in self.keeps
+            }
+        return self.state[variable]
+
+
+def host_if_full(variables: Sequence[Variable], kept: int) -> str | None:
+    """The host, if the device of these parameters cannot hold them, a gradient for each and `kept`
+    numbers for each of theirs; None if it can, or if somebody has said where plans are to run."""
+    if not variables or not kept or settings.placement != "auto":
+        return None
+    device: Device = variables[0].tensor.device
+    if device.is_host:
+        return None
+    there = device.memory_bytes
+    if there is None:
+        return None
+    needed = 0
+    for variable in variables:
+        tensor = variable.tensor
+        if tensor.device is device:
+            nbytes = size_class(tensor.nbytes)
+            needed += nbytes * (kept + 1 + (not tensor.memory.has_block))
+    return "cpu" if needed > there - device.pool.in_use else None

@@ -1,0 +1,160 @@
+"""The network of a model as a graph: built for its inputs, written down for a batch."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from caldera import op
+from caldera.compiler.lazy import Expr
+from caldera.core.tensor.random import seeded
+from caldera.errors import ConfigError, DataError
+from caldera.nn.tracing import Context, trace
+from caldera.train.model_settings import ModelSettings
+from caldera.train.step_graph import (
+    AFTER_PARAMETERS,
+    ModelSignature,
+    in_units,
+    main_output,
+    named_outputs,
+)
+
+
+class NetworkGraph(ModelSettings):
+    """A network whose parameters are created for the shapes of its first inputs."""
+
+    samples_traced: int = 2
+    """Samples of the batch that is traced to find shapes."""
+    _signature: ModelSignature | None
+    _open_lengths: bool
+
+    @property
+    def signature(self) -> ModelSignature:
+        """The inputs and outputs for one sample, once the model has been built."""
+        if self._signature is None:
+            raise ConfigError.build(
+                type(self).__name__,
+                expected="a model that knows its input shape",
+                got="a new one",
+                hint="call build_for(x), fit or predict first, or start with nn.Input",
+            )
+        return self._signature
+
+    def input_specs(self) -> tuple[tuple[tuple[int, ...], str], ...] | None:
+        """Shape and dtype of one sample of each input, if the model knows them by itself."""
+        return None
+
+    @property
+    def open_lengths(self) -> bool:
+        """Whether inputs are sequences of any length, each of which has plans of its own."""
+        return self._open_lengths
+
+    @property
+    def takes_mask(self) -> bool:
+        """Whether a second input says which steps of sequences are real."""
+        inputs = self.signature.inputs
+        return len(inputs) == 2 and inputs[1][1] == "bool"
+
+    def build_for(self, *samples: Any) -> Context:
+        """Make all parameters for batches like these (only shapes and dtypes matter).
+
+        >>> import numpy as np
+        >>> import caldera as cd
+        >>> from caldera import nn
+        >>> model = cd.NeuralNetwork([nn.Input((4,)), nn.Dense(3)])
+        >>> [p.shape for p in model.parameters()]
+        [(4, 3), (3,)]
+        """
+        specs = tuple((np.shape(x)[1:], self._input_dtype(np.asarray(x))) for x in samples)
+        return self._trace_once(specs)
+
+    def build_again(self) -> Context:
+        """Make all parameters that do not exist, for the inputs that are known."""
+        return self._trace_once(self.signature.inputs)
+
+    def _input_dtype(self, array: np.ndarray) -> str:
+        return str(np.dtype(self.dtype)) if array.dtype.kind == "f" else array.dtype.name
+
+    def _trace_once(self, specs: tuple[tuple[tuple[int, ...], str], ...]) -> Context:
+        # Parameters take the model's seed, whatever was drawn before or is drawn by others.
+        with seeded(self.seed):
+            _, outputs, traced = self._expressions(specs, self.samples_traced)
+        self._signature = ModelSignature.of(specs, outputs)
+        return traced
+
+    def expressions(self, count: int) -> tuple[list[Expr], dict[str, Expr], Context]:
+        """The network for a batch of `count` samples: its inputs, outputs, and calls of layers.
+
+        >>> import caldera as cd
+        >>> from caldera import nn
+        >>> inputs, outputs, traced = cd.NeuralNetwork([nn.Input((4,)), nn.Dense(3)]).expressions(5)
+        >>> [each.shape for each in (*inputs, *outputs.values())]
+        [(5, 4), (5, 3)]
+        """
+        return self.expressions_for(self.signature.inputs, count)
+
+    def expressions_for(
+        self, specs: Sequence[tuple[tuple[int, ...], str]], count: int
+    ) -> tuple[list[Expr], dict[str, Expr], Context]:
+        """The same for inputs of other shapes, where sequences may have any length."""
+        with seeded(self.seed, AFTER_PARAMETERS):
+            inputs, outputs, traced = self._expressions(specs, count)
+        if self.target_scale is not None:
+            name, prediction = main_output(outputs, self.objective)
+            outputs[name] = in_units(prediction, self.target_scale)
+        return inputs, outputs, traced
+
+    def open_expressions(self, count: int) -> tuple[list[Expr], dict[str, Expr], Context]:
+        """The same for those who let the number of samples vary, whichever axis they lie on."""
+        return self.expressions(count)
+
+    def _expressions(
+        self, specs: Sequence[tuple[tuple[int, ...], str]], count: int
+    ) -> tuple[list[Expr], dict[str, Expr], Context]:
+        inputs: list[Expr] = [
+            op.input(f"x{i}", (count, *shape), dtype=dtype)
+            for i, (shape, dtype) in enumerate(specs)
+        ]
+        with trace(dtype=self.dtype, device=self.device) as traced:
+            outputs = named_outputs(self(*inputs))
+        return inputs, outputs, traced
+
+    def ensure_built(
+        self,
+        arrays: Sequence[np.ndarray],
+        inputs: int | None = None,
+        *,
+        open_lengths: bool = False,
+    ) -> None:
+        """Build the model for a batch (inputs, perhaps then targets), or check that it fits.
+
+        `inputs` is how many of the arrays are inputs, where the data know it; with `open_lengths`
+        they are sequences of any length.
+        """
+        if self._signature is None:
+            count = inputs or len(inspect.signature(self.forward).parameters)
+            self._open_lengths = open_lengths
+            self.build_for(*arrays[:count])
+        count = len(self.signature.inputs)
+        arrays = arrays[:count]
+        first = 1 if self.open_lengths else 0
+        for (shape, _), array in zip(self.signature.inputs, arrays, strict=True):
+            if array.ndim != 1 + len(shape) or array.shape[1 + first :] != shape[first:]:
+                shown: tuple[Any, ...] = (
+                    ("steps", *shape[1:]) if self.open_lengths and shape else shape
+                )
+                raise DataError.build(
+                    type(self).__name__,
+                    expected=f"samples of shape {_shape_text(shown)}",
+                    got=f"{array.shape[1:]}",
+                    hint="sequences of different lengths begin with nn.Input((None, ...))"
+                    if open_lengths and not self.open_lengths
+                    else "the first axis counts the samples",
+                )
+
+
+def _shape_text(shape: Sequence[Any]) -> str:
+    return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
