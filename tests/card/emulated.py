@@ -108,15 +108,18 @@ class EmulatedDriver(Driver):
         self._card = card
         self._loaded: dict[tuple[str, str], EmulatedFunction] = {}
         self._pending: list[EmulatedFunction] = []
+        self._adding = threading.Lock()
         self.launches: list[str] = []
         """The names of what was launched, for tests that count."""
 
     def function(self, source: str, name: str) -> Any:
         key = (source, name)
-        if key not in self._loaded:
-            self._loaded[key] = EmulatedFunction(source, name)
-            self._pending.append(self._loaded[key])
-        return self._loaded[key]
+        # Threads bind side by side, and no kernel may be compiled twice in one library.
+        with self._adding:
+            if key not in self._loaded:
+                self._loaded[key] = EmulatedFunction(source, name)
+                self._pending.append(self._loaded[key])
+            return self._loaded[key]
 
     def launch(self, function: Any, grid: Size, block: Size, shared: int, parameters: Any) -> None:
         name = function.name
@@ -130,7 +133,8 @@ class EmulatedDriver(Driver):
         process = _process()
         with _one_at_a_time:
             if function.run is None:
-                pending, self._pending = self._pending, []
+                with self._adding:
+                    pending, self._pending = self._pending, []
                 _build(pending)
             sizes = (ctypes.c_uint * 6)(*grid, *block)
             broken = function.run(sizes, shared, parameters, function.meeting, process.stacks)

@@ -24,8 +24,8 @@ from caldera.kernels.cuda.persistent.fusion import (
     fuse_epilogues,
     in_phases,
 )
-from caldera.kernels.cuda.persistent.program import PersistentKernel, assign_blocks
-from caldera.kernels.cuda.persistent.tasks import TileTask, plain, shared_floats
+from caldera.kernels.cuda.persistent.program import PersistentKernel
+from caldera.kernels.cuda.persistent.tasks import TileTask, assign_blocks, plain, shared_floats
 from caldera.kernels.cuda.runtime.driver import driver, use
 from caldera.kernels.runners import STEP_FUSERS
 from tests.card.emulated import PLAYED, EmulatedDriver, UndrivenDriver, emulated_card

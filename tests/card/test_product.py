@@ -288,6 +288,7 @@ def test_the_text_is_cuda(epilogue: EpilogueCode) -> None:
         for tile in TILES[1 if epilogue.dtype == "float64" else 0 :]
         for along in (True, False)
     ]
-    sources += [tiled._each_text(epilogue), tiled._split_k_text(epilogue, "u64", "T")]
+    sources.append(tiled._text(tiled._EACH, epilogue))
+    sources.append(tiled._text(tiled._SPLIT_K_REDUCE, epilogue, index="u64", term="T"))
     for source in sources:
         check_for_a_card(source)

@@ -16,7 +16,7 @@ from caldera.core.graph.opdef import OPS, parameter
 from caldera.core.memory import Device
 from caldera.core.memory.gpus import card_count
 from caldera.core.tensor.dtype import BY_NAME
-from caldera.kernels.cuda.reduction import ones
+from caldera.kernels.cuda.reduction import reduce
 from caldera.kernels.cuda.runtime import cublaslt, device
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Kernel
@@ -34,8 +34,8 @@ def _library(card: Device, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         fake = FakeCublasLt()
         monkeypatch.setattr(device, "cublas_lt", lambda: fake)
         monkeypatch.setattr(device, "may_measure", lambda: True)
-    monkeypatch.setattr(ones, "FEWEST_ELEMENTS", 8)
-    caches = (cublaslt.handle, cublaslt.algorithms, ones._found)
+    monkeypatch.setattr(reduce, "FEWEST_ELEMENTS", 8)
+    caches = (cublaslt.handle, cublaslt.algorithms, reduce._found)
     for known in caches:
         known.cache_clear()
     yield
@@ -107,7 +107,7 @@ def test_plans_sum_by_it_and_let_go_of_the_ones(card: Device) -> None:
         compare(found.numpy(), given.sum(axis=0))
     del plan
     gc.collect()
-    assert not ones._known
+    assert not reduce._known
 
 
 def test_ones_live_as_long_as_somebody_needs_them(card: Device) -> None:
@@ -115,9 +115,9 @@ def test_ones_live_as_long_as_somebody_needs_them(card: Device) -> None:
     node = OPS["sum"](*stand_ins(x), axis=(0,), keepdims=False)
     kernel = _kernel(node)
     assert kernel is not None
-    first, second = ones._ones(16, BY_NAME["float32"]), ones._ones(16, BY_NAME["float32"])
+    first, second = reduce._ones(16, BY_NAME["float32"]), reduce._ones(16, BY_NAME["float32"])
     assert first is second
     run_kernel(card, kernel, node, (x,))
     del first, second
     gc.collect()
-    assert not ones._known
+    assert not reduce._known

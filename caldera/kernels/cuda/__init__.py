@@ -22,8 +22,8 @@ library has such a thing, or because it serves where the library is absent:
 - `convolution/separable`: pointwise convolutions are cuBLASLt itself, on images seen as matrices;
   depthwise ones with a stride take a third to a fourteenth of the time of `implicit_gemm`, which
   was chosen before, without one 0.43 to 0.80 of cuDNN's.
-- `reduction/ones`: cuBLASLt itself, for sums of columns, where measuring finds it so: 0.64 to 0.89
-  of the time of a loop for wide ones (reductions-h200.md).
+- `reduction/reduce`, products with ones: cuBLASLt itself, for sums of columns, where measuring
+  finds it so: 0.64 to 0.89 of the time of a loop for wide ones (reductions-h200.md).
 - `elementwise`, `reduction`, `softmax`, `normalisation`, `pooling`, `movement`, `random`: there is
   no library for fused bodies, any layout and the same bits on every run.
 - `normalisation/batchnorm_cooperative`: 0.51 to 0.66 of the time of three launches.
@@ -64,12 +64,12 @@ from caldera.kernels.cuda.elementwise import fused, loop, relu_mask
 from caldera.kernels.cuda.indexing import gather, scatter, scatter_few_rows
 from caldera.kernels.cuda.linalg import batched, blocked, cusolver
 from caldera.kernels.cuda.normalisation import (
-    batchnorm,
     batchnorm_cooperative,
     channel_norms,
     layernorm,
+    local_response,
 )
 from caldera.kernels.cuda.product import cublas, tiled
 from caldera.kernels.cuda.recurrent import persistent as recurrent
-from caldera.kernels.cuda.reduction import cumsum, ones, reduce
+from caldera.kernels.cuda.reduction import cumsum, reduce
 from caldera.kernels.cuda.runtime import measure

@@ -99,13 +99,8 @@ def _launch(
     image, pooled = (written, read) if adjoint else (read, written)
     steps = [strides_of(array) for array in arrays]
     channels = written.shape[1]
-    together = 1
     biases = [] if bias is None else [bias]
-    if all(own[1] == 1 for own in steps) and all(strides_of(each)[0] == 1 for each in biases):
-        beside = zip(arrays, steps, strict=True)
-        lying: list[tuple[Array, Sequence[int]]]
-        lying = [(each, (n, y, x)) for each, (n, _, y, x) in beside]
-        together = neighbours(channels, [*lying, *((each, ()) for each in biases)])
+    together = _together(channels, arrays, biases)
     last = channels > 1 and abs(written.strides[1]) < abs(written.strides[3])
     rows, columns = _axes(node)
     small = _is_small(rows, columns, adjoint=adjoint)
@@ -120,11 +115,8 @@ def _launch(
     threads = written.shape[0] * groups * down * bands * wide
     numbers = _windows(node, image.shape, pooled.shape, (rows.before, columns.before))
     numbers += [threads, tall, *_divisors((groups, wide, down), large)]
-    first_output = len(arrays) - outputs
-    pointers = {
-        f"a{i}": pointer(array) if i >= first_output else const_pointer(array)
-        for i, array in enumerate(arrays)
-    }
+    kinds_of = [const_pointer] * (len(arrays) - outputs) + [pointer] * outputs
+    pointers = {f"a{i}": kinds_of[i](array) for i, array in enumerate(arrays)}
     pixels = {f"p{i}": indices(f"Pixels<{integer}>", own, large) for i, own in enumerate(steps)}
     given = [*pointers, *pixels, "in"]
     if node.op is max_pool2d_epilogue:
@@ -149,6 +141,16 @@ def _launch(
             )
         ]
     )
+
+
+def _together(channels: int, arrays: Sequence[Array], biases: Sequence[Array]) -> int:
+    """Return the number of neighbouring channels that a thread moves at once."""
+    steps = [strides_of(array) for array in arrays]
+    if any(own[1] != 1 for own in steps) or any(strides_of(each)[0] != 1 for each in biases):
+        return 1
+    beside = zip(arrays, steps, strict=True)
+    lying: list[tuple[Array, Sequence[int]]] = [(each, (n, y, x)) for each, (n, _, y, x) in beside]
+    return neighbours(channels, [*lying, *((each, ()) for each in biases)])
 
 
 def _windows(node: Node, image: Shape, pooled: Shape, before: tuple[int, int]) -> list[int]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 
 from caldera.core.graph.node import Node
 from caldera.kernels.cuda.codegen.kernel import (
     Array,
     CudaRunner,
+    KernelLaunch,
     Parameter,
     const_pointer,
     flags,
@@ -98,30 +100,35 @@ def _bind(call: Call) -> Runner:
         )
     ]
     for run in runs:
-        calls.append(
-            header_launch(
-                "sort.cuh",
-                "sort_merge",
-                rows * tiles,
-                THREADS,
-                {
-                    **arrays,
-                    "from": const_pointer(first, item),
-                    "to": pointer(second, item),
-                    "length": u32(length),
-                    "run": u32(run),
-                    "tile": u32(TILE),
-                    "tiles_in_row": u32(tiles),
-                },
-                f"typedef {item} I;\n    DYNAMIC_SHARED(I, items);\n"
-                "    block_merge_tile(items, from, length, run, tile, tiles_in_row, "
-                f"{deliver if run == runs[-1] else 'Keep<I>{to, length}'});",
-                bounded=False,
-                shared=TILE * size,
-            )
-        )
+        moved = {**arrays, "from": const_pointer(first, item), "to": pointer(second, item)}
+        target = deliver if run == runs[-1] else "Keep<I>{to, length}"
+        calls.append(_merging(moved, rows, length, run, item, target))
         first, second = second, first
     return CudaRunner(calls)
+
+
+def _merging(
+    moved: Mapping[str, Parameter], rows: int, length: int, run: int, item: str, target: str
+) -> KernelLaunch:
+    """Return the launch that merges sorted runs of this length two by two."""
+    tiles = tiles_of(length)
+    return header_launch(
+        "sort.cuh",
+        "sort_merge",
+        rows * tiles,
+        THREADS,
+        {
+            **moved,
+            "length": u32(length),
+            "run": u32(run),
+            "tile": u32(TILE),
+            "tiles_in_row": u32(tiles),
+        },
+        f"typedef {item} I;\n    DYNAMIC_SHARED(I, items);\n"
+        f"    block_merge_tile(items, from, length, run, tile, tiles_in_row, {target});",
+        bounded=False,
+        shared=TILE * (16 if item == "WideItem" else 8),
+    )
 
 
 def _arrays(x: Array, values: Array, positions: Array, axis: int) -> dict[str, Parameter]:

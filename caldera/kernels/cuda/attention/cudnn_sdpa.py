@@ -103,9 +103,7 @@ def _with_four_axes(shape: Shape, strides: tuple[int, ...], role: int) -> Lie:
 class AttentionGraph(CudnnGraph):
     """A graph of one attention, or of its gradient."""
 
-    def __init__(self, key: AttentionGraphKey, card: int) -> None:
-        self._key = key
-        super().__init__(card)
+    _key: AttentionGraphKey
 
     def _kind(self, role: int) -> Any:
         kinds = self._library.data_type

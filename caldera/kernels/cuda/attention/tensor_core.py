@@ -21,14 +21,12 @@ from caldera.core.graph.ops.attention import (
 )
 from caldera.core.memory.software import address_of
 from caldera.core.tensor.dtype import DType, bfloat16, float16, float32
-from caldera.kernels.common.binding import Scratch
 from caldera.kernels.cuda.attention import cudnn_sdpa, tiles
 from caldera.kernels.cuda.attention.tiles import TileGradient, common_bytes, row_products
 from caldera.kernels.cuda.attention.work import (
     AttentionOperand,
-    AttentionWork,
     GradientWork,
-    mask_operands,
+    forward_work,
 )
 from caldera.kernels.cuda.codegen.kernel import CudaRunner, KernelLaunch, flags
 from caldera.kernels.cuda.codegen.strides import strides_of
@@ -99,37 +97,25 @@ def _sums(name: str, columns: int) -> str:
 
 
 def _bind(call: Call) -> Runner:
-    q, key, v, *masks = call.inputs
-    y, logarithm = call.outputs
-    operands = [
-        AttentionOperand("y", y, is_written=True),
-        AttentionOperand("q", q),
-        AttentionOperand("key", key),
-        AttentionOperand("v", v),
-        AttentionOperand("logarithm", logarithm, 1, is_written=True),
-        *mask_operands(masks),
-    ]
-    sizes = (q.shape[-2], key.shape[-2], q.shape[-1], v.shape[-1])
-    work = AttentionWork(call.node, operands, 0, sizes)
-    depth, width = _padded(q.shape[-1]), min(_padded(v.shape[-1]), MOST_COLUMNS)
-    options = flags(call.node.attrs["causal"], _is_aligned(*operands[:4]))
+    work = forward_work(call)
+    queries, _, own_depth, own_width = work.sizes
+    depth, width = _padded(own_depth), min(_padded(own_width), MOST_COLUMNS)
+    options = flags(call.node.attrs["causal"], _is_aligned(*work.operands[:4]))
     # The last queries see the most keys of a causal head: their blocks begin first.
     body = (
         f"{work.begin}tile = tiles - 1 - tile;\n    sharing.at(0, at);\n"
-        f"    for (int a = 0; a < {len(operands)}; a++) at[a] += own[a];\n    {work.matrices}"
+        f"    for (int a = 0; a < {len(work.operands)}; a++) at[a] += own[a];\n    {work.matrices}"
         f"block_core_attention<{depth}, {width}, {ROWS}, {options}>(\n"
         f"        {work.matrix('q')}, {work.matrix('key')}, {work.matrix('v')},\n"
         f"        {work.matrix('y')}, {work.vector('logarithm')}, {work.step('logarithm')}, in, "
         f"scale,\n        tile * {ROWS}, part * {width}, {work.masked});"
     )
     shared = sum(
-        times * _rows_bytes(ROWS, columns, q.itemsize)
+        times * _rows_bytes(ROWS, columns, call.inputs[0].itemsize)
         for times, columns in ((3, depth), (2, width))
     )
-    parts = -(-v.shape[-1] // width)
-    launch = work.launch(
-        HEADER, "core_attention", _tiles(q.shape[-2]), parts, body, THREADS, shared
-    )
+    parts = -(-own_width // width)
+    launch = work.launch(HEADER, "core_attention", _tiles(queries), parts, body, THREADS, shared)
     return CudaRunner([launch])
 
 
@@ -169,11 +155,7 @@ class _CoreGradient(GradientWork):
 
     def of_keys(self, dk: Array | None, dv: Array | None) -> KernelLaunch:
         """The gradients of keys, of values, or of both where they are shared alike."""
-        results = [
-            AttentionOperand(name, array, is_written=True)
-            for name, array in (("dk", dk), ("dv", dv))
-            if array is not None
-        ]
+        results = self.key_results(dk, dv)
         work = self.work(*results)
         aligned = flags(_is_aligned(*self.given[:4], *results))
         columns = [min(each, MOST_COLUMNS) for each in self.padded]
@@ -202,12 +184,10 @@ class _CoreGradient(GradientWork):
 
 
 def _bind_backward(call: Call) -> Runner:
-    g, q, key, v, result, logarithm, *masks = call.inputs
     dq, dk, dv, *added = call.outputs
-    common = Scratch(call.workspace).array(logarithm.shape, logarithm.dtype)
-    rest = replace(call, inputs=(g, q, key, v, common, logarithm, *masks))
+    rest, products = row_products(call)
     gradient = _CoreGradient(rest)
-    calls = [*row_products(common, g, result), gradient.of_queries(dq)]
+    calls = [*products, gradient.of_queries(dq)]
     if dk.shape[:-2] == dv.shape[:-2]:
         calls.append(gradient.of_keys(dk, dv))
     else:

@@ -14,7 +14,7 @@ from caldera.kernels.cuda.attention.work import (
     AttentionOperand,
     AttentionWork,
     GradientWork,
-    mask_operands,
+    forward_work,
 )
 from caldera.kernels.cuda.codegen.kernel import (
     CudaRunner,
@@ -69,24 +69,12 @@ def _launch(
 
 @unless_empty
 def _bind(call: Call) -> Runner:
-    q, key, v, *masks = call.inputs
-    y, logarithm = call.outputs
-    operands = [
-        AttentionOperand("y", y, is_written=True),
-        AttentionOperand("q", q),
-        AttentionOperand("key", key),
-        AttentionOperand("v", v),
-        AttentionOperand("logarithm", logarithm, 1, is_written=True),
-        *mask_operands(masks),
-    ]
-    work = AttentionWork(
-        call.node, operands, 0, (q.shape[-2], key.shape[-2], q.shape[-1], v.shape[-1])
-    )
-    width = v.shape[-1]
+    work = forward_work(call)
+    queries, width = work.sizes[0], work.sizes[3]
     columns = _columns(width)
     body = (
         f"{work.begin}sharing.at(0, at);\n"
-        f"    for (int a = 0; a < {len(operands)}; a++) at[a] += own[a];\n    {work.matrices}"
+        f"    for (int a = 0; a < {len(work.operands)}; a++) at[a] += own[a];\n    {work.matrices}"
         f"block_attention<{columns}, {flags(call.node.attrs['causal'])}, {work.computed}>(\n"
         f"        {work.matrix('q')}, {work.matrix('key')}, {work.matrix('v')},\n"
         f"        {work.matrix('y')}, {work.vector('logarithm')}, {work.step('logarithm')}, in, "
@@ -101,7 +89,7 @@ def _bind(call: Call) -> Runner:
                 work,
                 "attention.cuh",
                 "attention",
-                _tiles(work.node, q.shape[-2]),
+                _tiles(work.node, queries),
                 parts,
                 columns,
                 body,
@@ -144,12 +132,7 @@ class TileGradient(GradientWork):
 
     def of_keys(self, dk: Array | None, dv: Array | None) -> KernelLaunch:
         """The gradients of keys, of values, or of both where they are shared alike."""
-        results = [
-            AttentionOperand(name, array, is_written=True)
-            for name, array in (("dk", dk), ("dv", dv))
-            if array is not None
-        ]
-        work = self.work(*results)
+        work = self.work(*self.key_results(dk, dv))
         width = max(self.depth if dk is not None else 0, self.width if dv is not None else 0)
         columns, kind = _columns(width), work.computed
         options = f"{flags(dk is not None, dv is not None)}, {self.causal}"
@@ -233,11 +216,17 @@ def gradient_launches(call: Call) -> list[KernelLaunch]:
     return calls
 
 
-def row_products(common: Array, g: Array, result: Array) -> list[KernelLaunch]:
-    """The sum of g * result for each query: what its scores' gradients have in common."""
+def row_products(call: Call) -> tuple[Call, list[KernelLaunch]]:
+    """Return the call with sums of g * result for each query, and the launches of these.
+
+    The sums, which the gradients of a query's scores have in common, take the result's place.
+    """
+    g, q, key, v, result, logarithm, *masks = call.inputs
+    common = Scratch(call.workspace).array(logarithm.shape, logarithm.dtype)
+    rest = replace(call, inputs=(g, q, key, v, common, logarithm, *masks))
     count = common.size
     if not count:
-        return []
+        return rest, []
     strides = [strides_of(common), *(strides_of(each)[:-1] for each in (g, result))]
     rows = strided_layout(common.shape, range(common.ndim), strides)
     large = is_large(common, g, result)
@@ -248,7 +237,7 @@ def row_products(common: Array, g: Array, result: Array) -> list[KernelLaunch]:
         "    warp_row_product(common + at[0], g + at[1], g_step, y + at[2], y_step, width);"
     )
     blocks = -(-count // (_THREADS // 32))
-    return [
+    launch = [
         header_launch(
             "attention_backward.cuh",
             "attention_row_products",
@@ -267,13 +256,12 @@ def row_products(common: Array, g: Array, result: Array) -> list[KernelLaunch]:
             body,
         )
     ]
+    return rest, launch
 
 
 def _bind_backward(call: Call) -> Runner:
-    g, q, key, v, result, logarithm, *masks = call.inputs
-    common = Scratch(call.workspace).array(logarithm.shape, logarithm.dtype)
-    rest = replace(call, inputs=(g, q, key, v, common, logarithm, *masks))
-    return CudaRunner([*row_products(common, g, result), *gradient_launches(rest)])
+    rest, products = row_products(call)
+    return CudaRunner([*products, *gradient_launches(rest)])
 
 
 def common_bytes(node: Node) -> int:

@@ -208,6 +208,22 @@ class AttentionWork:
         )
 
 
+def forward_work(call: Call) -> AttentionWork:
+    """Return the work of the forward pass; its blocks have heads of the result."""
+    q, key, v, *masks = call.inputs
+    y, logarithm = call.outputs
+    operands = [
+        AttentionOperand("y", y, is_written=True),
+        AttentionOperand("q", q),
+        AttentionOperand("key", key),
+        AttentionOperand("v", v),
+        AttentionOperand("logarithm", logarithm, 1, is_written=True),
+        *mask_operands(masks),
+    ]
+    sizes = (q.shape[-2], key.shape[-2], q.shape[-1], v.shape[-1])
+    return AttentionWork(call.node, operands, 0, sizes)
+
+
 class GradientWork:
     """What the kernels of the gradient share."""
 
@@ -231,6 +247,14 @@ class GradientWork:
         operands = [*self.given, *results, *self.masks]
         sizes = (self.queries, self.keys, self.depth, self.width)
         return AttentionWork(self.call.node, operands, len(self.given), sizes)
+
+    def key_results(self, dk: Array | None, dv: Array | None) -> list[AttentionOperand]:
+        """Return the gradients of keys and of values, as far as they are computed."""
+        return [
+            AttentionOperand(name, array, is_written=True)
+            for name, array in (("dk", dk), ("dv", dv))
+            if array is not None
+        ]
 
     def attended(self, work: AttentionWork) -> str:
         """Declares the operands and masks of a head."""

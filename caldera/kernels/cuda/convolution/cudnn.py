@@ -23,6 +23,7 @@ from caldera.kernels.common.binding import Scratch, workspace_bytes
 from caldera.kernels.common.product import Epilogue
 from caldera.kernels.cuda import convolution
 from caldera.kernels.cuda.codegen.kernel import CudaRunner
+from caldera.kernels.cuda.codegen.strides import lies_dense
 from caldera.kernels.cuda.movement import copy_calls
 from caldera.kernels.cuda.product.problem import NOTHING
 from caldera.kernels.cuda.runtime import device
@@ -35,7 +36,7 @@ from caldera.kernels.cuda.runtime.cudnn import (
     describe,
     supported,
 )
-from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
+from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 RANKS = 3
 """Plans that are tried against each other."""
@@ -113,9 +114,7 @@ def _strides(spec: Spec) -> tuple[int, ...]:
 class ConvolutionGraph(CudnnGraph):
     """A graph of one convolution and of what follows it."""
 
-    def __init__(self, key: ConvolutionGraphKey, card: int) -> None:
-        self._key = key
-        super().__init__(card)
+    _key: ConvolutionGraphKey
 
     def _built(self) -> Any:
         key, library = self._key, self._library
@@ -203,18 +202,10 @@ def _bind(rank: int, call: Call) -> Runner:
             before = copy_calls(packed, filters)
     for role, array in arrays.items():
         spec = key.spec(role)
-        if address_of(array) % ALIGNMENT or not _lies_as(array, spec):
+        if address_of(array) % ALIGNMENT or not lies_dense(array, spec.order):
             # Our own kernels take arrays as they lie.
             return CudaRunner(convolution.launches(call))
     return CudaRunner([*before, CudnnCall(graph, rank, arrays, workspace), *after])
-
-
-def _lies_as(array: Array, spec: Spec) -> bool:
-    strides = dense_strides(spec.shape, spec.order, spec.dtype.itemsize)
-    return all(
-        n == 1 or step == wanted
-        for n, step, wanted in zip(array.shape, array.strides, strides, strict=True)
-    )
 
 
 def _filters_of(node: Node) -> Spec:

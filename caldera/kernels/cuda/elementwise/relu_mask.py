@@ -23,7 +23,7 @@ from caldera.kernels.cuda.codegen.kernel import (
     unless_empty,
 )
 from caldera.kernels.cuda.codegen.strides import blocks_for, element_strides
-from caldera.kernels.cuda.normalisation.layout import TOTALS_BLOCK
+from caldera.kernels.cuda.normalisation.statistics import TOTALS_BLOCK
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
 HEADER = "relu_mask.cuh"

@@ -31,9 +31,9 @@ from caldera.kernels.cuda.codegen.kernel import (
     u32,
 )
 from caldera.kernels.cuda.codegen.strides import lies_dense, strides_of
-from caldera.kernels.cuda.normalisation import batchnorm
-from caldera.kernels.cuda.normalisation.batchnorm import has_relu, in_place, workspace
-from caldera.kernels.cuda.normalisation.layout import strided
+from caldera.kernels.cuda.normalisation import channel_norms
+from caldera.kernels.cuda.normalisation.channel_norms import has_relu, in_place, workspace
+from caldera.kernels.cuda.normalisation.statistics import strided
 from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
@@ -193,7 +193,7 @@ def _bind(call: Call) -> Runner:
     x, scale, shift, *more = call.inputs
     y, mean, variance = call.outputs
     if not _lie_well([x, y, *more]):
-        return batchnorm.bind(call)
+        return channel_norms.bind(call)
     vectors = {
         "scale": const_pointer(scale),
         "shift": const_pointer(shift),
@@ -208,7 +208,7 @@ def _bind_gradient(call: Call) -> Runner:
     g, x, scale, *shifts, mean, variance = call.inputs
     dx, for_scale, for_shift = call.outputs
     if not _lie_well([x, g, dx]):
-        return batchnorm.bind_gradient(call)
+        return channel_norms.bind_gradient(call)
     # Without a relu nothing looks at the shift.
     shift = shifts[0] if shifts else scale
     vectors = {

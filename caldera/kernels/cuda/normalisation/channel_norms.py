@@ -1,59 +1,204 @@
-"""Group normalisation and local response normalisation, with their gradients.
+"""Batch and group normalisation with their gradients, from sums over the rows of images.
+
+Batch normalisation also with given statistics, with the relu that follows, and with an image that
+is added before it; the gradient with relu recomputes the relu's mask. Images are read twice: for
+the sums of chunks, which a small kernel turns into factors, and for all elements.
 
 Group normalisation sums each image's channels and combines the sums by groups. An image's
 contribution to the gradients of scale and shift is stored with its sums and added over the images
-by a separate kernel. Local response normalisation: include/normalisation/local_response.cuh.
+by a separate kernel.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from caldera.core.graph.node import Node, Spec
 from caldera.core.tensor.shape import size
-from caldera.kernels.common.binding import compute_dtype, workspace_bytes
+from caldera.kernels.common.binding import workspace_bytes
 from caldera.kernels.cuda.codegen.kernel import (
     CudaRunner,
     KernelLaunch,
     KernelSignature,
     Parameter,
-    computed_type,
     const_pointer,
     flags,
     header_launch,
-    index,
-    index_type,
-    indices,
     pointer,
     real,
+    type_of,
     unless_empty,
 )
-from caldera.kernels.cuda.codegen.strides import StridedLayout, is_large, strided_layout, strides_of
-from caldera.kernels.cuda.normalisation.layout import ChannelLayout, NormSizes, layout_of, strided
+from caldera.kernels.cuda.codegen.strides import strided_layout, strides_of
 from caldera.kernels.cuda.normalisation.statistics import (
     HEADER,
+    RESIDENT,
+    ChannelLayout,
+    NormSizes,
     gradient_sums,
     image_sums,
+    images,
     in_workspace,
     input_gradient,
+    layout_of,
     normalise,
+    over_channels,
+    over_elements,
     parameter_gradients,
-    workspace_specs,
+    strided,
 )
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
+_FACTORS = 5
+"""Numbers a channel that the last kernel works with, at most."""
 _FORWARD, _BACKWARD = 3, 4
-"""Numbers a channel of an image that the last kernel works with."""
+"""The same for a channel of an image, of groups."""
 _CHANNELS = 1
 _WARPS = 4
 """Groups that a block takes."""
 
 
+def _normalised(
+    layout: ChannelLayout,
+    arrays: Sequence[Array],
+    partial: Array,
+    statistics: KernelLaunch,
+    factors: Array,
+    *,
+    apart: int = 0,
+    relu: bool = False,
+) -> Runner:
+    """Return the runner of the sums of the first array, the statistics, and the normalisation."""
+    calls = [image_sums(layout, arrays[0], partial), statistics]
+    if arrays[0].size:
+        calls.append(normalise(layout, arrays, factors, apart, relu=relu))
+    return CudaRunner(calls)
+
+
+def _with_input_gradient(
+    calls: list[KernelLaunch],
+    layout: ChannelLayout,
+    arrays: Sequence[Array],
+    factors: Array,
+    *,
+    apart: int = 0,
+    relu: bool = False,
+) -> Runner:
+    """Return the runner of these launches and the gradient of x: `arrays` are x, g and dx."""
+    if arrays[-1].size:
+        calls.append(input_gradient(layout, arrays, factors, apart, relu=relu))
+    return CudaRunner(calls)
+
+
 @unless_empty
-def _bind(call: Call) -> Runner:
+def bind(call: Call) -> Runner:
+    """Bind batch normalisation to three launches."""
+    x, scale, shift, *more = call.inputs
+    y, mean, variance = call.outputs
+    layout = layout_of([x, y, *more], call.node.attrs["axis"], by_image=False)
+    partial, factors = in_workspace(call, _specs(call.node))
+    kinds = f"{type_of(x)}, {type_of(scale)}, {type_of(factors)}, {layout.integer}"
+    given = {
+        "x": const_pointer(x),
+        "x_step": layout.number(layout.channel[0]),
+        **layout.vectors(
+            scale=const_pointer(scale),
+            shift=const_pointer(shift),
+            mean=pointer(mean),
+            variance=pointer(variance),
+        ),
+    }
+    statistics = over_channels(
+        layout,
+        "batch_statistics",
+        partial,
+        factors,
+        call.node.attrs["eps"],
+        given,
+        f"BatchStatistics<{kinds}> each = {{{strided('x')}, channels, count, eps, "
+        f"{strided('scale', 'shift', 'mean', 'variance')}, factors}};",
+    )
+    images = [x, y, *more]
+    return _normalised(layout, images, partial, statistics, factors, relu=has_relu(call.node))
+
+
+@unless_empty
+def _bind_given(call: Call) -> Runner:
+    x, scale, shift, mean, variance, *more = call.inputs
+    (y,) = call.outputs
+    layout = layout_of([x, y, *more], call.node.attrs["axis"], by_image=False).of_elements()
+    signature = KernelSignature(
+        {
+            **images(layout, x, y, more),
+            "eps": real("double", call.node.attrs["eps"]),
+            **layout.vectors(
+                scale=const_pointer(scale),
+                shift=const_pointer(shift),
+                mean=const_pointer(mean),
+                variance=const_pointer(variance),
+            ),
+        }
+    )
+    body = (
+        f"normalise_given<{flags(has_relu(call.node), bool(more))}, {layout.options}>("
+        f"x, y, more, in, eps, {strided('scale', 'shift', 'mean', 'variance')});"
+    )
+    return CudaRunner([over_elements(layout, "normalise_given_images", signature, body)])
+
+
+@unless_empty
+def bind_gradient(call: Call) -> Runner:
+    """Bind the gradient of batch normalisation to three launches."""
+    g, x, scale, *shifts, mean, variance = call.inputs
+    dx, for_scale, for_shift = call.outputs
+    relu = bool(shifts)
+    # Without a relu nothing looks at the shift.
+    shift = shifts[0] if relu else scale
+    layout = layout_of([x, g, dx], call.node.attrs["axis"], by_image=False)
+    partial, factors = in_workspace(call, _specs(call.node))
+    eps = call.node.attrs["eps"]
+    vectors = layout.vectors(
+        scale=const_pointer(scale),
+        shift=const_pointer(shift),
+        mean=const_pointer(mean),
+        variance=const_pointer(variance),
+    )
+    results = layout.vectors(for_scale=pointer(for_scale), for_shift=pointer(for_shift))
+    kinds = f"{flags(relu)}, {type_of(scale)}, {type_of(mean)}, {type_of(factors)}"
+    calls = [
+        gradient_sums(
+            layout,
+            "batch_gradient_sums",
+            (x, g),
+            partial,
+            {"eps": real("double", eps), **vectors},
+            (mean, "mean, 0, mean_step, 1"),
+            f"eps, {strided('scale', 'shift', 'variance')}",
+            relu=relu,
+            resident=RESIDENT,
+        ),
+        over_channels(
+            layout,
+            "batch_gradients",
+            partial,
+            factors,
+            eps,
+            {**vectors, **results},
+            f"BatchGradients<{kinds}, {layout.integer}> each = {{channels, count, eps, "
+            f"{strided('scale', 'shift', 'mean', 'variance', 'for_scale', 'for_shift')}, "
+            "factors};",
+        ),
+    ]
+    return _with_input_gradient(calls, layout, [x, g, dx], factors, relu=relu)
+
+
+# --- groups
+
+
+@unless_empty
+def _bind_group(call: Call) -> Runner:
     x, scale, shift = call.inputs
     y, mean, variance = call.outputs
     layout = layout_of([x, y], _CHANNELS, by_image=True)
@@ -77,14 +222,12 @@ def _bind(call: Call) -> Runner:
         f"count, eps, {strided('scale', 'shift')}, mean, mean_image, mean_group, variance, "
         "variance_image, variance_group, factors);",
     )
-    calls = [image_sums(layout, x, partial), statistics]
-    if x.size:
-        calls.append(normalise(layout, [x, y], factors, _FORWARD * layout.sizes.channels))
-    return CudaRunner(calls)
+    apart = _FORWARD * layout.sizes.channels
+    return _normalised(layout, [x, y], partial, statistics, factors, apart=apart)
 
 
 @unless_empty
-def _bind_gradient(call: Call) -> Runner:
+def _bind_group_gradient(call: Call) -> Runner:
     g, x, scale, mean, variance = call.inputs
     dx, for_scale, for_shift = call.outputs
     layout = layout_of([x, g, dx], _CHANNELS, by_image=True)
@@ -129,12 +272,10 @@ def _bind_gradient(call: Call) -> Runner:
             large=layout.large,
         )
     )
-    if dx.size:
-        calls.append(input_gradient(layout, [x, g, dx], factors, _BACKWARD * channels))
-    return CudaRunner(calls)
+    return _with_input_gradient(calls, layout, [x, g, dx], factors, apart=_BACKWARD * channels)
 
 
-# --- parameters that both share
+# --- parameters of both launches over groups
 
 
 def _sizes(node: Node, layout: ChannelLayout, partial: Array) -> dict[str, Parameter]:
@@ -166,141 +307,57 @@ def _over_groups(node: Node, name: str, signature: KernelSignature, body: str) -
     return header_launch(HEADER, name, -(-groups // _WARPS), 32 * _WARPS, signature, body)
 
 
-# --- what they need
+# --- requirements
+
+
+def has_relu(node: Node) -> bool:
+    """Whether a relu follows."""
+    return node.op.name.endswith("relu")
 
 
 def _specs(node: Node) -> tuple[Spec, Spec]:
-    """Sums of chunks, and factors."""
-    images, channels, *rest = node.outputs[0].shape
-    sizes = NormSizes(images, channels, size(tuple(rest)))
-    return workspace_specs(sizes, node, _FORWARD if len(node.inputs) == 3 else _BACKWARD)
+    """Return the sums of chunks, and the factors."""
+    shape = node.outputs[0].shape
+    if "groups" in node.attrs:
+        sizes = NormSizes(shape[0], shape[_CHANNELS], size(shape[2:]))
+        return sizes.partial(), sizes.factors(
+            node, _FORWARD if len(node.inputs) == 3 else _BACKWARD
+        )
+    channels = shape[node.attrs["axis"]]
+    sizes = NormSizes(1, channels, size(shape) // max(channels, 1))
+    return sizes.partial(), sizes.factors(node, _FACTORS)
 
 
-def _in_place(node: Node) -> bool:
+def workspace(node: Node) -> int:
+    """Bytes for sums of chunks, and for factors."""
+    return workspace_bytes(*_specs(node))
+
+
+def _no_workspace(node: Node) -> int:
+    return 0
+
+
+def in_place(node: Node) -> bool:
+    """Whether outputs may take the place of inputs."""
+    # Every element is read before it is written, and vectors before any of them.
+    return len(node.outputs[0].shape) > 1
+
+
+def _group_in_place(node: Node) -> bool:
     # Statistics of (N, groups) must not be written over an image of the same shape.
     return len({spec.shape for spec in node.outputs[:2]}) == 2 or len(node.inputs) == 5
 
 
-for _op, _its_bind in (("group_norm", _bind), ("group_norm_grad", _bind_gradient)):
+for _op, _its_bind, _its_workspace, _its_in_place in (
+    ("batch_norm", bind, workspace, in_place),
+    ("batch_norm_relu", bind, workspace, in_place),
+    ("batch_norm_inference", _bind_given, _no_workspace, in_place),
+    ("batch_norm_inference_relu", _bind_given, _no_workspace, in_place),
+    ("batch_norm_grad", bind_gradient, workspace, in_place),
+    ("batch_norm_relu_grad", bind_gradient, workspace, in_place),
+    ("group_norm", _bind_group, workspace, _group_in_place),
+    ("group_norm_grad", _bind_group_gradient, workspace, _group_in_place),
+):
     TABLE.add(
-        Kernel(
-            _op,
-            "cuda",
-            "chunks",
-            _its_bind,
-            workspace=lambda node: workspace_bytes(*_specs(node)),
-            in_place=_in_place,
-        )
+        Kernel(_op, "cuda", "chunks", _its_bind, workspace=_its_workspace, in_place=_its_in_place)
     )
-
-
-_HEADER = "local_response.cuh"
-_THREADS = 256
-_ROWS_OF_TILE, _CHANNELS_OF_TILE = (8, 32), (64, 16)
-"""Of a block's tile where channels lie side by side, and where rows do."""
-_SHARED = 48 << 10
-"""Bytes of shared memory that every kernel may have."""
-
-
-@dataclass(frozen=True)
-class _Work:
-    """The arrays (x first) as rows by channels."""
-
-    arrays: Sequence[Array]
-    rows: StridedLayout
-    steps: tuple[int, ...]
-    last: bool
-    large: bool
-
-    @classmethod
-    def of(cls, arrays: Sequence[Array]) -> _Work:
-        x = arrays[0]
-        strides = [strides_of(array) for array in arrays]
-        rows = strided_layout(x.shape, [a for a in range(x.ndim) if a != 1], strides)
-        steps = tuple(own[1] for own in strides)
-        last = abs(steps[0]) <= abs(rows.inner[0]) or size(rows.sizes) == 1
-        return cls(arrays, rows, steps, last, is_large(*arrays))
-
-    @property
-    def flag(self) -> str:
-        """The first template argument of the functions."""
-        return flags(self.last)
-
-    def signature(self, names: Sequence[str], node: Node, tile: tuple[int, int]) -> KernelSignature:
-        """For arrays of these names, the last of which is written, and tiles of so many rows and
-        channels."""
-        attrs, channels = node.attrs, self.arrays[0].shape[1]
-        before, after = _window(node)
-        kind = computed_type(self.arrays[0].dtype.name)
-        sizes = [size(self.rows.sizes), channels, before, after, *tile]
-        pointers = {
-            name: pointer(each) if name == names[-1] else const_pointer(each)
-            for name, each in zip(names, self.arrays, strict=True)
-        }
-        return KernelSignature(
-            {
-                **pointers,
-                "rows": self.rows.parameter(self.large),
-                **{f"step{i}": index(step, self.large) for i, step in enumerate(self.steps)},
-                "in": indices(f"Response<{index_type(self.large)}>", sizes, self.large),
-                "alpha": real(kind, attrs["alpha"] / attrs["window"]),
-                "beta": real(kind, attrs["beta"]),
-                "k": real(kind, attrs["k"]),
-            }
-        )
-
-
-def _window(node: Node) -> tuple[int, int]:
-    """The channels below and above that count; where there is none, nothing is missed."""
-    window, channels = node.attrs["window"], node.outputs[0].shape[1]
-    return min(window // 2, channels), min((window - 1) // 2, channels)
-
-
-@unless_empty
-def _local_response_bind(call: Call) -> Runner:
-    (x,), (y,) = call.inputs, call.outputs
-    work = _Work.of([x, y])
-    signature = work.signature(["x", "y"], call.node, (1, 1))
-    return CudaRunner(
-        [
-            header_launch(
-                _HEADER,
-                "local_response",
-                -(-y.size // _THREADS),
-                _THREADS,
-                signature,
-                f"respond<{work.flag}>({signature.names});",
-            )
-        ]
-    )
-
-
-@unless_empty
-def _local_response_bind_gradient(call: Call) -> Runner:
-    (g, x), (dx,) = call.inputs, call.outputs
-    work = _Work.of([x, g, dx])
-    each = 2 * compute_dtype(x.dtype).itemsize
-    way = 0 if work.last else 1
-    rows, channels = _ROWS_OF_TILE[way], _CHANNELS_OF_TILE[way]
-    width = channels + sum(_window(call.node))
-    while rows > 1 and rows * width * each > _SHARED:
-        rows //= 2
-    tiles = -(-size(work.rows.sizes) // rows) * -(-x.shape[1] // channels)
-    signature = work.signature(["x", "g", "dx"], call.node, (rows, channels))
-    return CudaRunner(
-        [
-            header_launch(
-                _HEADER,
-                "local_response_gradients",
-                tiles,
-                _THREADS,
-                signature,
-                f"block_response_gradients<{work.flag}>({signature.names});",
-                shared=rows * width * each,
-            )
-        ]
-    )
-
-
-TABLE.add(Kernel("local_response_norm", "cuda", "rows", _local_response_bind))
-TABLE.add(Kernel("local_response_norm_grad", "cuda", "tiles", _local_response_bind_gradient))

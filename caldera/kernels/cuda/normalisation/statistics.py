@@ -1,16 +1,21 @@
-"""Row sums of images for batch and group normalisation, and the normalisation itself.
+"""Layouts of images in batch and group normalisation, their row sums, and the normalisation.
 
-The statistics and gradients derive from the sums. Sources:
-include/normalisation/norm_statistics.cuh and include/normalisation/norm_apply.cuh.
+Statistics and gradients derive from the sums. The number of chunks of rows depends on shapes and on
+the card's multiprocessors. Sources: include/normalisation/norm_statistics.cuh and
+include/normalisation/norm_apply.cuh.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from caldera.core.graph.node import Node, Spec
+from caldera.core.tensor.dtype import float64
 from caldera.core.tensor.shape import size
-from caldera.kernels.common.binding import Scratch
+from caldera.kernels.common.binding import Scratch, compute_dtype
 from caldera.kernels.cuda.codegen.kernel import (
     KernelLaunch,
     KernelSignature,
@@ -20,20 +25,218 @@ from caldera.kernels.cuda.codegen.kernel import (
     function_launch,
     header_launch,
     index,
+    index_type,
+    indices,
     null_pointer,
     pointer,
     real,
     type_of,
 )
-from caldera.kernels.cuda.codegen.strides import StridedLayout
-from caldera.kernels.cuda.normalisation.layout import (
-    THREADS,
-    TOTALS_BLOCK,
-    TOTALS_THREADS,
-    ChannelLayout,
-    NormSizes,
+from caldera.kernels.cuda.codegen.strides import (
+    StridedLayout,
+    is_large,
+    neighbours,
+    next_power_of_two,
+    strided_layout,
+    strides_of,
 )
+from caldera.kernels.cuda.runtime.driver import Size, driver
 from caldera.kernels.table import Array, Call
+
+THREADS = 256
+TOTALS_BLOCK: Size = (16, 32, 1)
+"""Channels, and threads that share one, where sums of chunks are added up."""
+TOTALS_THREADS = TOTALS_BLOCK[0] * TOTALS_BLOCK[1]
+_LANES = 32
+"""Threads along the channels of a row, at most."""
+RESIDENT = 4
+"""Blocks that a multiprocessor has at the same time."""
+_MORE = 4
+"""How many times as many there are where none leaves sums behind, so that more cost nothing."""
+_ROUNDS = 4
+"""Rows a thread takes, at least, before a second chunk pays."""
+_MOST_TOGETHER = 8
+
+
+def _blocks() -> int:
+    """Blocks that keep all multiprocessors busy."""
+    return RESIDENT * driver().multiprocessors
+
+
+@dataclass(frozen=True)
+class NormSizes:
+    """Images of `length` rows (all that is normalised together but channels) by `channels`."""
+
+    images: int
+    channels: int
+    length: int
+
+    def most_chunks(self) -> int:
+        """The most chunks that any layout cuts an image into."""
+        across = -(-self.channels // (_LANES * _MOST_TOGETHER)) * self.images
+        least = THREADS // _LANES * _ROUNDS
+        return max(1, min(_blocks() // max(across, 1), -(-self.length // least)))
+
+    def partial(self) -> Spec:
+        """Two sums for each chunk and channel."""
+        return Spec((self.images * self.most_chunks() * 2 * self.channels,), float64)
+
+    def factors(self, node: Node, count: int) -> Spec:
+        """So many numbers for each channel of each image."""
+        dtype = compute_dtype(node.outputs[0].dtype)
+        return Spec((self.images * count * self.channels,), dtype)
+
+
+@dataclass(frozen=True)
+class ChannelLayout:
+    """The same for arrays: `planes` if neighbours are rows of a channel, else channels of a row."""
+
+    sizes: NormSizes
+    rows: StridedLayout
+    image: tuple[int, ...]
+    channel: tuple[int, ...]
+    planes: bool
+    together: int
+    large: bool
+    blocks: int
+
+    def of_elements(self) -> ChannelLayout:
+        """For kernels that have nothing to add up."""
+        return replace(self, blocks=_MORE * self.blocks)
+
+    @property
+    def block(self) -> Size:
+        """Threads along channels and rows, or along rows."""
+        if self.planes:
+            needed = -(-self.sizes.length // self.together)
+            return min(max(next_power_of_two(needed), 32), THREADS), 1, 1
+        across = min(next_power_of_two(-(-self.sizes.channels // self.together)), _LANES)
+        return across, THREADS // across, 1
+
+    @property
+    def _across(self) -> int:
+        """Blocks along the channels."""
+        if self.planes:
+            return self.sizes.channels
+        return -(-self.sizes.channels // (self.block[0] * self.together))
+
+    @property
+    def chunk(self) -> int:
+        """Rows of a chunk."""
+        length = self.sizes.length
+        least = (self.block[0] * self.together if self.planes else self.block[1]) * _ROUNDS
+        beside = max(self._across * self.sizes.images, 1)
+        wanted = max(1, min(self.blocks // beside, length // least))
+        found = max(1, -(-length // wanted))
+        return -(-found // self.together) * self.together if self.planes else found
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of an image, at least 1."""
+        return max(1, -(-self.sizes.length // self.chunk))
+
+    @property
+    def grid(self) -> int:
+        """Blocks for all chunks of all images."""
+        return self._across * self.chunks * self.sizes.images
+
+    # --- in a kernel's text and parameters
+
+    @property
+    def options(self) -> str:
+        """The first template arguments of its functions."""
+        return f"{flags(self.planes)}, {self.together}"
+
+    @property
+    def shared(self) -> str:
+        """The declaration of the memory that sums of its blocks need."""
+        return f"__shared__ double kept[{2 * THREADS * self.together}];"
+
+    @property
+    def integer(self) -> str:
+        """The type of places and counts."""
+        return index_type(self.large)
+
+    def images(self, *arrays: int) -> Parameter:
+        """What a kernel has to know about these of the arrays."""
+        rows = [step for each in arrays for step in self.rows.strides[each]]
+        others = [group[each] for group in (self.image, self.channel) for each in arrays]
+        return indices(
+            f"Images<{self.rows.rank}, {len(arrays)}, {self.integer}>",
+            [
+                *self.rows.sizes,
+                *rows,
+                *others,
+                self.sizes.channels,
+                self.sizes.length,
+                self.chunk,
+                self.chunks,
+            ],
+            self.large,
+        )
+
+    def number(self, value: int) -> Parameter:
+        """A count or a stride."""
+        return index(value, self.large)
+
+    def vectors(self, **pointers: Parameter) -> dict[str, Parameter]:
+        """Vectors with their strides: `scale` and `scale_step`."""
+        found: dict[str, Parameter] = {}
+        for name, each in pointers.items():
+            assert isinstance(each.argument, np.ndarray)
+            found |= {name: each, f"{name}_step": self.number(strides_of(each.argument)[0])}
+        return found
+
+
+def strided(*names: str) -> str:
+    """Such vectors as arguments of a function.
+
+    >>> strided("scale", "shift")
+    'strided(scale, scale_step), strided(shift, shift_step)'
+    """
+    return ", ".join(f"strided({name}, {name}_step)" for name in names)
+
+
+def layout_of(arrays: Sequence[Array], axis: int, *, by_image: bool) -> ChannelLayout:
+    """How images with their channels along `axis` lie; the first array decides.
+
+    `by_image`: axis 0 counts images that are normalised one by one, else all of them are one.
+    """
+    shape = arrays[0].shape
+    strides = [strides_of(array) for array in arrays]
+    rows = [a for a in range(len(shape)) if a != axis and not (by_image and a == 0)]
+    walked = strided_layout(shape, rows, strides)
+    image = tuple(each[0] if by_image else 0 for each in strides)
+    channel = tuple(each[axis] for each in strides)
+    channels, length = shape[axis], size(tuple(shape[a] for a in rows))
+    dense_channels = all(step == 1 for step in channel)
+    dense_rows = length > 1 and all(step == 1 for step in walked.inner)
+    nearer = abs(walked.inner[0]) < abs(channel[0])
+    planes = length > 1 and (channels == 1 or (not dense_channels and (dense_rows or nearer)))
+    together = 1
+    if planes and dense_rows:
+        together = neighbours(
+            walked.sizes[-1],
+            [
+                (array, [*own[:-1], far, apart])
+                for array, own, far, apart in zip(
+                    arrays, walked.strides, image, channel, strict=True
+                )
+            ],
+        )
+    elif not planes and dense_channels:
+        together = neighbours(
+            channels,
+            [
+                (array, [*own, far])
+                for array, own, far in zip(arrays, walked.strides, image, strict=True)
+            ],
+        )
+    sizes = NormSizes(shape[0] if by_image else 1, channels, length)
+    return ChannelLayout(
+        sizes, walked, image, channel, planes, together, is_large(*arrays), _blocks()
+    )
+
 
 HEADER = "norm_apply.cuh"
 
@@ -173,13 +376,8 @@ def over_channels(
 # --- workspace
 
 
-def workspace_specs(sizes: NormSizes, node: Node, factors: int) -> tuple[Spec, Spec]:
-    """Sums of chunks, and so many factors for each channel of each image."""
-    return sizes.partial(), sizes.factors(node, factors)
-
-
 def in_workspace(call: Call, specs: tuple[Spec, Spec]) -> tuple[Array, Array]:
-    """These in the workspace of a call."""
+    """Return the sums of chunks and the factors in the workspace of a call."""
     scratch = Scratch(call.workspace)
     partial, factors = (scratch.array(spec.shape, spec.dtype) for spec in specs)
     return partial, factors

@@ -24,7 +24,7 @@ from caldera.kernels.cuda.persistent.products import (
     sides,
     tiling_text,
 )
-from caldera.kernels.cuda.persistent.shared_memory import SharedMemoryMap
+from caldera.kernels.cuda.persistent.program import SharedMemoryMap
 from caldera.kernels.cuda.persistent.tasks import (
     THREADS,
     WARPS,
@@ -283,11 +283,8 @@ class _Writer:
         operands = ", ".join(self._places.name(each.array) for each in (first.left, first.right))
         # Rows beyond the last one are read as the last one.
         of_row = RowPrefetch(self._local, "_row")
-        works = [
-            line
-            for work in self._head.works
-            for line in ("{", *(f"    {line}" for line in work.body(of_row)), "}")
-        ]
+        bodies = [[f"    {line}" for line in work.body(of_row)] for work in self._head.works]
+        works = [line for body in bodies for line in ("{", *body, "}")]
         main = [
             *self._types(),
             *layout.checks({"a": "L::FLOATS", "b": "R::FLOATS", "weights": "W::FLOATS"}),

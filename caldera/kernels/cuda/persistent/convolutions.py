@@ -15,7 +15,7 @@ from caldera.kernels.cuda.codegen.kernel import Array
 from caldera.kernels.cuda.persistent.fusion import Reduction
 from caldera.kernels.cuda.persistent.images import ImageTask, PixelProducer, each_pixel
 from caldera.kernels.cuda.persistent.products import apart
-from caldera.kernels.cuda.persistent.shared_memory import (
+from caldera.kernels.cuda.persistent.program import (
     SharedAccess,
     SharedFilters,
     SharedImage,

@@ -20,7 +20,7 @@ from caldera.kernels.cuda.persistent.images import (
     ImageWork,
     image_work,
 )
-from caldera.kernels.cuda.persistent.shared_memory import (
+from caldera.kernels.cuda.persistent.program import (
     SharedAccess,
     SharedImage,
     SharedMemoryMap,

@@ -22,7 +22,7 @@ from caldera.kernels.cuda.codegen.loops import literal
 from caldera.kernels.cuda.persistent.fusion import FusedLoop, Producer, Reduction
 from caldera.kernels.cuda.persistent.gather import Gather
 from caldera.kernels.cuda.persistent.loops import COMBINED, element_code, evaluated
-from caldera.kernels.cuda.persistent.shared_memory import SharedAccess, SharedTile
+from caldera.kernels.cuda.persistent.program import SharedAccess, SharedTile
 from caldera.kernels.cuda.persistent.tasks import (
     THREADS,
     WARPS,

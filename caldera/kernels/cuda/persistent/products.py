@@ -11,7 +11,7 @@ from caldera.core.graph.node import Node
 from caldera.core.memory.software import address_of
 from caldera.kernels.cuda.codegen.kernel import Array, flags
 from caldera.kernels.cuda.persistent.gather import Gather
-from caldera.kernels.cuda.persistent.shared_memory import SharedMemoryMap
+from caldera.kernels.cuda.persistent.program import SharedMemoryMap
 from caldera.kernels.cuda.persistent.tasks import (
     THREADS,
     Access,

@@ -34,11 +34,6 @@ class Access:
             self.arrays.append(array)
         return self._names[key]
 
-    @property
-    def parameters(self) -> list[str]:
-        """How the pointers are declared."""
-        return [f"{STORED[each.dtype.name]}* p{i}" for i, each in enumerate(self.arrays)]
-
     def element(self, array: Array, coordinates: Sequence[str]) -> str:
         """An element, to be read or written."""
         return f"{self.name(array)}[{offset(array, coordinates)}]"
@@ -316,6 +311,32 @@ class TileTask:
 def plain(lines: Callable[[Access], list[str]]) -> Code:
     """The code of a task that does nothing ahead."""
     return lambda places, early, start: (TaskText(lines(places)), Zones())
+
+
+def assign_blocks(phase: Sequence[TileTask], blocks: int) -> list[tuple[TileTask, int, int]]:
+    """The parts of a phase, each with its first block and over how many blocks it goes.
+
+    Products come first, one after the other; what else there is goes to the blocks that are left,
+    unless these are too few.
+    """
+    products = [part for part in phase if part.heavy]
+    others = [part for part in phase if not part.heavy]
+    found = []
+    used = 0
+    for part in products:
+        found.append((part, used % blocks, min(part.units, blocks)))
+        used += part.units
+    spare = max(blocks - used, 0)
+    if 4 * spare < sum(part.units for part in others):
+        used, spare = 0, blocks
+    place = 0
+    for part in others:
+        span = min(part.units, spare)
+        if place + span > spare:
+            place = 0
+        found.append((part, (used + place) % blocks, span))
+        place += span
+    return found
 
 
 def units_of(count: int, each: int) -> int:

@@ -286,13 +286,8 @@ def _words(access: tuple[bool, int]) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _each_text(epilogue: EpilogueCode) -> str:
-    return _INCLUDE + epilogue.text() + _PLACES + _EACH.source()
-
-
-@lru_cache(maxsize=1024)
-def _split_k_text(epilogue: EpilogueCode, index: str, term: str) -> str:
-    return _INCLUDE + epilogue.text() + _PLACES + _SPLIT_K_REDUCE.source(index=index, term=term)
+def _text(kernel: KernelTemplate, epilogue: EpilogueCode, **words: str) -> str:
+    return _INCLUDE + epilogue.text() + _PLACES + kernel.source(**words)
 
 
 # --- launches
@@ -336,7 +331,8 @@ def epilogue_launch(product: Multiplication, terms: Array) -> KernelLaunch:
     """
     count = product.out.size
     kind = computed_type(product.dtype.name) if terms.dtype != product.dtype else "T"
-    source = _split_k_text(EpilogueCode.of(product), counter_type(count), kind)
+    epilogue, index = EpilogueCode.of(product), counter_type(count)
+    source = _text(_SPLIT_K_REDUCE, epilogue, index=index, term=kind)
     blocks = blocks_for(count, THREADS)
     signature = _SPLIT_K_REDUCE.bind(
         out=product.out,
@@ -363,7 +359,7 @@ def _each(product: Multiplication) -> KernelLaunch:
         count=count,
     )
     return KernelLaunch(
-        _each_text(EpilogueCode.of(product)), "each", -(-count // THREADS), THREADS, signature
+        _text(_EACH, EpilogueCode.of(product)), "each", -(-count // THREADS), THREADS, signature
     )
 
 

@@ -101,21 +101,13 @@ def reduce_source(
     """The kernel `reduce` of inputs and outputs, which writes results, or the totals of parts."""
     loop_body, along = loop.loop_body, loop.along
     split = cut.parts > 1
-    kept = OffsetEmitter(
-        numbers,
-        loop.axes(loop.kept, cut.lanes),
-        [*(_some(each, loop.kept) for each in loop.operands), *loop.results],
-        "" if along else "V",
-    )
+    lying = [*(_some(each, loop.kept) for each in loop.operands), *loop.results]
+    kept = OffsetEmitter(numbers, loop.axes(loop.kept, cut.lanes), lying, "" if along else "V")
     places, offsets = kept.statements("item", "a")
     places += [f"const Offset k{k} = {each};" for k, each in enumerate(offsets)]
     taking = _taking(loop, cut, numbers, kept.group)
     width = "1" if along else "V"
-    reductions = list(enumerate(loop_body.reductions))
-    totals = [f"{struct(r)}::Total s{k}[{width}];" for k, r in reductions]
-    none = [f"s{k}[w] = {struct(r)}::none();" for k, r in reductions]
-    meet = "block_along" if along else "block_across"
-    joined = [f"s{k}[w] = {meet}<{struct(r)}>(s{k}[w]);" for k, r in reductions]
+    totals, none, joined = _total_lines(loop, width)
     ending = _ending(loop, kept, numbers, split=split, kept_items=cut.kept)
     blocks, chunk, last, items = map(numbers.add, (cut.blocks, cut.chunk, cut.reduced, cut.kept))
     line, lane = ("y", "x") if along else ("x", "y")
@@ -155,6 +147,17 @@ extern "C" __global__ void {bounds_for(*block)}reduce({signature.declaration}) {
 }}
 """
     return source, signature
+
+
+def _total_lines(loop: ReductionLoop, width: str) -> tuple[list[str], list[str], list[str]]:
+    """Return the lines that declare, clear and join the totals of a thread."""
+    structs = list(enumerate(map(struct, loop.loop_body.reductions)))
+    meet = "block_along" if loop.along else "block_across"
+    return (
+        [f"{each}::Total s{k}[{width}];" for k, each in structs],
+        [f"s{k}[w] = {each}::none();" for k, each in structs],
+        [f"s{k}[w] = {meet}<{each}>(s{k}[w]);" for k, each in structs],
+    )
 
 
 def _unrolled(count: int) -> str:

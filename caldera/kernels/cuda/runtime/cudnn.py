@@ -53,9 +53,10 @@ def _refusals() -> tuple[type[Exception], ...]:
 
 
 class CudnnGraph(ABC):
-    """A graph, and those of its plans that can run, the best one first."""
+    """The graph of a key, and those of its plans that can run, the best one first."""
 
-    def __init__(self, card: int) -> None:
+    def __init__(self, key: Any, card: int) -> None:
+        self._key = key
         self._library = device.cudnn()
         self._card = card
         self._graph = self._built()
