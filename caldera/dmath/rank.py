@@ -11,18 +11,29 @@ from caldera.comm import Communicator
 from caldera.compiler.lazy.compile import compile_nodes
 from caldera.compiler.plan.plan import Plan
 from caldera.compiler.sharding.layout import ShardLayout
+from caldera.compiler.sharding.propagation import distribute
 from caldera.compiler.sharding.volume import Links
-from caldera.core.graph.node import Symbol
+from caldera.core.graph.node import Node, Symbol
 from caldera.core.memory import Device
 from caldera.core.memory.devices import device as find_device
 from caldera.core.memory.gpus import card_count
 from caldera.core.tensor import Tensor
 from caldera.dmath.codec import decode, decode_graph, encode
-from caldera.dmath.lowering import Lowered, lower
 from caldera.dmath.replicas import ReplicaCache, View, with_fetches
 from caldera.errors import CommError
 
 _LENGTH_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """What one rank runs: its outputs, its leaf for each leaf of the program, and the layouts that
+    the outputs have. `roots` are compiled: with the outputs what keeps ranks to one order."""
+
+    outputs: tuple[Node, ...]
+    leaves: tuple[Symbol, ...]
+    layouts: tuple[ShardLayout, ...]
+    roots: tuple[Node, ...]
 
 
 @dataclass(frozen=True)
@@ -49,11 +60,23 @@ class Definition:
         return cls(content[end:], layouts, wanted, links)
 
     def lowered(self, rank: int, ranks: int, messages_on: str | None = None) -> Lowered:
-        """What a rank runs of it."""
+        """Return one rank's part of the program; layouts and links are the same on every rank.
+
+        Messages are sent from the device `messages_on`, where the rest runs on another.
+        """
         graph = decode_graph(self.graph)
         leaves = [leaf for leaf in graph.leaves if leaf.role != "array"]
-        where = dict(zip(leaves, self.layouts, strict=True))
-        return lower(graph.outputs, where, self.wanted, rank, ranks, self.links, messages_on)
+        found = distribute(
+            graph.outputs,
+            dict(zip(leaves, self.layouts, strict=True)),
+            self.wanted,
+            ranks=ranks,
+            rank=rank,
+            links=self.links,
+            messages_on=messages_on,
+        )
+        own = tuple(found.leaves[leaf] for leaf in leaves)
+        return Lowered(found.outputs, own, found.layouts, found.roots)
 
 
 class RankProgram:
