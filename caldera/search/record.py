@@ -13,10 +13,9 @@ from typing import Any
 from caldera.base.plain_data import decoded, encoded, json_digest
 from caldera.base.registry import optional_import
 from caldera.errors import ConfigError, DataError
-from caldera.search.database import Database
-from caldera.search.journal import Journal
 from caldera.search.objective import Objective
 from caldera.search.space import Space
+from caldera.search.storage import Database, Journal
 from caldera.search.trial import (
     DONE,
     FAILED,

@@ -13,7 +13,7 @@ from typing import Any
 
 from caldera.bench.reproduce.rank_work import WORKS, Options
 from caldera.comm import run_virtual_ranks
-from caldera.comm.mpi_implementation import find_launcher, library
+from caldera.comm.mpi_library import find_launcher, library
 from caldera.comm.processes import launch
 from caldera.errors import CommError
 

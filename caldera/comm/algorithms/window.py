@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from caldera.comm.algorithms.segments import bounds, even_counts, segments
-from caldera.comm.algorithms.volume import allreduce_volume
+from caldera.comm.algorithms.segments import allreduce_volume, bounds, even_counts, segments
 from caldera.comm.reduction import combine, finish
 from caldera.comm.shared_memory import DoubleBuffer, made_once
 
