@@ -208,11 +208,9 @@ class SocketCommunicator(Communicator):
 
     def _split(self, color: int | None, key: int) -> Communicator | None:
         self._splits += 1
-        colors_and_keys = self.gather_objects([color, key])
-        if color is None:
+        members = [self.members[rank] for rank in self._ranks_of_color(color, key)]
+        if not members:
             return None
-        mine = sorted((k, rank) for rank, (c, k) in enumerate(colors_and_keys) if c == color)
-        members = [self.members[rank] for _, rank in mine]
         label = f"{self.label} / {self._splits}: {color}"
         return SocketCommunicator(self.endpoint, members, label, self._root)
 

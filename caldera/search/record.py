@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -52,7 +53,7 @@ class TrialRecord:
         self._optuna = import_optuna()
         self.folder, self.name = folder, name
         self.database: Database | None = None
-        with _quiet(self._optuna):
+        with quiet_optuna(self._optuna):
             self._storage = self._open(folder, storage)
         self._ids: dict[int, int] = {}
         self._mine: set[int] = set()
@@ -112,7 +113,7 @@ class TrialRecord:
         # Another program may have begun it meanwhile.
         self._study = self._study if self._study is not None else self._find()
         if self._study is None:
-            with _quiet(self._optuna):
+            with quiet_optuna(self._optuna):
                 self._study = self._storage.create_new_study(directions, self.name)
         if self._is_unnamed(directions):
             self.note(_KEY, described)
@@ -333,12 +334,14 @@ def _met(space: Space, trial: Trial) -> list[tuple[str, Any]]:
 
 
 @contextmanager
-def _quiet(optuna: Any) -> Iterator[None]:
-    """Optuna logs that a study was created; whoever called `search.run` knows."""
+def quiet_optuna(optuna: Any) -> Iterator[None]:
+    """Suppress Optuna's lines about each study and trial, and warnings about its own options."""
     before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         optuna.logging.set_verbosity(before)
 

@@ -214,12 +214,19 @@ class Locks(ABC):
         """Give all of them back."""
 
 
-class PostgresLocks(Locks):
-    """Advisory locks of a session."""
+class SessionLocks(Locks):
+    """Locks that end with a connection to the database."""
 
     def __init__(self, engine: Any, text: Any) -> None:
         self._text = text
         self._connection = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class PostgresLocks(SessionLocks):
+    """Advisory locks of a session."""
 
     def _call(self, function: str, name: str) -> Any:
         key = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), signed=True)
@@ -237,16 +244,9 @@ class PostgresLocks(Locks):
             return False
         return True
 
-    def close(self) -> None:
-        self._connection.close()
 
-
-class MySQLLocks(Locks):
+class MySQLLocks(SessionLocks):
     """Named locks of a session."""
-
-    def __init__(self, engine: Any, text: Any) -> None:
-        self._text = text
-        self._connection = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
 
     def _call(self, call: str, name: str) -> Any:
         key = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
@@ -261,9 +261,6 @@ class MySQLLocks(Locks):
 
     def is_held(self, name: str) -> bool:
         return self._call("IS_FREE_LOCK(:key)", name) == 0
-
-    def close(self) -> None:
-        self._connection.close()
 
 
 class FileLocks(Locks):
