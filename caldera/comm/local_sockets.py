@@ -31,7 +31,7 @@ _HELLO = struct.Struct("<II")
 """Which process connects, and the port at which it listens itself."""
 _DIGEST = hashlib.sha256().digest_size
 _BUFFER = 1 << 20
-_LOOKS_EVERY_S = 0.2
+_POLL_S = 0.2
 
 
 class Listener:
@@ -60,7 +60,7 @@ class Listener:
                     hint="is the machine overloaded, or does a firewall stand in the way of "
                     f"{_HOST}?",
                 )
-            self._socket.settimeout(min(left, _LOOKS_EVERY_S))
+            self._socket.settimeout(min(left, _POLL_S))
             with suppress(TimeoutError):
                 link, _ = self._socket.accept()
                 # A stranger may connect and say nothing: it must not keep the others waiting long.

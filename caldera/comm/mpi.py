@@ -26,13 +26,13 @@ from caldera.comm.autotune import AllreduceTuner
 from caldera.comm.communicator import Communicator
 from caldera.comm.mpi_library import (
     MpiRequest,
-    do_not_wait_for_the_lost,
+    finalize_asynchronously,
+    is_gpu_aware,
     loaded,
     many_threads,
     mpi,
-    nap_until,
     shares_cores,
-    takes_cards,
+    sleep_until,
 )
 from caldera.comm.point_to_point import ANY_SOURCE, on_card, wait_for_kernels
 from caldera.comm.reduction import finish, same_memory
@@ -92,8 +92,8 @@ class MpiCommunicator(Communicator):
             self.segment_bytes = LONG_SEGMENT_BYTES
         else:
             self.nodes = _node_numbers(self)
-            beside = f"{label} in the background"
-            self._background = MpiCommunicator(handle.Dup(), beside, generation, self)
+            background_label = f"{label} in the background"
+            self._background = MpiCommunicator(handle.Dup(), background_label, generation, self)
         _made.append(self)
 
     # --- messages
@@ -118,7 +118,7 @@ class MpiCommunicator(Communicator):
     def _reaches(self, buffer: np.ndarray, op: str | None = None) -> bool:
         if not on_card(buffer):
             return True
-        if not takes_cards() or (op is not None and not _library_reduces(buffer, op)):
+        if not is_gpu_aware() or (op is not None and not _library_reduces(buffer, op)):
             return False
         wait_for_kernels(buffer)
         return True
@@ -159,7 +159,7 @@ class MpiCommunicator(Communicator):
         a_rank_died = error.Get_error_class() in [getattr(mpi(), name, None) for name in gone]
         if a_rank_died and loaded().survives:
             _lost.set()
-            do_not_wait_for_the_lost()
+            finalize_asynchronously()
             for communicator in list(_made):
                 # Somebody may wait in any of them for a rank that has seen the failure elsewhere.
                 if communicator.generation <= self.generation:
@@ -270,7 +270,7 @@ class MpiCommunicator(Communicator):
         return list(_made)
 
     @staticmethod
-    def a_rank_is_lost() -> bool:
+    def has_lost_rank() -> bool:
         """Whether a rank has died while the others went on."""
         return _lost.is_set()
 
@@ -286,7 +286,7 @@ class MpiCommunicator(Communicator):
         try:
             if all_come and shares_cores():
                 # A collective of MPI waits busily for those who are late; nobody is any more.
-                nap_until(self.handle.Ibarrier().Test)
+                sleep_until(self.handle.Ibarrier().Test)
             return function(*arguments)
         except mpi().Exception as error:
             raise self.failure(error) from error

@@ -145,7 +145,7 @@ def find_launcher(environment: Mapping[str, str] = os.environ) -> Launcher | Non
     folders.append(Path(sys.executable).parent)
     beside = [str(folder / "mpiexec") for folder in folders if (folder / "mpiexec").exists()]
     path = beside[0] if beside else shutil.which("mpiexec", path=environment.get("PATH"))
-    return None if path is None else Launcher(path, implementation(_says(path, "--version")))
+    return None if path is None else Launcher(path, implementation(_reports(path, "--version")))
 
 
 def launcher(environment: Mapping[str, str] = os.environ) -> Launcher:
@@ -166,11 +166,11 @@ def library() -> MpiImplementation | None:
 
     Another process asks: here it would stay loaded, and a broken one would end this process.
     """
-    said = _says(sys.executable, "-c", _ASK_MPI4PY)
+    said = _reports(sys.executable, "-c", _ASK_MPI4PY)
     return implementation(said) if said.strip() else None
 
 
-def _says(*command: str) -> str:
+def _reports(*command: str) -> str:
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_ANSWERS_WITHIN_S, check=False
@@ -219,7 +219,7 @@ def loaded() -> MpiImplementation:
 
 
 @cache
-def takes_cards() -> bool:
+def is_gpu_aware() -> bool:
     """Whether this MPI reads and writes the memory of a card by itself."""
     library = ctypes.CDLL(mpi().__file__)
     try:
@@ -243,7 +243,7 @@ def shares_cores() -> bool:
     return told.isdigit() and int(told) > (os.cpu_count() or 1)
 
 
-def nap_until(is_there: Callable[[], bool]) -> None:
+def sleep_until(is_there: Callable[[], bool]) -> None:
     """Look again and again, and sleep in between: longer the longer it takes."""
     nap = SHORTEST_NAP_S
     while not any(is_there() for _ in range(LOOKS)):
@@ -251,7 +251,7 @@ def nap_until(is_there: Callable[[], bool]) -> None:
         nap = min(2 * nap, LONGEST_NAP_S)
 
 
-def do_not_wait_for_the_lost() -> None:
+def finalize_asynchronously() -> None:
     """When a rank has died: let MPI end without it.
 
     Ending, Open MPI has all ranks that were started meet in a fence, in a call during which no
@@ -287,7 +287,7 @@ class MpiRequest(Request):
             if owner.backoff is not None and self._arrives_meanwhile(owner.backoff):
                 return
             if shares_cores():
-                nap_until(self.test)
+                sleep_until(self.test)
                 return
             if self._expected < 0:
                 self._request.Wait()

@@ -141,13 +141,13 @@ def history_chart(overview: Overview, objective: int = 0) -> LineChart:
     climbed = list(_best_so_far(overview, objective))
     if climbed:
         last = short_number(climbed[-1][1])
-        lines.append(Line("best so far", _stairs(climbed), BEST, last=last))
+        lines.append(Line("best so far", _step_line(climbed), BEST, last=last))
     numbers = [trial.number for trial in overview.trials]
     axes = whole_axis(numbers or [0]), _value_axis(seen, mode)
-    return LineChart(f"{name}, {_wish(mode)}", "trial", lines, *axes)
+    return LineChart(f"{name}, {_preferred(mode)}", "trial", lines, *axes)
 
 
-def _wish(mode: str) -> str:
+def _preferred(mode: str) -> str:
     return "larger is better" if mode == "max" else "smaller is better"
 
 
@@ -169,7 +169,7 @@ def _best_so_far(overview: Overview, objective: int) -> Iterable[tuple[float, fl
         yield last, sign * best
 
 
-def _stairs(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+def _step_line(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """A value holds until the next one is reached."""
     found = list(points[:1])
     for (_, before), (x, y) in pairwise(points):
@@ -200,7 +200,7 @@ def curves_chart(overview: Overview) -> LineChart | None:
     drawn = [trial for trial in reversed(drawn) if trial is not best]
     colours = {True: OTHERS, False: ENDED}
     lines = [
-        Line(_said(trial), overview.curve(trial), colours[trial.state == DONE], thin=True)
+        Line(_caption(trial), overview.curve(trial), colours[trial.state == DONE], thin=True)
         for trial in sorted(drawn, key=lambda trial: trial.state == DONE)
     ]
     legend = [Line("done", (), OTHERS)] if any(t.state == DONE for t in drawn) else []
@@ -226,7 +226,7 @@ def curves_chart(overview: Overview) -> LineChart | None:
     )
 
 
-def _said(trial: Trial) -> str:
+def _caption(trial: Trial) -> str:
     values = "" if trial.values is None else ": " + ", ".join(f"{v:.5g}" for v in trial.values)
     return f"trial {trial.number}, {trial.state}{values}"
 
@@ -300,7 +300,7 @@ def coordinates_picture(overview: Overview) -> Safe | None:
     return parallel_coordinates(
         coordinates,
         strengths,
-        [_said(trial) for trial in shown],
+        [_caption(trial) for trial in shown],
         "parameters and values of all trials",
         chosen,
     )
@@ -330,7 +330,7 @@ def _front(overview: Overview, x: int, y: int) -> LineChart:
     xs, ys = [a for a, _ in others + front], [b for _, b in others + front]
     return LineChart(
         f"{overview.names[y]} over {overview.names[x]}",
-        f"{overview.names[x]}, {_wish(overview.modes[x])}",
+        f"{overview.names[x]}, {_preferred(overview.modes[x])}",
         lines,
         axis_of(xs),
         _value_axis(ys, overview.modes[y]),

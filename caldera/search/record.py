@@ -14,6 +14,7 @@ from typing import Any
 from caldera.base.plain_data import decoded, encoded, json_digest
 from caldera.base.registry import optional_import
 from caldera.errors import ConfigError, DataError
+from caldera.search.dimension import Dimension
 from caldera.search.objective import Objective
 from caldera.search.space import Space
 from caldera.search.storage import Database, Journal
@@ -189,7 +190,13 @@ class TrialRecord:
 
     def add(self, trial: Trial, space: Space) -> int:
         """Write down a trial that has been asked for; its number."""
-        dimensions = {path: each.distribution(self._optuna) for path, each in _met(space, trial)}
+        distributions: dict[str, Any] = {}
+
+        def pick(path: str, dimension: Dimension) -> Any:
+            distributions[path] = dimension.distribution(self._optuna)
+            return trial.point[path]
+
+        space.walk(pick)
         own: dict[str, Any] = {
             "seed": trial.seed,
             "parent": trial.parent,
@@ -201,7 +208,7 @@ class TrialRecord:
         frozen = self._optuna.trial.create_trial(
             state=self._optuna.trial.TrialState.RUNNING,
             params=dict(trial.point),
-            distributions=dimensions,
+            distributions=distributions,
             user_attrs={_KEY: encoded(own), **self._owner()},
         )
         identity = self._storage.create_new_trial(self._study, template_trial=frozen)
@@ -320,17 +327,6 @@ def apply(trial: Trial, outcome: TrialResult, told: int | None, ended: float | N
     trial.digest, trial.saved = outcome.digest, outcome.saved
     trial.conditions = outcome.conditions
     trial.told, trial.ended = told, ended
-
-
-def _met(space: Space, trial: Trial) -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-
-    def pick(path: str, dimension: Any) -> Any:
-        found.append((path, dimension))
-        return trial.point[path]
-
-    space.walk(pick)
-    return found
 
 
 @contextmanager

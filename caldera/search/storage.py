@@ -35,7 +35,7 @@ except ImportError:  # no such locks on Windows, where one process writes all th
     fcntl = None  # type: ignore[assignment]
 
 _SYNC_EVERY_S = 1.0
-_held: set[int] = set()
+_locked_files: set[int] = set()
 """Files whose locks this process holds."""
 _MOST_BYTES = 1 << 32
 
@@ -61,7 +61,7 @@ class Journal:
         self._last_sync = 0.0
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-        with open(path, "r+b") as file, _held_by(file):
+        with open(path, "r+b") as file, _file_lock(file):
             _cut_unfinished_line(file)
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
@@ -106,7 +106,7 @@ class Journal:
     def append_logs(self, logs: Sequence[dict[str, Any]]) -> None:
         """Write lines at the end, all of them or none."""
         lines = _lines(logs)
-        with open(self.path, "ab") as file, _held_by(file):
+        with open(self.path, "ab") as file, _file_lock(file):
             begin = os.fstat(file.fileno()).st_size
             # At once: who is killed between two writes would leave a part.
             file.write(b"".join(lines))
@@ -142,12 +142,12 @@ def _cut_unfinished_line(file: BinaryIO) -> None:
 @contextmanager
 def held_lock(path: Path, within_s: float | None = None) -> Iterator[bool]:
     """Hold a lock that ends with this process; False if another still has it after so long."""
-    with open(path, "ab") as file, _held_by(file, within_s) as is_held:
+    with open(path, "ab") as file, _file_lock(file, within_s) as is_held:
         yield is_held
 
 
 @contextmanager
-def _held_by(file: BinaryIO, within_s: float | None = None) -> Iterator[bool]:
+def _file_lock(file: BinaryIO, within_s: float | None = None) -> Iterator[bool]:
     """The same with the lock of an open file."""
     if fcntl is None:
         yield True
@@ -157,11 +157,11 @@ def _held_by(file: BinaryIO, within_s: float | None = None) -> Iterator[bool]:
     elif not _locked_within(file.fileno(), within_s):
         yield False
         return
-    _held.add(file.fileno())
+    _locked_files.add(file.fileno())
     try:
         yield True
     finally:
-        _held.discard(file.fileno())
+        _locked_files.discard(file.fileno())
         fcntl.flock(file, fcntl.LOCK_UN)
 
 
@@ -177,16 +177,16 @@ def _locked_within(file: int, seconds: float) -> bool:
             time.sleep(0.01)
 
 
-def _close_held() -> None:
+def _close_locked() -> None:
     """In a child after a fork: a lock lasts as long as any process has its file open, and a worker
     may outlive its master by a moment."""
-    for file in _held:
+    for file in _locked_files:
         os.close(file)
-    _held.clear()
+    _locked_files.clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close_held)
+    os.register_at_fork(after_in_child=_close_locked)
 
 
 _DRIVERS = {"psycopg": '"psycopg[binary]"', "psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}
@@ -198,11 +198,11 @@ class Locks(ABC):
     """Named locks of a database; each ends with the program that holds it."""
 
     @abstractmethod
-    def take(self, name: str) -> None:
+    def acquire(self, name: str) -> None:
         """Wait for a lock."""
 
     @abstractmethod
-    def give_back(self, name: str) -> None:
+    def release(self, name: str) -> None:
         """Let others have it."""
 
     @abstractmethod
@@ -232,15 +232,15 @@ class PostgresLocks(SessionLocks):
         key = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), signed=True)
         return self._connection.execute(self._text(f"SELECT {function}(:key)"), {"key": key})
 
-    def take(self, name: str) -> None:
+    def acquire(self, name: str) -> None:
         self._call("pg_advisory_lock", name).close()
 
-    def give_back(self, name: str) -> None:
+    def release(self, name: str) -> None:
         self._call("pg_advisory_unlock", name).close()
 
     def is_held(self, name: str) -> bool:
         if self._call("pg_try_advisory_lock", name).scalar():
-            self.give_back(name)
+            self.release(name)
             return False
         return True
 
@@ -252,11 +252,11 @@ class MySQLLocks(SessionLocks):
         key = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
         return self._connection.execute(self._text(f"SELECT {call}"), {"key": key}).scalar()
 
-    def take(self, name: str) -> None:
+    def acquire(self, name: str) -> None:
         while self._call("GET_LOCK(:key, 60)", name) != 1:
             pass
 
-    def give_back(self, name: str) -> None:
+    def release(self, name: str) -> None:
         self._call("RELEASE_LOCK(:key)", name)
 
     def is_held(self, name: str) -> bool:
@@ -268,19 +268,19 @@ class FileLocks(Locks):
 
     def __init__(self, database: str) -> None:
         self._database = Path(database).absolute()
-        self._held: dict[str, ExitStack] = {}
+        self._locked_files: dict[str, ExitStack] = {}
 
     def _path(self, name: str) -> Path:
         key = hashlib.blake2b(name.encode(), digest_size=8).hexdigest()
         return self._database.with_name(f"{self._database.name}.{key}.lock")
 
-    def take(self, name: str) -> None:
+    def acquire(self, name: str) -> None:
         with ExitStack() as stack:
             stack.enter_context(held_lock(self._path(name)))
-            self._held[name] = stack.pop_all()
+            self._locked_files[name] = stack.pop_all()
 
-    def give_back(self, name: str) -> None:
-        self._held.pop(name).close()
+    def release(self, name: str) -> None:
+        self._locked_files.pop(name).close()
 
     def is_held(self, name: str) -> bool:
         path = self._path(name)
@@ -293,11 +293,11 @@ class FileLocks(Locks):
             return not is_free
 
     def close(self) -> None:
-        for name in list(self._held):
+        for name in list(self._locked_files):
             # Nobody asks for the life of a program again that has ended.
             with suppress(OSError):
                 self._path(name).unlink()
-            self.give_back(name)
+            self.release(name)
 
 
 class Database:
@@ -310,13 +310,13 @@ class Database:
         self.owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         """Who has the trials that are begun here."""
         self._closing = ExitStack()
-        with self._speaking():
+        with self._explained_errors():
             self._locks = self._open(address)
             self._closing.callback(self._locks.close)
             # Two that make tables at once would trip over each other.
             with self.turn():
                 self.storage = optuna.storages.get_storage(address)
-            self._locks.take(self.owner)
+            self._locks.acquire(self.owner)
 
     def _open(self, address: str) -> Locks:
         url = self._alchemy.engine.make_url(address)
@@ -336,7 +336,7 @@ class Database:
         return kinds[kind](engine, self._alchemy.text)
 
     @contextmanager
-    def _speaking(self) -> Iterator[None]:
+    def _explained_errors(self) -> Iterator[None]:
         """What a database says of an address that it does not know, as an error of ours."""
         try:
             yield
@@ -358,11 +358,11 @@ class Database:
     @contextmanager
     def turn(self) -> Iterator[None]:
         """While this lasts, no other program asks for a trial or finishes one."""
-        self._locks.take(self._turn)
+        self._locks.acquire(self._turn)
         try:
             yield
         finally:
-            self._locks.give_back(self._turn)
+            self._locks.release(self._turn)
 
     def is_alive(self, owner: str | None) -> bool:
         """Whether the program that has a trial is another one, and still runs."""

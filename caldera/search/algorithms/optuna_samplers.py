@@ -109,7 +109,7 @@ class OptunaMethod(Method, ABC):
         asked = self._asked.pop(trial.number, None)
         with quiet_optuna(self._optuna):
             if asked is None:
-                self._tell_unasked(trial)
+                self._add_trial(trial)
                 return
             if trial.violations:
                 asked.set_user_attr(_CONSTRAINT, [float(len(trial.violations))])
@@ -122,9 +122,9 @@ class OptunaMethod(Method, ABC):
             else:
                 self._study.tell(asked, state=states.FAIL)
 
-    def _tell_unasked(self, trial: Trial) -> None:
+    def _add_trial(self, trial: Trial) -> None:
         """Tell it of a trial of others, or of one that has come farther than when it was told."""
-        made = self._frozen(trial)
+        made = self._optuna_trial(trial)
         known = self._study.get_trials(deepcopy=False)
         if trial.number not in self._numbers:
             self._numbers[trial.number] = len(known)
@@ -134,7 +134,7 @@ class OptunaMethod(Method, ABC):
         kept.state, kept.values = made.state, made.values
         kept.intermediate_values = made.intermediate_values
 
-    def _frozen(self, trial: Trial) -> Any:
+    def _optuna_trial(self, trial: Trial) -> Any:
         """A trial that this sampler has not asked for, as Optuna keeps it."""
         states = self._optuna.trial.TrialState
         values, distributions = self._suggestions(trial.point)
