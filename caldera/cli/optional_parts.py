@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from caldera.base.machine import answer
-from caldera.comm.mpi_implementation import LIBRARY_VARIABLE, find_launcher, library
+from caldera.comm.mpi_library import LIBRARY_VARIABLE, find_launcher, library
 
 
 @dataclass(frozen=True)

@@ -332,6 +332,14 @@ class Communicator(PointToPoint):
     def _split(self, color: int | None, key: int) -> Communicator | None:
         """The communicator of a colour."""
 
+    def _ranks_of_color(self, color: int | None, key: int) -> list[int]:
+        """Return the ranks of this rank's colour by their keys; none if its colour is None."""
+        colors_and_keys = self.gather_objects([color, key])
+        if color is None:
+            return []
+        mine = sorted((k, rank) for rank, (c, k) in enumerate(colors_and_keys) if c == color)
+        return [rank for _, rank in mine]
+
     @abstractmethod
     def _dup(self) -> Communicator:
         """The same ranks for the background thread, made without asking the others."""

@@ -79,7 +79,7 @@ class Endpoint:
             if found is None:
                 found = self._inboxes[channel] = self._new_inbox(rank, self._failure(root))
             else:
-                found.belongs_to(rank, self._failure(root))
+                found.assign(rank, self._failure(root))
             return found
 
     def forget(self, channel: int) -> None:

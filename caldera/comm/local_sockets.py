@@ -31,7 +31,7 @@ _HELLO = struct.Struct("<II")
 """Which process connects, and the port at which it listens itself."""
 _DIGEST = hashlib.sha256().digest_size
 _BUFFER = 1 << 20
-_LOOKS_EVERY_S = 0.2
+_POLL_S = 0.2
 
 
 class Listener:
@@ -60,7 +60,7 @@ class Listener:
                     hint="is the machine overloaded, or does a firewall stand in the way of "
                     f"{_HOST}?",
                 )
-            self._socket.settimeout(min(left, _LOOKS_EVERY_S))
+            self._socket.settimeout(min(left, _POLL_S))
             with suppress(TimeoutError):
                 link, _ = self._socket.accept()
                 # A stranger may connect and say nothing: it must not keep the others waiting long.
@@ -208,11 +208,9 @@ class SocketCommunicator(Communicator):
 
     def _split(self, color: int | None, key: int) -> Communicator | None:
         self._splits += 1
-        colors_and_keys = self.gather_objects([color, key])
-        if color is None:
+        members = [self.members[rank] for rank in self._ranks_of_color(color, key)]
+        if not members:
             return None
-        mine = sorted((k, rank) for rank, (c, k) in enumerate(colors_and_keys) if c == color)
-        members = [self.members[rank] for _, rank in mine]
         label = f"{self.label} / {self._splits}: {color}"
         return SocketCommunicator(self.endpoint, members, label, self._root)
 

@@ -19,23 +19,23 @@ class JobFailure:
 
     def __init__(self) -> None:
         self.first: tuple[int, BaseException] | None = None
-        self._doors: list[threading.Condition] = []
+        self._conditions: list[threading.Condition] = []
         self._lock = threading.Lock()
 
-    def watch(self, door: threading.Condition) -> None:
+    def watch(self, condition: threading.Condition) -> None:
         """Those who wait at this door are woken when a rank fails."""
         with self._lock:
-            self._doors.append(door)
+            self._conditions.append(condition)
 
     def fail(self, rank: int, error: BaseException) -> None:
         """Release everybody who waits; the first failure is the one that counts."""
         with self._lock:
             if self.first is None:
                 self.first = (rank, error)
-            doors = list(self._doors)
-        for door in doors:
-            with door:
-                door.notify_all()
+            conditions = list(self._conditions)
+        for condition in conditions:
+            with condition:
+                condition.notify_all()
 
     def check(self) -> None:
         """Raise if a rank has failed."""
@@ -112,15 +112,15 @@ class Inbox:
         self.rank = rank
         self.failure = failure
         self.timeout_s = 60.0
-        self.missing: Callable[[int, str], CommError] = _nobody
-        self._door = threading.Condition()
+        self.missing: Callable[[int, str], CommError] = _missing_message
+        self._condition = threading.Condition()
         self._unread: list[tuple[int, int, np.ndarray, Callable[[], None]]] = []
         self._expected: list[Receive] = []
-        failure.watch(self._door)
+        failure.watch(self._condition)
 
     def claim(self, source: int, tag: int) -> Receive | None:
         """The first who waits for such a message: who claims it fills it, then says `finished`."""
-        with self._door:
+        with self._condition:
             return self._claimed(source, tag)
 
     def _claimed(self, source: int, tag: int) -> Receive | None:
@@ -132,9 +132,9 @@ class Inbox:
 
     def finished(self, receive: Receive) -> None:
         """A message that was claimed is where it belongs."""
-        with self._door:
+        with self._condition:
             receive.done = True
-            self._door.notify_all()
+            self._condition.notify_all()
 
     def deliver(
         self, source: int, tag: int, payload: np.ndarray, taken: Callable[[], None] | None = None
@@ -143,7 +143,7 @@ class Inbox:
 
         Without `taken` it is copied if it stays; with it, it stays as it is until that is called.
         """
-        with self._door:
+        with self._condition:
             receive = self._claimed(source, tag)
             if receive is None:
                 kept = payload.copy() if taken is None else payload
@@ -158,7 +158,7 @@ class Inbox:
     def receive(self, buffer: np.ndarray, source: int, tag: int, shorter: bool) -> Request:
         """A message from the box, or a place in the queue of those who wait."""
         request = Receive(self, buffer, source, tag, shorter)
-        with self._door:
+        with self._condition:
             found = (i for i, each in enumerate(self._unread) if request.matches(each[0], each[1]))
             index = next(found, None)
             if index is None:
@@ -170,21 +170,21 @@ class Inbox:
         taken()
         return request
 
-    def belongs_to(self, rank: int, failure: JobFailure) -> None:
+    def assign(self, rank: int, failure: JobFailure) -> None:
         """Whose it is, for a box that messages have come to before."""
         self.rank, self.failure = rank, failure
-        failure.watch(self._door)
+        failure.watch(self._condition)
 
     def wait_for(self, request: Receive) -> None:
         """Wait for a message, but not for ever and not for the dead."""
         until = time.monotonic() + self.timeout_s
-        with self._door:
+        with self._condition:
             while not request.done:
                 self.failure.check()
                 left = until - time.monotonic()
                 if left <= 0:
                     break
-                self._door.wait(left)
+                self._condition.wait(left)
         if not request.done:
             raise self.missing(self.rank, str(request))
 
@@ -211,7 +211,7 @@ class Mailboxes:
         return self.boxes[rank].receive(buffer, source, tag, shorter)
 
 
-def _nobody(rank: int, wanted: str) -> CommError:
+def _missing_message(rank: int, wanted: str) -> CommError:
     return CommError.build(
         f"rank {rank}",
         expected=wanted,

@@ -19,20 +19,20 @@ from typing import Any
 
 import numpy as np
 
-from caldera.comm.algorithms import volume
+from caldera.comm.algorithms import segments
 from caldera.comm.algorithms.allreduce import default_algorithm
 from caldera.comm.algorithms.segments import SEGMENT_BYTES, bounds
 from caldera.comm.autotune import AllreduceTuner
 from caldera.comm.communicator import Communicator
 from caldera.comm.mpi_library import (
     MpiRequest,
-    do_not_wait_for_the_lost,
+    finalize_asynchronously,
+    is_gpu_aware,
     loaded,
     many_threads,
     mpi,
-    nap_until,
     shares_cores,
-    takes_cards,
+    sleep_until,
 )
 from caldera.comm.point_to_point import ANY_SOURCE, on_card, wait_for_kernels
 from caldera.comm.reduction import finish, same_memory
@@ -92,8 +92,8 @@ class MpiCommunicator(Communicator):
             self.segment_bytes = LONG_SEGMENT_BYTES
         else:
             self.nodes = _node_numbers(self)
-            beside = f"{label} in the background"
-            self._background = MpiCommunicator(handle.Dup(), beside, generation, self)
+            background_label = f"{label} in the background"
+            self._background = MpiCommunicator(handle.Dup(), background_label, generation, self)
         _made.append(self)
 
     # --- messages
@@ -118,7 +118,7 @@ class MpiCommunicator(Communicator):
     def _reaches(self, buffer: np.ndarray, op: str | None = None) -> bool:
         if not on_card(buffer):
             return True
-        if not takes_cards() or (op is not None and not _library_reduces(buffer, op)):
+        if not is_gpu_aware() or (op is not None and not _library_reduces(buffer, op)):
             return False
         wait_for_kernels(buffer)
         return True
@@ -159,7 +159,7 @@ class MpiCommunicator(Communicator):
         a_rank_died = error.Get_error_class() in [getattr(mpi(), name, None) for name in gone]
         if a_rank_died and loaded().survives:
             _lost.set()
-            do_not_wait_for_the_lost()
+            finalize_asynchronously()
             for communicator in list(_made):
                 # Somebody may wait in any of them for a rank that has seen the failure elsewhere.
                 if communicator.generation <= self.generation:
@@ -179,7 +179,7 @@ class MpiCommunicator(Communicator):
 
     def _allreduce(self, send: np.ndarray, receive: np.ndarray, op: str) -> None:
         if on_card(receive) or self._algorithm_for(receive, op) == LIBRARY:
-            self._count(volume.allreduce_volume(self.rank, self.size, send.size), send)
+            self._count(segments.allreduce_volume(self.rank, self.size, send.size), send)
             given = mpi().IN_PLACE if same_memory(send, receive) else send
             self._call(self.handle.Allreduce, given, receive, _mpi_op(op))
             finish(receive, op, self.size)
@@ -200,14 +200,14 @@ class MpiCommunicator(Communicator):
 
     def _broadcast(self, buffer: np.ndarray, root: int) -> None:
         if on_card(buffer) or buffer.nbytes <= SEGMENT_BYTES:
-            self._count(volume.broadcast_volume(self.rank, self.size, root, buffer.size), buffer)
+            self._count(segments.broadcast_volume(self.rank, self.size, root, buffer.size), buffer)
             self._call(self.handle.Bcast, _bytes_of(buffer), root)
         else:
             super()._broadcast(buffer, root)
 
     def _reduce(self, send: np.ndarray, receive: np.ndarray | None, root: int, op: str) -> None:
         if on_card(send) or (send.nbytes <= SEGMENT_BYTES and _library_reduces(send, op)):
-            self._count(volume.reduce_volume(self.rank, self.size, root, send.size), send)
+            self._count(segments.reduce_volume(self.rank, self.size, root, send.size), send)
             in_place = receive is not None and same_memory(send, receive)
             given = mpi().IN_PLACE if in_place else send
             self._call(self.handle.Reduce, given, receive, _mpi_op(op), root)
@@ -220,7 +220,7 @@ class MpiCommunicator(Communicator):
         self, send: np.ndarray, receive: np.ndarray, counts: list[int], op: str
     ) -> None:
         if on_card(send) or (send.nbytes <= SEGMENT_BYTES and _library_reduces(send, op)):
-            self._count(volume.reduce_scatter_volume(self.rank, counts), send)
+            self._count(segments.reduce_scatter_volume(self.rank, counts), send)
             self._call(self.handle.Reduce_scatter, send, receive, counts, _mpi_op(op))
             finish(receive, op, self.size)
         else:
@@ -228,7 +228,7 @@ class MpiCommunicator(Communicator):
 
     def _allgather(self, send: np.ndarray, receive: np.ndarray, counts: list[int]) -> None:
         if on_card(send) or receive.nbytes <= SEGMENT_BYTES or self.shares_memory:
-            self._count(volume.allgather_volume(self.rank, counts), receive)
+            self._count(segments.allgather_volume(self.rank, counts), receive)
             part = receive.reshape(-1)[slice(*bounds(counts)[self.rank])]
             given = mpi().IN_PLACE if same_memory(part, send) else _bytes_of(send)
             sizes = [count * receive.itemsize for count in counts]
@@ -248,7 +248,7 @@ class MpiCommunicator(Communicator):
         if not on_card(send):
             super()._alltoall(send, receive, leaving, arriving)
             return
-        self._count(volume.alltoall_volume(self.rank, leaving, arriving), send)
+        self._count(segments.alltoall_volume(self.rank, leaving, arriving), send)
         sizes = [[count * send.itemsize for count in counts] for counts in (leaving, arriving)]
         self._call(
             self.handle.Alltoallv,
@@ -270,7 +270,7 @@ class MpiCommunicator(Communicator):
         return list(_made)
 
     @staticmethod
-    def a_rank_is_lost() -> bool:
+    def has_lost_rank() -> bool:
         """Whether a rank has died while the others went on."""
         return _lost.is_set()
 
@@ -286,7 +286,7 @@ class MpiCommunicator(Communicator):
         try:
             if all_come and shares_cores():
                 # A collective of MPI waits busily for those who are late; nobody is any more.
-                nap_until(self.handle.Ibarrier().Test)
+                sleep_until(self.handle.Ibarrier().Test)
             return function(*arguments)
         except mpi().Exception as error:
             raise self.failure(error) from error

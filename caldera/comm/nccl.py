@@ -20,7 +20,7 @@ import numpy as np
 
 from caldera.base.config import settings
 from caldera.base.registry import optional_import
-from caldera.comm.algorithms import volume
+from caldera.comm.algorithms import segments
 from caldera.comm.algorithms.segments import bounds, even_counts
 from caldera.comm.communicator import Communicator
 from caldera.comm.point_to_point import on_card
@@ -151,7 +151,7 @@ class NcclCommunicator(Communicator):
             self.host.algorithm = self.algorithm
             self.host._allreduce(send, receive, op)
             return
-        self._count(volume.allreduce_volume(self.rank, self.size, send.size), send)
+        self._count(segments.allreduce_volume(self.rank, self.size, send.size), send)
         with self._launching() as stream:
             if must_widen(send.dtype, op):
                 counts = even_counts(send.size, self.size)
@@ -166,7 +166,7 @@ class NcclCommunicator(Communicator):
         if not on_card(buffer):
             self.host._broadcast(buffer, root)
             return
-        self._count(volume.broadcast_volume(self.rank, self.size, root, buffer.size), buffer)
+        self._count(segments.broadcast_volume(self.rank, self.size, root, buffer.size), buffer)
         with self._launching() as stream:
             at = address_of(buffer)
             self._handle().broadcast(at, at, buffer.nbytes, _BYTES, root, stream)
@@ -175,7 +175,7 @@ class NcclCommunicator(Communicator):
         if not _all_on_card(send, *([] if receive is None else [receive])):
             self.host._reduce(send, receive, root, op)
             return
-        self._count(volume.reduce_volume(self.rank, self.size, root, send.size), send)
+        self._count(segments.reduce_volume(self.rank, self.size, root, send.size), send)
         with self._launching() as stream:
             # Only the root writes; the others name some address.
             to = address_of(send if receive is None else receive)
@@ -196,7 +196,7 @@ class NcclCommunicator(Communicator):
         if not _all_on_card(send, receive):
             self.host._reduce_scatter(send, receive, counts, op)
             return
-        self._count(volume.reduce_scatter_volume(self.rank, counts), send)
+        self._count(segments.reduce_scatter_volume(self.rank, counts), send)
         at, to = address_of(send), address_of(receive)
         with self._launching() as stream:
             if must_widen(send.dtype, op):
@@ -223,7 +223,7 @@ class NcclCommunicator(Communicator):
         if not _all_on_card(send, receive):
             self.host._allgather(send, receive, counts)
             return
-        self._count(volume.allgather_volume(self.rank, counts), receive)
+        self._count(segments.allgather_volume(self.rank, counts), receive)
         with self._launching() as stream:
             self._gather(address_of(send), receive, counts, stream)
 
@@ -233,7 +233,7 @@ class NcclCommunicator(Communicator):
         if not _all_on_card(send, receive):
             self.host._alltoall(send, receive, leaving, arriving)
             return
-        self._count(volume.alltoall_volume(self.rank, leaving, arriving), send)
+        self._count(segments.alltoall_volume(self.rank, leaving, arriving), send)
         at, to = address_of(send), address_of(receive)
         with self._launching() as stream:
             self._exchange(at, leaving, to, arriving, send.itemsize, stream)

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from caldera.comm.algorithms.collectives import exchange_messages
-from caldera.comm.algorithms.segments import SEGMENT_BYTES, TAG
-from caldera.comm.algorithms.volume import MessageVolume
+from caldera.comm.algorithms.segments import SEGMENT_BYTES, TAG, MessageVolume
 from caldera.comm.reduction import check_buffer, same_memory
 from caldera.comm.requests import Request
 from caldera.comm.traffic import Traffic

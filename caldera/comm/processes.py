@@ -23,8 +23,7 @@ from types import TracebackType
 from caldera.base.children import end_with_parent
 from caldera.base.machine import usable_cores
 from caldera.comm.mpi import MpiCommunicator
-from caldera.comm.mpi_implementation import launcher
-from caldera.comm.mpi_library import many_threads, mpi
+from caldera.comm.mpi_library import launcher, many_threads, mpi
 from caldera.comm.watchdog import Watchdog
 from caldera.errors import ConfigError
 

@@ -103,11 +103,9 @@ class VirtualRank(Communicator):
 
     def _split(self, color: int | None, key: int) -> Communicator | None:
         self._splits += 1
-        colors_and_keys = self.gather_objects([color, key])
-        if color is None:
+        ranks = self._ranks_of_color(color, key)
+        if not ranks:
             return None
-        mine = sorted((k, rank) for rank, (c, k) in enumerate(colors_and_keys) if c == color)
-        ranks = [rank for _, rank in mine]
         members = [self._group.members[rank] for rank in ranks]
         group = self._group.derived(("split", self._splits, color), members)
         return VirtualRank(ranks.index(self.rank), group)

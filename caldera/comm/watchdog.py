@@ -23,10 +23,10 @@ import numpy as np
 
 from caldera.base.config import settings
 from caldera.comm.mpi import MpiCommunicator
-from caldera.comm.mpi_library import STALLS_BEFORE_ABORT, do_not_wait_for_the_lost, mpi
+from caldera.comm.mpi_library import STALLS_BEFORE_ABORT, finalize_asynchronously, mpi
 from caldera.comm.point_to_point import ANY_SOURCE
 
-LOOKS_EVERY_S = 0.2
+POLL_S = 0.2
 ANSWERS_WITHIN_S = 3.0
 SILENT_AFTER_S = 10.0
 """A rank that has not answered for so long is lost: its watchdog runs whatever else it does."""
@@ -58,7 +58,7 @@ class Watchdog:
         """At the end of the program: tell the others, and wait for them to come to theirs."""
         self._stop.set()
         self._thread.join()
-        if MpiCommunicator.a_rank_is_lost():
+        if MpiCommunicator.has_lost_rank():
             self._wait_for_survivors()
             return
         counts = {each.label: each.collectives for each in MpiCommunicator.instances()}
@@ -72,7 +72,7 @@ class Watchdog:
                 time.sleep(0.005)
         except mpi().Exception:
             # A rank has died meanwhile.
-            do_not_wait_for_the_lost()
+            finalize_asynchronously()
 
     def _wait_for_survivors(self) -> None:
         """MPI ends without waiting for anybody now: what was sent is given time to arrive."""
@@ -86,7 +86,7 @@ class Watchdog:
     # --- the thread
 
     def _watch(self) -> None:
-        while not self._stop.wait(LOOKS_EVERY_S):
+        while not self._stop.wait(POLL_S):
             try:
                 self._read()
                 for communicator in MpiCommunicator.instances():

@@ -26,7 +26,7 @@ from caldera.core.tensor.dtype import bool_, canonical, int64, is_float
 from caldera.core.tensor.shape import Shape, as_shape
 from caldera.dmath.array import Array, as_values, checked_ranks, leaf_of, put
 from caldera.dmath.connect import current
-from caldera.dmath.sources import FileArray, read_part
+from caldera.dmath.shards import FileArray, read_part
 from caldera.errors import ConfigError
 
 Where = ShardLayout | Distribution | None

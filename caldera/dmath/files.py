@@ -16,8 +16,7 @@ from caldera.dmath.array import Array, leaf_of
 from caldera.dmath.connect import current
 from caldera.dmath.handle import Handle
 from caldera.dmath.session import Session, senders
-from caldera.dmath.shards import INDEX, Saved, read_index, write_index
-from caldera.dmath.sources import open_source
+from caldera.dmath.shards import INDEX, Saved, open_source, read_index, write_index
 from caldera.errors import ConfigError
 from caldera.io import save_npy
 

@@ -18,8 +18,7 @@ import numpy as np
 from caldera.comm import ANY_SOURCE, Communicator, Request
 from caldera.compiler.sharding.algorithms.process_grid import grids_of
 from caldera.compiler.sharding.calibration import measured_links
-from caldera.dmath.rank import Rank
-from caldera.dmath.replicas import View
+from caldera.dmath.rank import Rank, View
 
 FRAME_BYTES = 64
 _LENGTH = struct.Struct("<I")

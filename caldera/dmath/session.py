@@ -27,8 +27,7 @@ from caldera.dmath import shards  # noqa: F401 - its services
 from caldera.dmath.codec import encode_graph, graph_key
 from caldera.dmath.handle import Handle
 from caldera.dmath.protocol import SERVICES
-from caldera.dmath.rank import Definition, Rank
-from caldera.dmath.replicas import CacheCounts, View
+from caldera.dmath.rank import CacheCounts, Definition, Rank, View
 from caldera.errors import ConfigError
 
 PartOf = Callable[[int], np.ndarray]

@@ -2,8 +2,10 @@
 
 A folder has `index.json`, and a safetensors file for each rank that holds data. Any number of
 ranks can read it: each finds the parts that have its data, and reads only these. The index is
-written last, in one step: until then the array saved there before stays valid. Blocks are for
-callers that need one at a time: Dask, pandas.
+written last, in one step: until then the array saved there before stays valid.
+
+A source has a `shape`, a `dtype`, and gives the elements of a box; it may be larger than memory.
+Blocks are for callers that need one at a time: Dask, pandas.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,14 +24,109 @@ from caldera.base.registry import optional_import
 from caldera.compiler.sharding.axis_split import positions
 from caldera.compiler.sharding.layout import CartesianLayout, IndexBlock, ShardLayout
 from caldera.compiler.sharding.table_layout import TableLayout
-from caldera.core.tensor.dtype import canonical, complex128
+from caldera.core.tensor.dtype import DType, canonical, complex128
+from caldera.core.tensor.shape import Shape
 from caldera.dmath.codec import decode, encode
 from caldera.dmath.protocol import service
 from caldera.dmath.rank import Rank
-from caldera.dmath.sources import open_source, read_part
 from caldera.errors import CalderaError, ConfigError, DataError, ShapeError
-from caldera.io import map_safetensors, save_safetensors
+from caldera.io import map_npy, map_safetensors, save_safetensors
 from caldera.io.files import created, read_bounded
+
+BLOCK_BYTES = 64 << 20
+"""What is read at a time, unless a row is larger."""
+SUFFIXES = {".npy": "npy", ".h5": "hdf5", ".hdf5": "hdf5", ".zarr": "zarr"}
+
+
+class FileArray(NamedTuple):
+    """An array in a file: `elements` takes slices as NumPy's arrays do."""
+
+    shape: Shape
+    dtype: DType
+    elements: Any
+
+
+def open_source(path: str, dataset: str = "") -> FileArray:
+    """The array of a file, which stays there; `dataset` is its name where a file has several.
+
+    >>> import tempfile, pathlib
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "a.npy"
+    >>> np.save(path, np.arange(6.0).reshape(2, 3))
+    >>> open_source(str(path)).shape
+    (2, 3)
+    """
+    kind = SUFFIXES.get(Path(path).suffix.lower())
+    if kind is None:
+        raise ConfigError.build(
+            "dm.load",
+            expected="a folder of dm.save, or a file that ends in " + ", ".join(SUFFIXES),
+            got=path,
+        )
+    if kind == "npy":
+        array = map_npy(path)
+        return FileArray(array.shape, canonical(array.dtype), array)
+    where = f"dm.load {Path(path).name}"
+    if not Path(path).exists():
+        raise DataError.build(where, expected=f"a file at {path}", got="none")
+    package = "h5py" if kind == "hdf5" else "zarr"
+    library = optional_import(package, package, where)
+    try:
+        opened = library.File(path, "r") if kind == "hdf5" else library.open(path, mode="r")
+        found = opened[dataset] if dataset else opened
+    except (OSError, KeyError, ValueError) as error:
+        wanted = f" with a dataset {dataset!r}" if dataset else ""
+        raise DataError.build(
+            where, expected=f"a file of {package}{wanted}", got=str(error)
+        ) from None
+    if not hasattr(found, "dtype"):
+        names = ", ".join(sorted(map(str, found)))
+        raise ConfigError.build(where, expected=f"dataset= one of {names}", got=repr(dataset))
+    return FileArray(tuple(found.shape), canonical(found.dtype), found)
+
+
+def read_part(source: FileArray, layout: ShardLayout, rank: int) -> np.ndarray:
+    """A rank's part of an array in a file: nothing else of it is read."""
+    part = np.zeros(layout.local_shape(rank), source.dtype)
+    flat = part.reshape(-1)
+    for piece in layout.pieces(rank):
+        block = flat[piece.offset : piece.offset + piece.size].reshape(piece.shape)
+        _read(source, piece, block)
+    return part
+
+
+def _read(source: FileArray, piece: IndexBlock, block: np.ndarray) -> None:
+    """The elements of a piece, stretch by stretch: libraries take slices, and NumPy's are views."""
+    if not block.ndim:
+        block[...] = source.elements[()]
+        return
+    places = [0] * block.ndim
+    _stretches(source, piece, block, (), places)
+
+
+def _stretches(
+    source: FileArray,
+    piece: IndexBlock,
+    block: np.ndarray,
+    box: tuple[slice, ...],
+    places: list[int],
+) -> None:
+    axis = len(box)
+    if axis == block.ndim:
+        here = tuple(
+            slice(place, place + own.stop - own.start)
+            for place, own in zip(places, box, strict=True)
+        )
+        block[here] = source.elements[box]
+        return
+    places = list(places)
+    row = max(1, block.itemsize * int(np.prod(block.shape[1:], dtype=np.int64)))
+    for begin, end in piece.axes[axis]:
+        step = max(1, BLOCK_BYTES // row) if axis == 0 else end - begin
+        for first in range(begin, end, step):
+            last = min(end, first + step)
+            _stretches(source, piece, block, (*box, slice(first, last)), places)
+            places[axis] += last - first
+
 
 INDEX = "index.json"
 MOST_INDEX_BYTES = 1 << 28

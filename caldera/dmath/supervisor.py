@@ -21,7 +21,7 @@ from caldera.comm.local_sockets import join_links
 from caldera.dmath.workers import RankWorker, SocketTeam
 
 START_S = 60.0
-LOOKS_EVERY_S = 1.0
+POLL_S = 1.0
 
 
 def main() -> None:
@@ -58,7 +58,7 @@ def _watch(workers: dict[int, ForkedChild], woken: int, reports: int, parent: in
     while True:
         # First: a worker that has ended before sends no further signal.
         _report_ended(workers, reports)
-        ready, _, _ = select.select([0, woken], [], [], LOOKS_EVERY_S)
+        ready, _, _ = select.select([0, woken], [], [], POLL_S)
         if woken in ready:
             with suppress(BlockingIOError):
                 os.read(woken, 4096)

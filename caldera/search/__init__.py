@@ -11,9 +11,8 @@ from __future__ import annotations
 from caldera.base.arguments import guard as _guard
 from caldera.search.algorithms.basic_samplers import GridSearch as Grid
 from caldera.search.algorithms.basic_samplers import Random, Swarm, Threshold
-from caldera.search.algorithms.controller import Controller
 from caldera.search.algorithms.early_stopping import ASHA, Hyperband, Median, Promotion
-from caldera.search.algorithms.evolution import PBT, Evolution, HierarchicalEvolution
+from caldera.search.algorithms.evolution import PBT, Controller, Evolution, HierarchicalEvolution
 from caldera.search.algorithms.optuna_samplers import (
     CMAES,
     NSGA2,
@@ -24,6 +23,7 @@ from caldera.search.algorithms.tpe import TPE
 from caldera.search.analysis import Importance
 from caldera.search.architecture import cell, hierarchy, layers, make_cell, make_layers, repeat
 from caldera.search.callbacks import TrialTensorBoard as TensorBoard
+from caldera.search.charts import TrialTable as Table
 from caldera.search.dimension import Dimension, choice, integer, log, uniform
 from caldera.search.luck import Luck, luck
 from caldera.search.method import Method, methods
@@ -44,7 +44,6 @@ from caldera.search.scheduler import StudyCallback
 from caldera.search.sensible import build_like, space_of
 from caldera.search.space import Space
 from caldera.search.study import Study, is_study, load
-from caldera.search.table import TrialTable as Table
 from caldera.search.trial import Trial
 
 __all__ = [

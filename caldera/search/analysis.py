@@ -73,7 +73,7 @@ def importances(
         return []
     columns = np.stack([codes([points[i].get(name) for i in kept]) for name in names], axis=1)
     ranks = _ranks(np.asarray([values[i] for i in kept], float))
-    drops = _drops(columns, ranks)
+    drops = _permutation_importance(columns, ranks)
     means, errors = drops.mean(axis=0), drops.std(axis=0) / math.sqrt(len(drops))
     found = [
         Importance(name, float(mean), float(mean - 2 * error), float(mean + 2 * error))
@@ -103,7 +103,7 @@ def _ranks(values: np.ndarray) -> np.ndarray:
     return (ends - (counts + 1) / 2)[inverse] / max(len(values) - 1, 1)
 
 
-def _drops(columns: np.ndarray, ranks: np.ndarray) -> np.ndarray:
+def _permutation_importance(columns: np.ndarray, ranks: np.ndarray) -> np.ndarray:
     """By how much shuffling each column raises the error, in parts of the variance; by fold."""
     ensemble = optional_import("sklearn.ensemble", "scikit-learn", "importances")
     random = np.random.default_rng(0)
@@ -241,7 +241,7 @@ class Overview:
     def _own_curve(self, trial: Trial) -> list[tuple[float, float]]:
         return [
             (float(step), float(row.get(self.curve_name, math.nan)))
-            for step, row in enumerate(trial.curve, self._begun[trial.number] + 1)
+            for step, row in enumerate(trial.curve, self._first_steps[trial.number] + 1)
         ]
 
     def _parent(self, trial: Trial) -> Trial | None:
@@ -251,7 +251,7 @@ class Overview:
         return self.trials[parent] if parent is not None and 0 <= parent < trial.number else None
 
     @cached_property
-    def _begun(self) -> list[int]:
+    def _first_steps(self) -> list[int]:
         """How many steps the model of each trial had behind it when the trial began."""
         found: list[int] = []
         for trial in self.trials:

@@ -16,8 +16,8 @@ from caldera.comm import world
 from caldera.draw.live_line import live_line, print_line
 from caldera.errors import ConfigError
 from caldera.io.events import EventFile
+from caldera.search.charts import cell_text
 from caldera.search.scheduler import StudyCallback
-from caldera.search.table import cell_text
 from caldera.search.trial import DONE, FAILED, RUNNING, STOPPED, Trial
 
 if TYPE_CHECKING:

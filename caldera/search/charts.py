@@ -1,24 +1,91 @@
-"""Pictures of a study: history, learning curves, slices, Pareto fronts, parallel coordinates."""
+"""Tables and pictures of a study: history, learning curves, slices, Pareto fronts, coordinates."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.util import find_spec
 from itertools import combinations, pairwise
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from caldera.base.formatting import html_table, note
+from caldera.base.formatting import html_table, note, shortened, table_lines
+from caldera.base.registry import optional_import
 from caldera.draw.axis import ChartAxis, axis_of, whole_axis
 from caldera.draw.charts import Bar, Coordinate, bar_chart, parallel_coordinates, short_number
 from caldera.draw.line_chart import Line, LineChart, figure, figure_svg
 from caldera.draw.page import Safe
 from caldera.draw.svg import CATEGORICAL, QUIET, Picture
 from caldera.search.analysis import Overview, ParameterColumn
-from caldera.search.table import cell_text
 from caldera.search.trial import DONE, FAILED, STOPPED, Trial
+
+_LONGEST = 40
+
+
+class TrialTable:
+    """Rows by name, which print as a table; what `study.table()` gives where pandas is missing.
+
+    >>> table = TrialTable([{"number": 0, "rate": 0.1}, {"number": 1, "rate": None}])
+    >>> print(table)
+    number  rate
+         0   0.1
+         1
+    >>> table["number"], len(table)
+    ([0, 1], 2)
+    """
+
+    def __init__(self, rows: Sequence[dict[str, Any]]) -> None:
+        self.rows = [dict(row) for row in rows]
+        self.columns = list(dict.fromkeys(name for row in rows for name in row))
+
+    def __getitem__(self, name: str) -> list[Any]:
+        """A column."""
+        if name not in self.columns:
+            raise KeyError(f"no column {name!r}; there are {', '.join(self.columns)}")
+        return [row.get(name) for row in self.rows]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.rows)
+
+    def to_pandas(self) -> Any:
+        """The same as a `pandas.DataFrame`."""
+        pandas = optional_import("pandas", "pandas", "study.table")
+        return pandas.DataFrame(self.rows, columns=self.columns)
+
+    def __str__(self) -> str:
+        cells = [[cell_text(row.get(name)) for name in self.columns] for row in self.rows]
+        texts = [
+            place
+            for place, name in enumerate(self.columns)
+            if any(isinstance(value, str) for value in self[name])
+        ]
+        return "\n".join(table_lines([self.columns, *cells], left=texts))
+
+    __repr__ = __str__
+
+
+def cell_text(value: Any) -> str:
+    """A value as a cell of a table.
+
+    >>> [cell_text(each) for each in (0.123456789, 5, None, "relu", float("nan"))]
+    ['0.123457', '5', '', 'relu', '']
+    """
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    return shortened(f"{value:.6g}" if isinstance(value, float) else str(value), _LONGEST)
+
+
+def table_of(rows: Sequence[dict[str, Any]]) -> Any:
+    """The rows as a `pandas.DataFrame` where pandas is installed, else as a `TrialTable`."""
+    table = TrialTable(rows)
+    return table if find_spec("pandas") is None else table.to_pandas()
+
 
 BEST, OTHERS, ENDED, LOST = CATEGORICAL[1], CATEGORICAL[0], QUIET, CATEGORICAL[5]
 """Colours of the best trial, of those that were done, stopped early, and failed."""
@@ -73,13 +140,13 @@ def history_chart(overview: Overview, objective: int = 0) -> LineChart:
     climbed = list(_best_so_far(overview, objective))
     if climbed:
         last = short_number(climbed[-1][1])
-        lines.append(Line("best so far", _stairs(climbed), BEST, last=last))
+        lines.append(Line("best so far", _step_line(climbed), BEST, last=last))
     numbers = [trial.number for trial in overview.trials]
     axes = whole_axis(numbers or [0]), _value_axis(seen, mode)
-    return LineChart(f"{name}, {_wish(mode)}", "trial", lines, *axes)
+    return LineChart(f"{name}, {_preferred(mode)}", "trial", lines, *axes)
 
 
-def _wish(mode: str) -> str:
+def _preferred(mode: str) -> str:
     return "larger is better" if mode == "max" else "smaller is better"
 
 
@@ -101,7 +168,7 @@ def _best_so_far(overview: Overview, objective: int) -> Iterable[tuple[float, fl
         yield last, sign * best
 
 
-def _stairs(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+def _step_line(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """A value holds until the next one is reached."""
     found = list(points[:1])
     for (_, before), (x, y) in pairwise(points):
@@ -132,7 +199,7 @@ def curves_chart(overview: Overview) -> LineChart | None:
     drawn = [trial for trial in reversed(drawn) if trial is not best]
     colours = {True: OTHERS, False: ENDED}
     lines = [
-        Line(_said(trial), overview.curve(trial), colours[trial.state == DONE], thin=True)
+        Line(_caption(trial), overview.curve(trial), colours[trial.state == DONE], thin=True)
         for trial in sorted(drawn, key=lambda trial: trial.state == DONE)
     ]
     legend = [Line("done", (), OTHERS)] if any(t.state == DONE for t in drawn) else []
@@ -158,7 +225,7 @@ def curves_chart(overview: Overview) -> LineChart | None:
     )
 
 
-def _said(trial: Trial) -> str:
+def _caption(trial: Trial) -> str:
     values = "" if trial.values is None else ": " + ", ".join(f"{v:.5g}" for v in trial.values)
     return f"trial {trial.number}, {trial.state}{values}"
 
@@ -232,7 +299,7 @@ def coordinates_picture(overview: Overview) -> Safe | None:
     return parallel_coordinates(
         coordinates,
         strengths,
-        [_said(trial) for trial in shown],
+        [_caption(trial) for trial in shown],
         "parameters and values of all trials",
         chosen,
     )
@@ -262,7 +329,7 @@ def _front(overview: Overview, x: int, y: int) -> LineChart:
     xs, ys = [a for a, _ in others + front], [b for _, b in others + front]
     return LineChart(
         f"{overview.names[y]} over {overview.names[x]}",
-        f"{overview.names[x]}, {_wish(overview.modes[x])}",
+        f"{overview.names[x]}, {_preferred(overview.modes[x])}",
         lines,
         axis_of(xs),
         _value_axis(ys, overview.modes[y]),

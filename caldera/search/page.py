@@ -34,6 +34,7 @@ from caldera.search.best_network import network_cards
 from caldera.search.charts import (
     MOST_AXES,
     MOST_SLICES,
+    cell_text,
     coordinates_picture,
     curves_chart,
     front_charts,
@@ -41,7 +42,6 @@ from caldera.search.charts import (
     importance_bars,
     slice_charts,
 )
-from caldera.search.table import cell_text
 from caldera.search.trial import DONE, FAILED, RUNNING, STOPPED, WAITING, Trial
 
 _INDEX = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -13,10 +14,10 @@ from typing import Any
 from caldera.base.plain_data import decoded, encoded, json_digest
 from caldera.base.registry import optional_import
 from caldera.errors import ConfigError, DataError
-from caldera.search.database import Database
-from caldera.search.journal import Journal
+from caldera.search.dimension import Dimension
 from caldera.search.objective import Objective
 from caldera.search.space import Space
+from caldera.search.storage import Database, Journal
 from caldera.search.trial import (
     DONE,
     FAILED,
@@ -53,7 +54,7 @@ class TrialRecord:
         self._optuna = import_optuna()
         self.folder, self.name = folder, name
         self.database: Database | None = None
-        with _quiet(self._optuna):
+        with quiet_optuna(self._optuna):
             self._storage = self._open(folder, storage)
         self._ids: dict[int, int] = {}
         self._mine: set[int] = set()
@@ -113,7 +114,7 @@ class TrialRecord:
         # Another program may have begun it meanwhile.
         self._study = self._study if self._study is not None else self._find()
         if self._study is None:
-            with _quiet(self._optuna):
+            with quiet_optuna(self._optuna):
                 self._study = self._storage.create_new_study(directions, self.name)
         if self._is_unnamed(directions):
             self.note(_KEY, described)
@@ -189,7 +190,13 @@ class TrialRecord:
 
     def add(self, trial: Trial, space: Space) -> int:
         """Write down a trial that has been asked for; its number."""
-        dimensions = {path: each.distribution(self._optuna) for path, each in _met(space, trial)}
+        distributions: dict[str, Any] = {}
+
+        def pick(path: str, dimension: Dimension) -> Any:
+            distributions[path] = dimension.distribution(self._optuna)
+            return trial.point[path]
+
+        space.walk(pick)
         own: dict[str, Any] = {
             "seed": trial.seed,
             "parent": trial.parent,
@@ -201,7 +208,7 @@ class TrialRecord:
         frozen = self._optuna.trial.create_trial(
             state=self._optuna.trial.TrialState.RUNNING,
             params=dict(trial.point),
-            distributions=dimensions,
+            distributions=distributions,
             user_attrs={_KEY: encoded(own), **self._owner()},
         )
         identity = self._storage.create_new_trial(self._study, template_trial=frozen)
@@ -322,24 +329,15 @@ def apply(trial: Trial, outcome: TrialResult, told: int | None, ended: float | N
     trial.told, trial.ended = told, ended
 
 
-def _met(space: Space, trial: Trial) -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-
-    def pick(path: str, dimension: Any) -> Any:
-        found.append((path, dimension))
-        return trial.point[path]
-
-    space.walk(pick)
-    return found
-
-
 @contextmanager
-def _quiet(optuna: Any) -> Iterator[None]:
-    """Optuna logs that a study was created; whoever called `search.run` knows."""
+def quiet_optuna(optuna: Any) -> Iterator[None]:
+    """Suppress Optuna's lines about each study and trial, and warnings about its own options."""
     before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         optuna.logging.set_verbosity(before)
 

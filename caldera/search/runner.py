@@ -13,13 +13,13 @@ from caldera.errors import ConfigError
 from caldera.search.best_network import keep_network
 from caldera.search.callbacks import LiveTable
 from caldera.search.job import SearchJob
-from caldera.search.journal import held_lock
 from caldera.search.method import Method, methods
 from caldera.search.objective import Constraint, as_objective
 from caldera.search.record import NAME, TrialRecord
 from caldera.search.samples import TrialData
 from caldera.search.scheduler import Scheduler, StudyCallback
 from caldera.search.space import Space
+from caldera.search.storage import held_lock
 from caldera.search.study import Study
 from caldera.search.workers import is_master, parse_workers, run_trials
 from caldera.search.workers.ranks import load_study, study_messages

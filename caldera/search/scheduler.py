@@ -85,7 +85,7 @@ class Scheduler:
         self._proposal: TrialProposal | None = None
         self._is_shared = study.record.database is not None
         self._queue: list[Trial] = []
-        self._take_waiting()
+        self._queue_waiting()
         assert study.space is not None
         self._epochs = epochs = None if study.job is None else study.job.epochs
         best = study.best_or_none()
@@ -100,19 +100,19 @@ class Scheduler:
     def next(self) -> TrialTask | None:
         """The next trial to run, if there is one now."""
         with self._turn():
-            trial = self._queue.pop(0) if self._queue and not self.is_cancelled else self._asked()
+            trial = self._queue.pop(0) if self._queue and not self.is_cancelled else self._create()
             if trial is None:
                 return None
             trial.state = RUNNING
         trial.curve = []
-        self._announce("trial_begins", trial)
+        self._call_callbacks("trial_begins", trial)
         return trial.task(self._best)
 
     def prepare(self) -> None:
         """While all workers are busy: have the next trial ready for the first that is free."""
         # Of a shared study somebody else might ask for the same one meanwhile.
         if self.method.asks_ahead and not self._queue and not self._is_shared:
-            self._proposed()
+            self._next_proposal()
 
     def report(self, number: int, row: Row) -> str:
         """A running trial reports a step; the reason why it should stop, or nothing."""
@@ -121,7 +121,7 @@ class Scheduler:
         loss = self.study.objective.loss(row)
         if not math.isnan(loss):
             self.study.record.report(trial, self.study.objective.measure(row))
-        self._announce("trial_reports", trial)
+        self._call_callbacks("trial_reports", trial)
         step = len(trial.curve)
         if math.isnan(loss) or step == (trial.epochs or self._epochs):
             # What has come to its end is done, however good it is.
@@ -141,12 +141,12 @@ class Scheduler:
             outcome = self.study.record.with_kept_conditions(outcome)
             apply(trial, outcome, self._told, now())
             self.study.record.finish(trial, outcome)
-        self._hear(trial)
-        self._announce("trial_ends", trial)
+        self._tell_methods(trial)
+        self._call_callbacks("trial_ends", trial)
         self._check(trial, outcome)
         return trial
 
-    def _hear(self, trial: Trial) -> None:
+    def _tell_methods(self, trial: Trial) -> None:
         """A trial is over, here or in another program."""
         self._told += 1
         losses = list(self.study.losses(trial))
@@ -170,7 +170,7 @@ class Scheduler:
     @property
     def is_over(self) -> bool:
         """Whether nothing runs, and nothing will come any more."""
-        return not self.running and not self._queue and self._proposed() is None
+        return not self.running and not self._queue and self._next_proposal() is None
 
     # --- inside
 
@@ -180,13 +180,13 @@ class Scheduler:
         with self.study.record.turn():
             if self._is_shared:
                 for trial in self.study.catch_up():
-                    self._hear(trial)
-                    self._announce("trial_ends", trial)
-                self._take_waiting()
+                    self._tell_methods(trial)
+                    self._call_callbacks("trial_ends", trial)
+                self._queue_waiting()
                 self._proposal = None
             yield
 
-    def _take_waiting(self) -> None:
+    def _queue_waiting(self) -> None:
         """Run what was running when its program died."""
         known = {trial.number for trial in self._queue}
         for trial in self.study.of_state(WAITING):
@@ -194,9 +194,9 @@ class Scheduler:
                 self.study.record.claim(trial.number)
                 self._queue.append(trial)
 
-    def _asked(self) -> Trial | None:
+    def _create(self) -> Trial | None:
         """The next trial of the method."""
-        proposal = self._proposed()
+        proposal = self._next_proposal()
         if proposal is None:
             return None
         self._proposal = None
@@ -218,7 +218,7 @@ class Scheduler:
         self.study.add(trial)
         return trial
 
-    def _proposed(self) -> TrialProposal | None:
+    def _next_proposal(self) -> TrialProposal | None:
         """What the method proposes; the same until it is taken."""
         if self._proposal is None:
             self._asked_after = self._told
@@ -239,7 +239,7 @@ class Scheduler:
             return self.study.trials[proposal.parent].seed
         return trial_seed(self.seed, number)
 
-    def _announce(self, moment: str, trial: Trial) -> None:
+    def _call_callbacks(self, moment: str, trial: Trial) -> None:
         for callback in self.callbacks:
             getattr(callback, moment)(self.study, trial)
 

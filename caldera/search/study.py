@@ -13,14 +13,13 @@ from caldera.base.arguments import checked
 from caldera.draw.svg import Picture
 from caldera.errors import CalderaError, ConfigError, DataError
 from caldera.search.analysis import Importance, Overview
-from caldera.search.charts import plot_study, study_html
+from caldera.search.charts import plot_study, study_html, table_of
 from caldera.search.job import SearchJob, digest_of
 from caldera.search.luck import Luck
 from caldera.search.objective import Objective
 from caldera.search.page import write_page
 from caldera.search.record import NAME, TrialRecord
 from caldera.search.space import Space
-from caldera.search.table import table_of
 from caldera.search.trial import DONE, FAILED, RUNNING, STOPPED, WAITING, Trial
 
 

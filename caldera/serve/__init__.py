@@ -16,9 +16,8 @@ path or code; each limit on its size and time is a field of `Limits`.
 from __future__ import annotations
 
 from caldera.base.arguments import guard as _guard
-from caldera.serve.application import Application, application
+from caldera.serve.application import Application, application, run
 from caldera.serve.http import Limits
-from caldera.serve.server import run
 
 __all__ = ["Application", "Limits", "application", "run"]
 

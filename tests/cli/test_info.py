@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 
 import caldera as cd
 from caldera.cli import optional_parts
-from caldera.comm import mpi_implementation
+from caldera.comm import mpi_library
 from tests.cli.conftest import Caldera
 
 
@@ -78,7 +78,7 @@ def test_programs_are_asked_for_what_they_know(
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     # Else the one beside this Python is taken, as by `caldera run`.
-    monkeypatch.setattr(mpi_implementation.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(mpi_library.sys, "executable", str(tmp_path / "python"))
     found = {part.name: part.found for part in optional_parts.parts()}
     assert found["GPU"] == "NVIDIA H200, 143771 MiB, 570.1"
     assert found["mpiexec"] == f"Open MPI 5 at {tmp_path / 'mpiexec'}"
@@ -91,9 +91,9 @@ def test_programs_are_asked_for_what_they_know(
 def test_an_mpiexec_of_another_mpi_is_named(
     monkeypatch: pytest.MonkeyPatch, library: str, fits: bool
 ) -> None:
-    loaded = mpi_implementation.implementation(library) if library else None
-    open_mpi = mpi_implementation.implementation("mpiexec (Open MPI) 5.0.11")
-    starter = mpi_implementation.Launcher("/opt/bin/mpiexec", open_mpi)
+    loaded = mpi_library.implementation(library) if library else None
+    open_mpi = mpi_library.implementation("mpiexec (Open MPI) 5.0.11")
+    starter = mpi_library.Launcher("/opt/bin/mpiexec", open_mpi)
     monkeypatch.setattr(optional_parts, "library", lambda: loaded)
     monkeypatch.setattr(optional_parts, "find_launcher", lambda: starter)
     found = {part.name: part for part in optional_parts.parts()}

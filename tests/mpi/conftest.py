@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from caldera.comm.mpi_implementation import find_launcher
+from caldera.comm.mpi_library import find_launcher
 from caldera.comm.processes import launch
 
 JOBS = Path(__file__).parent / "jobs"

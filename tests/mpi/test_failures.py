@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from caldera.comm.mpi_implementation import launcher
+from caldera.comm.mpi_library import launcher
 from tests.mpi.conftest import MOST_S, Job, lines_of_ranks, run_in_session
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from caldera.cli import optional_parts
-from caldera.comm.mpi_implementation import LIBRARY_VARIABLE
+from caldera.comm.mpi_library import LIBRARY_VARIABLE
 from caldera.comm.processes import launch
 from caldera.errors import ConfigError
 from tests.mpi.conftest import Job

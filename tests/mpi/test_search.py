@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from caldera import search
-from caldera.comm.mpi_implementation import launcher
+from caldera.comm.mpi_library import launcher
 from tests.mpi.conftest import Job, lines_of_ranks
 
 

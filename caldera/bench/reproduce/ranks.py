@@ -22,7 +22,7 @@ from caldera import data, nn, optim, parallel
 from caldera.base.file_cache import write_file
 from caldera.bench.timing import StepClock, peak_memory
 from caldera.comm import Communicator, run_virtual_ranks, world
-from caldera.comm.mpi_implementation import find_launcher, library
+from caldera.comm.mpi_library import find_launcher, library
 from caldera.comm.processes import launch
 from caldera.compress import compressors
 from caldera.errors import CommError

@@ -23,8 +23,8 @@ from caldera.cli.recipe import complete, read_recipe, write_recipe
 from caldera.cli.search_recipe import OWN, SearchRecipe, read_search_recipe, usual_space
 from caldera.data import Dataset
 from caldera.errors import ConfigError
+from caldera.search.charts import cell_text
 from caldera.search.method import methods
-from caldera.search.table import cell_text
 from caldera.search.workers import is_master
 
 OPTIONS_FILE = "options.toml"

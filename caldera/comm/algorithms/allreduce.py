@@ -1,4 +1,4 @@
-"""Allreduce by name and its default, with doubling, halving and direct exchange.
+"""Allreduce by name and its default, with doubling, halving, direct exchange, shared memory.
 
 - **doubling**: in step k ranks that differ in bit k exchange everything they have. log2(n)
   messages of the whole buffer: the fastest for buffers so short that only the number of messages
@@ -11,6 +11,10 @@
   - 1 simultaneous messages. A sum of float16 or bfloat16 is formed in float32 from the original
   values and rounded once, which algorithms that pass partial sums on cannot do without sending
   more.
+- **window**: through memory that the ranks of one machine share, so nothing is sent. Each rank sums
+  one part from all buffers and leaves the result in its own, where the other ranks read it. There
+  are two buffers a rank, used alternately: a rank that returns to the first knows that all ranks
+  have left it, since they have met in between.
 """
 
 from __future__ import annotations
@@ -22,20 +26,65 @@ import numpy as np
 
 from caldera.comm.algorithms.rings import hierarchical, master, ring, ring_allgather, torus
 from caldera.comm.algorithms.segments import (
+    allreduce_volume,
     bounds,
     combine_from,
     even_counts,
     exchange,
+    segments,
     start_receive,
     start_send,
     wait_all,
 )
-from caldera.comm.algorithms.window import window
 from caldera.comm.reduction import combine, downcast, finish, must_widen, upcast
+from caldera.comm.shared_memory import DoubleBuffer, made_once
 
 if TYPE_CHECKING:
     from caldera.comm.communicator import Communicator
     from caldera.comm.point_to_point import PointToPoint
+
+
+ROOM_BYTES = 1 << 20
+"""A longer buffer goes through it piece by piece."""
+
+
+def window(comm: Communicator, buffer: np.ndarray, op: str = "sum") -> None:
+    """Reduce a flat buffer over all ranks, in place; they are on one machine.
+
+    >>> import numpy as np
+    >>> from caldera.comm import run_virtual_ranks
+    >>> def work(comm):
+    ...     numbers = np.arange(5.0) + comm.rank
+    ...     window(comm, numbers)
+    ...     return numbers.tolist()
+    >>> run_virtual_ranks(3, work)[2]
+    [3.0, 6.0, 9.0, 12.0, 15.0]
+    """
+    buffers = made_once(comm, "window", lambda: DoubleBuffer(comm, ROOM_BYTES))
+    # What it moves is what others do with messages.
+    with comm.traffic.operation("window"):
+        comm._count(allreduce_volume(comm.rank, comm.size, buffer.size), buffer)
+    for begin, end in segments((0, buffer.size), ROOM_BYTES // buffer.itemsize):
+        _piece(comm, buffer[begin:end], op, buffers)
+
+
+def _piece(comm: Communicator, piece: np.ndarray, op: str, buffers: DoubleBuffer) -> None:
+    parts = bounds(even_counts(piece.size, comm.size))
+    begin, end = parts[comm.rank]
+    theirs = buffers.next()[:, : piece.nbytes].view(piece.dtype)
+    mine = theirs[comm.rank]
+    mine[:begin], mine[end:] = piece[:begin], piece[end:]
+    comm._barrier()
+    total = piece[begin:end]
+    others = [rank for rank in range(comm.size) if rank != comm.rank]
+    for rank in others:
+        combine(total, theirs[rank, begin:end], op)
+    finish(total, op, comm.size)
+    mine[begin:end] = total
+    comm._barrier()
+    for rank in others:
+        first, last = parts[rank]
+        piece[first:last] = theirs[rank, first:last]
 
 
 def doubling(comm: PointToPoint, buffer: np.ndarray, op: str = "sum") -> None:

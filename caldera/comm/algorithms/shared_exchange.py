@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from caldera.comm.algorithms.volume import alltoall_volume
+from caldera.comm.algorithms.segments import alltoall_volume
 from caldera.comm.shared_memory import LINE, DoubleBuffer, made_once
 
 if TYPE_CHECKING:

@@ -9,10 +9,8 @@ had never been interrupted.
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, ClassVar, TypeGuard
 
 import numpy as np
@@ -21,7 +19,7 @@ from caldera.base.registry import optional_import
 from caldera.errors import ConfigError
 from caldera.search.dimension import Dimension, Stored, Uniform
 from caldera.search.method import Method, methods
-from caldera.search.record import import_optuna
+from caldera.search.record import import_optuna, quiet_optuna
 from caldera.search.space import Point
 from caldera.search.trial import DONE, STOPPED, Trial
 
@@ -54,7 +52,7 @@ class OptunaMethod(Method, ABC):
         self._numbers: dict[int, int] = {}
         """What Optuna calls the trials that it knows."""
         directions = ["maximize" if mode == "max" else "minimize" for mode in self.objective.modes]
-        with _quiet(self._optuna):
+        with quiet_optuna(self._optuna):
             self._study = self._optuna.create_study(
                 directions=directions, sampler=self._seeded(self.seed)
             )
@@ -63,13 +61,13 @@ class OptunaMethod(Method, ABC):
         return int(np.random.SeedSequence(seed).generate_state(1)[0])
 
     def _seeded(self, *seed: int) -> Any:
-        with _quiet(self._optuna):
+        with quiet_optuna(self._optuna):
             return self.sampler(self._optuna.samplers, self._seed_of(*seed))
 
     def ask(self, number: int) -> Point | None:
         if not self.has_state:
             self._study.sampler = self._seeded(self.seed, number)
-        with _quiet(self._optuna):
+        with quiet_optuna(self._optuna):
             trial = self._study.ask()
             self._asked[number], self._numbers[number] = trial, trial.number
             return self.space.walk(lambda path, each: self._suggested(trial, path, each))[0]
@@ -109,9 +107,9 @@ class OptunaMethod(Method, ABC):
 
     def tell(self, trial: Trial) -> None:
         asked = self._asked.pop(trial.number, None)
-        with _quiet(self._optuna):
+        with quiet_optuna(self._optuna):
             if asked is None:
-                self._tell_unasked(trial)
+                self._add_trial(trial)
                 return
             if trial.violations:
                 asked.set_user_attr(_CONSTRAINT, [float(len(trial.violations))])
@@ -124,9 +122,9 @@ class OptunaMethod(Method, ABC):
             else:
                 self._study.tell(asked, state=states.FAIL)
 
-    def _tell_unasked(self, trial: Trial) -> None:
+    def _add_trial(self, trial: Trial) -> None:
         """Tell it of a trial of others, or of one that has come farther than when it was told."""
-        made = self._frozen(trial)
+        made = self._optuna_trial(trial)
         known = self._study.get_trials(deepcopy=False)
         if trial.number not in self._numbers:
             self._numbers[trial.number] = len(known)
@@ -136,7 +134,7 @@ class OptunaMethod(Method, ABC):
         kept.state, kept.values = made.state, made.values
         kept.intermediate_values = made.intermediate_values
 
-    def _frozen(self, trial: Trial) -> Any:
+    def _optuna_trial(self, trial: Trial) -> Any:
         """A trial that this sampler has not asked for, as Optuna keeps it."""
         states = self._optuna.trial.TrialState
         values, distributions = self._suggestions(trial.point)
@@ -184,19 +182,6 @@ def _violations(frozen: Any) -> Sequence[float]:
 def violations_if_any(frozen: Any) -> Sequence[float]:
     """The same for samplers that need no number where there is nothing to keep: it takes time."""
     return frozen.user_attrs.get(_CONSTRAINT, ())
-
-
-@contextmanager
-def _quiet(optuna: Any) -> Iterator[None]:
-    """Without lines about each trial, and warnings about options that are called experimental."""
-    before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        optuna.logging.set_verbosity(before)
 
 
 @methods.register("cmaes")

@@ -20,9 +20,8 @@ from caldera.comm import world
 from caldera.errors import ConfigError
 from caldera.search.job import SearchJob as Job
 from caldera.search.scheduler import Scheduler
-from caldera.search.workers.dispatcher import Dispatcher
+from caldera.search.workers.dispatcher import Dispatcher, WorkerPool
 from caldera.search.workers.local import ProcessWorkers, ThreadWorkers
-from caldera.search.workers.pool import WorkerPool
 from caldera.search.workers.ranks import MASTER, run_on_ranks
 
 __all__ = ["is_master", "parse_workers", "run_trials"]

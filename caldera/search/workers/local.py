@@ -24,7 +24,7 @@ from caldera.core.memory.gpus import card_count
 from caldera.errors import ConfigError
 from caldera.kernels.common.blas_threads import single_threaded_blas
 from caldera.search.job import SearchJob
-from caldera.search.workers.pool import PoolMember, WorkerPool
+from caldera.search.workers.dispatcher import PoolMember, WorkerPool
 from caldera.search.workers.worker import MessageStream, TrialWorker
 
 FOR_TRIALS = 0.9

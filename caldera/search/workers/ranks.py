@@ -34,9 +34,8 @@ from caldera.search.job import SearchJob
 from caldera.search.scheduler import Scheduler
 from caldera.search.study import Study
 from caldera.search.trial import Trial
-from caldera.search.workers.dispatcher import Dispatcher
+from caldera.search.workers.dispatcher import Dispatcher, PoolMember, WorkerMessage, WorkerPool
 from caldera.search.workers.local import share_card
-from caldera.search.workers.pool import PoolMember, WorkerMessage, WorkerPool
 from caldera.search.workers.worker import MessageStream, TrialWorker
 from caldera.train.strategy import SingleProcessStrategy
 

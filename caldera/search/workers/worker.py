@@ -65,7 +65,7 @@ class MessageStream:
                 self._socket.sendall(line)
             except OSError:
                 # Half a message may be on its way: nothing can follow it.
-                self._shut()
+                self._shutdown()
 
     def read(self) -> list[dict[str, Any]]:
         """The messages that have come, after waiting for some; `closed` if no more will come."""
@@ -92,14 +92,14 @@ class MessageStream:
     def close(self) -> None:
         """End the stream in both directions; the other end reads what was sent before."""
         with self._lock:
-            self._shut()
+            self._shutdown()
             self._socket.close()
 
     def abandon(self) -> None:
         """Close this copy of the end alone: in a process that was copied, the other goes on."""
         self._socket.close()
 
-    def _shut(self) -> None:
+    def _shutdown(self) -> None:
         self.closed = True
         try:
             self._socket.shutdown(socket.SHUT_RDWR)

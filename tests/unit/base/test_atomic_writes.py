@@ -114,7 +114,7 @@ DIRECT = {
     "data/datasets/dataset_cache.py": 1,
     "bench/timing.py": 1,
     # A journal, to which whole lines are added, and a lock.
-    "search/journal.py": 2,
+    "search/storage.py": 2,
 }
 
 

@@ -9,9 +9,8 @@ import pytest
 
 from caldera.comm import Communicator, run_virtual_ranks
 from caldera.comm.algorithms import ALLREDUCE
-from caldera.comm.algorithms.segments import SEGMENT_BYTES
-from caldera.comm.algorithms.volume import allreduce_volume
-from caldera.comm.algorithms.window import ROOM_BYTES
+from caldera.comm.algorithms.allreduce import ROOM_BYTES
+from caldera.comm.algorithms.segments import SEGMENT_BYTES, allreduce_volume
 from caldera.errors import CommError
 
 

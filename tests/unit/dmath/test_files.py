@@ -20,7 +20,7 @@ from caldera.compiler.sharding.distributions import (
     Replicated,
     Rows,
 )
-from caldera.dmath import sources
+from caldera.dmath import shards
 from caldera.dmath.files import load_handles, save_handles
 from caldera.dmath.session import Session, SpmdSession
 from caldera.errors import CalderaError, ConfigError, DataError
@@ -135,7 +135,7 @@ def test_damage_is_named(folder: Path) -> None:
 def test_one_array_as_an_npy_file_and_back_by_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(shards, "BLOCK_BYTES", 100)
     dm.disconnect()
     with dm.connect(threads=3) as session:
         handle = session.put(ARRAYS["a"], Columns().of((7, 5), range(3)))

@@ -21,9 +21,14 @@ from caldera import nn, search
 from caldera.errors import ConfigError
 from caldera.search.analysis import Overview, importances
 from caldera.search.callbacks import LiveTable
-from caldera.search.charts import coordinates_picture, curves_chart, front_charts, history_chart
+from caldera.search.charts import (
+    TrialTable,
+    coordinates_picture,
+    curves_chart,
+    front_charts,
+    history_chart,
+)
 from caldera.search.page import study_page
-from caldera.search.table import TrialTable
 from tests.unit.search import made_up
 
 
@@ -61,7 +66,7 @@ def test_the_table_is_one_of_pandas_where_that_is_installed(
 ) -> None:
     frame = SimpleNamespace(DataFrame=lambda rows, columns: (len(rows), columns))
     monkeypatch.setitem(sys.modules, "pandas", frame)
-    monkeypatch.setattr("caldera.search.table.find_spec", lambda name: name)
+    monkeypatch.setattr("caldera.search.charts.find_spec", lambda name: name)
     assert study.table() == (
         40,
         [

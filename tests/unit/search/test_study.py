@@ -20,9 +20,9 @@ from caldera.kernels.tuning.choice_store import KernelChoice
 from caldera.kernels.tuning.choose import Choices
 from caldera.search.analysis import Overview
 from caldera.search.job import digest_of
-from caldera.search.journal import Journal
 from caldera.search.page import study_page
 from caldera.search.record import TrialRecord
+from caldera.search.storage import Journal
 from tests.unit.search import made_up
 
 LINE = {"x": search.uniform(-4.0, 4.0)}

@@ -14,8 +14,12 @@ import pytest
 import caldera as cd
 from caldera import nn, parallel
 from caldera.comm import Communicator, run_virtual_ranks
-from caldera.comm.algorithms.segments import even_counts
-from caldera.comm.algorithms.volume import allgather_volume, allreduce_volume, reduce_scatter_volume
+from caldera.comm.algorithms.segments import (
+    allgather_volume,
+    allreduce_volume,
+    even_counts,
+    reduce_scatter_volume,
+)
 from caldera.core.graph.ops.collective import Message
 from caldera.parallel.data import sums
 from caldera.parallel.pipeline.stage_partition import balanced_cuts

@@ -1,0 +1,381 @@
+"""Where a study is kept: a journal of lines in a folder, or a database with locks.
+
+Optuna's own backend locks with a file that a killed process leaves behind, so that the next one
+waits half a minute, and syncs the disk for every line. Here the kernel holds the lock, which ends
+with its process; a line that a killed process left unfinished is cut off; and the disk is synced
+about once a second. What was written outlives its process in any case.
+
+Optuna keeps the trials. What it does not have is a way for two programs to take turns, and to know
+whether the one that runs a trial still lives: databases have locks for that, which end with the
+connection of whoever holds them. PostgreSQL's advisory locks, MySQL's named ones, and files beside
+an SQLite database, which is for programs of one machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from caldera.base.registry import optional_import
+from caldera.errors import ConfigError, DataError
+
+try:
+    import fcntl
+except ImportError:  # no such locks on Windows, where one process writes all the same
+    fcntl = None  # type: ignore[assignment]
+
+_SYNC_EVERY_S = 1.0
+_locked_files: set[int] = set()
+"""Files whose locks this process holds."""
+_MOST_BYTES = 1 << 32
+
+
+class Journal:
+    """What `optuna.storages.JournalStorage` takes as its backend.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     journal = Journal(Path(folder) / "journal.log")
+    ...     journal.append_logs([{"op": 1}, {"op": 2}])
+    ...     list(Journal(Path(folder) / "journal.log").read_logs(1))
+    [{'op': 2}]
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offsets = [0]
+        """Where each line begins, and where the last one ends."""
+        self._own: tuple[int, int, list[bytes]] = (0, 0, [])
+        """The last lines that were written here: the number of the first, where the last ends."""
+        self._last_sync = 0.0
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        with open(path, "r+b") as file, _file_lock(file):
+            _cut_unfinished_line(file)
+
+    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
+        """The lines from this number on; one that is still being written is left for later."""
+        size = os.stat(self.path).st_size
+        if size > _MOST_BYTES:
+            raise DataError.build(
+                str(self.path), expected="a journal of a study", got="a huge file"
+            )
+        number, end, lines = self._own
+        if (number, end) == (log_number_from, size):
+            # As Optuna asks after each line that it has written, if nobody else has written any.
+            for line in lines:
+                yield self._parsed(line, number)
+            return
+        number = min(log_number_from, len(self._offsets) - 1)
+        with open(self.path, "rb") as file:
+            file.seek(self._offsets[number])
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                if number + 1 == len(self._offsets):
+                    self._offsets.append(self._offsets[number] + len(line))
+                if number >= log_number_from:
+                    yield self._parsed(line, number)
+                number += 1
+
+    def _parsed(self, line: bytes, number: int) -> dict[str, Any]:
+        try:
+            found = json.loads(line)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise DataError.build(
+                f"{self.path}, line {number + 1}",
+                expected="an entry of a study's journal",
+                got=repr(line[:60]),
+                hint="the file is damaged",
+            )
+        return found
+
+    def append_logs(self, logs: Sequence[dict[str, Any]]) -> None:
+        """Write lines at the end, all of them or none."""
+        lines = _lines(logs)
+        with open(self.path, "ab") as file, _file_lock(file):
+            begin = os.fstat(file.fileno()).st_size
+            # At once: who is killed between two writes would leave a part.
+            file.write(b"".join(lines))
+            file.flush()
+            if begin == self._offsets[-1]:
+                number = len(self._offsets) - 1
+                self._offsets += [*accumulate(map(len, lines), initial=begin)][1:]
+                self._own = (number, self._offsets[-1], lines)
+            if time.monotonic() - self._last_sync > _SYNC_EVERY_S:
+                os.fsync(file.fileno())
+                self._last_sync = time.monotonic()
+
+
+def _lines(logs: Iterable[dict[str, Any]]) -> list[bytes]:
+    return [json.dumps(log, separators=(",", ":")).encode() + b"\n" for log in logs]
+
+
+def _cut_unfinished_line(file: BinaryIO) -> None:
+    end = file.seek(0, os.SEEK_END)
+    size = end
+    while size > 0:
+        start = max(size - 65536, 0)
+        file.seek(start)
+        found = file.read(size - start).rfind(b"\n")
+        if found >= 0:
+            size = start + found + 1
+            break
+        size = start
+    if size < end:
+        file.truncate(size)
+
+
+@contextmanager
+def held_lock(path: Path, within_s: float | None = None) -> Iterator[bool]:
+    """Hold a lock that ends with this process; False if another still has it after so long."""
+    with open(path, "ab") as file, _file_lock(file, within_s) as is_held:
+        yield is_held
+
+
+@contextmanager
+def _file_lock(file: BinaryIO, within_s: float | None = None) -> Iterator[bool]:
+    """The same with the lock of an open file."""
+    if fcntl is None:
+        yield True
+        return
+    if within_s is None:
+        fcntl.flock(file, fcntl.LOCK_EX)
+    elif not _locked_within(file.fileno(), within_s):
+        yield False
+        return
+    _locked_files.add(file.fileno())
+    try:
+        yield True
+    finally:
+        _locked_files.discard(file.fileno())
+        fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def _locked_within(file: int, seconds: float) -> bool:
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(0.01)
+
+
+def _close_locked() -> None:
+    """In a child after a fork: a lock lasts as long as any process has its file open, and a worker
+    may outlive its master by a moment."""
+    for file in _locked_files:
+        os.close(file)
+    _locked_files.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_locked)
+
+
+_DRIVERS = {"psycopg": '"psycopg[binary]"', "psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}
+"""Packages that do not have the names of their modules."""
+_EXAMPLES = "sqlite:///study.db, postgresql://user@host/database or mysql+pymysql://..."
+
+
+class Locks(ABC):
+    """Named locks of a database; each ends with the program that holds it."""
+
+    @abstractmethod
+    def acquire(self, name: str) -> None:
+        """Wait for a lock."""
+
+    @abstractmethod
+    def release(self, name: str) -> None:
+        """Let others have it."""
+
+    @abstractmethod
+    def is_held(self, name: str) -> bool:
+        """Whether another program has it."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give all of them back."""
+
+
+class SessionLocks(Locks):
+    """Locks that end with a connection to the database."""
+
+    def __init__(self, engine: Any, text: Any) -> None:
+        self._text = text
+        self._connection = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class PostgresLocks(SessionLocks):
+    """Advisory locks of a session."""
+
+    def _call(self, function: str, name: str) -> Any:
+        key = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), signed=True)
+        return self._connection.execute(self._text(f"SELECT {function}(:key)"), {"key": key})
+
+    def acquire(self, name: str) -> None:
+        self._call("pg_advisory_lock", name).close()
+
+    def release(self, name: str) -> None:
+        self._call("pg_advisory_unlock", name).close()
+
+    def is_held(self, name: str) -> bool:
+        if self._call("pg_try_advisory_lock", name).scalar():
+            self.release(name)
+            return False
+        return True
+
+
+class MySQLLocks(SessionLocks):
+    """Named locks of a session."""
+
+    def _call(self, call: str, name: str) -> Any:
+        key = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
+        return self._connection.execute(self._text(f"SELECT {call}"), {"key": key}).scalar()
+
+    def acquire(self, name: str) -> None:
+        while self._call("GET_LOCK(:key, 60)", name) != 1:
+            pass
+
+    def release(self, name: str) -> None:
+        self._call("RELEASE_LOCK(:key)", name)
+
+    def is_held(self, name: str) -> bool:
+        return self._call("IS_FREE_LOCK(:key)", name) == 0
+
+
+class FileLocks(Locks):
+    """Files beside an SQLite database."""
+
+    def __init__(self, database: str) -> None:
+        self._database = Path(database).absolute()
+        self._locked_files: dict[str, ExitStack] = {}
+
+    def _path(self, name: str) -> Path:
+        key = hashlib.blake2b(name.encode(), digest_size=8).hexdigest()
+        return self._database.with_name(f"{self._database.name}.{key}.lock")
+
+    def acquire(self, name: str) -> None:
+        with ExitStack() as stack:
+            stack.enter_context(held_lock(self._path(name)))
+            self._locked_files[name] = stack.pop_all()
+
+    def release(self, name: str) -> None:
+        self._locked_files.pop(name).close()
+
+    def is_held(self, name: str) -> bool:
+        path = self._path(name)
+        if not path.exists():
+            return False
+        with held_lock(path, 0.0) as is_free:
+            if is_free:
+                # It was killed; who is asked for has no file once it has ended.
+                path.unlink(missing_ok=True)
+            return not is_free
+
+    def close(self) -> None:
+        for name in list(self._locked_files):
+            # Nobody asks for the life of a program again that has ended.
+            with suppress(OSError):
+                self._path(name).unlink()
+            self.release(name)
+
+
+class Database:
+    """The storage of a study at an address, and this program's part in it."""
+
+    def __init__(self, optuna: Any, address: str, study: str) -> None:
+        self._alchemy = optional_import("sqlalchemy", "sqlalchemy", "search storage")
+        self.address = _without_password(self._alchemy, address)
+        self._turn = f"caldera turn {study}"
+        self.owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        """Who has the trials that are begun here."""
+        self._closing = ExitStack()
+        with self._explained_errors():
+            self._locks = self._open(address)
+            self._closing.callback(self._locks.close)
+            # Two that make tables at once would trip over each other.
+            with self.turn():
+                self.storage = optuna.storages.get_storage(address)
+            self._locks.acquire(self.owner)
+
+    def _open(self, address: str) -> Locks:
+        url = self._alchemy.engine.make_url(address)
+        kind = url.get_backend_name()
+        if kind == "sqlite":
+            if not url.database or url.database == ":memory:":
+                raise ValueError("a database in memory, which no other program can open")
+            if not Path(url.database).absolute().parent.is_dir():
+                raise ValueError(f"no folder {Path(url.database).absolute().parent}")
+            return FileLocks(url.database)
+        kinds: dict[str, Callable[[Any, Any], Locks]]
+        kinds = {"postgresql": PostgresLocks, "mysql": MySQLLocks, "mariadb": MySQLLocks}
+        if kind not in kinds:
+            raise ValueError(f"a database of the kind {kind!r}")
+        engine = self._alchemy.create_engine(url, poolclass=self._alchemy.pool.NullPool)
+        self._closing.callback(engine.dispose)
+        return kinds[kind](engine, self._alchemy.text)
+
+    @contextmanager
+    def _explained_errors(self) -> Iterator[None]:
+        """What a database says of an address that it does not know, as an error of ours."""
+        try:
+            yield
+        except (ValueError, ImportError, self._alchemy.exc.SQLAlchemyError) as problem:
+            self._closing.close()
+            hint = ""
+            if isinstance(problem, self._alchemy.exc.OperationalError):
+                hint = "is the server there, and may this user open the database?"
+            elif isinstance(problem, ImportError):
+                package = _DRIVERS.get(problem.name or "", problem.name)
+                hint = f"install the driver of the database: pip install {package}"
+            raise ConfigError.build(
+                "search storage",
+                expected=f"the address of a database such as {_EXAMPLES}",
+                got=f"{self.address}: {str(problem).strip().splitlines()[0][:200]}",
+                hint=hint,
+            ) from None
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """While this lasts, no other program asks for a trial or finishes one."""
+        self._locks.acquire(self._turn)
+        try:
+            yield
+        finally:
+            self._locks.release(self._turn)
+
+    def is_alive(self, owner: str | None) -> bool:
+        """Whether the program that has a trial is another one, and still runs."""
+        return owner is not None and owner != self.owner and self._locks.is_held(owner)
+
+    def close(self) -> None:
+        """This program runs no more trials."""
+        self._closing.close()
+
+
+def _without_password(alchemy: Any, address: str) -> str:
+    try:
+        shown: str = alchemy.engine.make_url(address).render_as_string(hide_password=True)
+    except alchemy.exc.SQLAlchemyError:
+        return repr(address.partition("@")[2] or address)[:80]
+    return shown
