@@ -55,7 +55,6 @@ from caldera.op.fourier import (
     rfft,
     rfft2,
 )
-from caldera.op.images import interpolate, pixel_shuffle, pixel_unshuffle, unfold
 from caldera.op.indexing import (
     argsort,
     bincount,
@@ -239,7 +238,7 @@ from caldera.op.unary import (
     tanh,
     trunc,
 )
-from caldera.op.windows import pad
+from caldera.op.windows import interpolate, pad, pixel_shuffle, pixel_unshuffle, unfold
 
 __all__ = [
     "abs",

@@ -23,10 +23,15 @@ from caldera.core.graph.ops.base import reshape
 from caldera.core.graph.ops.movement import concat, pad, slice_, transpose
 from caldera.core.graph.ops.product import Padding, Pair
 from caldera.errors import ConfigError, ShapeError
-from caldera.op.windows import as_padding, as_pair, as_sizes, as_widths, expect_rank
-
-Pairs = int | Sequence[int]
-Paddings = int | Sequence[int] | Sequence[Sequence[int]] | str
+from caldera.op.windows import (
+    Paddings,
+    Pairs,
+    as_padding,
+    as_pair,
+    as_sizes,
+    as_widths,
+    expect_rank,
+)
 
 
 def _operands(x: Any, w: Any) -> tuple[Node, Node]:
