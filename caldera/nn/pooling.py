@@ -19,7 +19,7 @@ from caldera.compiler.lazy import Expr
 from caldera.errors import ConfigError
 from caldera.nn.basic import check_counts, register
 from caldera.nn.layer import Layer
-from caldera.op.images import MODES
+from caldera.op.windows import MODES
 
 
 @register

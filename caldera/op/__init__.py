@@ -58,7 +58,6 @@ from caldera.op.fourier import (
     rfft,
     rfft2,
 )
-from caldera.op.images import interpolate, pixel_shuffle, pixel_unshuffle, unfold
 from caldera.op.indexing import (
     argsort,
     bincount,
@@ -241,7 +240,7 @@ from caldera.op.unary import (
     tanh,
     trunc,
 )
-from caldera.op.windows import pad
+from caldera.op.windows import interpolate, pad, pixel_shuffle, pixel_unshuffle, unfold
 
 if TYPE_CHECKING:
     from caldera.code.skip_gram import skip_gram

@@ -55,6 +55,27 @@ def scan(
     elements = [_argument("x", Spec(node.shape[1:], node.dtype)) for node in sequences]
     arguments = [*carries, *elements]
     outcome = body(_like(init, iter(carries)), _like(xs, iter(elements)))
+    carry, y = _checked_outcome(where, outcome, init)
+    after = [lift(new, old.dtype) for new, old in zip(_leaves(carry), starts, strict=True)]
+    outputs = [*after, *[lift(value) for value in _leaves(y)]]
+    _check_body(where, arguments, outputs)
+    constants = control.close_over(arguments, outputs)
+    found = control.scan.outputs(
+        *starts,
+        *sequences,
+        *constants,
+        body=Body([*arguments, *constants], outputs),
+        carries=len(starts),
+        sequences=len(sequences),
+        length=steps,
+        reverse=reverse,
+    )
+    results = iter(found)
+    return _like(init, results), _like(y, results)
+
+
+def _checked_outcome(where: str, outcome: Any, init: Any) -> tuple[Any, Any]:
+    """The carry and the y that a body returned."""
     if not isinstance(outcome, tuple) or len(outcome) != 2:
         raise CalderaError.build(
             where,
@@ -69,22 +90,7 @@ def scan(
             expected=f"a carry built like the first one, {_skeleton(init)}",
             got=str(_skeleton(carry)),
         )
-    after = [lift(new, old.dtype) for new, old in zip(_leaves(carry), starts, strict=True)]
-    outputs = [*after, *[lift(value) for value in _leaves(y)]]
-    _check_body(where, arguments, outputs)
-    constants = control.close_over(arguments, outputs)
-    node = control.scan.node(
-        *starts,
-        *sequences,
-        *constants,
-        body=Body([*arguments, *constants], outputs),
-        carries=len(starts),
-        sequences=len(sequences),
-        length=steps,
-        reverse=reverse,
-    )
-    results = iter(control.items(node))
-    return _like(init, results), _like(y, results)
+    return carry, y
 
 
 def while_loop(

@@ -21,12 +21,17 @@ from caldera.core.graph.opdef import location, scope
 from caldera.core.graph.ops import product
 from caldera.core.graph.ops.base import reshape
 from caldera.core.graph.ops.movement import concat, pad, slice_, transpose
-from caldera.core.graph.ops.product import Pair
+from caldera.core.graph.ops.product import Padding, Pair
 from caldera.errors import ConfigError, ShapeError
-from caldera.op.windows import as_padding, as_pair, as_sizes, as_widths, expect_rank
-
-Pairs = int | Sequence[int]
-Paddings = int | Sequence[int] | Sequence[Sequence[int]] | str
+from caldera.op.windows import (
+    Paddings,
+    Pairs,
+    as_padding,
+    as_pair,
+    as_sizes,
+    as_widths,
+    expect_rank,
+)
 
 
 def _operands(x: Any, w: Any) -> tuple[Node, Node]:
@@ -160,37 +165,13 @@ def conv_transpose2d(
     dilations = as_pair(dilation, "dilation", where)
     extra = as_pair(output_padding, "output_padding", where, 0)
     parts = _as_groups(groups, where)
-    if isinstance(padding, str) and padding == "same":
-        raise ConfigError.build(
-            where,
-            expected="padding= numbers or 'valid'",
-            got="'same'",
-            hint="several output sizes would do; give padding= and output_padding= as numbers",
-        )
-    widths = as_padding(padding, where, (), (), strides, dilations)
-    if any(extra[i] >= max(strides[i], dilations[i]) for i in (0, 1)):
-        raise ShapeError.build(
-            where,
-            expected=f"output_padding= smaller than the stride {strides} or the dilation "
-            f"{dilations}",
-            got=f"{extra}",
-        )
+    widths = _padding_of_transpose(padding, extra, strides, dilations, where)
     widths, extra, beyond = _reached(widths, extra, strides)
-    if kernel.shape[0] != image.shape[1] or image.shape[1] % parts:
-        raise ShapeError.build(
-            where,
-            expected="w of shape (C, K / groups, h, w), with the channels C of x, "
-            f"a multiple of {parts}",
-            got=f"{describe(image)}, {describe(kernel)}",
-            hint="check the channels of x, w and groups=",
-        )
+    _check_channels(image, kernel, parts, where)
+    sizes = zip(image.shape[2:], kernel.shape[2:], strides, dilations, widths, extra, strict=True)
     height, width = (
-        (image.shape[2 + i] - 1) * strides[i]
-        + dilations[i] * (kernel.shape[2 + i] - 1)
-        + 1
-        + extra[i]
-        - sum(widths[i])
-        for i in (0, 1)
+        (length - 1) * step + gap * (window - 1) + 1 + more - sum(sides)
+        for length, window, step, gap, sides, more in sizes
     )
     if min(height, width) < 1:
         raise ShapeError.build(
@@ -209,6 +190,39 @@ def conv_transpose2d(
         groups=parts,
     )
     return Expr(pad(result, ((0, 0), (0, 0), *((0, rows) for rows in beyond))))
+
+
+def _check_channels(image: Node, kernel: Node, parts: int, where: str) -> None:
+    if kernel.shape[0] != image.shape[1] or image.shape[1] % parts:
+        raise ShapeError.build(
+            where,
+            expected="w of shape (C, K / groups, h, w), with the channels C of x, "
+            f"a multiple of {parts}",
+            got=f"{describe(image)}, {describe(kernel)}",
+            hint="check the channels of x, w and groups=",
+        )
+
+
+def _padding_of_transpose(
+    padding: Paddings, extra: Pair, strides: Pair, dilations: Pair, where: str
+) -> Padding:
+    """The padding as numbers, where it and `output_padding` say which size the output has."""
+    if isinstance(padding, str) and padding == "same":
+        raise ConfigError.build(
+            where,
+            expected="padding= numbers or 'valid'",
+            got="'same'",
+            hint="several output sizes would do; give padding= and output_padding= as numbers",
+        )
+    widths = as_padding(padding, where, (), (), strides, dilations)
+    if any(extra[i] >= max(strides[i], dilations[i]) for i in (0, 1)):
+        raise ShapeError.build(
+            where,
+            expected=f"output_padding= smaller than the stride {strides} or the dilation "
+            f"{dilations}",
+            got=f"{extra}",
+        )
+    return widths
 
 
 def _reached(
@@ -303,17 +317,9 @@ def conv3d(
             hint="add padding, or use a smaller kernel or dilation",
         )
     reach = (count - 1) * strides[0] + 1
+    before, after = ((0, batch, 1), (0, channels, 1)), ((0, height, 1), (0, width, 1))
     met = [
-        slice_(
-            volume,
-            (
-                (0, batch, 1),
-                (0, channels, 1),
-                (start, start + reach, strides[0]),
-                (0, height, 1),
-                (0, width, 1),
-            ),
-        )
+        slice_(volume, (*before, (start, start + reach, strides[0]), *after))
         for start in range(0, layers * gaps[0], gaps[0])
     ]
     # (N, C, D', H, W) for each layer of a kernel, as images (N D', C layers, H, W).

@@ -21,8 +21,7 @@ from caldera.core.graph.ops.product import Padding, Pair
 from caldera.core.graph.ops.reduction import mean
 from caldera.core.tensor.shape import Shape
 from caldera.errors import ShapeError
-from caldera.op.convolution import Paddings
-from caldera.op.windows import as_sizes, as_widths, beyond_padding, expect_rank
+from caldera.op.windows import Paddings, as_sizes, as_widths, beyond_padding, expect_rank
 
 Sizes = int | Sequence[int]
 _LAYOUTS = {1: "(N, C, L)", 2: "(N, C, H, W)", 3: "(N, C, D, H, W)"}

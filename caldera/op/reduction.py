@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from caldera.compiler.lazy import Expr, as_float, lift
 from caldera.core.graph.node import Node
+from caldera.core.graph.opdef import Op
 from caldera.core.graph.ops import elementwise, indexing, reduction
 from caldera.core.graph.ops.base import Axes, cast, constant, iota, reduced_shape, reshape, sum_
 from caldera.core.graph.ops.movement import concat, flip, narrow, transpose
@@ -41,6 +42,14 @@ def _axes(name: str, node: Node, axis: Axis) -> Axes:
     return axes if node.shape else ()
 
 
+def _reduced(
+    op: Op, node: Node, axis: Axis, keepdims: bool, *, name: str = "", **attrs: Any
+) -> Expr:
+    """A reduction over axes; `name` is that of the function, if it is not the op's."""
+    axes = _axes(name or op.name, node, axis)
+    return Expr(op(node, axis=axes, keepdims=keepdims, **attrs))
+
+
 def sum(x: Any, axis: Axis = None, keepdims: bool = False) -> Expr:
     """The sum over `axis`.
 
@@ -61,8 +70,7 @@ def mean(x: Any, axis: Axis = None, keepdims: bool = False) -> Expr:
     >>> op.mean(cd.tensor([[1.0, 2.0], [3.0, 4.0]]), axis=1).tolist()
     [1.5, 3.5]
     """
-    node = as_float(lift(x))
-    return Expr(reduction.mean(node, axis=_axes("mean", node, axis), keepdims=keepdims))
+    return _reduced(reduction.mean, as_float(lift(x)), axis, keepdims)
 
 
 def max(x: Any, axis: Axis = None, keepdims: bool = False) -> Expr:
@@ -73,8 +81,7 @@ def max(x: Any, axis: Axis = None, keepdims: bool = False) -> Expr:
     >>> op.max(cd.tensor([[1.0, 5.0], [3.0, 4.0]]), axis=1).tolist()
     [5.0, 4.0]
     """
-    node = lift(x)
-    return Expr(reduction.max_(node, axis=_axes("max", node, axis), keepdims=keepdims))
+    return _reduced(reduction.max_, lift(x), axis, keepdims)
 
 
 def min(x: Any, axis: Axis = None, keepdims: bool = False) -> Expr:
@@ -85,8 +92,7 @@ def min(x: Any, axis: Axis = None, keepdims: bool = False) -> Expr:
     >>> op.min(cd.tensor([[1.0, 5.0], [3.0, 4.0]]), axis=1).tolist()
     [1.0, 3.0]
     """
-    node = lift(x)
-    return Expr(reduction.min_(node, axis=_axes("min", node, axis), keepdims=keepdims))
+    return _reduced(reduction.min_, lift(x), axis, keepdims)
 
 
 def prod(x: Any, axis: Axis = None, keepdims: bool = False) -> Expr:
@@ -97,8 +103,7 @@ def prod(x: Any, axis: Axis = None, keepdims: bool = False) -> Expr:
     >>> op.prod(cd.tensor([[1.0, 2.0], [3.0, 4.0]]), axis=1).tolist()
     [2.0, 12.0]
     """
-    node = _countable(x)
-    return Expr(reduction.prod(node, axis=_axes("prod", node, axis), keepdims=keepdims))
+    return _reduced(reduction.prod, _countable(x), axis, keepdims)
 
 
 def variance(x: Any, axis: Axis = None, keepdims: bool = False, correction: int = 0) -> Expr:
@@ -113,8 +118,7 @@ def variance(x: Any, axis: Axis = None, keepdims: bool = False, correction: int 
     (1.0, 4.0)
     """
     node = as_float(lift(x))
-    axes = _axes("variance", node, axis)
-    return Expr(reduction.var(node, axis=axes, keepdims=keepdims, correction=correction))
+    return _reduced(reduction.var, node, axis, keepdims, name="variance", correction=correction)
 
 
 def logsumexp(x: Any, axis: Axis = None, keepdims: bool = False) -> Expr:
@@ -125,8 +129,7 @@ def logsumexp(x: Any, axis: Axis = None, keepdims: bool = False) -> Expr:
     >>> op.logsumexp(cd.tensor([1000.0, float("-inf")])).item()
     1000.0
     """
-    node = as_float(lift(x))
-    return Expr(reduction.logsumexp(node, axis=_axes("logsumexp", node, axis), keepdims=keepdims))
+    return _reduced(reduction.logsumexp, as_float(lift(x)), axis, keepdims)
 
 
 def norm(x: Any, order: float = 2, axis: Axis = None, keepdims: bool = False) -> Expr:
@@ -150,8 +153,7 @@ def norm(x: Any, order: float = 2, axis: Axis = None, keepdims: bool = False) ->
             got=repr(order),
             hint="write other norms with op.abs, ** and op.sum",
         )
-    axes = _axes("norm", node, axis)
-    return Expr(reduction.norm(node, axis=axes, keepdims=keepdims, order=float(order)))
+    return _reduced(reduction.norm, node, axis, keepdims, order=float(order))
 
 
 @along_an_axis

@@ -8,7 +8,7 @@ import pytest
 import caldera as cd
 from caldera import op
 from caldera.compiler.lazy import forget_plans
-from caldera.compiler.passes import rounded_results
+from caldera.compiler.passes import residual_norm
 from caldera.core.graph.node import Node
 from caldera.core.graph.ops.epilogue import gather_rounded
 from caldera.core.graph.ops.indexing import gather, take_along_axis
@@ -55,7 +55,7 @@ def test_a_batch_in_mixed_precision_is_rounded_while_it_is_gathered(
     rows = np.array([4, 0, 8, 4])
 
     def product(large: int) -> tuple[np.ndarray, list[str]]:
-        monkeypatch.setattr(rounded_results, "LARGE", large)
+        monkeypatch.setattr(residual_norm, "LARGE", large)
         forget_plans()
         x = op.var("x", samples.shape, fill=samples, device=card)
         w = op.var("w", (12, 5), fill=samples[:5].T.copy(), device=card)

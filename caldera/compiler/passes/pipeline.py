@@ -7,19 +7,16 @@ from functools import lru_cache
 
 from caldera.compiler.passes import fold, redundancy, reshapes, simplify, stable_losses
 from caldera.compiler.passes.complex_parts import complex_parts, has_complex
-from caldera.compiler.passes.epilogue import epilogue, norm_epilogue
+from caldera.compiler.passes.epilogue import epilogue, norm_epilogue, norm_sums
 from caldera.compiler.passes.fuse import fuse
 from caldera.compiler.passes.layout import layout
 from caldera.compiler.passes.lower import HasKernel, lower
-from caldera.compiler.passes.norm_sums import norm_sums
 from caldera.compiler.passes.pattern import Rules
 from caldera.compiler.passes.precision import lower_precision
 from caldera.compiler.passes.redundancy import eliminate_dead_code, hoist
 from caldera.compiler.passes.relu import pool_first, relu_mask
-from caldera.compiler.passes.reshapes import packed_attention
-from caldera.compiler.passes.residual_norm import residual_norm
-from caldera.compiler.passes.rounded_results import rounded_results
-from caldera.compiler.passes.row_products import row_products
+from caldera.compiler.passes.reshapes import packed_attention, row_products
+from caldera.compiler.passes.residual_norm import residual_norm, rounded_results
 from caldera.compiler.passes.weight_updates import update_product, update_rows
 from caldera.core.graph.node import Node
 from caldera.core.graph.ops.attention import attention_backward_packed

@@ -35,16 +35,16 @@ from caldera.core.tensor.dtype import HALVES, DType, float32
 
 def update_product(program: Program) -> Program:
     """Join products with the new value of the variable that they change."""
-    return joined_updates(program, matmul, _accumulated)
+    return _joined_updates(program, matmul, _accumulated)
 
 
-def joined_updates(
+def _joined_updates(
     program: Program, gradient: Op, joined: Callable[[Node, Update], Node | None]
 ) -> Program:
     """The program with updates by gradients of an op written as `joined` says, where it does."""
     if not any(node.op is gradient for node in program.order()):
         return program
-    finder = UpdateFinder(program, gradient)
+    finder = _UpdateFinder(program, gradient)
     held = {node.attrs["symbol"]: node for node in program.order() if "symbol" in node.attrs}
     replaced: dict[Node, Node] = {}
     for symbol, value in program.updates:
@@ -71,35 +71,6 @@ def _accumulated(weight: Node, update: Update) -> Node | None:
 
 
 @dataclass(frozen=True)
-class _Terms:
-    """weight * W + product * G; None stands for a term that is not there."""
-
-    weight: Node | None = None
-    product: Node | None = None
-
-    def times(self, number: Node) -> _Terms:
-        return _Terms(_times(self.weight, number), _times(self.product, number))
-
-    def plus(self, other: _Terms) -> _Terms:
-        return _Terms(_plus(self.weight, other.weight), _plus(self.product, other.product))
-
-    def negated(self) -> _Terms:
-        return _Terms(
-            *(None if each is None else neg(each) for each in (self.weight, self.product))
-        )
-
-
-def _times(a: Node | None, number: Node) -> Node | None:
-    if a is None:
-        return None
-    return number if a.attrs.get("value") == 1 else mul(a, number)
-
-
-def _plus(a: Node | None, b: Node | None) -> Node | None:
-    return a if b is None else b if a is None else add(a, b)
-
-
-@dataclass(frozen=True)
 class Update:
     """`alpha * gradient + beta * W`, if a truth value (None: always) says so, else W."""
 
@@ -109,7 +80,11 @@ class Update:
     condition: Node | None
 
 
-class UpdateFinder:
+Terms = dict[Node, Node]
+"""A sum of weights and gradients: the factor of each, a number."""
+
+
+class _UpdateFinder:
     """Finds new values of variables that are sums of the old one and a gradient of some op, which
     serves nothing else."""
 
@@ -122,42 +97,37 @@ class UpdateFinder:
         """The sum that `value` amounts to, if it does."""
         if value is weight:
             return None
-        products: list[Node] = []
         condition, new = _unless_refused(value, weight)
-        terms = self._terms(new, weight, products)
-        if terms is None or terms.weight is None or terms.product is None:
+        terms = self._terms(new, weight) or {}
+        products = [node for node in terms if node is not weight]
+        if weight not in terms or len(products) != 1 or not self._is_only_for(products[0], value):
             return None
-        (product,) = set(products)
-        if not self._is_only_for(product, value):
-            return None
-        return Update(product, terms.product, terms.weight, condition)
+        return Update(products[0], terms[products[0]], terms[weight], condition)
 
-    def _terms(self, node: Node, weight: Node, products: list[Node]) -> _Terms | None:
-        if node is weight:
-            return _Terms(weight=constant(1.0, weight.dtype))
-        if node.op is self._gradient and node.shape == weight.shape:
-            products.append(node)
-            is_first = len(set(products)) == 1
-            return _Terms(product=constant(1.0, weight.dtype)) if is_first else None
-        if node.op is neg:
-            inner = self._terms(node.inputs[0], weight, products)
-            return None if inner is None else inner.negated()
+    def _terms(self, node: Node, weight: Node) -> Terms | None:
+        if node is weight or (node.op is self._gradient and node.shape == weight.shape):
+            return {node: constant(1.0, weight.dtype)}
         if node.op is mul:
-            return self._scaled(node, weight, products)
-        if node.op is add or node.op is sub:
-            left = self._terms(node.inputs[0], weight, products)
-            right = None if left is None else self._terms(node.inputs[1], weight, products)
-            if left is None or right is None:
+            return self._scaled(node, weight)
+        if node.op not in (neg, add, sub):
+            return None
+        total: Terms = {}
+        for index, given in enumerate(node.inputs):
+            terms = self._terms(given, weight)
+            if terms is None:
                 return None
-            return left.plus(right.negated() if node.op is sub else right)
-        return None
+            is_subtracted = node.op is not add and index == len(node.inputs) - 1
+            for key, factor in terms.items():
+                part = neg(factor) if is_subtracted else factor
+                total[key] = add(total[key], part) if key in total else part
+        return total
 
-    def _scaled(self, node: Node, weight: Node, products: list[Node]) -> _Terms | None:
+    def _scaled(self, node: Node, weight: Node) -> Terms | None:
         for matrix, factor in (node.inputs, node.inputs[::-1]):
             number = _number(factor)
             if number is not None:
-                inner = self._terms(matrix, weight, products)
-                return None if inner is None else inner.times(number)
+                inner = self._terms(matrix, weight)
+                return inner and {key: _times(each, number) for key, each in inner.items()}
         return None
 
     def _is_only_for(self, product: Node, value: Node) -> bool:
@@ -173,6 +143,10 @@ class UpdateFinder:
                 return False
             pending.extend(self.users[node])
         return True
+
+
+def _times(factor: Node, number: Node) -> Node:
+    return number if factor.attrs.get("value") == 1 else mul(factor, number)
 
 
 def _unless_refused(value: Node, weight: Node) -> tuple[Node | None, Node]:
@@ -196,7 +170,7 @@ def _number(node: Node) -> Node | None:
 
 def update_rows(program: Program) -> Program:
     """Add rows to the variable that they change."""
-    return joined_updates(program, scatter_add, _added)
+    return _joined_updates(program, scatter_add, _added)
 
 
 def _added(weight: Node, update: Update) -> Node | None:

@@ -100,18 +100,21 @@ def _negative_part(x: Node) -> Node:
     return where(greater(x, scalar(0, x)), scalar(0, x), x)
 
 
-@_activation("elu")
+@_activation(
+    "elu",
+    gradient=lambda g, y, x, *, alpha: mul(
+        g,
+        where(
+            greater(x, scalar(0, x)),
+            scalar(1, x),
+            mul(exp(_negative_part(x)), scalar(alpha, x)),
+        ),
+    ),
+)
 def elu(x: Node, *, alpha: float) -> Node:
     """x above 0, alpha * (exp(x) - 1) below."""
     below = mul(expm1(_negative_part(x)), scalar(alpha, x))
     return where(greater(x, scalar(0, x)), x, below)
-
-
-@elu.gradient
-@widened
-def _(g: Node, y: Node, x: Node, *, alpha: float) -> Nodes:
-    below = mul(exp(_negative_part(x)), scalar(alpha, x))
-    return (mul(g, where(greater(x, scalar(0, x)), scalar(1, x), below)),)
 
 
 @_activation("selu")
@@ -217,18 +220,16 @@ def _(g: Node, y: Node, x: Node) -> Nodes:
     return (mul(g, add(gate, mul(_clipped(x, _SIGMOID_END), bend))),)
 
 
-@_activation("hard_sigmoid")
+@_activation(
+    "hard_sigmoid",
+    gradient=lambda g, y, x: mul(
+        g, where(less(abs_(x), scalar(3, x)), scalar(1 / 6, x), scalar(0, x))
+    ),
+)
 def hard_sigmoid(x: Node) -> Node:
     """x / 6 + 1/2, kept between 0 and 1."""
     line = add(mul(x, scalar(1 / 6, x)), scalar(0.5, x))
     return minimum(maximum(line, scalar(0, x)), scalar(1, x))
-
-
-@hard_sigmoid.gradient
-@widened
-def _(g: Node, y: Node, x: Node) -> Nodes:
-    inside = less(abs_(x), scalar(3, x))
-    return (mul(g, where(inside, scalar(1 / 6, x), scalar(0, x))),)
 
 
 @_activation("hard_swish")

@@ -219,14 +219,6 @@ def all_gather(x: Node, *, axis: str, dim: int, sizes: Sizes, rank: int, number:
     return concat(tuple(parts), dim)
 
 
-@all_gather.gradient
-def _(
-    g: Node, y: Node, x: Node, *, axis: str, dim: int, sizes: Sizes, rank: int, number: Number
-) -> Nodes:
-    number = next_number()
-    return (sum_scatter(g, axis=axis, dim=dim, sizes=sizes, rank=rank, number=number),)
-
-
 @composite("sum_scatter")
 def sum_scatter(x: Node, *, axis: str, dim: int, sizes: Sizes, rank: int, number: Number) -> Node:
     """This rank's part, along `dim`, of the sum over ranks."""
@@ -244,13 +236,12 @@ def sum_scatter(x: Node, *, axis: str, dim: int, sizes: Sizes, rank: int, number
     return reshape(narrow(own, 0, 0, size(shapes[rank])), shapes[rank])
 
 
-@sum_scatter.gradient
-def _(
-    g: Node, y: Node, x: Node, *, axis: str, dim: int, sizes: Sizes, rank: int, number: Number
-) -> Nodes:
-    number = next_number()
-    return (all_gather(g, axis=axis, dim=dim, sizes=sizes, rank=rank, number=number),)
-
+all_gather.gradient(
+    lambda g, y, x, *, number, **how: (sum_scatter(g, **how, number=next_number()),)
+)
+sum_scatter.gradient(
+    lambda g, y, x, *, number, **how: (all_gather(g, **how, number=next_number()),)
+)
 
 GATHERING = frozenset({"all_gather", "sum_scatter"})
 """What is taken apart before collectives are put in order."""

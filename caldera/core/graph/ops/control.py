@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from caldera.core.graph.differentiate import accumulate
 from caldera.core.graph.node import Node, Spec
@@ -84,11 +85,11 @@ def _(
     body: Body,
     carries: int,
     sequences: int,
-    length: int,
-    reverse: bool,
+    **how: Any,
 ) -> tuple[Node | None, ...]:
     """Run the loop again the other way, with the derivative of the body as its body."""
     given = as_tuple(g)
+    loop = y if isinstance(y, Node) else y[0].inputs[0]
     first_constant = carries + sequences
     parameters = body.arguments()
     seeds = [parameter(len(parameters) + i, node.spec) for i, node in enumerate(body.outputs)]
@@ -96,41 +97,23 @@ def _(
         seed if is_inexact(seed.dtype) and (i < carries or given[i] is not None) else None
         for i, seed in enumerate(seeds)
     ]
-    found = accumulate(body.outputs, live, parameters)
     carried = [i for i in range(carries) if is_inexact(parameters[i].dtype)]
-    gradients: dict[int, Node] = {i: part for i, part in enumerate(found) if part is not None}
-    for i in carried:
-        gradients.setdefault(i, full(parameters[i].shape, 0, parameters[i].dtype))
-
-    # A constant's gradient is a sum over all steps. Where each term is a product of two matrices,
-    # the whole sum is one large product of the stacked factors, made after the loop. So is a sum
-    # over rows of something that is stacked anyway (a bias).
+    gradients = _of_step(body, live, parameters, carried)
     emitted = [i for i in gradients if carries <= i < first_constant]
-    factored = [i for i in gradients if i >= first_constant and _is_plain_product(gradients[i])]
+    factored, reduced, summed = _of_constants(gradients, emitted, first_constant)
     factors = [factor for i in factored for factor in gradients[i].inputs]
-    stacked = {*factors, *[gradients[i] for i in emitted]}
-    reduced = [
-        i
-        for i in gradients
-        if i >= first_constant
-        and gradients[i].op.name == "sum"
-        and gradients[i].inputs[0] in stacked
-    ]
-    summed = [i for i in gradients if i >= first_constant and i not in (*factored, *reduced)]
     sums = [
         parameter(len(parameters) + len(seeds) + i, parameters[k].spec)
         for i, k in enumerate(summed)
     ]
     outputs = [gradients[i] for i in carried]
     outputs += [add(total, gradients[k]) for total, k in zip(sums, summed, strict=True)]
-    outputs += [gradients[i] for i in emitted]
-    outputs += factors
+    outputs += [gradients[i] for i in emitted] + factors
     outputs += [gradients[i].inputs[0] for i in reduced]
     if not outputs:
         return (None,) * len(inputs)
-
     saved = _residuals(outputs, body, parameters[:carries])
-    history = _history(saved, parameters, inputs, body, carries, sequences, length, reverse)
+    history = _history(saved, loop)
     fed = [(seeds[i], part) for i, part in enumerate(given) if i >= carries and part is not None]
     along = [*zip(parameters, inputs, strict=True)][carries:first_constant]
     along += [*zip(saved, history, strict=True), *[pair for pair in fed if pair[0] in live]]
@@ -138,23 +121,53 @@ def _(
     starts += [_or_zeros(None, total.spec) for total in sums]
     arguments = [seeds[i] for i in carried] + sums
     arguments += [step for step, _ in along] + parameters[first_constant:]
-    results = scan.node(
+    results = scan.outputs(
         *starts,
         *[stack for _, stack in along],
         *inputs[first_constant:],
         body=Body(arguments, outputs),
         carries=len(starts),
         sequences=len(along),
-        length=length,
-        reverse=not reverse,
+        length=how["length"],
+        reverse=not how["reverse"],
     )
-    stacks = iter(items(results))
+    stacks = iter(results)
     gradient = {i: next(stacks) for i in [*carried, *summed, *emitted]}
     for i in factored:
         gradient[i] = _product_over_steps(next(stacks), next(stacks), gradients[i])
     for i in reduced:
         gradient[i] = _sum_over_steps(next(stacks), gradients[i])
     return tuple(gradient.get(i) for i in range(len(inputs)))
+
+
+def _of_step(
+    body: Body, seeds: Sequence[Node | None], parameters: Sequence[Node], carried: Sequence[int]
+) -> dict[int, Node]:
+    """The gradient of each parameter that has one; carries have one, maybe of zeros."""
+    found = accumulate(body.outputs, seeds, parameters)
+    zeros = {i: full(parameters[i].shape, 0, parameters[i].dtype) for i in carried}
+    return {i: part for i, part in enumerate(found) if part is not None} | {
+        i: zero for i, zero in zeros.items() if found[i] is None
+    }
+
+
+def _of_constants(
+    gradients: Mapping[int, Node], emitted: Sequence[int], first_constant: int
+) -> tuple[list[int], list[int], list[int]]:
+    """The constants by how the terms of each step are added: as products, as sums, in the loop.
+
+    A constant's gradient is a sum over all steps. Where each term is a product of two matrices, the
+    whole sum is one large product of the stacked factors, made after the loop. So is a sum over
+    rows of something that is stacked anyway (a bias).
+    """
+    constants = {i: node for i, node in gradients.items() if i >= first_constant}
+    factored = [i for i, node in constants.items() if node.op is matmul and len(node.shape) == 2]
+    stacked = {factor for i in factored for factor in constants[i].inputs}
+    stacked |= {gradients[i] for i in emitted}
+    reduced = [
+        i for i, node in constants.items() if node.op.name == "sum" and node.inputs[0] in stacked
+    ]
+    return factored, reduced, [i for i in constants if i not in (*factored, *reduced)]
 
 
 def _or_zeros(node: Node | None, spec: Spec) -> Node:
@@ -164,10 +177,6 @@ def _or_zeros(node: Node | None, spec: Spec) -> Node:
 def with_body(loop: Node, body: Body, *more: Node) -> Node:
     """The loop with another body, which takes `more` constants."""
     return loop.op.node(*loop.inputs, *more, **{**loop.attrs, "body": body})
-
-
-def _is_plain_product(node: Node) -> bool:
-    return node.op is matmul and len(node.shape) == 2
 
 
 def _product_over_steps(a: Node, b: Node, step: Node) -> Node:
@@ -244,32 +253,16 @@ def _used_as(
     return node
 
 
-def _history(
-    saved: Sequence[Node],
-    parameters: Sequence[Node],
-    inputs: Nodes,
-    body: Body,
-    carries: int,
-    sequences: int,
-    length: int,
-    reverse: bool,
-) -> list[Node]:
+def _history(saved: Sequence[Node], loop: Node) -> list[Node]:
     """The values of `saved` at every step, from the loop run forward once more.
 
     A pass merges this loop with the first one; where the first gives all of them, it is the first.
     """
+    body, carries = loop.attrs["body"], loop.attrs["carries"]
     place = {node: carries + i for i, node in enumerate(body.outputs[carries:])}
     extra = [node for node in saved if node not in place]
     place |= {node: len(body.outputs) + i for i, node in enumerate(extra)}
-    forward = scan.node(
-        *inputs,
-        body=Body(parameters, (*body.outputs, *extra)),
-        carries=carries,
-        sequences=sequences,
-        length=length,
-        reverse=reverse,
-    )
-    stacks = items(forward)
+    stacks = items(with_body(loop, body.with_outputs((*body.outputs, *extra))))
     return [stacks[place[node]] for node in saved]
 
 

@@ -66,6 +66,7 @@ def gather(x: Spec, indices: Spec, *, axis: int) -> Spec:
 
 @op(
     "scatter_add",
+    flops=lambda node: node.inputs[2].spec.size,
     gradient=lambda g, y, x, indices, updates, *, axis: (g, None, gather(g, indices, axis=axis)),
 )
 def scatter_add(x: Spec, indices: Spec, updates: Spec, *, axis: int) -> Spec:
@@ -102,6 +103,7 @@ def take_along_axis(x: Spec, indices: Spec, *, axis: int) -> Spec:
 
 @op(
     "put_along_axis_add",
+    flops=lambda node: node.inputs[2].spec.size,
     gradient=lambda g, y, x, indices, updates, *, axis: (
         g,
         None,
@@ -122,12 +124,6 @@ take_along_axis.gradient(
 )
 
 
-@scatter_add.flops
-@put_along_axis_add.flops
-def _(node: Node) -> int:
-    return node.inputs[2].spec.size
-
-
 @composite("one_hot")
 def one_hot(indices: Node, *, classes: int, dtype: DType) -> Node:
     """1 at each index of a new last axis and 0 elsewhere; all 0 for an index outside it."""
@@ -138,20 +134,18 @@ def one_hot(indices: Node, *, classes: int, dtype: DType) -> Node:
     return cast(equal(wanted, positions), dtype)
 
 
-@op("sort")
+@op(
+    "sort",
+    gradient=lambda g, y, x, *, axis, descending: (
+        None
+        if g[0] is None
+        else put_along_axis_add(full(x.shape, 0, x.dtype), y[1], g[0], axis=axis),
+    ),
+)
 def sort(x: Spec, *, axis: int, descending: bool) -> tuple[Spec, Spec]:
     """The elements in order along `axis`, and the index each came from."""
     _check_axis(x, axis)
     return x, Spec(x.shape, int64)
-
-
-@sort.gradient
-def _(
-    g: tuple[Node | None, Node | None], y: Nodes, x: Node, *, axis: int, descending: bool
-) -> Gradient:
-    if g[0] is None:
-        return (None,)
-    return (put_along_axis_add(full(x.shape, 0, x.dtype), y[1], g[0], axis=axis),)
 
 
 @sort.flops

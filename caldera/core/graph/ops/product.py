@@ -38,7 +38,11 @@ def _check_floats(*specs: Spec) -> None:
         refuse_dtype("operands of one floating-point dtype", hint="cast one of them with op.cast")
 
 
-@op("matmul", kind="product")
+@op(
+    "matmul",
+    kind="product",
+    flops=lambda node: 2 * node.spec.size * node.inputs[0].shape[-2 if node.attrs["ta"] else -1],
+)
 def matmul(a: Spec, b: Spec, *, ta: bool, tb: bool, compute: str | None = None) -> Spec:
     """The product of (batches of) matrices, each read transposed where `ta` or `tb` says so."""
     _check_floats(a, b)
@@ -65,12 +69,6 @@ def _(g: Node, y: Node, a: Node, b: Node, *, ta: bool, tb: bool, **how: str) -> 
         a, g = (reshape(each, (size(each.shape[:-1]), each.shape[-1])) for each in (a, g))
     db = matmul(g, a, ta=True, tb=ta, **how) if tb else matmul(a, g, ta=not ta, tb=False, **how)
     return da, sum_to(db, b.shape)
-
-
-@matmul.flops
-def _(node: Node) -> int:
-    inner = node.inputs[0].shape[-2 if node.attrs["ta"] else -1]
-    return 2 * node.spec.size * inner
 
 
 def matmul_any(a: Node, b: Node, ta: bool = False, tb: bool = False) -> Node:

@@ -267,7 +267,11 @@ atan2 = define("atan2", floats)
 sinh: Op = define("sinh", floats, lambda g, y, x: mul(g, cosh(x)))
 cosh: Op = define("cosh", floats, lambda g, y, x: mul(g, sinh(x)))
 asinh = define("asinh", floats)
-acosh = define("acosh", floats)
+acosh = define(
+    "acosh",
+    floats,
+    lambda g, y, x: div(g, mul(sqrt(sub(x, scalar(1, x))), sqrt(add(x, scalar(1, x))))),
+)
 atanh = define("atanh", floats, lambda g, y, x: div(g, mul(*_sides(x))))
 
 
@@ -290,9 +294,3 @@ def _(g: Node, y: Node, a: Node, b: Node) -> Gradient:
 def _(g: Node, y: Node, x: Node) -> Gradient:
     one = scalar(1, x)
     return (div(g, sqrt(add(square(x), one)) if is_complex(x.dtype) else hypot(x, one)),)
-
-
-@acosh.gradient
-def _(g: Node, y: Node, x: Node) -> Gradient:
-    one = scalar(1, x)
-    return (div(g, mul(sqrt(sub(x, one)), sqrt(add(x, one)))),)

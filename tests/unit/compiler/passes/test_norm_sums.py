@@ -7,8 +7,7 @@ import pytest
 import caldera as cd
 from caldera import op
 from caldera.compiler.lazy import Expr
-from caldera.compiler.passes.epilogue import norm_epilogue
-from caldera.compiler.passes.norm_sums import norm_sums
+from caldera.compiler.passes.epilogue import norm_epilogue, norm_sums
 from caldera.core.graph.ops.normalisation import batch_norm_grad
 from caldera.core.graph.ops.product import conv2d_input
 from caldera.core.graph.program import Program

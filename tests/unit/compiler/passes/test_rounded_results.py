@@ -7,7 +7,7 @@ import numpy as np
 import caldera as cd
 from caldera import op
 from caldera.compiler.lazy import Expr, Variable
-from caldera.compiler.passes.rounded_results import LARGE, rounded_results
+from caldera.compiler.passes.residual_norm import LARGE, rounded_results
 from caldera.core.graph.program import Program, program_of
 from caldera.core.graph.verify import verify
 from tests.unit.compiler.passes.tools import names

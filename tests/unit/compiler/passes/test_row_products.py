@@ -8,7 +8,7 @@ import pytest
 import caldera as cd
 from caldera import nn, op
 from caldera.compiler.lazy import Expr
-from caldera.compiler.passes.row_products import row_products
+from caldera.compiler.passes.reshapes import row_products
 from caldera.core.graph.node import Node
 from caldera.core.graph.program import program_of
 from caldera.core.graph.verify import verify
