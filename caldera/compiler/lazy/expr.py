@@ -10,7 +10,7 @@ import numpy as np
 
 from caldera.compiler.lazy.compile import compile_nodes
 from caldera.compiler.lazy.indexing import Index, add_at, set_at
-from caldera.compiler.lazy.lift import Operand, as_float, dtype_of, lift, lift_all
+from caldera.compiler.lazy.lift import GraphOperand, as_float, dtype_of, lift, lift_all
 from caldera.compiler.plan.plan import Plan
 from caldera.core.graph.node import Node, describe
 from caldera.core.graph.ops import elementwise as e
@@ -92,7 +92,7 @@ def _no_plan() -> None:
     return None
 
 
-class Expr(Operand, ScalarConversions):
+class Expr(GraphOperand, ScalarConversions):
     """An expression that is computed when its value is asked for.
 
     Made by the functions of `caldera.op` and by arithmetic on tensors and variables.

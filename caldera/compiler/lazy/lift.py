@@ -27,7 +27,7 @@ from caldera.core.tensor.dtype import (
 from caldera.errors import DtypeError
 
 
-class Operand:
+class GraphOperand:
     """A value that a node computes: the base of `Expr`."""
 
     __slots__ = ("node",)
@@ -45,7 +45,7 @@ def lift(value: Any, like: DType | None = None) -> Node:
 
     Python scalars take the dtype of what stands beside them (`like`).
     """
-    if isinstance(value, Operand):
+    if isinstance(value, GraphOperand):
         return value.node
     if isinstance(value, Tensor):
         return _leaf_of(value)
@@ -99,7 +99,7 @@ def dtype_of(value: Any) -> DType | None:
     numpy.float64 is a Python float, and as weak: np.sqrt(2) must not turn a network into float64.
     (numpy.complex128 is a Python complex number in the same way.)
     """
-    if isinstance(value, Operand):
+    if isinstance(value, GraphOperand):
         return value.node.dtype
     if isinstance(value, Tensor):
         return value.dtype
