@@ -70,9 +70,9 @@ def test_everything_is_where_the_page_says() -> None:
 
 def test_the_core_can_be_read_in_an_afternoon() -> None:
     files = [file for file, _ in _rows("An afternoon's reading")]
-    assert len(set(files)) == len(files) == 28
+    assert len(set(files)) == len(files) <= 24
     lines = sum(len((ROOT / file).read_text().splitlines()) for file in files)
-    assert 5500 < lines < 8500
+    assert 5500 < lines < 7500
 
 
 def test_other_files_and_folders_on_the_page_exist() -> None:

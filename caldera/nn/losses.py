@@ -49,6 +49,10 @@ class PredictionKind:
     lengths: bool = False
 
 
+Task = PredictionKind
+"""Its earlier name, for losses that were written with it."""
+
+
 class Loss(Configurable, ABC):
     """What training makes small. A new one writes `per_sample`, and registers a name to be saved.
 

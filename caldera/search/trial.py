@@ -200,7 +200,7 @@ class Conditions:
 
     >>> from caldera.search.trial import Conditions
     >>> Conditions.from_text(Conditions(threads=2).to_text())
-    Conditions(threads=2, ranks=1, choices=HeldChoices(kernels={}, times={}))
+    Conditions(threads=2, ranks=1, choices=ChoiceCache(kernels={}, times={}))
     """
 
     threads: int

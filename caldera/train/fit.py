@@ -26,7 +26,6 @@ from caldera.train.tracking.history import History
 from caldera.train.tracking.summary import training_config
 from caldera.train.training_data import (
     TrainingData,
-    data_digest,
     learn_schema,
     sample_count,
     warn_of_one_class,
@@ -204,8 +203,7 @@ def _facts(
     }
     if strategy.communicator.size > 1:
         # Ranks read samples by number: other data of the same size would go unnoticed.
-        digests = given.digests() | {"validation data": data_digest(held_out)}
-        facts |= training_config(model) | digests
+        facts |= training_config(model) | given.digests(held_out)
     return facts
 
 
@@ -266,7 +264,7 @@ def evaluate(
         strategy = _checked(parallel)
         if strategy.communicator.size > 1:
             facts = {"samples": given.count, "batch_size": batch_size}
-            strategy.agree(facts | given.digests() | {"validation data": ""})
+            strategy.agree(facts | given.digests())
         steps = make_steps(model, given, strategy.evaluating())
     return steps.evaluated(loader_for(steps.strategy, given.pipeline, batch_size, shuffle=False))
 

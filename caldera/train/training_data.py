@@ -377,11 +377,12 @@ class TrainingData:
         """Number of samples in words."""
         return sample_count(self.pipeline)
 
-    def digests(self) -> dict[str, str]:
-        """Return names for samples and weights that ranks compare."""
+    def digests(self, held_out: Pipeline | None = None) -> dict[str, str]:
+        """Return names for samples, weights and validation data, which ranks compare."""
         return {
             "data": data_digest(self.pipeline),
             "weights of samples": weights_digest(self.weights),
+            "validation data": data_digest(held_out),
         }
 
 

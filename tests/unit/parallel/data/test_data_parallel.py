@@ -235,7 +235,7 @@ def test_devices_with_memory_of_their_own(strategy: Any) -> None:
 
 def test_each_rank_reads_its_own_samples_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     # Those that ranks compare before they begin are another matter.
-    monkeypatch.setattr("caldera.train.fit.data_digest", lambda data: "")
+    monkeypatch.setattr("caldera.train.training_data.data_digest", lambda data: "")
     read: dict[int, list[list[int]]] = {0: [], 1: [], 2: []}
 
     class Counted(cd.data.ArrayData):

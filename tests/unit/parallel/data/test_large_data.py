@@ -63,7 +63,7 @@ def test_each_sample_is_read_by_one_rank_and_in_one_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Those that ranks compare before they begin are another matter.
-    monkeypatch.setattr("caldera.train.fit.data_digest", lambda data: "")
+    monkeypatch.setattr("caldera.train.training_data.data_digest", lambda data: "")
     (alone,), expected = _read_by(1, tmp_path)
     parts, found = _read_by(3, tmp_path)
     assert sorted(alone) == sorted([*range(COUNT)] * 2)
