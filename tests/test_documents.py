@@ -15,11 +15,21 @@ from caldera.core.graph.opdef import OPS
 from caldera.core.memory import devices
 from caldera.kernels.reference import FUNCTIONS
 from caldera.kernels.table import TABLE
+from caldera.optim.optimizer import optimizers
 from caldera.search.method import methods as search_methods
 from tests.markdown_blocks import Block, blocks
 
 ROOT = Path(__file__).parent.parent
-RECIPES = ("layer", "kernel", "strategy", "search method", "device", "command")
+RECIPES = (
+    "layer",
+    "optimizer",
+    "data source",
+    "kernel",
+    "strategy",
+    "search method",
+    "device",
+    "command",
+)
 
 
 def _blocks(name: str) -> list[str]:
@@ -67,6 +77,7 @@ def _as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     monkeypatch.setattr(devices, "_makers", dict(devices._makers))
     monkeypatch.setattr(commands, "__path__", [*commands.__path__, str(tmp_path)])
     monkeypatch.setattr(search_methods, "_entries", dict(search_methods._entries))
+    monkeypatch.setattr(optimizers, "_entries", dict(optimizers._entries))
     # First of all: what is registered meanwhile is gone afterwards.
     TABLE.load("cpu")
     before = {key: list(row) for key, row in TABLE._kernels.items()}
@@ -80,7 +91,7 @@ def _as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 @pytest.mark.parametrize("what", RECIPES)
 def test_a_recipe_of_contributing_runs(what: str, tmp_path: Path) -> None:
     names: dict[str, object] = {"__name__": "__main__"}
-    for block in _recipe(f"Adding a {what}"):
+    for block in _recipe(f"Adding {'an' if what[0] in 'aeiou' else 'a'} {what}"):
         if block.remark:
             # A file of the package, which is found where commands are looked for.
             assert (ROOT / block.remark).parent.is_dir()

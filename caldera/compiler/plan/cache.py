@@ -129,7 +129,7 @@ class SharedPlans(RecentPlans):
         if symbols:
             owner = max(symbols, key=lambda symbol: symbol.serial)
             self._owners[key] = weakref.ref(owner)
-            owner.dependants[key] = plan
+            owner.users[key] = plan
         else:
             self._without_owner[key] = plan
 
@@ -137,7 +137,7 @@ class SharedPlans(RecentPlans):
         super()._drop(key)
         find_owner = self._owners.pop(key, None)
         owner = None if find_owner is None else find_owner()
-        kept = self._without_owner if owner is None else owner.dependants
+        kept = self._without_owner if owner is None else owner.users
         kept.pop(key, None)
 
 

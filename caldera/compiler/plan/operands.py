@@ -52,7 +52,7 @@ class Operands:
         }
         self._constants: dict[Node, Any] = {}
         self._ready: object = None
-        self._moves = Symbol.moves
+        self._rebinds = Symbol.rebinds
         # A plan of the host reads and writes the host's side of what belonged to a device when it
         # was made.
         self._foreign: set[Symbol] | None = None
@@ -67,12 +67,12 @@ class Operands:
     @property
     def are_stale(self) -> bool:
         """Whether variables have moved since arrays were last asked for."""
-        return self._moves != Symbol.moves
+        return self._rebinds != Symbol.rebinds
 
     def renew(self) -> None:
         """Take note of where variables are now."""
         self._check()
-        self._ready, self._moves = None, Symbol.moves
+        self._ready, self._rebinds = None, Symbol.rebinds
 
     def make_ready(self) -> None:
         """Have everything on the device that a run reads, and what it writes marked as such."""
@@ -150,11 +150,11 @@ def _copy_on(device: Device, symbol: Symbol) -> Tensor:
 
 def _shared(symbol: Symbol, key: Hashable, make: Callable[[], T]) -> T:
     """Return what the plans that read a symbol share under a key; they keep it alive."""
-    known = symbol.dependants.get(key)
+    known = symbol.users.get(key)
     found = known() if isinstance(known, weakref.ref) else None
     if found is None:
         found = make()
-        symbol.dependants[key] = weakref.ref(found)
+        symbol.users[key] = weakref.ref(found)
     return found
 
 
@@ -194,17 +194,17 @@ class WeightCopies:
         """Renew the copies, unless this writer's updates were the last to change the weights."""
         device = self._renewal.device
         is_own = device.last_writer is writer
-        if is_own and self._seen == (device.touched, Symbol.moves):
+        if is_own and self._seen == (device.touched, Symbol.rebinds):
             return
         if not is_own or self._writes != self._written():
             self._renewal.run()
 
     def note(self) -> None:
         """Note that all is ready for a run, which keeps the copies up to date."""
-        now = (self._renewal.device.touched, Symbol.moves)
+        now = (self._renewal.device.touched, Symbol.rebinds)
         if self._seen != now:
             self._seen, self._writes = now, self._written()
 
     def _written(self) -> list[int]:
         """Differs when a weight was written, or stands for other memory."""
-        return [Symbol.moves, *(symbol.value.memory.writes for symbol in self._weights)]
+        return [Symbol.rebinds, *(symbol.value.memory.writes for symbol in self._weights)]

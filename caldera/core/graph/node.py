@@ -171,13 +171,13 @@ class Symbol:
 
     `role` is "variable" (state, may be assigned), "input" (fed at each run), "tensor" (a user's
     live data), "array" (a constant array) or "parameter" (an argument of a body being traced).
-    `value` belongs to whoever made the symbol; the graph never looks at it. `dependants` are kept
+    `value` belongs to whoever made the symbol; the graph never looks at it. `users` are kept
     only as long as the symbol exists: nobody can ask for them without it.
     """
 
-    __slots__ = ("__weakref__", "dependants", "name", "role", "serial", "spec", "value")
+    __slots__ = ("__weakref__", "users", "name", "role", "serial", "spec", "value")
     _serials = itertools.count()
-    moves = 0
+    rebinds = 0
     """How often any symbol was given another value to stand for: whoever holds on to one looks."""
 
     def __init__(self, name: str, spec: Spec, role: str, value: Any = None) -> None:
@@ -186,12 +186,12 @@ class Symbol:
         self.role = role
         self.value = value
         self.serial = next(Symbol._serials)
-        self.dependants: dict[Hashable, object] = {}
+        self.users: dict[Hashable, object] = {}
 
     def move(self, value: Any) -> None:
         """Stand for another value, of the same shape and dtype, from now on."""
         self.value = value
-        Symbol.moves += 1
+        Symbol.rebinds += 1
 
     def __repr__(self) -> str:
         return f"<{self.role} {self.name or self.serial} {self.spec}>"

@@ -32,7 +32,7 @@ def test_the_plans_of_many_shapes_are_not_all_kept(plans: SharedPlans) -> None:
     results = [(x + 1.0).eval(x=np.zeros(x.shape, "float32")).shape for x in inputs]
     assert results == [(n + 1,) for n in range(200)]
     assert len(plans) == 20
-    assert sum(len(x.symbol.dependants) for x in inputs) == 20
+    assert sum(len(x.symbol.users) for x in inputs) == 20
 
 
 def test_expressions_do_not_hold_their_plans(plans: SharedPlans) -> None:
