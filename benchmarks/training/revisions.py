@@ -5,9 +5,9 @@
 
 Each checkout trains the same networks on the same random samples through the public `fit`, in a
 process of its own. One computes at a time; each turn is as many epochs as fill `--seconds`, of
-which the fastest counts. The table has the best step of each checkout, and the median over turns of their
-ratio (above 1: the second checkout is slower). Losses after the first epoch must be equal as far as
-kernels agree.
+which the fastest counts. The table has the best step of each checkout, and the median over turns
+of their ratio (above 1: the second checkout is slower). Losses after the first epoch must be equal
+as far as kernels agree.
 """
 
 from __future__ import annotations
