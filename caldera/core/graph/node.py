@@ -175,7 +175,7 @@ class Symbol:
     only as long as the symbol exists: nobody can ask for them without it.
     """
 
-    __slots__ = ("__weakref__", "users", "name", "role", "serial", "spec", "value")
+    __slots__ = ("__weakref__", "name", "role", "serial", "spec", "users", "value")
     _serials = itertools.count()
     rebinds = 0
     """How often any symbol was given another value to stand for: whoever holds on to one looks."""
