@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_floors import FLOORS
+from tests.test_floors import FLOORS, INNER
 from tools.floors import PICTURE, picture
 
 ROOT = Path(__file__).parent.parent
@@ -39,7 +39,7 @@ def _names(path: Path) -> set[str]:
 
 def test_the_picture_shows_the_floors() -> None:
     drawn = PICTURE.read_text()
-    assert drawn == picture(FLOORS), "python -m tools.floors draws it"
+    assert drawn == picture(FLOORS, INNER), "python -m tools.floors draws it"
     for floor, rooms in FLOORS.items():
         group = drawn.partition(f'id="floor-{floor}"')[2].partition("</g>")[0]
         assert tuple(re.findall(r'class="room"[^>]*>([^<]+)<', group)) == rooms

@@ -17,15 +17,21 @@ ABOUT = {
     7: "what a user writes",
     8: "networks, optimizers, data",
     9: "training and matrices",
-    10: "many ranks, exchange, services",
+    10: "ranks, exchange, services",
     11: "search and measurement",
     12: "estimators and commands",
 }
 _WIDTH, _ROW, _LEFT, _LETTER = 860, 46, 250, 7.6
 
 
-def picture(floors: Mapping[int, Sequence[str]]) -> str:
-    """An SVG: the floors from the highest to the lowest, and the rooms on each."""
+Levels = Sequence[Sequence[str]]
+
+
+def picture(floors: Mapping[int, Sequence[str]], inner: Mapping[str, Levels]) -> str:
+    """Return an SVG of the floors from the highest to the lowest, with the packages on each.
+
+    `inner` has the levels inside a package, from the lowest to the highest.
+    """
     rows = {floor: _lines(rooms) for floor, rooms in floors.items()}
     height = sum(_ROW * len(lines) for lines in rows.values()) + 16
     parts = [
@@ -36,7 +42,7 @@ def picture(floors: Mapping[int, Sequence[str]]) -> str:
     ]
     top = 8
     for floor in sorted(rows, reverse=True):
-        parts += _floor(floor, rows[floor], top)
+        parts += _floor(floor, rows[floor], top, inner)
         top += _ROW * len(rows[floor])
     return "\n".join([*parts, "</svg>", ""])
 
@@ -59,7 +65,9 @@ def _wide(room: str) -> float:
     return len(room) * _LETTER + 28
 
 
-def _floor(floor: int, lines: Sequence[Sequence[str]], top: int) -> list[str]:
+def _floor(
+    floor: int, lines: Sequence[Sequence[str]], top: int, inner: Mapping[str, Levels]
+) -> list[str]:
     shade = "#e3e8f7" if floor % 2 else "#eef1fa"
     parts = [
         f'<g id="floor-{floor}">',
@@ -79,14 +87,21 @@ def _floor(floor: int, lines: Sequence[Sequence[str]], top: int) -> list[str]:
                 f'<text class="room" x="{left + 9:g}" y="{y + 28}" fill="#1b1f2e">{room}</text>',
             ]
             left = round(left + _wide(room), 1)
+        for room in line:
+            if room in inner:
+                levels = " \u2192 ".join(", ".join(level) for level in inner[room])
+                parts.append(
+                    f'<text x="{left + 4:g}" y="{top + _ROW * number + 28}" fill="#3a4054" '
+                    f'font-family="sans-serif">{room}: {levels}</text>'
+                )
     return [*parts, "</g>"]
 
 
 def main() -> None:
     """Write it."""
-    from tests.test_floors import FLOORS
+    from tests.test_floors import FLOORS, INNER
 
-    PICTURE.write_text(picture(FLOORS))
+    PICTURE.write_text(picture(FLOORS, INNER))
 
 
 if __name__ == "__main__":
