@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from math import prod
 from typing import NoReturn
 
@@ -30,6 +29,7 @@ from caldera.kernels.native.codegen import (
     RegisterValue,
     address_of,
     as_integers,
+    copy_elements,
     native_kernel,
     natural_lanes,
     offer,
@@ -75,7 +75,7 @@ def _gather(
             with inside:
                 source = other.at((line // positions * length + place) * after)
                 target = out.at(line * after)
-                k.vector_loop(0, after, lanes, lambda i, n: target.store(i, source.load(i, n)))
+                copy_elements(k, target, source, after, lanes)
             with outside:
                 status.store(0, 1)
 
@@ -109,13 +109,10 @@ def _scatter_add(
                 number = outer * positions + position
                 start = number * after if places is None else places.load(number)
                 source = other.at(start)
-                k.vector_loop(begin, end, lanes, partial(_add, target, source))
+                for i, count in k.vectors(begin, end, lanes, 1):
+                    target.store(i, target.load(i, count) + source.load(i, count))
             with outside:
                 status.store(0, 1)
-
-
-def _add(target: Pointer, source: Pointer, i: RegisterValue, count: int) -> None:
-    target.store(i, target.load(i, count) + source.load(i, count))
 
 
 def _refusal(name: str, indices: np.ndarray, length: int) -> Callable[[], NoReturn]:

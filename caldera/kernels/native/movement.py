@@ -188,18 +188,14 @@ class _Block:
         source = self.source.at(row * self.row_source)
         if mode == "rows":
             wide = 4 * self.lanes
-
-            def move(i: RegisterValue, count: int) -> None:
+            for i, count in k.vectors(0, self.count, wide, 1):
                 for part in range(0, count, self.lanes):
                     taken = min(self.lanes, count)
                     target.store(i + part, source.load(i + part, taken))
-
-            k.vector_loop(0, self.count, wide, move)
         elif mode == "fill":
             value = source.load()
-            k.vector_loop(
-                0, self.count, self.lanes, lambda i, n: target.store(i, k.splat(value, n))
-            )
+            for i, count in k.vectors(0, self.count, self.lanes, 1):
+                target.store(i, k.splat(value, count))
         else:
             with k.loop(0, self.count) as i:
                 target.store(i * self.step, source.load(i * self.source_step))

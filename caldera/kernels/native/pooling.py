@@ -119,8 +119,7 @@ def _pool(
         row_from, row_to = row_begin.load(row), row_begin.load(row + 1)
         column_from, column_to = column_begin.load(column), column_begin.load(column + 1)
         taken = (row_to - row_from) * (column_to - column_from)
-
-        def one(channel: RegisterValue, count: int, mask: RegisterValue | None = None) -> None:
+        for channel, count, mask in k.masked_vectors(channels, lanes, masked=is_masked):
             loop = _Channels(k, mode, read.memory.computed, index, count)
             if mode == "max":
                 with k.if_then(taken > 0):
@@ -148,11 +147,6 @@ def _pool(
             if mode == "max":
                 winners, place = _winner(index, image, row, column, channel)
                 winners.store(place, loop.name.value, mask)
-
-        if is_masked:
-            k.masked_vectors(channels, lanes[0], one)
-        else:
-            k.vector_loops(0, channels, lanes, one)
 
 
 def _winner(

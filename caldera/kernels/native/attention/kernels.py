@@ -91,12 +91,9 @@ def forward(
             goal = rows_from(y, offsets.load(3), block.top)
             _divide(k, results, totals, (block.lines, whole_width))
             write(k, goal, results, (block.lines, width), dtype)
-
-            def store_logarithm(row: RegisterValue, lanes: int) -> None:
+            for row, lanes in k.vectors(0, block.lines, natural_lanes(kind), 1):
                 found = math.log(k, totals.load(row, lanes)) + shifts.load(row, lanes)
                 logarithms.store(offsets.load(4) + block.top + row, found)
-
-            k.vector_loop(0, block.lines, natural_lanes(kind), store_logarithm)
 
 
 def _softmax(

@@ -261,3 +261,15 @@ class ElementPointer:
     def store(self, index: Number, value: RegisterValue, mask: RegisterValue | None = None) -> None:
         """Write an element, or as many as the vector has lanes, or those of a mask."""
         store_narrow(self.k, self.place, index, value, self.name, mask)
+
+
+def copy_elements(
+    k: Emitter,
+    target: Pointer | ElementPointer,
+    source: Pointer | ElementPointer,
+    count: RegisterValue,
+    lanes: int,
+) -> None:
+    """Copy elements that lie side by side in both arrays, `lanes` at a time."""
+    for index, some in k.vectors(0, count, lanes, 1):
+        target.store(index, source.load(index, some))

@@ -152,49 +152,39 @@ class Emitter(Arithmetic):
         self.ir.branch(head)
         self.ir.position_at_end(after)
 
-    def vector_loop(
-        self, begin: Number, end: Number, count: int, body: Callable[[RegisterValue, int], None]
-    ) -> None:
-        """`body(index, lanes)` for vectors of `count` elements, then one by one for the rest."""
-        first, last = self.constant(begin, I64), self.constant(end, I64)
-        middle = first + (last - first) // count * count if count > 1 else first
-        if count > 1:
-            with self.loop(first, middle, count) as index:
-                body(index, count)
-        with self.loop(middle, last) as index:
-            body(index, 1)
-
-    def vector_loops(
-        self,
-        begin: Number,
-        end: Number,
-        widths: Sequence[int],
-        body: Callable[[RegisterValue, int], None],
-    ) -> None:
-        """`body(index, lanes)` for as many elements as the first width takes, then the next."""
+    def vectors(
+        self, begin: Number, end: Number, *widths: int
+    ) -> Iterator[tuple[RegisterValue, int]]:
+        """Loops over `begin` to `end` for a `for` statement: (index, lanes) of as many vectors of
+        the first width as fit, then of the next; a width of 1 takes all that is left."""
         start, last = self.constant(begin, I64), self.constant(end, I64)
-        for count in widths:
-            middle = start + (last - start) // count * count
-            with self.loop(start, middle, count) as index:
-                body(index, count)
-            start = middle
+        for count in dict.fromkeys(widths):
+            stop = last if count == 1 else start + (last - start) // count * count
+            with self.loop(start, stop, count) as index:
+                yield index, count
+            start = stop
 
     def masked_vectors(
-        self,
-        end: RegisterValue,
-        lanes: int,
-        body: Callable[[RegisterValue, int, RegisterValue | None], None],
-    ) -> None:
-        """`body(index, lanes, mask)` for whole vectors from 0 on, then for what is left before
-        `end`, with a mask of the lanes that count: one vector where there were single elements."""
+        self, end: RegisterValue, widths: Sequence[int], *, masked: bool = True
+    ) -> Iterator[tuple[RegisterValue, int, RegisterValue | None]]:
+        """Loops like `vectors` from 0 on: (index, lanes, mask).
+
+        If `masked`, vectors of the first width, then one for the elements left before `end`, with a
+        mask of the lanes that count: one vector instead of single elements.
+        """
+        if not masked:
+            for index, count in self.vectors(0, end, *widths):
+                yield index, count, None
+            return
+        lanes = widths[0]
         whole = end // lanes * lanes
         with self.loop(0, whole, lanes) as index:
-            body(index, lanes, None)
+            yield index, lanes, None
         with self.if_then(whole < end):
             numbers = RegisterValue(
                 self, ir.Constant(vector(I64, lanes), [I64(i) for i in range(lanes)])
             )
-            body(whole, lanes, numbers < self.splat(end - whole, lanes))
+            yield whole, lanes, numbers < self.splat(end - whole, lanes)
 
     # --- memory and functions
 

@@ -204,12 +204,10 @@ def _lose(
     unit: RegisterValue,
     levels: int,
 ) -> None:
-    def lose(i: RegisterValue, lanes: int) -> None:
+    for i, lanes in k.vectors(0, count, _CODES_AT_ONCE, 1):
         error = values.load(i, lanes) - _value(k, codes.load(i, lanes), unit, levels)
         finite = k.intrinsic("llvm.fabs", error) < _INFINITY
         lost.store(i, k.select(finite, error, 0.0))
-
-    k.vector_loop(0, count, _CODES_AT_ONCE, lose)
 
 
 def _value(k: Emitter, codes: RegisterValue, unit: RegisterValue, levels: int) -> RegisterValue:
@@ -225,12 +223,9 @@ def _largest_magnitude(
     bits = values.cast(I32)
     several = k.variable(0, vector(I32, lanes))
     single = k.variable(0, I32)
-
-    def look(i: RegisterValue, count: int) -> None:
+    for i, count in k.vectors(first, last, lanes, 1):
         kept = several if count > 1 else single
         kept.value = k.maximum(kept.value, bits.load(i, count) & 0x7FFFFFFF)
-
-    k.vector_loop(first, last, lanes, look)
     largest = k.maximum(k.reduce_lanes(several.value, k.maximum), single.value)
     return k.bitcast(largest, F32)
 
@@ -257,18 +252,9 @@ def _dequantise(
         with k.loop(begin, end) as number:
             scale = RegisterValue(k, k.ir.load(scales.at(number * 4).raw, typ=F32, align=1))
             unit = scale / levels
-
-            def store(
-                i: RegisterValue,
-                count: int,
-                mine: Pointer = mine,
-                unit: RegisterValue = unit,
-                codes: Pointer = codes,
-            ) -> None:
-                mine.store(i, _value(k, _codes(k, codes, i, count, width), unit, levels))
-
             first = number * bucket
-            k.vector_loop(first, k.minimum(first + bucket, size), _CODES_AT_ONCE, store)
+            for i, count in k.vectors(first, k.minimum(first + bucket, size), _CODES_AT_ONCE, 1):
+                mine.store(i, _value(k, _codes(k, codes, i, count, width), unit, levels))
         before.value = before.value + size
 
 

@@ -406,7 +406,5 @@ def _keep_largest(
 
 
 def _add(k: Emitter, target: Pointer, source: Pointer, length: RegisterValue) -> None:
-    def add(i: RegisterValue, lanes: int) -> None:
+    for i, lanes in k.vectors(0, length, natural_lanes(F32), 1):
         target.store(i, target.load(i, lanes) + source.load(i, lanes))
-
-    k.vector_loop(0, length, natural_lanes(F32), add)

@@ -172,11 +172,8 @@ def _finish(
     high, wide = shape
     with k.loop(0, high) as line:
         row, target = sums.at(line * SIDE), goal.at(line * leading)
-
-        def store(i: RegisterValue, lanes: int) -> None:
+        for i, lanes in k.vectors(0, wide, natural_lanes(F32), 1):
             target.store(i, apply_epilogue(k, epilogue, bias, row.load(i, lanes), column + i))
-
-        k.vector_loop(0, wide, natural_lanes(F32), store)
 
 
 # --- binding

@@ -8,7 +8,6 @@ second call adds what the parts found.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -33,7 +32,6 @@ from caldera.kernels.native.codegen import (
     NativeCall,
     NativeRunner,
     Pointer,
-    RegisterValue,
     native_kernel,
     natural_lanes,
     offer,
@@ -81,6 +79,7 @@ def _multiply(
     """The blocks that are this part's, by the BLAS's function at an address. Each row of the table
     is one product: where its matrices begin, and how long the sum is."""
     alpha, beta = k.constant(1.0, c.type), k.constant(0.0, c.type)
+    lanes = natural_lanes(c.type)
     if scales:
         alpha, beta = (each.load(0) for each in scales)
     with blocks_of_part(k, table, count, (rows, columns), (height, width)) as part:
@@ -104,23 +103,9 @@ def _multiply(
         if epilogue.changes:
             with k.loop(0, lines) as line:
                 row = block.at(line * leading_c)
-
-                def finish(column: RegisterValue, lanes: int) -> None:
-                    value = row.load(column, lanes)
+                for column, count in k.vectors(0, span, 4 * lanes, lanes, 1):
+                    value = row.load(column, count)
                     row.store(column, apply_epilogue(k, epilogue, bias, value, left + column))
-
-                in_wide_vectors(k, span, natural_lanes(c.type), finish)
-
-
-def in_wide_vectors(
-    k: Emitter, length: RegisterValue, lanes: int, body: Callable[[RegisterValue, int], None]
-) -> None:
-    """`body(index, lanes)` for several vectors at once, then single ones, then the rest."""
-    wide = 4 * lanes
-    middle = length // wide * wide
-    with k.loop(0, middle, wide) as index:
-        body(index, wide)
-    k.vector_loop(middle, length, lanes, body)
 
 
 # --- cut sums
@@ -139,18 +124,15 @@ def _add_up(
     epilogue: Epilogue,
 ) -> None:
     """The sum of what the parts found, row by row, finished."""
-    begin, end = k.part_range(rows)
-    with k.loop(begin, end) as row:
-
-        def add_some(column: RegisterValue, lanes: int) -> None:
+    lanes = natural_lanes(out.type)
+    with k.loop(*k.part_range(rows)) as row:
+        for column, some in k.vectors(0, columns, 4 * lanes, lanes, 1):
             start = row * columns + column
-            total = k.variable(pieces.load(start, lanes))
+            total = k.variable(pieces.load(start, some))
             with k.loop(1, count) as piece:
-                total.value = total.value + pieces.load(piece * rows * columns + start, lanes)
+                total.value = total.value + pieces.load(piece * rows * columns + start, some)
             done = apply_epilogue(k, epilogue, bias, total.value, column)
             out.store(row * leading + column, done)
-
-        in_wide_vectors(k, columns, natural_lanes(out.type), add_some)
 
 
 def add_pieces(

@@ -28,6 +28,7 @@ from caldera.kernels.native.codegen import (
     Pointer,
     Real,
     RegisterValue,
+    copy_elements,
     host_target,
     line_lanes,
     load_wide,
@@ -323,18 +324,12 @@ def _write_some(
             aside.store((i * vectors + j) * lanes, total * alpha)
     with k.loop(0, high) as line:
         row, found = goal.at(line * leading), aside.at(line * (vectors * lanes))
-
-        def store(j: RegisterValue, count: int) -> None:
-            row.store(j, found.load(j, count))
-
-        def add(j: RegisterValue, count: int) -> None:
-            row.store(j, k.fma(row.load(j, count), keep, found.load(j, count)))
-
         with k.if_else(keep.equals(0.0)) as (fresh, added):
             with fresh:
-                k.vector_loop(0, wide, lanes, store)
+                copy_elements(k, row, found, wide, lanes)
             with added:
-                k.vector_loop(0, wide, lanes, add)
+                for j, count in k.vectors(0, wide, lanes, 1):
+                    row.store(j, k.fma(row.load(j, count), keep, found.load(j, count)))
 
 
 _SLOTS = (

@@ -25,6 +25,7 @@ from caldera.kernels.native.codegen import (
     Pointer,
     RegisterValue,
     computed_type,
+    copy_elements,
     host_target,
     line_lanes,
     native_kernel,
@@ -253,7 +254,7 @@ def _pack_some(
     end = (columns + (lanes - 1)) // lanes * lanes
     with k.loop(0, length) as row:
         line, start = panel.at(row * width), source.at(row * leading)
-        k.vector_loop(0, columns, lanes, lambda i, n: line.store(i, start.load(i, n)))
+        copy_elements(k, line, start, columns, lanes)
         with k.loop(columns, end) as i:
             line.store(i, k.constant(0.0, panel.type))
 

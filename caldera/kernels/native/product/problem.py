@@ -30,6 +30,7 @@ from caldera.kernels.native.codegen import (
     Number,
     Pointer,
     RegisterValue,
+    copy_elements,
     math,
     native_kernel,
     natural_lanes,
@@ -214,20 +215,11 @@ def _copy(
         which, row = line // rows, line % rows
         origin = source.at(offsets.load(which * 2) + row * down)
         goal = target.at(offsets.load(which * 2 + 1) + row * target_down)
-
-        def move(from_index: RegisterValue, to_index: RegisterValue, lanes: int) -> None:
-            goal.store(to_index, origin.load(from_index, lanes))
-
         with k.if_else(right.equals(1) & target_right.equals(1)) as (both, neither):
             with both:
-                k.vector_loop(
-                    0,
-                    columns,
-                    natural_lanes(target.place.type),
-                    lambda i, lanes: move(i, i, lanes),
-                )
+                copy_elements(k, goal, origin, columns, natural_lanes(target.place.type))
             with neither, k.loop(0, columns) as i:
-                move(i * right, i * target_right, 1)
+                goal.store(i * target_right, origin.load(i * right))
 
 
 def apply_epilogue(

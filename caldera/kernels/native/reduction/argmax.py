@@ -173,8 +173,7 @@ def across(
         with k.loop(0, length) as index:
             here = x.moved(stride * index).settled()
             number = k.convert(index, I32)
-
-            def take_in(column: RegisterValue, count: int) -> None:
+            for column, count in k.vectors(left, right, lanes, 1):
                 value = here.load(column, count)
                 before = from_memory(k, best.load(column - left, count), dtype)
                 better = search.beats(value, before) | k.splat(index.equals(0), count)
@@ -182,8 +181,6 @@ def across(
                 best.store(column - left, to_memory(k, chosen, dtype))
                 where = place.load(column - left, count)
                 place.store(column - left, k.select(better, k.splat(number, count), where))
-
-            k.vector_loops(left, right, (lanes, 1), take_in)
         with k.loop(left, right) as column:
             result.store(column, k.convert(place.load(column - left), I64))
 

@@ -27,43 +27,31 @@ def _softmax(sample: Sample, operands: list[ClassOperand], singles: list[Single]
     x, y = operands
     weight, total, _ = sample.weights(x, again=True)
     share = 1.0 / total
-
-    def finish(index: RegisterValue, count: int) -> None:
+    for index, count in sample.each():
         y.store(index, weight(index, count) * share)
-
-    sample.each(finish)
 
 
 def _softmax_grad(sample: Sample, operands: list[ClassOperand], singles: list[Single]) -> None:
     g, y, dx = operands
     mean = sample.sum(lambda index, count: g.load(index, count) * y.load(index, count))
-
-    def finish(index: RegisterValue, count: int) -> None:
+    for index, count in sample.each():
         dx.store(index, y.load(index, count) * (g.load(index, count) - mean))
-
-    sample.each(finish)
 
 
 def _log_softmax(sample: Sample, operands: list[ClassOperand], singles: list[Single]) -> None:
     x, y = operands
     _, total, largest = sample.weights(x, again=False)
     below, logarithm = sample.below(x, largest), log(sample.k, total)
-
-    def finish(index: RegisterValue, count: int) -> None:
+    for index, count in sample.each():
         y.store(index, below(index, count) - logarithm)
-
-    sample.each(finish)
 
 
 def _log_softmax_grad(sample: Sample, operands: list[ClassOperand], singles: list[Single]) -> None:
     g, y, dx = operands
     total = sample.sum(g.load)
-
-    def finish(index: RegisterValue, count: int) -> None:
+    for index, count in sample.each():
         share = exp(sample.k, y.load(index, count))
         dx.store(index, g.load(index, count) - share * total)
-
-    sample.each(finish)
 
 
 def _bind(call: Call) -> Runner | None:
@@ -112,11 +100,8 @@ def _cross_entropy_grad(
     label = _Labels(sample, logits, labels)
     weight, total, largest = sample.weights(logits, again=True)
     share = 1.0 / total
-
-    def finish(index: RegisterValue, count: int) -> None:
+    for index, count in sample.each():
         dx.store(index, weight(index, count) * share * slope)
-
-    sample.each(finish)
     own = exp_of_negative(sample.k, label.below(largest)) * share
     dx.store_at(label.index, (own - 1.0) * slope, label.known)
 
@@ -142,12 +127,9 @@ def _probabilities_grad(
     amount = sample.sum(targets.load)
     weight, total, _ = sample.weights(logits, again=True)
     share = 1.0 / total
-
-    def finish(index: RegisterValue, count: int) -> None:
+    for index, count in sample.each():
         part = weight(index, count) * share * amount
         dx.store(index, (part - targets.load(index, count)) * slope)
-
-    sample.each(finish)
 
 
 Arrays = list[Array]
