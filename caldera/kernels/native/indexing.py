@@ -14,7 +14,6 @@ from typing import NoReturn
 import numpy as np
 
 from caldera.base.threads import thread_count
-from caldera.core.graph.node import Node
 from caldera.core.tensor.dtype import float32, float64
 from caldera.kernels.common.binding import may_overwrite
 from caldera.kernels.native.codegen import (
@@ -192,13 +191,18 @@ def _by_reference(call: Call) -> Runner:
     return oracle.bind(call)
 
 
-def _can_gather(node: Node) -> bool:
-    return node.inputs[0].dtype.itemsize in INTEGERS
-
-
-def _can_add(node: Node) -> bool:
-    return node.inputs[0].dtype in (float32, float64)
-
-
-offer("gather", "native", _bind_gather, _can_gather, priority=10)
-offer("scatter_add", "native", _bind_scatter_add, _can_add, priority=10, in_place=may_overwrite)
+offer(
+    "gather",
+    "native",
+    _bind_gather,
+    lambda node: node.inputs[0].dtype.itemsize in INTEGERS,
+    priority=10,
+)
+offer(
+    "scatter_add",
+    "native",
+    _bind_scatter_add,
+    lambda node: node.inputs[0].dtype in (float32, float64),
+    priority=10,
+    in_place=may_overwrite,
+)

@@ -190,8 +190,7 @@ class _Block:
             wide = 4 * self.lanes
             for i, count in k.vectors(0, self.count, wide, 1):
                 for part in range(0, count, self.lanes):
-                    taken = min(self.lanes, count)
-                    target.store(i + part, source.load(i + part, taken))
+                    target.store(i + part, source.load(i + part, min(self.lanes, count)))
         elif mode == "fill":
             value = source.load()
             for i, count in k.vectors(0, self.count, self.lanes, 1):
@@ -308,17 +307,16 @@ def _bind_pad(call: Call) -> Runner:
     return _into(call, place, call.node.attrs["value"])
 
 
-def _bind_unslice(call: Call) -> Runner:
-    return _into(call, tuple(slice(*bound) for bound in call.node.attrs["bounds"]), 0)
-
-
 for _op, _bind in (
     ("arrange", bind_copy),
     ("reshape", _bind_reshape),
     ("concat", _bind_concat),
     ("split", _bind_split),
     ("pad", _bind_pad),
-    ("unslice", _bind_unslice),
+    (
+        "unslice",
+        lambda call: _into(call, tuple(slice(*bound) for bound in call.node.attrs["bounds"]), 0),
+    ),
 ):
     offer(_op, "native", _bind, priority=10)
 offer(COPY, "copy", bind_copy)

@@ -82,8 +82,7 @@ def taps(
                 rows[window].append((place, position, len(found)))
     begin = np.zeros(len(rows) + 1, np.int64)
     np.cumsum([len(row) for row in rows], out=begin[1:])
-    entries = np.array([entry for row in rows for entry in row], np.int64).reshape(-1, 3)
-    return Taps(begin, entries)
+    return Taps(begin, np.array([entry for row in rows for entry in row], np.int64).reshape(-1, 3))
 
 
 # --- the kernel

@@ -71,8 +71,7 @@ def store_narrow(
 def widen(k: Emitter, bits: RegisterValue, dtype_name: str) -> RegisterValue:
     """The float32 numbers of 16-bit patterns."""
     if dtype_name == "bfloat16":
-        wide = k.convert(bits, I32, unsigned=True) << 16
-        return k.bitcast(wide, vector(F32, bits.lanes))
+        return k.bitcast(k.convert(bits, I32, unsigned=True) << 16, vector(F32, bits.lanes))
     if has_conversion():
         return k.convert(k.bitcast(bits, vector(F16, bits.lanes)), F32)
     return widen_by_integers(k, bits)

@@ -122,8 +122,7 @@ class Emitter(Arithmetic):
         yield RegisterValue(self, index)
         following = self.ir.add(index, by.raw, flags=("nsw",))
         index.add_incoming(following, self.ir.block)
-        again = self.ir.icmp_signed("<", following, last.raw)
-        self.ir.cbranch(again, body, after)
+        self.ir.cbranch(self.ir.icmp_signed("<", following, last.raw), body, after)
         self.ir.position_at_end(after)
 
     @contextmanager
@@ -246,8 +245,7 @@ class Emitter(Arithmetic):
         known = self.module.globals.get(name)
         if known is not None:
             return known
-        kind = ir.FunctionType(ir.VoidType(), list(arguments))
-        function = ir.Function(self.module, kind, name)
+        function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), list(arguments)), name)
         function.linkage = "internal"
         inside = Emitter(function)
         build(inside, *[RegisterValue(inside, each) for each in function.args])
@@ -258,8 +256,7 @@ class Emitter(Arithmetic):
         """memcpy."""
         kind = ir.FunctionType(ir.VoidType(), [POINTER, POINTER, I64, I1])
         function = self.declared("llvm.memcpy.p0.p0.i64", kind)
-        size = self.constant(count, I64).raw
-        self.ir.call(function, [target.raw, source.raw, size, I1(0)])
+        self.ir.call(function, [target.raw, source.raw, self.constant(count, I64).raw, I1(0)])
 
     def prefetch(self, place: Pointer, *, to_write: bool = False, soon: bool = False) -> None:
         """Have the line of memory that holds this element brought nearer: to the nearest cache if
@@ -274,8 +271,7 @@ class Emitter(Arithmetic):
         """Set `count` bytes to zero."""
         kind = ir.FunctionType(ir.VoidType(), [POINTER, I8, I64, I1])
         function = self.declared("llvm.memset.p0.i64", kind)
-        size = self.constant(count, I64).raw
-        self.ir.call(function, [target.raw, I8(0), size, I1(0)])
+        self.ir.call(function, [target.raw, I8(0), self.constant(count, I64).raw, I1(0)])
 
 
 class _Callee:
@@ -292,8 +288,7 @@ def kernel_module(name: str, build: Callable[[Emitter], None]) -> ir.Module:
     module = ir.Module(name)
     module.triple = host_target().triple
     module.data_layout = str(target_machine().target_data)
-    kind = ir.FunctionType(ir.VoidType(), [POINTER, I64, I64])
-    k = Emitter(ir.Function(module, kind, name))
+    k = Emitter(ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER, I64, I64]), name))
     build(k)
     k.ir.ret_void()
     return module

@@ -92,8 +92,7 @@ def unpack_places(
                     whole = k.convert(stops.load(runs - 1), I64).equals(count - 1)
                     reached = k.convert(starts.load(runs - 1), I64) + count - runs
                     right = (result.load(0) >= 0) & whole & (reached < length)
-                    both = first + result.load(0)
-                    result.store(0, k.select(right, both, -1))
+                    result.store(0, k.select(right, first + result.load(0), -1))
                     with k.if_then(right):
                         k.call(spread, starts, stops, runs, begin, count, mine)
         header = HEADER - STRING_HEADER
@@ -157,8 +156,7 @@ def _read_bits(
             with at_the_end:
                 k.copy_bytes(last, ones.at(number << 3), size)
                 left.value = last.load(0)
-        several = RegisterValue(k, k.ir.ctpop(left.value.raw))
-        with k.if_then(found.value + several > count):
+        with k.if_then(found.value + RegisterValue(k, k.ir.ctpop(left.value.raw)) > count):
             # One too many is enough to be refused.
             found.value = count + 1
             left.value = 0
@@ -257,7 +255,6 @@ def unpack(
     taken = np.empty(len(messages), np.int64)
     sizes = [each.size for each in messages]
     most = max(counts, default=0)
-    scratch = np.empty(max(sizes, default=0) + SLACK, np.uint8)
     run_now(
         unpack_places,
         addresses=addresses_of(messages),
@@ -266,7 +263,7 @@ def unpack(
         messages=len(messages),
         places=places,
         taken=taken,
-        scratch=scratch,
+        scratch=np.empty(max(sizes, default=0) + SLACK, np.uint8),
         spare=np.empty((2, most), np.int32),
         most=most,
     )

@@ -215,8 +215,7 @@ def _split(
 
 def get_word(k: Emitter, place: Pointer) -> RegisterValue:
     """Four bytes as a number that is not negative."""
-    word = RegisterValue(k, k.ir.load(place.raw, typ=I32, align=1))
-    return k.convert(word, I64, unsigned=True)
+    return k.convert(RegisterValue(k, k.ir.load(place.raw, typ=I32, align=1)), I64, unsigned=True)
 
 
 def put_word(k: Emitter, place: Pointer, value: RegisterValue) -> None:

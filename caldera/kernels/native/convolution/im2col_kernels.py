@@ -95,8 +95,7 @@ class _Rows:
             # The next pixel's row begins inside this one: what was written piece by piece would
             # have to reach the cache before it can be read in one piece.
             for i, some, mask in self.k.masked_vectors(length, widths, masked=masked):
-                total = target.load(i, some, mask) + source.load(i, some, mask)
-                target.store(i, total, mask)
+                target.store(i, target.load(i, some, mask) + source.load(i, some, mask), mask)
 
     def matrix(
         self, in_place: bool, first: RegisterValue, group: RegisterValue

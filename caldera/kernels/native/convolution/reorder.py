@@ -308,8 +308,7 @@ def bind_staged(
 
 
 def _stand_in(image: np.ndarray, workspace: ScratchMemory) -> np.ndarray:
-    memory = workspace.array(image.size, compute_dtype(image.dtype))
-    return laid_out(memory, image.shape, NHWC)
+    return laid_out(workspace.array(image.size, compute_dtype(image.dtype)), image.shape, NHWC)
 
 
 def _image_loops(one: np.ndarray, other: np.ndarray) -> tuple[CopyLoop, CopyLoop, CopyLoop]:
@@ -337,11 +336,10 @@ def copy_image(source: np.ndarray, target: np.ndarray) -> NativeCall:
 def write_image(source: np.ndarray, target: np.ndarray) -> NativeCall:
     """Images channels last as images that lie as `target` does."""
     image, row, column = _image_loops(source, target)
-    loops = (image, CopyLoop(1, 0, 0), row, column)
     return scatter(
         source,
         target,
-        loops,
+        (image, CopyLoop(1, 0, 0), row, column),
         length=source.shape[1],
         neighbour=steps(target)[1],
         width=source.shape[1] or 1,

@@ -277,12 +277,14 @@ def _partial(node: Node) -> Spec:
     return Spec((-(-rows // _BLOCK), 2 * length), compute_dtype(node.outputs[0].dtype))
 
 
-def _in_place(node: Node) -> bool:
+offer(
+    "layer_norm",
+    "native",
+    any_layout(_bind, _order),
+    priority=10,
     # A mean must not be written over a scale that later rows need.
-    return node.outputs[1] != node.inputs[1].spec
-
-
-offer("layer_norm", "native", any_layout(_bind, _order), priority=10, in_place=_in_place)
+    in_place=lambda node: node.outputs[1] != node.inputs[1].spec,
+)
 offer(
     "layer_norm_grad",
     "native",

@@ -123,8 +123,7 @@ class _Writer:
             self.squares.store(channel, value * value)
 
     def _base(self, channel: RegisterValue, count: int) -> RegisterValue:
-        total = self.squares.window(channel, count, self.window)
-        return self.k.fma(total, self.alpha, self.bias)
+        return self.k.fma(self.squares.window(channel, count, self.window), self.alpha, self.bias)
 
     def forward(self, each: Each, x: ClassOperand, y: ClassOperand) -> None:
         self._keep_squares(each, x)

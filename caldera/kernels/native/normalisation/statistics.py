@@ -265,8 +265,7 @@ def image_sums(
     """The two sums of each channel over all rows of an image, in float64."""
     k.clear_bytes(totals, channels * 16)
     with k.loop(0, pixels, BLOCK_ROWS) as begin:
-        end = k.minimum(begin + BLOCK_ROWS, pixels)
-        column_sums(k, block, (begin, end), channels, terms)
+        column_sums(k, block, (begin, k.minimum(begin + BLOCK_ROWS, pixels)), channels, terms)
         for index, count in k.vectors(0, channels * 2, *shrinking(line_lanes(F64))):
             more = k.convert(block.load(index, count), F64)
             totals.store(index, totals.load(index, count) + more)
@@ -301,8 +300,7 @@ def block_total(
     """The sum over all blocks, `width` apart, of what lies at `place` in each, in float64."""
     total = k.variable(k.convert(partial.load(place, count), F64))
     with k.loop(1, blocks) as block:
-        more = partial.load(block * width + place, count)
-        total.value = total.value + k.convert(more, F64)
+        total.value = total.value + k.convert(partial.load(block * width + place, count), F64)
     return total.value
 
 

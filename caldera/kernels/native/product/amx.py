@@ -153,8 +153,7 @@ def _sums(
                 registers.multiply(2 * i + j, 4 + i, 6 + j)
     for i in halves:
         for j in halves:
-            place = found.at(i * ROWS * SIDE + j * ROWS)
-            registers.store(2 * i + j, place, 4 * SIDE)
+            registers.store(2 * i + j, found.at(i * ROWS * SIDE + j * ROWS), 4 * SIDE)
     return found
 
 

@@ -268,7 +268,6 @@ class Binder:
         height, width = blocks(len(table), rows, columns, parts, finish=epilogue.changes)
         known = blas()
         assert known is not None
-        tasks = len(table) * -(-rows // height) * -(-columns // width)
         self.calls.append(
             _multiply.call(
                 address=known.gemm(MEMORY_TYPES[goal.array.dtype.name]),
@@ -289,7 +288,7 @@ class Binder:
                 scales=scales,
                 bias=bias,
                 epilogue=epilogue,
-                parts=min(parts, tasks),
+                parts=min(parts, len(table) * -(-rows // height) * -(-columns // width)),
             )
         )
 
@@ -342,16 +341,11 @@ def has_long_sums(node: Node) -> bool:
     return count == 1 and length >= 2 * max(rows, columns)
 
 
-def result_workspace(node: Node) -> int:
-    """The workspace for a result that is rounded to half precision afterwards."""
-    return (
-        workspace_bytes(Spec(node.shape, compute_dtype(node.dtype))) if node.dtype in HALVES else 0
-    )
-
-
 def product_workspace(node: Node) -> int:
     """The workspace for what cannot be read or written where it lies."""
-    return copy_workspace(node) + result_workspace(node)
+    return copy_workspace(node) + (
+        workspace_bytes(Spec(node.shape, compute_dtype(node.dtype))) if node.dtype in HALVES else 0
+    )
 
 
 def split_k_workspace(node: Node, most: int | None = None) -> int:

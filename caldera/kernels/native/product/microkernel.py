@@ -354,8 +354,7 @@ _SLOTS = (
 
 def tile_address(dtype: DType, tile: RegisterTile, *, packed: bool) -> int:
     """Where the micro-kernel is."""
-    nothing = np.empty(1, dtype)
-    arrays, numbers = dict.fromkeys(_SLOTS[:4], nothing), dict.fromkeys(_SLOTS[4:-2], 1)
+    arrays, numbers = dict.fromkeys(_SLOTS[:4], np.empty(1, dtype)), dict.fromkeys(_SLOTS[4:-2], 1)
     kinds = {"shape": (tile.height, tile.vectors, tile.lanes), "packed": packed}
     _, form = _tile.packed({**arrays, **numbers, "alpha": 1.0, "keep": 0.0, **kinds})
     return _tile.address(form)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from caldera.core.graph.node import Node
 from caldera.core.tensor.shape import size
 from caldera.kernels.common.loops import LoopAxes, LoopBody, axes_of
 from caldera.kernels.common.reduction import identity
@@ -240,8 +239,10 @@ def _bind(call: Call) -> Runner:
     )
 
 
-def _is_short(node: Node) -> bool:
-    return node.inputs[0].shape[node.attrs["axis"]] < LONGEST
-
-
-offer(("argmax", "argmin"), "native", _bind, supports=_is_short, priority=10)
+offer(
+    ("argmax", "argmin"),
+    "native",
+    _bind,
+    supports=lambda node: node.inputs[0].shape[node.attrs["axis"]] < LONGEST,
+    priority=10,
+)

@@ -78,8 +78,7 @@ class ClassOperand:
         """Write the class that `index` names for each sample, where the condition holds."""
         for lane in range(index.lanes):
             with self.k.if_then(condition.lane(lane)):
-                place = self._element(index.lane(lane), lane)
-                self.base.store(place, value.lane(lane))
+                self.base.store(self._element(index.lane(lane), lane), value.lane(lane))
 
     def _element(self, index: RegisterValue, lane: int) -> RegisterValue:
         place = self._place(index)
@@ -241,8 +240,7 @@ class Sample:
             buffer.store(index, found)
             return found
 
-        total = self.sum(computed_once)
-        return buffer.load, total, largest
+        return buffer.load, self.sum(computed_once), largest
 
 
 class _Stack:

@@ -145,10 +145,6 @@ def _bind_grad(call: Call) -> Runner | None:
     return _bound(call, [logits, *call.outputs], [g, labels])
 
 
-def _bind_probabilities(call: Call) -> Runner | None:
-    return _bound(call, list(call.inputs), list(call.outputs))
-
-
 def _bind_probabilities_grad(call: Call) -> Runner | None:
     g, logits, targets = call.inputs
     return _bound(call, [logits, targets, *call.outputs], [g])
@@ -161,7 +157,11 @@ def _bound(call: Call, full: Arrays, singles: Arrays) -> Runner | None:
 for _cross_entropy_name, _cross_entropy_write, _its_bind in (
     ("cross_entropy", _cross_entropy, _cross_entropy_bind),
     ("cross_entropy_grad", _cross_entropy_grad, _bind_grad),
-    ("cross_entropy_probabilities", _probabilities, _bind_probabilities),
+    (
+        "cross_entropy_probabilities",
+        _probabilities,
+        lambda call: _bound(call, list(call.inputs), list(call.outputs)),
+    ),
     ("cross_entropy_probabilities_grad", _probabilities_grad, _bind_probabilities_grad),
 ):
     WRITERS[_cross_entropy_name] = _cross_entropy_write

@@ -199,8 +199,7 @@ class PlaneFilling:
         count = inside - left
         first = first_row + own.start_row
         begin = k.maximum(-first, 0)
-        end = k.minimum(own.height - first, rows)
-        with k.loop(begin, end) as j:
+        with k.loop(begin, k.minimum(own.height - first, rows)) as j:
             pixels = own.pixel(images, image, first_row + j, left)
             to = planes.at(j * self.pitch + left)
             if few:

@@ -210,7 +210,6 @@ class _Arguments(Arguments):
         if register_tile is not None:
             _by_registers(k, scratch, point, tiles, sums, is_first, register_tile)
             return
-        keep = k.select(is_first, k.constant(0.0, sums.type), 1.0)
         gemm(
             k,
             self.gemm,
@@ -219,7 +218,7 @@ class _Arguments(Arguments):
             (image.of(point), image.width),
             (sums.at(image.width * begin), image.width),
             ta=True,
-            beta=keep,
+            beta=k.select(is_first, k.constant(0.0, sums.type), 1.0),
         )
 
 
@@ -276,8 +275,7 @@ def _apart(
     """Blocks of tiles; each part has a sum of its own."""
     given = given.known(numbers)
     with given.own_scratch() as number:
-        scratch = given.scratch(number)
-        _blocks_of_part(k, given.with_border(number), scratch, register_tile, by_rows)
+        _blocks_of_part(k, given.with_border(number), given.scratch(number), register_tile, by_rows)
 
 
 def _blocks_of_part(
