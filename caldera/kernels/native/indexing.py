@@ -67,8 +67,7 @@ def _gather(
 ) -> None:
     """Read from the other. Shared out by position."""
     lanes = natural_lanes(out.type)
-    first, last = k.part_range(before * positions)
-    with k.loop(first, last) as line:
+    with k.loop(*k.part_range(before * positions)) as line:
         place = _position(k, indices, line % positions, length, unsigned=unsigned)
         with k.if_else((place >= 0) & (place < length)) as (inside, outside):
             with inside:

@@ -231,8 +231,7 @@ def _scatter(
     the window begins; for each position in a window how far down and how far right it is, the
     largest of these, and for each position how far it is from the first.
     """
-    first, last = k.part_range(images)
-    with k.loop(first, last) as image:
+    with k.loop(*k.part_range(images)) as image:
         k.clear_bytes(out.memory.at(image * out.of_image).place, nbytes)
         with k.loop(0, rows) as row, k.loop(0, columns) as column:
             top, left = tops.load(row), lefts.load(column)

@@ -81,8 +81,7 @@ def average_windows(
     """The mean of the pixels of each window; if it `spreads`, each pixel gets its share of what is
     given for its window."""
     places = list(product(range(size[0]), range(size[1])))
-    first, last = k.part_range(images * rows)
-    with k.loop(first, last) as number:
+    with k.loop(*k.part_range(images * rows)) as number:
         image, row = number // rows, number % rows
         given = windows.line(image, row)
         lines = [pixels.line(image, row * size[0] + i) for i in range(size[0])]

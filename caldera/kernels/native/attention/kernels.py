@@ -72,8 +72,7 @@ def forward(
     asked, scores = workspace.matrix(BLOCK, depth_apart), workspace.matrix(BLOCK, keys_apart)
     results = workspace.matrix(BLOCK, width_apart)
     totals, shifts = k.alloca(kind, BLOCK), k.alloca(kind, BLOCK)
-    begin, end = k.part_range(heads * chunks)
-    with k.loop(begin, end) as task:
+    with k.loop(*k.part_range(heads * chunks)) as task:
         head, chunk = task // chunks, task % chunks
         offsets = table.at(head * (5 + len(masks)))
         lay_out(k, laid_keys, moved(key, offsets.load(1)).transposed, (depth, keys), dtype)

@@ -92,7 +92,8 @@ def unpack_places(
                     whole = k.convert(stops.load(runs - 1), I64).equals(count - 1)
                     reached = k.convert(starts.load(runs - 1), I64) + count - runs
                     right = (result.load(0) >= 0) & whole & (reached < length)
-                    result.store(0, k.select(right, first + result.load(0), -1))
+                    both = first + result.load(0)
+                    result.store(0, k.select(right, both, -1))
                     with k.if_then(right):
                         k.call(spread, starts, stops, runs, begin, count, mine)
         header = HEADER - STRING_HEADER
@@ -156,7 +157,8 @@ def _read_bits(
             with at_the_end:
                 k.copy_bytes(last, ones.at(number << 3), size)
                 left.value = last.load(0)
-        with k.if_then(found.value + RegisterValue(k, k.ir.ctpop(left.value.raw)) > count):
+        several = RegisterValue(k, k.ir.ctpop(left.value.raw))
+        with k.if_then(found.value + several > count):
             # One too many is enough to be refused.
             found.value = count + 1
             left.value = 0

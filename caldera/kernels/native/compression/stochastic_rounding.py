@@ -179,7 +179,8 @@ def _round(
                 usual,
             )
         largest = int(np.float32(form.largest).view(np.int32))
-        found = k.select(magnitude < _INFINITY, k.minimum(usual, largest), magnitude)
+        finite = k.minimum(usual, largest)
+        found = k.select(magnitude < _INFINITY, finite, magnitude)
         return k.bitcast(found | (bits & -(1 << 31)), value.type)
 
     with_draws(k, draws.generator(k), k.part_range(size, ALIGNED), values, rounded, element)
@@ -296,8 +297,7 @@ def _quantise(
         buckets = (size + bucket - 1) // bucket
         scales = k.int_to_pointer(addresses.load(message), I8)
         packed = scales.at(buckets * 4)
-        begin, end = k.part_range(buckets)
-        with k.loop(begin, end) as number:
+        with k.loop(*k.part_range(buckets)) as number:
             first = number * bucket
             last = k.minimum(first + bucket, size)
             scale = _largest_magnitude(k, mine, first, last)
@@ -404,8 +404,7 @@ def _dequantise(
         buckets = (size + bucket - 1) // bucket
         scales = k.int_to_pointer(addresses.load(message), I8)
         codes = scales.at(buckets * 4)
-        begin, end = k.part_range(buckets)
-        with k.loop(begin, end) as number:
+        with k.loop(*k.part_range(buckets)) as number:
             scale = RegisterValue(k, k.ir.load(scales.at(number * 4).raw, typ=F32, align=1))
             unit = scale / levels
             first = number * bucket

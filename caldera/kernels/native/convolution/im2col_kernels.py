@@ -119,8 +119,7 @@ def forward(
     in_place: bool,
 ) -> None:
     assert in_place, "direct convolution is faster than rows that are made first"
-    begin, end = k.part_range(n.blocks)
-    with k.loop(begin, end) as block, k.loop(0, n.groups) as group:
+    with k.loop(*k.part_range(n.blocks)) as block, k.loop(0, n.groups) as group:
         first = block * n.rows
         count = k.minimum(n.rows, n.pixels - first)
         left = image.at(first * n.pixel_step + group * n.channels)
@@ -168,8 +167,7 @@ def input_gradient(
             first = block * n.rows
             product(first, k.minimum(n.rows, n.pixels - first), group)
         return
-    begin, end = k.part_range(n.batch)
-    with k.loop(begin, end) as number:
+    with k.loop(*k.part_range(n.batch)) as number:
         pixels = n.height * n.width * n.channels * n.groups
         k.clear_bytes(image.at(number * n.image_step), pixels * itemsize(image.type))
         with k.loop(0, n.blocks) as block, k.loop(0, n.groups) as group:

@@ -100,8 +100,7 @@ def _gather(
 ) -> None:
     lanes = min(natural_lanes(target.type), width)
     outermost, *inner = loops
-    begin, end = k.part_range(outermost.count * blocks)
-    with k.loop(begin, end) as index:
+    with k.loop(*k.part_range(outermost.count * blocks)) as index:
         outer, block = index // blocks, index % blocks
         first = source.at(outer * outermost.source + block * width * neighbour)
         place = target.at(outer * outermost.target + block * block_step)
@@ -196,8 +195,7 @@ def _scatter(
             value.value = value.value + read.load(term * sum_step, count)
         return value.value
 
-    begin, end = k.part_range(outermost.count * blocks)
-    with k.loop(begin, end) as index:
+    with k.loop(*k.part_range(outermost.count * blocks)) as index:
         outer, start = index // blocks, index % blocks * lanes
         block = start // width * block_step + start % width
         first = source.at(outer * outermost.source + block)

@@ -300,7 +300,8 @@ def block_total(
     """The sum over all blocks, `width` apart, of what lies at `place` in each, in float64."""
     total = k.variable(k.convert(partial.load(place, count), F64))
     with k.loop(1, blocks) as block:
-        total.value = total.value + k.convert(partial.load(block * width + place, count), F64)
+        more = partial.load(block * width + place, count)
+        total.value = total.value + k.convert(more, F64)
     return total.value
 
 
@@ -351,8 +352,8 @@ def plane_sums(
         a, b, c = terms(index, n)
         products = b * c
         for total, value in zip(totals, (a, products), strict=True):
-            one = k.reduce_lanes(value, lambda x, y: x + y)
-            total.value = total.value + k.convert(one, F64)
+            rest = k.reduce_lanes(value, lambda x, y: x + y)
+            total.value = total.value + k.convert(rest, F64)
     return totals[0].value, totals[1].value
 
 

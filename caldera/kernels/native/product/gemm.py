@@ -8,7 +8,9 @@ second call adds what the parts found.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
@@ -50,6 +52,10 @@ from caldera.kernels.native.product.problem import (
     prepared,
 )
 from caldera.kernels.table import Array, Call, Runner
+
+Ready = TypeVar("Ready")
+Prepared = tuple[Ready, list[NativeCall]]
+"""An operand as kernels take it, and the calls that make it so."""
 
 # --- the kernel
 
@@ -103,8 +109,8 @@ def _multiply(
         if epilogue.changes:
             with k.loop(0, lines) as line:
                 row = block.at(line * leading_c)
-                for column, count in k.vectors(0, span, 4 * lanes, lanes, 1):
-                    value = row.load(column, count)
+                for column, some in k.vectors(0, span, 4 * lanes, lanes, 1):
+                    value = row.load(column, some)
                     row.store(column, apply_epilogue(k, epilogue, bias, value, left + column))
 
 
@@ -185,8 +191,8 @@ class Binder:
         self.scratch = Scratch(call.workspace)
         self.product = ProductArrays.of(call, *call.inputs[operands : operands + 2])
         self.calls: list[NativeCall] = []
-        self.left = self._prepared(self.product.left)
-        self.right = self._prepared(self.product.right)
+        self.left = self.ready(self.product.left, prepared)
+        self.right = self.ready(self.product.right, prepared)
         self.epilogue, self.bias, calls = epilogue_of(call, self.scratch)
         self.calls += calls
         # A result that lies otherwise is computed elsewhere and copied.
@@ -197,16 +203,11 @@ class Binder:
         assert place is not None
         self.place = place
 
-    def _prepared(self, array: Array) -> Matrices:
-        ready, calls = prepared(array, self.scratch)
+    def ready(self, array: Array, make: Callable[[Array, Scratch], Prepared[Ready]]) -> Ready:
+        """What `make` makes of an operand, with the calls for it noted."""
+        found, calls = make(array, self.scratch)
         self.calls += calls
-        return ready
-
-    def in_a_row(self, array: Array) -> Array:
-        """A bias, or a single number, as kernels take it."""
-        ready, calls = dense_bias(array, self.scratch)
-        self.calls += calls
-        return ready
+        return found
 
     def runner(self) -> Runner:
         """The calls that were made, and the copy of the result if it is not in its place."""
@@ -293,27 +294,20 @@ class Binder:
         )
 
 
-def bind_product(call: Call, make: type[Binder]) -> Runner:
-    """A product in blocks."""
+def bind_product(
+    call: Call, make: type[Binder], multiply: Callable[[Binder], None] = Binder.multiply
+) -> Runner:
+    """A product in blocks, or with its sum cut into pieces: by a method of the binder."""
     if call.outputs[0].size == 0:
         return NativeRunner([])
     binder = make(call)
-    binder.multiply()
+    multiply(binder)
     return binder.runner()
 
 
 def pieces_of(length: int, most: int | None = None) -> int:
     """How many pieces a sum of this length is cut into."""
     return max(1, min(most or thread_count(), length))
-
-
-def bind_split_k(call: Call, make: type[Binder], most: int | None = None) -> Runner:
-    """A product with its sum cut into pieces."""
-    if call.outputs[0].size == 0:
-        return NativeRunner([])
-    binder = make(call)
-    binder.multiply_split_k(most)
-    return binder.runner()
 
 
 def bind_accumulate(call: Call, make: type[Binder]) -> Runner:
@@ -325,7 +319,7 @@ def bind_accumulate(call: Call, make: type[Binder]) -> Runner:
     place = binder.place.array
     if start.__array_interface__["data"] != place.__array_interface__["data"]:
         binder.calls += copied(start, place)
-    numbers = [binder.in_a_row(scale) for scale in scales]
+    numbers = [binder.ready(scale, dense_bias) for scale in scales]
     binder.multiply(*numbers)
     return binder.runner()
 
@@ -370,7 +364,7 @@ offer(
 offer(
     ("matmul", "matmul_epilogue"),
     "blas, sums cut",
-    partial(bind_split_k, make=Binder),
+    partial(bind_product, make=Binder, multiply=Binder.multiply_split_k),
     lambda node: _has_blas(node) and has_long_sums(node),
     split_k_workspace,
     priority=9,

@@ -84,10 +84,9 @@ def add_products(
     with k.loop(0, length) as i:
         across = b.row(i)
         factors = [load_wide(k, across, place, lanes, dtype) for place in places]
-        for pointer, totals in zip(rows, sums, strict=True):
-            one = load_wide(k, pointer, i * a.right, 1, dtype)
-            for total, factor in zip(totals, factors, strict=True):
-                total.value = k.fma(one, factor, total.value)
+        k.add_outer_product(
+            sums, (load_wide(k, row, i * a.right, 1, dtype) for row in rows), factors
+        )
 
 
 _HEIGHT = 4
@@ -263,10 +262,7 @@ def _sums(
         for j in range(0, tile.width if is_wide else 0, line_lanes(panel.type)):
             k.prefetch(across.at(_SOON * tile.width + j), soon=True)
         factors = [across.load(j * lanes, lanes) for j in range(vectors)]
-        for row, totals in zip(rows, sums, strict=True):
-            one = row.load(term * right)
-            for total, factor in zip(totals, factors, strict=True):
-                total.value = k.fma(one, factor, total.value)
+        k.add_outer_product(sums, (row.load(term * right) for row in rows), factors)
 
     whole = k.constant(0, I64)
     if ahead is not None:
@@ -328,8 +324,8 @@ def _write_some(
             with fresh:
                 copy_elements(k, row, found, wide, lanes)
             with added:
-                for j, count in k.vectors(0, wide, lanes, 1):
-                    row.store(j, k.fma(row.load(j, count), keep, found.load(j, count)))
+                for place, count in k.vectors(0, wide, lanes, 1):
+                    row.store(place, k.fma(row.load(place, count), keep, found.load(place, count)))
 
 
 _SLOTS = (

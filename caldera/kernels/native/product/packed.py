@@ -49,7 +49,6 @@ from caldera.kernels.native.product.gemm import (
     accumulates_in_place,
     bind_accumulate,
     bind_product,
-    bind_split_k,
     epilogue_of,
     has_long_sums,
     pieces_of,
@@ -122,8 +121,7 @@ def _multiply(
     kind = computed_type(c.name)
     width = lanes * vectors
     across, down = (columns + (width - 1)) // width, (rows + (height - 1)) // height
-    begin, end = k.part_range(count * across * down)
-    with k.loop(begin, end) as task:
+    with k.loop(*k.part_range(count * across * down)) as task:
         product = table.at(task // (across * down) * 3)
         # All rows of one column of tiles, then the next: what they share stays in cache.
         top, left = task % down * height, task // down % across * width
@@ -369,7 +367,7 @@ offer(
 offer(
     ("matmul", "matmul_epilogue"),
     "packed, sums cut",
-    partial(bind_split_k, make=_PackedBinder),
+    partial(bind_product, make=_PackedBinder, multiply=_PackedBinder.multiply_split_k),
     lambda node: _is_worth_packing(node) and has_long_sums(node),
     _split_k_workspace,
     priority=7,
@@ -377,7 +375,11 @@ offer(
 offer(
     ("matmul", "matmul_epilogue"),
     f"packed, sums cut in {_PIECES}",
-    partial(bind_split_k, make=_PackedBinder, most=_PIECES),
+    partial(
+        bind_product,
+        make=_PackedBinder,
+        multiply=partial(_PackedBinder.multiply_split_k, most=_PIECES),
+    ),
     _is_cut_and_shared,
     partial(_split_k_workspace, most=_PIECES),
     priority=6,

@@ -309,8 +309,7 @@ def pack_together(
     span = k.constant(width, I64) if tb else columns
     across = (columns + (span - 1)) // span
     grains = (depth + (_GRAIN - 1)) // _GRAIN
-    begin, end = k.part_range((length + depth - 1) // depth * grains * across)
-    with k.loop(begin, end) as task:
+    with k.loop(*k.part_range((length + depth - 1) // depth * grains * across)) as task:
         column, first = task % across * span, task // across % grains * _GRAIN
         start = task // (across * grains) * depth
         terms = k.minimum(depth, length - start)

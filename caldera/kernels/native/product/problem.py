@@ -210,8 +210,7 @@ def _copy(
     target_down: Integer,
     target_right: Integer,
 ) -> None:
-    begin, end = k.part_range(count * rows)
-    with k.loop(begin, end) as line:
+    with k.loop(*k.part_range(count * rows)) as line:
         which, row = line // rows, line % rows
         origin = source.at(offsets.load(which * 2) + row * down)
         goal = target.at(offsets.load(which * 2 + 1) + row * target_down)

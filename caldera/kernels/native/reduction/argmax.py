@@ -83,8 +83,7 @@ def along(
     """Search the innermost axis: for the best value first, then for where it is."""
     arrays = [each.operand(mode) for each, mode in zip(operands, modes, strict=True)]
     search = _Search(k, operands[0].base.name, sign)
-    begin, end = k.part_range(rows)
-    with k.loop(begin, end) as row:
+    with k.loop(*k.part_range(rows)) as row:
         x, result = at_row(outer, arrays, row)
         x = x.settled()
         winner = _best_of_row(search, x, inner, lanes)

@@ -108,8 +108,7 @@ def along(
     to the next."""
     arrays = [each.operand(mode) for each, mode in zip(operands, modes, strict=True)]
     stretches = (inner + (stretch - 1)) // stretch
-    begin, end = k.part_range(rows * stretches)
-    with k.loop(begin, end) as task:
+    with k.loop(*k.part_range(rows * stretches)) as task:
         row = task // stretches
         number = task - row * stretches
         inputs, outputs, places = _split(loop_body, at_row(outer, arrays, row))
@@ -205,8 +204,8 @@ def across(
                 gathered = _column_totals(
                     k, loop_body, (here, strides), (start, end_of_rows), column, lanes
                 )
-                for buffer, each in zip(places, gathered, strict=True):
-                    buffer.add(column - left, each)
+                for buffer, found in zip(places, gathered, strict=True):
+                    buffer.add(column - left, found)
         count = len(loop_body.reductions)
         for buffer, operand, stride in zip(places, here[-count:], strides[-count:], strict=True):
             buffer.write(operand.moved(stride * number), left, right, widths)

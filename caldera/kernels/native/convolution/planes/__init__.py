@@ -158,8 +158,7 @@ def _correlate(
     width = vectors * natural_lanes(source.type)
     planes = scratch.at(k.part * n.scratch)
     outputs = planes.at(filling.channels * filling.plane)
-    begin, end = k.part_range(n.items)
-    with k.loop(begin, end) as item:
+    with k.loop(*k.part_range(n.items)) as item:
         image, row = item // n.a_image, item % n.a_image * n.rows
         rows = k.minimum(n.rows, n.target_rows - row)
         filling.fill(k, planes, source, image, row, rows + n.reach_rows - 1, few)
@@ -300,8 +299,7 @@ def _sum(
     k.clear_bytes(sums, n.size * itemsize(x.type))
     # Planes that fill up a tile of output channels stay empty.
     k.clear_bytes(y_planes, n.blocks * results * y_filling.plane * itemsize(x.type))
-    begin, end = k.part_range(n.items)
-    with k.loop(begin, end) as item:
+    with k.loop(*k.part_range(n.items)) as item:
         image, row = item // n.a_image, item % n.a_image * n.rows
         rows = k.minimum(n.rows, n.target_rows - row)
         x_filling.fill(k, x_planes, x, image, row, rows + n.reach_rows - 1, few[0])

@@ -210,6 +210,7 @@ class _Arguments(Arguments):
         if register_tile is not None:
             _by_registers(k, scratch, point, tiles, sums, is_first, register_tile)
             return
+        keep = k.select(is_first, k.constant(0.0, sums.type), 1.0)
         gemm(
             k,
             self.gemm,
@@ -218,7 +219,7 @@ class _Arguments(Arguments):
             (image.of(point), image.width),
             (sums.at(image.width * begin), image.width),
             ta=True,
-            beta=k.select(is_first, k.constant(0.0, sums.type), 1.0),
+            beta=keep,
         )
 
 
@@ -246,9 +247,7 @@ def _by_registers(
             down = _broadcast_rows(k, rows.at(tile * gradient.width), height, lanes)
             across = columns.at(tile * image.width)
             factors = [across.load(lanes * i, lanes) for i in range(vectors)]
-            for one, line in zip(down, totals, strict=True):
-                for total, factor in zip(line, factors, strict=True):
-                    total.value = k.fma(one, factor, total.value)
+            k.add_outer_product(totals, down, factors)
         for row, line in enumerate(totals):
             place = sums.at((top + row) * image.width + left)
             for i, total in enumerate(line):
@@ -275,7 +274,8 @@ def _apart(
     """Blocks of tiles; each part has a sum of its own."""
     given = given.known(numbers)
     with given.own_scratch() as number:
-        _blocks_of_part(k, given.with_border(number), given.scratch(number), register_tile, by_rows)
+        scratch = given.scratch(number)
+        _blocks_of_part(k, given.with_border(number), scratch, register_tile, by_rows)
 
 
 def _blocks_of_part(
