@@ -44,8 +44,7 @@ from caldera.bench.workloads.training import networks
 from caldera.core.graph.opdef import OPS
 from caldera.core.memory import Device
 from caldera.core.memory import device as find_device
-from caldera.kernels.runners import LAUNCH_GROUPERS, STEP_FUSERS
-from caldera.kernels.table import TABLE
+from caldera.kernels.table import LAUNCH_GROUPERS, STEP_FUSERS, TABLE
 from caldera.kernels.tuning.choice_store import ORACLE
 from caldera.kernels.tuning.choose import TIMERS
 

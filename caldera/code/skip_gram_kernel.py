@@ -158,14 +158,11 @@ class _Tables:
     ) -> None:
         """What contexts move the word by."""
         k, kind = self.k, self.vectors.type
-
-        def add(place: RegisterValue, lanes: int) -> None:
+        for place, lanes in k.vectors(first, last, *shrinking(natural_lanes(kind))):
             total = k.constant(0.0, vector(kind, lanes)) if anew else move.load(place, lanes)
             for row, share in zip(rows, shares, strict=True):
                 total = k.fma(row.load(place, lanes), k.splat(share, lanes), total)
             move.store(place, total)
-
-        k.vector_loops(first, last, shrinking(natural_lanes(kind)), add)
 
     def scatter(
         self,
@@ -177,13 +174,10 @@ class _Tables:
     ) -> None:
         """Move contexts by the word."""
         k = self.k
-
-        def add(place: RegisterValue, lanes: int) -> None:
+        for place, lanes in k.vectors(first, last, *shrinking(natural_lanes(word.type))):
             given = word.load(place, lanes)
             for row, share in zip(rows, shares, strict=True):
                 row.store(place, k.fma(given, k.splat(share, lanes), row.load(place, lanes)))
-
-        k.vector_loops(first, last, shrinking(natural_lanes(word.type)), add)
 
     def shares(self, slopes: Pointer, pair: RegisterValue, numbers: range) -> list[RegisterValue]:
         """By how much of each context a pair's word is moved: towards its own, away from others."""
@@ -301,13 +295,8 @@ def _move(
             tables.scatter(word, rows, tables.shares(slopes, pair, numbers), *columns)
     with k.loop(0, batch.pairs) as pair:
         word, move = tables.word(batch.words, pair), moves.at(pair * tables.width)
-
-        def follow(
-            place: RegisterValue, lanes: int, word: Pointer = word, move: Pointer = move
-        ) -> None:
+        for place, lanes in k.vectors(*columns, *shrinking(natural_lanes(word.type))):
             word.store(place, word.load(place, lanes) + move.load(place, lanes))
-
-        k.vector_loops(*columns, shrinking(natural_lanes(word.type)), follow)
 
 
 @native_kernel

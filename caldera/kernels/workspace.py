@@ -254,13 +254,8 @@ ADDING: dict[str, Callable[[Array, Array], Runner]] = {"cpu": _adding}
 
 @native_kernel
 def _add(k: Emitter, total: Pointer, term: Pointer, count: Integer) -> None:
-    begin, end = k.part_range(count)
-    k.vector_loop(
-        begin,
-        end,
-        natural_lanes(total.type),
-        lambda i, c: total.store(i, total.load(i, c) + term.load(i, c)),
-    )
+    for i, some in k.vectors(*k.part_range(count), natural_lanes(total.type), 1):
+        total.store(i, total.load(i, some) + term.load(i, some))
 
 
 def least_workspace(node: Node, kernels: Sequence[Kernel]) -> int:

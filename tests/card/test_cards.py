@@ -28,7 +28,7 @@ from caldera.kernels.cuda.persistent.tasks import shared_floats
 from caldera.kernels.cuda.product.problem import tiling
 from caldera.kernels.cuda.runtime.device import CardProperties
 from caldera.kernels.cuda.runtime.driver import driver, use
-from caldera.kernels.runners import STEP_FUSERS
+from caldera.kernels.table import STEP_FUSERS
 from tests.card.emulated import CARDS, EmulatedDriver, UndrivenDriver, compiler, emulated_card
 
 pytestmark = pytest.mark.skipif(card_count() > 0, reason="a real card is what it is")

@@ -27,7 +27,7 @@ from caldera.kernels.cuda.persistent.fusion import (
 from caldera.kernels.cuda.persistent.program import PersistentKernel
 from caldera.kernels.cuda.persistent.tasks import TileTask, assign_blocks, plain, shared_floats
 from caldera.kernels.cuda.runtime.driver import driver, use
-from caldera.kernels.runners import STEP_FUSERS
+from caldera.kernels.table import STEP_FUSERS
 from tests.card.emulated import PLAYED, EmulatedDriver, UndrivenDriver, emulated_card
 
 SAMPLES, WIDTH, CLASSES = 30, 20, 5

@@ -22,8 +22,7 @@ from caldera.core.memory.host import LoopbackStream
 from caldera.core.memory.interface import StreamCall
 from caldera.errors import NonFiniteError
 from caldera.kernels.cuda.elementwise.fused import Touched, grouped, needed_before
-from caldera.kernels.runners import StepPiece
-from caldera.kernels.table import Call
+from caldera.kernels.table import Call, StepPiece
 from caldera.op.unary import exp
 from caldera.train.neural_network import NeuralNetwork
 from tests.card.test_horizontal_fusion import CELLS, part, run_touching

@@ -30,8 +30,7 @@ from caldera.core.memory.interface import CapturedGraph
 from caldera.core.memory.pool import ALIGNMENT
 from caldera.kernels.native.codegen.kernel import NativeCall, address_of
 from caldera.kernels.native.codegen.program import NativeRunner
-from caldera.kernels.runners import AddressedRunner, StepPiece
-from caldera.kernels.table import Call, Runner
+from caldera.kernels.table import AddressedRunner, Call, Runner, StepPiece
 
 if TYPE_CHECKING:
     from caldera.compiler.plan.buffers import OutputSlot

@@ -17,7 +17,7 @@ from caldera.core.graph.ops.collective import Number, start, turn
 from caldera.core.graph.ops.control import scan
 from caldera.core.graph.program import topological
 from caldera.core.memory.interface import StreamCall
-from caldera.kernels.runners import StepPiece
+from caldera.kernels.table import StepPiece
 
 
 def in_order(nodes: Sequence[Node], written: Mapping[Any, Node]) -> list[Node]:

@@ -29,8 +29,7 @@ from caldera.core.tensor import Tensor
 from caldera.draw.graph import draw_graph
 from caldera.draw.svg import Picture
 from caldera.errors import DeviceError
-from caldera.kernels.runners import LAUNCH_GROUPERS
-from caldera.kernels.table import TABLE, Kernel
+from caldera.kernels.table import LAUNCH_GROUPERS, TABLE, Kernel
 from caldera.kernels.tuning.choice_store import ORACLE
 
 

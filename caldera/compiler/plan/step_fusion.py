@@ -23,8 +23,15 @@ from caldera.core.tensor import Tensor
 from caldera.core.tensor.shape import Shape
 from caldera.kernels.common.blas_threads import single_threaded_blas
 from caldera.kernels.native.codegen.program import joined_runs
-from caldera.kernels.runners import LAUNCH_GROUPERS, STEP_FUSERS, StepPiece, Steps
-from caldera.kernels.table import Array, Call, Runner
+from caldera.kernels.table import (
+    LAUNCH_GROUPERS,
+    STEP_FUSERS,
+    Array,
+    Call,
+    Runner,
+    StepPiece,
+    Steps,
+)
 
 MOST_BYTES = 64 << 20
 """Of values between the calls, each of which has memory of its own here."""

@@ -38,8 +38,7 @@ class PendingMessage:
     @classmethod
     def of(cls, communicator: Communicator, message: Message) -> PendingMessage:
         """That of a message; plans that run one after the other may use the same numbers."""
-        flights = cls._of.setdefault(communicator, {})
-        return flights.setdefault(message.number, cls())
+        return cls._of.setdefault(communicator, {}).setdefault(message.number, cls())
 
     def begin(self, request: Request, arrives: np.ndarray) -> None:
         """It is on its way to this place."""

@@ -14,7 +14,6 @@ import numpy as np
 
 from caldera.comm import Communicator
 from caldera.comm.nccl import NcclCommunicator
-from caldera.core.graph.node import Node
 from caldera.core.graph.ops.collective import Message
 from caldera.core.memory.cuda import launching_stream
 from caldera.core.memory.gpus import cupy
@@ -143,20 +142,17 @@ def _bind_all_sum(call: Call) -> Runner:
     return CudaRunner([*copy_calls(there, source), add_up, *copy_calls(target, there)])
 
 
-def _bind_turn(call: Call) -> Runner:
-    return CudaRunner([])
-
-
-def _workspace(node: Node) -> int:
-    return node.spec.nbytes
-
-
-def _in_place(node: Node) -> bool:
-    return True
-
-
 _HOW = "through the host"
-TABLE.add(Kernel("all_sum", "cuda", _HOW, _bind_all_sum, workspace=_workspace, capturable=False))
+TABLE.add(
+    Kernel(
+        "all_sum",
+        "cuda",
+        _HOW,
+        _bind_all_sum,
+        workspace=lambda node: node.spec.nbytes,
+        capturable=False,
+    )
+)
 TABLE.add(
     Kernel(
         "collective_start",
@@ -174,8 +170,8 @@ TABLE.add(
         "cuda",
         _HOW,
         _bind_finish,
-        in_place=_in_place,
+        in_place=lambda node: True,
         capturable=False,
     )
 )
-TABLE.add(Kernel("turn", "cuda", "order alone", _bind_turn))
+TABLE.add(Kernel("turn", "cuda", "order alone", lambda call: CudaRunner([])))

@@ -240,11 +240,6 @@ def _workspace(node: Node) -> int:
     return 0 if plan.in_shared else plan.blocks * plan.nbytes
 
 
-def _supports(node: Node) -> bool:
-    # Places within a block's rows are counted in 32 bits, also in multiples of a radix.
-    return length_of(node) < 2**29 and rows_of(node) < 2**31
-
-
 def _seconds(node: Node) -> float:
     n, plan = length_of(node), _block_plan(node)
     factors = radices(n)
@@ -264,7 +259,8 @@ for _op in KINDS:
             "cuda",
             "stockham",
             _bind,
-            _supports,
+            # Places within a block's rows are counted in 32 bits, also in multiples of a radix.
+            lambda node: length_of(node) < 2**29 and rows_of(node) < 2**31,
             _workspace,
             estimate=_seconds,
         )
@@ -328,16 +324,8 @@ def _launch(plan: Any, signals: Any, direction: int) -> None:
 _one_at_a_time = threading.Lock()
 
 
-def _cufft_supports(node: Node) -> bool:
-    return card_count() > 0 and 0 < rows_of(node) < 2**31 and length_of(node) < 2**31
-
-
 def _cufft_workspace(node: Node) -> int:
     return rows_of(node) * length_of(node) * complex_bytes(node.dtype.name)
-
-
-def _cufft_seconds(node: Node) -> float:
-    return 1.2e-5 + 8 * _cufft_workspace(node) / 3e12
 
 
 for _cufft_op in KINDS:
@@ -347,9 +335,9 @@ for _cufft_op in KINDS:
             "cuda",
             "cufft",
             _cufft_bind,
-            _cufft_supports,
+            lambda node: card_count() > 0 and 0 < rows_of(node) < 2**31 and length_of(node) < 2**31,
             _cufft_workspace,
-            estimate=_cufft_seconds,
+            estimate=lambda node: 1.2e-5 + 8 * _cufft_workspace(node) / 3e12,
             # Plans have memory to work in, and a stream.
             shares=frozenset({"plans of cuFFT"}),
         )

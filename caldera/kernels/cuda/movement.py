@@ -196,8 +196,7 @@ extern "C" __global__ void reshape({signature.declaration}) {{
     target[{to[1][0]}] = source[{given[1][0]}];
 }}
 """
-    grid = -(-target.size // THREADS)
-    return KernelLaunch(text, "reshape", grid, THREADS, signature)
+    return KernelLaunch(text, "reshape", -(-target.size // THREADS), THREADS, signature)
 
 
 # --- parts side by side

@@ -77,11 +77,6 @@ def _is_small(rows: _Axis, columns: _Axis, *, adjoint: bool) -> bool:
     return within and rows.holding * columns.holding <= _MOST_HOLDING
 
 
-def _bands(places: int) -> int:
-    """How many rows are taken together: few of them may be missing at the end."""
-    return next((n for n in _BANDS if -(-places // n) * n * 8 <= places * 9), 1)
-
-
 def _launch(
     function: str,
     node: Node,
@@ -107,7 +102,8 @@ def _launch(
     tall, wide = written.shape[2:]
     if adjoint and small:
         tall, wide = rows.corners(tall), columns.corners(wide)
-    bands = _bands(tall) if last else 1
+    # How many rows are taken together: few of them may be missing at the end.
+    bands = next((n for n in _BANDS if -(-tall // n) * n * 8 <= tall * 9), 1) if last else 1
     large = is_large(*arrays)
     kinds = f"Window<{rows.text}, {columns.text}, {flags(small)}>, {together}, {flags(last)}"
     integer = index_type(large)
@@ -167,8 +163,7 @@ def _divisors(lengths: Sequence[int], large: bool) -> list[int]:
 
 def _bind(function: str, outputs: int, *, adjoint: bool) -> Callable[[Call], Runner]:
     def bind(call: Call) -> Runner:
-        arrays = [*call.inputs, *call.outputs]
-        return _launch(function, call.node, arrays, outputs, adjoint=adjoint)
+        return _launch(function, call.node, [*call.inputs, *call.outputs], outputs, adjoint=adjoint)
 
     return bind
 

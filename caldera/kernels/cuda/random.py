@@ -36,13 +36,12 @@ def _bind(distribution: str, call: Call) -> Runner:
     dense = not places or (len(places) == 1 and places[0].strides == (1,))
     kind = type_of(out)
     # One block of words more than it takes: the first number may stand inside one.
-    blocks = blocks_for(out.size // _FEWEST_IN_BLOCK + 1, _THREADS)
     return CudaRunner(
         [
             header_launch(
                 "random.cuh",
                 "draw",
-                blocks,
+                blocks_for(out.size // _FEWEST_IN_BLOCK + 1, _THREADS),
                 _THREADS,
                 {
                     "out": pointer(out),

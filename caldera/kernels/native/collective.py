@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from caldera.core.graph.node import Node
 from caldera.kernels.common.collective import (
     PendingMessage,
     communicator_of,
@@ -54,15 +53,7 @@ def _bind_finish(call: Call) -> Runner:
     return lambda: np.copyto(target, flight.end())
 
 
-def _bind_turn(call: Call) -> Runner:
-    return lambda: None
-
-
-def _in_place(node: Node) -> bool:
-    return True
-
-
 offer("all_sum", "communicator", _bind_all_sum)
 offer("collective_start", "communicator", _bind_start, workspace=dense_workspace, places=places)
-offer("collective_finish", "communicator", _bind_finish, in_place=_in_place)
-offer("turn", "order alone", _bind_turn)
+offer("collective_finish", "communicator", _bind_finish, in_place=lambda node: True)
+offer("turn", "order alone", lambda call: lambda: None)

@@ -331,17 +331,14 @@ def _bind(call: Call) -> Runner | None:
     )
 
 
-def _supports(node: Node) -> bool:
-    return node.inputs[0].dtype in (float32, float64) and all(
-        given.dtype.kind == "i" for given in node.inputs[1:]
-    )
-
-
 offer(
     ("ctc_log_likelihood", "ctc_posteriors"),
     "native",
     any_layout(_bind),
-    _supports,
+    lambda node: (
+        node.inputs[0].dtype in (float32, float64)
+        and all(given.dtype.kind == "i" for given in node.inputs[1:])
+    ),
     _workspace,
     priority=10,
 )

@@ -25,8 +25,7 @@ from caldera.kernels.native.codegen import (
     offer,
 )
 from caldera.kernels.native.movement import copying
-from caldera.kernels.runners import AddressedRunner
-from caldera.kernels.table import Call, Runner
+from caldera.kernels.table import AddressedRunner, Call, Runner
 
 BLOCK_BYTES = {float32: 1 << 18, float64: 1 << 62}
 """Signals that are transformed together, if they lie one after the other: of float32 both libraries

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from math import prod
 from typing import NoReturn
 
 import numpy as np
 
 from caldera.base.threads import thread_count
-from caldera.core.graph.node import Node
 from caldera.core.tensor.dtype import float32, float64
 from caldera.kernels.common.binding import may_overwrite
 from caldera.kernels.native.codegen import (
@@ -30,6 +28,7 @@ from caldera.kernels.native.codegen import (
     RegisterValue,
     address_of,
     as_integers,
+    copy_elements,
     native_kernel,
     natural_lanes,
     offer,
@@ -68,14 +67,13 @@ def _gather(
 ) -> None:
     """Read from the other. Shared out by position."""
     lanes = natural_lanes(out.type)
-    first, last = k.part_range(before * positions)
-    with k.loop(first, last) as line:
+    with k.loop(*k.part_range(before * positions)) as line:
         place = _position(k, indices, line % positions, length, unsigned=unsigned)
         with k.if_else((place >= 0) & (place < length)) as (inside, outside):
             with inside:
                 source = other.at((line // positions * length + place) * after)
                 target = out.at(line * after)
-                k.vector_loop(0, after, lanes, lambda i, n: target.store(i, source.load(i, n)))
+                copy_elements(k, target, source, after, lanes)
             with outside:
                 status.store(0, 1)
 
@@ -109,13 +107,10 @@ def _scatter_add(
                 number = outer * positions + position
                 start = number * after if places is None else places.load(number)
                 source = other.at(start)
-                k.vector_loop(begin, end, lanes, partial(_add, target, source))
+                for i, count in k.vectors(begin, end, lanes, 1):
+                    target.store(i, target.load(i, count) + source.load(i, count))
             with outside:
                 status.store(0, 1)
-
-
-def _add(target: Pointer, source: Pointer, i: RegisterValue, count: int) -> None:
-    target.store(i, target.load(i, count) + source.load(i, count))
 
 
 def _refusal(name: str, indices: np.ndarray, length: int) -> Callable[[], NoReturn]:
@@ -195,13 +190,18 @@ def _by_reference(call: Call) -> Runner:
     return oracle.bind(call)
 
 
-def _can_gather(node: Node) -> bool:
-    return node.inputs[0].dtype.itemsize in INTEGERS
-
-
-def _can_add(node: Node) -> bool:
-    return node.inputs[0].dtype in (float32, float64)
-
-
-offer("gather", "native", _bind_gather, _can_gather, priority=10)
-offer("scatter_add", "native", _bind_scatter_add, _can_add, priority=10, in_place=may_overwrite)
+offer(
+    "gather",
+    "native",
+    _bind_gather,
+    lambda node: node.inputs[0].dtype.itemsize in INTEGERS,
+    priority=10,
+)
+offer(
+    "scatter_add",
+    "native",
+    _bind_scatter_add,
+    lambda node: node.inputs[0].dtype in (float32, float64),
+    priority=10,
+    in_place=may_overwrite,
+)

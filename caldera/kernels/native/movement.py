@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from math import prod
 
 import numpy as np
@@ -30,7 +31,7 @@ from caldera.kernels.native.codegen import (
     natural_lanes,
     offer,
 )
-from caldera.kernels.table import COPY, Call, Runner
+from caldera.kernels.table import COPY, Array, Call, Runner
 
 _OUTER = 4
 """How many axes a copy may have beside the two innermost."""
@@ -146,8 +147,7 @@ def _copy(
     units = chunks
     for axis in outer:
         units = units * axis.count
-    first, last = k.part_range(units)
-    with k.loop(first, last) as unit:
+    with k.loop(*k.part_range(units)) as unit:
         rest, chunk = unit // chunks, unit % chunks
         to, start = k.constant(0, I64), k.constant(0, I64)
         for axis in reversed(outer):
@@ -188,18 +188,13 @@ class _Block:
         source = self.source.at(row * self.row_source)
         if mode == "rows":
             wide = 4 * self.lanes
-
-            def move(i: RegisterValue, count: int) -> None:
+            for i, count in k.vectors(0, self.count, wide, 1):
                 for part in range(0, count, self.lanes):
-                    taken = min(self.lanes, count)
-                    target.store(i + part, source.load(i + part, taken))
-
-            k.vector_loop(0, self.count, wide, move)
+                    target.store(i + part, source.load(i + part, min(self.lanes, count)))
         elif mode == "fill":
             value = source.load()
-            k.vector_loop(
-                0, self.count, self.lanes, lambda i, n: target.store(i, k.splat(value, n))
-            )
+            for i, count in k.vectors(0, self.count, self.lanes, 1):
+                target.store(i, k.splat(value, count))
         else:
             with k.loop(0, self.count) as i:
                 target.store(i * self.step, source.load(i * self.source_step))
@@ -276,32 +271,24 @@ def _bind_reshape(call: Call) -> Runner:
 
 
 def _bind_concat(call: Call) -> Runner:
-    axis = call.node.attrs["axis"]
-    start = 0
-    pairs = []
-    for part in call.inputs:
-        place = (slice(None),) * axis + (slice(start, start + part.shape[axis]),)
-        pairs.append((call.outputs[0][place], part))
-        start += part.shape[axis]
-    return copying(pairs)
+    pieces = _pieces(call.outputs[0], call.inputs, call.node.attrs["axis"])
+    return copying(list(zip(pieces, call.inputs, strict=True)))
 
 
 def _bind_split(call: Call) -> Runner:
-    axis = call.node.attrs["axis"]
-    start = 0
-    pairs = []
-    for piece in call.outputs:
-        place = (slice(None),) * axis + (slice(start, start + piece.shape[axis]),)
-        pairs.append((piece, call.inputs[0][place]))
-        start += piece.shape[axis]
-    return copying(pairs)
+    pieces = _pieces(call.inputs[0], call.outputs, call.node.attrs["axis"])
+    return copying(list(zip(call.outputs, pieces, strict=True)))
+
+
+def _pieces(whole: Array, parts: Sequence[Array], axis: int) -> list[Array]:
+    """Views of an array that lie along an axis, as long as these parts."""
+    return np.split(whole, list(accumulate(part.shape[axis] for part in parts[:-1])), axis)
 
 
 def _into(call: Call, place: tuple[slice, ...], around: float) -> Runner:
     """The input put at `place` of the output, with `around` everywhere else."""
     (target,), (source,) = call.outputs, call.inputs
-    background = np.full(target.shape[:0], around, target.dtype)
-    everywhere = np.broadcast_to(background, target.shape)
+    everywhere = np.broadcast_to(np.asarray(around, target.dtype), target.shape)
     return copying([(target, everywhere), (target[place], source)])
 
 
@@ -312,17 +299,16 @@ def _bind_pad(call: Call) -> Runner:
     return _into(call, place, call.node.attrs["value"])
 
 
-def _bind_unslice(call: Call) -> Runner:
-    return _into(call, tuple(slice(*bound) for bound in call.node.attrs["bounds"]), 0)
-
-
 for _op, _bind in (
     ("arrange", bind_copy),
     ("reshape", _bind_reshape),
     ("concat", _bind_concat),
     ("split", _bind_split),
     ("pad", _bind_pad),
-    ("unslice", _bind_unslice),
+    (
+        "unslice",
+        lambda call: _into(call, tuple(slice(*bound) for bound in call.node.attrs["bounds"]), 0),
+    ),
 ):
     offer(_op, "native", _bind, priority=10)
 offer(COPY, "copy", bind_copy)

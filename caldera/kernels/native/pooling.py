@@ -82,8 +82,7 @@ def taps(
                 rows[window].append((place, position, len(found)))
     begin = np.zeros(len(rows) + 1, np.int64)
     np.cumsum([len(row) for row in rows], out=begin[1:])
-    entries = np.array([entry for row in rows for entry in row], np.int64).reshape(-1, 3)
-    return Taps(begin, entries)
+    return Taps(begin, np.array([entry for row in rows for entry in row], np.int64).reshape(-1, 3))
 
 
 # --- the kernel
@@ -119,8 +118,7 @@ def _pool(
         row_from, row_to = row_begin.load(row), row_begin.load(row + 1)
         column_from, column_to = column_begin.load(column), column_begin.load(column + 1)
         taken = (row_to - row_from) * (column_to - column_from)
-
-        def one(channel: RegisterValue, count: int, mask: RegisterValue | None = None) -> None:
+        for channel, count, mask in k.masked_vectors(channels, lanes, masked=is_masked):
             loop = _Channels(k, mode, read.memory.computed, index, count)
             if mode == "max":
                 with k.if_then(taken > 0):
@@ -148,11 +146,6 @@ def _pool(
             if mode == "max":
                 winners, place = _winner(index, image, row, column, channel)
                 winners.store(place, loop.name.value, mask)
-
-        if is_masked:
-            k.masked_vectors(channels, lanes[0], one)
-        else:
-            k.vector_loops(0, channels, lanes, one)
 
 
 def _winner(
@@ -238,8 +231,7 @@ def _scatter(
     the window begins; for each position in a window how far down and how far right it is, the
     largest of these, and for each position how far it is from the first.
     """
-    first, last = k.part_range(images)
-    with k.loop(first, last) as image:
+    with k.loop(*k.part_range(images)) as image:
         k.clear_bytes(out.memory.at(image * out.of_image).place, nbytes)
         with k.loop(0, rows) as row, k.loop(0, columns) as column:
             top, left = tops.load(row), lefts.load(column)

@@ -81,27 +81,20 @@ def average_windows(
     """The mean of the pixels of each window; if it `spreads`, each pixel gets its share of what is
     given for its window."""
     places = list(product(range(size[0]), range(size[1])))
-    first, last = k.part_range(images * rows)
-    with k.loop(first, last) as number:
+    with k.loop(*k.part_range(images * rows)) as number:
         image, row = number // rows, number % rows
         given = windows.line(image, row)
         lines = [pixels.line(image, row * size[0] + i) for i in range(size[0])]
         with k.loop(0, columns) as column:
-
-            def one(channel: RegisterValue, count: int, mask: RegisterValue | None = None) -> None:
+            for channel, count, mask in k.masked_vectors(channels, lanes, masked=is_masked):
                 here = windows.at(given, column, channel)
                 there = [pixels.at(lines[i], column * size[1] + j, channel) for i, j in places]
                 if spreads:
                     share = windows.memory.load(here, count, mask) * (1.0 / len(places))
                     for place in there:
                         pixels.memory.store(place, share, mask)
-                    return
+                    continue
                 total = k.constant(0.0, vector(pixels.memory.computed, count))
                 for place in there:
                     total = total + pixels.memory.load(place, count, mask)
                 windows.memory.store(here, total / float(len(places)), mask)
-
-            if is_masked:
-                k.masked_vectors(channels, lanes[0], one)
-            else:
-                k.vector_loops(0, channels, lanes, one)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from caldera.base.threads import thread_count
-from caldera.core.graph.node import Node
 from caldera.core.tensor.dtype import float32, float64
 from caldera.kernels.native.codegen import (
     F32,
@@ -130,10 +129,6 @@ def _store(
             out.store(place + 2 * index, joined * 2.0**-53)
 
 
-def _supports(node: Node) -> bool:
-    return node.dtype in (float32, float64)
-
-
 def _bind(call: Call) -> Runner:
     (out,), (state, offset) = call.outputs, call.inputs
     # Elements are numbered row by row, however they lie.
@@ -154,4 +149,4 @@ def _bind(call: Call) -> Runner:
     return draw if dense is out else in_sequence([draw, copying([(out, dense)])])
 
 
-offer("random_uniform", "native", _bind, _supports, priority=10)
+offer("random_uniform", "native", _bind, lambda node: node.dtype in (float32, float64), priority=10)

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from caldera.kernels.reference import (
-    algebra,
     arrays,
     elementwise,
     layers,

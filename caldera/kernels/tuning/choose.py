@@ -120,8 +120,7 @@ class Choices(ChoiceStore):
     ) -> Kernel:
         """The kernel that runs this node on devices of this family: one of the table, or of those
         made for this very node."""
-        found = self.choose(node, family, others, measure=measure, limit=limit, fixed=fixed)
-        return found.kernel
+        return self.choose(node, family, others, measure=measure, limit=limit, fixed=fixed).kernel
 
     def choose(
         self,

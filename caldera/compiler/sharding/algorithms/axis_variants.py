@@ -36,7 +36,7 @@ from caldera.core.graph.node import Node
 from caldera.core.graph.ops.fourier import frequencies
 from caldera.core.tensor.dtype import HALVES
 from caldera.core.tensor.shape import size
-from caldera.kernels.reference.algebra import named
+from caldera.kernels.reference.arrays import named
 
 Parts = Sequence[np.ndarray]
 Layouts = Sequence[ShardLayout]

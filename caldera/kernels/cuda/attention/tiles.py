@@ -82,7 +82,6 @@ def _bind(call: Call) -> Runner:
         f"        tile * Tile<{work.computed}>::SIZE, part * {columns * _SIDE},\n"
         f"        {work.masked});"
     )
-    parts = max(1, -(-width // (columns * _SIDE)))
     return CudaRunner(
         [
             _launch(
@@ -90,7 +89,7 @@ def _bind(call: Call) -> Runner:
                 "attention.cuh",
                 "attention",
                 _tiles(work.node, queries),
-                parts,
+                max(1, -(-width // (columns * _SIDE))),
                 columns,
                 body,
             )
@@ -119,13 +118,12 @@ class TileGradient(GradientWork):
             f"    deliver<{columns}>({work.matrix('dq', 'own')}, top, in.queries, left, "
             "in.depth, results);"
         )
-        parts = -(-self.depth // (columns * _SIDE))
         return _launch(
             work,
             "attention_backward.cuh",
             "attention_query_gradients",
             _tiles(work.node, self.queries),
-            parts,
+            -(-self.depth // (columns * _SIDE)),
             columns,
             body,
         )
@@ -154,13 +152,12 @@ class TileGradient(GradientWork):
             f"        of, in, scale, side, left, shared, {work.masked}, for_keys, for_values);\n"
             f"    }}\n    {deliver}"
         )
-        parts = -(-width // (columns * _SIDE))
         return _launch(
             work,
             "attention_backward.cuh",
             "attention_key_gradients",
             _tiles(work.node, self.keys),
-            parts,
+            -(-width // (columns * _SIDE)),
             columns,
             body,
         )
@@ -236,12 +233,11 @@ def row_products(call: Call) -> tuple[Call, list[KernelLaunch]]:
         "    if (which >= count) return;\n    rows.at(which, at);\n"
         "    warp_row_product(common + at[0], g + at[1], g_step, y + at[2], y_step, width);"
     )
-    blocks = -(-count // (_THREADS // 32))
     launch = [
         header_launch(
             "attention_backward.cuh",
             "attention_row_products",
-            blocks,
+            -(-count // (_THREADS // 32)),
             _THREADS,
             {
                 "common": pointer(common),

@@ -186,11 +186,10 @@ class AttentionWork:
     ) -> KernelLaunch:
         """A block for each tile and part of the result of each head."""
         steps = [pair[i] for i in (0, 1) for pair in (each.steps for each in self.operands)]
-        blocks = size(self.heads.sizes) * tiles * parts
         return header_launch(
             header,
             name,
-            blocks,
+            size(self.heads.sizes) * tiles * parts,
             threads,
             {
                 **{each.name: each.parameter for each in self.operands},

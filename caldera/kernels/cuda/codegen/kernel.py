@@ -232,8 +232,7 @@ def unless_empty(bind: Bind) -> Bind:
 
     @wraps(bind)
     def bound(*given: Any) -> Runner:
-        results = given[-1].outputs
-        return bind(*given) if any(each.size for each in results) else CudaRunner([])
+        return bind(*given) if any(each.size for each in given[-1].outputs) else CudaRunner([])
 
     return bound
 

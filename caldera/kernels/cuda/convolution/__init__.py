@@ -57,10 +57,6 @@ def workspace(node: Node) -> int:
     return implicit_gemm.FilterGradient.of(call).workspace()
 
 
-def _bind(call: Call) -> Runner:
-    return CudaRunner(launches(call))
-
-
 def _adding(total: Array, term: Array) -> Runner:
     """total += term."""
     name = total.dtype.name
@@ -73,4 +69,6 @@ ADDING["cuda"] = _adding
 
 
 for _op in ("conv2d", "conv2d_input", "conv2d_weight"):
-    TABLE.add(Kernel(_op, "cuda", "direct", _bind, workspace=workspace))
+    TABLE.add(
+        Kernel(_op, "cuda", "direct", lambda call: CudaRunner(launches(call)), workspace=workspace)
+    )

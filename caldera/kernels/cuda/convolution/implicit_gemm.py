@@ -269,8 +269,7 @@ class SplitKSlice:
 
     def _accesses(self, tile: ThreadTile) -> tuple[tuple[bool, int], tuple[bool, int]]:
         work = self.work
-        by_channel = steps(self.image)[1] == 1
-        image = access(self.image, 1, work.channels, tile, along=by_channel)
+        image = access(self.image, 1, work.channels, tile, along=steps(self.image)[1] == 1)
         axes = (0, 1) if self.turned else (1, 0)
         near = axes[1] if steps(self.filters)[axes[1]] == 1 and self.work.channels > 1 else axes[0]
         extent = work.results if near == axes[1] else work.channels

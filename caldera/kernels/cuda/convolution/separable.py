@@ -354,8 +354,7 @@ def _rows(images: Array, groups: int) -> Array:
     """(N, C, H, W) as (groups, pixels, C / groups)."""
     batch, channels, height, width = images.shape
     pixels = images.transpose(0, 2, 3, 1).reshape(batch * height * width, channels, copy=False)
-    seen = pixels.reshape(len(pixels), groups, channels // groups, copy=False)
-    return seen.transpose(1, 0, 2)
+    return pixels.reshape(len(pixels), groups, channels // groups, copy=False).transpose(1, 0, 2)
 
 
 def _columns(images: Array, groups: int) -> Array:

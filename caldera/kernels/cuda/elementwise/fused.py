@@ -38,29 +38,26 @@ from caldera.kernels.cuda.elementwise.loop import (
 )
 from caldera.kernels.cuda.persistent.fusion import Array, span
 from caldera.kernels.cuda.reduction.reduce import of_nothing, reduction_calls, workspace_of
-from caldera.kernels.runners import LAUNCH_GROUPERS, StepPiece
-from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.kernels.table import LAUNCH_GROUPERS, TABLE, Call, Kernel, Runner, StepPiece
 
 
 def _bind(call: Call) -> Runner:
     body: Body = call.node.attrs["body"]
     shape = loop_shape(call.node)
     if not size(shape):
-        return CudaRunner(_of_nothing(call, body))
+        # A loop over nothing still has to write what its reductions give.
+        return CudaRunner(
+            [
+                launch
+                for array, part in zip(call.outputs, body.outputs, strict=True)
+                if part.op.kind == "reduction" and array.size
+                for launch in of_nothing(part, array)
+            ]
+        )
     tasks = fused_tasks(call)
     if not tasks:
         return loop_runner(loop_body_of(call.node), shape, call.inputs, elementwise_outputs(call))
     return CudaRunner(launch for task in tasks for launch in reduction_calls(task, call.workspace))
-
-
-def _of_nothing(call: Call, body: Body) -> list[KernelLaunch]:
-    """A loop over nothing still has to write what its reductions give."""
-    return [
-        launch
-        for array, part in zip(call.outputs, body.outputs, strict=True)
-        if part.op.kind == "reduction" and array.size
-        for launch in of_nothing(part, array)
-    ]
 
 
 def _workspace(node: Node) -> int:
@@ -75,13 +72,17 @@ def _workspace(node: Node) -> int:
     return max(sizes, default=0)
 
 
-def _in_place(node: Node) -> bool:
-    return all(output.op.kind == "elementwise" for output in node.attrs["body"].outputs)
-
-
 TABLE.add(
     Kernel(
-        "fused", "cuda", "loop", _bind, supports=is_known, workspace=_workspace, in_place=_in_place
+        "fused",
+        "cuda",
+        "loop",
+        _bind,
+        supports=is_known,
+        workspace=_workspace,
+        in_place=lambda node: all(
+            output.op.kind == "elementwise" for output in node.attrs["body"].outputs
+        ),
     )
 )
 

@@ -38,7 +38,7 @@ from caldera.kernels.cuda.codegen.loops import (
     operand,
 )
 from caldera.kernels.cuda.runtime.driver import driver
-from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.kernels.table import TABLE, Kernel, Runner
 
 THREADS = 256
 FULL = 2048
@@ -291,12 +291,17 @@ class LoopText:
 }}"""
 
 
-def _bind(call: Call) -> Runner:
-    return loop_runner(loop_body_of(call.node), loop_shape(call.node), call.inputs, call.outputs)
-
-
 for _op in OPS.values():
     if _op.kind == "elementwise" and _op.decompose is None and can_apply(_op.name, "float32"):
         TABLE.add(
-            Kernel(_op.name, "cuda", "loop", _bind, supports=is_known, in_place=lambda node: True)
+            Kernel(
+                _op.name,
+                "cuda",
+                "loop",
+                lambda call: loop_runner(
+                    loop_body_of(call.node), loop_shape(call.node), call.inputs, call.outputs
+                ),
+                supports=is_known,
+                in_place=lambda node: True,
+            )
         )

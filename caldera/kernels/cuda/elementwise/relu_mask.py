@@ -61,13 +61,12 @@ def _is_whole(*matrices: Array) -> bool:
 @unless_empty
 def _bind(call: Call) -> Runner:
     (x,), (y, mask) = call.inputs, call.outputs
-    blocks = blocks_for(mask.size, THREADS)
     return CudaRunner(
         [
             function_launch(
                 HEADER,
                 "relu_mask",
-                blocks,
+                blocks_for(mask.size, THREADS),
                 THREADS,
                 f"relu_bits<{flags(_is_whole(x, y))}>",
                 {

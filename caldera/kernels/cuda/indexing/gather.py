@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from caldera.core.graph.node import Node
 from caldera.core.memory.software import address_of
 from caldera.core.tensor.dtype import is_float
 from caldera.kernels.cuda.codegen.kernel import (
@@ -95,10 +94,6 @@ def _bind_rounded(call: Call) -> Runner:
     )
 
 
-def _rounds(node: Node) -> bool:
-    return is_float(node.inputs[0].dtype) and is_float(node.dtype)
-
-
 @unless_empty
 def _bind_take_along_axis(call: Call) -> Runner:
     (out,), (x, positions) = call.outputs, call.inputs
@@ -169,5 +164,13 @@ def _unit_bytes(out: Array, x: Array, distances: Sequence[int]) -> int:
 
 
 TABLE.add(Kernel("gather", "cuda", "lines", _bind_gather))
-TABLE.add(Kernel("gather_rounded", "cuda", "lines", _bind_rounded, _rounds))
+TABLE.add(
+    Kernel(
+        "gather_rounded",
+        "cuda",
+        "lines",
+        _bind_rounded,
+        lambda node: is_float(node.inputs[0].dtype) and is_float(node.dtype),
+    )
+)
 TABLE.add(Kernel("take_along_axis", "cuda", "lines", _bind_take_along_axis))

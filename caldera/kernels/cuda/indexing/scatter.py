@@ -383,10 +383,6 @@ def _can_sort(node: Node) -> bool:
     return rows < 2**32 - 1 and additions < 2**31 and columns < 2**31
 
 
-def _can_scan(node: Node) -> bool:
-    return _sizes(node)[3] < 2**32
-
-
 def _sorting_bytes(node: Node) -> int:
     _, additions, columns, _ = _sizes(node)
     chunks = -(-additions // _chunk(additions))
@@ -414,7 +410,7 @@ for _op, _geometry in (("scatter_add", _of_scatter_add), ("put_along_axis_add", 
             "cuda",
             "scanning",
             partial(_bind_scanning, _geometry),
-            _can_scan,
+            lambda node: _sizes(node)[3] < 2**32,
             in_place=may_overwrite,
             estimate=_scanning_seconds,
             measured=False,

@@ -58,6 +58,10 @@ _WORKSPACE_FACTOR = 4
 # --- where matrices lie
 
 
+BlocksOf = Callable[[Node], tuple[int, int]]
+"""Counts the blocks of a node, and the numbers that each keeps."""
+
+
 def _batch(shape: Shape, arrays: Sequence[tuple[Array, int]]) -> Parameter:
     """Where all matrices lie; arrays are given with how many axes one result of theirs has."""
     strides = []
@@ -190,54 +194,12 @@ def _square_blocks(node: Node) -> tuple[int, int]:
     return prod(shape[:-2]), shape[-1] ** 2
 
 
-@unless_empty
-def _bind_slogdet(call: Call) -> Runner:
-    (sign, log_size), (a,) = call.outputs, call.inputs
-    blocks, elements = _square_blocks(call.node)
-    return _launched(
-        call,
-        "linalg.cuh",
-        "slogdet",
-        blocks,
-        elements,
-        {
-            "a": const_pointer(a),
-            "sign": pointer(sign),
-            "log_size": pointer(log_size),
-            "batch": _batch(sign.shape, [(a, 2), (sign, 0), (log_size, 0)]),
-            **_steps("", a),
-            "n": u32(a.shape[-1]),
-        },
-        _SLOGDET,
-    )
-
-
 # --- factors
 
 _CHOLESKY = """    i64 at[2];
     locate(batch, blockIdx.x, at);
     block_cholesky<T, C>(
         workspace, {a + at[0], down, right}, {out + at[1], out_down, out_right}, n);"""
-
-
-@unless_empty
-def _bind_cholesky(call: Call) -> Runner:
-    (out,), (a,) = call.outputs, call.inputs
-    return _launched(
-        call,
-        "linalg.cuh",
-        "cholesky",
-        *_square_blocks(call.node),
-        {
-            "a": const_pointer(a),
-            "out": pointer(out),
-            "batch": _batch(out.shape[:-2], [(a, 2), (out, 2)]),
-            **_steps("", a),
-            **_steps("out_", out),
-            "n": u32(a.shape[-1]),
-        },
-        _CHOLESKY,
-    )
 
 
 _QR = """    i64 at[3];
@@ -257,29 +219,6 @@ def _qr_blocks(node: Node) -> tuple[int, int]:
     return matrices, m * n + m * k + k
 
 
-@unless_empty
-def _bind_qr(call: Call) -> Runner:
-    (q, r), (a,) = call.outputs, call.inputs
-    return _launched(
-        call,
-        "factorisations.cuh",
-        "qr",
-        *_qr_blocks(call.node),
-        {
-            "a": const_pointer(a),
-            "q": pointer(q),
-            "r": pointer(r),
-            "batch": _batch(a.shape[:-2], [(a, 2), (q, 2), (r, 2)]),
-            **_steps("", a),
-            **_steps("q_", q),
-            **_steps("r_", r),
-            "m": u32(a.shape[-2]),
-            "n": u32(a.shape[-1]),
-        },
-        _QR,
-    )
-
-
 _EIGH = """    i64 at[3];
     locate(batch, blockIdx.x, at);
     block_eigh<T, C>(
@@ -289,28 +228,6 @@ _EIGH = """    i64 at[3];
 def _eigh_blocks(node: Node) -> tuple[int, int]:
     matrices, _, n = _sizes(node)
     return matrices, 2 * n * n + n + n % 2
-
-
-@unless_empty
-def _bind_eigh(call: Call) -> Runner:
-    (w, v), (a,) = call.outputs, call.inputs
-    return _launched(
-        call,
-        "factorisations.cuh",
-        "eigh",
-        *_eigh_blocks(call.node),
-        {
-            "a": const_pointer(a),
-            "w": pointer(w),
-            "v": pointer(v),
-            "batch": _batch(a.shape[:-2], [(a, 2), (w, 1), (v, 2)]),
-            **_steps("", a),
-            **_steps("w_", w, 1),
-            **_steps("v_", v),
-            "n": u32(a.shape[-1]),
-        },
-        _EIGH,
-    )
 
 
 _SVD = """    i64 at[4];
@@ -357,10 +274,35 @@ def _bind_svd(call: Call) -> Runner:
     )
 
 
+_FACTORS: dict[str, tuple[str, str, BlocksOf, dict[str, int], str]] = {
+    "slogdet": ("linalg.cuh", _SLOGDET, _square_blocks, {"sign": 0, "log_size": 0}, "n"),
+    "cholesky": ("linalg.cuh", _CHOLESKY, _square_blocks, {"out": 2}, "n"),
+    "qr": ("factorisations.cuh", _QR, _qr_blocks, {"q": 2, "r": 2}, "mn"),
+    "eigh": ("factorisations.cuh", _EIGH, _eigh_blocks, {"w": 1, "v": 2}, "n"),
+}
+"""By the op: header, text, blocks, the axes of one result of each output, and the sizes read."""
+
+
+@unless_empty
+def _bind_factors(call: Call) -> Runner:
+    (a,), op = call.inputs, call.node.op.name
+    header, body, blocks_of, axes, sizes = _FACTORS[op]
+    outputs = dict(zip(axes, call.outputs, strict=True))
+    given = {"a": const_pointer(a), **{name: pointer(each) for name, each in outputs.items()}}
+    lie = [(a, 2), *((outputs[name], own) for name, own in axes.items())]
+    given |= {"batch": _batch(a.shape[:-2], lie), **_steps("", a)}
+    for name, own in axes.items():
+        if own:
+            given |= _steps(f"{name}_", outputs[name], own)
+    lengths = dict(zip("mn", a.shape[-2:], strict=True))
+    given |= {name: u32(lengths[name]) for name in sizes}
+    return _launched(call, header, op, *blocks_of(call.node), given, body)
+
+
 # --- cost
 
 
-def _seconds(blocks_of: Callable[[Node], tuple[int, int]], steps: int, node: Node) -> float:
+def _seconds(blocks_of: BlocksOf, steps: int, node: Node) -> float:
     blocks, _ = blocks_of(node)
     matrices, m, n = _sizes(node)
     waves = -(-blocks // (_BLOCKS_EACH * driver().multiprocessors))
@@ -369,7 +311,7 @@ def _seconds(blocks_of: Callable[[Node], tuple[int, int]], steps: int, node: Nod
     return waves * slower * (min(m, n) * steps * _STEP_SECONDS + flops / _FLOPS)
 
 
-def _workspace(blocks_of: Callable[[Node], tuple[int, int]], node: Node) -> int:
+def _workspace(blocks_of: BlocksOf, node: Node) -> int:
     return _spare_bytes(node, *blocks_of(node))
 
 
@@ -386,10 +328,10 @@ _SWEEPS = 8
 for _op, _bind, _blocks_of, _per_row in (
     ("solve", _bind_solve, _solve_blocks, 2),
     ("inverse", _bind_solve, _solve_blocks, 2),
-    ("slogdet", _bind_slogdet, _square_blocks, 1),
-    ("cholesky", _bind_cholesky, _square_blocks, 1),
-    ("qr", _bind_qr, _qr_blocks, 2),
-    ("eigh", _bind_eigh, _eigh_blocks, _SWEEPS),
+    ("slogdet", _bind_factors, _square_blocks, 1),
+    ("cholesky", _bind_factors, _square_blocks, 1),
+    ("qr", _bind_factors, _qr_blocks, 2),
+    ("eigh", _bind_factors, _eigh_blocks, _SWEEPS),
     ("svd", _bind_svd, _svd_blocks, _SWEEPS),
 ):
     TABLE.add(

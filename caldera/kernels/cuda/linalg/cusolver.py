@@ -28,7 +28,7 @@ from caldera.core.memory.gpus import PACKAGE, card_count, cupy
 from caldera.core.tensor.dtype import FLOATS, bfloat16, float16, float32, float64, part_of
 from caldera.kernels.cuda.runtime.device import cupy_array, current_card
 from caldera.kernels.reference import FUNCTIONS
-from caldera.kernels.reference.algebra import named
+from caldera.kernels.reference.arrays import named
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 _CALL_SECONDS = 2e-4
@@ -43,21 +43,9 @@ def _symmetric(a: Any) -> Any:
     return (a + a.T.conj()) * a.dtype.type(0.5)
 
 
-def _inverse(a: Any) -> Results:
-    return (cupy().linalg.inv(a),)
-
-
-def _solve(a: Any, b: Any) -> Results:
-    return (cupy().linalg.solve(a, b),)
-
-
 def _slogdet(a: Any) -> Results:
     sign, logarithm = cupy().linalg.slogdet(a)
     return sign, logarithm
-
-
-def _cholesky(a: Any) -> Results:
-    return (cupy().linalg.cholesky(_symmetric(a)),)
 
 
 def _qr(a: Any) -> Results:
@@ -143,10 +131,10 @@ def _seconds(node: Node) -> float:
 
 
 _LIBRARY: dict[str, tuple[Callable[..., Results], float]] = {
-    "solve": (_solve, _ROW_SECONDS),
-    "inverse": (_inverse, _ROW_SECONDS),
+    "solve": (lambda a, b: (cupy().linalg.solve(a, b),), _ROW_SECONDS),
+    "inverse": (lambda a: (cupy().linalg.inv(a),), _ROW_SECONDS),
     "slogdet": (_slogdet, _ROW_SECONDS),
-    "cholesky": (_cholesky, _ROW_SECONDS),
+    "cholesky": (lambda a: (cupy().linalg.cholesky(_symmetric(a)),), _ROW_SECONDS),
     "qr": (_qr, _ROW_SECONDS),
     "eigh": (_eigh, _ROTATION_SECONDS),
     "svd": (_svd, _ROTATION_SECONDS),
@@ -399,12 +387,6 @@ def _supports(node: Node) -> bool:
     return can_run and is_one and is_large and node.inputs[0].dtype in (float32, float64)
 
 
-def _hybrid_seconds(node: Node) -> float:
-    return (
-        node.inputs[0].spec.nbytes * _SECONDS_PER_BYTE + node.op.count_flops(node) / _HYBRID_FLOPS
-    )
-
-
 for _hybrid_op, _function in (
     ("cholesky", _hybrid_cholesky),
     ("qr", _hybrid_qr),
@@ -417,7 +399,10 @@ for _hybrid_op, _function in (
             "hybrid",
             partial(_bind, _function),
             _supports,
-            estimate=_hybrid_seconds,
+            estimate=lambda node: (
+                node.inputs[0].spec.nbytes * _SECONDS_PER_BYTE
+                + node.op.count_flops(node) / _HYBRID_FLOPS
+            ),
             capturable=False,
             measured=False,
             priority=-1,

@@ -133,10 +133,6 @@ def _partial(node: Node) -> Spec:
     return Spec((split.chunks, node.outputs[0].shape[1], 2), float32)
 
 
-def _workspace(node: Node) -> int:
-    return max(workspace_bytes(_partial(node)), workspace(node))
-
-
 def _lie_well(images: Sequence[Array]) -> bool:
     return all(lies_dense(each, NHWC) and address_of(each) % PIECE == 0 for each in images)
 
@@ -157,7 +153,6 @@ def _launch(
     assert split is not None
     partial = Scratch(call.workspace).array(spec.shape, spec.dtype)
     # A launch meets where no other that may run beside it does.
-    place = next(_places) * shares.groups % _BARRIERS
     signature = KernelSignature(
         {
             "partial": pointer(partial),
@@ -165,7 +160,7 @@ def _launch(
             "rows": i32(shares.rows),
             "channels": i32(shares.channels),
             "eps": real("double", node.attrs["eps"]),
-            "barrier": u32(place),
+            "barrier": u32(next(_places) * shares.groups % _BARRIERS),
         }
     )
     for each, vector in vectors.items():
@@ -232,7 +227,7 @@ for _op in _MOST_KEPT:
             _bind_gradient if _op.endswith("grad") else _bind,
             _is_small,
             # Two of them beside each other might wait for blocks that find no room.
-            _workspace,
+            lambda node: max(workspace_bytes(_partial(node)), workspace(node)),
             priority=1,
             in_place=in_place,
             shares=frozenset({"barriers"}),

@@ -122,8 +122,7 @@ def _bind(call: Call) -> Runner:
     # Where nothing is added these two are not looked at.
     other, whole = (more[0], total[0]) if more else (x, x)
     axes = call.node.attrs["axis"]
-    images = [x, other, whole, y]
-    seen = _rows(x.shape, axes, images, [mean, variance], [scale, shift], _MOST_KEPT)
+    seen = _rows(x.shape, axes, [x, other, whole, y], [mean, variance], [scale, shift], _MOST_KEPT)
     return CudaRunner(
         [
             function_launch(
@@ -180,13 +179,12 @@ def _bind_gradient(call: Call) -> Runner:
     )
     if mean.size == 0:
         return CudaRunner([adding])
-    ending = flags(bool(more), rounds, sums)
     main = function_launch(
         _HEADER,
         "layer_gradients",
         blocks,
         seen.group.threads,
-        f"block_layer_gradients<{ending}, {seen.options}>",
+        f"block_layer_gradients<{flags(bool(more), rounds, sums)}, {seen.options}>",
         {
             "x": const_pointer(x),
             "g": const_pointer(g),
@@ -217,13 +215,19 @@ def _partial(node: Node) -> Spec:
     return Spec((blocks, (2 + sums) * length), compute_dtype(node.outputs[0].dtype))
 
 
-def _in_place(node: Node) -> bool:
-    # A mean must not be written over a scale that later rows need, nor over elements.
-    return node.outputs[-1] not in (*(given.spec for given in node.inputs), node.outputs[0])
-
-
 for _op in ("layer_norm", "layer_norm_rounded", "layer_norm_residual"):
-    TABLE.add(Kernel(_op, "cuda", "rows", _bind, in_place=_in_place))
+    TABLE.add(
+        Kernel(
+            _op,
+            "cuda",
+            "rows",
+            _bind,
+            # A mean must not be written over a scale that later rows need, nor over elements.
+            in_place=lambda node: (
+                node.outputs[-1] not in (*(given.spec for given in node.inputs), node.outputs[0])
+            ),
+        )
+    )
 for _op in ("layer_norm_grad", "layer_norm_grad_residual"):
     TABLE.add(
         Kernel(

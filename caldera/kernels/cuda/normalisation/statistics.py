@@ -83,8 +83,7 @@ class NormSizes:
 
     def factors(self, node: Node, count: int) -> Spec:
         """So many numbers for each channel of each image."""
-        dtype = compute_dtype(node.outputs[0].dtype)
-        return Spec((self.images * count * self.channels,), dtype)
+        return Spec((self.images * count * self.channels,), compute_dtype(node.outputs[0].dtype))
 
 
 @dataclass(frozen=True)
@@ -353,7 +352,6 @@ def over_channels(
     """A launch with some threads for each channel of a batch: they add up the sums of its chunks,
     of which `each` makes what is needed."""
     blocks = -(-layout.sizes.channels // TOTALS_BLOCK[0])
-    body = f"{each}\n    block_of_batch(partial, chunks, channels, each);"
     return header_launch(
         HEADER,
         name,
@@ -368,7 +366,7 @@ def over_channels(
             "factors": pointer(factors),
             **given,
         },
-        body,
+        f"{each}\n    block_of_batch(partial, chunks, channels, each);",
         threads=TOTALS_THREADS,
     )
 

@@ -175,8 +175,7 @@ class _Writer:
         early: Early,
     ) -> None:
         self._head, self._jobs, self._places, self._early = head, (first, second), places, early
-        columns = first.result.shape[1]
-        self._wide = 8 * units_of(columns, 8)
+        self._wide = 8 * units_of(first.result.shape[1], 8)
         parts = min(WARPS, units_of(first.inner, 8))
         self._tilings = (WarpTiling(ROWS, self._wide, 1, 1, parts), tiling)
         self._stride = self._second[0].floats(self._wide) // ROWS

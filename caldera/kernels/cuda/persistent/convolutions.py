@@ -23,8 +23,7 @@ from caldera.kernels.cuda.persistent.program import (
 )
 from caldera.kernels.cuda.persistent.tasks import THREADS, WARPS, Access, dynamic_floats, units_of
 from caldera.kernels.cuda.product.problem import activation_lines
-from caldera.kernels.runners import Fresh
-from caldera.kernels.table import Call
+from caldera.kernels.table import Call, Fresh
 
 CONVOLUTIONS = ("conv2d", "conv2d_epilogue", "conv2d_input", "conv2d_weight")
 

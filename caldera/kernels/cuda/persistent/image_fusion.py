@@ -115,7 +115,9 @@ class FusedImages:
                 else:
                     brought.append(near)
             read += [array for array in work.reads if _among(array, written)]
-            written += [array for array in work.writes if _is_image(array)]
+            written += [
+                array for array in work.writes if (array.ndim == AXES and array.dtype == np.float32)
+            ]
         taken = sum(each.padded_floats for each in (*brought, *made))
         left = dynamic_floats() - self._scratch - taken
         for array in read:
@@ -129,7 +131,11 @@ class FusedImages:
         """Note what nobody but its works reads, and these as it was written."""
         for array in self.writes:
             seen = [each for each in self.reads if meet([each], [array])]
-            if is_scratch(array) and not meet([array], others) and _all_same(array, seen):
+            if (
+                is_scratch(array)
+                and not meet([array], others)
+                and all(same(array, each) for each in seen)
+            ):
                 self.hidden.append(array)
 
     def task(self, finish: Epilogue) -> TileTask:
@@ -164,9 +170,8 @@ class FusedImages:
             return TaskText(*texts), layout.zones
 
         load = sum(work.load for work in self.works)
-        what = " ".join(getattr(work, "name", "pixels") for work in self.works)
         return TileTask(
-            what,
+            " ".join(getattr(work, "name", "pixels") for work in self.works),
             self.images,
             self.reads,
             self.writes,
@@ -174,14 +179,6 @@ class FusedImages:
             heavy=True,
             load=self.images * units_of(load, LOAD),
         )
-
-
-def _is_image(array: Array) -> bool:
-    return array.ndim == AXES and array.dtype == np.float32
-
-
-def _all_same(array: Array, others: Sequence[Array]) -> bool:
-    return all(same(array, each) for each in others)
 
 
 def _among(array: Array, others: Sequence[Array]) -> bool:

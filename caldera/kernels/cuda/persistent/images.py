@@ -31,8 +31,7 @@ from caldera.kernels.cuda.persistent.tasks import (
     units_of,
     unravelled,
 )
-from caldera.kernels.runners import Fresh
-from caldera.kernels.table import Call
+from caldera.kernels.table import Call, Fresh
 
 Epilogue = Callable[[Producer, Access, str, Sequence[str]], list[str]]
 """Statements for a value that a producer has made: given its name and its coordinates."""
@@ -169,8 +168,7 @@ def image_gather(gather: Gather) -> ImageTask:
     """Return the images of a batch, found by their numbers."""
 
     def element(held: SharedAccess, here: list[str]) -> list[str]:
-        value = held.load(gather.table, ["number", *here[1:]])
-        return [held.store(gather.output, here, value)]
+        return [held.store(gather.output, here, held.load(gather.table, ["number", *here[1:]]))]
 
     def write(places: SharedAccess) -> list[str]:
         number = gather.number(places, ["image"], "number")

@@ -56,8 +56,7 @@ from caldera.kernels.cuda.persistent.tasks import (
 )
 from caldera.kernels.cuda.product.problem import activation_lines
 from caldera.kernels.cuda.runtime.driver import driver
-from caldera.kernels.runners import STEP_FUSERS, Fresh, Steps
-from caldera.kernels.table import COPY, Call
+from caldera.kernels.table import COPY, STEP_FUSERS, Call, Fresh, Steps
 
 Piece = Gather | FusedLoop | Reduction | FusedProduct | RowWork | ImageTask | PixelProducer
 
@@ -86,7 +85,9 @@ def lower(call: Call, fresh: Fresh) -> list[Piece] | None:
     if node.op.name == "gather":
         found = gather(call)
         return None if found is None else [found]
-    if node.op.name == "arrange" or (node.op.name == "reshape" and _is_dense(call.outputs[0])):
+    if node.op.name == "arrange" or (
+        node.op.name == "reshape" and bool(call.outputs[0].flags.c_contiguous)
+    ):
         return [lower_copy(call)]
     if node.op.name in CONVOLUTIONS:
         return correlation(call, fresh)
@@ -110,10 +111,6 @@ def _split(piece: Piece, fresh: Fresh) -> list[Any]:
     """A reduction over images in two steps, everything else as it is."""
     found = image_sums(piece, fresh) if isinstance(piece, Reduction) else None
     return [piece] if found is None else found
-
-
-def _is_dense(array: Array) -> bool:
-    return bool(array.flags.c_contiguous)
 
 
 def _reduction(call: Call) -> list[Piece] | None:
@@ -191,14 +188,13 @@ class PersistentStep:
         """What runs this many steps."""
         program = self.program
         # Two blocks of one multiprocessor would take turns, while another one is idle.
-        shared = max(4 * program.shared_floats, driver().lonely_bytes)
         return KernelLaunch(
             program.source,
             STEPS.name,
             driver().multiprocessors,
             THREADS,
             STEPS.bind(pointers=program.pointers, counters=self.counters, count=steps),
-            shared=shared,
+            shared=max(4 * program.shared_floats, driver().lonely_bytes),
             cooperative=True,
             kept=program.arrays,
         )
@@ -330,8 +326,7 @@ def _followed(producer: Producer, places: Access, value: str, here: Sequence[str
         name = f"y{number}"
         lines.append(f"{computed_type(result.dtype.name)} {name} = {value};")
         known = {i: name for i, array in enumerate(loop.inputs) if same(array, result)}
-        body = element_code(places, loop, here, known)
-        lines += ["{", *(f"    {line}" for line in body), "}"]
+        lines += ["{", *(f"    {line}" for line in element_code(places, loop, here, known)), "}"]
     return lines
 
 

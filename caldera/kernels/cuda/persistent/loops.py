@@ -40,11 +40,10 @@ def loop_task(loop: FusedLoop) -> TileTask:
 
     def code(places: Access) -> list[str]:
         split, coordinates = unravelled("e", loop.shape, "i")
-        body = element_code(places, loop, coordinates)
         return [
             f"i32 e = unit * {THREADS} + threadIdx.x;",
             f"if (e < {count}) {{",
-            *(f"    {line}" for line in (*split, *body)),
+            *(f"    {line}" for line in (*split, *element_code(places, loop, coordinates))),
             "}",
         ]
 

@@ -229,8 +229,7 @@ class SharedFilters(SharedTile):
     def bring(self, places: Access, to: str) -> str:
         """The statement that begins to bring all of them."""
         strides = [stride // 4 for stride in self.array.strides]
-        turned = str(self.turned).lower()
-        numbers = (*self.array.shape, *strides, self.line, turned, THREADS)
+        numbers = (*self.array.shape, *strides, self.line, str(self.turned).lower(), THREADS)
         return f"block_bring_taps<{', '.join(map(str, numbers))}>({to}, {places.name(self.array)});"
 
 

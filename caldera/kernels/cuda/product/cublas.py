@@ -244,8 +244,7 @@ def _paddings(product: Multiplication) -> dict[str, _Padded]:
         if shape != (down, across):
             array = getattr(product, name)
             stored = shape[::-1] if transposed[name] else shape
-            spec = Spec((*array.shape[:-2], *stored), array.dtype)
-            made[name] = _Padded(spec, transposed[name])
+            made[name] = _Padded(Spec((*array.shape[:-2], *stored), array.dtype), transposed[name])
     return made
 
 

@@ -159,10 +159,6 @@ def _takes_one_launch(node: Node) -> bool:
     return supports(node) and cell is not None and geometry_of(cell).rows >= cell.rows
 
 
-def _takes_turns(node: Node) -> bool:
-    return supports(node) and not _takes_one_launch(node)
-
-
 def _workspace(node: Node) -> int:
     cell = cell_of(node)
     assert cell is not None
@@ -214,14 +210,13 @@ def _bind(call: Call) -> Runner:
             }
         )
         # Two blocks of one multiprocessor would take turns, while another one is idle.
-        shared = max(geometry.shared, driver().lonely_bytes)
         return KernelLaunch(
             source_of(node, geometry, fields, signature),
             "recurrent",
             (geometry.blocks, geometry.groups, 1),
             THREADS,
             signature,
-            shared,
+            max(geometry.shared, driver().lonely_bytes),
             cooperative=True,
         )
 
@@ -254,7 +249,7 @@ TABLE.add(
         "cuda",
         "persistent, rows in turns",
         _bind,
-        _takes_turns,
+        lambda node: supports(node) and not _takes_one_launch(node),
         _workspace,
         priority=1,
         shares=_SHARES,

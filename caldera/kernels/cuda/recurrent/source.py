@@ -100,14 +100,16 @@ class CellSource:
         yield _struct("Next", ((self._type(leaf.number), leaf.name) for leaf in self._direct()))
         yield _struct("Kept", ((kind, name) for name, kind in self.cell.kept.items()))
         for struct, phase in (("Early", "before"), ("Late", "after")):
-            found = self._found("before" if phase == "before" else "after")
-            yield _struct(struct, ((self._out_type(n), f"y{n}_{v}") for n, v, _ in found))
+            yield _struct(
+                struct,
+                (
+                    (computed_type(self.node.outputs[n].dtype.name), f"y{n}_{v}")
+                    for n, v, _ in self._found("before" if phase == "before" else "after")
+                ),
+            )
 
     def _type(self, number: int) -> str:
         return computed_type(self._specs[number].dtype.name)
-
-    def _out_type(self, number: int) -> str:
-        return computed_type(self.node.outputs[number].dtype.name)
 
     def _functions(self) -> Iterator[str]:
         at = "i64 n, i64 u"

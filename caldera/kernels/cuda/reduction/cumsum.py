@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from caldera.core.graph.node import Node
 from caldera.core.tensor.shape import size
 from caldera.kernels.common.loops import LoopBody
 from caldera.kernels.common.reduction import ReductionTask
@@ -175,8 +174,12 @@ def _sums(given: LoopOperand) -> str:
     return struct(("sum", given.dtype, ("in", 0)))
 
 
-def _workspace(node: Node) -> int:
-    return workspace_of(node.shape, (node.attrs["axis"],), ["sum"])
-
-
-TABLE.add(Kernel("cumsum", "cuda", "loop", _bind, workspace=_workspace))
+TABLE.add(
+    Kernel(
+        "cumsum",
+        "cuda",
+        "loop",
+        _bind,
+        workspace=lambda node: workspace_of(node.shape, (node.attrs["axis"],), ["sum"]),
+    )
+)

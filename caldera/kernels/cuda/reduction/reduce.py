@@ -168,7 +168,11 @@ def _loop(
     strides = axes.strides[: len(arrays)]
     operands = [operand(*each, inner) for each in zip(arrays, strides, strict=True)]
     results = [
-        _result(array, [each[axis] for axis in kept])
+        LoopOperand(
+            array.dtype.name,
+            tuple(s // array.itemsize for s in ([each[axis] for axis in kept])),
+            "s",
+        )
         for array, each in zip(task.results, axes.strides[len(arrays) :], strict=True)
     ]
     loop = ReductionLoop(
@@ -179,10 +183,6 @@ def _loop(
         # Few elements: rather more threads than more elements a thread.
         lanes = 1
     return loop, lanes
-
-
-def _result(array: np.ndarray, strides: Sequence[int]) -> LoopOperand:
-    return LoopOperand(array.dtype.name, tuple(s // array.itemsize for s in strides), "s")
 
 
 def _cut(loop: ReductionLoop, lanes: int) -> Cut:
@@ -248,8 +248,7 @@ def _joining(task: ReductionTask, plan: Planned, places: Sequence[np.ndarray]) -
 def of_nothing(node: Node, result: np.ndarray) -> list[KernelLaunch]:
     """The launches that write what a reduction of no elements gives."""
     number = ("number", 1 if node.op.name == "prod" else 0, node.dtype.name)
-    loop_body = LoopBody((), (), ((node.dtype.name, number),))
-    return loop_calls(loop_body, result.shape, [], [result])
+    return loop_calls(LoopBody((), (), ((node.dtype.name, number),)), result.shape, [], [result])
 
 
 @unless_empty
@@ -259,8 +258,7 @@ def bind(call: Call) -> Runner:
     if not x.size:
         return CudaRunner(of_nothing(node, out))
     axes = _axes(node)
-    result = with_axes(out, axes, x.ndim)
-    task = ReductionTask(loop_body_of(node), x.shape, axes, [x], [], [result])
+    task = ReductionTask(loop_body_of(node), x.shape, axes, [x], [], [with_axes(out, axes, x.ndim)])
     return CudaRunner(reduction_calls(task, call.workspace))
 
 

@@ -89,7 +89,9 @@ def compile_source(
             raise DeviceError.build(
                 "CUDA compiler",
                 expected="source that compiles",
-                got=_text(nvrtc.nvrtcGetProgramLog, nvrtc.nvrtcGetProgramLogSize, program),
+                got=_bytes(nvrtc.nvrtcGetProgramLog, nvrtc.nvrtcGetProgramLogSize, program)
+                .rstrip(b"\0")
+                .decode(errors="replace"),
                 hint="this is a fault of Caldera: please report it with this text",
             )
         return _bytes(nvrtc.nvrtcGetCUBIN, nvrtc.nvrtcGetCUBINSize, program)
@@ -124,10 +126,6 @@ def _bytes(get: object, get_size: object, program: ctypes.c_void_p) -> bytes:
     content = ctypes.create_string_buffer(size.value)
     _check(get(program, content))  # type: ignore[operator]
     return content.raw
-
-
-def _text(get: object, get_size: object, program: ctypes.c_void_p) -> str:
-    return _bytes(get, get_size, program).rstrip(b"\0").decode(errors="replace")
 
 
 Size = tuple[int, int, int]
@@ -233,17 +231,15 @@ class CupyDriver(Driver):
             return function
 
     def launch(self, function: Any, grid: Size, block: Size, shared: int, parameters: Any) -> None:
-        ready = function.result()
         cupy().cuda.driver.launchKernel(
-            ready.ptr, *grid, *block, shared, launching_stream(), parameters, 0
+            function.result().ptr, *grid, *block, shared, launching_stream(), parameters, 0
         )
 
     def launch_cooperative(
         self, function: Any, grid: Size, block: Size, shared: int, parameters: Any
     ) -> None:
-        ready = function.result()
         cupy().cuda.driver.launchCooperativeKernel(
-            ready.ptr, *grid, *block, shared, launching_stream(), parameters
+            function.result().ptr, *grid, *block, shared, launching_stream(), parameters
         )
 
     @property

@@ -90,11 +90,10 @@ def _bind_forward(call: Call) -> Runner:
     elements = _aligned_elements(sizes.forward_elements(dtype), dtype)
     memory = Scratch(call.workspace).array((parts * elements,), dtype)
     column = logarithm[..., None]
-    table = _offsets(batch, [q, key, v, y, column, *ready])
     attend = NativeRunner(
         [
             forward.call(
-                table=table,
+                table=_offsets(batch, [q, key, v, y, column, *ready]),
                 memory=memory,
                 logarithms=logarithm,
                 q=_matrix(q),

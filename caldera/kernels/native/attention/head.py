@@ -207,16 +207,14 @@ def _copy(k: Emitter, dtype: str, pads: bool, *given: RegisterValue) -> None:
     turned_columns = blocks.value * (columns // lanes)
     with k.loop(0, rows) as row:
         goal, origin = target.row(row), source.row(row)
-
-        def move(to_index: RegisterValue, from_index: RegisterValue, lanes: int) -> None:
-            value = load_wide(k, origin, from_index, lanes, read) * scale
-            store_narrow(k, goal, to_index, value, written)
-
         with k.if_else(right.equals(1) & source_right.equals(1)) as (dense, apart):
             with dense:
-                k.vector_loop(0, columns, lanes, lambda i, n: move(i, i, n))
+                for i, count in k.vectors(0, columns, lanes, 1):
+                    value = load_wide(k, origin, i, count, read) * scale
+                    store_narrow(k, goal, i, value, written)
             with apart, k.loop(k.select(row < turned_rows, turned_columns, 0), columns) as i:
-                move(i * right, i * source_right, 1)
+                value = load_wide(k, origin, i * source_right, 1, read) * scale
+                store_narrow(k, goal, i * right, value, written)
         if pads:
             with k.loop(columns, down) as i:
                 goal.store(i, 0.0)
@@ -269,14 +267,13 @@ class QueryBlock:
         k = self.k
         with k.loop(0, self.lines) as line:
             row = scores.row(line)
-
-            def act(place: RegisterValue, lanes: int) -> None:
+            for place, lanes in k.vectors(
+                0, self.seen_by(line), natural_lanes(scores.pointer.type), 1
+            ):
                 value = row.load(place, lanes)
                 for mask in masks:
                     value = mask.apply(k, value, self.top + line, place)
                 row.store(place, value)
-
-            k.vector_loop(0, self.seen_by(line), natural_lanes(scores.pointer.type), act)
 
     def hidden(
         self, place: RegisterValue, limit: RegisterValue, scores: RegisterValue

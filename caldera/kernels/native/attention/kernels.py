@@ -72,8 +72,7 @@ def forward(
     asked, scores = workspace.matrix(BLOCK, depth_apart), workspace.matrix(BLOCK, keys_apart)
     results = workspace.matrix(BLOCK, width_apart)
     totals, shifts = k.alloca(kind, BLOCK), k.alloca(kind, BLOCK)
-    begin, end = k.part_range(heads * chunks)
-    with k.loop(begin, end) as task:
+    with k.loop(*k.part_range(heads * chunks)) as task:
         head, chunk = task // chunks, task % chunks
         offsets = table.at(head * (5 + len(masks)))
         lay_out(k, laid_keys, moved(key, offsets.load(1)).transposed, (depth, keys), dtype)
@@ -91,12 +90,9 @@ def forward(
             goal = rows_from(y, offsets.load(3), block.top)
             _divide(k, results, totals, (block.lines, whole_width))
             write(k, goal, results, (block.lines, width), dtype)
-
-            def store_logarithm(row: RegisterValue, lanes: int) -> None:
+            for row, lanes in k.vectors(0, block.lines, natural_lanes(kind), 1):
                 found = math.log(k, totals.load(row, lanes)) + shifts.load(row, lanes)
                 logarithms.store(offsets.load(4) + block.top + row, found)
-
-            k.vector_loop(0, block.lines, natural_lanes(kind), store_logarithm)
 
 
 def _softmax(

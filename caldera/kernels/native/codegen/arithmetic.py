@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -11,6 +11,7 @@ from llvmlite import ir
 from caldera.kernels.native.codegen.values import (
     I1,
     I32,
+    MutableRegister,
     Number,
     RegisterValue,
     element,
@@ -139,6 +140,17 @@ class Arithmetic:
         x, z = self.pair(x, c)
         y, z = self.pair(y, z)
         return self.intrinsic("llvm.fmuladd", x, y, z)
+
+    def add_outer_product(
+        self,
+        sums: Sequence[Sequence[MutableRegister]],
+        left: Iterable[RegisterValue],
+        right: Sequence[RegisterValue],
+    ) -> None:
+        """sums[i][j] += left[i] * right[j]; values on the left may be loaded one by one."""
+        for row, one in zip(sums, left, strict=True):
+            for total, other in zip(row, right, strict=True):
+                total.value = self.fma(one, other, total.value)
 
     def polynomial(self, x: RegisterValue, coefficients: Sequence[float]) -> RegisterValue:
         """A polynomial by Horner's rule, the highest power's coefficient first."""

@@ -71,8 +71,7 @@ def store_narrow(
 def widen(k: Emitter, bits: RegisterValue, dtype_name: str) -> RegisterValue:
     """The float32 numbers of 16-bit patterns."""
     if dtype_name == "bfloat16":
-        wide = k.convert(bits, I32, unsigned=True) << 16
-        return k.bitcast(wide, vector(F32, bits.lanes))
+        return k.bitcast(k.convert(bits, I32, unsigned=True) << 16, vector(F32, bits.lanes))
     if has_conversion():
         return k.convert(k.bitcast(bits, vector(F16, bits.lanes)), F32)
     return widen_by_integers(k, bits)
@@ -261,3 +260,15 @@ class ElementPointer:
     def store(self, index: Number, value: RegisterValue, mask: RegisterValue | None = None) -> None:
         """Write an element, or as many as the vector has lanes, or those of a mask."""
         store_narrow(self.k, self.place, index, value, self.name, mask)
+
+
+def copy_elements(
+    k: Emitter,
+    target: Pointer | ElementPointer,
+    source: Pointer | ElementPointer,
+    count: RegisterValue,
+    lanes: int,
+) -> None:
+    """Copy elements that lie side by side in both arrays, `lanes` at a time."""
+    for index, some in k.vectors(0, count, lanes, 1):
+        target.store(index, source.load(index, some))

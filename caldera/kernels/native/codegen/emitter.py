@@ -122,8 +122,7 @@ class Emitter(Arithmetic):
         yield RegisterValue(self, index)
         following = self.ir.add(index, by.raw, flags=("nsw",))
         index.add_incoming(following, self.ir.block)
-        again = self.ir.icmp_signed("<", following, last.raw)
-        self.ir.cbranch(again, body, after)
+        self.ir.cbranch(self.ir.icmp_signed("<", following, last.raw), body, after)
         self.ir.position_at_end(after)
 
     @contextmanager
@@ -152,49 +151,39 @@ class Emitter(Arithmetic):
         self.ir.branch(head)
         self.ir.position_at_end(after)
 
-    def vector_loop(
-        self, begin: Number, end: Number, count: int, body: Callable[[RegisterValue, int], None]
-    ) -> None:
-        """`body(index, lanes)` for vectors of `count` elements, then one by one for the rest."""
-        first, last = self.constant(begin, I64), self.constant(end, I64)
-        middle = first + (last - first) // count * count if count > 1 else first
-        if count > 1:
-            with self.loop(first, middle, count) as index:
-                body(index, count)
-        with self.loop(middle, last) as index:
-            body(index, 1)
-
-    def vector_loops(
-        self,
-        begin: Number,
-        end: Number,
-        widths: Sequence[int],
-        body: Callable[[RegisterValue, int], None],
-    ) -> None:
-        """`body(index, lanes)` for as many elements as the first width takes, then the next."""
+    def vectors(
+        self, begin: Number, end: Number, *widths: int
+    ) -> Iterator[tuple[RegisterValue, int]]:
+        """Loops over `begin` to `end` for a `for` statement: (index, lanes) of as many vectors of
+        the first width as fit, then of the next; a width of 1 takes all that is left."""
         start, last = self.constant(begin, I64), self.constant(end, I64)
-        for count in widths:
-            middle = start + (last - start) // count * count
-            with self.loop(start, middle, count) as index:
-                body(index, count)
-            start = middle
+        for count in dict.fromkeys(widths):
+            stop = last if count == 1 else start + (last - start) // count * count
+            with self.loop(start, stop, count) as index:
+                yield index, count
+            start = stop
 
     def masked_vectors(
-        self,
-        end: RegisterValue,
-        lanes: int,
-        body: Callable[[RegisterValue, int, RegisterValue | None], None],
-    ) -> None:
-        """`body(index, lanes, mask)` for whole vectors from 0 on, then for what is left before
-        `end`, with a mask of the lanes that count: one vector where there were single elements."""
+        self, end: RegisterValue, widths: Sequence[int], *, masked: bool = True
+    ) -> Iterator[tuple[RegisterValue, int, RegisterValue | None]]:
+        """Loops like `vectors` from 0 on: (index, lanes, mask).
+
+        If `masked`, vectors of the first width, then one for the elements left before `end`, with a
+        mask of the lanes that count: one vector instead of single elements.
+        """
+        if not masked:
+            for index, count in self.vectors(0, end, *widths):
+                yield index, count, None
+            return
+        lanes = widths[0]
         whole = end // lanes * lanes
         with self.loop(0, whole, lanes) as index:
-            body(index, lanes, None)
+            yield index, lanes, None
         with self.if_then(whole < end):
             numbers = RegisterValue(
                 self, ir.Constant(vector(I64, lanes), [I64(i) for i in range(lanes)])
             )
-            body(whole, lanes, numbers < self.splat(end - whole, lanes))
+            yield whole, lanes, numbers < self.splat(end - whole, lanes)
 
     # --- memory and functions
 
@@ -256,8 +245,7 @@ class Emitter(Arithmetic):
         known = self.module.globals.get(name)
         if known is not None:
             return known
-        kind = ir.FunctionType(ir.VoidType(), list(arguments))
-        function = ir.Function(self.module, kind, name)
+        function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), list(arguments)), name)
         function.linkage = "internal"
         inside = Emitter(function)
         build(inside, *[RegisterValue(inside, each) for each in function.args])
@@ -268,8 +256,7 @@ class Emitter(Arithmetic):
         """memcpy."""
         kind = ir.FunctionType(ir.VoidType(), [POINTER, POINTER, I64, I1])
         function = self.declared("llvm.memcpy.p0.p0.i64", kind)
-        size = self.constant(count, I64).raw
-        self.ir.call(function, [target.raw, source.raw, size, I1(0)])
+        self.ir.call(function, [target.raw, source.raw, self.constant(count, I64).raw, I1(0)])
 
     def prefetch(self, place: Pointer, *, to_write: bool = False, soon: bool = False) -> None:
         """Have the line of memory that holds this element brought nearer: to the nearest cache if
@@ -284,8 +271,7 @@ class Emitter(Arithmetic):
         """Set `count` bytes to zero."""
         kind = ir.FunctionType(ir.VoidType(), [POINTER, I8, I64, I1])
         function = self.declared("llvm.memset.p0.i64", kind)
-        size = self.constant(count, I64).raw
-        self.ir.call(function, [target.raw, I8(0), size, I1(0)])
+        self.ir.call(function, [target.raw, I8(0), self.constant(count, I64).raw, I1(0)])
 
 
 class _Callee:
@@ -302,8 +288,7 @@ def kernel_module(name: str, build: Callable[[Emitter], None]) -> ir.Module:
     module = ir.Module(name)
     module.triple = host_target().triple
     module.data_layout = str(target_machine().target_data)
-    kind = ir.FunctionType(ir.VoidType(), [POINTER, I64, I64])
-    k = Emitter(ir.Function(module, kind, name))
+    k = Emitter(ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER, I64, I64]), name))
     build(k)
     k.ir.ret_void()
     return module

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from caldera.kernels.native.compression.quantise import dequantise, quantise
 from caldera.kernels.native.compression.sparse import (
     add_at,
     merge_sorted,
@@ -10,7 +9,12 @@ from caldera.kernels.native.compression.sparse import (
     put_only,
     take_out,
 )
-from caldera.kernels.native.compression.stochastic_rounding import FORMATS, round_stochastically
+from caldera.kernels.native.compression.stochastic_rounding import (
+    FORMATS,
+    dequantise,
+    quantise,
+    round_stochastically,
+)
 from caldera.kernels.native.compression.top_k import take_top_k_in_blocks, top_k_in_blocks
 
 __all__ = [

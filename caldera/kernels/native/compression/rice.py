@@ -257,7 +257,6 @@ def unpack(
     taken = np.empty(len(messages), np.int64)
     sizes = [each.size for each in messages]
     most = max(counts, default=0)
-    scratch = np.empty(max(sizes, default=0) + SLACK, np.uint8)
     run_now(
         unpack_places,
         addresses=addresses_of(messages),
@@ -266,7 +265,7 @@ def unpack(
         messages=len(messages),
         places=places,
         taken=taken,
-        scratch=scratch,
+        scratch=np.empty(max(sizes, default=0) + SLACK, np.uint8),
         spare=np.empty((2, most), np.int32),
         most=most,
     )

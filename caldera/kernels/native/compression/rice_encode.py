@@ -124,16 +124,14 @@ def _gaps(
             total.value = total.value + k.shift_right(gap, k.convert(guess + turn, I32))
         runs.value = runs.value + k.convert(gap.differs(0), I32)
 
-    def look(i: RegisterValue, width: int) -> None:
-        gap = places.load(i, width) - places.load(i - 1, width) - 1
-        add(gap, several if width > 1 else single)
-
     with k.if_then(count > 0):
         add(places.load(0) - k.convert(begin, I32), single)
         # The first place begins a run even where there is no gap before it.
         first = k.convert(places.load(0), I64).equals(begin)
         single[-1].value = single[-1].value + k.convert(first, I32)
-    k.vector_loop(1, count, lanes, look)
+    for i, width in k.vectors(1, count, lanes, 1):
+        gap = places.load(i, width) - places.load(i - 1, width) - 1
+        add(gap, several if width > 1 else single)
     *sums, runs = (
         k.convert(one.value + k.reduce_lanes(all_lanes.value, lambda a, b: a + b), I64)
         for one, all_lanes in zip(single, several, strict=True)
@@ -217,8 +215,7 @@ def _split(
 
 def get_word(k: Emitter, place: Pointer) -> RegisterValue:
     """Four bytes as a number that is not negative."""
-    word = RegisterValue(k, k.ir.load(place.raw, typ=I32, align=1))
-    return k.convert(word, I64, unsigned=True)
+    return k.convert(RegisterValue(k, k.ir.load(place.raw, typ=I32, align=1)), I64, unsigned=True)
 
 
 def put_word(k: Emitter, place: Pointer, value: RegisterValue) -> None:

@@ -94,11 +94,10 @@ def _largest_of(
     taken = None if added is None else np.empty((parts, most), np.float32)
     ends = np.zeros((parts, len(sizes) + 1), np.int64)
     scratch = np.empty((parts, 3, padded + _AT_ONCE), np.int32)
-    edges = np.array([0, *accumulate(sizes)], np.int64)
     run_now(
         _select,
         values=values,
-        edges=edges,
+        edges=np.array([0, *accumulate(sizes)], np.int64),
         vectors=len(sizes),
         count=count,
         block=block,
@@ -172,8 +171,7 @@ def _select(
     out = k.variable(0, I64)
 
     def take(vector: RegisterValue, number: RegisterValue) -> None:
-        begin = edges.load(vector)
-        first = begin + number * block
+        first = edges.load(vector) + number * block
         length = k.minimum(edges.load(vector + 1) - first, block)
         # Equal to `count` for a whole block.
         wanted = (count * length + block - 1) // block
@@ -308,8 +306,7 @@ def _folded(
     combine: Callable[[RegisterValue, RegisterValue], RegisterValue],
 ) -> RegisterValue:
     """The largest or smallest of some magnitudes."""
-    lanes = natural_lanes(I32)
-    kept = k.variable(magnitudes.load(0, lanes))
+    kept = k.variable(magnitudes.load(0, natural_lanes(I32)))
     for some in _vectors(k, magnitudes, length):
         kept.value = combine(kept.value, some)
     return k.reduce_lanes(kept.value, combine)
@@ -322,8 +319,7 @@ def _reaching(
     counts = k.variable(0, vector(I32, natural_lanes(I32)))
     for some in _vectors(k, magnitudes, length):
         counts.value = counts.value + k.convert(some >= least, I32)
-    total = k.reduce_lanes(counts.value, lambda a, b: a + b)
-    return k.convert(total, I64)
+    return k.convert(k.reduce_lanes(counts.value, lambda a, b: a + b), I64)
 
 
 def _vectors(k: Emitter, magnitudes: Pointer, length: Number) -> Iterator[RegisterValue]:
@@ -406,7 +402,5 @@ def _keep_largest(
 
 
 def _add(k: Emitter, target: Pointer, source: Pointer, length: RegisterValue) -> None:
-    def add(i: RegisterValue, lanes: int) -> None:
+    for i, lanes in k.vectors(0, length, natural_lanes(F32), 1):
         target.store(i, target.load(i, lanes) + source.load(i, lanes))
-
-    k.vector_loop(0, length, natural_lanes(F32), add)

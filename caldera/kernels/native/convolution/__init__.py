@@ -97,10 +97,6 @@ PRIORITY = 12
 """Of all ways to convolve: which of them is tried first is a matter of their estimates."""
 
 
-def _is_usual(node: Node) -> bool:
-    return Geometry.of(node).is_usual
-
-
 def _is_product(node: Node) -> bool:
     return im2col.is_offered(node) and Geometry.of(node).is_pointwise
 
@@ -119,7 +115,7 @@ for _op, _direct in (
         _op,
         "direct",
         _direct.bind,
-        _is_usual,
+        lambda node: Geometry.of(node).is_usual,
         _direct.workspace,
         PRIORITY,
         estimate=direct_seconds,

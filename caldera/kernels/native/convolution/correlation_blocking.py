@@ -12,7 +12,7 @@ of them shared with other channels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
@@ -98,7 +98,7 @@ class PixelTile:
                     spread = [k.broadcast_lane(each, lane) for each in inputs]
                     self._multiply(spread, row.at(lane * self.width))
         with k.loop(start, length) as index:
-            self._multiply_singles(index + place, filters.at(index * self.width))
+            self._multiply(self._singles(index + place), filters.at(index * self.width))
 
     def add_known(self, filters: Pointer, place: RegisterValue, length: int) -> None:
         """The same for a small number of inputs that is known, without any loop."""
@@ -110,7 +110,7 @@ class PixelTile:
                 spread = [k.broadcast_lane(each, lane) for each in inputs]
                 self._multiply(spread, filters.at((first + lane) * self.width))
         for index in range(known, length):
-            self._multiply_singles(place + index, filters.at(index * self.width))
+            self._multiply(self._singles(place + index), filters.at(index * self.width))
 
     def add_alike(self, filters: Pointer, place: RegisterValue) -> None:
         """Add the products of vectors of inputs with as many filters, channel by channel."""
@@ -122,20 +122,14 @@ class PixelTile:
                 given = source.load(place + start, self.lanes)
                 total.value = self.k.fma(given, weight, total.value)
 
-    def _multiply_singles(self, place: RegisterValue, filters: Pointer) -> None:
-        """Add the products of the one input at `place` of each pixel, loaded just before it is
-        used: all of them at once would take more registers than there are."""
+    def _multiply(self, inputs: Iterable[RegisterValue], filters: Pointer) -> None:
         weights = [filters.load(j * self.lanes, self.lanes) for j in range(self.vectors)]
-        for row, source in zip(self.sums, self.source, strict=True):
-            given = self.k.splat(source.load(place), self.lanes)
-            for total, weight in zip(row, weights, strict=True):
-                total.value = self.k.fma(given, weight, total.value)
+        self.k.add_outer_product(self.sums, inputs, weights)
 
-    def _multiply(self, inputs: Sequence[RegisterValue], filters: Pointer) -> None:
-        weights = [filters.load(j * self.lanes, self.lanes) for j in range(self.vectors)]
-        for row, given in zip(self.sums, inputs, strict=True):
-            for total, weight in zip(row, weights, strict=True):
-                total.value = self.k.fma(given, weight, total.value)
+    def _singles(self, place: RegisterValue) -> Iterator[RegisterValue]:
+        """The one input at `place` of each pixel, loaded just before it is used: all of them at
+        once would take more registers than there are."""
+        return (self.k.splat(source.load(place), self.lanes) for source in self.source)
 
     def clear(self, kept: Pointer) -> None:
         """Set all sums to zero."""

@@ -24,6 +24,7 @@ from caldera.kernels.native.codegen import (
     NativeCall,
     Pointer,
     RegisterValue,
+    copy_elements,
     integers,
     native_kernel,
     natural_lanes,
@@ -294,13 +295,7 @@ def _correlate(
                 tile.store([k.either(whole, *each) for each in zip(places, held, strict=True)])
                 with k.if_then(~whole), k.loop(0, k.minimum(pixels, count - pixel)) as i:
                     to = outputs.at(targets.load(pixel + i))
-                    _copy_pixel(k, aside.at(i * width), to, valid, tile.lanes)
-
-
-def _copy_pixel(
-    k: Emitter, source: Pointer, target: Pointer, count: RegisterValue, lanes: int
-) -> None:
-    k.vector_loop(0, count, lanes, lambda e, c: target.store(e, source.load(e, c)))
+                    copy_elements(k, to, aside.at(i * width), valid, tile.lanes)
 
 
 @contextmanager

@@ -3,7 +3,7 @@ multiply."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -12,6 +12,7 @@ from caldera.kernels.native.codegen import (
     Integer,
     Pointer,
     RegisterValue,
+    copy_elements,
     host_target,
     integers,
     itemsize,
@@ -50,15 +51,10 @@ class _Rows:
         return line // n.target_rows, line % n.target_rows, pixel % n.target_columns
 
     def runs(
-        self,
-        first: RegisterValue,
-        count: RegisterValue,
-        group: RegisterValue,
-        move: Callable[[Pointer, Pointer, RegisterValue], None],
-        clear: Callable[[Pointer, RegisterValue], None] | None,
-    ) -> None:
-        """`move(column, pixel, length)` for every piece of the matrix that lies in the image, and
-        `clear(column, length)` for every piece that is padding."""
+        self, first: RegisterValue, count: RegisterValue, group: RegisterValue, *, clears: bool
+    ) -> Iterator[tuple[Pointer, Pointer, RegisterValue]]:
+        """Loops over the pieces of the matrix that lie in the image, for a `for` statement:
+        (column, pixel, length). If it `clears`, pieces that are padding become zeros."""
         k, n = self.k, self.n
         source = self.image.at(group * n.channels)
         with k.loop(0, count) as index:
@@ -76,43 +72,30 @@ class _Rows:
                 end = k.maximum(between(k, n.width - x, n.run_taps), begin)
                 pixel = source.at(image * n.image_step + y * n.row_step)
                 pixel = pixel.at((x + begin) * n.pixel_step)
-                if clear is not None:
-                    clear(target, begin * n.tap_length)
-                    clear(target.at(end * n.tap_length), (n.run_taps - end) * n.tap_length)
-                move(target.at(begin * n.tap_length), pixel, (end - begin) * n.tap_length)
+                if clears:
+                    self._clear(target, begin * n.tap_length)
+                    self._clear(target.at(end * n.tap_length), (n.run_taps - end) * n.tap_length)
+                yield target.at(begin * n.tap_length), pixel, (end - begin) * n.tap_length
+
+    def _clear(self, place: Pointer, length: RegisterValue) -> None:
+        zero = self.k.constant(0.0, place.type)
+        for i, lanes in self.k.vectors(0, length, natural_lanes(place.type), 1):
+            place.store(i, self.k.splat(zero, lanes))
 
     def fill(self, first: RegisterValue, count: RegisterValue, group: RegisterValue) -> None:
         """Make the rows of `count` pixels."""
-        k = self.k
         lanes = natural_lanes(self.image.type)
-
-        def clear(place: Pointer, length: RegisterValue) -> None:
-            zero = k.constant(0.0, place.type)
-            k.vector_loop(0, length, lanes, lambda i, c: place.store(i, k.splat(zero, c)))
-
-        def copy(target: Pointer, source: Pointer, length: RegisterValue) -> None:
-            k.vector_loop(0, length, lanes, lambda i, c: target.store(i, source.load(i, c)))
-
-        self.runs(first, count, group, copy, clear)
+        for target, source, length in self.runs(first, count, group, clears=True):
+            copy_elements(self.k, target, source, length, lanes)
 
     def add(self, first: RegisterValue, count: RegisterValue, group: RegisterValue) -> None:
         """Add the rows of `count` pixels to the image."""
-        k = self.k
-        lanes = natural_lanes(self.image.type)
-
-        def add(source: Pointer, target: Pointer, length: RegisterValue) -> None:
-            def some(i: RegisterValue, count: int, mask: RegisterValue | None = None) -> None:
-                total = target.load(i, count, mask) + source.load(i, count, mask)
-                target.store(i, total, mask)
-
+        widths, masked = (natural_lanes(self.image.type), 1), host_target().has_masks
+        for source, target, length in self.runs(first, count, group, clears=False):
             # The next pixel's row begins inside this one: what was written piece by piece would
             # have to reach the cache before it can be read in one piece.
-            if host_target().has_masks:
-                k.masked_vectors(length, lanes, some)
-            else:
-                k.vector_loop(0, length, lanes, some)
-
-        self.runs(first, count, group, add, None)
+            for i, some, mask in self.k.masked_vectors(length, widths, masked=masked):
+                target.store(i, target.load(i, some, mask) + source.load(i, some, mask), mask)
 
     def matrix(
         self, in_place: bool, first: RegisterValue, group: RegisterValue
@@ -136,8 +119,7 @@ def forward(
     in_place: bool,
 ) -> None:
     assert in_place, "direct convolution is faster than rows that are made first"
-    begin, end = k.part_range(n.blocks)
-    with k.loop(begin, end) as block, k.loop(0, n.groups) as group:
+    with k.loop(*k.part_range(n.blocks)) as block, k.loop(0, n.groups) as group:
         first = block * n.rows
         count = k.minimum(n.rows, n.pixels - first)
         left = image.at(first * n.pixel_step + group * n.channels)
@@ -185,8 +167,7 @@ def input_gradient(
             first = block * n.rows
             product(first, k.minimum(n.rows, n.pixels - first), group)
         return
-    begin, end = k.part_range(n.batch)
-    with k.loop(begin, end) as number:
+    with k.loop(*k.part_range(n.batch)) as number:
         pixels = n.height * n.width * n.channels * n.groups
         k.clear_bytes(image.at(number * n.image_step), pixels * itemsize(image.type))
         with k.loop(0, n.blocks) as block, k.loop(0, n.groups) as group:

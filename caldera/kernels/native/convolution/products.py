@@ -411,8 +411,7 @@ def _phase_calls(call: Call, phase: _Phase) -> list[NativeCall]:
     rows, columns = phase.pixels
     found, after = _written_pixels(out[:, :, rows, columns], workspace.scratch)
     other = filters.reshape(windows.results if name == "conv2d" else windows.matrix[1], -1)
-    multiplied = workspace.multiply(name, other, found)
-    return [*workspace.calls, *before, *multiplied, *after]
+    return [*workspace.calls, *before, *workspace.multiply(name, other, found), *after]
 
 
 def _seconds(node: Node) -> float:

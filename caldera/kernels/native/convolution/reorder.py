@@ -100,8 +100,7 @@ def _gather(
 ) -> None:
     lanes = min(natural_lanes(target.type), width)
     outermost, *inner = loops
-    begin, end = k.part_range(outermost.count * blocks)
-    with k.loop(begin, end) as index:
+    with k.loop(*k.part_range(outermost.count * blocks)) as index:
         outer, block = index // blocks, index % blocks
         first = source.at(outer * outermost.source + block * width * neighbour)
         place = target.at(outer * outermost.target + block * block_step)
@@ -196,8 +195,7 @@ def _scatter(
             value.value = value.value + read.load(term * sum_step, count)
         return value.value
 
-    begin, end = k.part_range(outermost.count * blocks)
-    with k.loop(begin, end) as index:
+    with k.loop(*k.part_range(outermost.count * blocks)) as index:
         outer, start = index // blocks, index % blocks * lanes
         block = start // width * block_step + start % width
         first = source.at(outer * outermost.source + block)
@@ -308,8 +306,7 @@ def bind_staged(
 
 
 def _stand_in(image: np.ndarray, workspace: ScratchMemory) -> np.ndarray:
-    memory = workspace.array(image.size, compute_dtype(image.dtype))
-    return laid_out(memory, image.shape, NHWC)
+    return laid_out(workspace.array(image.size, compute_dtype(image.dtype)), image.shape, NHWC)
 
 
 def _image_loops(one: np.ndarray, other: np.ndarray) -> tuple[CopyLoop, CopyLoop, CopyLoop]:
@@ -337,11 +334,10 @@ def copy_image(source: np.ndarray, target: np.ndarray) -> NativeCall:
 def write_image(source: np.ndarray, target: np.ndarray) -> NativeCall:
     """Images channels last as images that lie as `target` does."""
     image, row, column = _image_loops(source, target)
-    loops = (image, CopyLoop(1, 0, 0), row, column)
     return scatter(
         source,
         target,
-        loops,
+        (image, CopyLoop(1, 0, 0), row, column),
         length=source.shape[1],
         neighbour=steps(target)[1],
         width=source.shape[1] or 1,

@@ -17,6 +17,7 @@ import numpy as np
 from caldera.core.graph.node import Node
 from caldera.kernels.common.geometry import Correlation, Geometry, Pair, steps
 from caldera.kernels.native.codegen import (
+    CACHE_LINE,
     Emitter,
     Integer,
     Number,
@@ -303,3 +304,10 @@ class TiledLayout:
         """Channels of the other images: those that are written, or, for the weight gradient, the
         output's gradient."""
         return self.geometry.channels if self.is_gradient else self.geometry.results
+
+    def _step(self, elements: int) -> int:
+        """Whole cache lines, an odd number of them: else the same row of all matrices would be in
+        the same place of the cache."""
+        itemsize = self.geometry.dtype.itemsize
+        lines = -(-elements * itemsize // CACHE_LINE)
+        return (lines + 1 - lines % 2) * CACHE_LINE // itemsize

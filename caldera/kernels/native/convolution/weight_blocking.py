@@ -1,4 +1,4 @@
-"""The weight gradient of a convolution, direct: its tile, and the memory it takes."""
+"""Blocking of direct weight gradients, dense and depthwise: register tiles, strips, memory."""
 
 from __future__ import annotations
 
@@ -247,6 +247,61 @@ class WeightGradientTile(StripGradient):
     def parts(self) -> int:
         """Workers that may take part."""
         return self.workers * self.splits
+
+
+@dataclass(frozen=True)
+class DepthwiseGradient(StripGradient):
+    """The gradient with its tile, a few taps by a few vectors of channels."""
+
+    @property
+    def channels(self) -> int:
+        """Channels of a pixel, on both sides."""
+        return self.work.groups
+
+    @property
+    def output_channels(self) -> tuple[int, int]:
+        """One group of all channels."""
+        return 1, self.channels
+
+    @cached_property
+    def tile(self) -> tuple[int, int]:
+        """Taps and vectors of channels that are summed at once."""
+        accumulators = 12 if host_target().registers >= 32 else 6
+        vectors = min(4 if accumulators > 6 else 2, -(-self.channels // self.lanes))
+        taps = self.work.taps[0] * self.work.taps[1]
+        # The last tile repeats taps: as few as possible.
+        most = max(1, min(accumulators // vectors, taps))
+        together = min(range(max(1, most // 2), most + 1), key=lambda n: (-taps % n, -n))
+        return together, vectors
+
+    @property
+    def taps(self) -> int:
+        """Taps in whole tiles."""
+        taps = self.work.taps[0] * self.work.taps[1]
+        return -(-taps // self.tile[0]) * self.tile[0]
+
+    @cached_property
+    def input_blocks(self) -> StripBlocks:
+        """Strips of the image."""
+        return StripBlocks(self.strips, 1, self.channels, self.step)
+
+    @property
+    def size(self) -> int:
+        """Elements of a partial sum: [block][tap][channel]."""
+        return self.input_blocks.count * self.taps * self.step
+
+    @property
+    def sums(self) -> int:
+        """Partial sums; the same for any number of threads."""
+        return min(strips_wanted(self.work), self.strips.items)
+
+    def tap_table(self) -> np.ndarray:
+        """Where the input of each tap lies, from that of the first on; the last is repeated."""
+        rows, columns = self.work.taps
+        held = self.input_blocks
+        steps_of = (0, held.row_step * self.work.dilation[0], held.width * self.work.dilation[1])
+        places = pixel_table(1, rows, columns, steps_of)
+        return np.pad(places, (0, self.taps - len(places)), mode="edge")
 
 
 def best_tile(length: int, vectors: int, lanes: int) -> tuple[int, int]:

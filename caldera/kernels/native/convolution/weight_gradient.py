@@ -1,7 +1,9 @@
 """Direct weight gradient of convolutions, depthwise or dense: pixel sums in registers.
 
-A tile is a few adjacent inputs of a pixel by a few vectors of output channels. It iterates over
-all pixels of a strip before its sums are added to memory. Strips are assigned to a fixed number
+A tile is a few adjacent inputs of a pixel by a few vectors of output channels; of a depthwise
+gradient, a few taps by a few vectors of channels, so that a pixel of the output's gradient is
+loaded once for all taps of the tile. It iterates over all pixels of a strip before its sums are
+added to memory. Strips are assigned to a fixed number
 of partial sums, whatever the number of threads, and these are added up in a fixed order at the
 end: the result does not depend on the assignment of work to threads.
 """
@@ -18,6 +20,7 @@ from caldera.core.graph.node import Node
 from caldera.kernels.common.geometry import Geometry, forward, seen_pixels, steps
 from caldera.kernels.native.codegen import (
     Emitter,
+    Integer,
     NativeCall,
     Pointer,
     RegisterValue,
@@ -26,13 +29,12 @@ from caldera.kernels.native.codegen import (
     natural_lanes,
     vector,
 )
-from caldera.kernels.native.convolution import depthwise_weight
 from caldera.kernels.native.convolution.correlation_blocking import (
     BlockedFilling,
     by_lanes,
 )
-from caldera.kernels.native.convolution.depthwise_weight import DepthwiseGradient
 from caldera.kernels.native.convolution.reorder import (
+    ONCE,
     CopyLoop,
     ScratchMemory,
     bind_staged,
@@ -41,8 +43,93 @@ from caldera.kernels.native.convolution.reorder import (
     scratch_bytes,
     staging_bytes,
 )
-from caldera.kernels.native.convolution.weight_blocking import GradientStrips, WeightGradientTile
+from caldera.kernels.native.convolution.weight_blocking import (
+    DepthwiseGradient,
+    GradientStrips,
+    WeightGradientTile,
+)
 from caldera.kernels.table import Call, Runner
+
+
+@native_kernel
+def _sum_channels(
+    k: Emitter,
+    x: Pointer,
+    y: Pointer,
+    partial: Pointer,
+    input_scratch: Pointer,
+    output_scratch: Pointer,
+    places: Pointer,
+    taps: Pointer,
+    x_blocks: BlockedFilling,
+    y_blocks: BlockedFilling,
+    strips: GradientStrips,
+    tap_count: Integer,
+    together: int,
+    vectors: int,
+) -> None:
+    width = vectors * natural_lanes(x.type)
+    own_x = input_scratch.at(k.part * strips.x_length)
+    own_y = output_scratch.at(k.part * strips.y_length)
+    with strips.of_worker(k, k.part, k.parts) as (start, own, adds):
+        sums = partial.at(start)
+        x_blocks.fill(k, width, own_x, x, own.image, own.images, own.source_row, own.source_rows)
+        y_blocks.fill(k, width, own_y, y, own.image, own.images, own.row, own.rows)
+        with k.loop(0, x_blocks.count) as block, k.loop(0, tap_count, together) as tap:
+            seen = own_x.at(block * x_blocks.block_step)
+            inputs = [seen.at(taps.load(tap + i)) for i in range(together)]
+            given = own_y.at(block * y_blocks.block_step)
+            place = sums.at((block * tap_count + tap) * width)
+            count = own.images * own.rows * strips.target_columns
+            _tile(k, vectors, inputs, given, places, count, place, adds)
+
+
+def _tile(
+    k: Emitter,
+    vectors: int,
+    inputs: list[Pointer],
+    given: Pointer,
+    places: Pointer,
+    count: RegisterValue,
+    place: Pointer,
+    adds: RegisterValue,
+) -> None:
+    """Sum over `count` pixels for the taps whose inputs these are."""
+    lanes = natural_lanes(given.type)
+    width = vectors * lanes
+    zero = k.constant(0.0, vector(given.type, lanes))
+    totals = [[k.variable(zero) for _ in range(vectors)] for _ in inputs]
+    with k.loop(0, count) as pixel:
+        at = places.load(pixel)
+        outputs = [given.load(pixel * width + j * lanes, lanes) for j in range(vectors)]
+        for row, source in zip(totals, inputs, strict=True):
+            for j, total in enumerate(row):
+                total.value = k.fma(source.load(at + j * lanes, lanes), outputs[j], total.value)
+    for i, row in enumerate(totals):
+        for j, total in enumerate(row):
+            target = place.at(i * width + j * lanes)
+            before = k.select(adds, target.load(0, lanes), zero)
+            target.store(0, before + total.value)
+
+
+def _write_channels(
+    gradient: DepthwiseGradient, partial: np.ndarray, out: np.ndarray
+) -> NativeCall:
+    rows, columns = gradient.work.taps
+    of_channel, _, of_row, of_column = steps(out)
+    width = gradient.step
+    return scatter(
+        partial,
+        out,
+        (ONCE, ONCE, CopyLoop(rows, columns * width, of_row), CopyLoop(columns, width, of_column)),
+        length=gradient.channels,
+        neighbour=of_channel,
+        width=width,
+        block_step=gradient.taps * width,
+        sums=gradient.sums,
+        sum_step=gradient.size,
+    )
+
 
 _Numbers = Annotated[
     Any,
@@ -52,17 +139,6 @@ _Numbers = Annotated[
     ),
 ]
 """The taps and the blocks of a partial sum, in numbers and distances."""
-
-
-def gradient_calls(
-    gradient: WeightGradientTile,
-    x: np.ndarray,
-    y: np.ndarray,
-    scratch: list[np.ndarray],
-    out: np.ndarray,
-) -> list[NativeCall]:
-    """Partial sums, then their sum written to the filters' gradient."""
-    return [_sum_call(gradient, x, y, scratch), _write_call(gradient, scratch[0], out)]
 
 
 def _write_call(gradient: WeightGradientTile, partial: np.ndarray, out: np.ndarray) -> NativeCall:
@@ -142,8 +218,7 @@ def _sum(
     vectors_left: int,
     joined: int,
 ) -> None:
-    wide = x.type
-    step = vectors * natural_lanes(wide)
+    step = vectors * natural_lanes(x.type)
     worker, split = k.part // n.splits, k.part % n.splits
     own_x = input_scratch.at(k.part * strips.x_length)
     own_y = output_scratch.at(k.part * strips.y_length)
@@ -292,7 +367,15 @@ def bind(call: Call) -> Runner:
         x = seen_pixels(geometry, x)
         scratch = [workspace.array(length, geometry.dtype) for length in gradient.lengths]
         if isinstance(gradient, DepthwiseGradient):
-            return depthwise_weight.gradient_calls(gradient, x, y, scratch, out)
-        return gradient_calls(gradient, x, y, scratch, out)
+            together, vectors = gradient.tile
+            sums = _sum_channels.call(
+                **gradient.arguments(x, y, scratch),
+                taps=gradient.tap_table(),
+                tap_count=gradient.taps,
+                together=together,
+                vectors=vectors,
+            )
+            return [sums, _write_channels(gradient, scratch[0], out)]
+        return [_sum_call(gradient, x, y, scratch), _write_call(gradient, scratch[0], out)]
 
     return bind_staged(call, gradient.lengths, compute)

@@ -227,15 +227,12 @@ def _loop(
     def row(here: Sequence[StridedOperand], begin: RegisterValue, end: RegisterValue) -> None:
         inputs = [each.settled() for each in here[: len(loop_body.inputs)]]
         outputs = here[len(loop_body.inputs) :]
-
-        def compute(index: RegisterValue, lanes: int) -> None:
+        for index, lanes in k.vectors(begin, end, *widths):
             written, _ = computed_values(
                 loop_body, k, [each.load(index, lanes) for each in inputs], lanes
             )
             for operand, value in zip(outputs, written, strict=True):
                 operand.store(index, value)
-
-        k.vector_loops(begin, end, widths, compute)
 
     if not outer:
         row(arrays, begin, end)

@@ -50,22 +50,10 @@ def _maximum(k: Emitter, a: RegisterValue, b: RegisterValue) -> RegisterValue:
     return numeric.maximum(k, a, b) if is_floating(a.type) else k.maximum(a, b)
 
 
-def _minimum(k: Emitter, a: RegisterValue, b: RegisterValue) -> RegisterValue:
-    return numeric.minimum(k, a, b) if is_floating(a.type) else k.minimum(a, b)
-
-
-def _relu(k: Emitter, x: RegisterValue) -> RegisterValue:
-    return _maximum(k, x, k.constant(0, x.type))
-
-
 def _is_finite(k: Emitter, x: RegisterValue) -> RegisterValue:
     if is_floating(x.type):
         return numeric.absolute(k, x) < math.inf
     return x.equals(x)
-
-
-def _is_nan(k: Emitter, x: RegisterValue) -> RegisterValue:
-    return k.is_nan(x) if is_floating(x.type) else x.differs(x)
 
 
 # --- division that rounds down
@@ -149,7 +137,7 @@ _OPERATIONS: dict[str, Operation] = {
     "floor_div": lambda k, a, b: _division(k, a, b)[0],
     "mod": lambda k, a, b: _division(k, a, b)[1],
     "maximum": _maximum,
-    "minimum": _minimum,
+    "minimum": lambda k, a, b: numeric.minimum(k, a, b) if is_floating(a.type) else k.minimum(a, b),
     "equal": lambda k, a, b: a.equals(b),
     "not_equal": lambda k, a, b: a.differs(b),
     "less": lambda k, a, b: a < b,
@@ -161,7 +149,7 @@ _OPERATIONS: dict[str, Operation] = {
     "logical_xor": lambda k, a, b: a ^ b,
     "logical_not": lambda k, x: ~x,
     "isfinite": _is_finite,
-    "isnan": _is_nan,
+    "isnan": lambda k, x: k.is_nan(x) if is_floating(x.type) else x.differs(x),
     "where": lambda k, condition, a, b: k.select(condition, a, b),
     "stop_gradient": lambda k, x: x,
     "exp": numeric.exp,
@@ -182,7 +170,7 @@ _OPERATIONS: dict[str, Operation] = {
     "tanh": numeric.tanh,
     "erf": numeric.erf,
     "sigmoid": numeric.sigmoid,
-    "relu": _relu,
+    "relu": lambda k, x: _maximum(k, x, k.constant(0, x.type)),
     "tan": tan,
     **{name: getattr(elementary, name) for name in _ELEMENTARY},
 }

@@ -231,11 +231,6 @@ def _specs(node: Node) -> tuple[Spec, Spec, Spec, Spec]:
     )
 
 
-def _in_place(node: Node) -> bool:
-    # Every element is read before it is written, and vectors before any of them.
-    return len(node.outputs[0].shape) > 1
-
-
 _BINDS: dict[str, Callable[[Call], Runner | None]] = {
     "batch_norm": _bind,
     "batch_norm_relu": _bind,
@@ -252,5 +247,6 @@ for _op, _its_bind in _BINDS.items():
         any_layout(_its_bind),
         workspace=lambda node: workspace_bytes(*_specs(node)),
         priority=10,
-        in_place=_in_place,
+        # Every element is read before it is written, and vectors before any of them.
+        in_place=lambda node: len(node.outputs[0].shape) > 1,
     )

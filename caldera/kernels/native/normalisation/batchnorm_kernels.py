@@ -290,8 +290,7 @@ def differentiate(
     """The gradient of all elements, which lie as in `normalise`."""
     if last:
         slopes, values, target = (each.rows(k.constant(0, I64)) for each in (g, x, dx))
-        rows = k.part_range(pixels)
-        gradient_of_rows(k, rows, channels, slopes, values, target, factors, given)
+        gradient_of_rows(k, k.part_range(pixels), channels, slopes, values, target, factors, given)
         return
     with k.loop(*k.part_range(images * channels)) as which:
         image, channel = which // channels, which % channels

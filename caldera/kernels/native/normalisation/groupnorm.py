@@ -338,11 +338,6 @@ def _bind_gradient(call: Call) -> Runner | None:
     return NativeRunner([main, finish])
 
 
-def _in_place(node: Node) -> bool:
-    # Statistics of (N, groups) must not be written over an image of the same shape.
-    return len({spec.shape for spec in node.outputs[:2]}) == 2 or len(node.inputs) == 5
-
-
 for _op, _its_bind in (("group_norm", _bind), ("group_norm_grad", _bind_gradient)):
     offer(
         _op,
@@ -350,5 +345,8 @@ for _op, _its_bind in (("group_norm", _bind), ("group_norm_grad", _bind_gradient
         any_layout(_its_bind),
         workspace=lambda node: workspace_bytes(*_specs(node)),
         priority=10,
-        in_place=_in_place,
+        # Statistics of (N, groups) must not be written over an image of the same shape.
+        in_place=lambda node: (
+            len({spec.shape for spec in node.outputs[:2]}) == 2 or len(node.inputs) == 5
+        ),
     )

@@ -75,12 +75,9 @@ def _normalise(
         mean, variance = moments(k, one, two, k.convert(pivot, F64), share)
         centre = k.convert(mean, kind)
         inverse = k.convert(inverse_deviation(k, variance, eps), kind)
-
-        def body(index: RegisterValue, count: int) -> None:
+        for index, count in over_plane(k, length, kind):
             unit = (source.load(index, count) - centre) * inverse
             target.store(index, k.fma(unit, scale.load(index, count), shift.load(index, count)))
-
-        over_plane(k, length, kind, body)
         means.store(row, centre)
         variances.store(row, k.convert(variance, kind))
 
@@ -107,8 +104,7 @@ def _differentiate(
         rows = [_Row(k, kind) for _ in range(count)]
         centres = [means.load(first + i) for i in range(count)]
         inverses = [inverse_deviation(k, variances.load(first + i), eps) for i in range(count)]
-
-        def visit(index: RegisterValue, lanes: int) -> None:
+        for index, lanes in k.vectors(0, length, *shrinking(line_lanes(kind))):
             slopes, products = [], []
             gain = scale.load(index, lanes)
             for i, row in enumerate(rows):
@@ -119,8 +115,6 @@ def _differentiate(
                 products.append(slope * (centred * k.convert(inverses[i], kind)))
             for place, terms in ((index, slopes), (index + length, products)):
                 sums.store(place, sums.load(place, lanes) + pairwise(terms))
-
-        k.vector_loops(0, length, shrinking(line_lanes(kind)), visit)
         for i, row in enumerate(rows):
             places = [each.base.at((first + i) * each.stride) for each in (g, x, dx)]
             own = means.load(first + i), inverses[i]
@@ -152,13 +146,10 @@ def _gradient_of_row(
     one, two = sums
     found = gradient_factors(one, two, unit, inverse, share)
     factor, level, slant = (k.convert(each, kind) for each in found)
-
-    def body(index: RegisterValue, count: int) -> None:
+    for index, count in over_plane(k, length, kind):
         scaled = slopes.load(index, count) * scale.load(index, count)
         rest = k.fma(values.load(index, count) - mean, slant, level)
         target.store(index, scaled * factor - rest)
-
-    over_plane(k, length, kind, body)
 
 
 class _Row:
@@ -286,12 +277,14 @@ def _partial(node: Node) -> Spec:
     return Spec((-(-rows // _BLOCK), 2 * length), compute_dtype(node.outputs[0].dtype))
 
 
-def _in_place(node: Node) -> bool:
+offer(
+    "layer_norm",
+    "native",
+    any_layout(_bind, _order),
+    priority=10,
     # A mean must not be written over a scale that later rows need.
-    return node.outputs[1] != node.inputs[1].spec
-
-
-offer("layer_norm", "native", any_layout(_bind, _order), priority=10, in_place=_in_place)
+    in_place=lambda node: node.outputs[1] != node.inputs[1].spec,
+)
 offer(
     "layer_norm_grad",
     "native",

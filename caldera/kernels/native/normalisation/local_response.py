@@ -7,8 +7,9 @@ channel. Each worker has buffers of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from caldera.base.threads import thread_count
@@ -82,8 +83,8 @@ class _Buffer:
         return pairwise(terms)
 
 
-Each = Callable[[Callable[[RegisterValue, int], None]], None]
-"""Runs a body for all channels: (channel, lanes)."""
+Each = Callable[[], Iterator[tuple[RegisterValue, int]]]
+"""Makes loops over all channels, for a `for` statement: (channel, lanes)."""
 
 
 @dataclass(frozen=True)
@@ -117,41 +118,30 @@ class _Writer:
         self.others.clear_edges(self.channels, before)
 
     def _keep_squares(self, each: Each, x: ClassOperand) -> None:
-        def keep(channel: RegisterValue, count: int) -> None:
+        for channel, count in each():
             value = x.load(channel, count)
             self.squares.store(channel, value * value)
 
-        each(keep)
-
     def _base(self, channel: RegisterValue, count: int) -> RegisterValue:
-        total = self.squares.window(channel, count, self.window)
-        return self.k.fma(total, self.alpha, self.bias)
+        return self.k.fma(self.squares.window(channel, count, self.window), self.alpha, self.bias)
 
     def forward(self, each: Each, x: ClassOperand, y: ClassOperand) -> None:
         self._keep_squares(each, x)
-
-        def finish(channel: RegisterValue, count: int) -> None:
+        for channel, count in each():
             power = _power(self.k, self._base(channel, count), self.beta)
             y.store(channel, x.load(channel, count) * power)
 
-        each(finish)
-
     def backward(self, each: Each, g: ClassOperand, x: ClassOperand, dx: ClassOperand) -> None:
         self._keep_squares(each, x)
-
-        def prepare(channel: RegisterValue, count: int) -> None:
+        for channel, count in each():
             base = self._base(channel, count)
             own = g.load(channel, count) * _power(self.k, base, self.beta)
             self.own.store(channel, own)
             self.others.store(channel, own * x.load(channel, count) / base)
-
-        def finish(channel: RegisterValue, count: int) -> None:
+        for channel, count in each():
             met = self.others.window(channel, count, self.window)
             factor = x.load(channel, count) * (self.alpha * (2.0 * self.beta))
             dx.store(channel, self.own.load(channel, count) - factor * met)
-
-        each(prepare)
-        each(finish)
 
     def run(self, each: Each, operands: list[ClassOperand]) -> None:
         """The gradient has one operand more."""
@@ -168,12 +158,9 @@ def _over_rows(
     """Channels last."""
     writer = _Writer(k, given, 1, window, beta)
     widths = shrinking(line_lanes(given.buffers.type))
-
-    def each(body: Callable[[RegisterValue, int], None]) -> None:
-        k.vector_loops(0, writer.channels, widths, body)
-
     with k.loop(*k.part_range(rows)) as row:
         places = [operand.base.at(row * operand.stride) for operand in operands]
+        each = partial(k.vectors, 0, writer.channels, *widths)
         writer.run(each, [ClassOperand(k, place, None, None) for place in places])
 
 
@@ -192,18 +179,17 @@ def _over_planes(
     writer = _Writer(k, given, unit, window, beta)
     blocks = (pixels + (unit - 1)) // unit
 
-    def write(image: RegisterValue, pixel: RegisterValue, count: int) -> None:
-        def each(body: Callable[[RegisterValue, int], None]) -> None:
-            with k.loop(0, writer.channels) as channel:
-                body(channel, count)
-
-        places = [(each.base.at(image * each.image + pixel), each.inner) for each in operands]
-        writer.run(each, [ClassOperand(k, base, step, None) for base, step in places])
+    def each(count: int) -> Iterator[tuple[RegisterValue, int]]:
+        with k.loop(0, writer.channels) as channel:
+            yield channel, count
 
     with k.loop(*k.part_range(images * blocks)) as which:
         image, first = which // blocks, which % blocks * unit
         end = k.minimum(first + unit, pixels)
-        k.vector_loops(first, end, shrinking(unit), lambda pixel, n: write(image, pixel, n))
+        for pixel, count in k.vectors(first, end, *shrinking(unit)):
+            places = [(each.base.at(image * each.image + pixel), each.inner) for each in operands]
+            own = [ClassOperand(k, base, step, None) for base, step in places]
+            writer.run(partial(each, count), own)
 
 
 # --- tying them to arrays

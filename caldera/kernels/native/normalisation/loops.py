@@ -11,7 +11,7 @@ plane has one of each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from llvmlite import ir
@@ -117,15 +117,12 @@ def _differentiate(
 
 
 def over_rows(
-    k: Emitter,
-    rows: tuple[Number, Number],
-    channels: RegisterValue,
-    kind: ir.Type,
-    visit: Callable[[RegisterValue, RegisterValue, int], None],
-) -> None:
-    """`visit(row, channel, lanes)` for all channels of all rows."""
+    k: Emitter, rows: tuple[Number, Number], channels: RegisterValue, kind: ir.Type
+) -> Iterator[tuple[RegisterValue, RegisterValue, int]]:
+    """Loops over all channels of all rows, for a `for` statement: (row, channel, lanes)."""
     with k.loop(*rows) as row:
-        k.vector_loops(0, channels, shrinking(line_lanes(kind)), lambda c, n: visit(row, c, n))
+        for channel, count in k.vectors(0, channels, *shrinking(line_lanes(kind))):
+            yield row, channel, count
 
 
 def apply_to_rows(
@@ -140,12 +137,9 @@ def apply_to_rows(
     relu: bool = False,
 ) -> None:
     """y = (x - mean) * factor + shift, and what follows."""
-
-    def visit(row: RegisterValue, channel: RegisterValue, count: int) -> None:
+    for row, channel, count in over_rows(k, rows, channels, factors.type):
         own = factors_of(factors, channels, channel, range(3), count)
         _normalise(k, (row, channel), count, own, x, y, more, relu)
-
-    over_rows(k, rows, channels, factors.type, visit)
 
 
 def gradient_of_rows(
@@ -159,31 +153,29 @@ def gradient_of_rows(
     given: Pointer | None = None,
 ) -> None:
     """dx = f * g - a - (x - mean) * b; `given` has the factors of the forward pass with a relu."""
-
-    def visit(row: RegisterValue, channel: RegisterValue, count: int) -> None:
+    for row, channel, count in over_rows(k, rows, channels, factors.type):
         own = factors_of(factors, channels, channel, range(FACTORS), count)
         mask = None
         if given is not None:
             mask = own[SLOPE_FACTOR], given.load(channel + channels * SHIFT, count)
         _differentiate(k, (row, channel), count, own, g, x, dx, mask)
 
-    over_rows(k, rows, channels, factors.type, visit)
-
 
 # --- planes
 
 
 def over_plane(
-    k: Emitter, count: RegisterValue, kind: ir.Type, body: Callable[[RegisterValue, int], None]
-) -> None:
-    """`body(index, lanes)` over the elements of a plane, several vectors at a time."""
+    k: Emitter, count: RegisterValue, kind: ir.Type
+) -> Iterator[tuple[RegisterValue, int]]:
+    """Loops over the elements of a plane, several vectors at a time, for a `for` statement:
+    (index, lanes)."""
     lanes = natural_lanes(kind)
     step = lanes * VECTORS_TOGETHER
     whole = count // step * step
     with k.loop(0, whole, step) as index:
         for i in range(VECTORS_TOGETHER):
-            body(index + i * lanes, lanes)
-    k.vector_loops(whole, count, shrinking(lanes), body)
+            yield index + i * lanes, lanes
+    yield from k.vectors(whole, count, *shrinking(lanes))
 
 
 def apply_to_plane(
@@ -198,12 +190,8 @@ def apply_to_plane(
 ) -> None:
     """y = (x - mean) * factor + shift, and what follows."""
     own = [k.convert(each, x.computed) for each in factors]
-    over_plane(
-        k,
-        pixels,
-        x.computed,
-        lambda index, count: _normalise(k, (index,), count, own, x, y, more, relu),
-    )
+    for index, count in over_plane(k, pixels, x.computed):
+        _normalise(k, (index,), count, own, x, y, more, relu)
 
 
 def gradient_of_plane(
@@ -216,12 +204,8 @@ def gradient_of_plane(
     """dx = f * g - a - (x - mean) * b, for the planes of g, x and dx."""
     g, x, dx = planes
     own = [k.convert(each, x.computed) for each in factors]
-    over_plane(
-        k,
-        pixels,
-        x.computed,
-        lambda index, count: _differentiate(k, (index,), count, own, g, x, dx, mask),
-    )
+    for index, count in over_plane(k, pixels, x.computed):
+        _differentiate(k, (index,), count, own, g, x, dx, mask)
 
 
 SUMS = 3
@@ -337,11 +321,8 @@ class BlockSums:
             column_sums(k, place, (first, last), self.channels, terms, self.known)
             return
         pivots = place.at(self.channels * 2)
-
-        def keep(channel: RegisterValue, count: int) -> None:
+        for channel, count in k.vectors(0, self.channels, *shrinking(line_lanes(place.type))):
             pivots.store(channel, finite_or_zero(k, self.values.load(first, channel, count)))
-
-        k.vector_loops(0, self.channels, shrinking(line_lanes(place.type)), keep)
         terms = pivoted_rows(self.values, pivots.load)
         column_sums(k, place, (first, last), self.channels, terms, self.known)
 
@@ -352,16 +333,13 @@ class BlockSums:
         """
         lanes = 4 * natural_lanes(self.partial.type)
         begin, end = k.part_range(self.channels, lanes)
-
-        def add_up(channel: RegisterValue, count: int) -> None:
+        for channel, count in k.vectors(begin, end, *shrinking(lanes)):
             if self.slopes is None:
                 self._total_from_pivots(k, totals, channel, count)
-                return
+                continue
             for place in (channel, channel + self.channels):
                 total = block_total(k, self.partial, place, count, self.blocks, self.width)
                 totals.store(place, total)
-
-        k.vector_loops(begin, end, shrinking(lanes), add_up)
         return begin, end
 
     def pivot(

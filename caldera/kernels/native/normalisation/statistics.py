@@ -8,14 +8,13 @@ so they are accurate, and the same for any number of threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from llvmlite import ir
 
 from caldera.kernels.native.codegen import (
     F64,
-    I64,
     ElementPointer,
     Emitter,
     Integer,
@@ -212,23 +211,17 @@ def _sums_in_registers(
     whole: bool = False,
 ) -> None:
     """`whole`: channels are a multiple of what a vector has."""
-
-    def visit(channel: RegisterValue, count: int) -> None:
+    lanes = line_lanes(totals.type)
+    for channel, count in k.vectors(0, channels, *((lanes,) if whole else shrinking(lanes))):
         of_row = terms(channel, count)
         kind = vector(totals.type, count) if count > 1 else totals.type
         one, two = (k.variable(0.0, kind) for _ in range(2))
-
-        def together(several: list[RegisterValue]) -> None:
+        for several in _over_rows(k, rows):
             a, b = _added(k, [of_row(row) for row in several])
             one.value = one.value + a
             two.value = two.value + b
-
-        _over_rows(k, rows, together)
         totals.store(channel, one.value)
         totals.store(channel + channels, two.value)
-
-    lanes = line_lanes(totals.type)
-    k.vector_loops(0, channels, (lanes,) if whole else shrinking(lanes), visit)
 
 
 def _sums_in_memory(
@@ -240,30 +233,19 @@ def _sums_in_memory(
 ) -> None:
     kind = totals.type
     k.clear_bytes(totals, channels * (2 * itemsize(kind)))
-
-    def visit(several: list[RegisterValue], channel: RegisterValue, count: int) -> None:
-        of_row = terms(channel, count)
-        one, two = _added(k, [of_row(row) for row in several])
-        totals.store(channel, totals.load(channel, count) + one)
-        place = channel + channels
-        totals.store(place, totals.load(place, count) + two)
-
-    def together(several: list[RegisterValue]) -> None:
-        k.vector_loops(0, channels, shrinking(line_lanes(kind)), lambda c, n: visit(several, c, n))
-
-    _over_rows(k, rows, together)
+    for several in _over_rows(k, rows):
+        for channel, count in k.vectors(0, channels, *shrinking(line_lanes(kind))):
+            of_row = terms(channel, count)
+            one, two = _added(k, [of_row(row) for row in several])
+            totals.store(channel, totals.load(channel, count) + one)
+            place = channel + channels
+            totals.store(place, totals.load(place, count) + two)
 
 
-def _over_rows(
-    k: Emitter, rows: tuple[Number, Number], together: Callable[[list[RegisterValue]], None]
-) -> None:
-    """`together` for a few rows at a time."""
-    first, last = (k.constant(each, I64) for each in rows)
-    middle = first + (last - first) // _ROWS_TOGETHER * _ROWS_TOGETHER
-    with k.loop(first, middle, _ROWS_TOGETHER) as row:
-        together([row + i for i in range(_ROWS_TOGETHER)])
-    with k.loop(middle, last) as row:
-        together([row])
+def _over_rows(k: Emitter, rows: tuple[Number, Number]) -> Iterator[list[RegisterValue]]:
+    """Loops over rows, a few at a time, for a `for` statement."""
+    for row, count in k.vectors(*rows, _ROWS_TOGETHER, 1):
+        yield [row + i for i in range(count)] if count > 1 else [row]
 
 
 def _added(k: Emitter, found: list[Terms]) -> tuple[RegisterValue, RegisterValue]:
@@ -283,14 +265,10 @@ def image_sums(
     """The two sums of each channel over all rows of an image, in float64."""
     k.clear_bytes(totals, channels * 16)
     with k.loop(0, pixels, BLOCK_ROWS) as begin:
-        end = k.minimum(begin + BLOCK_ROWS, pixels)
-        column_sums(k, block, (begin, end), channels, terms)
-
-        def add(index: RegisterValue, count: int) -> None:
+        column_sums(k, block, (begin, k.minimum(begin + BLOCK_ROWS, pixels)), channels, terms)
+        for index, count in k.vectors(0, channels * 2, *shrinking(line_lanes(F64))):
             more = k.convert(block.load(index, count), F64)
             totals.store(index, totals.load(index, count) + more)
-
-        k.vector_loops(0, channels * 2, shrinking(line_lanes(F64)), add)
 
 
 @native_kernel
@@ -305,13 +283,10 @@ def column_totals(
     """The sums of `column_sums` over all blocks: those of products, and the plain ones."""
     widest = line_lanes(partial.type)
     begin, end = k.part_range(channels, widest)
-
-    def add_up(channel: RegisterValue, count: int) -> None:
+    for channel, count in k.vectors(begin, end, *shrinking(widest)):
         for output, place in ((plain, channel), (products, channel + channels)):
             total = block_total(k, partial, place, count, blocks, channels * 2)
             output.store(channel, k.convert(total, output.computed))
-
-    k.vector_loops(begin, end, shrinking(widest), add_up)
 
 
 def block_total(
@@ -359,14 +334,6 @@ def plane_sums(
     step = lanes * VECTORS_TOGETHER
     totals = [k.variable(0.0, F64) for _ in range(2)]
     partial = [[k.variable(0.0, wide) for _ in range(VECTORS_TOGETHER)] for _ in range(2)]
-
-    def add_up(index: RegisterValue, n: int) -> None:
-        a, b, c = terms(index, n)
-        products = b * c
-        for total, value in zip(totals, (a, products), strict=True):
-            one = k.reduce_lanes(value, lambda x, y: x + y)
-            total.value = total.value + k.convert(one, F64)
-
     whole = count // step * step
     with k.loop(0, whole, BLOCK_ELEMENTS // step * step) as begin:
         end = k.minimum(begin + BLOCK_ELEMENTS // step * step, whole)
@@ -381,7 +348,12 @@ def plane_sums(
         for total, several in zip(totals, partial, strict=True):
             joined = k.reduce_lanes(pairwise([each.value for each in several]), lambda x, y: x + y)
             total.value = total.value + k.convert(joined, F64)
-    k.vector_loops(whole, count, shrinking(lanes), add_up)
+    for index, n in k.vectors(whole, count, *shrinking(lanes)):
+        a, b, c = terms(index, n)
+        products = b * c
+        for total, value in zip(totals, (a, products), strict=True):
+            rest = k.reduce_lanes(value, lambda x, y: x + y)
+            total.value = total.value + k.convert(rest, F64)
     return totals[0].value, totals[1].value
 
 

@@ -153,8 +153,7 @@ def _sums(
                 registers.multiply(2 * i + j, 4 + i, 6 + j)
     for i in halves:
         for j in halves:
-            place = found.at(i * ROWS * SIDE + j * ROWS)
-            registers.store(2 * i + j, place, 4 * SIDE)
+            registers.store(2 * i + j, found.at(i * ROWS * SIDE + j * ROWS), 4 * SIDE)
     return found
 
 
@@ -172,11 +171,8 @@ def _finish(
     high, wide = shape
     with k.loop(0, high) as line:
         row, target = sums.at(line * SIDE), goal.at(line * leading)
-
-        def store(i: RegisterValue, lanes: int) -> None:
+        for i, lanes in k.vectors(0, wide, natural_lanes(F32), 1):
             target.store(i, apply_epilogue(k, epilogue, bias, row.load(i, lanes), column + i))
-
-        k.vector_loop(0, wide, natural_lanes(F32), store)
 
 
 # --- binding

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
@@ -33,7 +34,6 @@ from caldera.kernels.native.codegen import (
     NativeCall,
     NativeRunner,
     Pointer,
-    RegisterValue,
     native_kernel,
     natural_lanes,
     offer,
@@ -52,6 +52,10 @@ from caldera.kernels.native.product.problem import (
     prepared,
 )
 from caldera.kernels.table import Array, Call, Runner
+
+Ready = TypeVar("Ready")
+Prepared = tuple[Ready, list[NativeCall]]
+"""An operand as kernels take it, and the calls that make it so."""
 
 # --- the kernel
 
@@ -81,6 +85,7 @@ def _multiply(
     """The blocks that are this part's, by the BLAS's function at an address. Each row of the table
     is one product: where its matrices begin, and how long the sum is."""
     alpha, beta = k.constant(1.0, c.type), k.constant(0.0, c.type)
+    lanes = natural_lanes(c.type)
     if scales:
         alpha, beta = (each.load(0) for each in scales)
     with blocks_of_part(k, table, count, (rows, columns), (height, width)) as part:
@@ -104,23 +109,9 @@ def _multiply(
         if epilogue.changes:
             with k.loop(0, lines) as line:
                 row = block.at(line * leading_c)
-
-                def finish(column: RegisterValue, lanes: int) -> None:
-                    value = row.load(column, lanes)
+                for column, some in k.vectors(0, span, 4 * lanes, lanes, 1):
+                    value = row.load(column, some)
                     row.store(column, apply_epilogue(k, epilogue, bias, value, left + column))
-
-                in_wide_vectors(k, span, natural_lanes(c.type), finish)
-
-
-def in_wide_vectors(
-    k: Emitter, length: RegisterValue, lanes: int, body: Callable[[RegisterValue, int], None]
-) -> None:
-    """`body(index, lanes)` for several vectors at once, then single ones, then the rest."""
-    wide = 4 * lanes
-    middle = length // wide * wide
-    with k.loop(0, middle, wide) as index:
-        body(index, wide)
-    k.vector_loop(middle, length, lanes, body)
 
 
 # --- cut sums
@@ -139,18 +130,15 @@ def _add_up(
     epilogue: Epilogue,
 ) -> None:
     """The sum of what the parts found, row by row, finished."""
-    begin, end = k.part_range(rows)
-    with k.loop(begin, end) as row:
-
-        def add_some(column: RegisterValue, lanes: int) -> None:
+    lanes = natural_lanes(out.type)
+    with k.loop(*k.part_range(rows)) as row:
+        for column, some in k.vectors(0, columns, 4 * lanes, lanes, 1):
             start = row * columns + column
-            total = k.variable(pieces.load(start, lanes))
+            total = k.variable(pieces.load(start, some))
             with k.loop(1, count) as piece:
-                total.value = total.value + pieces.load(piece * rows * columns + start, lanes)
+                total.value = total.value + pieces.load(piece * rows * columns + start, some)
             done = apply_epilogue(k, epilogue, bias, total.value, column)
             out.store(row * leading + column, done)
-
-        in_wide_vectors(k, columns, natural_lanes(out.type), add_some)
 
 
 def add_pieces(
@@ -203,8 +191,8 @@ class Binder:
         self.scratch = Scratch(call.workspace)
         self.product = ProductArrays.of(call, *call.inputs[operands : operands + 2])
         self.calls: list[NativeCall] = []
-        self.left = self._prepared(self.product.left)
-        self.right = self._prepared(self.product.right)
+        self.left = self.ready(self.product.left, prepared)
+        self.right = self.ready(self.product.right, prepared)
         self.epilogue, self.bias, calls = epilogue_of(call, self.scratch)
         self.calls += calls
         # A result that lies otherwise is computed elsewhere and copied.
@@ -215,16 +203,11 @@ class Binder:
         assert place is not None
         self.place = place
 
-    def _prepared(self, array: Array) -> Matrices:
-        ready, calls = prepared(array, self.scratch)
+    def ready(self, array: Array, make: Callable[[Array, Scratch], Prepared[Ready]]) -> Ready:
+        """What `make` makes of an operand, with the calls for it noted."""
+        found, calls = make(array, self.scratch)
         self.calls += calls
-        return ready
-
-    def in_a_row(self, array: Array) -> Array:
-        """A bias, or a single number, as kernels take it."""
-        ready, calls = dense_bias(array, self.scratch)
-        self.calls += calls
-        return ready
+        return found
 
     def runner(self) -> Runner:
         """The calls that were made, and the copy of the result if it is not in its place."""
@@ -286,7 +269,6 @@ class Binder:
         height, width = blocks(len(table), rows, columns, parts, finish=epilogue.changes)
         known = blas()
         assert known is not None
-        tasks = len(table) * -(-rows // height) * -(-columns // width)
         self.calls.append(
             _multiply.call(
                 address=known.gemm(MEMORY_TYPES[goal.array.dtype.name]),
@@ -307,32 +289,25 @@ class Binder:
                 scales=scales,
                 bias=bias,
                 epilogue=epilogue,
-                parts=min(parts, tasks),
+                parts=min(parts, len(table) * -(-rows // height) * -(-columns // width)),
             )
         )
 
 
-def bind_product(call: Call, make: type[Binder]) -> Runner:
-    """A product in blocks."""
+def bind_product(
+    call: Call, make: type[Binder], multiply: Callable[[Binder], None] = Binder.multiply
+) -> Runner:
+    """A product in blocks, or with its sum cut into pieces: by a method of the binder."""
     if call.outputs[0].size == 0:
         return NativeRunner([])
     binder = make(call)
-    binder.multiply()
+    multiply(binder)
     return binder.runner()
 
 
 def pieces_of(length: int, most: int | None = None) -> int:
     """How many pieces a sum of this length is cut into."""
     return max(1, min(most or thread_count(), length))
-
-
-def bind_split_k(call: Call, make: type[Binder], most: int | None = None) -> Runner:
-    """A product with its sum cut into pieces."""
-    if call.outputs[0].size == 0:
-        return NativeRunner([])
-    binder = make(call)
-    binder.multiply_split_k(most)
-    return binder.runner()
 
 
 def bind_accumulate(call: Call, make: type[Binder]) -> Runner:
@@ -344,7 +319,7 @@ def bind_accumulate(call: Call, make: type[Binder]) -> Runner:
     place = binder.place.array
     if start.__array_interface__["data"] != place.__array_interface__["data"]:
         binder.calls += copied(start, place)
-    numbers = [binder.in_a_row(scale) for scale in scales]
+    numbers = [binder.ready(scale, dense_bias) for scale in scales]
     binder.multiply(*numbers)
     return binder.runner()
 
@@ -360,16 +335,11 @@ def has_long_sums(node: Node) -> bool:
     return count == 1 and length >= 2 * max(rows, columns)
 
 
-def result_workspace(node: Node) -> int:
-    """The workspace for a result that is rounded to half precision afterwards."""
-    return (
-        workspace_bytes(Spec(node.shape, compute_dtype(node.dtype))) if node.dtype in HALVES else 0
-    )
-
-
 def product_workspace(node: Node) -> int:
     """The workspace for what cannot be read or written where it lies."""
-    return copy_workspace(node) + result_workspace(node)
+    return copy_workspace(node) + (
+        workspace_bytes(Spec(node.shape, compute_dtype(node.dtype))) if node.dtype in HALVES else 0
+    )
 
 
 def split_k_workspace(node: Node, most: int | None = None) -> int:
@@ -394,7 +364,7 @@ offer(
 offer(
     ("matmul", "matmul_epilogue"),
     "blas, sums cut",
-    partial(bind_split_k, make=Binder),
+    partial(bind_product, make=Binder, multiply=Binder.multiply_split_k),
     lambda node: _has_blas(node) and has_long_sums(node),
     split_k_workspace,
     priority=9,

@@ -28,6 +28,7 @@ from caldera.kernels.native.codegen import (
     Pointer,
     Real,
     RegisterValue,
+    copy_elements,
     host_target,
     line_lanes,
     load_wide,
@@ -83,10 +84,9 @@ def add_products(
     with k.loop(0, length) as i:
         across = b.row(i)
         factors = [load_wide(k, across, place, lanes, dtype) for place in places]
-        for pointer, totals in zip(rows, sums, strict=True):
-            one = load_wide(k, pointer, i * a.right, 1, dtype)
-            for total, factor in zip(totals, factors, strict=True):
-                total.value = k.fma(one, factor, total.value)
+        k.add_outer_product(
+            sums, (load_wide(k, row, i * a.right, 1, dtype) for row in rows), factors
+        )
 
 
 _HEIGHT = 4
@@ -262,10 +262,7 @@ def _sums(
         for j in range(0, tile.width if is_wide else 0, line_lanes(panel.type)):
             k.prefetch(across.at(_SOON * tile.width + j), soon=True)
         factors = [across.load(j * lanes, lanes) for j in range(vectors)]
-        for row, totals in zip(rows, sums, strict=True):
-            one = row.load(term * right)
-            for total, factor in zip(totals, factors, strict=True):
-                total.value = k.fma(one, factor, total.value)
+        k.add_outer_product(sums, (row.load(term * right) for row in rows), factors)
 
     whole = k.constant(0, I64)
     if ahead is not None:
@@ -323,18 +320,12 @@ def _write_some(
             aside.store((i * vectors + j) * lanes, total * alpha)
     with k.loop(0, high) as line:
         row, found = goal.at(line * leading), aside.at(line * (vectors * lanes))
-
-        def store(j: RegisterValue, count: int) -> None:
-            row.store(j, found.load(j, count))
-
-        def add(j: RegisterValue, count: int) -> None:
-            row.store(j, k.fma(row.load(j, count), keep, found.load(j, count)))
-
         with k.if_else(keep.equals(0.0)) as (fresh, added):
             with fresh:
-                k.vector_loop(0, wide, lanes, store)
+                copy_elements(k, row, found, wide, lanes)
             with added:
-                k.vector_loop(0, wide, lanes, add)
+                for place, count in k.vectors(0, wide, lanes, 1):
+                    row.store(place, k.fma(row.load(place, count), keep, found.load(place, count)))
 
 
 _SLOTS = (
@@ -359,8 +350,7 @@ _SLOTS = (
 
 def tile_address(dtype: DType, tile: RegisterTile, *, packed: bool) -> int:
     """Where the micro-kernel is."""
-    nothing = np.empty(1, dtype)
-    arrays, numbers = dict.fromkeys(_SLOTS[:4], nothing), dict.fromkeys(_SLOTS[4:-2], 1)
+    arrays, numbers = dict.fromkeys(_SLOTS[:4], np.empty(1, dtype)), dict.fromkeys(_SLOTS[4:-2], 1)
     kinds = {"shape": (tile.height, tile.vectors, tile.lanes), "packed": packed}
     _, form = _tile.packed({**arrays, **numbers, "alpha": 1.0, "keep": 0.0, **kinds})
     return _tile.address(form)

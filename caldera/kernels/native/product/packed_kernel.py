@@ -337,10 +337,7 @@ def _finish(
     """Apply the epilogue to a tile of the result."""
     with k.loop(0, high) as line:
         row = tile.at(line * leading)
-
-        def apply(i: RegisterValue, count: int) -> None:
-            row.store(i, apply_epilogue(k, epilogue, bias, row.load(i, count), column + i))
-
         lanes = natural_lanes(row.type)
         # A whole row at once: each vector of it waits long for itself.
-        k.vector_loops(0, wide, (shape.width, lanes, 1), apply)
+        for i, count in k.vectors(0, wide, shape.width, lanes, 1):
+            row.store(i, apply_epilogue(k, epilogue, bias, row.load(i, count), column + i))

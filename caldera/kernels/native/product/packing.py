@@ -25,6 +25,7 @@ from caldera.kernels.native.codegen import (
     Pointer,
     RegisterValue,
     computed_type,
+    copy_elements,
     host_target,
     line_lanes,
     native_kernel,
@@ -253,7 +254,7 @@ def _pack_some(
     end = (columns + (lanes - 1)) // lanes * lanes
     with k.loop(0, length) as row:
         line, start = panel.at(row * width), source.at(row * leading)
-        k.vector_loop(0, columns, lanes, lambda i, n: line.store(i, start.load(i, n)))
+        copy_elements(k, line, start, columns, lanes)
         with k.loop(columns, end) as i:
             line.store(i, k.constant(0.0, panel.type))
 
@@ -308,8 +309,7 @@ def pack_together(
     span = k.constant(width, I64) if tb else columns
     across = (columns + (span - 1)) // span
     grains = (depth + (_GRAIN - 1)) // _GRAIN
-    begin, end = k.part_range((length + depth - 1) // depth * grains * across)
-    with k.loop(begin, end) as task:
+    with k.loop(*k.part_range((length + depth - 1) // depth * grains * across)) as task:
         column, first = task % across * span, task // across % grains * _GRAIN
         start = task // (across * grains) * depth
         terms = k.minimum(depth, length - start)

@@ -30,6 +30,7 @@ from caldera.kernels.native.codegen import (
     Number,
     Pointer,
     RegisterValue,
+    copy_elements,
     math,
     native_kernel,
     natural_lanes,
@@ -209,25 +210,15 @@ def _copy(
     target_down: Integer,
     target_right: Integer,
 ) -> None:
-    begin, end = k.part_range(count * rows)
-    with k.loop(begin, end) as line:
+    with k.loop(*k.part_range(count * rows)) as line:
         which, row = line // rows, line % rows
         origin = source.at(offsets.load(which * 2) + row * down)
         goal = target.at(offsets.load(which * 2 + 1) + row * target_down)
-
-        def move(from_index: RegisterValue, to_index: RegisterValue, lanes: int) -> None:
-            goal.store(to_index, origin.load(from_index, lanes))
-
         with k.if_else(right.equals(1) & target_right.equals(1)) as (both, neither):
             with both:
-                k.vector_loop(
-                    0,
-                    columns,
-                    natural_lanes(target.place.type),
-                    lambda i, lanes: move(i, i, lanes),
-                )
+                copy_elements(k, goal, origin, columns, natural_lanes(target.place.type))
             with neither, k.loop(0, columns) as i:
-                move(i * right, i * target_right, 1)
+                goal.store(i * target_right, origin.load(i * right))
 
 
 def apply_epilogue(
@@ -248,17 +239,9 @@ def _relu(k: Emitter, x: RegisterValue) -> RegisterValue:
     return math.maximum(k, x, 0.0)
 
 
-def _leaky_relu(k: Emitter, x: RegisterValue, slope: float) -> RegisterValue:
-    return k.select(x > 0.0, x, x * slope)
-
-
 def _elu(k: Emitter, x: RegisterValue, alpha: float) -> RegisterValue:
     below = math.expm1(k, k.select(x > 0.0, 0.0, x)) * alpha
     return k.select(x > 0.0, x, below)
-
-
-def _selu(k: Emitter, x: RegisterValue) -> RegisterValue:
-    return _elu(k, x, SELU_ALPHA) * SELU_SCALE
 
 
 def _softplus(k: Emitter, x: RegisterValue) -> RegisterValue:
@@ -273,16 +256,8 @@ def _gelu(k: Emitter, x: RegisterValue, approximate: bool) -> RegisterValue:
     return math.maximum(k, x, -40.0) * (inner * 0.5 + 0.5)
 
 
-def _silu(k: Emitter, x: RegisterValue) -> RegisterValue:
-    return math.maximum(k, x, -1000.0) * math.sigmoid(k, x)
-
-
 def _hard_sigmoid(k: Emitter, x: RegisterValue) -> RegisterValue:
     return math.minimum(k, math.maximum(k, x * (1 / 6) + 0.5, 0.0), 1.0)
-
-
-def _hard_swish(k: Emitter, x: RegisterValue) -> RegisterValue:
-    return math.maximum(k, x, -3.0) * _hard_sigmoid(k, x)
 
 
 ACTIVATIONS: dict[str, Callable[..., Any]] = {
@@ -292,10 +267,10 @@ ACTIVATIONS: dict[str, Callable[..., Any]] = {
     "elu": _elu,
     "gelu": _gelu,
     "hard_sigmoid": _hard_sigmoid,
-    "hard_swish": _hard_swish,
-    "leaky_relu": _leaky_relu,
-    "selu": _selu,
-    "silu": _silu,
+    "hard_swish": lambda k, x: math.maximum(k, x, -3.0) * _hard_sigmoid(k, x),
+    "leaky_relu": lambda k, x, slope: k.select(x > 0.0, x, x * slope),
+    "selu": lambda k, x: _elu(k, x, SELU_ALPHA) * SELU_SCALE,
+    "silu": lambda k, x: math.maximum(k, x, -1000.0) * math.sigmoid(k, x),
     "softplus": _softplus,
 }
 """By the names of their ops."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from caldera.core.graph.node import Node
 from caldera.core.tensor.shape import size
 from caldera.kernels.common.loops import LoopAxes, LoopBody, axes_of
 from caldera.kernels.common.reduction import identity
@@ -84,8 +83,7 @@ def along(
     """Search the innermost axis: for the best value first, then for where it is."""
     arrays = [each.operand(mode) for each, mode in zip(operands, modes, strict=True)]
     search = _Search(k, operands[0].base.name, sign)
-    begin, end = k.part_range(rows)
-    with k.loop(begin, end) as row:
+    with k.loop(*k.part_range(rows)) as row:
         x, result = at_row(outer, arrays, row)
         x = x.settled()
         winner = _best_of_row(search, x, inner, lanes)
@@ -173,8 +171,7 @@ def across(
         with k.loop(0, length) as index:
             here = x.moved(stride * index).settled()
             number = k.convert(index, I32)
-
-            def take_in(column: RegisterValue, count: int) -> None:
+            for column, count in k.vectors(left, right, lanes, 1):
                 value = here.load(column, count)
                 before = from_memory(k, best.load(column - left, count), dtype)
                 better = search.beats(value, before) | k.splat(index.equals(0), count)
@@ -182,8 +179,6 @@ def across(
                 best.store(column - left, to_memory(k, chosen, dtype))
                 where = place.load(column - left, count)
                 place.store(column - left, k.select(better, k.splat(number, count), where))
-
-            k.vector_loops(left, right, (lanes, 1), take_in)
         with k.loop(left, right) as column:
             result.store(column, k.convert(place.load(column - left), I64))
 
@@ -243,8 +238,10 @@ def _bind(call: Call) -> Runner:
     )
 
 
-def _is_short(node: Node) -> bool:
-    return node.inputs[0].shape[node.attrs["axis"]] < LONGEST
-
-
-offer(("argmax", "argmin"), "native", _bind, supports=_is_short, priority=10)
+offer(
+    ("argmax", "argmin"),
+    "native",
+    _bind,
+    supports=lambda node: node.inputs[0].shape[node.attrs["axis"]] < LONGEST,
+    priority=10,
+)

@@ -108,8 +108,7 @@ def along(
     to the next."""
     arrays = [each.operand(mode) for each, mode in zip(operands, modes, strict=True)]
     stretches = (inner + (stretch - 1)) // stretch
-    begin, end = k.part_range(rows * stretches)
-    with k.loop(begin, end) as task:
+    with k.loop(*k.part_range(rows * stretches)) as task:
         row = task // stretches
         number = task - row * stretches
         inputs, outputs, places = _split(loop_body, at_row(outer, arrays, row))
@@ -201,15 +200,12 @@ def across(
         # A few rows at a time, so that memory is read along the rows.
         with k.loop(first, last, DEPTH) as start:
             end_of_rows = k.minimum(start + DEPTH, last)
-
-            def columns_at(column: RegisterValue, lanes: int) -> None:
+            for column, lanes in k.vectors(left, right, *widths):
                 gathered = _column_totals(
                     k, loop_body, (here, strides), (start, end_of_rows), column, lanes
                 )
-                for buffer, each in zip(places, gathered, strict=True):
-                    buffer.add(column - left, each)
-
-            k.vector_loops(left, right, widths, columns_at)
+                for buffer, found in zip(places, gathered, strict=True):
+                    buffer.add(column - left, found)
         count = len(loop_body.reductions)
         for buffer, operand, stride in zip(places, here[-count:], strides[-count:], strict=True):
             buffer.write(operand.moved(stride * number), left, right, widths)
@@ -246,12 +242,9 @@ class _Buffer:
         widths: tuple[int, ...],
     ) -> None:
         """Write the results of the columns from `left` to `right`."""
-
-        def convert(column: RegisterValue, lanes: int) -> None:
+        for column, lanes in self.k.vectors(left, right, *widths[-2:]):
             value = from_memory(self.k, self.place.load(column - left, lanes), self.dtype)
             target.store(column, cast(self.k, value, self.dtype, target.dtype))
-
-        self.k.vector_loops(left, right, widths[-2:], convert)
 
 
 def _column_totals(

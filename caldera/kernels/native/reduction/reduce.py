@@ -296,7 +296,12 @@ def _bind_fused(call: Call) -> Runner:
     body: Body = call.node.attrs["body"]
     shape = loop_shape(call.node)
     if not size(shape):
-        return _of_nothing(call, body)
+        # A loop over nothing still has to write what its reductions give.
+        return in_sequence(
+            fill_with_nothing(part, array)
+            for array, part in zip(call.outputs, body.outputs, strict=True)
+            if part.op.kind == "reduction" and array.size
+        )
     tasks = fused_tasks(call)
     if not tasks:
         body_of_loop = loop_body_of(call.node)
@@ -304,20 +309,16 @@ def _bind_fused(call: Call) -> Runner:
     return NativeRunner([each for task in tasks for each in reduction_calls(task)])
 
 
-def _of_nothing(call: Call, body: Body) -> Runner:
-    """A loop over nothing still has to write what its reductions give."""
-    return in_sequence(
-        fill_with_nothing(part, array)
-        for array, part in zip(call.outputs, body.outputs, strict=True)
-        if part.op.kind == "reduction" and array.size
-    )
-
-
-def _is_elementwise(node: Node) -> bool:
-    return all(output.op.kind == "elementwise" for output in node.attrs["body"].outputs)
-
-
-offer("fused", "native", _bind_fused, supports=is_known, priority=10, in_place=_is_elementwise)
+offer(
+    "fused",
+    "native",
+    _bind_fused,
+    supports=is_known,
+    priority=10,
+    in_place=lambda node: all(
+        output.op.kind == "elementwise" for output in node.attrs["body"].outputs
+    ),
+)
 # Op by op: for ops that somebody added without saying how to compile them.
 by_decomposition("fused")
 

@@ -8,7 +8,7 @@ distance from each other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -78,8 +78,7 @@ class ClassOperand:
         """Write the class that `index` names for each sample, where the condition holds."""
         for lane in range(index.lanes):
             with self.k.if_then(condition.lane(lane)):
-                place = self._element(index.lane(lane), lane)
-                self.base.store(place, value.lane(lane))
+                self.base.store(self._element(index.lane(lane), lane), value.lane(lane))
 
     def _element(self, index: RegisterValue, lane: int) -> RegisterValue:
         place = self._place(index)
@@ -162,29 +161,26 @@ class Sample:
 
     # --- loops over the classes
 
-    def each(self, body: Callable[[RegisterValue, int], None]) -> None:
-        """`body(class, lanes)` for all classes."""
-        self._each(0, self.classes, body)
-
-    def _each(self, begin: Number, end: Number, body: Callable[[RegisterValue, int], None]) -> None:
+    def each(
+        self, begin: Number = 0, end: Number | None = None
+    ) -> Iterator[tuple[RegisterValue, int]]:
+        """Loops over the classes for a `for` statement: (class, lanes)."""
+        end = self.classes if end is None else end
         if self.across:
             with self.k.loop(begin, end) as index:
-                body(index, self.together)
+                yield index, self.together
         else:
-            self.k.vector_loops(begin, end, shrinking(self.together), body)
+            yield from self.k.vectors(begin, end, *shrinking(self.together))
 
     def largest(self, value: Place) -> RegisterValue:
         """The maximum over the classes; a nan among them is the maximum."""
         k = self.k
         found = k.variable(-float("inf"), vector(self.kind, self.together))
-
-        def visit(index: RegisterValue, count: int) -> None:
+        for index, count in self.each():
             new = value(index, count)
             if count < self.together:
                 new = k.reduce_lanes(new, lambda a, b: maximum(k, a, b))
             found.value = maximum(k, k.constant(new, found.type), found.value)
-
-        self.each(visit)
         return (
             found.value
             if self.across
@@ -197,18 +193,15 @@ class Sample:
         total = k.variable(0.0, vector(F64, self.samples))
         block = k.variable(0.0, vector(self.kind, self.together))
         rest = k.variable(0.0, self.kind)
-
-        def visit(index: RegisterValue, count: int) -> None:
-            new = value(index, count)
-            if count == self.together:
-                block.value = block.value + new
-            else:
-                rest.value = rest.value + k.reduce_lanes(new, lambda a, b: a + b)
-
         with k.loop(0, self.classes, _BLOCK) as begin:
             block.value = 0.0
             rest.value = 0.0
-            self._each(begin, k.minimum(begin + _BLOCK, self.classes), visit)
+            for index, count in self.each(begin, k.minimum(begin + _BLOCK, self.classes)):
+                new = value(index, count)
+                if count == self.together:
+                    block.value = block.value + new
+                else:
+                    rest.value = rest.value + k.reduce_lanes(new, lambda a, b: a + b)
             found = block.value
             if not self.across:
                 found = k.reduce_lanes(found, lambda a, b: a + b) + rest.value
@@ -247,8 +240,7 @@ class Sample:
             buffer.store(index, found)
             return found
 
-        total = self.sum(computed_once)
-        return buffer.load, total, largest
+        return buffer.load, self.sum(computed_once), largest
 
 
 class _Stack:
@@ -342,17 +334,14 @@ def _across(
     kind = full[0].base.computed
     widest = line_lanes(kind) if dense else natural_lanes(kind)
     buffer = _Stack(k, kind, widest) if few else None
-
-    def write(block: RegisterValue, sample: RegisterValue, count: int) -> None:
-        operands = [each.at(k, block, sample, dense) for each in full]
-        writer = Sample(k, kind, classes, count, across=True, buffer=buffer)
-        WRITERS[op](writer, operands, [each.at(k, block, sample) for each in singles])
-
     blocks = (inner + (widest - 1)) // widest
     with k.loop(*k.part_range(outer * blocks)) as index:
         block, first = index // blocks, index % blocks * widest
         end = k.minimum(first + widest, inner)
-        k.vector_loops(first, end, shrinking(widest), lambda sample, n: write(block, sample, n))
+        for sample, count in k.vectors(first, end, *shrinking(widest)):
+            operands = [each.at(k, block, sample, dense) for each in full]
+            writer = Sample(k, kind, classes, count, across=True, buffer=buffer)
+            WRITERS[op](writer, operands, [each.at(k, block, sample) for each in singles])
 
 
 # --- tying them to arrays

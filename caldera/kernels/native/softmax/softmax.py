@@ -6,6 +6,7 @@ Cross entropy takes class indices or probabilities, and is computed from logits 
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from caldera.kernels.native.codegen import (
     RegisterValue,
@@ -20,65 +21,38 @@ from caldera.kernels.native.softmax.sample import (
     Single,
     bind_classes,
 )
-from caldera.kernels.table import Array, Call, Runner
+from caldera.kernels.table import Call, Runner
 
 
 def _softmax(sample: Sample, operands: list[ClassOperand], singles: list[Single]) -> None:
     x, y = operands
     weight, total, _ = sample.weights(x, again=True)
     share = 1.0 / total
-
-    def finish(index: RegisterValue, count: int) -> None:
+    for index, count in sample.each():
         y.store(index, weight(index, count) * share)
-
-    sample.each(finish)
 
 
 def _softmax_grad(sample: Sample, operands: list[ClassOperand], singles: list[Single]) -> None:
     g, y, dx = operands
     mean = sample.sum(lambda index, count: g.load(index, count) * y.load(index, count))
-
-    def finish(index: RegisterValue, count: int) -> None:
+    for index, count in sample.each():
         dx.store(index, y.load(index, count) * (g.load(index, count) - mean))
-
-    sample.each(finish)
 
 
 def _log_softmax(sample: Sample, operands: list[ClassOperand], singles: list[Single]) -> None:
     x, y = operands
     _, total, largest = sample.weights(x, again=False)
     below, logarithm = sample.below(x, largest), log(sample.k, total)
-
-    def finish(index: RegisterValue, count: int) -> None:
+    for index, count in sample.each():
         y.store(index, below(index, count) - logarithm)
-
-    sample.each(finish)
 
 
 def _log_softmax_grad(sample: Sample, operands: list[ClassOperand], singles: list[Single]) -> None:
     g, y, dx = operands
     total = sample.sum(g.load)
-
-    def finish(index: RegisterValue, count: int) -> None:
+    for index, count in sample.each():
         share = exp(sample.k, y.load(index, count))
         dx.store(index, g.load(index, count) - share * total)
-
-    sample.each(finish)
-
-
-def _bind(call: Call) -> Runner | None:
-    name, axis = call.node.op.name, call.node.attrs["axis"]
-    return bind_classes(name, axis, [*call.inputs, *call.outputs], [])
-
-
-for _name, _write in (
-    ("softmax", _softmax),
-    ("softmax_grad", _softmax_grad),
-    ("log_softmax", _log_softmax),
-    ("log_softmax_grad", _log_softmax_grad),
-):
-    WRITERS[_name] = _write
-    offer(_name, "native", any_layout(_bind), priority=10, in_place=lambda node: True)
 
 
 class _Labels:
@@ -112,11 +86,8 @@ def _cross_entropy_grad(
     label = _Labels(sample, logits, labels)
     weight, total, largest = sample.weights(logits, again=True)
     share = 1.0 / total
-
-    def finish(index: RegisterValue, count: int) -> None:
+    for index, count in sample.each():
         dx.store(index, weight(index, count) * share * slope)
-
-    sample.each(finish)
     own = exp_of_negative(sample.k, label.below(largest)) * share
     dx.store_at(label.index, (own - 1.0) * slope, label.known)
 
@@ -142,52 +113,38 @@ def _probabilities_grad(
     amount = sample.sum(targets.load)
     weight, total, _ = sample.weights(logits, again=True)
     share = 1.0 / total
-
-    def finish(index: RegisterValue, count: int) -> None:
+    for index, count in sample.each():
         part = weight(index, count) * share * amount
         dx.store(index, (part - targets.load(index, count)) * slope)
 
-    sample.each(finish)
+
+def _bind(full: tuple[int, ...], singles: tuple[int, ...], call: Call) -> Runner | None:
+    """Tie an op to its arrays with classes and to those without, by their positions."""
+    arrays = (*call.inputs, *call.outputs)
+    return bind_classes(
+        call.node.op.name,
+        call.node.attrs["axis"],
+        [arrays[i] for i in full],
+        [arrays[i] for i in singles],
+    )
 
 
-Arrays = list[Array]
-
-
-def _cross_entropy_bind(call: Call) -> Runner | None:
-    logits, labels = call.inputs
-    return _bound(call, [logits], [labels, *call.outputs])
-
-
-def _bind_grad(call: Call) -> Runner | None:
-    g, logits, labels = call.inputs
-    return _bound(call, [logits, *call.outputs], [g, labels])
-
-
-def _bind_probabilities(call: Call) -> Runner | None:
-    return _bound(call, list(call.inputs), list(call.outputs))
-
-
-def _bind_probabilities_grad(call: Call) -> Runner | None:
-    g, logits, targets = call.inputs
-    return _bound(call, [logits, targets, *call.outputs], [g])
-
-
-def _bound(call: Call, full: Arrays, singles: Arrays) -> Runner | None:
-    return bind_classes(call.node.op.name, call.node.attrs["axis"], full, singles)
-
-
-for _cross_entropy_name, _cross_entropy_write, _its_bind in (
-    ("cross_entropy", _cross_entropy, _cross_entropy_bind),
-    ("cross_entropy_grad", _cross_entropy_grad, _bind_grad),
-    ("cross_entropy_probabilities", _probabilities, _bind_probabilities),
-    ("cross_entropy_probabilities_grad", _probabilities_grad, _bind_probabilities_grad),
+for _name, _write, _full, _singles in (
+    ("softmax", _softmax, (0, 1), ()),
+    ("softmax_grad", _softmax_grad, (0, 1, 2), ()),
+    ("log_softmax", _log_softmax, (0, 1), ()),
+    ("log_softmax_grad", _log_softmax_grad, (0, 1, 2), ()),
+    ("cross_entropy", _cross_entropy, (0,), (1, 2)),
+    ("cross_entropy_grad", _cross_entropy_grad, (1, 3), (0, 2)),
+    ("cross_entropy_probabilities", _probabilities, (0, 1), (2,)),
+    ("cross_entropy_probabilities_grad", _probabilities_grad, (1, 2, 3), (0,)),
 ):
-    WRITERS[_cross_entropy_name] = _cross_entropy_write
+    WRITERS[_name] = _write
     offer(
-        _cross_entropy_name,
+        _name,
         "native",
-        any_layout(_its_bind),
+        any_layout(partial(_bind, _full, _singles)),
         priority=10,
         # The weights wait in the output: that may be where the logits are, not the targets.
-        in_place=lambda node: node.op.name == "cross_entropy_grad",
+        in_place=lambda node: "softmax" in node.op.name or node.op.name == "cross_entropy_grad",
     )

@@ -14,7 +14,7 @@ from caldera.core.graph.ops.epilogue import ACTIVATIONS, matmul_accumulate, matm
 from caldera.core.graph.ops.product import matmul
 from caldera.core.tensor.dtype import BY_NAME, float32
 from caldera.kernels.native.codegen.target import host_target
-from caldera.kernels.native.product import gemm, problem, small
+from caldera.kernels.native.product import gemm, packed, problem
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel
 from tests.unit.kernels.checking import DTYPES, LAYOUTS, check_kernel
@@ -147,7 +147,7 @@ def test_matrices_that_meet_the_same_one_become_one_product() -> None:
 @pytest.mark.parametrize("columns", [1, 2, 3, 5, 10, 17, 64, 100])
 def test_tiles_fit_into_the_result_and_the_registers(rows: int, columns: int) -> None:
     for dtype in ("float32", "float64"):
-        lanes, vectors, height = small.tile_for(rows, columns, dtype)
+        lanes, vectors, height = packed.tile_for(rows, columns, dtype)
         assert 1 <= lanes <= columns
         assert vectors * height + vectors + 2 <= host_target().registers
 

@@ -22,7 +22,7 @@ from caldera.kernels.native.codegen import (
 from caldera.kernels.native.codegen.matrix_multiply import blas
 from caldera.kernels.native.convolution import PRIORITY
 from caldera.kernels.native.convolution.fourier import kernels
-from caldera.kernels.native.convolution.fourier.tiles import (
+from caldera.kernels.native.convolution.fourier.kernels import (
     LENGTHS,
     FourierMatrices,
     FourierTiling,
@@ -57,10 +57,6 @@ def _supports(node: Node) -> bool:
 def _workspace(node: Node) -> int:
     layout = FourierTiling(node)
     return scratch_bytes(layout.lengths, layout.geometry.dtype) + staging_bytes(node)
-
-
-def _seconds(node: Node) -> float:
-    return FourierTiling(node).seconds
 
 
 class _Calls:
@@ -243,8 +239,7 @@ def _dense(array: np.ndarray, is_filter: bool, layout: FourierTiling) -> np.ndar
     )
     if fits and array.dtype == layout.geometry.dtype:
         return array
-    memory = np.empty(array.size, layout.geometry.dtype)
-    return laid_out(memory, array.shape, order)
+    return laid_out(np.empty(array.size, layout.geometry.dtype), array.shape, order)
 
 
 offer(
@@ -254,5 +249,5 @@ offer(
     _supports,
     _workspace,
     PRIORITY,
-    estimate=_seconds,
+    estimate=lambda node: FourierTiling(node).seconds,
 )

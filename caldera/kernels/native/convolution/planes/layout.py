@@ -8,7 +8,7 @@ transposed in registers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -199,8 +199,7 @@ class PlaneFilling:
         count = inside - left
         first = first_row + own.start_row
         begin = k.maximum(-first, 0)
-        end = k.minimum(own.height - first, rows)
-        with k.loop(begin, end) as j:
+        with k.loop(begin, k.minimum(own.height - first, rows)) as j:
             pixels = own.pixel(images, image, first_row + j, left)
             to = planes.at(j * self.pitch + left)
             if few:
@@ -212,15 +211,12 @@ class PlaneFilling:
         self, k: Emitter, to: Pointer, pixels: Pointer, count: RegisterValue, few: int
     ) -> None:
         lanes = natural_lanes(to.type)
-
-        def block(first: RegisterValue, masks: Sequence[RegisterValue | None]) -> None:
+        for first, masks in in_blocks(k, count, lanes, few):
             start = pixels.at(first * few)
             read = [start.load(m * lanes, lanes, mask) for m, mask in enumerate(masks)]
             for channel in range(few):
                 picks = [divmod(x * few + channel, lanes) for x in range(lanes)]
                 to.store(self.plane * channel + first, collected(k, read, picks))
-
-        in_blocks(k, count, lanes, few, block)
 
     def _one_by_one(self, k: Emitter, to: Pointer, pixels: Pointer, count: RegisterValue) -> None:
         lanes, step = natural_lanes(to.type), self.images.pixel_step
@@ -244,8 +240,7 @@ def write_row(
 ) -> None:
     """A row of outputs from planes, channels last."""
     lanes = natural_lanes(planes.type)
-
-    def block(first: RegisterValue, masks: Sequence[RegisterValue | None]) -> None:
+    for first, masks in in_blocks(k, count, lanes, results):
         read = [planes.load(plane * channel + first, lanes) for channel in range(results)]
         to = target.at(first * results)
         for m, mask in enumerate(masks):
@@ -253,21 +248,15 @@ def write_row(
             picks = [(channel, pixel) for pixel, channel in places]
             to.store(m * lanes, collected(k, read, picks), mask)
 
-    in_blocks(k, count, lanes, results, block)
-
 
 def in_blocks(
-    k: Emitter,
-    count: RegisterValue,
-    lanes: int,
-    channels: int,
-    block: Callable[[RegisterValue, Sequence[RegisterValue | None]], None],
-) -> None:
-    """`block(first pixel, masks of its vectors)` for as many pixels at a time as there are lanes:
-    as many vectors as channels. The last block may be cut short."""
+    k: Emitter, count: RegisterValue, lanes: int, channels: int
+) -> Iterator[tuple[RegisterValue, Sequence[RegisterValue | None]]]:
+    """Loops over blocks of as many pixels as there are lanes, for a `for` statement: (first pixel,
+    masks of the block's vectors), one vector for each channel. The last block may be cut short."""
     whole = count // lanes * lanes
     with k.loop(0, whole, lanes) as first:
-        block(first, [None] * channels)
+        yield first, [None] * channels
     with k.if_then(whole < count):
         left = (count - whole) * channels
         masks: list[RegisterValue | None] = []
@@ -275,7 +264,7 @@ def in_blocks(
             numbers = [I64(m * lanes + lane) for lane in range(lanes)]
             places = RegisterValue(k, ir.Constant(vector(I64, lanes), numbers))
             masks.append(places < k.splat(left, lanes))
-        block(whole, masks)
+        yield whole, masks
 
 
 def collected(k: Emitter, sources: Sequence[RegisterValue], picks: Sequence[Pick]) -> RegisterValue:

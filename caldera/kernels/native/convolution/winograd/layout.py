@@ -15,7 +15,6 @@ from caldera.base.threads import is_limited, thread_count
 from caldera.core.tensor.dtype import NAMES
 from caldera.kernels.common.binding import workspace_limit
 from caldera.kernels.native.codegen import (
-    CACHE_LINE,
     computed_type,
     host_target,
     natural_lanes,
@@ -310,10 +309,3 @@ class WinogradTiling(TiledLayout):
         """Of a point, in both sets of tiles."""
         others = 0 if self.in_place else self._step(block * self.width)
         return self._step(block * self.inner) + others
-
-    def _step(self, elements: int) -> int:
-        """Whole cache lines, an odd number of them: else the same row of all matrices would be in
-        the same place of the cache."""
-        itemsize = self.geometry.dtype.itemsize
-        lines = -(-elements * itemsize // CACHE_LINE)
-        return (lines + 1 - lines % 2) * CACHE_LINE // itemsize

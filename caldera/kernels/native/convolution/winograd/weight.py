@@ -101,7 +101,8 @@ def _filter_points(
         block = number // inner
         left, row = block * chunk, number - block * inner
         right = k.minimum(left + chunk, columns)
-        k.vector_loop(left, right, lanes, lambda column, lanes: transform(row, column, lanes))
+        for column, some in k.vectors(left, right, lanes, 1):
+            transform(row, column, some)
 
 
 def filter_gradient(sums: np.ndarray, layout: WinogradTiling, gradient: np.ndarray) -> NativeCall:
@@ -170,12 +171,9 @@ def _add_terms(
     k: Emitter, first: Pointer, count: RegisterValue, terms: RegisterValue, step: RegisterValue
 ) -> None:
     """Add what other workers summed up to the sums of the first."""
-
-    def add(index: RegisterValue, lanes: int) -> None:
-        first.store(index, first.load(index, lanes) + first.load(term * step + index, lanes))
-
     with k.loop(1, terms) as term:
-        k.vector_loop(0, count, natural_lanes(first.type), add)
+        for index, lanes in k.vectors(0, count, natural_lanes(first.type), 1):
+            first.store(index, first.load(index, lanes) + first.load(term * step + index, lanes))
 
 
 @dataclass(frozen=True)
@@ -249,9 +247,7 @@ def _by_registers(
             down = _broadcast_rows(k, rows.at(tile * gradient.width), height, lanes)
             across = columns.at(tile * image.width)
             factors = [across.load(lanes * i, lanes) for i in range(vectors)]
-            for one, line in zip(down, totals, strict=True):
-                for total, factor in zip(line, factors, strict=True):
-                    total.value = k.fma(one, factor, total.value)
+            k.add_outer_product(totals, down, factors)
         for row, line in enumerate(totals):
             place = sums.at((top + row) * image.width + left)
             for i, total in enumerate(line):

@@ -55,11 +55,9 @@ def _function(name: str) -> Callable[..., RegisterValue]:
 
 @native_kernel
 def _apply_all(k: Emitter, x: Pointer, y: Pointer, count: Integer) -> None:
-    def apply(index: RegisterValue, lanes: int) -> None:
+    for index, lanes in k.vectors(0, count, natural_lanes(x.type), 1):
         for row, name in enumerate(NAMES):
             y.store(index + count * row, _function(name)(k, x.load(index, lanes)))
-
-    k.vector_loop(0, count, natural_lanes(x.type), apply)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -87,12 +85,8 @@ def test_functions_are_right_over_the_whole_range(dtype: str) -> None:
 
 @native_kernel
 def _angle(k: Emitter, a: Pointer, b: Pointer, y: Pointer, count: Integer) -> None:
-    k.vector_loop(
-        0,
-        count,
-        natural_lanes(a.type),
-        lambda i, n: y.store(i, elementary.atan2(k, a.load(i, n), b.load(i, n))),
-    )
+    for i, n in k.vectors(0, count, natural_lanes(a.type), 1):
+        y.store(i, elementary.atan2(k, a.load(i, n), b.load(i, n)))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

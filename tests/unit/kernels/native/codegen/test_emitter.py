@@ -34,7 +34,8 @@ def _run(kernel: NativeKernel, parts: int = 1, **given: object) -> None:
 def _scaled(k: Emitter, x: Pointer, y: Pointer, n: Integer, factor: Real, lanes: int) -> None:
     factor = k.convert(factor, F32)
     begin, end = k.part_range(n, 8)
-    k.vector_loop(begin, end, lanes, lambda i, count: y.store(i, x.load(i, count) * factor))
+    for i, count in k.vectors(begin, end, lanes, 1):
+        y.store(i, x.load(i, count) * factor)
 
 
 @pytest.mark.parametrize("n", [0, 1, 3, 4, 7, 64, 1001])

@@ -15,7 +15,6 @@ from caldera.kernels.native.codegen.emitter import (
     F32,
     Emitter,
     Pointer,
-    RegisterValue,
     natural_lanes,
 )
 from caldera.kernels.native.codegen.kernel import Integer, native_kernel
@@ -81,9 +80,8 @@ LARGEST_ERROR = {
 
 @native_kernel
 def _apply(k: Emitter, x: Pointer, y: Pointer, count: Integer, name: str) -> None:
-    k.vector_loop(
-        0, count, natural_lanes(x.type), lambda i, n: y.store(i, FUNCTIONS[name](k, x.load(i, n)))
-    )
+    for i, n in k.vectors(0, count, natural_lanes(x.type), 1):
+        y.store(i, FUNCTIONS[name](k, x.load(i, n)))
 
 
 def _run(name: str, x: np.ndarray) -> np.ndarray:
@@ -175,12 +173,8 @@ def test_error_function() -> None:
 
 @native_kernel
 def _raise(k: Emitter, a: Pointer, b: Pointer, y: Pointer, count: Integer) -> None:
-    k.vector_loop(
-        0,
-        count,
-        natural_lanes(a.type),
-        lambda i, n: y.store(i, elementary.power(k, a.load(i, n), b.load(i, n))),
-    )
+    for i, n in k.vectors(0, count, natural_lanes(a.type), 1):
+        y.store(i, elementary.power(k, a.load(i, n), b.load(i, n)))
 
 
 @pytest.mark.parametrize("dtype", KINDS)
@@ -207,24 +201,20 @@ PATTERNS = np.arange(1 << 16, dtype=np.uint16)
 def _widen(
     k: Emitter, x: Pointer, y: Pointer, count: Integer, name: str, by_integers: bool
 ) -> None:
-    def widened(index: RegisterValue, lanes: int) -> None:
+    for index, lanes in k.vectors(0, count, natural_lanes(F32), 1):
         bits = x.load(index, lanes)
         value = dtypes.widen_by_integers(k, bits) if by_integers else dtypes.widen(k, bits, name)
         y.store(index, value)
-
-    k.vector_loop(0, count, natural_lanes(F32), widened)
 
 
 @native_kernel
 def _narrow(
     k: Emitter, x: Pointer, y: Pointer, count: Integer, name: str, by_integers: bool
 ) -> None:
-    def narrowed(index: RegisterValue, lanes: int) -> None:
+    for index, lanes in k.vectors(0, count, natural_lanes(F32), 1):
         value = x.load(index, lanes)
         bits = dtypes.narrow_by_integers(k, value) if by_integers else dtypes.narrow(k, value, name)
         y.store(index, bits)
-
-    k.vector_loop(0, count, natural_lanes(F32), narrowed)
 
 
 WAYS = [("float16", False), ("float16", True), ("bfloat16", False)]
