@@ -16,12 +16,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from caldera.compiler.lazy import Expr, as_float, lift_all
-from caldera.core.graph.node import Node, describe
-from caldera.core.graph.opdef import location, scope
-from caldera.core.graph.ops import product
-from caldera.core.graph.ops.base import reshape
-from caldera.core.graph.ops.movement import concat, pad, slice_, transpose
-from caldera.core.graph.ops.product import Padding, Pair
+from caldera.core.graph import Node, describe, location, scope
+from caldera.core.graph.ops import Padding, Pair, concat, pad, product, reshape, slice_, transpose
 from caldera.errors import ConfigError, ShapeError
 from caldera.op.windows import (
     Paddings,
@@ -32,6 +28,8 @@ from caldera.op.windows import (
     as_widths,
     expect_rank,
 )
+
+__all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d"]
 
 
 def _operands(x: Any, w: Any) -> tuple[Node, Node]:

@@ -17,13 +17,42 @@ from ml_dtypes import finfo
 
 from caldera.compiler.lazy import Expr, as_float, lift, lift_all
 from caldera.core.graph.node import Node, describe
-from caldera.core.graph.ops import elementwise, factorisation, linalg
-from caldera.core.graph.ops.base import cast, full, reshape
-from caldera.core.graph.ops.movement import flip, swap_last
-from caldera.core.graph.ops.product import matmul_any
+from caldera.core.graph.ops import (
+    cast,
+    elementwise,
+    factorisation,
+    flip,
+    full,
+    linalg,
+    matmul_any,
+    reshape,
+    swap_last,
+)
 from caldera.core.tensor.dtype import complex_of, is_complex, part_of
 from caldera.errors import ShapeError
 from caldera.op.arguments import as_number
+
+__all__ = [
+    "cholesky",
+    "determinant",
+    "diagonal",
+    "diagonal_matrix",
+    "eig",
+    "eigh",
+    "eigvals",
+    "expm",
+    "inverse",
+    "lstsq",
+    "pinv",
+    "qr",
+    "slogdet",
+    "solve",
+    "svd",
+    "trace",
+    "triangular_solve",
+    "tril",
+    "triu",
+]
 
 
 def inverse(a: Any) -> Expr:

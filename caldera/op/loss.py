@@ -12,18 +12,40 @@ from typing import Any
 import numpy as np
 
 from caldera.compiler.lazy import Expr, as_float, lift
-from caldera.core.graph.node import Node, describe
-from caldera.core.graph.opdef import Op, location
-from caldera.core.graph.ops import ctc, loss
+from caldera.core.graph import Node, Op, describe, location
+from caldera.core.graph.ops import (
+    broadcast_to,
+    cast,
+    constant,
+    ctc,
+    div,
+    equal,
+    greater_equal,
+    loss,
+    maximum,
+    mean,
+    mul,
+    neg,
+    reduced_shape,
+    sum_,
+    where,
+)
 from caldera.core.graph.ops.activation import log_softmax
-from caldera.core.graph.ops.base import broadcast_to, cast, constant, reduced_shape, sum_
-from caldera.core.graph.ops.elementwise import div, equal, greater_equal, maximum, mul, neg, where
-from caldera.core.graph.ops.reduction import mean
-from caldera.core.tensor import Tensor
-from caldera.core.tensor.dtype import DType, array_of, int64, is_integer
-from caldera.core.tensor.shape import normalise_axis
+from caldera.core.tensor import DType, Tensor, array_of, int64, is_integer, normalise_axis
 from caldera.errors import ConfigError, DataError, ShapeError
 from caldera.op.arguments import as_count, as_number
+
+__all__ = [
+    "binary_cross_entropy",
+    "cross_entropy",
+    "cross_entropy_epsilon",
+    "ctc_loss",
+    "hinge",
+    "huber",
+    "kl_divergence",
+    "mean_absolute_error",
+    "mean_squared_error",
+]
 
 REDUCTIONS = ("mean", "sum", "none")
 

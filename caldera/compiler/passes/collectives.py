@@ -19,8 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from caldera.compiler.passes.lower import lower
-from caldera.core.graph.node import Node
-from caldera.core.graph.opdef import ITEM, Nodes, item, items
+from caldera.core.graph import ITEM, Node, Nodes, Program, item, items, rebuilt, topological
 from caldera.core.graph.ops.base import reshape
 from caldera.core.graph.ops.collective import (
     GATHERING,
@@ -36,7 +35,6 @@ from caldera.core.graph.ops.collective import (
     turn,
 )
 from caldera.core.graph.ops.normalisation import SYNCHRONISED
-from caldera.core.graph.program import Program, rebuilt, topological
 
 LARGEST_SHARED = 1 << 16
 """Bytes of a sum that still shares a message with others."""

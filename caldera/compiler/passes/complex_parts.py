@@ -12,15 +12,23 @@ from collections.abc import Sequence
 from typing import Any
 
 from caldera.compiler.passes.complex_functions import FUNCTIONS, Parts, is_real, nonzero
-from caldera.core.graph.node import Node
-from caldera.core.graph.opdef import ITEM, LINEAR, as_tuple, item, items
-from caldera.core.graph.ops.base import cast, complex_, constant, full, reshape
+from caldera.core.graph import ITEM, LINEAR, Body, Node, Program, as_tuple, item, items, topological
+from caldera.core.graph.ops import (
+    add,
+    cast,
+    complex_,
+    concat,
+    constant,
+    full,
+    matmul,
+    narrow,
+    reshape,
+    sub,
+    view_as_complex,
+    view_as_real,
+)
 from caldera.core.graph.ops.control import scan
-from caldera.core.graph.ops.elementwise import add, sub
 from caldera.core.graph.ops.fourier import mirror
-from caldera.core.graph.ops.movement import concat, narrow, view_as_complex, view_as_real
-from caldera.core.graph.ops.product import matmul
-from caldera.core.graph.program import Body, Program, topological
 from caldera.core.tensor.dtype import bool_, is_complex, part_of
 
 Value = Node | Parts

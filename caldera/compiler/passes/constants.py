@@ -8,11 +8,9 @@ from collections.abc import Hashable
 import numpy as np
 
 from caldera.core.graph.node import Node, Spec, Symbol
+from caldera.core.graph.ops import full, greater
 from caldera.core.graph.ops.base import array as array_leaf
-from caldera.core.graph.ops.base import full
-from caldera.core.graph.ops.elementwise import greater
-from caldera.core.tensor import Tensor
-from caldera.core.tensor.dtype import DType, bool_, is_float
+from caldera.core.tensor import DType, Tensor, bool_, is_float
 from caldera.kernels.reference import evaluate
 
 Number = bool | int | float

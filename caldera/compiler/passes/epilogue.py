@@ -25,10 +25,8 @@ from functools import partial
 from caldera.compiler.passes.constants import is_positive_test, uniform
 from caldera.compiler.passes.joins import Join, Joins, Uses, rebuilt
 from caldera.compiler.passes.lower import HasKernel
-from caldera.core.graph.node import Node
-from caldera.core.graph.opdef import ITEM, OPS, Nodes, Op
-from caldera.core.graph.ops.base import reshape
-from caldera.core.graph.ops.elementwise import add, greater, relu, where
+from caldera.core.graph import ITEM, OPS, Node, Nodes, Op, Program, topological
+from caldera.core.graph.ops import add, conv2d, conv2d_input, greater, matmul, relu, reshape, where
 from caldera.core.graph.ops.epilogue import (
     ACTIVATIONS,
     batch_norm_grad_elementwise,
@@ -43,8 +41,6 @@ from caldera.core.graph.ops.epilogue import (
     matmul_epilogue,
 )
 from caldera.core.graph.ops.normalisation import batch_norm, batch_norm_grad, batch_norm_inference
-from caldera.core.graph.ops.product import conv2d, conv2d_input, matmul
-from caldera.core.graph.program import Program, topological
 from caldera.core.tensor.dtype import float32, float64
 
 JOINED = {matmul: (matmul_epilogue, is_bias), conv2d: (conv2d_epilogue, is_channel_bias)}

@@ -23,8 +23,7 @@ from caldera.compiler.passes.constants import (
 from caldera.compiler.passes.pattern import Rules, anything, number, p
 from caldera.core.graph.node import Node
 from caldera.core.graph.ops.base import constant
-from caldera.core.tensor.dtype import HALVES, DType, float32, is_float, is_integer
-from caldera.core.tensor.shape import size
+from caldera.core.tensor import HALVES, DType, float32, is_float, is_integer, size
 from caldera.kernels.reference import evaluate
 
 MOST_FLOPS = 1 << 22

@@ -21,14 +21,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from caldera.compiler.passes.constants import uniform
-from caldera.core.graph.node import Node
-from caldera.core.graph.ops.base import complex_
+from caldera.core.graph import Body, Node, Program, users_of
+from caldera.core.graph.ops import complex_, greater, relu
 from caldera.core.graph.ops.collective import Number, turn
 from caldera.core.graph.ops.control import fused
-from caldera.core.graph.ops.elementwise import greater, relu
-from caldera.core.graph.program import Body, Program, users_of
-from caldera.core.tensor.dtype import HALVES
-from caldera.core.tensor.shape import Shape
+from caldera.core.tensor import HALVES, Shape
 
 LARGEST = 256
 """Nodes a body: a limit for the compilers behind it."""

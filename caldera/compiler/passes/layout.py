@@ -16,15 +16,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from caldera.core.graph.memory_format import NHWC, Order, same_memory
-from caldera.core.graph.node import Node, Spec, intern_like
-from caldera.core.graph.opdef import ITEM, Nodes, item
+from caldera.core.graph import (
+    ITEM,
+    NHWC,
+    Body,
+    Node,
+    Nodes,
+    Order,
+    Program,
+    Spec,
+    intern_like,
+    item,
+    same_memory,
+)
 from caldera.core.graph.ops.attention import HEADS_INSIDE
 from caldera.core.graph.ops.control import fused
 from caldera.core.graph.ops.movement import arrange
-from caldera.core.graph.program import Body, Program
-from caldera.core.tensor.dtype import is_float
-from caldera.core.tensor.shape import Shape
+from caldera.core.tensor import Shape, is_float
 
 Use = Literal["rows", "last", "alike", "any"]
 """How an op takes or gives a value: row major, channels last, like its other images, any way."""

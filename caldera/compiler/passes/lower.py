@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from caldera.core.graph.node import Node
-from caldera.core.graph.opdef import Nodes, as_tuple
-from caldera.core.graph.program import Program, rebuild
+from caldera.core.graph import Node, Nodes, Program, as_tuple, rebuild
 
 HasKernel = Callable[[str], bool]
 

@@ -17,11 +17,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from caldera.compiler.passes.constants import uniform
-from caldera.core.graph.node import Node
-from caldera.core.graph.opdef import ITEM, item
+from caldera.core.graph import ITEM, Body, Node, Program, item, rewrite
 from caldera.core.graph.ops.base import cast
 from caldera.core.graph.ops.control import scan, with_body
-from caldera.core.graph.program import Body, Program, rewrite
 from caldera.core.tensor.dtype import DType, bfloat16, bool_, float16, float32
 from caldera.errors import ConfigError
 

@@ -19,10 +19,21 @@ from functools import partial
 
 from caldera.compiler.passes.constants import LARGEST_ARRAY, VIEWS, array_node, value_of
 from caldera.compiler.passes.pattern import Rules, p
-from caldera.core.graph.node import Node
-from caldera.core.graph.opdef import ITEM, Nodes, item, items, parameter
+from caldera.core.graph import (
+    ITEM,
+    Body,
+    Node,
+    Nodes,
+    Outputs,
+    Program,
+    item,
+    items,
+    parameter,
+    rebuild,
+    substitute,
+    topological,
+)
 from caldera.core.graph.ops.control import fused, scan
-from caldera.core.graph.program import Body, Outputs, Program, rebuild, substitute, topological
 
 
 def _by_content(node: Node) -> Node | None:

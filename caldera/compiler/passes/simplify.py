@@ -13,29 +13,36 @@ import numpy as np
 
 from caldera.compiler.passes.pattern import Rules, anything, number, p
 from caldera.core.graph.node import Node
-from caldera.core.graph.ops.base import broadcast_to, cast, constant, iota, reshape
-from caldera.core.graph.ops.elementwise import (
+from caldera.core.graph.ops import (
     abs_,
     add,
+    broadcast_to,
+    cast,
+    constant,
     div,
     equal,
+    flip,
+    iota,
     isnan,
     logical_not,
+    matmul,
     mul,
     neg,
     not_equal,
     reciprocal,
+    reshape,
+    slice_,
     square,
     sub,
+    transpose,
     where,
 )
-from caldera.core.graph.ops.movement import flip, slice_, transpose
-from caldera.core.graph.ops.product import matmul
-from caldera.core.tensor.dtype import (
+from caldera.core.tensor import (
     FLOATS,
     INTEGERS,
     UNSIGNED,
     DType,
+    Shape,
     bfloat16,
     bool_,
     float16,
@@ -51,7 +58,6 @@ from caldera.core.tensor.dtype import (
     uint32,
     uint64,
 )
-from caldera.core.tensor.shape import Shape
 
 x, y, a, b, c = (anything(name) for name in "xyabc")
 k = number("k")

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from caldera.compiler.passes.pattern import Rules, anything, p
 from caldera.core.graph.node import Node
+from caldera.core.graph.ops import broadcast_to, neg, reshape, sum_
 from caldera.core.graph.ops.activation import log_softmax, log_softmax_grad
-from caldera.core.graph.ops.base import broadcast_to, reshape, sum_
-from caldera.core.graph.ops.elementwise import neg
 from caldera.core.graph.ops.loss import cross_entropy_probabilities
 
 x = anything("x")

@@ -22,14 +22,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from caldera.compiler.passes.constants import uniform
-from caldera.core.graph.node import Node, Symbol
-from caldera.core.graph.opdef import Op
-from caldera.core.graph.ops.base import cast, constant, reshape, variable
-from caldera.core.graph.ops.elementwise import add, mul, neg, sub, where
+from caldera.core.graph import Node, Op, Program, Symbol, rewrite, substitute, users_of
+from caldera.core.graph.ops import (
+    add,
+    cast,
+    constant,
+    matmul,
+    mul,
+    neg,
+    reshape,
+    sub,
+    variable,
+    where,
+)
 from caldera.core.graph.ops.epilogue import matmul_accumulate
 from caldera.core.graph.ops.indexing import scatter_add
-from caldera.core.graph.ops.product import matmul
-from caldera.core.graph.program import Program, rewrite, substitute, users_of
 from caldera.core.tensor.dtype import HALVES, DType, float32
 
 

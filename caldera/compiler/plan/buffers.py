@@ -21,12 +21,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from caldera.base.arguments import shown
-from caldera.core.graph.memory_format import Order, laid_out, stored_shape
-from caldera.core.graph.node import Spec, Symbol
+from caldera.core.graph import Order, Spec, Symbol, laid_out, stored_shape
 from caldera.core.memory import MANAGED, Device, Event, MemoryManager
 from caldera.core.memory.pool import host_view
-from caldera.core.tensor import Tensor
-from caldera.core.tensor.dtype import exactly
+from caldera.core.tensor import Tensor, exactly
 from caldera.errors import ConfigError, ShapeError
 from caldera.kernels.native.movement import copying
 

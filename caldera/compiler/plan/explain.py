@@ -12,9 +12,8 @@ from caldera.compiler.plan.explain_text import TEXTS, footer, lines
 from caldera.compiler.plan.loop import LoopKernel
 from caldera.compiler.plan.schedule import Buffer, BufferView, Step, StepSchedule
 from caldera.compiler.plan.timing import Peaks
-from caldera.core.graph.node import Node, Spec, Symbol
+from caldera.core.graph import Body, Node, Program, Spec, Symbol
 from caldera.core.graph.ops.collective import Message, turn
-from caldera.core.graph.program import Body, Program
 from caldera.core.memory import Device
 from caldera.core.tensor.dtype import DType, bfloat16, is_float
 from caldera.kernels.table import COPY

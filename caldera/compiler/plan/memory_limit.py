@@ -25,8 +25,7 @@ from caldera.compiler.plan.recompute import (
 )
 from caldera.compiler.plan.schedule import StepSchedule, Transfer
 from caldera.compiler.plan.timing import StepSeconds
-from caldera.core.graph.node import Node, Symbol
-from caldera.core.graph.program import Program
+from caldera.core.graph import Node, Program, Symbol
 from caldera.core.memory import Device
 from caldera.core.memory import device as find_device
 from caldera.core.memory.pool import size_class

@@ -14,12 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from caldera.compiler.plan.buffers import Inputs
 from caldera.compiler.plan.schedule import StepSchedule
-from caldera.core.graph.memory_format import Order, laid_out
-from caldera.core.graph.node import Node, Spec, Symbol
-from caldera.core.graph.program import Program
+from caldera.core.graph import Node, Order, Program, Spec, Symbol, laid_out
 from caldera.core.memory import DEVICE, HOST, MANAGED, Device
-from caldera.core.tensor import Tensor
-from caldera.core.tensor.dtype import DType
+from caldera.core.tensor import DType, Tensor
 from caldera.errors import DeviceError
 from caldera.kernels.reference import evaluate
 

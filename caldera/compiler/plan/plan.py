@@ -22,8 +22,7 @@ from caldera.compiler.plan.schedule import Root, StepSchedule, Transfer
 from caldera.compiler.plan.scheduling import schedule_steps
 from caldera.compiler.plan.step_fusion import can_fuse_step, execute
 from caldera.compiler.plan.timing import TimedRun
-from caldera.core.graph.node import Node, Symbol
-from caldera.core.graph.program import Program
+from caldera.core.graph import Node, Program, Symbol
 from caldera.core.memory import Device
 from caldera.core.tensor import Tensor
 from caldera.draw.graph import draw_graph

@@ -14,8 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from caldera.core.graph.memory_format import as_numbers, as_pairs, dense_strides, laid_out
-from caldera.core.graph.node import Node, Spec, Symbol
+from caldera.core.graph import Node, Spec, Symbol, as_numbers, as_pairs, dense_strides, laid_out
 from caldera.core.tensor.shape import Shape
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 

@@ -28,8 +28,7 @@ from caldera.compiler.plan.schedule import (
     meta_array,
     view_of,
 )
-from caldera.core.graph.node import Node, Spec
-from caldera.core.graph.opdef import ITEM
+from caldera.core.graph import ITEM, Node, Spec
 from caldera.kernels.table import TABLE, Kernel
 
 MOST_DELAYED = 8 << 20

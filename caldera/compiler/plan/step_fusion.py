@@ -19,8 +19,7 @@ from caldera.core.memory import Block, Device, Stream
 from caldera.core.memory.capture import capture
 from caldera.core.memory.interface import CapturedGraph, TimingEvent
 from caldera.core.memory.software import address_of
-from caldera.core.tensor import Tensor
-from caldera.core.tensor.shape import Shape
+from caldera.core.tensor import Shape, Tensor
 from caldera.kernels.common.blas_threads import single_threaded_blas
 from caldera.kernels.native.codegen.program import joined_runs
 from caldera.kernels.runners import LAUNCH_GROUPERS, STEP_FUSERS, StepPiece, Steps

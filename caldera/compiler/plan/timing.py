@@ -30,8 +30,7 @@ from caldera.base.file_cache import FileCache
 from caldera.base.plain_data import json_digest
 from caldera.base.threads import parallel_for
 from caldera.compiler.plan.schedule import Buffer, Step, StepSchedule
-from caldera.core.graph.memory_format import laid_out
-from caldera.core.graph.opdef import detached
+from caldera.core.graph import detached, laid_out
 from caldera.core.memory import Device
 from caldera.core.memory.pool import host_view
 from caldera.core.tensor.dtype import DType, bfloat16, float32, float64

@@ -9,9 +9,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NoReturn
 
-from caldera.core.graph.node import Node, Spec, Symbol, describe, intern, pinned
-from caldera.core.graph.opdef import ITEM, OPS, Mismatch, item
-from caldera.core.graph.program import Body, Program, topological, users_of
+from caldera.core.graph import (
+    ITEM,
+    OPS,
+    Body,
+    Mismatch,
+    Node,
+    Program,
+    Spec,
+    Symbol,
+    describe,
+    intern,
+    item,
+    pinned,
+    topological,
+    users_of,
+)
 from caldera.errors import CalderaError
 
 NEIGHBOURS = 6

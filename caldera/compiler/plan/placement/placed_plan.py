@@ -19,8 +19,7 @@ from caldera.compiler.plan.explain import Explanation, StepRow
 from caldera.compiler.plan.placement.parts import Subgraph
 from caldera.compiler.plan.plan import Plan
 from caldera.compiler.plan.schedule import Buffer, Step
-from caldera.core.graph.node import Symbol
-from caldera.core.graph.program import Program
+from caldera.core.graph import Program, Symbol
 from caldera.core.memory import Device
 from caldera.core.tensor import Tensor
 

@@ -17,13 +17,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from caldera.core.graph.node import Node
-from caldera.core.graph.opdef import Nodes, Op, composite
-from caldera.core.graph.ops.base import cast, check_float, sum_, widened
-from caldera.core.graph.ops.elementwise import (
+from caldera.core.graph import Node, Nodes, Op, composite
+from caldera.core.graph.ops import (
     abs_,
     add,
     broadcasting,
+    cast,
+    check_float,
     div,
     equal,
     erf,
@@ -33,6 +33,7 @@ from caldera.core.graph.ops.elementwise import (
     less,
     log,
     log1p,
+    max_,
     maximum,
     minimum,
     mul,
@@ -43,10 +44,11 @@ from caldera.core.graph.ops.elementwise import (
     sigmoid,
     square,
     sub,
+    sum_,
     tanh,
     where,
+    widened,
 )
-from caldera.core.graph.ops.reduction import max_
 
 SELU_ALPHA = 1.6732632423543772
 SELU_SCALE = 1.0507009873554805

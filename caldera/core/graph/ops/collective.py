@@ -30,12 +30,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from caldera.core.graph.node import Node, Spec
-from caldera.core.graph.opdef import Nodes, composite, op, refuse_dtype, refuse_shape
-from caldera.core.graph.ops.base import reshape
-from caldera.core.graph.ops.movement import concat, narrow, pad
-from caldera.core.tensor.dtype import uint8
-from caldera.core.tensor.shape import Shape, size
+from caldera.core.graph import Node, Nodes, Spec, composite, op, refuse_dtype, refuse_shape
+from caldera.core.graph.ops import concat, narrow, pad, reshape
+from caldera.core.tensor import Shape, size, uint8
 
 Number = tuple[int, ...]
 TOKEN = Spec((0,), uint8)

@@ -17,11 +17,9 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from caldera.core.graph.node import Node, Spec
-from caldera.core.graph.opdef import Op, as_tuple, op, refuse_dtype, refuse_shape
+from caldera.core.graph import Node, Op, Spec, as_tuple, op, refuse_dtype, refuse_shape
 from caldera.core.graph.ops.base import Number, cast, conj, constant, full, real, sum_to
-from caldera.core.tensor.dtype import bool_, is_complex, is_inexact, part_of
-from caldera.core.tensor.shape import Shape, broadcast_shapes
+from caldera.core.tensor import Shape, bool_, broadcast_shapes, is_complex, is_inexact, part_of
 from caldera.errors import ShapeError
 
 Gradient = tuple[Node | None, ...]

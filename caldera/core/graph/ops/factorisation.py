@@ -23,42 +23,43 @@ Functions of matrices that are made of factorisations: the pseudo-inverse, the e
 
 from __future__ import annotations
 
-from caldera.core.graph.node import Node, Spec
-from caldera.core.graph.opdef import Nodes, composite, op
-from caldera.core.graph.ops.base import (
-    broadcast_to,
-    cast,
-    complex_,
-    conj,
-    constant,
-    full,
-    imag,
-    real,
-    reshape,
-    sum_,
-    widened,
-)
-from caldera.core.graph.ops.elementwise import (
+from caldera.core.graph import Node, Nodes, Spec, composite, op
+from caldera.core.graph.ops import (
     abs_,
     add,
+    broadcast_to,
+    cast,
     ceil,
+    complex_,
+    concat,
+    conj,
+    constant,
+    cumsum,
     div,
     equal,
     exp2,
+    full,
     greater,
+    imag,
     isfinite,
     less_equal,
     log2,
     logical_and,
+    max_,
     maximum,
     minimum,
     mul,
+    narrow,
     neg,
+    real,
     reciprocal,
+    reshape,
     scalar,
     stop_gradient,
     sub,
+    sum_,
     where,
+    widened,
 )
 from caldera.core.graph.ops.linalg import (
     Cotangents,
@@ -77,8 +78,6 @@ from caldera.core.graph.ops.linalg import (
     total,
     tril,
 )
-from caldera.core.graph.ops.movement import concat, narrow
-from caldera.core.graph.ops.reduction import cumsum, max_
 from caldera.core.tensor.dtype import complex_of, float64, int64, is_complex, part_of
 
 ABOUT_EQUAL = 0.99

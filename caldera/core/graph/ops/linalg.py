@@ -11,26 +11,41 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from caldera.core.graph.node import Node, Spec
-from caldera.core.graph.opdef import FlopsRule, Nodes, composite, op, refuse_dtype, refuse_shape
-from caldera.core.graph.ops.base import (
+from caldera.core.graph import (
+    FlopsRule,
+    Node,
+    Nodes,
+    Spec,
+    composite,
+    op,
+    refuse_dtype,
+    refuse_shape,
+)
+from caldera.core.graph.ops import (
+    add,
+    broadcast,
     cast,
     complex_,
     conj,
     constant,
+    exp,
     expand_reduced,
     full,
     imag,
     iota,
+    less_equal,
+    matmul,
+    mul,
+    neg,
     reshape,
+    slice_,
     sum_,
     sum_to,
+    swap_last,
+    unslice,
+    where,
 )
-from caldera.core.graph.ops.elementwise import add, broadcast, exp, less_equal, mul, neg, where
-from caldera.core.graph.ops.movement import slice_, swap_last, unslice
-from caldera.core.graph.ops.product import matmul
-from caldera.core.tensor.dtype import int64, is_complex, is_inexact, part_of
-from caldera.core.tensor.shape import Shape, size
+from caldera.core.tensor import Shape, int64, is_complex, is_inexact, part_of, size
 
 Gradient = tuple[Node | None, ...]
 Cotangents = tuple[Node | None, ...]

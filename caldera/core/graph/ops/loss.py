@@ -14,18 +14,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from caldera.core.graph.node import Node
-from caldera.core.graph.opdef import Nodes, Op, composite, refuse_dtype, refuse_shape
-from caldera.core.graph.ops.activation import below_largest, log_softmax, softmax
-from caldera.core.graph.ops.base import cast, constant, expand_reduced, iota, reshape, sum_, widened
-from caldera.core.graph.ops.elementwise import (
+from caldera.core.graph import Node, Nodes, Op, composite, refuse_dtype, refuse_shape
+from caldera.core.graph.ops import (
     abs_,
     add,
     broadcast,
     broadcasting,
+    cast,
+    constant,
     equal,
     exp,
+    expand_reduced,
     greater_equal,
+    iota,
     less_equal,
     log,
     log1p,
@@ -35,14 +36,17 @@ from caldera.core.graph.ops.elementwise import (
     mul,
     neg,
     relu,
+    reshape,
     scalar,
     sigmoid,
     square,
     sub,
+    sum_,
     where,
+    widened,
 )
-from caldera.core.tensor.dtype import int64, is_float, is_integer
-from caldera.core.tensor.shape import Shape
+from caldera.core.graph.ops.activation import below_largest, log_softmax, softmax
+from caldera.core.tensor import Shape, int64, is_float, is_integer
 
 
 def _check_dtypes(predictions: Node, targets: Node) -> None:

@@ -3,9 +3,7 @@ and complex numbers as pairs."""
 
 from __future__ import annotations
 
-from caldera.core.graph.memory_format import Order
-from caldera.core.graph.node import Node, Spec
-from caldera.core.graph.opdef import Nodes, composite, op, refuse_dtype, refuse_shape
+from caldera.core.graph import Node, Nodes, Order, Spec, composite, op, refuse_dtype, refuse_shape
 from caldera.core.graph.ops.base import (
     Axes,
     broadcast_to,
@@ -14,8 +12,7 @@ from caldera.core.graph.ops.base import (
     full,
     reshape,
 )
-from caldera.core.tensor.dtype import complex_of, is_complex, is_integer, part_of
-from caldera.core.tensor.shape import Shape
+from caldera.core.tensor import Shape, complex_of, is_complex, is_integer, part_of
 
 Bounds = tuple[tuple[int, int, int], ...]
 """(start, stop, step) an axis, with step > 0 and 0 <= start <= stop <= n."""

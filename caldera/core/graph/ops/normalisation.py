@@ -17,35 +17,34 @@ from __future__ import annotations
 from functools import reduce
 from typing import Any
 
-from caldera.core.graph.node import Node
-from caldera.core.graph.opdef import Nodes, Op, composite, refuse_dtype, refuse_shape
-from caldera.core.graph.ops.base import (
+from caldera.core.graph import Node, Nodes, Op, composite, refuse_dtype, refuse_shape
+from caldera.core.graph.ops import (
     Axes,
     accumulator,
+    add,
     broadcast_to,
     cast,
     check_float,
+    concat,
     constant,
+    count,
+    div,
+    maximum,
+    mul,
+    narrow,
+    pad,
+    pow_,
     reduced_shape,
     reshape,
+    rsqrt,
+    scalar,
+    square,
+    sub,
     sum_,
     widen,
     widened,
 )
 from caldera.core.graph.ops.collective import Number, all_sum, next_number
-from caldera.core.graph.ops.elementwise import (
-    add,
-    div,
-    maximum,
-    mul,
-    pow_,
-    rsqrt,
-    scalar,
-    square,
-    sub,
-)
-from caldera.core.graph.ops.movement import concat, narrow, pad
-from caldera.core.graph.ops.reduction import count
 from caldera.core.graph.ops.reduction import count as count_of
 from caldera.core.graph.ops.reduction import mean as mean_of
 from caldera.core.tensor.shape import Shape

@@ -21,12 +21,10 @@ a small image) gives -inf, with the index -1 and no gradient.
 
 from __future__ import annotations
 
-from caldera.core.graph.node import Node, Spec
-from caldera.core.graph.opdef import Nodes, op, refuse_dtype, refuse_shape
+from caldera.core.graph import Node, Nodes, Spec, op, refuse_dtype, refuse_shape
 from caldera.core.graph.ops.base import check_float, reshape, sum_to
 from caldera.core.graph.ops.elementwise import broadcast
-from caldera.core.tensor.dtype import DType, int8, int32, is_inexact
-from caldera.core.tensor.shape import Shape, size
+from caldera.core.tensor import DType, Shape, int8, int32, is_inexact, size
 
 Pair = tuple[int, int]
 Padding = tuple[Pair, Pair]

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 
-from caldera.core.graph.node import Node, Spec
-from caldera.core.graph.opdef import Nodes, composite, op, refuse_shape
+from caldera.core.graph import Node, Nodes, Spec, composite, op, refuse_shape
 from caldera.core.graph.ops.base import (
     Axes,
     cast,
@@ -39,8 +38,7 @@ from caldera.core.graph.ops.elementwise import (
     where,
 )
 from caldera.core.graph.ops.movement import flip, narrow, pad
-from caldera.core.tensor.dtype import HALVES, float32, int64, is_complex, part_of
-from caldera.core.tensor.shape import size
+from caldera.core.tensor import HALVES, float32, int64, is_complex, part_of, size
 
 
 def count(x: Node, axes: Axes) -> int:
