@@ -273,7 +273,7 @@ def below_largest(x: Node, axis: int) -> Node:
     return where(infinite, scalar(0, x), sub(x, largest))
 
 
-@composite("softmax")
+@composite("softmax", gradient=lambda g, y, x, *, axis: (softmax_grad(g, y, axis=axis),))
 @widened
 def softmax(x: Node, *, axis: int) -> Node:
     """exp(x) / sum(exp(x)) along `axis`, without overflow."""
@@ -291,10 +291,7 @@ def softmax_grad(g: Node, y: Node, *, axis: int) -> Node:
     return mul(y, sub(g, sum_(mul(g, y), (axis,), keepdims=True)))
 
 
-softmax.gradient(lambda g, y, x, *, axis: (softmax_grad(g, y, axis=axis),))
-
-
-@composite("log_softmax")
+@composite("log_softmax", gradient=lambda g, y, x, *, axis: (log_softmax_grad(g, y, axis=axis),))
 @widened
 def log_softmax(x: Node, *, axis: int) -> Node:
     """log(softmax(x)) along `axis`, right also where the softmax is 0 in floating point."""
@@ -310,6 +307,3 @@ def log_softmax(x: Node, *, axis: int) -> Node:
 def log_softmax_grad(g: Node, y: Node, *, axis: int) -> Node:
     """The gradient of log_softmax, from that of its result `y`."""
     return sub(g, mul(exp(y), sum_(g, (axis,), keepdims=True)))
-
-
-log_softmax.gradient(lambda g, y, x, *, axis: (log_softmax_grad(g, y, axis=axis),))

@@ -16,6 +16,7 @@ from typing import Any
 
 from caldera.core.graph import Node, Nodes, Spec, composite, refuse_dtype, refuse_shape
 from caldera.core.graph.ops import (
+    Gradient,
     accumulator,
     add,
     broadcast,
@@ -45,7 +46,6 @@ from caldera.core.graph.ops import (
 )
 from caldera.core.tensor import Shape, bool_, int64, is_float
 
-Gradient = tuple[Node | None, ...]
 HEADS_INSIDE = (0, 2, 1, 3)
 """How axes (N, heads, T, D) lie where the heads of a step are one vector."""
 

@@ -44,13 +44,13 @@ def next_number() -> Number:
     return (next(_numbers),)
 
 
-@op("all_sum")
+@op(
+    "all_sum",
+    gradient=lambda g, y, x, *, axis, number: (all_sum(g, axis=axis, number=next_number()),),
+)
 def all_sum(x: Spec, *, axis: str, number: Number) -> Spec:
     """The sum of `x` over the ranks along a named axis of the mesh of ranks."""
     return x
-
-
-all_sum.gradient(lambda g, y, x, *, axis, number: (all_sum(g, axis=axis, number=next_number()),))
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,10 @@ def _flat(part: Node, capacity: int) -> Node:
     return pad(flat, ((0, capacity - part.spec.size),))
 
 
-@composite("all_gather")
+@composite(
+    "all_gather",
+    gradient=lambda g, y, x, *, number, **how: (sum_scatter(g, **how, number=next_number()),),
+)
 def all_gather(x: Node, *, axis: str, dim: int, sizes: Sizes, rank: int, number: Number) -> Node:
     """All ranks' parts, one after the other along `dim`."""
     if x.shape[dim] != sizes[rank]:
@@ -216,7 +219,10 @@ def all_gather(x: Node, *, axis: str, dim: int, sizes: Sizes, rank: int, number:
     return concat(tuple(parts), dim)
 
 
-@composite("sum_scatter")
+@composite(
+    "sum_scatter",
+    gradient=lambda g, y, x, *, number, **how: (all_gather(g, **how, number=next_number()),),
+)
 def sum_scatter(x: Node, *, axis: str, dim: int, sizes: Sizes, rank: int, number: Number) -> Node:
     """This rank's part, along `dim`, of the sum over ranks."""
     if x.shape[dim] != sum(sizes):
@@ -232,13 +238,6 @@ def sum_scatter(x: Node, *, axis: str, dim: int, sizes: Sizes, rank: int, number
     own = run_collective([concat(tuple(parts), 0)], message)
     return reshape(narrow(own, 0, 0, size(shapes[rank])), shapes[rank])
 
-
-all_gather.gradient(
-    lambda g, y, x, *, number, **how: (sum_scatter(g, **how, number=next_number()),)
-)
-sum_scatter.gradient(
-    lambda g, y, x, *, number, **how: (all_gather(g, **how, number=next_number()),)
-)
 
 GATHERING = frozenset({"all_gather", "sum_scatter"})
 """What is taken apart before collectives are put in order."""

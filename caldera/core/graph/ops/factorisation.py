@@ -95,7 +95,7 @@ def _over_differences(x: Node, values: Node) -> Node:
     return div(x, cast(safe, x.dtype))
 
 
-@op("cholesky")
+@op("cholesky", flops=cost(lambda batch, m, n: batch * n**3 // 3))
 def cholesky(a: Spec) -> Spec:
     """The lower triangular L with L Lᵀ = (a + aᵀ) / 2."""
     check_square(a)
@@ -111,7 +111,7 @@ def _(g: Node, y: Node, a: Node) -> Gradient:
     return (_symmetric(solve(upper, adjoint(solve(upper, halved)))),)
 
 
-@op("qr")
+@op("qr", flops=cost(lambda batch, m, n: batch * (4 * m * n * n - 4 * n**3 // 3)))
 def qr(a: Spec) -> tuple[Spec, Spec]:
     """Q with orthonormal columns and R upper triangular: a = Q R, of min(m, n) columns and rows."""
     check_matrix(a)
@@ -150,7 +150,7 @@ def _tall_qr_gradient(gq: Node | None, gr: Node | None, q: Node, r: Node) -> Nod
     return adjoint(solve(r, adjoint(total(gq, product(q, mirrored)))))
 
 
-@op("svd")
+@op("svd", flops=cost(lambda batch, m, n: batch * (6 * m * n * n + 20 * n**3)))
 def svd(a: Spec) -> tuple[Spec, Spec, Spec]:
     """U, s and Vᵀ with a = U diag(s) Vᵀ, reduced: min(m, n) singular values, descending."""
     check_matrix(a)
@@ -198,7 +198,7 @@ def _skew(x: Node) -> Node:
     return _off_diagonal(node) if is_complex(x.dtype) else node
 
 
-@op("eigh")
+@op("eigh", flops=cost(lambda batch, m, n: batch * 9 * n**3))
 def eigh(a: Spec) -> tuple[Spec, Spec]:
     """Eigenvalues, ascending, and eigenvectors (columns) of (a + aᵀ) / 2."""
     check_square(a)
@@ -218,7 +218,7 @@ def _(g: Cotangents, y: Nodes, a: Node) -> Gradient:
     return (_symmetric(product(product(v, inner), v, tb=True)),)
 
 
-@op("eig")
+@op("eig", flops=cost(lambda batch, m, n: batch * 25 * n**3))
 def eig(a: Spec) -> tuple[Spec, Spec]:
     """Eigenvalues, in no particular order, and eigenvectors (columns of length 1): complex."""
     check_square(a)
@@ -277,13 +277,6 @@ def _with_fixed_phase(g: Node | None, v: Node, turns: Node | None = None) -> Nod
 
 
 # --- cost, in the usual counts (Golub and Van Loan, Matrix Computations)
-
-
-cholesky.flops(cost(lambda batch, m, n: batch * n**3 // 3))
-qr.flops(cost(lambda batch, m, n: batch * (4 * m * n * n - 4 * n**3 // 3)))
-svd.flops(cost(lambda batch, m, n: batch * (6 * m * n * n + 20 * n**3)))
-eigh.flops(cost(lambda batch, m, n: batch * 9 * n**3))
-eig.flops(cost(lambda batch, m, n: batch * 25 * n**3))
 
 
 def _identity(like: Node) -> Node:

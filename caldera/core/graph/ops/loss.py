@@ -85,7 +85,13 @@ def _check_labels(logits: Node, labels: Node, axis: int) -> None:
         refuse_shape("at least one class")
 
 
-@composite("cross_entropy")
+@composite(
+    "cross_entropy",
+    gradient=lambda g, y, logits, labels, *, axis: (
+        cross_entropy_grad(g, logits, labels, axis=axis),
+        None,
+    ),
+)
 @widened
 def cross_entropy(logits: Node, labels: Node, *, axis: int) -> Node:
     """-log(softmax(logits)) at each sample's label, without overflow."""
@@ -106,14 +112,6 @@ def cross_entropy_grad(g: Node, logits: Node, labels: Node, *, axis: int) -> Nod
     own = cast(is_label(labels, logits.shape, axis), logits.dtype)
     spread = expand_reduced(g, logits.shape, (axis,))
     return mul(spread, sub(softmax(logits, axis=axis), own))
-
-
-cross_entropy.gradient(
-    lambda g, y, logits, labels, *, axis: (
-        cross_entropy_grad(g, logits, labels, axis=axis),
-        None,
-    )
-)
 
 
 # --- cross entropy with probabilities as targets

@@ -44,7 +44,11 @@ def swap_last(x: Node) -> Node:
     return transpose(x, (*range(rank - 2), rank - 1, rank - 2))
 
 
-@op("slice", kind="movement")
+@op(
+    "slice",
+    kind="movement",
+    gradient=lambda g, y, x, *, bounds: (unslice(g, shape=x.shape, bounds=bounds),),
+)
 def _slice(x: Spec, *, bounds: Bounds) -> Spec:
     if len(bounds) != x.rank:
         refuse_shape(f"bounds for each of the {x.rank} axes")
@@ -68,9 +72,6 @@ def narrow(x: Node, axis: int, start: int, length: int) -> Node:
 def unslice(x: Spec, *, shape: Shape, bounds: Bounds) -> Spec:
     """Zeros of `shape` with `x` where `bounds` point: the gradient of a slice."""
     return Spec(shape, x.dtype)
-
-
-_slice.gradient(lambda g, y, x, *, bounds: (unslice(g, shape=x.shape, bounds=bounds),))
 
 
 @op("pad", kind="movement")
@@ -176,7 +177,7 @@ def arrange(x: Node, order: Order | None) -> Node:
     return x if x.spec.order == order else _arrange(x, order=order)
 
 
-@op("view_as_real", kind="movement")
+@op("view_as_real", kind="movement", gradient=lambda g, y, x: (view_as_complex(g),))
 def view_as_real(x: Spec) -> Spec:
     """Complex numbers as pairs (real, imaginary) on a new last axis."""
     check_complex(x)
@@ -193,9 +194,6 @@ def view_as_complex(x: Spec) -> Spec:
             hint="stack the two parts along a new last axis",
         )
     return Spec(x.shape[:-1], complex_of(x.dtype))
-
-
-view_as_real.gradient(lambda g, y, x: (view_as_complex(g),))
 
 
 @composite("tile", kind="movement")

@@ -20,6 +20,7 @@ from typing import Any
 from caldera.core.graph import Node, Nodes, Op, composite, refuse_dtype, refuse_shape
 from caldera.core.graph.ops import (
     Axes,
+    Gradient,
     accumulator,
     add,
     broadcast_to,
@@ -48,8 +49,6 @@ from caldera.core.graph.ops.collective import Number, all_sum, next_number
 from caldera.core.graph.ops.reduction import count as count_of
 from caldera.core.graph.ops.reduction import mean as mean_of
 from caldera.core.tensor.shape import Shape
-
-Gradient = tuple[Node | None, ...]
 
 
 def _check(x: Node, parameters: Nodes, shape: Shape, what: str) -> None:
@@ -278,7 +277,10 @@ def _window_scale(x: Node, window: int, alpha: float, k: float) -> Node:
     return add(mul(squares, scalar(alpha / window, x)), scalar(k, x))
 
 
-@composite("local_response_norm")
+@composite(
+    "local_response_norm",
+    gradient=lambda g, y, x, **attrs: (local_response_norm_grad(g, x, **attrs),),
+)
 @widened
 def local_response_norm(x: Node, *, window: int, alpha: float, beta: float, k: float) -> Node:
     """x / (k + alpha / window * sum of squares over `window` neighbouring channels) ** beta."""
@@ -299,9 +301,6 @@ def local_response_norm_grad(
     # The channels whose windows hold this one lie mirrored.
     met = _window_sum(div(mul(own, x), scale), (window - 1) // 2, window // 2)
     return sub(own, mul(mul(x, scalar(2 * alpha * beta / window, x)), met))
-
-
-local_response_norm.gradient(lambda g, y, x, **attrs: (local_response_norm_grad(g, x, **attrs),))
 
 
 # --- batch, over the samples of all ranks

@@ -85,6 +85,11 @@ def matmul_any(a: Node, b: Node, ta: bool = False, tb: bool = False) -> Node:
     return reshape(result, tuple(shape))
 
 
+def _check_slope(g: Spec, expected: Shape) -> None:
+    if g.shape != expected:
+        refuse_shape(f"an output gradient of shape {expected}")
+
+
 def conv_size(n: int, kernel: int, stride: int, padding: Pair, dilation: int) -> int:
     """The output length of a convolution or pooling along one axis (may be < 1: does not fit)."""
     return (n + sum(padding) - dilation * (kernel - 1) - 1) // stride + 1
@@ -118,6 +123,10 @@ def _conv_shape(
     "conv2d",
     kind="product",
     flops=lambda node: 2 * node.spec.size * size(node.inputs[1].shape[1:]),
+    gradient=lambda g, y, x, w, **how: (
+        conv2d_input(g, w, shape=x.shape, **how),
+        conv2d_weight(x, g, shape=w.shape, **how),
+    ),
 )
 def conv2d(
     x: Spec,
@@ -138,6 +147,10 @@ def conv2d(
     "conv2d_input",
     kind="product",
     flops=lambda node: 2 * node.inputs[0].spec.size * size(node.inputs[1].shape[1:]),
+    gradient=lambda gx, y, g, w, *, shape, **how: (
+        conv2d(gx, w, **how),
+        conv2d_weight(gx, g, shape=w.shape, **how),
+    ),
 )
 def conv2d_input(
     g: Spec,
@@ -152,9 +165,7 @@ def conv2d_input(
 ) -> Spec:
     """The gradient of `conv2d` with respect to its input, which has `shape`."""
     _check_floats(g, w)
-    expected = _conv_shape(shape, w.shape, stride, padding, dilation, groups)
-    if g.shape != expected:
-        refuse_shape(f"an output gradient of shape {expected}")
+    _check_slope(g, _conv_shape(shape, w.shape, stride, padding, dilation, groups))
     return Spec(shape, g.dtype)
 
 
@@ -180,26 +191,8 @@ def conv2d_weight(
 ) -> Spec:
     """The gradient of `conv2d` with respect to its weight, which has `shape`."""
     _check_floats(x, g)
-    expected = _conv_shape(x.shape, shape, stride, padding, dilation, groups)
-    if g.shape != expected:
-        refuse_shape(f"an output gradient of shape {expected}")
+    _check_slope(g, _conv_shape(x.shape, shape, stride, padding, dilation, groups))
     return Spec(shape, x.dtype)
-
-
-conv2d.gradient(
-    lambda g, y, x, w, **how: (
-        conv2d_input(g, w, shape=x.shape, **how),
-        conv2d_weight(x, g, shape=w.shape, **how),
-    )
-)
-
-
-conv2d_input.gradient(
-    lambda gx, y, g, w, *, shape, **how: (
-        conv2d(gx, w, **how),
-        conv2d_weight(gx, g, shape=w.shape, **how),
-    )
-)
 
 
 _MOST_IN_INT8 = 127
@@ -228,6 +221,10 @@ def _pooled_shape(
     return (*shape[:2], *lengths)
 
 
+def _count_of_windows(node: Node) -> int:
+    return node.outputs[0].size * size(node.attrs["size"])
+
+
 def index_dtype(size: Pair) -> DType:
     """The smallest dtype for positions inside a window of this size, with -1 for none."""
     return int8 if size[0] * size[1] <= _MOST_IN_INT8 else int32
@@ -238,7 +235,13 @@ def _check_index(index: Spec, expected: Spec) -> None:
         refuse_shape(f"an index {expected}, as max_pool2d gives it")
 
 
-@op("max_pool2d")
+@op(
+    "max_pool2d",
+    flops=_count_of_windows,
+    gradient=lambda g, y, x, **how: (
+        None if g[0] is None else pool_scatter(g[0], y[1], shape=x.shape, **how),
+    ),
+)
 def max_pool2d(
     x: Spec, *, size: Pair, stride: Pair, padding: Padding, dilation: Pair
 ) -> tuple[Spec, Spec]:
@@ -251,6 +254,7 @@ def max_pool2d(
 @op(
     "pool_scatter",
     flops=lambda node: node.inputs[0].spec.size,
+    gradient=lambda gx, y, g, index, *, shape, **how: (pool_gather(gx, index, **how), None),
 )
 def pool_scatter(
     g: Spec,
@@ -265,17 +269,9 @@ def pool_scatter(
     """Zeros of `shape`, with each window's `g` added at the element that `index` names."""
     check_float(g)
     expected = _pooled_shape(shape, size, stride, padding, dilation)
-    if g.shape != expected:
-        refuse_shape(f"an output gradient of shape {expected}")
+    _check_slope(g, expected)
     _check_index(index, Spec(expected, index_dtype(size)))
     return Spec(shape, g.dtype)
-
-
-max_pool2d.gradient(
-    lambda g, y, x, **how: (
-        None if g[0] is None else pool_scatter(g[0], y[1], shape=x.shape, **how),
-    )
-)
 
 
 @op(
@@ -292,36 +288,29 @@ def pool_gather(
     return Spec(shape, x.dtype)
 
 
-pool_scatter.gradient(
-    lambda gx, y, g, index, *, shape, **how: (pool_gather(gx, index, **how), None)
-)
-
-
 _NO_DILATION = (1, 1)
 
 
-@op("avg_pool2d")
+@op(
+    "avg_pool2d",
+    flops=_count_of_windows,
+    gradient=lambda g, y, x, **how: (avg_pool2d_input(g, shape=x.shape, **how),),
+)
 def avg_pool2d(x: Spec, *, size: Pair, stride: Pair, padding: Padding, count_padding: bool) -> Spec:
     """The mean of each window; `count_padding` says whether padding counts as elements of 0."""
     check_float(x)
     return Spec(_pooled_shape(x.shape, size, stride, padding, _NO_DILATION), x.dtype)
 
 
-@op("avg_pool2d_input", gradient=lambda gx, y, g, *, shape, **how: (avg_pool2d(gx, **how),))
+@op(
+    "avg_pool2d_input",
+    gradient=lambda gx, y, g, *, shape, **how: (avg_pool2d(gx, **how),),
+    flops=lambda node: node.inputs[0].spec.size * size(node.attrs["size"]),
+)
 def avg_pool2d_input(
     g: Spec, *, shape: Shape, size: Pair, stride: Pair, padding: Padding, count_padding: bool
 ) -> Spec:
     """The gradient of `avg_pool2d` with respect to its input, which has `shape`."""
     check_float(g)
-    expected = _pooled_shape(shape, size, stride, padding, _NO_DILATION)
-    if g.shape != expected:
-        refuse_shape(f"an output gradient of shape {expected}")
+    _check_slope(g, _pooled_shape(shape, size, stride, padding, _NO_DILATION))
     return Spec(shape, g.dtype)
-
-
-avg_pool2d.gradient(lambda g, y, x, **how: (avg_pool2d_input(g, shape=x.shape, **how),))
-
-
-for _pooling in (max_pool2d, avg_pool2d):
-    _pooling.flops(lambda node: node.outputs[0].size * size(node.attrs["size"]))
-avg_pool2d_input.flops(lambda node: node.inputs[0].spec.size * size(node.attrs["size"]))

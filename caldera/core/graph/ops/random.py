@@ -20,16 +20,12 @@ def _random(state: Spec, offset: Spec, *, shape: Shape, dtype: DType, stream: in
     return Spec(shape, dtype)
 
 
-random_uniform = op("random_uniform", kind="random")(_random)
-random_normal = op("random_normal", kind="random")(_random)
-
-
 def _independent(g: Node, y: Node, *inputs: Node, **attrs: object) -> tuple[Node | None, ...]:
     return None, None
 
 
-random_uniform.gradient(_independent)
-random_normal.gradient(_independent)
+random_uniform = op("random_uniform", kind="random", gradient=_independent)(_random)
+random_normal = op("random_normal", kind="random", gradient=_independent)(_random)
 
 
 def bernoulli(state: Node, offset: Node, shape: Shape, probability: Node, stream: int) -> Node:

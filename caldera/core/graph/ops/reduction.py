@@ -56,18 +56,14 @@ def _extreme(x: Spec, *, axis: Axes, keepdims: bool) -> Spec:
     return Spec(reduced_shape(x.shape, axis, keepdims), x.dtype)
 
 
-max_ = op("max", kind="reduction")(_extreme)
-min_ = op("min", kind="reduction")(_extreme)
-
-
 def _among_ties(g: Node, y: Node, x: Node, *, axis: Axes, keepdims: bool) -> Nodes:
     chosen = cast(equal(x, expand_reduced(y, x.shape, axis)), x.dtype)
     winners = expand_reduced(sum_(chosen, axis), x.shape, axis)
     return (mul(expand_reduced(g, x.shape, axis), div(chosen, winners)),)
 
 
-max_.gradient(_among_ties)
-min_.gradient(_among_ties)
+max_ = op("max", kind="reduction", gradient=_among_ties)(_extreme)
+min_ = op("min", kind="reduction", gradient=_among_ties)(_extreme)
 
 
 @op("prod", kind="reduction")
@@ -125,16 +121,14 @@ argmax = op("argmax", kind="reduction")(_position)
 argmin = op("argmin", kind="reduction")(_position)
 
 
-@op("cumsum")
+@op(
+    "cumsum",
+    gradient=lambda g, y, x, *, axis, reverse: (cumsum(g, axis=axis, reverse=not reverse),),
+    flops=lambda node: node.spec.size,
+)
 def cumsum(x: Spec, *, axis: int, reverse: bool) -> Spec:
     """The running sum along `axis`, from the end if `reverse`."""
     return x
-
-
-cumsum.gradient(lambda g, y, x, *, axis, reverse: (cumsum(g, axis=axis, reverse=not reverse),))
-
-
-cumsum.flops(lambda node: node.spec.size)
 
 
 def _widened(x: Node) -> Node:
