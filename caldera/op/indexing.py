@@ -168,8 +168,7 @@ def top_k(x: Any, k: int, axis: int = -1) -> tuple[Expr, Expr]:
     """
     node = lift(x)
     (length,) = as_shape((k,), "op.top_k k")
-    values, indices = indexing.top_k.outputs(node, k=length, axis=axis_of(node, axis, "top_k"))
-    return Expr(values), Expr(indices)
+    return wrap(indexing.top_k.outputs(node, k=length, axis=axis_of(node, axis, "top_k")))
 
 
 def as_vector(node: Node) -> Node:

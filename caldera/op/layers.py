@@ -227,8 +227,7 @@ def batch_norm(
     }
     if mean is not None:
         return Expr(normalisation.batch_norm_inference(*nodes, **attrs))
-    y, batch_mean, batch_variance = wrap(normalisation.batch_norm.outputs(*nodes, **attrs))
-    return y, batch_mean, batch_variance
+    return wrap(normalisation.batch_norm.outputs(*nodes, **attrs))
 
 
 def batch_norm_over_ranks(
@@ -253,7 +252,7 @@ def batch_norm_over_ranks(
     """
     nodes = _with_parameters(x, scale, shift)
     where = "batch_norm_over_ranks"
-    y, mean, variance, count = wrap(
+    return wrap(
         normalisation.batch_norm_over_ranks.outputs(
             *nodes,
             axis=normalise_axis(axis, len(nodes[0].shape), location(where)),
@@ -262,7 +261,6 @@ def batch_norm_over_ranks(
             number=next_number(),
         )
     )
-    return y, mean, variance, count
 
 
 def layer_norm(

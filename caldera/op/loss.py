@@ -14,12 +14,12 @@ import numpy as np
 from caldera.compiler.lazy import Expr, as_float, lift
 from caldera.core.graph import Node, Op, describe, location
 from caldera.core.graph.ops import (
-    broadcast_to,
     cast,
     constant,
     ctc,
     div,
     equal,
+    full,
     greater_equal,
     loss,
     maximum,
@@ -318,7 +318,7 @@ def ctc_loss(
         counts = sum_(cast(is_label, int64), (1,))
     else:
         counts = lift(label_lengths)
-    lengths = _all(frames, samples) if input_lengths is None else lift(input_lengths)
+    lengths = full((samples,), frames, int64) if input_lengths is None else lift(input_lengths)
     logarithms = log_softmax(scores, axis=2)
     losses = neg(ctc.ctc_log_likelihood(logarithms, given, lengths, counts, blank=number))
     if zero_infinity:
@@ -328,10 +328,6 @@ def ctc_loss(
         some = maximum(cast(counts, int64), constant(1, int64))
         losses = div(losses, cast(some, losses.dtype))
     return reduced(losses, reduction, _NAME)
-
-
-def _all(frames: int, samples: int) -> Node:
-    return broadcast_to(constant(frames, int64), (samples,))
 
 
 def _plain(given: Any) -> np.ndarray | None:

@@ -326,6 +326,6 @@ for _name in _OPERATORS.split():
 Tensor.__array_ufunc__ = None  # type: ignore[attr-defined]
 
 
-def wrap(nodes: Sequence[Node]) -> tuple[Expr, ...]:
+def wrap(nodes: Sequence[Node]) -> Any:
     """Expressions of these nodes."""
     return tuple(Expr(node) for node in nodes)

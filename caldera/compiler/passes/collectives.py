@@ -43,8 +43,7 @@ LARGEST_SHARED = 1 << 16
 def collectives(program: Program) -> Program:
     """Put all collectives of a program in order."""
     program = without_hidden(program)
-    order = _by_need(program)
-    units = _units(order)
+    units = _units(_by_need(program))
     sums = [unit for unit in units if not unit.is_gather and not unit.is_fixed]
     if sums and sums[-1].message.exchange is None:
         # Nothing is left to compute while the last one is under way. But who exchanges by rules of

@@ -36,8 +36,7 @@ Value = Node | Parts
 
 def complex_parts(program: Program) -> Program:
     """The same program, in which complex numbers are only what is read, written or factorised."""
-    order = program.order()
-    if not any(map(has_complex, order)):
+    if not any(map(has_complex, program.order())):
         return program
     return program.with_roots(_Splitter().run(program.roots))
 
@@ -85,9 +84,7 @@ class _Splitter:
             return (FUNCTIONS[name](*map(self._value, node.inputs)),)
         if name in LINEAR and node.op.decompose is None:
             return self._each_part(node)
-        if node.op.decompose is not None:
-            return self._decomposed(node)
-        return self._with_memory(node)
+        return self._with_memory(node) if node.op.decompose is None else self._decomposed(node)
 
     # --- values of nodes that were visited
 

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from caldera.compiler.passes.constants import is_positive_test, uniform
+from caldera.compiler.passes.constants import is_positive_test, source_of, uniform
 from caldera.compiler.passes.joins import Join, Joins, Uses, rebuilt
 from caldera.compiler.passes.lower import HasKernel
 from caldera.core.graph import ITEM, OPS, Node, Nodes, Op, Program, topological
@@ -185,9 +185,7 @@ norm_epilogue = Joins((relu, _ending), (batch_norm_grad, _masked_gradient))
 
 def is_spread(value: Node) -> bool:
     """Whether a value is broadcast: the mask reads that for nothing, a normalisation copies it."""
-    while value.op.name in ("slice", "transpose", "flip"):
-        value = value.inputs[0]
-    return value.op.name == "broadcast_to"
+    return source_of(value, ("slice", "transpose", "flip")).op.name == "broadcast_to"
 
 
 def _uses_statistics(value: Node) -> bool:

@@ -317,7 +317,10 @@ class _Layout:
     def run(self) -> Program:
         """The program with an order for every value."""
         program = self.program.mapped(self._arranged)
-        outputs = [_result(root) for root in program.outputs]
+        outputs = [
+            root if same_memory(root.shape, root.spec.order, None) else arrange(root, None)
+            for root in program.outputs
+        ]
         updates = [arrange(root, None) for _, root in program.updates]
         return program.with_roots([*outputs, *updates])
 
@@ -337,9 +340,3 @@ def _order(use: Use, region: Order | None) -> Order | None:
     if use == "alike":
         return region
     return NHWC if use == "last" else None
-
-
-def _result(root: Node) -> Node:
-    """A result is row major, in whatever words."""
-    same = same_memory(root.shape, root.spec.order, None)
-    return root if same else arrange(root, None)

@@ -17,10 +17,6 @@ x = anything("x")
 probabilities = p.softmax(x, name="probabilities")
 
 
-def _log_of_softmax(x: Node, probabilities: Node) -> Node:
-    return log_softmax(x, **probabilities.attrs)
-
-
 def _log_softmax_gradient(g: Node, x: Node, probabilities: Node) -> Node:
     """softmax'(g / softmax) is the derivative of log_softmax."""
     logarithm = log_softmax(x, **probabilities.attrs)
@@ -39,7 +35,10 @@ def _cross_entropy(targets: Node, x: Node, logarithm: Node, node: Node) -> Node 
 
 
 RULES = Rules(
-    (p.log(probabilities), _log_of_softmax),
+    (
+        p.log(probabilities),
+        lambda x, probabilities: log_softmax(x, **probabilities.attrs),
+    ),
     (p.softmax_grad(p.div(anything("g"), probabilities), probabilities), _log_softmax_gradient),
     (
         p.sum(p.mul(anything("targets"), p.log_softmax(x, name="logarithm")), name="node"),

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from caldera.compiler.passes.constants import uniform
+from caldera.compiler.passes.constants import source_of, uniform
 from caldera.core.graph import Node, Op, Program, Symbol, rewrite, substitute, users_of
 from caldera.core.graph.ops import (
     add,
@@ -170,8 +170,7 @@ def _unless_refused(value: Node, weight: Node) -> tuple[Node | None, Node]:
 
 def _number(node: Node) -> Node | None:
     """The number that a node holds in every element; None if it may hold several."""
-    while node.op.name == "broadcast_to":
-        node = node.inputs[0]
+    node = source_of(node)
     return reshape(node, ()) if node.spec.size == 1 and len(node.shape) < 2 else None
 
 

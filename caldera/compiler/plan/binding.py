@@ -22,10 +22,7 @@ from caldera.compiler.plan.operands import Operands, WeightCopies
 from caldera.compiler.plan.schedule import Buffer, Lookup, Step, StepSchedule
 from caldera.compiler.plan.step_fusion import captured, fuse_step, grouped
 from caldera.core.graph import Node, Program, Spec, Symbol, laid_out, seen_as, stored_shape
-from caldera.core.memory import Block, Device
-from caldera.core.memory.host import trim_heap
-from caldera.core.memory.interface import CapturedGraph
-from caldera.core.memory.pool import ALIGNMENT
+from caldera.core.memory import ALIGNMENT, Block, CapturedGraph, Device, trim_heap
 from caldera.kernels.native.codegen.kernel import NativeCall, address_of
 from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.runners import AddressedRunner, StepPiece

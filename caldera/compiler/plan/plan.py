@@ -12,7 +12,7 @@ from typing import Any
 
 from caldera.base.arguments import checked
 from caldera.compiler.plan.binding import PlanBinding
-from caldera.compiler.plan.buffers import wrong_feeds
+from caldera.compiler.plan.buffers import check_feeds
 from caldera.compiler.plan.explain import Explanation
 from caldera.compiler.plan.inspection import explain, timed_run, trace
 from caldera.compiler.plan.loop import loop_kernel, not_capturable
@@ -194,8 +194,7 @@ class Plan:
 
     def run(self, feeds: Mapping[str, Any] | None = None) -> list[Tensor]:
         """Run once: feed the inputs, compute, commit the updates; the outputs as tensors."""
-        if feeds is not None and not isinstance(feeds, Mapping):
-            raise wrong_feeds(feeds)
+        check_feeds(feeds)
         with self._lock, self._turn:
             if self._has_run and self._choose_well is not None:
                 self._settle()

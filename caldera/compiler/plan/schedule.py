@@ -49,8 +49,7 @@ def _broadcast(x: Any, shape: Shape) -> Any:
         step if length == wanted else 0
         for step, length, wanted in zip(x.strides, x.shape, shape[missing:], strict=True)
     ]
-    seen = as_strided(x.view(np.ndarray), shape, strides, writeable=False)
-    return seen.view(type(x))
+    return as_strided(x.view(np.ndarray), shape, strides, writeable=False).view(type(x))
 
 
 _VIEWS: dict[str, Callable[[Node], ViewFunction]] = {

@@ -20,8 +20,7 @@ from caldera.compiler.plan.explain import Copied
 from caldera.compiler.plan.operands import can_reach
 from caldera.core.graph import Node, Program, Spec, Symbol, users_of
 from caldera.core.graph.ops.base import tensor as tensor_leaf
-from caldera.core.memory import HOST, MANAGED, Device
-from caldera.core.memory import device as find_device
+from caldera.core.memory import HOST, MANAGED, Device, find_device
 from caldera.core.tensor import Tensor
 
 SMALL = 1 << 12

@@ -273,6 +273,13 @@ def below_largest(x: Node, axis: int) -> Node:
     return where(infinite, scalar(0, x), sub(x, largest))
 
 
+@composite("softmax_grad")
+@widened
+def softmax_grad(g: Node, y: Node, *, axis: int) -> Node:
+    """The gradient of softmax, from that of its result `y`."""
+    return mul(y, sub(g, sum_(mul(g, y), (axis,), keepdims=True)))
+
+
 @composite("softmax", gradient=lambda g, y, x, *, axis: (softmax_grad(g, y, axis=axis),))
 @widened
 def softmax(x: Node, *, axis: int) -> Node:
@@ -284,11 +291,11 @@ def softmax(x: Node, *, axis: int) -> Node:
     return div(weights, sum_(weights, (axis,), keepdims=True))
 
 
-@composite("softmax_grad")
+@composite("log_softmax_grad")
 @widened
-def softmax_grad(g: Node, y: Node, *, axis: int) -> Node:
-    """The gradient of softmax, from that of its result `y`."""
-    return mul(y, sub(g, sum_(mul(g, y), (axis,), keepdims=True)))
+def log_softmax_grad(g: Node, y: Node, *, axis: int) -> Node:
+    """The gradient of log_softmax, from that of its result `y`."""
+    return sub(g, mul(exp(y), sum_(g, (axis,), keepdims=True)))
 
 
 @composite("log_softmax", gradient=lambda g, y, x, *, axis: (log_softmax_grad(g, y, axis=axis),))
@@ -300,10 +307,3 @@ def log_softmax(x: Node, *, axis: int) -> Node:
         return x
     below = below_largest(x, axis)
     return sub(below, log(sum_(exp(below), (axis,), keepdims=True)))
-
-
-@composite("log_softmax_grad")
-@widened
-def log_softmax_grad(g: Node, y: Node, *, axis: int) -> Node:
-    """The gradient of log_softmax, from that of its result `y`."""
-    return sub(g, mul(exp(y), sum_(g, (axis,), keepdims=True)))

@@ -44,13 +44,13 @@ def next_number() -> Number:
     return (next(_numbers),)
 
 
-@op(
-    "all_sum",
-    gradient=lambda g, y, x, *, axis, number: (all_sum(g, axis=axis, number=next_number()),),
-)
+@op("all_sum")
 def all_sum(x: Spec, *, axis: str, number: Number) -> Spec:
     """The sum of `x` over the ranks along a named axis of the mesh of ranks."""
     return x
+
+
+all_sum.gradient(lambda g, y, x, *, axis, number: (all_sum(g, axis=axis, number=next_number()),))
 
 
 @dataclass(frozen=True)
@@ -197,10 +197,7 @@ def _flat(part: Node, capacity: int) -> Node:
     return pad(flat, ((0, capacity - part.spec.size),))
 
 
-@composite(
-    "all_gather",
-    gradient=lambda g, y, x, *, number, **how: (sum_scatter(g, **how, number=next_number()),),
-)
+@composite("all_gather")
 def all_gather(x: Node, *, axis: str, dim: int, sizes: Sizes, rank: int, number: Number) -> Node:
     """All ranks' parts, one after the other along `dim`."""
     if x.shape[dim] != sizes[rank]:
@@ -237,6 +234,11 @@ def sum_scatter(x: Node, *, axis: str, dim: int, sizes: Sizes, rank: int, number
     message = Message("scatter", axis, number, len(sizes), now=True)
     own = run_collective([concat(tuple(parts), 0)], message)
     return reshape(narrow(own, 0, 0, size(shapes[rank])), shapes[rank])
+
+
+all_gather.gradient(
+    lambda g, y, x, *, number, **how: (sum_scatter(g, **how, number=next_number()),)
+)
 
 
 GATHERING = frozenset({"all_gather", "sum_scatter"})

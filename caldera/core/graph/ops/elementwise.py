@@ -57,10 +57,6 @@ def floats(*specs: Spec) -> Spec:
     return result
 
 
-def _magnitude(x: Spec) -> Spec:
-    return Spec(_numbers(x).shape, part_of(x.dtype))
-
-
 def _truths(*specs: Spec) -> Spec:
     result = _same(*specs)
     if result.dtype != bool_:
@@ -206,7 +202,11 @@ sqrt = define("sqrt", floats, lambda g, y, x: div(mul(g, scalar(0.5, g)), y))
 rsqrt = define("rsqrt", floats, lambda g, y, x: mul(mul(g, scalar(-0.5, g)), div(y, x)))
 square = define("square", _numbers, lambda g, y, x: mul(mul(g, scalar(2, g)), x))
 reciprocal = define("reciprocal", floats, lambda g, y, x: neg(mul(g, square(y))))
-abs_ = define("abs", _magnitude, lambda g, y, x: mul(cast(g, x.dtype), sign(x)))
+abs_ = define(
+    "abs",
+    lambda x: Spec(_numbers(x).shape, part_of(x.dtype)),
+    lambda g, y, x: mul(cast(g, x.dtype), sign(x)),
+)
 sign: Op = define("sign", _numbers)
 floor = define("floor", floats, lambda g, y, x: None)
 ceil = define("ceil", floats, lambda g, y, x: None)

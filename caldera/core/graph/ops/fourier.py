@@ -46,7 +46,7 @@ def frequencies(n: int) -> int:
     return n // 2 + 1
 
 
-@op("fft", gradient=lambda g, y, x, *, axis, inverse: (fft(g, axis=axis, inverse=not inverse),))
+@op("fft")
 def fft(x: Spec, *, axis: int, inverse: bool) -> Spec:
     """The sum over t of x_t exp(-2 pi i k t / n) for each k, or with + if `inverse`."""
     _check_pairs(x)
@@ -54,6 +54,9 @@ def fft(x: Spec, *, axis: int, inverse: bool) -> Spec:
         refuse_shape(f"a signal along axis {axis}, before the axis of (real, imaginary)")
     _check_length(x, axis)
     return x
+
+
+fft.gradient(lambda g, y, x, *, axis, inverse: (fft(g, axis=axis, inverse=not inverse),))
 
 
 @op("rfft")

@@ -52,14 +52,7 @@ def _gathered(x: Spec, indices: Spec, axis: int) -> Shape:
     return (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
 
 
-@op(
-    "gather",
-    kind="movement",
-    gradient=lambda g, y, x, indices, *, axis: (
-        scatter_add(full(x.shape, 0, x.dtype), indices, g, axis=axis),
-        None,
-    ),
-)
+@op("gather", kind="movement")
 def gather(x: Spec, indices: Spec, *, axis: int) -> Spec:
     """The parts of `x` at `indices` along `axis`, which the axes of `indices` replace."""
     return Spec(_gathered(x, indices, axis), x.dtype)
@@ -76,6 +69,14 @@ def scatter_add(x: Spec, indices: Spec, updates: Spec, *, axis: int) -> Spec:
     return x
 
 
+gather.gradient(
+    lambda g, y, x, indices, *, axis: (
+        scatter_add(full(x.shape, 0, x.dtype), indices, g, axis=axis),
+        None,
+    )
+)
+
+
 def _taken(x: Spec, indices: Spec, axis: int) -> Shape:
     _check_axis(x, axis)
     _check_indices(indices)
@@ -88,14 +89,7 @@ def _taken(x: Spec, indices: Spec, axis: int) -> Shape:
     return indices.shape
 
 
-@op(
-    "take_along_axis",
-    kind="movement",
-    gradient=lambda g, y, x, indices, *, axis: (
-        put_along_axis_add(full(x.shape, 0, x.dtype), indices, g, axis=axis),
-        None,
-    ),
-)
+@op("take_along_axis", kind="movement")
 def take_along_axis(x: Spec, indices: Spec, *, axis: int) -> Spec:
     """For each element of `indices`, the element of `x` at that index along `axis`."""
     return Spec(_taken(x, indices, axis), x.dtype)
@@ -114,6 +108,14 @@ def put_along_axis_add(x: Spec, indices: Spec, updates: Spec, *, axis: int) -> S
     """`x` with each element of `updates` added at its index along `axis`."""
     _check_updates(x, updates, _taken(x, indices, axis))
     return x
+
+
+take_along_axis.gradient(
+    lambda g, y, x, indices, *, axis: (
+        put_along_axis_add(full(x.shape, 0, x.dtype), indices, g, axis=axis),
+        None,
+    )
+)
 
 
 @composite("one_hot")

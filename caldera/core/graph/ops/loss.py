@@ -85,6 +85,15 @@ def _check_labels(logits: Node, labels: Node, axis: int) -> None:
         refuse_shape("at least one class")
 
 
+@composite("cross_entropy_grad")
+@widened
+def cross_entropy_grad(g: Node, logits: Node, labels: Node, *, axis: int) -> Node:
+    """The gradient of cross_entropy with respect to the logits: g * (softmax - one_hot)."""
+    own = cast(is_label(labels, logits.shape, axis), logits.dtype)
+    spread = expand_reduced(g, logits.shape, (axis,))
+    return mul(spread, sub(softmax(logits, axis=axis), own))
+
+
 @composite(
     "cross_entropy",
     gradient=lambda g, y, logits, labels, *, axis: (
@@ -103,15 +112,6 @@ def cross_entropy(logits: Node, labels: Node, *, axis: int) -> Node:
     last = constant(logits.shape[axis] - 1, int64)
     known = logical_and(greater_equal(index, constant(0, int64)), less_equal(index, last))
     return where(known, loss, scalar(math.nan, loss))
-
-
-@composite("cross_entropy_grad")
-@widened
-def cross_entropy_grad(g: Node, logits: Node, labels: Node, *, axis: int) -> Node:
-    """The gradient of cross_entropy with respect to the logits: g * (softmax - one_hot)."""
-    own = cast(is_label(labels, logits.shape, axis), logits.dtype)
-    spread = expand_reduced(g, logits.shape, (axis,))
-    return mul(spread, sub(softmax(logits, axis=axis), own))
 
 
 # --- cross entropy with probabilities as targets

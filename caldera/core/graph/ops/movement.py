@@ -44,6 +44,12 @@ def swap_last(x: Node) -> Node:
     return transpose(x, (*range(rank - 2), rank - 1, rank - 2))
 
 
+@op("unslice", kind="movement", gradient=lambda g, y, x, *, shape, bounds: (slice_(g, bounds),))
+def unslice(x: Spec, *, shape: Shape, bounds: Bounds) -> Spec:
+    """Zeros of `shape` with `x` where `bounds` point: the gradient of a slice."""
+    return Spec(shape, x.dtype)
+
+
 @op(
     "slice",
     kind="movement",
@@ -66,12 +72,6 @@ def narrow(x: Node, axis: int, start: int, length: int) -> Node:
     bounds = [(0, n, 1) for n in x.shape]
     bounds[axis] = (start, start + length, 1)
     return slice_(x, tuple(bounds))
-
-
-@op("unslice", kind="movement", gradient=lambda g, y, x, *, shape, bounds: (slice_(g, bounds),))
-def unslice(x: Spec, *, shape: Shape, bounds: Bounds) -> Spec:
-    """Zeros of `shape` with `x` where `bounds` point: the gradient of a slice."""
-    return Spec(shape, x.dtype)
 
 
 @op("pad", kind="movement")
@@ -177,7 +177,7 @@ def arrange(x: Node, order: Order | None) -> Node:
     return x if x.spec.order == order else _arrange(x, order=order)
 
 
-@op("view_as_real", kind="movement", gradient=lambda g, y, x: (view_as_complex(g),))
+@op("view_as_real", kind="movement")
 def view_as_real(x: Spec) -> Spec:
     """Complex numbers as pairs (real, imaginary) on a new last axis."""
     check_complex(x)
@@ -194,6 +194,9 @@ def view_as_complex(x: Spec) -> Spec:
             hint="stack the two parts along a new last axis",
         )
     return Spec(x.shape[:-1], complex_of(x.dtype))
+
+
+view_as_real.gradient(lambda g, y, x: (view_as_complex(g),))
 
 
 @composite("tile", kind="movement")

@@ -277,19 +277,6 @@ def _window_scale(x: Node, window: int, alpha: float, k: float) -> Node:
     return add(mul(squares, scalar(alpha / window, x)), scalar(k, x))
 
 
-@composite(
-    "local_response_norm",
-    gradient=lambda g, y, x, **attrs: (local_response_norm_grad(g, x, **attrs),),
-)
-@widened
-def local_response_norm(x: Node, *, window: int, alpha: float, beta: float, k: float) -> Node:
-    """x / (k + alpha / window * sum of squares over `window` neighbouring channels) ** beta."""
-    check_float(x)
-    if len(x.shape) < 2:
-        refuse_shape("x of shape (N, C, ...)")
-    return mul(x, pow_(_window_scale(x, window, alpha, k), scalar(-beta, x)))
-
-
 @composite("local_response_norm_grad")
 @widened
 def local_response_norm_grad(
@@ -301,6 +288,19 @@ def local_response_norm_grad(
     # The channels whose windows hold this one lie mirrored.
     met = _window_sum(div(mul(own, x), scale), (window - 1) // 2, window // 2)
     return sub(own, mul(mul(x, scalar(2 * alpha * beta / window, x)), met))
+
+
+@composite(
+    "local_response_norm",
+    gradient=lambda g, y, x, **attrs: (local_response_norm_grad(g, x, **attrs),),
+)
+@widened
+def local_response_norm(x: Node, *, window: int, alpha: float, beta: float, k: float) -> Node:
+    """x / (k + alpha / window * sum of squares over `window` neighbouring channels) ** beta."""
+    check_float(x)
+    if len(x.shape) < 2:
+        refuse_shape("x of shape (N, C, ...)")
+    return mul(x, pow_(_window_scale(x, window, alpha, k), scalar(-beta, x)))
 
 
 # --- batch, over the samples of all ranks

@@ -120,13 +120,7 @@ def _conv_shape(
 
 
 @op(
-    "conv2d",
-    kind="product",
-    flops=lambda node: 2 * node.spec.size * size(node.inputs[1].shape[1:]),
-    gradient=lambda g, y, x, w, **how: (
-        conv2d_input(g, w, shape=x.shape, **how),
-        conv2d_weight(x, g, shape=w.shape, **how),
-    ),
+    "conv2d", kind="product", flops=lambda node: 2 * node.spec.size * size(node.inputs[1].shape[1:])
 )
 def conv2d(
     x: Spec,
@@ -147,10 +141,6 @@ def conv2d(
     "conv2d_input",
     kind="product",
     flops=lambda node: 2 * node.inputs[0].spec.size * size(node.inputs[1].shape[1:]),
-    gradient=lambda gx, y, g, w, *, shape, **how: (
-        conv2d(gx, w, **how),
-        conv2d_weight(gx, g, shape=w.shape, **how),
-    ),
 )
 def conv2d_input(
     g: Spec,
@@ -195,6 +185,22 @@ def conv2d_weight(
     return Spec(shape, x.dtype)
 
 
+conv2d_input.gradient(
+    lambda gx, y, g, w, *, shape, **how: (
+        conv2d(gx, w, **how),
+        conv2d_weight(gx, g, shape=w.shape, **how),
+    )
+)
+
+
+conv2d.gradient(
+    lambda g, y, x, w, **how: (
+        conv2d_input(g, w, shape=x.shape, **how),
+        conv2d_weight(x, g, shape=w.shape, **how),
+    )
+)
+
+
 _MOST_IN_INT8 = 127
 
 
@@ -235,13 +241,7 @@ def _check_index(index: Spec, expected: Spec) -> None:
         refuse_shape(f"an index {expected}, as max_pool2d gives it")
 
 
-@op(
-    "max_pool2d",
-    flops=_count_of_windows,
-    gradient=lambda g, y, x, **how: (
-        None if g[0] is None else pool_scatter(g[0], y[1], shape=x.shape, **how),
-    ),
-)
+@op("max_pool2d", flops=_count_of_windows)
 def max_pool2d(
     x: Spec, *, size: Pair, stride: Pair, padding: Padding, dilation: Pair
 ) -> tuple[Spec, Spec]:
@@ -251,11 +251,7 @@ def max_pool2d(
     return Spec(shape, x.dtype), Spec(shape, index_dtype(size))
 
 
-@op(
-    "pool_scatter",
-    flops=lambda node: node.inputs[0].spec.size,
-    gradient=lambda gx, y, g, index, *, shape, **how: (pool_gather(gx, index, **how), None),
-)
+@op("pool_scatter", flops=lambda node: node.inputs[0].spec.size)
 def pool_scatter(
     g: Spec,
     index: Spec,
@@ -274,6 +270,13 @@ def pool_scatter(
     return Spec(shape, g.dtype)
 
 
+max_pool2d.gradient(
+    lambda g, y, x, **how: (
+        None if g[0] is None else pool_scatter(g[0], y[1], shape=x.shape, **how),
+    )
+)
+
+
 @op(
     "pool_gather",
     gradient=lambda g, y, x, index, **how: (pool_scatter(g, index, shape=x.shape, **how), None),
@@ -288,14 +291,15 @@ def pool_gather(
     return Spec(shape, x.dtype)
 
 
+pool_scatter.gradient(
+    lambda gx, y, g, index, *, shape, **how: (pool_gather(gx, index, **how), None)
+)
+
+
 _NO_DILATION = (1, 1)
 
 
-@op(
-    "avg_pool2d",
-    flops=_count_of_windows,
-    gradient=lambda g, y, x, **how: (avg_pool2d_input(g, shape=x.shape, **how),),
-)
+@op("avg_pool2d", flops=_count_of_windows)
 def avg_pool2d(x: Spec, *, size: Pair, stride: Pair, padding: Padding, count_padding: bool) -> Spec:
     """The mean of each window; `count_padding` says whether padding counts as elements of 0."""
     check_float(x)
@@ -314,3 +318,6 @@ def avg_pool2d_input(
     check_float(g)
     _check_slope(g, _pooled_shape(shape, size, stride, padding, _NO_DILATION))
     return Spec(shape, g.dtype)
+
+
+avg_pool2d.gradient(lambda g, y, x, **how: (avg_pool2d_input(g, shape=x.shape, **how),))

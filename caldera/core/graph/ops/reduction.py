@@ -80,12 +80,8 @@ def _(g: Node, y: Node, x: Node, *, axis: Axes, keepdims: bool) -> Nodes:
     rest = x
     for i in axis:
         others = mul(others, _product_of_others(rest, i))
-        rest = _broadcast_product(rest, i)
+        rest = expand_reduced(prod(rest, axis=(i,), keepdims=False), rest.shape, (i,))
     return (mul(expand_reduced(g, x.shape, axis), others),)
-
-
-def _broadcast_product(x: Node, axis: int) -> Node:
-    return expand_reduced(prod(x, axis=(axis,), keepdims=False), x.shape, (axis,))
 
 
 def _product_of_others(x: Node, axis: int) -> Node:
@@ -121,14 +117,13 @@ argmax = op("argmax", kind="reduction")(_position)
 argmin = op("argmin", kind="reduction")(_position)
 
 
-@op(
-    "cumsum",
-    gradient=lambda g, y, x, *, axis, reverse: (cumsum(g, axis=axis, reverse=not reverse),),
-    flops=lambda node: node.spec.size,
-)
+@op("cumsum", flops=lambda node: node.spec.size)
 def cumsum(x: Spec, *, axis: int, reverse: bool) -> Spec:
     """The running sum along `axis`, from the end if `reverse`."""
     return x
+
+
+cumsum.gradient(lambda g, y, x, *, axis, reverse: (cumsum(g, axis=axis, reverse=not reverse),))
 
 
 def _widened(x: Node) -> Node:
