@@ -12,8 +12,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from caldera.compiler.lazy import Expr, as_float, lift, lift_all
-from caldera.core.graph.node import Node, describe
-from caldera.core.graph.opdef import Op, location
+from caldera.core.graph import Node, Op, describe, location
 from caldera.core.graph.ops.base import reshape
 from caldera.errors import ConfigError
 

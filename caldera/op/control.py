@@ -6,17 +6,21 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from caldera.compiler.lazy import Expr, Variable, lift, lift_all
-from caldera.core.graph.node import Node, Spec, Symbol, describe
-from caldera.core.graph.opdef import Op, location
-from caldera.core.graph.ops import base, collective, control
-from caldera.core.graph.ops.base import broadcast_to, cast, input_
-from caldera.core.graph.ops.elementwise import logical_and
+from caldera.core.graph import Body, Node, Op, Spec, Symbol, describe, location, topological
+from caldera.core.graph.ops import (
+    base,
+    broadcast_to,
+    cast,
+    collective,
+    control,
+    input_,
+    logical_and,
+)
 from caldera.core.graph.ops.elementwise import where as choose
-from caldera.core.graph.program import Body, topological
-from caldera.core.tensor import Tensor
-from caldera.core.tensor.dtype import bool_
-from caldera.core.tensor.shape import normalise_axis
+from caldera.core.tensor import Tensor, bool_, normalise_axis
 from caldera.errors import CalderaError, DtypeError, ShapeError
+
+__all__ = ["all_gather", "all_sum", "assign", "cond", "scan", "sum_scatter", "while_loop"]
 
 
 def scan(

@@ -12,16 +12,12 @@ not flipped. `stride` and `dilation` are an int or a pair (vertical, horizontal)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from caldera.compiler.lazy import Expr, as_float, lift_all
-from caldera.core.graph.node import Node, describe
-from caldera.core.graph.opdef import location, scope
-from caldera.core.graph.ops import product
-from caldera.core.graph.ops.base import reshape
-from caldera.core.graph.ops.movement import concat, pad, slice_, transpose
-from caldera.core.graph.ops.product import Padding, Pair
+from caldera.core.graph import Node, describe, location, scope
+from caldera.core.graph.ops import Padding, Pair, concat, pad, product, reshape, slice_, transpose
 from caldera.errors import ConfigError, ShapeError
 from caldera.op.windows import (
     Paddings,
@@ -32,6 +28,8 @@ from caldera.op.windows import (
     as_widths,
     expect_rank,
 )
+
+__all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d"]
 
 
 def _operands(x: Any, w: Any) -> tuple[Node, Node]:
@@ -106,31 +104,35 @@ def conv1d(
     >>> op.conv1d(x, w, padding=(1, 0)).tolist()
     [[[1.0, 1.0, 2.0, 4.0]]]
     """
-    where = location("conv1d")
+    how = {"stride": stride, "dilation": dilation}
+    return _in_rows("conv1d", conv2d, x, w, "(K, C / groups, l)", padding, groups, how)
+
+
+def _in_rows(
+    name: str,
+    convolve: Callable[..., Expr],
+    x: Any,
+    w: Any,
+    layout: str,
+    padding: int | Sequence[int] | str,
+    groups: int,
+    how: dict[str, int],
+) -> Expr:
+    """Convolve sequences (N, C, L) as images (N, C, 1, L)."""
+    where = location(name)
     sequence, kernel = _operands(x, w)
     expect_rank(sequence, 3, "x of shape (N, C, L)", where)
-    expect_rank(kernel, 3, "w of shape (K, C / groups, l)", where)
-    ends: Any = padding if isinstance(padding, str) else ((0, 0), *_ends(padding, where))
-    with scope("op.conv1d"):
-        result = conv2d(
-            _as_row(sequence),
-            _as_row(kernel),
-            stride=(1, stride),
-            padding=ends,
-            dilation=(1, dilation),
-            groups=groups,
-        )
-    batch, channels, _, length = result.shape
-    return Expr(reshape(result.node, (batch, channels, length)))
-
-
-def _ends(padding: int | Sequence[int], where: str) -> tuple[Pair, ...]:
-    return as_widths(padding, where, (), (), (1,), (1,))
-
-
-def _as_row(node: Node) -> Expr:
-    """(N, C, L) as (N, C, 1, L)."""
-    return Expr(reshape(node, (*node.shape[:2], 1, node.shape[2])))
+    expect_rank(kernel, 3, f"w of shape {layout}", where)
+    ends: Any = padding
+    if name != "conv1d" or not isinstance(padding, str):
+        ends = ((0, 0), *as_widths(padding, where, (), (), (1,), (1,)))
+    sizes = {each: (0 if each == "output_padding" else 1, value) for each, value in how.items()}
+    with scope(f"op.{name}"):
+        rows = [
+            Expr(reshape(each, (*each.shape[:2], 1, each.shape[2]))) for each in (sequence, kernel)
+        ]
+        result = convolve(*rows, padding=ends, groups=groups, **sizes)
+    return Expr(reshape(result.node, (*result.shape[:2], result.shape[3])))
 
 
 def conv_transpose2d(
@@ -262,22 +264,10 @@ def conv_transpose1d(
     >>> op.conv_transpose1d(x, w).tolist()
     [[[1.0, 12.0, 24.0, 40.0]]]
     """
-    where = location("conv_transpose1d")
-    sequence, kernel = _operands(x, w)
-    expect_rank(sequence, 3, "x of shape (N, C, L)", where)
-    expect_rank(kernel, 3, "w of shape (C, K / groups, l)", where)
-    with scope("op.conv_transpose1d"):
-        result = conv_transpose2d(
-            _as_row(sequence),
-            _as_row(kernel),
-            stride=(1, stride),
-            padding=((0, 0), *_ends(padding, where)),
-            output_padding=(0, output_padding),
-            dilation=(1, dilation),
-            groups=groups,
-        )
-    batch, channels, _, length = result.shape
-    return Expr(reshape(result.node, (batch, channels, length)))
+    how = {"stride": stride, "dilation": dilation, "output_padding": output_padding}
+    return _in_rows(
+        "conv_transpose1d", conv_transpose2d, x, w, "(C, K / groups, l)", padding, groups, how
+    )
 
 
 def conv3d(

@@ -11,11 +11,11 @@ from typing import Any
 
 from caldera.compiler.lazy import Expr
 from caldera.core.graph.node import Node
-from caldera.core.graph.ops import base
+from caldera.core.graph.ops import base, iota
 from caldera.core.graph.ops import elementwise as e
-from caldera.core.graph.ops.base import iota
-from caldera.core.tensor.dtype import (
+from caldera.core.tensor import (
     DType,
+    as_shape,
     bool_,
     canonical,
     complex64,
@@ -26,9 +26,10 @@ from caldera.core.tensor.dtype import (
     is_inexact,
     side_of_range,
 )
-from caldera.core.tensor.shape import as_shape
 from caldera.errors import ConfigError
 from caldera.op.arguments import as_number
+
+__all__ = ["arange", "eye", "full", "linspace", "ones", "zeros"]
 
 Sizes = int | Sequence[int]
 

@@ -12,13 +12,20 @@ from typing import Any, Literal
 
 from caldera.compiler.lazy import Expr, as_float, lift
 from caldera.core.graph.node import Node
-from caldera.core.graph.ops import fourier
-from caldera.core.graph.ops.base import cast, constant
-from caldera.core.graph.ops.elementwise import mul
-from caldera.core.graph.ops.movement import narrow, pad, view_as_complex, view_as_real
-from caldera.core.tensor.dtype import complex_of, part_of
-from caldera.core.tensor.shape import as_shape, normalise_axes, normalise_axis
+from caldera.core.graph.ops import (
+    cast,
+    constant,
+    fourier,
+    mul,
+    narrow,
+    pad,
+    view_as_complex,
+    view_as_real,
+)
+from caldera.core.tensor import as_shape, complex_of, normalise_axes, normalise_axis, part_of
 from caldera.errors import ConfigError
+
+__all__ = ["fft", "fft2", "fftn", "ifft", "ifft2", "ifftn", "irfft", "irfft2", "rfft", "rfft2"]
 
 Norm = Literal["backward", "ortho", "forward"]
 Axes = Sequence[int] | None

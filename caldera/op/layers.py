@@ -11,19 +11,48 @@ from collections.abc import Sequence
 from typing import Any, overload
 
 from caldera.compiler.lazy import Expr, as_float, lift, lift_all, wrap
-from caldera.core.graph.node import Node, describe
-from caldera.core.graph.opdef import location
-from caldera.core.graph.ops import attention, elementwise, normalisation
-from caldera.core.graph.ops.base import accumulator, cast, full, reshape, widen
+from caldera.core.graph import Node, describe, location
+from caldera.core.graph.ops import (
+    accumulator,
+    add,
+    attention,
+    cast,
+    elementwise,
+    full,
+    matmul,
+    normalisation,
+    reshape,
+    widen,
+)
 from caldera.core.graph.ops.collective import next_number
-from caldera.core.graph.ops.elementwise import add
 from caldera.core.graph.ops.indexing import gather
-from caldera.core.graph.ops.product import matmul
 from caldera.core.graph.ops.reduction import mean as mean_of
-from caldera.core.tensor.dtype import HALVES, UNSIGNED, is_float, is_integer, uint64
-from caldera.core.tensor.shape import normalise_axes, normalise_axis, size
+from caldera.core.tensor import (
+    HALVES,
+    UNSIGNED,
+    is_float,
+    is_integer,
+    normalise_axes,
+    normalise_axis,
+    size,
+    uint64,
+)
 from caldera.errors import ConfigError, DtypeError, ShapeError
 from caldera.op.arguments import as_count, as_number
+
+__all__ = [
+    "batch_norm",
+    "batch_norm_over_ranks",
+    "bias_add",
+    "embedding",
+    "group_norm",
+    "instance_norm",
+    "layer_norm",
+    "linear",
+    "local_response_norm",
+    "rms_norm",
+    "scaled_dot_product_attention",
+]
 
 
 def bias_add(x: Any, bias: Any, axis: int = -1) -> Expr:
@@ -198,8 +227,7 @@ def batch_norm(
     }
     if mean is not None:
         return Expr(normalisation.batch_norm_inference(*nodes, **attrs))
-    y, batch_mean, batch_variance = wrap(normalisation.batch_norm.outputs(*nodes, **attrs))
-    return y, batch_mean, batch_variance
+    return wrap(normalisation.batch_norm.outputs(*nodes, **attrs))
 
 
 def batch_norm_over_ranks(
@@ -224,7 +252,7 @@ def batch_norm_over_ranks(
     """
     nodes = _with_parameters(x, scale, shift)
     where = "batch_norm_over_ranks"
-    y, mean, variance, count = wrap(
+    return wrap(
         normalisation.batch_norm_over_ranks.outputs(
             *nodes,
             axis=normalise_axis(axis, len(nodes[0].shape), location(where)),
@@ -233,7 +261,6 @@ def batch_norm_over_ranks(
             number=next_number(),
         )
     )
-    return y, mean, variance, count
 
 
 def layer_norm(

@@ -15,15 +15,44 @@ from typing import Any
 
 from ml_dtypes import finfo
 
-from caldera.compiler.lazy import Expr, as_float, lift, lift_all
+from caldera.compiler.lazy import Expr, as_float, lift, lift_all, wrap
 from caldera.core.graph.node import Node, describe
-from caldera.core.graph.ops import elementwise, factorisation, linalg
-from caldera.core.graph.ops.base import cast, full, reshape
-from caldera.core.graph.ops.movement import flip, swap_last
-from caldera.core.graph.ops.product import matmul_any
+from caldera.core.graph.ops import (
+    cast,
+    elementwise,
+    factorisation,
+    flip,
+    full,
+    linalg,
+    matmul_any,
+    reshape,
+    swap_last,
+)
 from caldera.core.tensor.dtype import complex_of, is_complex, part_of
 from caldera.errors import ShapeError
 from caldera.op.arguments import as_number
+
+__all__ = [
+    "cholesky",
+    "determinant",
+    "diagonal",
+    "diagonal_matrix",
+    "eig",
+    "eigh",
+    "eigvals",
+    "expm",
+    "inverse",
+    "lstsq",
+    "pinv",
+    "qr",
+    "slogdet",
+    "solve",
+    "svd",
+    "trace",
+    "triangular_solve",
+    "tril",
+    "triu",
+]
 
 
 def inverse(a: Any) -> Expr:
@@ -142,8 +171,7 @@ def slogdet(a: Any) -> tuple[Expr, Expr]:
     >>> sign.tolist(), logarithm.tolist()
     (-1.0, 0.0)
     """
-    sign, logarithm = linalg.slogdet.outputs(as_float(lift(a)))
-    return Expr(sign), Expr(logarithm)
+    return wrap(linalg.slogdet.outputs(as_float(lift(a))))
 
 
 def cholesky(a: Any) -> Expr:
@@ -171,8 +199,7 @@ def qr(a: Any) -> tuple[Expr, Expr]:
     >>> [[round(abs(x), 4) for x in row] for row in r.tolist()]
     [[3.0, 1.0], [0.0, 2.0]]
     """
-    q, r = factorisation.qr.outputs(as_float(lift(a)))
-    return Expr(q), Expr(r)
+    return wrap(factorisation.qr.outputs(as_float(lift(a))))
 
 
 def svd(a: Any) -> tuple[Expr, Expr, Expr]:
@@ -186,8 +213,7 @@ def svd(a: Any) -> tuple[Expr, Expr, Expr]:
     >>> [round(x, 4) for x in s.tolist()]
     [3.0, 2.0]
     """
-    u, s, vt = factorisation.svd.outputs(as_float(lift(a)))
-    return Expr(u), Expr(s), Expr(vt)
+    return wrap(factorisation.svd.outputs(as_float(lift(a))))
 
 
 def eigh(a: Any) -> tuple[Expr, Expr]:
@@ -203,8 +229,7 @@ def eigh(a: Any) -> tuple[Expr, Expr]:
     >>> [[round(x, 4) for x in row] for row in v.tolist()]
     [[0.7071, 0.7071], [-0.7071, 0.7071]]
     """
-    w, v = factorisation.eigh.outputs(as_float(lift(a)))
-    return Expr(w), Expr(v)
+    return wrap(factorisation.eigh.outputs(as_float(lift(a))))
 
 
 def eig(a: Any) -> tuple[Expr, Expr]:
@@ -220,8 +245,7 @@ def eig(a: Any) -> tuple[Expr, Expr]:
     >>> sorted(w.tolist(), key=lambda each: each.imag)
     [-2j, 2j]
     """
-    w, v = factorisation.eig.outputs(_wide(a))
-    return Expr(w), Expr(v)
+    return wrap(factorisation.eig.outputs(_wide(a)))
 
 
 def eigvals(a: Any) -> Expr:

@@ -12,18 +12,40 @@ from typing import Any
 import numpy as np
 
 from caldera.compiler.lazy import Expr, as_float, lift
-from caldera.core.graph.node import Node, describe
-from caldera.core.graph.opdef import Op, location
-from caldera.core.graph.ops import ctc, loss
+from caldera.core.graph import Node, Op, describe, location
+from caldera.core.graph.ops import (
+    cast,
+    constant,
+    ctc,
+    div,
+    equal,
+    full,
+    greater_equal,
+    loss,
+    maximum,
+    mean,
+    mul,
+    neg,
+    reduced_shape,
+    sum_,
+    where,
+)
 from caldera.core.graph.ops.activation import log_softmax
-from caldera.core.graph.ops.base import broadcast_to, cast, constant, reduced_shape, sum_
-from caldera.core.graph.ops.elementwise import div, equal, greater_equal, maximum, mul, neg, where
-from caldera.core.graph.ops.reduction import mean
-from caldera.core.tensor import Tensor
-from caldera.core.tensor.dtype import DType, array_of, int64, is_integer
-from caldera.core.tensor.shape import normalise_axis
+from caldera.core.tensor import DType, Tensor, array_of, int64, is_integer, normalise_axis
 from caldera.errors import ConfigError, DataError, ShapeError
 from caldera.op.arguments import as_count, as_number
+
+__all__ = [
+    "binary_cross_entropy",
+    "cross_entropy",
+    "cross_entropy_epsilon",
+    "ctc_loss",
+    "hinge",
+    "huber",
+    "kl_divergence",
+    "mean_absolute_error",
+    "mean_squared_error",
+]
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -296,7 +318,7 @@ def ctc_loss(
         counts = sum_(cast(is_label, int64), (1,))
     else:
         counts = lift(label_lengths)
-    lengths = _all(frames, samples) if input_lengths is None else lift(input_lengths)
+    lengths = full((samples,), frames, int64) if input_lengths is None else lift(input_lengths)
     logarithms = log_softmax(scores, axis=2)
     losses = neg(ctc.ctc_log_likelihood(logarithms, given, lengths, counts, blank=number))
     if zero_infinity:
@@ -306,10 +328,6 @@ def ctc_loss(
         some = maximum(cast(counts, int64), constant(1, int64))
         losses = div(losses, cast(some, losses.dtype))
     return reduced(losses, reduction, _NAME)
-
-
-def _all(frames: int, samples: int) -> Node:
-    return broadcast_to(constant(frames, int64), (samples,))
 
 
 def _plain(given: Any) -> np.ndarray | None:

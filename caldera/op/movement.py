@@ -23,6 +23,26 @@ from caldera.core.tensor.shape import (
 from caldera.errors import ConfigError, ShapeError
 from caldera.op.arguments import along_an_axis, place
 
+__all__ = [
+    "broadcast",
+    "concat",
+    "flatten",
+    "flip",
+    "meshgrid",
+    "moveaxis",
+    "repeat",
+    "reshape",
+    "roll",
+    "slice",
+    "split",
+    "squeeze",
+    "stack",
+    "swapaxes",
+    "tile",
+    "transpose",
+    "unsqueeze",
+]
+
 Sizes = int | Sequence[int]
 Bound = int | None | Sequence[int | None]
 

@@ -12,16 +12,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from caldera.compiler.lazy import Expr, as_float, lift
-from caldera.core.graph.node import Node, describe
-from caldera.core.graph.opdef import location
-from caldera.core.graph.ops import product
-from caldera.core.graph.ops.base import reshape
-from caldera.core.graph.ops.movement import pad
-from caldera.core.graph.ops.product import Padding, Pair
-from caldera.core.graph.ops.reduction import mean
+from caldera.core.graph import Node, describe, location
+from caldera.core.graph.ops import Padding, Pair, mean, pad, product, reshape
 from caldera.core.tensor.shape import Shape
 from caldera.errors import ShapeError
 from caldera.op.windows import Paddings, as_sizes, as_widths, beyond_padding, expect_rank
+
+__all__ = [
+    "avg_pool1d",
+    "avg_pool2d",
+    "avg_pool3d",
+    "global_average_pool",
+    "max_pool1d",
+    "max_pool2d",
+    "max_pool3d",
+]
 
 Sizes = int | Sequence[int]
 _LAYOUTS = {1: "(N, C, L)", 2: "(N, C, H, W)", 3: "(N, C, D, H, W)"}

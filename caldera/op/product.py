@@ -9,17 +9,26 @@ from typing import Any
 
 from caldera.compiler.lazy import Expr, as_float, lift_all
 from caldera.core.graph.node import Node
-from caldera.core.graph.ops import elementwise
-from caldera.core.graph.ops.base import Axes, broadcast_to, reshape, sum_
-from caldera.core.graph.ops.elementwise import mul
-from caldera.core.graph.ops.movement import concat, narrow, slice_, transpose
+from caldera.core.graph.ops import (
+    Axes,
+    broadcast_to,
+    concat,
+    elementwise,
+    matmul_any,
+    mul,
+    narrow,
+    reshape,
+    slice_,
+    sum_,
+    transpose,
+)
 from caldera.core.graph.ops.product import matmul as product_of
-from caldera.core.graph.ops.product import matmul_any
-from caldera.core.tensor.dtype import is_inexact
-from caldera.core.tensor.shape import as_list, broadcast_shapes, normalise_axis, size
+from caldera.core.tensor import as_list, broadcast_shapes, is_inexact, normalise_axis, size
 from caldera.errors import ConfigError, ShapeError
 from caldera.op.arguments import place
 from caldera.op.reduction import norm
+
+__all__ = ["cdist", "cross", "dot", "einsum", "kron", "matmul", "outer", "tensordot"]
 
 ELLIPSIS = "..."
 HINT = 'write one letter an axis, as in "ij,jk->ik"'

@@ -16,30 +16,52 @@ import numpy as np
 
 from caldera.base.arguments import shown
 from caldera.compiler.lazy import Expr, Variable, as_float, lift, var
-from caldera.core.graph.node import Node, describe
-from caldera.core.graph.opdef import Op, location
-from caldera.core.graph.ops import random
-from caldera.core.graph.ops.base import broadcast_to, cast, constant, iota
-from caldera.core.graph.ops.elementwise import (
+from caldera.core.graph import Node, Op, describe, location
+from caldera.core.graph.ops import (
     add,
+    broadcast_to,
+    cast,
+    constant,
+    cumsum,
     greater,
+    iota,
     log,
     log1p,
+    max_,
     minimum,
     mul,
+    narrow,
     neg,
+    random,
     sub,
     where,
 )
 from caldera.core.graph.ops.indexing import gather, sort, top_k
-from caldera.core.graph.ops.movement import narrow
-from caldera.core.graph.ops.reduction import cumsum, max_
+from caldera.core.tensor import (
+    as_shape,
+    canonical,
+    float32,
+    float64,
+    int64,
+    is_integer,
+    normalise_axis,
+)
 from caldera.core.tensor import random as seeding
-from caldera.core.tensor.dtype import canonical, float32, float64, int64, is_integer
-from caldera.core.tensor.shape import as_shape, normalise_axis
 from caldera.errors import ConfigError, ShapeError
 from caldera.op.arguments import as_count, place
-from caldera.op.indexing import searchsorted
+from caldera.op.searching import searchsorted
+
+__all__ = [
+    "bernoulli",
+    "dropout",
+    "multinomial",
+    "next_step",
+    "permutation",
+    "random_normal",
+    "random_state",
+    "random_uniform",
+    "seed",
+]
 
 _lock = threading.Lock()
 

@@ -1,37 +1,69 @@
-"""Reductions, statistics, and cumulative products, maxima and minima.
+"""Reductions and statistics.
 
 `axis` is None (all axes), an int or a tuple; `keepdims` as in NumPy. Sums and products of
 integers are int64, so that they do not overflow as soon as their parts would (those of uint64
 stay uint64); truth values are counted. Means and similar reductions of integers are float32.
-
-Cumulative products, maxima and minima take log2(n) steps over the whole array: each step combines
-the result that ends at an element with the result that ends twice as far before it.
 """
 
 from __future__ import annotations
 
 import builtins
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from caldera.compiler.lazy import Expr, as_float, lift
-from caldera.core.graph.node import Node
-from caldera.core.graph.opdef import Op
-from caldera.core.graph.ops import elementwise, indexing, reduction
-from caldera.core.graph.ops.base import Axes, cast, constant, iota, reduced_shape, reshape, sum_
-from caldera.core.graph.ops.movement import concat, flip, narrow, transpose
-from caldera.core.tensor.dtype import bool_, int64, is_inexact, uint64
-from caldera.core.tensor.shape import normalise_axes, normalise_axis, size
+from caldera.core.graph import Node, Op
+from caldera.core.graph.ops import (
+    Axes,
+    cast,
+    concat,
+    constant,
+    elementwise,
+    indexing,
+    narrow,
+    reduced_shape,
+    reduction,
+    reshape,
+    sum_,
+    transpose,
+)
+from caldera.core.tensor import (
+    bool_,
+    int64,
+    is_inexact,
+    normalise_axes,
+    normalise_axis,
+    size,
+    uint64,
+)
 from caldera.errors import ConfigError, ShapeError
 from caldera.op.arguments import along_an_axis, place
+
+__all__ = [
+    "all",
+    "any",
+    "argmax",
+    "argmin",
+    "logsumexp",
+    "max",
+    "mean",
+    "median",
+    "min",
+    "norm",
+    "prod",
+    "quantile",
+    "std",
+    "sum",
+    "variance",
+]
 
 Axis = int | Sequence[int] | None
 
 NORMS = (1, 2, math.inf)
 
 
-def _countable(x: Any) -> Node:
+def countable(x: Any) -> Node:
     node = lift(x)
     return node if is_inexact(node.dtype) or node.dtype == uint64 else cast(node, int64)
 
@@ -58,7 +90,7 @@ def sum(x: Any, axis: Axis = None, keepdims: bool = False) -> Expr:
     >>> op.sum(cd.tensor([[1.0, 2.0], [3.0, 4.0]]), axis=0).tolist()
     [4.0, 6.0]
     """
-    node = _countable(x)
+    node = countable(x)
     return Expr(sum_(node, _axes("sum", node, axis), keepdims))
 
 
@@ -103,7 +135,7 @@ def prod(x: Any, axis: Axis = None, keepdims: bool = False) -> Expr:
     >>> op.prod(cd.tensor([[1.0, 2.0], [3.0, 4.0]]), axis=1).tolist()
     [2.0, 12.0]
     """
-    return _reduced(reduction.prod, _countable(x), axis, keepdims)
+    return _reduced(reduction.prod, countable(x), axis, keepdims)
 
 
 def variance(x: Any, axis: Axis = None, keepdims: bool = False, correction: int = 0) -> Expr:
@@ -195,21 +227,6 @@ def _position(name: str, x: Any, axis: int | None, keepdims: bool) -> Expr:
     return Expr(find(node, axis=which, keepdims=keepdims))
 
 
-@along_an_axis
-def cumsum(x: Any, axis: int, reverse: bool = False) -> Expr:
-    """The running sum along `axis`: element i is the sum up to and with i, from the end if reverse.
-
-    >>> import caldera as cd
-    >>> from caldera import op
-    >>> x = cd.tensor([1.0, 2.0, 3.0])
-    >>> op.cumsum(x, axis=0).tolist(), op.cumsum(x, axis=0, reverse=True).tolist()
-    ([1.0, 3.0, 6.0], [6.0, 5.0, 3.0])
-    """
-    node = _countable(x)
-    which = normalise_axis(axis, len(node.shape), place("cumsum", node))
-    return Expr(reduction.cumsum(node, axis=which, reverse=reverse))
-
-
 def any(x: Any, axis: Axis = None, keepdims: bool = False) -> Expr:
     """Whether at least one element over `axis` is true (or not zero).
 
@@ -235,94 +252,6 @@ def all(x: Any, axis: Axis = None, keepdims: bool = False) -> Expr:
     missing = elementwise.logical_not(node)
     found = sum_(cast(missing, int64), _axes("all", node, axis), keepdims)
     return Expr(elementwise.equal(found, constant(0, int64)))
-
-
-Parts = tuple[Node, ...]
-
-
-def _running(parts: Parts, axis: int, join: Callable[[Parts, Parts], Parts]) -> Parts:
-    """`join(earlier, later)` over all elements up to each."""
-    length = parts[0].shape[axis]
-    step = 1
-    while step < length:
-        earlier = tuple(narrow(each, axis, 0, length - step) for each in parts)
-        later = tuple(narrow(each, axis, step, length - step) for each in parts)
-        start = tuple(narrow(each, axis, 0, step) for each in parts)
-        joined = join(earlier, later)
-        parts = tuple(concat(pair, axis) for pair in zip(start, joined, strict=True))
-        step *= 2
-    return parts
-
-
-@along_an_axis
-def cumprod(x: Any, axis: int, reverse: bool = False) -> Expr:
-    """The running product along `axis`: element i is the product up to and with i, from the end if
-    reverse. Its derivative is right where elements are zero, too.
-
-    >>> import caldera as cd
-    >>> from caldera import op
-    >>> x = cd.tensor([1.0, 2.0, 3.0])
-    >>> op.cumprod(x, axis=0).tolist(), op.cumprod(x, axis=0, reverse=True).tolist()
-    ([1.0, 2.0, 6.0], [6.0, 6.0, 3.0])
-    """
-    node = lift(x)
-    node = node if is_inexact(node.dtype) or node.dtype == uint64 else cast(node, int64)
-    which = normalise_axis(axis, len(node.shape), place("cumprod", node))
-    ends = (which,) if reverse else ()
-
-    def join(earlier: Parts, later: Parts) -> Parts:
-        return (elementwise.mul(earlier[0], later[0]),)
-
-    return Expr(flip(_running((flip(node, ends),), which, join)[0], ends))
-
-
-@along_an_axis
-def cummax(x: Any, axis: int) -> tuple[Expr, Expr]:
-    """The largest element so far along `axis`, and where it is (int64): the first of equal ones.
-
-    From a nan on, the result is that nan.
-
-    >>> import caldera as cd
-    >>> from caldera import op
-    >>> values, indices = op.cummax(cd.tensor([1.0, 3.0, 2.0, 3.0, 5.0]), axis=0)
-    >>> values.tolist(), indices.tolist()
-    ([1.0, 3.0, 3.0, 3.0, 5.0], [0, 1, 1, 1, 4])
-    """
-    return _extreme("cummax", x, axis, elementwise.greater_equal)
-
-
-@along_an_axis
-def cummin(x: Any, axis: int) -> tuple[Expr, Expr]:
-    """The smallest element so far along `axis`, and where it is (int64): the first of equal ones.
-
-    From a nan on, the result is that nan.
-
-    >>> import caldera as cd
-    >>> from caldera import op
-    >>> values, indices = op.cummin(cd.tensor([3.0, 1.0, 2.0, 1.0]), axis=0)
-    >>> values.tolist(), indices.tolist()
-    ([3.0, 1.0, 1.0, 1.0], [0, 1, 1, 1])
-    """
-    return _extreme("cummin", x, axis, elementwise.less_equal)
-
-
-def _extreme(
-    name: str, x: Any, axis: int, stays: Callable[[Node, Node], Node]
-) -> tuple[Expr, Expr]:
-    node = lift(x)
-    which = normalise_axis(axis, len(node.shape), place(name, node))
-
-    def join(earlier: Parts, later: Parts) -> Parts:
-        kept = stays(earlier[0], later[0])
-        kept = elementwise.logical_or(kept, elementwise.isnan(earlier[0]))
-        return tuple(
-            elementwise.where(kept, old, new) for old, new in zip(earlier, later, strict=True)
-        )
-
-    places = iota(shape=node.shape, axis=which, dtype=int64)
-    fixed = elementwise.stop_gradient(node)
-    indices = _running((fixed, places), which, join)[1]
-    return Expr(indexing.take_along_axis(node, indices, axis=which)), Expr(indices)
 
 
 Method = Literal["linear", "lower", "higher", "nearest", "midpoint"]

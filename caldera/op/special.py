@@ -15,6 +15,40 @@ from caldera.core.graph.ops import activation, elementwise, special
 from caldera.core.tensor.shape import normalise_axis
 from caldera.op.arguments import along_an_axis, as_number, float_function
 
+__all__ = [
+    "acos",
+    "acosh",
+    "asin",
+    "asinh",
+    "atan",
+    "atan2",
+    "atanh",
+    "cosh",
+    "digamma",
+    "elu",
+    "erfc",
+    "erfinv",
+    "gelu",
+    "hard_sigmoid",
+    "hard_swish",
+    "hypot",
+    "leaky_relu",
+    "lgamma",
+    "log_softmax",
+    "logaddexp",
+    "mish",
+    "prelu",
+    "rbf",
+    "relu",
+    "selu",
+    "silu",
+    "sinh",
+    "softmax",
+    "softplus",
+    "softsign",
+    "tan",
+]
+
 
 def tan(x: Any) -> Expr:
     """The tangent of an angle.

@@ -13,6 +13,34 @@ from caldera.core.graph.ops import base, elementwise
 from caldera.core.tensor.dtype import canonical, is_complex, is_float, is_integer
 from caldera.op.arguments import as_number, float_function
 
+__all__ = [
+    "abs",
+    "cast",
+    "ceil",
+    "cos",
+    "erf",
+    "exp",
+    "exp2",
+    "expm1",
+    "floor",
+    "log",
+    "log1p",
+    "log2",
+    "log10",
+    "nan_to_num",
+    "reciprocal",
+    "round",
+    "rsqrt",
+    "sigmoid",
+    "sign",
+    "sin",
+    "sqrt",
+    "square",
+    "stop_gradient",
+    "tanh",
+    "trunc",
+]
+
 _PARTS = base.real, base.imag
 
 

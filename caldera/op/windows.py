@@ -11,17 +11,25 @@ from typing import Any
 import numpy as np
 
 from caldera.compiler.lazy import Expr, as_float, lift
-from caldera.core.graph.node import Node, describe
-from caldera.core.graph.opdef import location
-from caldera.core.graph.ops import base, indexing, product
+from caldera.core.graph import Node, describe, location
+from caldera.core.graph.ops import (
+    Padding,
+    Pair,
+    base,
+    concat,
+    indexing,
+    product,
+    repeat,
+    reshape,
+    slice_,
+    transpose,
+)
 from caldera.core.graph.ops import movement as moves
-from caldera.core.graph.ops.base import reshape
-from caldera.core.graph.ops.movement import concat, repeat, slice_, transpose
-from caldera.core.graph.ops.product import Padding, Pair
-from caldera.core.tensor.dtype import bool_, is_complex, is_float, side_of_range
-from caldera.core.tensor.shape import Shape, as_shape
+from caldera.core.tensor import Shape, as_shape, bool_, is_complex, is_float, side_of_range
 from caldera.errors import ConfigError, DtypeError, ShapeError
 from caldera.op.arguments import as_count, as_number, place
+
+__all__ = ["interpolate", "pad", "pixel_shuffle", "pixel_unshuffle", "unfold"]
 
 Pairs = int | Sequence[int]
 Paddings = int | Sequence[int] | Sequence[Sequence[int]] | str

@@ -29,12 +29,9 @@ from caldera.compiler.plan.placement.assign import (
 from caldera.compiler.plan.placement.parts import parts_of
 from caldera.compiler.plan.placement.placed_plan import PlacedPlan
 from caldera.compiler.plan.plan import Plan
-from caldera.core.graph.node import Node, Symbol, pinned
-from caldera.core.graph.opdef import detached
+from caldera.core.graph import Node, Program, Symbol, detached, pinned, program_of
 from caldera.core.graph.ops.base import cast, variable
-from caldera.core.graph.program import Program, program_of
-from caldera.core.memory import Device
-from caldera.core.memory import device as find_device
+from caldera.core.memory import Device, find_device
 from caldera.errors import DeviceError
 from caldera.kernels import reference  # noqa: F401 - it registers kernels
 from caldera.kernels.table import PRECISION_CHECKS, TABLE, Kernel, wants_channels_last

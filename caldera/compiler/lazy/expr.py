@@ -14,11 +14,8 @@ from caldera.compiler.lazy.lift import GraphOperand, as_float, dtype_of, lift, l
 from caldera.compiler.plan.plan import Plan
 from caldera.core.graph.node import Node, describe
 from caldera.core.graph.ops import elementwise as e
-from caldera.core.graph.ops.base import full
-from caldera.core.graph.ops.product import matmul_any
-from caldera.core.tensor import Tensor
-from caldera.core.tensor.dtype import DType, bool_, int8, is_inexact, side_of_range
-from caldera.core.tensor.shape import Shape
+from caldera.core.graph.ops import full, matmul_any
+from caldera.core.tensor import DType, Shape, Tensor, bool_, int8, is_inexact, side_of_range
 from caldera.core.tensor.strided import ScalarConversions
 from caldera.errors import ConfigError, ShapeError
 
@@ -329,6 +326,6 @@ for _name in _OPERATORS.split():
 Tensor.__array_ufunc__ = None  # type: ignore[attr-defined]
 
 
-def wrap(nodes: Sequence[Node]) -> tuple[Expr, ...]:
+def wrap(nodes: Sequence[Node]) -> Any:
     """Expressions of these nodes."""
     return tuple(Expr(node) for node in nodes)

@@ -21,14 +21,33 @@ from typing import Any
 import numpy as np
 
 from caldera.core.graph.node import Node, Spec, Symbol, describe
+from caldera.core.graph.ops import (
+    broadcast_to,
+    cast,
+    concat,
+    constant,
+    flip,
+    full,
+    narrow,
+    reshape,
+    slice_,
+    transpose,
+)
 from caldera.core.graph.ops import elementwise as e
 from caldera.core.graph.ops.base import array as array_leaf
-from caldera.core.graph.ops.base import broadcast_to, cast, constant, full, reshape
 from caldera.core.graph.ops.indexing import as_signed, gather, scatter_add, sort
-from caldera.core.graph.ops.movement import concat, flip, narrow, slice_, transpose
-from caldera.core.tensor import Tensor
-from caldera.core.tensor.dtype import bool_, canonical, int8, int64, is_integer, promote
-from caldera.core.tensor.shape import Shape, index_arrays, size
+from caldera.core.tensor import (
+    Shape,
+    Tensor,
+    bool_,
+    canonical,
+    index_arrays,
+    int8,
+    int64,
+    is_integer,
+    promote,
+    size,
+)
 from caldera.errors import DtypeError, IndexingError, ShapeError
 
 Positions = np.ndarray | Node

@@ -12,9 +12,9 @@ from caldera.compiler.lazy.indexing import array_node
 from caldera.core.graph.node import Node, Spec, Symbol
 from caldera.core.graph.ops.base import cast, constant
 from caldera.core.graph.ops.base import tensor as tensor_leaf
-from caldera.core.tensor import Tensor
-from caldera.core.tensor.dtype import (
+from caldera.core.tensor import (
     DType,
+    Tensor,
     array_of,
     canonical,
     exactly,

@@ -14,8 +14,7 @@ from caldera.compiler.lazy.lift import lift
 from caldera.compiler.plan.plan import Plan
 from caldera.core.graph.differentiate import gradients
 from caldera.core.graph.node import pinned as pinned_nodes
-from caldera.core.memory import Device
-from caldera.core.memory import device as find_device
+from caldera.core.memory import Device, find_device
 from caldera.errors import ConfigError
 
 

@@ -12,9 +12,7 @@ from caldera.compiler.lazy.expr import Expr
 from caldera.core.graph.node import Spec, Symbol
 from caldera.core.graph.ops.base import input_, variable
 from caldera.core.memory import MANAGED, Device, Kind
-from caldera.core.tensor import Tensor
-from caldera.core.tensor.dtype import array_of, canonical
-from caldera.core.tensor.shape import as_shape
+from caldera.core.tensor import Tensor, array_of, as_shape, canonical
 from caldera.errors import ShapeError
 
 

@@ -19,8 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from caldera.compiler.passes.lower import lower
-from caldera.core.graph.node import Node
-from caldera.core.graph.opdef import ITEM, Nodes, item, items
+from caldera.core.graph import ITEM, Node, Nodes, Program, item, items, rebuilt, topological
 from caldera.core.graph.ops.base import reshape
 from caldera.core.graph.ops.collective import (
     GATHERING,
@@ -36,7 +35,6 @@ from caldera.core.graph.ops.collective import (
     turn,
 )
 from caldera.core.graph.ops.normalisation import SYNCHRONISED
-from caldera.core.graph.program import Program, rebuilt, topological
 
 LARGEST_SHARED = 1 << 16
 """Bytes of a sum that still shares a message with others."""
@@ -45,8 +43,7 @@ LARGEST_SHARED = 1 << 16
 def collectives(program: Program) -> Program:
     """Put all collectives of a program in order."""
     program = without_hidden(program)
-    order = _by_need(program)
-    units = _units(order)
+    units = _units(_by_need(program))
     sums = [unit for unit in units if not unit.is_gather and not unit.is_fixed]
     if sums and sums[-1].message.exchange is None:
         # Nothing is left to compute while the last one is under way. But who exchanges by rules of

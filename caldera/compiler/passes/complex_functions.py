@@ -12,15 +12,16 @@ from collections.abc import Callable
 
 from caldera.compiler.passes.constants import uniform
 from caldera.core.graph.node import Node
-from caldera.core.graph.ops.base import broadcast_to, full
-from caldera.core.graph.ops.elementwise import (
+from caldera.core.graph.ops import (
     abs_,
     add,
+    broadcast_to,
     cos,
     div,
     equal,
     exp,
     expm1,
+    full,
     greater,
     greater_equal,
     isfinite,

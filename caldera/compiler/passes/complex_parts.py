@@ -12,15 +12,23 @@ from collections.abc import Sequence
 from typing import Any
 
 from caldera.compiler.passes.complex_functions import FUNCTIONS, Parts, is_real, nonzero
-from caldera.core.graph.node import Node
-from caldera.core.graph.opdef import ITEM, LINEAR, as_tuple, item, items
-from caldera.core.graph.ops.base import cast, complex_, constant, full, reshape
+from caldera.core.graph import ITEM, LINEAR, Body, Node, Program, as_tuple, item, items, topological
+from caldera.core.graph.ops import (
+    add,
+    cast,
+    complex_,
+    concat,
+    constant,
+    full,
+    matmul,
+    narrow,
+    reshape,
+    sub,
+    view_as_complex,
+    view_as_real,
+)
 from caldera.core.graph.ops.control import scan
-from caldera.core.graph.ops.elementwise import add, sub
 from caldera.core.graph.ops.fourier import mirror
-from caldera.core.graph.ops.movement import concat, narrow, view_as_complex, view_as_real
-from caldera.core.graph.ops.product import matmul
-from caldera.core.graph.program import Body, Program, topological
 from caldera.core.tensor.dtype import bool_, is_complex, part_of
 
 Value = Node | Parts
@@ -28,8 +36,7 @@ Value = Node | Parts
 
 def complex_parts(program: Program) -> Program:
     """The same program, in which complex numbers are only what is read, written or factorised."""
-    order = program.order()
-    if not any(map(has_complex, order)):
+    if not any(map(has_complex, program.order())):
         return program
     return program.with_roots(_Splitter().run(program.roots))
 
@@ -77,9 +84,7 @@ class _Splitter:
             return (FUNCTIONS[name](*map(self._value, node.inputs)),)
         if name in LINEAR and node.op.decompose is None:
             return self._each_part(node)
-        if node.op.decompose is not None:
-            return self._decomposed(node)
-        return self._with_memory(node)
+        return self._with_memory(node) if node.op.decompose is None else self._decomposed(node)
 
     # --- values of nodes that were visited
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 
 import numpy as np
 
 from caldera.core.graph.node import Node, Spec, Symbol
+from caldera.core.graph.ops import full, greater
 from caldera.core.graph.ops.base import array as array_leaf
-from caldera.core.graph.ops.base import full
-from caldera.core.graph.ops.elementwise import greater
-from caldera.core.tensor import Tensor
-from caldera.core.tensor.dtype import DType, bool_, is_float
+from caldera.core.tensor import DType, Tensor, bool_, is_float
 from caldera.kernels.reference import evaluate
 
 Number = bool | int | float
@@ -26,10 +24,16 @@ VIEWS = frozenset({"broadcast_to", "reshape", "transpose", "slice", "flip"})
 _known: weakref.WeakValueDictionary[Hashable, Node] = weakref.WeakValueDictionary()
 
 
+def source_of(node: Node, views: Collection[str] = ("broadcast_to",)) -> Node:
+    """What a node shows: a view is only a way to look at something."""
+    while node.op.name in views:
+        node = node.inputs[0]
+    return node
+
+
 def uniform(node: Node) -> Number | None:
     """The number that `node` holds in every element, if it is such a constant."""
-    while node.op.name == "broadcast_to":
-        node = node.inputs[0]
+    node = source_of(node)
     return node.attrs["value"] if node.op.name == "constant" else None
 
 
@@ -45,8 +49,7 @@ def is_sum_over(node: Node, axes: tuple[int, ...]) -> bool:
 
 def is_known(node: Node) -> bool:
     """Whether the value is known now: constants, ranges, constant arrays and views of them."""
-    while node.op.name in VIEWS:
-        node = node.inputs[0]
+    node = source_of(node, VIEWS)
     if node.op.name == "constant":
         return True
     return node.op.name in ("array", "iota") and node.spec.size <= LARGEST_ARRAY

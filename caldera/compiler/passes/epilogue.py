@@ -22,13 +22,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from caldera.compiler.passes.constants import is_positive_test, uniform
+from caldera.compiler.passes.constants import is_positive_test, source_of, uniform
 from caldera.compiler.passes.joins import Join, Joins, Uses, rebuilt
 from caldera.compiler.passes.lower import HasKernel
-from caldera.core.graph.node import Node
-from caldera.core.graph.opdef import ITEM, OPS, Nodes, Op
-from caldera.core.graph.ops.base import reshape
-from caldera.core.graph.ops.elementwise import add, greater, relu, where
+from caldera.core.graph import ITEM, OPS, Node, Nodes, Op, Program, topological
+from caldera.core.graph.ops import add, conv2d, conv2d_input, greater, matmul, relu, reshape, where
 from caldera.core.graph.ops.epilogue import (
     ACTIVATIONS,
     batch_norm_grad_elementwise,
@@ -43,8 +41,6 @@ from caldera.core.graph.ops.epilogue import (
     matmul_epilogue,
 )
 from caldera.core.graph.ops.normalisation import batch_norm, batch_norm_grad, batch_norm_inference
-from caldera.core.graph.ops.product import conv2d, conv2d_input, matmul
-from caldera.core.graph.program import Program, topological
 from caldera.core.tensor.dtype import float32, float64
 
 JOINED = {matmul: (matmul_epilogue, is_bias), conv2d: (conv2d_epilogue, is_channel_bias)}
@@ -189,9 +185,7 @@ norm_epilogue = Joins((relu, _ending), (batch_norm_grad, _masked_gradient))
 
 def is_spread(value: Node) -> bool:
     """Whether a value is broadcast: the mask reads that for nothing, a normalisation copies it."""
-    while value.op.name in ("slice", "transpose", "flip"):
-        value = value.inputs[0]
-    return value.op.name == "broadcast_to"
+    return source_of(value, ("slice", "transpose", "flip")).op.name == "broadcast_to"
 
 
 def _uses_statistics(value: Node) -> bool:

@@ -23,8 +23,7 @@ from caldera.compiler.passes.constants import (
 from caldera.compiler.passes.pattern import Rules, anything, number, p
 from caldera.core.graph.node import Node
 from caldera.core.graph.ops.base import constant
-from caldera.core.tensor.dtype import HALVES, DType, float32, is_float, is_integer
-from caldera.core.tensor.shape import size
+from caldera.core.tensor import HALVES, DType, float32, is_float, is_integer, size
 from caldera.kernels.reference import evaluate
 
 MOST_FLOPS = 1 << 22
@@ -52,26 +51,20 @@ def _same_everywhere(node: Node) -> Node | None:
     return constant(plain(result, node.dtype), node.dtype)
 
 
-def _moved(node: Node, value: Number) -> Node:
-    """Moving the elements of a constant gives the same constant."""
+def _same(node: Node, value: Number) -> Node:
+    """A constant whose elements are moved or compared is the same constant."""
     return constant(value, node.dtype)
 
 
 def _joined(node: Node) -> Node | None:
     numbers = {repr(uniform(part)) for part in node.inputs}
     value = uniform(node.inputs[0])
-    if len(numbers) > 1 or value is None:
-        return None
-    return constant(value, node.dtype)
+    return None if len(numbers) > 1 or value is None else constant(value, node.dtype)
 
 
 def _padded(node: Node, value: Number) -> Node | None:
     inside, around = constant(value, node.dtype), constant(node.attrs["value"], node.dtype)
     return inside if inside is around else None
-
-
-def _extreme(node: Node, value: Number) -> Node:
-    return constant(value, node.dtype)
 
 
 def _total(node: Node, value: Number) -> Node | None:
@@ -119,10 +112,6 @@ def _array(node: Node) -> Node | None:
     return known_node(result)
 
 
-def _range(node: Node) -> Node | None:
-    return known_node(value_of(node)) if is_known(node) else None
-
-
 def _is_safe(node: Node) -> bool:
     # Negative powers of integers are an error when the plan runs, and not before.
     return node.op.name != "pow" or is_float(node.dtype)
@@ -130,20 +119,20 @@ def _is_safe(node: Node) -> bool:
 
 NUMBERS = Rules(
     (anything("node", kind="elementwise"), _same_everywhere),
-    (p.reshape(value, name="node"), _moved),
-    (p.transpose(value, name="node"), _moved),
-    (p.slice(value, name="node"), _moved),
-    (p.flip(value, name="node"), _moved),
+    (p.reshape(value, name="node"), _same),
+    (p.transpose(value, name="node"), _same),
+    (p.slice(value, name="node"), _same),
+    (p.flip(value, name="node"), _same),
     (p.pad(value, name="node"), _padded),
     (p.concat(..., name="node"), _joined),
-    (p.max(value, name="node"), _extreme),
-    (p.min(value, name="node"), _extreme),
+    (p.max(value, name="node"), _same),
+    (p.min(value, name="node"), _same),
     (p.sum(value, name="node"), _total),
 )
 """Rules that give numbers alone: the body of a loop has no place for arrays."""
 
 ARRAYS = NUMBERS + Rules(
-    (p.iota(name="node"), _range),
+    (p.iota(name="node"), lambda node: known_node(value_of(node)) if is_known(node) else None),
     (anything("node"), _array),
 )
 """All of constant folding."""

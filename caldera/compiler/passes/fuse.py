@@ -20,15 +20,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from caldera.compiler.passes.constants import uniform
-from caldera.core.graph.node import Node
-from caldera.core.graph.ops.base import complex_
+from caldera.compiler.passes.constants import source_of, uniform
+from caldera.core.graph import Body, Node, Program, users_of
+from caldera.core.graph.ops import complex_, greater, relu
 from caldera.core.graph.ops.collective import Number, turn
 from caldera.core.graph.ops.control import fused
-from caldera.core.graph.ops.elementwise import greater, relu
-from caldera.core.graph.program import Body, Program, users_of
-from caldera.core.tensor.dtype import HALVES
-from caldera.core.tensor.shape import Shape
+from caldera.core.tensor import HALVES, Shape
 
 LARGEST = 256
 """Nodes a body: a limit for the compilers behind it."""
@@ -167,7 +164,7 @@ class _Fuser:
 
     def _emit(self, group: _Group, new: dict[Node, Node], roots: set[Node]) -> None:
         members = group.members
-        sources = (_source(given) for given in group.reads if given not in members)
+        sources = (source_of(given) for given in group.reads if given not in members)
         outside = dict.fromkeys(node for node in sources if node.op.name != "constant")
         outputs = [
             node
@@ -210,13 +207,6 @@ def _due(order: Sequence[Node]) -> dict[Node, Number]:
             for given in node.inputs:
                 due[given] = min(due.get(given, due[node]), due[node])
     return due
-
-
-def _source(node: Node) -> Node:
-    """What a body really reads: a broadcast is only a way to look at something."""
-    while node.op.name == "broadcast_to":
-        node = node.inputs[0]
-    return node
 
 
 def fuse(program: Program) -> Program:

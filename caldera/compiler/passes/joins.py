@@ -14,9 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from caldera.core.graph.node import Node
-from caldera.core.graph.opdef import ITEM, Nodes, Op
-from caldera.core.graph.program import Program, topological, users_of
+from caldera.core.graph import ITEM, Node, Nodes, Op, Program, topological, users_of
 
 
 @dataclass(frozen=True, eq=False)

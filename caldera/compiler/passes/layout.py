@@ -16,15 +16,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from caldera.core.graph.memory_format import NHWC, Order, same_memory
-from caldera.core.graph.node import Node, Spec, intern_like
-from caldera.core.graph.opdef import ITEM, Nodes, item
+from caldera.core.graph import (
+    ITEM,
+    NHWC,
+    Body,
+    Node,
+    Nodes,
+    Order,
+    Program,
+    Spec,
+    intern_like,
+    item,
+    same_memory,
+)
 from caldera.core.graph.ops.attention import HEADS_INSIDE
 from caldera.core.graph.ops.control import fused
 from caldera.core.graph.ops.movement import arrange
-from caldera.core.graph.program import Body, Program
-from caldera.core.tensor.dtype import is_float
-from caldera.core.tensor.shape import Shape
+from caldera.core.tensor import Shape, is_float
 
 Use = Literal["rows", "last", "alike", "any"]
 """How an op takes or gives a value: row major, channels last, like its other images, any way."""
@@ -309,7 +317,10 @@ class _Layout:
     def run(self) -> Program:
         """The program with an order for every value."""
         program = self.program.mapped(self._arranged)
-        outputs = [_result(root) for root in program.outputs]
+        outputs = [
+            root if same_memory(root.shape, root.spec.order, None) else arrange(root, None)
+            for root in program.outputs
+        ]
         updates = [arrange(root, None) for _, root in program.updates]
         return program.with_roots([*outputs, *updates])
 
@@ -329,9 +340,3 @@ def _order(use: Use, region: Order | None) -> Order | None:
     if use == "alike":
         return region
     return NHWC if use == "last" else None
-
-
-def _result(root: Node) -> Node:
-    """A result is row major, in whatever words."""
-    same = same_memory(root.shape, root.spec.order, None)
-    return root if same else arrange(root, None)

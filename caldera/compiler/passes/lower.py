@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from caldera.core.graph.node import Node
-from caldera.core.graph.opdef import Nodes, as_tuple
-from caldera.core.graph.program import Program, rebuild
+from caldera.core.graph import Node, Nodes, Program, as_tuple, rebuild
 
 HasKernel = Callable[[str], bool]
 
@@ -18,9 +16,8 @@ def lower(program: Program, has_kernel: HasKernel) -> Program:
         return node.op.decompose is not None and not has_kernel(node.op.name)
 
     def expand(node: Node, inputs: Nodes) -> Nodes | None:
-        if node.op.decompose is None or has_kernel(node.op.name):
-            return None
-        return as_tuple(node.op.decompose(*inputs, **node.attrs))
+        decompose = node.op.decompose if is_expanded(node) else None
+        return None if decompose is None else as_tuple(decompose(*inputs, **node.attrs))
 
     while any(is_expanded(node) for node in program.order()):
         program = rebuild(program, expand)

@@ -19,10 +19,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from caldera.compiler.passes.constants import Number, uniform
-from caldera.core.graph.node import Node
-from caldera.core.graph.opdef import OPS, Kind, Op
+from caldera.core.graph import OPS, Kind, Node, Op, Program
 from caldera.core.graph.ops.base import broadcast_to
-from caldera.core.graph.program import Program
 
 Found = dict[str, Any]
 Rewrite = Callable[..., Node | None]

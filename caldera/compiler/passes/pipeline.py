@@ -18,11 +18,10 @@ from caldera.compiler.passes.relu import pool_first, relu_mask
 from caldera.compiler.passes.reshapes import packed_attention, row_products
 from caldera.compiler.passes.residual_norm import residual_norm, rounded_results
 from caldera.compiler.passes.weight_updates import update_product, update_rows
-from caldera.core.graph.node import Node
+from caldera.core.graph import Body, Node, Program, rewrite
 from caldera.core.graph.ops.attention import attention_backward_packed
 from caldera.core.graph.ops.control import scan, with_body
 from caldera.core.graph.ops.epilogue import ACTIVATIONS
-from caldera.core.graph.program import Body, Program, rewrite
 from caldera.errors import ConfigError, DtypeError
 
 NAMES = (

@@ -16,12 +16,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from caldera.compiler.passes.constants import uniform
-from caldera.core.graph.node import Node
-from caldera.core.graph.opdef import ITEM, item
+from caldera.compiler.passes.constants import source_of, uniform
+from caldera.core.graph import ITEM, Body, Node, Program, item, rewrite
 from caldera.core.graph.ops.base import cast
 from caldera.core.graph.ops.control import scan, with_body
-from caldera.core.graph.program import Body, Program, rewrite
 from caldera.core.tensor.dtype import DType, bfloat16, bool_, float16, float32
 from caldera.errors import ConfigError
 
@@ -239,7 +237,9 @@ class _Narrowing:
         if given.op.name == "cast":
             return given.inputs[0].dtype == bool_
         # A bias, say. Numbers in variables (a loss scale) may be out of range.
-        return _is_parameter(given) and 1 < given.spec.size < node.outputs[0].size
+        source = source_of(given, ("reshape", "broadcast_to"))
+        is_parameter = source.op.name in ("variable", "parameter")
+        return is_parameter and 1 < given.spec.size < node.outputs[0].size
 
     def _holds(self, value: float, exactly: bool) -> bool:
         with np.errstate(all="ignore"):
@@ -247,13 +247,6 @@ class _Narrowing:
         if exactly or value == 0 or not math.isfinite(value):
             return rounded == value
         return math.isclose(rounded, value, rel_tol=0.01)
-
-
-def _is_parameter(node: Node) -> bool:
-    """Whether this is a variable or a loop's argument, perhaps seen in another shape."""
-    while node.op.name in ("reshape", "broadcast_to"):
-        node = node.inputs[0]
-    return node.op.name in ("variable", "parameter")
 
 
 def _before_products(order: Sequence[Node]) -> set[Node]:

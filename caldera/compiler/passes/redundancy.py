@@ -17,19 +17,30 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
 
-from caldera.compiler.passes.constants import LARGEST_ARRAY, VIEWS, array_node, value_of
+from caldera.compiler.passes.constants import LARGEST_ARRAY, VIEWS, array_node, source_of, value_of
 from caldera.compiler.passes.pattern import Rules, p
-from caldera.core.graph.node import Node
-from caldera.core.graph.opdef import ITEM, Nodes, item, items, parameter
+from caldera.core.graph import (
+    ITEM,
+    Body,
+    Node,
+    Nodes,
+    Outputs,
+    Program,
+    item,
+    items,
+    parameter,
+    rebuild,
+    substitute,
+    topological,
+)
 from caldera.core.graph.ops.control import fused, scan
-from caldera.core.graph.program import Body, Outputs, Program, rebuild, substitute, topological
 
-
-def _by_content(node: Node) -> Node | None:
-    return array_node(value_of(node)) if node.spec.size <= LARGEST_ARRAY else None
-
-
-RULES = Rules((p.array(..., name="node"), _by_content))
+RULES = Rules(
+    (
+        p.array(..., name="node"),
+        lambda node: array_node(value_of(node)) if node.spec.size <= LARGEST_ARRAY else None,
+    )
+)
 
 
 def merge_loops(program: Program) -> Program:
@@ -185,12 +196,5 @@ def _fixed(body: Body, changing: int) -> list[Node]:
     for node in order:
         if node not in fixed and node not in numbers:
             read.extend(node.inputs)
-    found = dict.fromkeys(_source(node) for node in read if node in fixed)
+    found = dict.fromkeys(source_of(node, VIEWS) for node in read if node in fixed)
     return [node for node in found if node.op.name != "parameter"]
-
-
-def _source(node: Node) -> Node:
-    """What has to be computed: another look at it costs nothing in the body either."""
-    while node.op.name in VIEWS:
-        node = node.inputs[0]
-    return node

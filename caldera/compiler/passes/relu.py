@@ -18,10 +18,19 @@ from functools import partial
 from caldera.compiler.passes.constants import is_positive_test, is_sum_over, uniform
 from caldera.compiler.passes.epilogue import summands
 from caldera.compiler.passes.joins import Join, Joins, Uses
-from caldera.core.graph.node import Node
-from caldera.core.graph.opdef import ITEM, OPS, Nodes, item
-from caldera.core.graph.ops.base import accumulator, cast, constant, full
-from caldera.core.graph.ops.elementwise import greater, relu, where
+from caldera.core.graph import ITEM, OPS, Node, Nodes, Program, item
+from caldera.core.graph.ops import (
+    accumulator,
+    cast,
+    constant,
+    full,
+    greater,
+    matmul,
+    max_pool2d,
+    pool_scatter,
+    relu,
+    where,
+)
 from caldera.core.graph.ops.epilogue import (
     is_channel_bias,
     matmul_epilogue,
@@ -29,8 +38,6 @@ from caldera.core.graph.ops.epilogue import (
     relu_mask_grad,
 )
 from caldera.core.graph.ops.epilogue import relu_mask as relu_with_mask
-from caldera.core.graph.ops.product import matmul, max_pool2d, pool_scatter
-from caldera.core.graph.program import Program
 
 LARGE = 1 << 22
 """Activations of a layer from which on it is worth it."""

@@ -22,21 +22,15 @@ from collections.abc import Iterator
 from caldera.compiler.passes.constants import uniform
 from caldera.compiler.passes.joins import Join, Joins, Uses
 from caldera.compiler.passes.pattern import Rules, anything, p
-from caldera.core.graph.node import Node
-from caldera.core.graph.opdef import ITEM, OPS, Nodes
+from caldera.core.graph import ITEM, OPS, Node, Nodes, Program, rewrite
+from caldera.core.graph.ops import Axes, add, cast, concat, full, matmul, reshape, sum_, transpose
 from caldera.core.graph.ops.attention import (
     HEADS_INSIDE,
     attention_backward,
     attention_backward_packed,
 )
-from caldera.core.graph.ops.base import Axes, cast, full, reshape, sum_
-from caldera.core.graph.ops.elementwise import add
 from caldera.core.graph.ops.indexing import gather, scatter_add
-from caldera.core.graph.ops.movement import concat, transpose
-from caldera.core.graph.ops.product import matmul
-from caldera.core.graph.program import Program, rewrite
-from caldera.core.tensor.dtype import float32, float64, is_float
-from caldera.core.tensor.shape import Shape
+from caldera.core.tensor import Shape, float32, float64, is_float
 
 x = anything("x")
 

@@ -17,8 +17,7 @@ from functools import partial
 
 from caldera.compiler.passes.constants import is_sum_over
 from caldera.compiler.passes.joins import Join, Joins, Uses
-from caldera.core.graph.node import Node
-from caldera.core.graph.opdef import Nodes
+from caldera.core.graph import Node, Nodes, topological
 from caldera.core.graph.ops.elementwise import add
 from caldera.core.graph.ops.epilogue import (
     cross_entropy_with_gradient,
@@ -30,9 +29,7 @@ from caldera.core.graph.ops.epilogue import (
 from caldera.core.graph.ops.indexing import gather
 from caldera.core.graph.ops.loss import cross_entropy, cross_entropy_grad
 from caldera.core.graph.ops.normalisation import layer_norm, layer_norm_grad
-from caldera.core.graph.program import topological
-from caldera.core.tensor.dtype import HALVES, float32
-from caldera.core.tensor.shape import size
+from caldera.core.tensor import HALVES, float32, size
 
 _VIEWS = ("reshape", "transpose", "slice")
 

@@ -11,27 +11,34 @@ import math
 
 import numpy as np
 
+from caldera.compiler.passes.constants import source_of
 from caldera.compiler.passes.pattern import Rules, anything, number, p
-from caldera.core.graph.node import Node
-from caldera.core.graph.ops.base import broadcast_to, cast, constant, iota, reshape
-from caldera.core.graph.ops.elementwise import (
+from caldera.core.graph import Node, Nodes
+from caldera.core.graph.ops import (
     abs_,
     add,
+    broadcast_to,
+    cast,
+    constant,
     div,
     equal,
+    flip,
+    iota,
     isnan,
     logical_not,
+    matmul,
     mul,
     neg,
     not_equal,
     reciprocal,
+    reshape,
+    slice_,
     square,
     sub,
+    transpose,
     where,
 )
-from caldera.core.graph.ops.movement import flip, slice_, transpose
-from caldera.core.graph.ops.product import matmul
-from caldera.core.tensor.dtype import (
+from caldera.core.tensor import (
     FLOATS,
     INTEGERS,
     UNSIGNED,
@@ -51,21 +58,16 @@ from caldera.core.tensor.dtype import (
     uint32,
     uint64,
 )
-from caldera.core.tensor.shape import Shape
 
 x, y, a, b, c = (anything(name) for name in "xyabc")
 k = number("k")
-
-
-def _is_integer_zero(value: object) -> bool:
-    return value == 0 and not isinstance(value, float | bool)
 
 
 def _has_sign(value: float, sign: float) -> bool:
     return isinstance(value, float) and value == 0 and math.copysign(1, value) == sign
 
 
-integer_zero = number(test=_is_integer_zero)
+integer_zero = number(test=lambda value: value == 0 and not isinstance(value, float | bool))
 positive_zero = number(test=lambda value: _has_sign(value, 1))
 negative_zero = number(test=lambda value: _has_sign(value, -1))
 
@@ -131,10 +133,6 @@ def _truth(value: bool) -> Node:
     return constant(value, bool_)
 
 
-def _differs_from_itself(x: Node) -> Node:
-    return isnan(x) if is_float(x.dtype) else _truth(False)
-
-
 def _equals_itself(x: Node) -> Node | None:
     return None if is_float(x.dtype) else _truth(True)
 
@@ -155,7 +153,7 @@ LOGIC = Rules(
     # NaN is neither less than, nor greater than, nor equal to itself.
     (p.less(x, x), lambda x: _truth(False)),
     (p.greater(x, x), lambda x: _truth(False)),
-    (p.not_equal(x, x), _differs_from_itself),
+    (p.not_equal(x, x), lambda x: isnan(x) if is_float(x.dtype) else _truth(False)),
     (p.equal(x, x), _equals_itself),
     (p.less_equal(x, x), _equals_itself),
     (p.greater_equal(x, x), _equals_itself),
@@ -209,10 +207,6 @@ CASTS = Rules(
 # --- movement
 
 
-def _compose(inner: Shape, outer: Shape) -> Shape:
-    return tuple(inner[axis] for axis in outer)
-
-
 def _slice_of_slice(x: Node, inner: Node, node: Node) -> Node:
     bounds = []
     for first, second in zip(inner.attrs["bounds"], node.attrs["bounds"], strict=True):
@@ -248,13 +242,7 @@ def _narrow_operands(node: Node) -> Node | None:
     """Element-wise ops broadcast by themselves, and compute no element twice."""
     if not any(given.op.name == "broadcast_to" for given in node.inputs):
         return None
-    return node.op.node(*[_seen_through(given) for given in node.inputs], **node.attrs)
-
-
-def _seen_through(node: Node) -> Node:
-    while node.op.name == "broadcast_to":
-        node = node.inputs[0]
-    return node
+    return node.op.node(*[source_of(given) for given in node.inputs], **node.attrs)
 
 
 def _one_axis_range(node: Node) -> Node | None:
@@ -270,7 +258,9 @@ MOVEMENT = Rules(
     (p.reshape(p.reshape(x), name="node"), lambda x, node: reshape(x, node.shape)),
     (
         p.transpose(p.transpose(x, name="inner"), name="node"),
-        lambda x, inner, node: transpose(x, _compose(inner.attrs["axes"], node.attrs["axes"])),
+        lambda x, inner, node: transpose(
+            x, tuple(inner.attrs["axes"][axis] for axis in node.attrs["axes"])
+        ),
     ),
     (p.broadcast_to(p.broadcast_to(x), name="node"), lambda x, node: broadcast_to(x, node.shape)),
     (p.broadcast_to(p.reshape(x, name="inner"), name="node"), _without_leading_ones),
@@ -305,16 +295,9 @@ def _swaps_last(moved: Node) -> bool:
     return rank >= 2 and moved.attrs["axes"] == (*range(rank - 2), rank - 1, rank - 2)
 
 
-def _first_transposed(x: Node, moved: Node, y: Node, node: Node) -> Node | None:
-    if not _swaps_last(moved):
-        return None
-    return matmul(x, y, **{**node.attrs, "ta": not node.attrs["ta"]})
-
-
-def _second_transposed(x: Node, moved: Node, y: Node, node: Node) -> Node | None:
-    if not _swaps_last(moved):
-        return None
-    return matmul(y, x, **{**node.attrs, "tb": not node.attrs["tb"]})
+def _turned(node: Node, moved: Node, operands: Nodes, flag: str) -> Node | None:
+    attrs = {**node.attrs, flag: not node.attrs[flag]}
+    return matmul(*operands, **attrs) if _swaps_last(moved) else None
 
 
 REDUCTIONS = Rules(
@@ -322,8 +305,14 @@ REDUCTIONS = Rules(
     (p.max(x, name="node"), _single),
     (p.min(x, name="node"), _single),
     (p.prod(x, name="node"), _single),
-    (p.matmul(p.transpose(x, name="moved"), y, name="node"), _first_transposed),
-    (p.matmul(y, p.transpose(x, name="moved"), name="node"), _second_transposed),
+    (
+        p.matmul(p.transpose(x, name="moved"), y, name="node"),
+        lambda x, moved, y, node: _turned(node, moved, (x, y), "ta"),
+    ),
+    (
+        p.matmul(y, p.transpose(x, name="moved"), name="node"),
+        lambda x, moved, y, node: _turned(node, moved, (y, x), "tb"),
+    ),
 )
 
 RULES = ARITHMETIC + LOGIC + CASTS + MOVEMENT + REDUCTIONS

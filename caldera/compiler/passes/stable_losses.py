@@ -9,17 +9,12 @@ from __future__ import annotations
 
 from caldera.compiler.passes.pattern import Rules, anything, p
 from caldera.core.graph.node import Node
+from caldera.core.graph.ops import broadcast_to, neg, reshape, sum_
 from caldera.core.graph.ops.activation import log_softmax, log_softmax_grad
-from caldera.core.graph.ops.base import broadcast_to, reshape, sum_
-from caldera.core.graph.ops.elementwise import neg
 from caldera.core.graph.ops.loss import cross_entropy_probabilities
 
 x = anything("x")
 probabilities = p.softmax(x, name="probabilities")
-
-
-def _log_of_softmax(x: Node, probabilities: Node) -> Node:
-    return log_softmax(x, **probabilities.attrs)
 
 
 def _log_softmax_gradient(g: Node, x: Node, probabilities: Node) -> Node:
@@ -40,7 +35,10 @@ def _cross_entropy(targets: Node, x: Node, logarithm: Node, node: Node) -> Node 
 
 
 RULES = Rules(
-    (p.log(probabilities), _log_of_softmax),
+    (
+        p.log(probabilities),
+        lambda x, probabilities: log_softmax(x, **probabilities.attrs),
+    ),
     (p.softmax_grad(p.div(anything("g"), probabilities), probabilities), _log_softmax_gradient),
     (
         p.sum(p.mul(anything("targets"), p.log_softmax(x, name="logarithm")), name="node"),

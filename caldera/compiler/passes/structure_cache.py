@@ -17,10 +17,8 @@ from functools import lru_cache
 import numpy as np
 
 from caldera.compiler.passes.constants import array_node, value_of
-from caldera.core.graph.node import Node, Spec, Symbol, intern, intern_like
-from caldera.core.graph.opdef import Nodes
+from caldera.core.graph import Node, Nodes, Program, Spec, Symbol, intern, intern_like
 from caldera.core.graph.ops.base import array as array_leaf
-from caldera.core.graph.program import Program
 
 REMEMBERED = 64
 """Structures kept for the next program."""

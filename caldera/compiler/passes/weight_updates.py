@@ -21,15 +21,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from caldera.compiler.passes.constants import uniform
-from caldera.core.graph.node import Node, Symbol
-from caldera.core.graph.opdef import Op
-from caldera.core.graph.ops.base import cast, constant, reshape, variable
-from caldera.core.graph.ops.elementwise import add, mul, neg, sub, where
+from caldera.compiler.passes.constants import source_of, uniform
+from caldera.core.graph import Node, Op, Program, Symbol, rewrite, substitute, users_of
+from caldera.core.graph.ops import (
+    add,
+    cast,
+    constant,
+    matmul,
+    mul,
+    neg,
+    reshape,
+    sub,
+    variable,
+    where,
+)
 from caldera.core.graph.ops.epilogue import matmul_accumulate
 from caldera.core.graph.ops.indexing import scatter_add
-from caldera.core.graph.ops.product import matmul
-from caldera.core.graph.program import Program, rewrite, substitute, users_of
 from caldera.core.tensor.dtype import HALVES, DType, float32
 
 
@@ -163,8 +170,7 @@ def _unless_refused(value: Node, weight: Node) -> tuple[Node | None, Node]:
 
 def _number(node: Node) -> Node | None:
     """The number that a node holds in every element; None if it may hold several."""
-    while node.op.name == "broadcast_to":
-        node = node.inputs[0]
+    node = source_of(node)
     return reshape(node, ()) if node.spec.size == 1 and len(node.shape) < 2 else None
 
 

@@ -12,8 +12,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from caldera.core.memory import Block, Device
-from caldera.core.memory.pool import size_class
+from caldera.core.memory import Block, Device, size_class
 
 ALIGNMENT = 64
 """Bytes: a cache line, and the widest vector of any CPU in use."""

@@ -21,13 +21,8 @@ from caldera.compiler.plan.buffers import Outputs
 from caldera.compiler.plan.operands import Operands, WeightCopies
 from caldera.compiler.plan.schedule import Buffer, Lookup, Step, StepSchedule
 from caldera.compiler.plan.step_fusion import captured, fuse_step, grouped
-from caldera.core.graph.memory_format import laid_out, seen_as, stored_shape
-from caldera.core.graph.node import Node, Spec, Symbol
-from caldera.core.graph.program import Program
-from caldera.core.memory import Block, Device
-from caldera.core.memory.host import trim_heap
-from caldera.core.memory.interface import CapturedGraph
-from caldera.core.memory.pool import ALIGNMENT
+from caldera.core.graph import Node, Program, Spec, Symbol, laid_out, seen_as, stored_shape
+from caldera.core.memory import ALIGNMENT, Block, CapturedGraph, Device, trim_heap
 from caldera.kernels.native.codegen.kernel import NativeCall, address_of
 from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.table import AddressedRunner, Call, Runner, StepPiece

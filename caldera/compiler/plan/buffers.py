@@ -21,12 +21,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from caldera.base.arguments import shown
-from caldera.core.graph.memory_format import Order, laid_out, stored_shape
-from caldera.core.graph.node import Spec, Symbol
-from caldera.core.memory import MANAGED, Device, Event, MemoryManager
-from caldera.core.memory.pool import host_view
-from caldera.core.tensor import Tensor
-from caldera.core.tensor.dtype import exactly
+from caldera.core.graph import Order, Spec, Symbol, laid_out, stored_shape
+from caldera.core.memory import MANAGED, Device, Event, MemoryManager, host_view
+from caldera.core.tensor import Tensor, exactly
 from caldera.errors import ConfigError, ShapeError
 from caldera.kernels.native.movement import copying
 
@@ -58,10 +55,11 @@ def checked_feeds(feeds: Mapping[str, Any], inputs: Mapping[str, Symbol]) -> dic
     return found
 
 
-def wrong_feeds(feeds: object) -> ConfigError:
-    """Return the error for feeds that are no mapping."""
-    expected = "feeds= a dict of arrays by the names of inputs"
-    return ConfigError.build("Plan.run", expected=expected, got=shown(feeds))
+def check_feeds(feeds: object) -> None:
+    """Raise if feeds are no mapping."""
+    if feeds is not None and not isinstance(feeds, Mapping):
+        expected = "feeds= a dict of arrays by the names of inputs"
+        raise ConfigError.build("Plan.run", expected=expected, got=shown(feeds))
 
 
 WORTH_SHARING = 1 << 19

@@ -14,8 +14,7 @@ from typing import Any, ClassVar
 
 from caldera.base.formatting import bytes_text
 from caldera.compiler.plan.plan import Plan
-from caldera.core.graph.node import Symbol
-from caldera.core.graph.program import Program
+from caldera.core.graph import Program, Symbol
 from caldera.core.memory.devices import add_to_report
 
 MOST_PLANS = 256

@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from caldera.base.formatting import html_table, note, table_lines
 from caldera.compiler.plan.explain_text import TEXTS, footer, lines
 from caldera.compiler.plan.loop import LoopKernel
 from caldera.compiler.plan.schedule import Buffer, BufferView, Step, StepSchedule
 from caldera.compiler.plan.timing import Peaks
-from caldera.core.graph.node import Node, Spec, Symbol
+from caldera.core.graph import Body, Node, Program, Spec, Symbol
 from caldera.core.graph.ops.collective import Message, turn
-from caldera.core.graph.program import Body, Program
 from caldera.core.memory import Device
 from caldera.core.tensor.dtype import DType, bfloat16, is_float
 from caldera.kernels.table import COPY
 from caldera.kernels.tuning.choose import choices
+
+if TYPE_CHECKING:
+    from caldera.compiler.plan.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -126,35 +128,25 @@ class Explanation:
 
 
 def explained(
-    schedule: StepSchedule,
-    original: Program,
-    optimised: Program,
-    device: Device,
-    seconds: Sequence[float] | None,
-    peaks: Peaks | None,
+    plan: Plan, seconds: Sequence[float] | None = None, peaks: Peaks | None = None
 ) -> Explanation:
-    """The explanation of a schedule; `seconds` has the time of each step, if they were timed."""
-    total = None if seconds is None else sum(seconds)
-    rows: list[StepRow] = []
-    for index, step in enumerate(schedule.steps):
-        time = None if seconds is None else seconds[index]
-        rows.append(_row(step, device, index, time, total, peaks))
-        if isinstance(step.kernel, LoopKernel):
-            rows += _loop_rows(step.kernel.schedule, device, 1)
+    """Return the explanation of a plan; `seconds` has the time of each step, if they were timed."""
+    schedule = plan.schedule
+    rows = list(_rows(schedule, plan.device, seconds, peaks))
     return Explanation(
         rows=rows,
-        nodes_as_written=_count(original),
-        nodes_optimised=_count(optimised),
+        nodes_as_written=_count(plan.original),
+        nodes_optimised=_count(plan.optimised),
         arena_bytes=schedule.arena_bytes,
         naive_bytes=schedule.naive_bytes,
         workspaces=tuple(
             0 if step.workspace is None else step.workspace.spec.nbytes for step in schedule.steps
         ),
         in_place=sum(_is_in_place(step) for step in schedule.steps),
-        device=device.name,
+        device=plan.device.name,
         precision=_precision(schedule),
         flops=sum(row.flops for row in rows if row.depth == 0),
-        seconds=total,
+        seconds=None if seconds is None else sum(seconds),
         peaks=peaks,
     )
 
@@ -230,12 +222,20 @@ def _transfer_text(step: Step) -> Literal["", "to host", "from host"]:
     return "to host" if step.transfer.to_host else "from host"
 
 
-def _loop_rows(schedule: StepSchedule, device: Device, depth: int) -> Iterator[StepRow]:
-    """The steps of one turn of a loop; the loop as a whole is timed, they are not."""
-    for step in schedule.steps:
-        yield _row(step, device, None, depth=depth)
+def _rows(
+    schedule: StepSchedule,
+    device: Device,
+    seconds: Sequence[float] | None = None,
+    peaks: Peaks | None = None,
+    depth: int = 0,
+) -> Iterator[StepRow]:
+    """The rows of a schedule, and below those of loops the rows of their bodies."""
+    total = None if seconds is None else sum(seconds)
+    for index, step in enumerate(schedule.steps):
+        time = None if seconds is None else seconds[index]
+        yield _row(step, device, None if depth else index, time, total, peaks, depth)
         if isinstance(step.kernel, LoopKernel):
-            yield from _loop_rows(step.kernel.schedule, device, depth + 1)
+            yield from _rows(step.kernel.schedule, device, depth=depth + 1)
 
 
 def _reason(step: Step, device: Device) -> tuple[dict[str, float], str]:

@@ -14,8 +14,7 @@ from caldera.base.formatting import (
     seconds_text,
     shortened,
 )
-from caldera.core.graph.memory_format import order_name
-from caldera.core.graph.node import Spec
+from caldera.core.graph import Spec, order_name
 
 if TYPE_CHECKING:
     from caldera.compiler.plan.explain import Explanation, StepRow

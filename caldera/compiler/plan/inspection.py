@@ -30,9 +30,8 @@ from caldera.compiler.plan.binding import PlanBinding
 from caldera.compiler.plan.explain import Explanation, StepRow, explained, fastest
 from caldera.compiler.plan.explain_text import shapes_text
 from caldera.compiler.plan.schedule import StepSchedule
-from caldera.compiler.plan.timing import Peaks, TimedRun, cpu_peaks_at_least, seconds_of_calls
-from caldera.core.memory import Device
-from caldera.core.memory.interface import recorded
+from caldera.compiler.plan.timing import TimedRun, cpu_peaks_at_least, seconds_of_calls
+from caldera.core.memory import Device, recorded
 from caldera.errors import ConfigError
 from caldera.kernels.common.blas_threads import single_threaded_blas
 from caldera.kernels.native.codegen.program import NativeRunner, PartSpan, joined_runs, traced
@@ -314,13 +313,13 @@ def timed_run(binding: PlanBinding, feeds: Mapping[str, Any] | None) -> Iterator
 def explain(plan: Plan, timed: AbstractContextManager[TimedRun] | None) -> Explanation:
     """Return the table of a plan's steps, with the times of `timed` if it is given."""
     if timed is None:
-        return _explained(plan)
+        return explained(plan)
     with timed as run:
         seconds = seconds_of_calls(run, plan.device)
     peaks = None
     if plan.device.kernels == "cpu":
         peaks = cpu_peaks_at_least(fastest(plan.schedule, seconds))
-    return _explained(plan, seconds, peaks)
+    return explained(plan, seconds, peaks)
 
 
 def trace(
@@ -331,10 +330,4 @@ def trace(
         raise ConfigError.build("trace", expected="runs >= 1", got=f"{runs}")
     with timed as run:
         timeline = record_timeline(run, plan.schedule, plan.device, runs)
-    return write_trace(path, timeline, _explained(plan))
-
-
-def _explained(
-    plan: Plan, seconds: Sequence[float] | None = None, peaks: Peaks | None = None
-) -> Explanation:
-    return explained(plan.schedule, plan.original, plan.optimised, plan.device, seconds, peaks)
+    return write_trace(path, timeline, explained(plan))

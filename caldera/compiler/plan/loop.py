@@ -14,9 +14,7 @@ from caldera.compiler.plan.arena import aligned
 from caldera.compiler.plan.schedule import Buffer, Chooser, Key, Root, StepSchedule
 from caldera.compiler.plan.scheduling import schedule_steps
 from caldera.compiler.plan.step_fusion import grouped
-from caldera.core.graph.memory_format import laid_out
-from caldera.core.graph.node import Node, Spec
-from caldera.core.graph.program import Body
+from caldera.core.graph import Body, Node, Spec, laid_out
 from caldera.kernels.native.codegen.program import in_sequence
 from caldera.kernels.table import COPY, Call, Kernel, Runner
 

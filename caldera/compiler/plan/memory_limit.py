@@ -9,6 +9,7 @@ been enough.
 from __future__ import annotations
 
 import gc
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -25,11 +26,8 @@ from caldera.compiler.plan.recompute import (
 )
 from caldera.compiler.plan.schedule import StepSchedule, Transfer
 from caldera.compiler.plan.timing import StepSeconds
-from caldera.core.graph.node import Node, Symbol
-from caldera.core.graph.program import Program
-from caldera.core.memory import Device
-from caldera.core.memory import device as find_device
-from caldera.core.memory.pool import size_class
+from caldera.core.graph import Node, Program, Symbol
+from caldera.core.memory import Device, find_device, size_class
 from caldera.errors import OutOfMemoryError
 
 ATTEMPTS = 8
@@ -107,11 +105,7 @@ def _fits(schedule: StepSchedule, room: int) -> bool:
 
 def _largest(room: int) -> int:
     """The most bytes of which a block fits into the room: blocks are rounded up."""
-    low, high = 0, max(room, 0)
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if size_class(middle) <= room else (low, middle - 1)
-    return low
+    return max(bisect_right(range(max(room, 0) + 1), room, key=size_class) - 1, 0)
 
 
 def _with_policy(

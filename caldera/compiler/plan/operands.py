@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from caldera.compiler.plan.buffers import Inputs
 from caldera.compiler.plan.schedule import StepSchedule
-from caldera.core.graph.memory_format import Order, laid_out
-from caldera.core.graph.node import Node, Spec, Symbol
-from caldera.core.graph.program import Program
+from caldera.core.graph import Node, Order, Program, Spec, Symbol, laid_out
 from caldera.core.memory import DEVICE, HOST, MANAGED, Device
-from caldera.core.tensor import Tensor
-from caldera.core.tensor.dtype import DType
+from caldera.core.tensor import DType, Tensor
 from caldera.errors import DeviceError
 from caldera.kernels.reference import evaluate
 
@@ -46,7 +44,7 @@ class Operands:
         self._read = {each.attrs.get("symbol") for each in program.order()}
         # Constant arrays have no place of their own: they are kept on the device.
         self._held: dict[Symbol, Tensor] = {
-            symbol: _copy_on(device, symbol)
+            symbol: _shared(symbol, ("constant", device), partial(symbol.value.to, device, MANAGED))
             for symbol in self._others
             if symbol.role == "array" and not can_reach(device, symbol.value)
         }
@@ -110,8 +108,7 @@ class Operands:
         """The array of a constant, put on the device once."""
         if node not in self._constants:
             (value,) = evaluate(node, ())
-            tensor = Tensor.from_numpy(value, device=self._device)
-            self._constants[node] = tensor.device_array()
+            self._constants[node] = Tensor.from_numpy(value, device=self._device).device_array()
         return self._constants[node]
 
     def _tensor(self, symbol: Symbol) -> Tensor:
@@ -137,15 +134,6 @@ class Operands:
                     got=f"{tensor.kind.name} memory on {tensor.device.name}",
                     hint=f"move it with .to(device={self._device.name!r})",
                 )
-
-
-def _copy_on(device: Device, symbol: Symbol) -> Tensor:
-    """Return a constant array on a device, shared by all plans there."""
-    return _shared(
-        symbol,
-        ("constant", device),
-        lambda: symbol.value.to(device=device, kind=MANAGED),
-    )
 
 
 def _shared(symbol: Symbol, key: Hashable, make: Callable[[], T]) -> T:

@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from caldera.core.graph.node import Node
+from caldera.core.graph import Node, topological
 from caldera.core.graph.ops.collective import Number, start, turn
 from caldera.core.graph.ops.control import scan
-from caldera.core.graph.program import topological
 from caldera.core.memory.interface import StreamCall
 from caldera.kernels.table import StepPiece
 

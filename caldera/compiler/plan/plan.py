@@ -12,7 +12,7 @@ from typing import Any
 
 from caldera.base.arguments import checked
 from caldera.compiler.plan.binding import PlanBinding
-from caldera.compiler.plan.buffers import wrong_feeds
+from caldera.compiler.plan.buffers import check_feeds
 from caldera.compiler.plan.explain import Explanation
 from caldera.compiler.plan.inspection import explain, timed_run, trace
 from caldera.compiler.plan.loop import loop_kernel, not_capturable
@@ -22,8 +22,7 @@ from caldera.compiler.plan.schedule import Root, StepSchedule, Transfer
 from caldera.compiler.plan.scheduling import schedule_steps
 from caldera.compiler.plan.step_fusion import can_fuse_step, execute
 from caldera.compiler.plan.timing import TimedRun
-from caldera.core.graph.node import Node, Symbol
-from caldera.core.graph.program import Program
+from caldera.core.graph import Node, Program, Symbol
 from caldera.core.memory import Device
 from caldera.core.tensor import Tensor
 from caldera.draw.graph import draw_graph
@@ -194,8 +193,7 @@ class Plan:
 
     def run(self, feeds: Mapping[str, Any] | None = None) -> list[Tensor]:
         """Run once: feed the inputs, compute, commit the updates; the outputs as tensors."""
-        if feeds is not None and not isinstance(feeds, Mapping):
-            raise wrong_feeds(feeds)
+        check_feeds(feeds)
         with self._lock, self._turn:
             if self._has_run and self._choose_well is not None:
                 self._settle()

@@ -176,8 +176,7 @@ class Recomputation:
     def _run(self, index: int) -> None:
         work = self.facts.work
         missing = self._closure([n for n in work[index].reads if n not in self._resident])
-        plan = [*missing, index]
-        for step in plan:
+        for step in (*missing, index):
             for number in work[step].reads:
                 self._locked[number] = self._locked.get(number, 0) + 1
         for step in missing:

@@ -14,8 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from caldera.core.graph.memory_format import as_numbers, as_pairs, dense_strides, laid_out
-from caldera.core.graph.node import Node, Spec, Symbol
+from caldera.core.graph import Node, Spec, Symbol, as_numbers, as_pairs, dense_strides, laid_out
 from caldera.core.tensor.shape import Shape
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
@@ -50,8 +49,7 @@ def _broadcast(x: Any, shape: Shape) -> Any:
         step if length == wanted else 0
         for step, length, wanted in zip(x.strides, x.shape, shape[missing:], strict=True)
     ]
-    seen = as_strided(x.view(np.ndarray), shape, strides, writeable=False)
-    return seen.view(type(x))
+    return as_strided(x.view(np.ndarray), shape, strides, writeable=False).view(type(x))
 
 
 _VIEWS: dict[str, Callable[[Node], ViewFunction]] = {

@@ -28,8 +28,7 @@ from caldera.compiler.plan.schedule import (
     meta_array,
     view_of,
 )
-from caldera.core.graph.node import Node, Spec
-from caldera.core.graph.opdef import ITEM
+from caldera.core.graph import ITEM, Node, Spec
 from caldera.kernels.table import TABLE, Kernel
 
 MOST_DELAYED = 8 << 20
@@ -265,8 +264,7 @@ def _suballocate(steps: Sequence[Step]) -> dict[Buffer, tuple[Buffer, int]]:
     """Return the output and the offset in it for each value that a step only concatenates."""
     found: dict[Buffer, tuple[Buffer, int]] = {}
     for now, step in enumerate(steps):
-        offsets = step.kernel.places(step.node)
-        for value, offset in zip(step.inputs, offsets, strict=False):
+        for value, offset in zip(step.inputs, step.kernel.places(step.node), strict=False):
             buffer = value.buffer
             if offset is None or offset % arena.ALIGNMENT or value.views:
                 continue

@@ -15,12 +15,16 @@ import numpy as np
 
 from caldera.compiler.plan.order import assign_streams
 from caldera.compiler.plan.schedule import Lookup, StepSchedule
-from caldera.core.memory import Block, Device, Stream
+from caldera.core.memory import (
+    Block,
+    CapturedGraph,
+    Device,
+    Stream,
+    TimingEvent,
+    address_of,
+)
 from caldera.core.memory.capture import capture
-from caldera.core.memory.interface import CapturedGraph, TimingEvent
-from caldera.core.memory.software import address_of
-from caldera.core.tensor import Tensor
-from caldera.core.tensor.shape import Shape
+from caldera.core.tensor import Shape, Tensor
 from caldera.kernels.common.blas_threads import single_threaded_blas
 from caldera.kernels.native.codegen.program import joined_runs
 from caldera.kernels.table import (

@@ -30,10 +30,8 @@ from caldera.base.file_cache import FileCache
 from caldera.base.plain_data import json_digest
 from caldera.base.threads import parallel_for
 from caldera.compiler.plan.schedule import Buffer, Step, StepSchedule
-from caldera.core.graph.memory_format import laid_out
-from caldera.core.graph.opdef import detached
-from caldera.core.memory import Device
-from caldera.core.memory.pool import host_view
+from caldera.core.graph import detached, laid_out
+from caldera.core.memory import Device, host_view
 from caldera.core.tensor.dtype import DType, bfloat16, float32, float64
 from caldera.errors import OutOfMemoryError
 from caldera.kernels.common.blas_threads import single_threaded_blas
@@ -76,16 +74,21 @@ class Peaks:
 
 def cpu_peaks() -> Peaks:
     """The peaks of this machine: remembered, or measured now (about 0.3 s)."""
-    key = (settings.cache_dir, json_digest({"peaks": machine_key()}))
+    key = _key()
     if key not in _known:
-        found = _read(key[1])
-        if found is None:
-            found = measure()
-            # A folder that cannot be written only means that it is measured again next time.
-            with suppress(OSError):
-                _PEAKS.write_json(key[1], vars(found))
-        _known[key] = found
+        _known[key] = _read(key[1]) or _stored(measure())
     return _known[key]
+
+
+def _key() -> tuple[Path, str]:
+    return settings.cache_dir, json_digest({"peaks": machine_key()})
+
+
+def _stored(peaks: Peaks) -> Peaks:
+    # A folder that cannot be written only means that it is measured again next time.
+    with suppress(OSError):
+        _PEAKS.write_json(_key()[1], vars(peaks))
+    return peaks
 
 
 def cpu_peaks_at_least(speeds: Mapping[DType, float]) -> Peaks:
@@ -98,10 +101,7 @@ def cpu_peaks_at_least(speeds: Mapping[DType, float]) -> Peaks:
         known.bandwidth,
     )
     if raised != known:
-        key = (settings.cache_dir, json_digest({"peaks": machine_key()}))
-        _known[key] = raised
-        with suppress(OSError):
-            _PEAKS.write_json(key[1], vars(raised))
+        _known[_key()] = _stored(raised)
     return raised
 
 
@@ -204,8 +204,8 @@ class StepSeconds:
         nbytes = sum(value.buffer.spec.nbytes for value in step.inputs)
         nbytes += sum(buffer.spec.nbytes for buffer in step.outputs)
         flops = 0 if step.kernel.op == COPY else step.node.op.count_flops(step.node)
-        dtype = step.outputs[0].spec.dtype
-        return self._peaks.least_seconds(flops, nbytes, dtype) / REACHED + 1e-6
+        least = self._peaks.least_seconds(flops, nbytes, step.outputs[0].spec.dtype)
+        return least / REACHED + 1e-6
 
     def copied(self, nbytes: int) -> float:
         """What a copy of so many bytes to the host or back takes."""

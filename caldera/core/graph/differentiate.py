@@ -9,11 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from caldera.core.graph.node import Node, describe, pinned
-from caldera.core.graph.opdef import HOLOMORPHIC, ITEM, as_tuple, items, parameter
-from caldera.core.graph.ops.base import conj, full
-from caldera.core.graph.ops.elementwise import add
-from caldera.core.graph.program import substitute, topological
+from caldera.core.graph import (
+    HOLOMORPHIC,
+    ITEM,
+    Node,
+    as_tuple,
+    describe,
+    items,
+    parameter,
+    pinned,
+    substitute,
+    topological,
+)
+from caldera.core.graph.ops import add, conj, full
 from caldera.core.tensor.dtype import is_complex, is_inexact
 from caldera.errors import ConfigError, GradientError, ShapeError
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from caldera.core.tensor.dtype import complex_of, part_of
-from caldera.core.tensor.shape import Shape
+from caldera.core.tensor import Shape, complex_of, part_of
 
 if TYPE_CHECKING:
     from caldera.core.graph.node import Spec

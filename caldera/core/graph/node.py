@@ -25,8 +25,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from caldera.core.graph.memory_format import Order, order_name
-from caldera.core.tensor.dtype import DType
-from caldera.core.tensor.shape import Shape, size
+from caldera.core.tensor import DType, Shape, size
 
 if TYPE_CHECKING:
     from caldera.core.graph.opdef import Op

@@ -184,7 +184,9 @@ def program_of(outputs: Sequence[Node], updates: Sequence[Node] = ()) -> Program
             )
     # The value of an assignment is the new value; the update itself is now on the program.
     program = Program(tuple(outputs), tuple(changed.items()))
-    return program.with_roots(rewrite(program.roots, _value_of_assign))
+    return program.with_roots(
+        rewrite(program.roots, lambda node: node.inputs[1] if node.op.name == "assign" else None)
+    )
 
 
 def _check_leaf(node: Node) -> None:
@@ -196,10 +198,6 @@ def _check_leaf(node: Node) -> None:
             got=f"{symbol.name} {symbol.spec}, an argument of a body",
             hint="return it from the body, as a carry or a y",
         )
-
-
-def _value_of_assign(node: Node) -> Node | None:
-    return node.inputs[1] if node.op.name == "assign" else None
 
 
 Outputs = Sequence[Node | None]

@@ -9,9 +9,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NoReturn
 
-from caldera.core.graph.node import Node, Spec, Symbol, describe, intern, pinned
-from caldera.core.graph.opdef import ITEM, OPS, Mismatch, item
-from caldera.core.graph.program import Body, Program, topological, users_of
+from caldera.core.graph import (
+    ITEM,
+    OPS,
+    Body,
+    Mismatch,
+    Node,
+    Program,
+    Spec,
+    Symbol,
+    describe,
+    intern,
+    item,
+    pinned,
+    topological,
+    users_of,
+)
 from caldera.errors import CalderaError
 
 NEIGHBOURS = 6
@@ -42,12 +55,17 @@ def verify(program: Program, after: str = "") -> None:
     check.roots(program.roots)
     updated: set[Symbol] = set()
     for symbol, node in program.updates:
-        if symbol.role != "variable":
-            check.fail(node, f"it is the new value of {symbol}, which is no variable")
-        if symbol in updated:
-            check.fail(node, f"it is a second new value of {symbol}")
-        if symbol.spec != node.spec:
-            check.fail(node, f"it is the new value of {symbol}, which has another shape or dtype")
+        check.expect(
+            node,
+            symbol.role == "variable",
+            f"it is the new value of {symbol}, which is no variable",
+        )
+        check.expect(node, symbol not in updated, f"it is a second new value of {symbol}")
+        check.expect(
+            node,
+            symbol.spec == node.spec,
+            f"it is the new value of {symbol}, which has another shape or dtype",
+        )
         updated.add(symbol)
 
 
@@ -72,11 +90,19 @@ class _Checker:
         lines += [f"  read by   {_shown(reader)}" for reader in readers[:NEIGHBOURS]]
         raise MalformedGraphError("\n".join(lines))
 
+    def expect(self, node: Node, fits: bool, problem: str) -> None:
+        """Raise unless it fits."""
+        if not fits:
+            self.fail(node, problem)
+
     def roots(self, roots: Sequence[Node]) -> None:
         """What leaves is one value, not a node with several."""
         for node in roots:
-            if len(node.outputs) != 1:
-                self.fail(node, "all of a node with several outputs leaves as if it were one value")
+            self.expect(
+                node,
+                len(node.outputs) == 1,
+                "all of a node with several outputs leaves as if it were one value",
+            )
 
     def all_nodes(self) -> None:
         """Every rule for every node, and for the bodies they hold."""
@@ -93,10 +119,16 @@ class _Checker:
 
     def attributes(self, node: Node) -> None:
         """The op is the one of its name, attributes are hashable, and updates are elsewhere."""
-        if OPS.get(node.op.name) is not node.op:
-            self.fail(node, f"its op is not the one registered as {node.op.name!r}")
-        if node.op.name == "assign":
-            self.fail(node, "an assign stands in the graph; updates belong to the program")
+        self.expect(
+            node,
+            OPS.get(node.op.name) is node.op,
+            f"its op is not the one registered as {node.op.name!r}",
+        )
+        self.expect(
+            node,
+            node.op.name != "assign",
+            "an assign stands in the graph; updates belong to the program",
+        )
         for name, value in node.attrs.items():
             try:
                 hash(value)
@@ -107,18 +139,28 @@ class _Checker:
         """Parameters stand in bodies and nowhere else; bodies read nothing from outside."""
         symbol = node.attrs.get("symbol")
         if isinstance(symbol, Symbol):
-            if self.parameters is not None:
-                self.fail(node, "a body reads something from outside that is no argument")
-            if symbol.role == "parameter":
-                self.fail(node, "an argument of a body stands outside of it")
+            self.expect(
+                node,
+                self.parameters is None,
+                "a body reads something from outside that is no argument",
+            )
+            self.expect(
+                node, symbol.role != "parameter", "an argument of a body stands outside of it"
+            )
         if node.op.name == "parameter":
             if self.parameters is None:
                 self.fail(node, "an argument of a body stands outside of it")
             index, spec = node.attrs["index"], node.attrs["spec"]
-            if not 0 <= index < len(self.parameters):
-                self.fail(node, f"the body has only {len(self.parameters)} arguments")
-            if self.parameters[index] != spec:
-                self.fail(node, f"the body's argument {index} is {self.parameters[index]}")
+            self.expect(
+                node,
+                0 <= index < len(self.parameters),
+                f"the body has only {len(self.parameters)} arguments",
+            )
+            self.expect(
+                node,
+                self.parameters[index] == spec,
+                f"the body's argument {index} is {self.parameters[index]}",
+            )
 
     def item(self, node: Node) -> None:
         """An item takes one output that exists of a node that has several."""
@@ -126,20 +168,25 @@ class _Checker:
         if len(node.inputs) != 1 or not isinstance(index, int):
             self.fail(node, "an item has one input and an index")
         (given,) = node.inputs
-        if len(given.outputs) < 2:
-            self.fail(node, "an item is taken of a node with one output")
-        if not 0 <= index < len(given.outputs):
-            self.fail(node, f"there are only {len(given.outputs)} outputs")
-        if node.outputs != (given.outputs[index],):
-            self.fail(node, f"output {index} is {given.outputs[index]}")
-        if item(given, index) is not node:
-            self.fail(node, "another node of the same structure exists")
+        self.expect(node, len(given.outputs) > 1, "an item is taken of a node with one output")
+        self.expect(
+            node, 0 <= index < len(given.outputs), f"there are only {len(given.outputs)} outputs"
+        )
+        self.expect(
+            node,
+            node.outputs == (given.outputs[index],),
+            f"output {index} is {given.outputs[index]}",
+        )
+        self.expect(node, item(given, index) is node, "another node of the same structure exists")
 
     def inferred(self, node: Node) -> None:
         """Outputs are what the op makes of its inputs, and there is no second such node."""
         for given in node.inputs:
-            if len(given.outputs) != 1:
-                self.fail(node, f"it reads all outputs of op.{given.op.name} as if they were one")
+            self.expect(
+                node,
+                len(given.outputs) == 1,
+                f"it reads all outputs of op.{given.op.name} as if they were one",
+            )
         specs = [given.spec.logical for given in node.inputs]
         try:
             inferred = node.op.infer(*specs, **node.attrs)
@@ -158,8 +205,7 @@ class _Checker:
                 self.fail(node, f"the order {spec.order} is no order of its axes")
         with pinned(node.pin):
             found = intern(node.op, node.inputs, dict(node.attrs), node.outputs)
-        if found is not node:
-            self.fail(node, "another node of the same structure exists")
+        self.expect(node, found is node, "another node of the same structure exists")
 
     def body(self, node: Node, body: Body) -> None:
         """The rules hold inside."""

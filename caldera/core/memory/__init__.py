@@ -1,4 +1,5 @@
 """Memory and devices: the four kinds of memory, the pool under them, copies and prefetch."""
+# ruff: noqa: F401 - some names are for the other packages of Caldera alone
 
 from __future__ import annotations
 
@@ -14,9 +15,22 @@ from caldera.core.memory.devices import (
     memory_report,
     register_device,
 )
-from caldera.core.memory.interface import CapturedGraph, Device, Event, Stream, TransferCounters
+from caldera.core.memory.host import trim_heap
+from caldera.core.memory.interface import (
+    CapturedGraph,
+    Device,
+    Event,
+    Stream,
+    TimingEvent,
+    TransferCounters,
+    recorded,
+)
 from caldera.core.memory.manager import MemoryManager
-from caldera.core.memory.pool import Block, Pool
+from caldera.core.memory.pool import ALIGNMENT, Block, Pool, host_view, size_class
+from caldera.core.memory.software import address_of
+
+find_device = device
+"""The function `device`, where that is the name of one."""
 
 __all__ = [
     "CUDA_MANAGED",

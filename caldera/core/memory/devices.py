@@ -177,7 +177,4 @@ class Kind(enum.Enum):
     CUDA_MANAGED = "one allocation that host and device both reach, moved by the driver"
 
 
-HOST = Kind.HOST
-DEVICE = Kind.DEVICE
-MANAGED = Kind.MANAGED
-CUDA_MANAGED = Kind.CUDA_MANAGED
+HOST, DEVICE, MANAGED, CUDA_MANAGED = Kind

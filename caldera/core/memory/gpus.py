@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -66,11 +65,9 @@ class Card:
         """The one that the calling thread uses."""
         return cls(int(cupy().cuda.Device().id))
 
-    @contextmanager
-    def active(self) -> Iterator[None]:
+    def active(self) -> AbstractContextManager[Any]:
         """Make it the current card of the thread."""
-        with cupy().cuda.Device(self.index):
-            yield
+        return cupy().cuda.Device(self.index)
 
     def synchronize(self) -> None:
         """Wait for everything on the card, on whatever stream."""

@@ -149,8 +149,7 @@ class Normal(Filler):
 
     def generate(self, shape: Shape, dtype: DType, seed: int, stream: int) -> Array:
         """Element i in row-major order is number i of the stream."""
-        if not is_float(dtype):
-            raise DtypeError.build("normal", expected="a float dtype", got=str(dtype))
+        philox.require_float(dtype, "normal")
         working = _working_dtype(dtype)
         values = philox.normal(seed, 0, stream, 0, size(shape), working)
         values *= working.type(self.std)
@@ -170,8 +169,7 @@ class Scaled(Filler):
         """Variance 2 / (fan_in + fan_out) after Glorot, 2 / fan_in after He."""
         where = f"{self.rule}_{self.distribution}"
         fan_in, fan_out = fans(shape, where)
-        if not is_float(dtype):
-            raise DtypeError.build(where, expected="a float dtype", got=str(dtype))
+        philox.require_float(dtype, where)
         variance = 2.0 / max(fan_in + fan_out if self.rule == "glorot" else fan_in, 1)
         limit = sqrt(3.0 * variance)
         filler = (
@@ -193,12 +191,10 @@ class Orthogonal(Filler):
         """All axes after the first count as columns."""
         if len(shape) < 2:
             raise ShapeError.build("orthogonal", expected="at least two axes", got=str(shape))
-        if not is_float(dtype):
-            raise DtypeError.build("orthogonal", expected="a float dtype", got=str(dtype))
+        philox.require_float(dtype, "orthogonal")
         rows, columns = shape[0], prod(shape[1:])
         tall = (max(rows, columns), min(rows, columns))
-        gaussian = Normal(0.0, 1.0).generate(tall, float64, seed, stream)
-        directions, triangle = np.linalg.qr(gaussian)
+        directions, triangle = np.linalg.qr(Normal(0.0, 1.0).generate(tall, float64, seed, stream))
         # With the signs of the diagonal taken out, all orthogonal matrices are equally likely.
         directions *= np.where(np.diagonal(triangle) < 0, -self.gain, self.gain)
         if rows < columns:

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from caldera.base.threads import parallel_for
 from caldera.core.tensor import random
-from caldera.core.tensor.dtype import HALVES, DType, bfloat16, float16, float32, float64
+from caldera.core.tensor.dtype import HALVES, DType, bfloat16, float16, float32, float64, is_float
 from caldera.errors import ConfigError, DtypeError
 
 Words = NDArray[np.uint32]
@@ -81,8 +81,7 @@ def uniform01(
     >>> bool((whole[4:7] == part).all())
     True
     """
-    if dtype not in (*_UNIFORM_BITS, float64):
-        raise _not_a_float("uniform01", dtype)
+    require_float(dtype, "uniform01")
     return _filled(_fill_uniform, _name(seed, step, stream), first, np.empty(count, dtype))
 
 
@@ -111,8 +110,7 @@ def normal(
     """
     if dtype in HALVES:
         return normal(seed, step, stream, first, count, float32).astype(dtype)
-    if dtype not in (float32, float64):
-        raise _not_a_float("normal", dtype)
+    require_float(dtype, "normal")
     return _filled(_fill_normal, _name(seed, step, stream), first, np.empty(count, dtype))
 
 
@@ -235,5 +233,7 @@ def _join_53_bits(words: Words) -> NDArray[np.int64]:
     return (upper << 26) | lower
 
 
-def _not_a_float(where: str, dtype: DType) -> DtypeError:
-    return DtypeError.build(where, expected="a float dtype", got=str(dtype))
+def require_float(dtype: DType, where: str) -> None:
+    """Raise if `dtype` is not one of the floating-point dtypes."""
+    if not is_float(dtype):
+        raise DtypeError.build(where, expected="a float dtype", got=str(dtype))

@@ -14,6 +14,7 @@ from operator import index
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from caldera.errors import IndexingError, ShapeError
@@ -193,14 +194,13 @@ class StridedView(NamedTuple):
         >>> StridedView((2, 3), (3, 1), 6).is_dense, StridedView((2, 3), (1, 2), 0).is_dense
         (True, False)
         """
-        if self.strides == row_major_strides(self.shape) or size(self.shape) == 0:
-            return True
-        expected = 1
-        for size_of_axis, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
-            if size_of_axis != 1 and stride != expected:
-                return False
-            expected *= size_of_axis
-        return True
+        wanted = row_major_strides(self.shape)
+        steps = zip(self.shape, self.strides, wanted, strict=True)
+        return (
+            self.strides == wanted
+            or size(self.shape) == 0
+            or all(length == 1 or stride == dense for length, stride, dense in steps)
+        )
 
     @property
     def span(self) -> tuple[int, int]:
@@ -211,12 +211,9 @@ class StridedView(NamedTuple):
         """
         if size(self.shape) == 0:
             return self.offset, 0
-        first = last = self.offset
-        for size_of_axis, stride in zip(self.shape, self.strides, strict=True):
-            reach = (size_of_axis - 1) * stride
-            first += min(reach, 0)
-            last += max(reach, 0)
-        return first, last - first + 1
+        steps = zip(self.shape, self.strides, strict=True)
+        reaches = [(length - 1) * stride for length, stride in steps]
+        return self.offset + sum(min(each, 0) for each in reaches), sum(map(abs, reaches)) + 1
 
     def element(self, indices: tuple[object, ...]) -> int:
         """The position of one element, from as many ints as there are axes.
@@ -266,26 +263,12 @@ class StridedView(NamedTuple):
         """
         if self.is_dense:
             return StridedView(shape, row_major_strides(shape), self.offset)
-        # Neighbouring axes that step evenly are one run; each new axis is cut from one run.
-        runs: list[tuple[int, int]] = []
-        for size_of_axis, stride in zip(self.shape, self.strides, strict=True):
-            if size_of_axis == 1:
-                continue
-            if runs and runs[-1][1] == size_of_axis * stride:
-                runs[-1] = (runs[-1][0] * size_of_axis, stride)
-            else:
-                runs.append((size_of_axis, stride))
-        strides: list[int] = []
-        left, step = 1, 1
-        for size_of_axis in reversed(shape):
-            if size_of_axis != 1 and left == 1:
-                left, step = runs.pop()
-            if left % size_of_axis:
-                return None
-            strides.append(step)
-            left //= size_of_axis
-            step *= size_of_axis
-        return StridedView(shape, tuple(reversed(strides)), self.offset)
+        # NumPy finds the strides, for a byte of which no more is read.
+        seen = as_strided(np.empty(1, np.int8), self.shape, self.strides)
+        try:
+            return StridedView(shape, seen.reshape(shape, copy=False).strides, self.offset)
+        except ValueError:
+            return None
 
     def permuted(self, order: Shape) -> StridedView:
         """The layout with the axes in another order.

@@ -257,8 +257,7 @@ class StridedArray:
         itemsize = self._dtype.itemsize
         strides = tuple(stride * itemsize for stride in layout.strides)
         # The class is kept: an array on a card refuses what only a host array can do.
-        kind = type(flat)
-        return kind(layout.shape, self._dtype, flat, start * itemsize, strides)
+        return type(flat)(layout.shape, self._dtype, flat, start * itemsize, strides)
 
     def _covers_memory(self) -> bool:
         return self.size == self._memory.size

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from caldera.base.arguments import checked, refusal
 from caldera.base.formatting import html_text, note
-from caldera.core.memory import MANAGED, Device, Kind, MemoryManager
-from caldera.core.memory import device as find_device
+from caldera.core.memory import MANAGED, Device, Kind, MemoryManager, find_device
 from caldera.core.tensor import dlpack
 from caldera.core.tensor.dtype import DType, bool_, canonical, exactly, is_complex, little_endian
 from caldera.core.tensor.fillers import Constant, as_filler, filled
@@ -160,8 +159,7 @@ class Tensor(StridedArray, ScalarConversions):
         items = key if type(key) is tuple else (key,)
         values = exactly(value, self._dtype, "Tensor[...] =")
         if is_element(items, len(self._layout.shape)):
-            position = self._layout.element(items)
-            self._memory.set(position, _require_broadcast(values, ()))
+            self._memory.set(self._layout.element(items), _require_broadcast(values, ()))
         elif is_basic(items):
             target = self._view(self._layout.indexed(items))
             target._store(_require_broadcast(values, target.shape))
@@ -320,9 +318,8 @@ class Tensor(StridedArray, ScalarConversions):
         """
         place = self.device if device is None else find_device(device)
         wanted = self.kind if kind is None else kind
-        if place is self.device and wanted is self.kind:
-            return self
-        return self._copied(wanted, place)
+        same = place is self.device and wanted is self.kind
+        return self if same else self._copied(wanted, place)
 
     def _copied(self, kind: Kind, device: Device) -> Tensor:
         memory = MemoryManager(self.size, self._dtype, kind, device, owner=self.name)

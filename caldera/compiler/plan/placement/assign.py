@@ -24,11 +24,8 @@ from caldera.base.formatting import seconds_text
 from caldera.compiler.plan.operands import can_reach
 from caldera.compiler.plan.placement.parts import groups_of, home_of, is_free, is_held
 from caldera.compiler.plan.timing import CARD, LAUNCH_S, REACHED, Peaks, cpu_peaks, link_bandwidth
-from caldera.core.graph.node import Node, Symbol, any_pins
-from caldera.core.graph.opdef import ITEM, detached
-from caldera.core.graph.program import Program
-from caldera.core.memory import Device, Kind
-from caldera.core.memory import device as find_device
+from caldera.core.graph import ITEM, Node, Program, Symbol, any_pins, detached
+from caldera.core.memory import Device, Kind, find_device
 from caldera.errors import DeviceError
 from caldera.kernels.tuning.choose import choices
 

@@ -18,11 +18,9 @@ from dataclasses import dataclass, field
 
 from caldera.compiler.plan.explain import Copied
 from caldera.compiler.plan.operands import can_reach
-from caldera.core.graph.node import Node, Spec, Symbol
+from caldera.core.graph import Node, Program, Spec, Symbol, users_of
 from caldera.core.graph.ops.base import tensor as tensor_leaf
-from caldera.core.graph.program import Program, users_of
-from caldera.core.memory import HOST, MANAGED, Device
-from caldera.core.memory import device as find_device
+from caldera.core.memory import HOST, MANAGED, Device, find_device
 from caldera.core.tensor import Tensor
 
 SMALL = 1 << 12

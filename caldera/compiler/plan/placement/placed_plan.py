@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from caldera.base.arguments import checked
-from caldera.compiler.plan.buffers import checked_feeds, wrong_feeds
+from caldera.compiler.plan.buffers import check_feeds, checked_feeds
 from caldera.compiler.plan.explain import Explanation, StepRow
 from caldera.compiler.plan.placement.parts import Subgraph
 from caldera.compiler.plan.plan import Plan
 from caldera.compiler.plan.schedule import Buffer, Step
-from caldera.core.graph.node import Symbol
-from caldera.core.graph.program import Program
+from caldera.core.graph import Program, Symbol
 from caldera.core.memory import Device
 from caldera.core.tensor import Tensor
 
@@ -163,8 +162,7 @@ class PlacedPlan(Plan):
     def _checked(self, feeds: Mapping[str, Any] | None) -> Mapping[str, Any]:
         """All inputs, before the first part runs: a later one must not find a wrong value when
         variables have been written already."""
-        if feeds is not None and not isinstance(feeds, Mapping):
-            raise wrong_feeds(feeds)
+        check_feeds(feeds)
         inputs = {each.name: each for each in self.symbols if each.role == "input"}
         return checked_feeds(feeds or {}, {name: inputs[name] for name in self.inputs})
 

@@ -17,13 +17,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from caldera.core.graph.node import Node
-from caldera.core.graph.opdef import Nodes, Op, composite
-from caldera.core.graph.ops.base import cast, check_float, sum_, widened
-from caldera.core.graph.ops.elementwise import (
+from caldera.core.graph import Node, Nodes, Op, composite
+from caldera.core.graph.ops import (
     abs_,
     add,
     broadcasting,
+    cast,
+    check_float,
     div,
     equal,
     erf,
@@ -33,6 +33,7 @@ from caldera.core.graph.ops.elementwise import (
     less,
     log,
     log1p,
+    max_,
     maximum,
     minimum,
     mul,
@@ -43,10 +44,11 @@ from caldera.core.graph.ops.elementwise import (
     sigmoid,
     square,
     sub,
+    sum_,
     tanh,
     where,
+    widened,
 )
-from caldera.core.graph.ops.reduction import max_
 
 SELU_ALPHA = 1.6732632423543772
 SELU_SCALE = 1.0507009873554805
@@ -271,7 +273,14 @@ def below_largest(x: Node, axis: int) -> Node:
     return where(infinite, scalar(0, x), sub(x, largest))
 
 
-@composite("softmax")
+@composite("softmax_grad")
+@widened
+def softmax_grad(g: Node, y: Node, *, axis: int) -> Node:
+    """The gradient of softmax, from that of its result `y`."""
+    return mul(y, sub(g, sum_(mul(g, y), (axis,), keepdims=True)))
+
+
+@composite("softmax", gradient=lambda g, y, x, *, axis: (softmax_grad(g, y, axis=axis),))
 @widened
 def softmax(x: Node, *, axis: int) -> Node:
     """exp(x) / sum(exp(x)) along `axis`, without overflow."""
@@ -282,17 +291,14 @@ def softmax(x: Node, *, axis: int) -> Node:
     return div(weights, sum_(weights, (axis,), keepdims=True))
 
 
-@composite("softmax_grad")
+@composite("log_softmax_grad")
 @widened
-def softmax_grad(g: Node, y: Node, *, axis: int) -> Node:
-    """The gradient of softmax, from that of its result `y`."""
-    return mul(y, sub(g, sum_(mul(g, y), (axis,), keepdims=True)))
+def log_softmax_grad(g: Node, y: Node, *, axis: int) -> Node:
+    """The gradient of log_softmax, from that of its result `y`."""
+    return sub(g, mul(exp(y), sum_(g, (axis,), keepdims=True)))
 
 
-softmax.gradient(lambda g, y, x, *, axis: (softmax_grad(g, y, axis=axis),))
-
-
-@composite("log_softmax")
+@composite("log_softmax", gradient=lambda g, y, x, *, axis: (log_softmax_grad(g, y, axis=axis),))
 @widened
 def log_softmax(x: Node, *, axis: int) -> Node:
     """log(softmax(x)) along `axis`, right also where the softmax is 0 in floating point."""
@@ -301,13 +307,3 @@ def log_softmax(x: Node, *, axis: int) -> Node:
         return x
     below = below_largest(x, axis)
     return sub(below, log(sum_(exp(below), (axis,), keepdims=True)))
-
-
-@composite("log_softmax_grad")
-@widened
-def log_softmax_grad(g: Node, y: Node, *, axis: int) -> Node:
-    """The gradient of log_softmax, from that of its result `y`."""
-    return sub(g, mul(exp(y), sum_(g, (axis,), keepdims=True)))
-
-
-log_softmax.gradient(lambda g, y, x, *, axis: (log_softmax_grad(g, y, axis=axis),))

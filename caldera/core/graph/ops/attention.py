@@ -14,41 +14,38 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from caldera.core.graph.node import Node, Spec
-from caldera.core.graph.opdef import Nodes, composite, refuse_dtype, refuse_shape
-from caldera.core.graph.ops.base import (
+from caldera.core.graph import Node, Nodes, Spec, composite, refuse_dtype, refuse_shape
+from caldera.core.graph.ops import (
+    Gradient,
     accumulator,
-    broadcast_to,
-    cast,
-    constant,
-    full,
-    iota,
-    reshape,
-    sum_,
-    sum_to,
-    widen,
-    widened,
-)
-from caldera.core.graph.ops.elementwise import (
     add,
     broadcast,
+    broadcast_to,
+    cast,
+    concat,
+    constant,
     div,
     equal,
     exp,
+    full,
     greater_equal,
+    iota,
     isfinite,
     log,
+    matmul,
+    max_,
     mul,
+    reshape,
     sub,
+    sum_,
+    sum_to,
+    transpose,
     where,
+    widen,
+    widened,
 )
-from caldera.core.graph.ops.movement import concat, transpose
-from caldera.core.graph.ops.product import matmul
-from caldera.core.graph.ops.reduction import max_
-from caldera.core.tensor.dtype import bool_, int64, is_float
-from caldera.core.tensor.shape import Shape
+from caldera.core.tensor import Shape, bool_, int64, is_float
 
-Gradient = tuple[Node | None, ...]
 HEADS_INSIDE = (0, 2, 1, 3)
 """How axes (N, heads, T, D) lie where the heads of a step are one vector."""
 

@@ -15,11 +15,21 @@ from typing import Any
 
 import numpy as np
 
-from caldera.core.graph.node import Node, Spec, Symbol, frozen
-from caldera.core.graph.opdef import MOST_KNOWN, as_tuple, op, refuse_dtype, refuse_shape
-from caldera.core.tensor.dtype import (
+from caldera.core.graph import (
+    MOST_KNOWN,
+    Node,
+    Spec,
+    Symbol,
+    as_tuple,
+    frozen,
+    op,
+    refuse_dtype,
+    refuse_shape,
+)
+from caldera.core.tensor import (
     HALVES,
     DType,
+    Shape,
     bool_,
     complex_of,
     float32,
@@ -28,8 +38,8 @@ from caldera.core.tensor.dtype import (
     is_float,
     is_inexact,
     part_of,
+    size,
 )
-from caldera.core.tensor.shape import Shape, size
 from caldera.errors import DtypeError
 
 Number = bool | int | float | complex

@@ -30,12 +30,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from caldera.core.graph.node import Node, Spec
-from caldera.core.graph.opdef import Nodes, composite, op, refuse_dtype, refuse_shape
-from caldera.core.graph.ops.base import reshape
-from caldera.core.graph.ops.movement import concat, narrow, pad
-from caldera.core.tensor.dtype import uint8
-from caldera.core.tensor.shape import Shape, size
+from caldera.core.graph import Node, Nodes, Spec, composite, op, refuse_dtype, refuse_shape
+from caldera.core.graph.ops import concat, narrow, pad, reshape
+from caldera.core.tensor import Shape, size, uint8
 
 Number = tuple[int, ...]
 TOKEN = Spec((0,), uint8)
@@ -219,7 +216,10 @@ def all_gather(x: Node, *, axis: str, dim: int, sizes: Sizes, rank: int, number:
     return concat(tuple(parts), dim)
 
 
-@composite("sum_scatter")
+@composite(
+    "sum_scatter",
+    gradient=lambda g, y, x, *, number, **how: (all_gather(g, **how, number=next_number()),),
+)
 def sum_scatter(x: Node, *, axis: str, dim: int, sizes: Sizes, rank: int, number: Number) -> Node:
     """This rank's part, along `dim`, of the sum over ranks."""
     if x.shape[dim] != sum(sizes):
@@ -239,9 +239,7 @@ def sum_scatter(x: Node, *, axis: str, dim: int, sizes: Sizes, rank: int, number
 all_gather.gradient(
     lambda g, y, x, *, number, **how: (sum_scatter(g, **how, number=next_number()),)
 )
-sum_scatter.gradient(
-    lambda g, y, x, *, number, **how: (all_gather(g, **how, number=next_number()),)
-)
+
 
 GATHERING = frozenset({"all_gather", "sum_scatter"})
 """What is taken apart before collectives are put in order."""

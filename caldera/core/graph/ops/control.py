@@ -5,24 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from caldera.core.graph.differentiate import accumulate
-from caldera.core.graph.node import Node, Spec
-from caldera.core.graph.opdef import (
+from caldera.core.graph import (
     ITEM,
     OPS,
+    Body,
+    Node,
     Nodes,
+    Spec,
     as_tuple,
     items,
     op,
     parameter,
     refuse_dtype,
     refuse_shape,
+    topological,
 )
-from caldera.core.graph.ops.base import full, reshape
-from caldera.core.graph.ops.elementwise import add
-from caldera.core.graph.ops.movement import transpose
-from caldera.core.graph.ops.product import matmul
-from caldera.core.graph.program import Body, topological
+from caldera.core.graph.differentiate import accumulate
+from caldera.core.graph.ops import add, full, matmul, reshape, transpose
 from caldera.core.tensor.dtype import is_inexact
 
 

@@ -17,47 +17,49 @@ from __future__ import annotations
 
 import math
 
-from caldera.core.graph.node import Node, Spec
-from caldera.core.graph.opdef import (
+from caldera.core.graph import (
+    Body,
+    Node,
     Nodes,
+    Spec,
     composite,
     items,
     parameter,
     refuse_dtype,
     refuse_shape,
 )
-from caldera.core.graph.ops.base import (
+from caldera.core.graph.ops import (
+    add,
     broadcast_to,
     cast,
+    concat,
     constant,
-    expand_reduced,
-    full,
-    iota,
-    reshape,
-    sum_,
-)
-from caldera.core.graph.ops.control import scan
-from caldera.core.graph.ops.elementwise import (
-    add,
     equal,
     exp,
+    expand_reduced,
+    full,
     greater,
     greater_equal,
+    iota,
     less,
     log,
     logical_and,
     logical_not,
     logical_or,
+    logsumexp,
     maximum,
     mul,
+    narrow,
     not_equal,
+    pad,
+    reshape,
     sub,
+    sum_,
+    transpose,
     where,
 )
+from caldera.core.graph.ops.control import scan
 from caldera.core.graph.ops.indexing import put_along_axis_add, take_along_axis
-from caldera.core.graph.ops.movement import concat, narrow, pad, transpose
-from caldera.core.graph.ops.reduction import logsumexp
-from caldera.core.graph.program import Body
 from caldera.core.tensor.dtype import float64, int64, is_float, is_integer
 
 IMPOSSIBLE = -1e30

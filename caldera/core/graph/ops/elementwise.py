@@ -17,11 +17,9 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from caldera.core.graph.node import Node, Spec
-from caldera.core.graph.opdef import Op, as_tuple, op, refuse_dtype, refuse_shape
+from caldera.core.graph import Node, Op, Spec, as_tuple, op, refuse_dtype, refuse_shape
 from caldera.core.graph.ops.base import Number, cast, conj, constant, full, real, sum_to
-from caldera.core.tensor.dtype import bool_, is_complex, is_inexact, part_of
-from caldera.core.tensor.shape import Shape, broadcast_shapes
+from caldera.core.tensor import Shape, bool_, broadcast_shapes, is_complex, is_inexact, part_of
 from caldera.errors import ShapeError
 
 Gradient = tuple[Node | None, ...]
@@ -57,10 +55,6 @@ def floats(*specs: Spec) -> Spec:
     if not is_inexact(result.dtype):
         refuse_dtype("a floating-point dtype", hint="cast it with op.cast(x, 'float32')")
     return result
-
-
-def _magnitude(x: Spec) -> Spec:
-    return Spec(_numbers(x).shape, part_of(x.dtype))
 
 
 def _truths(*specs: Spec) -> Spec:
@@ -208,7 +202,11 @@ sqrt = define("sqrt", floats, lambda g, y, x: div(mul(g, scalar(0.5, g)), y))
 rsqrt = define("rsqrt", floats, lambda g, y, x: mul(mul(g, scalar(-0.5, g)), div(y, x)))
 square = define("square", _numbers, lambda g, y, x: mul(mul(g, scalar(2, g)), x))
 reciprocal = define("reciprocal", floats, lambda g, y, x: neg(mul(g, square(y))))
-abs_ = define("abs", _magnitude, lambda g, y, x: mul(cast(g, x.dtype), sign(x)))
+abs_ = define(
+    "abs",
+    lambda x: Spec(_numbers(x).shape, part_of(x.dtype)),
+    lambda g, y, x: mul(cast(g, x.dtype), sign(x)),
+)
 sign: Op = define("sign", _numbers)
 floor = define("floor", floats, lambda g, y, x: None)
 ceil = define("ceil", floats, lambda g, y, x: None)

@@ -12,26 +12,39 @@ from typing import Any
 
 import numpy as np
 
-from caldera.core.graph.node import Node
-from caldera.core.graph.opdef import OPS, Nodes, composite, refuse_dtype, refuse_shape
-from caldera.core.graph.ops import activation
-from caldera.core.graph.ops.base import Axes, cast, constant, full, reshape, sum_, widen, widened
-from caldera.core.graph.ops.elementwise import (
+from caldera.core.graph import OPS, Node, Nodes, composite, refuse_dtype, refuse_shape
+from caldera.core.graph.ops import (
+    Axes,
+    activation,
     add,
+    cast,
+    concat,
+    constant,
+    conv2d,
+    conv2d_input,
     div,
     equal,
     floor,
+    full,
     greater,
+    matmul,
+    max_pool2d,
     mul,
+    narrow,
+    pad,
     relu,
+    reshape,
     rsqrt,
+    slice_,
     square,
     sub,
+    sum_,
     where,
+    widen,
+    widened,
 )
 from caldera.core.graph.ops.indexing import gather
 from caldera.core.graph.ops.loss import cross_entropy, cross_entropy_grad
-from caldera.core.graph.ops.movement import concat, narrow, pad, slice_
 from caldera.core.graph.ops.normalisation import (
     batch_norm,
     batch_norm_grad,
@@ -39,7 +52,6 @@ from caldera.core.graph.ops.normalisation import (
     layer_norm,
     layer_norm_grad,
 )
-from caldera.core.graph.ops.product import conv2d, conv2d_input, matmul, max_pool2d
 from caldera.core.graph.ops.reduction import mean as mean_of
 from caldera.core.tensor.dtype import HALVES, DType, float32, is_float
 

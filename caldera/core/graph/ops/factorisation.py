@@ -23,42 +23,43 @@ Functions of matrices that are made of factorisations: the pseudo-inverse, the e
 
 from __future__ import annotations
 
-from caldera.core.graph.node import Node, Spec
-from caldera.core.graph.opdef import Nodes, composite, op
-from caldera.core.graph.ops.base import (
-    broadcast_to,
-    cast,
-    complex_,
-    conj,
-    constant,
-    full,
-    imag,
-    real,
-    reshape,
-    sum_,
-    widened,
-)
-from caldera.core.graph.ops.elementwise import (
+from caldera.core.graph import Node, Nodes, Spec, composite, op
+from caldera.core.graph.ops import (
     abs_,
     add,
+    broadcast_to,
+    cast,
     ceil,
+    complex_,
+    concat,
+    conj,
+    constant,
+    cumsum,
     div,
     equal,
     exp2,
+    full,
     greater,
+    imag,
     isfinite,
     less_equal,
     log2,
     logical_and,
+    max_,
     maximum,
     minimum,
     mul,
+    narrow,
     neg,
+    real,
     reciprocal,
+    reshape,
     scalar,
     stop_gradient,
     sub,
+    sum_,
     where,
+    widened,
 )
 from caldera.core.graph.ops.linalg import (
     Cotangents,
@@ -77,8 +78,6 @@ from caldera.core.graph.ops.linalg import (
     total,
     tril,
 )
-from caldera.core.graph.ops.movement import concat, narrow
-from caldera.core.graph.ops.reduction import cumsum, max_
 from caldera.core.tensor.dtype import complex_of, float64, int64, is_complex, part_of
 
 ABOUT_EQUAL = 0.99
@@ -96,7 +95,7 @@ def _over_differences(x: Node, values: Node) -> Node:
     return div(x, cast(safe, x.dtype))
 
 
-@op("cholesky")
+@op("cholesky", flops=cost(lambda batch, m, n: batch * n**3 // 3))
 def cholesky(a: Spec) -> Spec:
     """The lower triangular L with L Lᵀ = (a + aᵀ) / 2."""
     check_square(a)
@@ -112,7 +111,7 @@ def _(g: Node, y: Node, a: Node) -> Gradient:
     return (_symmetric(solve(upper, adjoint(solve(upper, halved)))),)
 
 
-@op("qr")
+@op("qr", flops=cost(lambda batch, m, n: batch * (4 * m * n * n - 4 * n**3 // 3)))
 def qr(a: Spec) -> tuple[Spec, Spec]:
     """Q with orthonormal columns and R upper triangular: a = Q R, of min(m, n) columns and rows."""
     check_matrix(a)
@@ -151,7 +150,7 @@ def _tall_qr_gradient(gq: Node | None, gr: Node | None, q: Node, r: Node) -> Nod
     return adjoint(solve(r, adjoint(total(gq, product(q, mirrored)))))
 
 
-@op("svd")
+@op("svd", flops=cost(lambda batch, m, n: batch * (6 * m * n * n + 20 * n**3)))
 def svd(a: Spec) -> tuple[Spec, Spec, Spec]:
     """U, s and Vᵀ with a = U diag(s) Vᵀ, reduced: min(m, n) singular values, descending."""
     check_matrix(a)
@@ -199,7 +198,7 @@ def _skew(x: Node) -> Node:
     return _off_diagonal(node) if is_complex(x.dtype) else node
 
 
-@op("eigh")
+@op("eigh", flops=cost(lambda batch, m, n: batch * 9 * n**3))
 def eigh(a: Spec) -> tuple[Spec, Spec]:
     """Eigenvalues, ascending, and eigenvectors (columns) of (a + aᵀ) / 2."""
     check_square(a)
@@ -219,7 +218,7 @@ def _(g: Cotangents, y: Nodes, a: Node) -> Gradient:
     return (_symmetric(product(product(v, inner), v, tb=True)),)
 
 
-@op("eig")
+@op("eig", flops=cost(lambda batch, m, n: batch * 25 * n**3))
 def eig(a: Spec) -> tuple[Spec, Spec]:
     """Eigenvalues, in no particular order, and eigenvectors (columns of length 1): complex."""
     check_square(a)
@@ -278,13 +277,6 @@ def _with_fixed_phase(g: Node | None, v: Node, turns: Node | None = None) -> Nod
 
 
 # --- cost, in the usual counts (Golub and Van Loan, Matrix Computations)
-
-
-cholesky.flops(cost(lambda batch, m, n: batch * n**3 // 3))
-qr.flops(cost(lambda batch, m, n: batch * (4 * m * n * n - 4 * n**3 // 3)))
-svd.flops(cost(lambda batch, m, n: batch * (6 * m * n * n + 20 * n**3)))
-eigh.flops(cost(lambda batch, m, n: batch * 9 * n**3))
-eig.flops(cost(lambda batch, m, n: batch * 25 * n**3))
 
 
 def _identity(like: Node) -> Node:

@@ -10,11 +10,20 @@ So each one's gradient is another of them: the adjoint of a transform is its inv
 
 from __future__ import annotations
 
-from caldera.core.graph.node import Node, Spec
-from caldera.core.graph.opdef import Nodes, op, refuse_shape
-from caldera.core.graph.ops.base import check_float, constant, full, iota
-from caldera.core.graph.ops.elementwise import equal, logical_or, mul, where
-from caldera.core.graph.ops.movement import concat, flip, narrow
+from caldera.core.graph import Node, Nodes, Spec, op, refuse_shape
+from caldera.core.graph.ops import (
+    check_float,
+    concat,
+    constant,
+    equal,
+    flip,
+    full,
+    iota,
+    logical_or,
+    mul,
+    narrow,
+    where,
+)
 from caldera.core.tensor.dtype import DType, int64
 
 

@@ -17,15 +17,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from caldera.core.graph.node import Node, Spec
-from caldera.core.graph.opdef import Nodes, composite, op, refuse_dtype, refuse_shape
-from caldera.core.graph.ops.base import cast, constant, full, iota, reshape
-from caldera.core.graph.ops.elementwise import equal, minimum
-from caldera.core.graph.ops.movement import narrow
-from caldera.core.tensor.dtype import DType, bool_, int64, is_integer, uint64
-from caldera.core.tensor.shape import Shape
-
-Gradient = tuple[Node | None, ...]
+from caldera.core.graph import Node, Nodes, Spec, composite, op, refuse_dtype, refuse_shape
+from caldera.core.graph.ops import cast, constant, equal, full, iota, minimum, narrow, reshape
+from caldera.core.tensor import DType, Shape, bool_, int64, is_integer, uint64
 
 
 def _check_axis(x: Spec, axis: int) -> None:

@@ -11,29 +11,44 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from caldera.core.graph.node import Node, Spec
-from caldera.core.graph.opdef import FlopsRule, Nodes, composite, op, refuse_dtype, refuse_shape
-from caldera.core.graph.ops.base import (
+from caldera.core.graph import (
+    FlopsRule,
+    Node,
+    Nodes,
+    Spec,
+    composite,
+    op,
+    refuse_dtype,
+    refuse_shape,
+)
+from caldera.core.graph.ops import (
+    Gradient,
+    add,
+    broadcast,
     cast,
     complex_,
     conj,
     constant,
+    exp,
     expand_reduced,
     full,
     imag,
     iota,
+    less_equal,
+    matmul,
+    mul,
+    neg,
     reshape,
+    slice_,
     sum_,
     sum_to,
+    swap_last,
+    unslice,
+    where,
 )
-from caldera.core.graph.ops.elementwise import add, broadcast, exp, less_equal, mul, neg, where
-from caldera.core.graph.ops.movement import slice_, swap_last, unslice
-from caldera.core.graph.ops.product import matmul
-from caldera.core.tensor.dtype import int64, is_complex, is_inexact, part_of
-from caldera.core.tensor.shape import Shape, size
+from caldera.core.tensor import Shape, int64, is_complex, is_inexact, part_of, size
 
-Gradient = tuple[Node | None, ...]
-Cotangents = tuple[Node | None, ...]
+Cotangents = Gradient
 
 
 def check_matrix(x: Spec) -> None:
@@ -132,10 +147,24 @@ def as_columns(x: Node) -> Node:
     return reshape(x, (*x.shape, 1))
 
 
+def cost(rule: Callable[[int, int, int], int]) -> FlopsRule:
+    """A rule of the number of matrices in the first input, their larger and their smaller size."""
+
+    def flops(node: Node) -> int:
+        *batch, m, n = node.inputs[0].shape
+        return rule(size(tuple(batch)), max(m, n), min(m, n))
+
+    return flops
+
+
 # --- equations
 
 
-@op("inverse", gradient=lambda g, y, a: (neg(product(product(y, g, ta=True), y, tb=True)),))
+@op(
+    "inverse",
+    gradient=lambda g, y, a: (neg(product(product(y, g, ta=True), y, tb=True)),),
+    flops=cost(lambda batch, m, n: batch * 2 * n**3),
+)
 def inverse(a: Spec) -> Spec:
     """The inverse of each matrix."""
     check_square(a)
@@ -161,7 +190,7 @@ def _(g: Node, y: Node, a: Node, b: Node) -> Gradient:
     return sum_to(neg(product(gb, y, tb=True)), a.shape), sum_to(gb, b.shape)
 
 
-@op("slogdet")
+@op("slogdet", flops=cost(lambda batch, m, n: batch * 2 * n**3 // 3))
 def slogdet(a: Spec) -> tuple[Spec, Spec]:
     """The sign of the determinant (0 if singular) and the logarithm of its magnitude.
 
@@ -193,20 +222,6 @@ def determinant(a: Node) -> Node:
 
 
 # --- cost, in the usual counts (Golub and Van Loan, Matrix Computations)
-
-
-def cost(rule: Callable[[int, int, int], int]) -> FlopsRule:
-    """A rule of the number of matrices in the first input, their larger and their smaller size."""
-
-    def flops(node: Node) -> int:
-        *batch, m, n = node.inputs[0].shape
-        return rule(size(tuple(batch)), max(m, n), min(m, n))
-
-    return flops
-
-
-inverse.flops(cost(lambda batch, m, n: batch * 2 * n**3))
-slogdet.flops(cost(lambda batch, m, n: batch * 2 * n**3 // 3))
 
 
 @solve.flops

@@ -14,18 +14,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from caldera.core.graph.node import Node
-from caldera.core.graph.opdef import Nodes, Op, composite, refuse_dtype, refuse_shape
-from caldera.core.graph.ops.activation import below_largest, log_softmax, softmax
-from caldera.core.graph.ops.base import cast, constant, expand_reduced, iota, reshape, sum_, widened
-from caldera.core.graph.ops.elementwise import (
+from caldera.core.graph import Node, Nodes, Op, composite, refuse_dtype, refuse_shape
+from caldera.core.graph.ops import (
     abs_,
     add,
     broadcast,
     broadcasting,
+    cast,
+    constant,
     equal,
     exp,
+    expand_reduced,
     greater_equal,
+    iota,
     less_equal,
     log,
     log1p,
@@ -35,14 +36,17 @@ from caldera.core.graph.ops.elementwise import (
     mul,
     neg,
     relu,
+    reshape,
     scalar,
     sigmoid,
     square,
     sub,
+    sum_,
     where,
+    widened,
 )
-from caldera.core.tensor.dtype import int64, is_float, is_integer
-from caldera.core.tensor.shape import Shape
+from caldera.core.graph.ops.activation import below_largest, log_softmax, softmax
+from caldera.core.tensor import Shape, int64, is_float, is_integer
 
 
 def _check_dtypes(predictions: Node, targets: Node) -> None:
@@ -81,7 +85,22 @@ def _check_labels(logits: Node, labels: Node, axis: int) -> None:
         refuse_shape("at least one class")
 
 
-@composite("cross_entropy")
+@composite("cross_entropy_grad")
+@widened
+def cross_entropy_grad(g: Node, logits: Node, labels: Node, *, axis: int) -> Node:
+    """The gradient of cross_entropy with respect to the logits: g * (softmax - one_hot)."""
+    own = cast(is_label(labels, logits.shape, axis), logits.dtype)
+    spread = expand_reduced(g, logits.shape, (axis,))
+    return mul(spread, sub(softmax(logits, axis=axis), own))
+
+
+@composite(
+    "cross_entropy",
+    gradient=lambda g, y, logits, labels, *, axis: (
+        cross_entropy_grad(g, logits, labels, axis=axis),
+        None,
+    ),
+)
 @widened
 def cross_entropy(logits: Node, labels: Node, *, axis: int) -> Node:
     """-log(softmax(logits)) at each sample's label, without overflow."""
@@ -93,23 +112,6 @@ def cross_entropy(logits: Node, labels: Node, *, axis: int) -> Node:
     last = constant(logits.shape[axis] - 1, int64)
     known = logical_and(greater_equal(index, constant(0, int64)), less_equal(index, last))
     return where(known, loss, scalar(math.nan, loss))
-
-
-@composite("cross_entropy_grad")
-@widened
-def cross_entropy_grad(g: Node, logits: Node, labels: Node, *, axis: int) -> Node:
-    """The gradient of cross_entropy with respect to the logits: g * (softmax - one_hot)."""
-    own = cast(is_label(labels, logits.shape, axis), logits.dtype)
-    spread = expand_reduced(g, logits.shape, (axis,))
-    return mul(spread, sub(softmax(logits, axis=axis), own))
-
-
-cross_entropy.gradient(
-    lambda g, y, logits, labels, *, axis: (
-        cross_entropy_grad(g, logits, labels, axis=axis),
-        None,
-    )
-)
 
 
 # --- cross entropy with probabilities as targets

@@ -3,9 +3,7 @@ and complex numbers as pairs."""
 
 from __future__ import annotations
 
-from caldera.core.graph.memory_format import Order
-from caldera.core.graph.node import Node, Spec
-from caldera.core.graph.opdef import Nodes, composite, op, refuse_dtype, refuse_shape
+from caldera.core.graph import Node, Nodes, Order, Spec, composite, op, refuse_dtype, refuse_shape
 from caldera.core.graph.ops.base import (
     Axes,
     broadcast_to,
@@ -14,8 +12,7 @@ from caldera.core.graph.ops.base import (
     full,
     reshape,
 )
-from caldera.core.tensor.dtype import complex_of, is_complex, is_integer, part_of
-from caldera.core.tensor.shape import Shape
+from caldera.core.tensor import Shape, complex_of, is_complex, is_integer, part_of
 
 Bounds = tuple[tuple[int, int, int], ...]
 """(start, stop, step) an axis, with step > 0 and 0 <= start <= stop <= n."""
@@ -47,7 +44,17 @@ def swap_last(x: Node) -> Node:
     return transpose(x, (*range(rank - 2), rank - 1, rank - 2))
 
 
-@op("slice", kind="movement")
+@op("unslice", kind="movement", gradient=lambda g, y, x, *, shape, bounds: (slice_(g, bounds),))
+def unslice(x: Spec, *, shape: Shape, bounds: Bounds) -> Spec:
+    """Zeros of `shape` with `x` where `bounds` point: the gradient of a slice."""
+    return Spec(shape, x.dtype)
+
+
+@op(
+    "slice",
+    kind="movement",
+    gradient=lambda g, y, x, *, bounds: (unslice(g, shape=x.shape, bounds=bounds),),
+)
 def _slice(x: Spec, *, bounds: Bounds) -> Spec:
     if len(bounds) != x.rank:
         refuse_shape(f"bounds for each of the {x.rank} axes")
@@ -65,15 +72,6 @@ def narrow(x: Node, axis: int, start: int, length: int) -> Node:
     bounds = [(0, n, 1) for n in x.shape]
     bounds[axis] = (start, start + length, 1)
     return slice_(x, tuple(bounds))
-
-
-@op("unslice", kind="movement", gradient=lambda g, y, x, *, shape, bounds: (slice_(g, bounds),))
-def unslice(x: Spec, *, shape: Shape, bounds: Bounds) -> Spec:
-    """Zeros of `shape` with `x` where `bounds` point: the gradient of a slice."""
-    return Spec(shape, x.dtype)
-
-
-_slice.gradient(lambda g, y, x, *, bounds: (unslice(g, shape=x.shape, bounds=bounds),))
 
 
 @op("pad", kind="movement")

@@ -17,40 +17,38 @@ from __future__ import annotations
 from functools import reduce
 from typing import Any
 
-from caldera.core.graph.node import Node
-from caldera.core.graph.opdef import Nodes, Op, composite, refuse_dtype, refuse_shape
-from caldera.core.graph.ops.base import (
+from caldera.core.graph import Node, Nodes, Op, composite, refuse_dtype, refuse_shape
+from caldera.core.graph.ops import (
     Axes,
+    Gradient,
     accumulator,
+    add,
     broadcast_to,
     cast,
     check_float,
+    concat,
     constant,
+    count,
+    div,
+    maximum,
+    mul,
+    narrow,
+    pad,
+    pow_,
     reduced_shape,
     reshape,
+    rsqrt,
+    scalar,
+    square,
+    sub,
     sum_,
     widen,
     widened,
 )
 from caldera.core.graph.ops.collective import Number, all_sum, next_number
-from caldera.core.graph.ops.elementwise import (
-    add,
-    div,
-    maximum,
-    mul,
-    pow_,
-    rsqrt,
-    scalar,
-    square,
-    sub,
-)
-from caldera.core.graph.ops.movement import concat, narrow, pad
-from caldera.core.graph.ops.reduction import count
 from caldera.core.graph.ops.reduction import count as count_of
 from caldera.core.graph.ops.reduction import mean as mean_of
 from caldera.core.tensor.shape import Shape
-
-Gradient = tuple[Node | None, ...]
 
 
 def _check(x: Node, parameters: Nodes, shape: Shape, what: str) -> None:
@@ -279,16 +277,6 @@ def _window_scale(x: Node, window: int, alpha: float, k: float) -> Node:
     return add(mul(squares, scalar(alpha / window, x)), scalar(k, x))
 
 
-@composite("local_response_norm")
-@widened
-def local_response_norm(x: Node, *, window: int, alpha: float, beta: float, k: float) -> Node:
-    """x / (k + alpha / window * sum of squares over `window` neighbouring channels) ** beta."""
-    check_float(x)
-    if len(x.shape) < 2:
-        refuse_shape("x of shape (N, C, ...)")
-    return mul(x, pow_(_window_scale(x, window, alpha, k), scalar(-beta, x)))
-
-
 @composite("local_response_norm_grad")
 @widened
 def local_response_norm_grad(
@@ -302,7 +290,17 @@ def local_response_norm_grad(
     return sub(own, mul(mul(x, scalar(2 * alpha * beta / window, x)), met))
 
 
-local_response_norm.gradient(lambda g, y, x, **attrs: (local_response_norm_grad(g, x, **attrs),))
+@composite(
+    "local_response_norm",
+    gradient=lambda g, y, x, **attrs: (local_response_norm_grad(g, x, **attrs),),
+)
+@widened
+def local_response_norm(x: Node, *, window: int, alpha: float, beta: float, k: float) -> Node:
+    """x / (k + alpha / window * sum of squares over `window` neighbouring channels) ** beta."""
+    check_float(x)
+    if len(x.shape) < 2:
+        refuse_shape("x of shape (N, C, ...)")
+    return mul(x, pow_(_window_scale(x, window, alpha, k), scalar(-beta, x)))
 
 
 # --- batch, over the samples of all ranks

@@ -21,12 +21,10 @@ a small image) gives -inf, with the index -1 and no gradient.
 
 from __future__ import annotations
 
-from caldera.core.graph.node import Node, Spec
-from caldera.core.graph.opdef import Nodes, op, refuse_dtype, refuse_shape
+from caldera.core.graph import Node, Nodes, Spec, op, refuse_dtype, refuse_shape
 from caldera.core.graph.ops.base import check_float, reshape, sum_to
 from caldera.core.graph.ops.elementwise import broadcast
-from caldera.core.tensor.dtype import DType, int8, int32, is_inexact
-from caldera.core.tensor.shape import Shape, size
+from caldera.core.tensor import DType, Shape, int8, int32, is_inexact, size
 
 Pair = tuple[int, int]
 Padding = tuple[Pair, Pair]
@@ -87,6 +85,11 @@ def matmul_any(a: Node, b: Node, ta: bool = False, tb: bool = False) -> Node:
     return reshape(result, tuple(shape))
 
 
+def _check_slope(g: Spec, expected: Shape) -> None:
+    if g.shape != expected:
+        refuse_shape(f"an output gradient of shape {expected}")
+
+
 def conv_size(n: int, kernel: int, stride: int, padding: Pair, dilation: int) -> int:
     """The output length of a convolution or pooling along one axis (may be < 1: does not fit)."""
     return (n + sum(padding) - dilation * (kernel - 1) - 1) // stride + 1
@@ -117,9 +120,7 @@ def _conv_shape(
 
 
 @op(
-    "conv2d",
-    kind="product",
-    flops=lambda node: 2 * node.spec.size * size(node.inputs[1].shape[1:]),
+    "conv2d", kind="product", flops=lambda node: 2 * node.spec.size * size(node.inputs[1].shape[1:])
 )
 def conv2d(
     x: Spec,
@@ -154,9 +155,7 @@ def conv2d_input(
 ) -> Spec:
     """The gradient of `conv2d` with respect to its input, which has `shape`."""
     _check_floats(g, w)
-    expected = _conv_shape(shape, w.shape, stride, padding, dilation, groups)
-    if g.shape != expected:
-        refuse_shape(f"an output gradient of shape {expected}")
+    _check_slope(g, _conv_shape(shape, w.shape, stride, padding, dilation, groups))
     return Spec(shape, g.dtype)
 
 
@@ -182,24 +181,22 @@ def conv2d_weight(
 ) -> Spec:
     """The gradient of `conv2d` with respect to its weight, which has `shape`."""
     _check_floats(x, g)
-    expected = _conv_shape(x.shape, shape, stride, padding, dilation, groups)
-    if g.shape != expected:
-        refuse_shape(f"an output gradient of shape {expected}")
+    _check_slope(g, _conv_shape(x.shape, shape, stride, padding, dilation, groups))
     return Spec(shape, x.dtype)
-
-
-conv2d.gradient(
-    lambda g, y, x, w, **how: (
-        conv2d_input(g, w, shape=x.shape, **how),
-        conv2d_weight(x, g, shape=w.shape, **how),
-    )
-)
 
 
 conv2d_input.gradient(
     lambda gx, y, g, w, *, shape, **how: (
         conv2d(gx, w, **how),
         conv2d_weight(gx, g, shape=w.shape, **how),
+    )
+)
+
+
+conv2d.gradient(
+    lambda g, y, x, w, **how: (
+        conv2d_input(g, w, shape=x.shape, **how),
+        conv2d_weight(x, g, shape=w.shape, **how),
     )
 )
 
@@ -230,6 +227,10 @@ def _pooled_shape(
     return (*shape[:2], *lengths)
 
 
+def _count_of_windows(node: Node) -> int:
+    return node.outputs[0].size * size(node.attrs["size"])
+
+
 def index_dtype(size: Pair) -> DType:
     """The smallest dtype for positions inside a window of this size, with -1 for none."""
     return int8 if size[0] * size[1] <= _MOST_IN_INT8 else int32
@@ -240,7 +241,7 @@ def _check_index(index: Spec, expected: Spec) -> None:
         refuse_shape(f"an index {expected}, as max_pool2d gives it")
 
 
-@op("max_pool2d")
+@op("max_pool2d", flops=_count_of_windows)
 def max_pool2d(
     x: Spec, *, size: Pair, stride: Pair, padding: Padding, dilation: Pair
 ) -> tuple[Spec, Spec]:
@@ -250,10 +251,7 @@ def max_pool2d(
     return Spec(shape, x.dtype), Spec(shape, index_dtype(size))
 
 
-@op(
-    "pool_scatter",
-    flops=lambda node: node.inputs[0].spec.size,
-)
+@op("pool_scatter", flops=lambda node: node.inputs[0].spec.size)
 def pool_scatter(
     g: Spec,
     index: Spec,
@@ -267,8 +265,7 @@ def pool_scatter(
     """Zeros of `shape`, with each window's `g` added at the element that `index` names."""
     check_float(g)
     expected = _pooled_shape(shape, size, stride, padding, dilation)
-    if g.shape != expected:
-        refuse_shape(f"an output gradient of shape {expected}")
+    _check_slope(g, expected)
     _check_index(index, Spec(expected, index_dtype(size)))
     return Spec(shape, g.dtype)
 
@@ -302,28 +299,25 @@ pool_scatter.gradient(
 _NO_DILATION = (1, 1)
 
 
-@op("avg_pool2d")
+@op("avg_pool2d", flops=_count_of_windows)
 def avg_pool2d(x: Spec, *, size: Pair, stride: Pair, padding: Padding, count_padding: bool) -> Spec:
     """The mean of each window; `count_padding` says whether padding counts as elements of 0."""
     check_float(x)
     return Spec(_pooled_shape(x.shape, size, stride, padding, _NO_DILATION), x.dtype)
 
 
-@op("avg_pool2d_input", gradient=lambda gx, y, g, *, shape, **how: (avg_pool2d(gx, **how),))
+@op(
+    "avg_pool2d_input",
+    gradient=lambda gx, y, g, *, shape, **how: (avg_pool2d(gx, **how),),
+    flops=lambda node: node.inputs[0].spec.size * size(node.attrs["size"]),
+)
 def avg_pool2d_input(
     g: Spec, *, shape: Shape, size: Pair, stride: Pair, padding: Padding, count_padding: bool
 ) -> Spec:
     """The gradient of `avg_pool2d` with respect to its input, which has `shape`."""
     check_float(g)
-    expected = _pooled_shape(shape, size, stride, padding, _NO_DILATION)
-    if g.shape != expected:
-        refuse_shape(f"an output gradient of shape {expected}")
+    _check_slope(g, _pooled_shape(shape, size, stride, padding, _NO_DILATION))
     return Spec(shape, g.dtype)
 
 
 avg_pool2d.gradient(lambda g, y, x, **how: (avg_pool2d_input(g, shape=x.shape, **how),))
-
-
-for _pooling in (max_pool2d, avg_pool2d):
-    _pooling.flops(lambda node: node.outputs[0].size * size(node.attrs["size"]))
-avg_pool2d_input.flops(lambda node: node.inputs[0].spec.size * size(node.attrs["size"]))

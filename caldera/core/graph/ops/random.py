@@ -7,12 +7,9 @@ offset + i) alone: the same on every device, and however a plan or a batch is sp
 
 from __future__ import annotations
 
-from caldera.core.graph.node import Node, Spec
-from caldera.core.graph.opdef import composite, op, refuse_dtype
-from caldera.core.graph.ops.base import broadcast_to, constant, full
-from caldera.core.graph.ops.elementwise import less, mul, where
-from caldera.core.tensor.dtype import DType, float32, int64, is_float
-from caldera.core.tensor.shape import Shape
+from caldera.core.graph import Node, Spec, composite, op, refuse_dtype
+from caldera.core.graph.ops import broadcast_to, constant, full, less, mul, where
+from caldera.core.tensor import DType, Shape, float32, int64, is_float
 
 
 def _random(state: Spec, offset: Spec, *, shape: Shape, dtype: DType, stream: int) -> Spec:
@@ -23,16 +20,12 @@ def _random(state: Spec, offset: Spec, *, shape: Shape, dtype: DType, stream: in
     return Spec(shape, dtype)
 
 
-random_uniform = op("random_uniform", kind="random")(_random)
-random_normal = op("random_normal", kind="random")(_random)
-
-
 def _independent(g: Node, y: Node, *inputs: Node, **attrs: object) -> tuple[Node | None, ...]:
     return None, None
 
 
-random_uniform.gradient(_independent)
-random_normal.gradient(_independent)
+random_uniform = op("random_uniform", kind="random", gradient=_independent)(_random)
+random_normal = op("random_normal", kind="random", gradient=_independent)(_random)
 
 
 def bernoulli(state: Node, offset: Node, shape: Shape, probability: Node, stream: int) -> Node:

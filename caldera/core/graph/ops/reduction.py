@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 
-from caldera.core.graph.node import Node, Spec
-from caldera.core.graph.opdef import Nodes, composite, op, refuse_shape
+from caldera.core.graph import Node, Nodes, Spec, composite, op, refuse_shape
 from caldera.core.graph.ops.base import (
     Axes,
     cast,
@@ -39,8 +38,7 @@ from caldera.core.graph.ops.elementwise import (
     where,
 )
 from caldera.core.graph.ops.movement import flip, narrow, pad
-from caldera.core.tensor.dtype import HALVES, float32, int64, is_complex, part_of
-from caldera.core.tensor.shape import size
+from caldera.core.tensor import HALVES, float32, int64, is_complex, part_of, size
 
 
 def count(x: Node, axes: Axes) -> int:
@@ -58,18 +56,14 @@ def _extreme(x: Spec, *, axis: Axes, keepdims: bool) -> Spec:
     return Spec(reduced_shape(x.shape, axis, keepdims), x.dtype)
 
 
-max_ = op("max", kind="reduction")(_extreme)
-min_ = op("min", kind="reduction")(_extreme)
-
-
 def _among_ties(g: Node, y: Node, x: Node, *, axis: Axes, keepdims: bool) -> Nodes:
     chosen = cast(equal(x, expand_reduced(y, x.shape, axis)), x.dtype)
     winners = expand_reduced(sum_(chosen, axis), x.shape, axis)
     return (mul(expand_reduced(g, x.shape, axis), div(chosen, winners)),)
 
 
-max_.gradient(_among_ties)
-min_.gradient(_among_ties)
+max_ = op("max", kind="reduction", gradient=_among_ties)(_extreme)
+min_ = op("min", kind="reduction", gradient=_among_ties)(_extreme)
 
 
 @op("prod", kind="reduction")
@@ -86,12 +80,8 @@ def _(g: Node, y: Node, x: Node, *, axis: Axes, keepdims: bool) -> Nodes:
     rest = x
     for i in axis:
         others = mul(others, _product_of_others(rest, i))
-        rest = _broadcast_product(rest, i)
+        rest = expand_reduced(prod(rest, axis=(i,), keepdims=False), rest.shape, (i,))
     return (mul(expand_reduced(g, x.shape, axis), others),)
-
-
-def _broadcast_product(x: Node, axis: int) -> Node:
-    return expand_reduced(prod(x, axis=(axis,), keepdims=False), x.shape, (axis,))
 
 
 def _product_of_others(x: Node, axis: int) -> Node:
@@ -127,16 +117,13 @@ argmax = op("argmax", kind="reduction")(_position)
 argmin = op("argmin", kind="reduction")(_position)
 
 
-@op("cumsum")
+@op("cumsum", flops=lambda node: node.spec.size)
 def cumsum(x: Spec, *, axis: int, reverse: bool) -> Spec:
     """The running sum along `axis`, from the end if `reverse`."""
     return x
 
 
 cumsum.gradient(lambda g, y, x, *, axis, reverse: (cumsum(g, axis=axis, reverse=not reverse),))
-
-
-cumsum.flops(lambda node: node.spec.size)
 
 
 def _widened(x: Node) -> Node:

@@ -14,10 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from caldera.core.graph.node import Node
-from caldera.core.graph.opdef import Op, composite
-from caldera.core.graph.ops.base import widened
-from caldera.core.graph.ops.elementwise import (
+from caldera.core.graph import Node, Op, composite
+from caldera.core.graph.ops import (
     Gradient,
     abs_,
     add,
@@ -48,6 +46,7 @@ from caldera.core.graph.ops.elementwise import (
     square,
     sub,
     where,
+    widened,
 )
 from caldera.core.tensor.dtype import float64, is_complex
 
