@@ -181,7 +181,8 @@ class Propagation:
         value = self.value(node)
         if value.lazy is not None:
             near = layout if isinstance(layout, CartesianLayout) else self.default(node.spec)
-            return value.lazy.seconds(near), 0
+            needed = zip(value.lazy.inputs, value.lazy.sources(near), strict=True)
+            return sum(self.seconds(*each) for each in needed), 0
         where, itemsize = value.placement, node.dtype.itemsize
         moved = volume(where.layout, layout, where.terms)
         return moved.seconds(itemsize, self.links), moved.elements * itemsize
@@ -346,9 +347,7 @@ class Propagation:
         value = self.value(node)
         if value.lazy is not None:
             near = layout if isinstance(layout, CartesianLayout) else self.default(node.spec)
-            part = value.lazy.make(near)
-            if self.rank not in near.ranks:
-                part = self.empty(near, node.dtype)
+            part = self._made(node, value.lazy, near)
             return self._sent(node, part, ShardPlacement(near), layout, dtype)
         assert value.node is not None
         where = value.placement
@@ -364,6 +363,14 @@ class Propagation:
             part = self._sent(node, value.node, where, share, node.dtype)
             return self._sent(node, part, ShardPlacement(share), layout, dtype)
         return self._sent(node, value.node, where, layout, dtype)
+
+    def _made(self, node: Node, lazy: Lazy, layout: CartesianLayout) -> Node:
+        """This rank's part of a value that is made anywhere; all ranks bring its inputs there."""
+        needed = zip(lazy.inputs, lazy.sources(layout), strict=True)
+        parts = [self.placed(*each) for each in needed]
+        if self.rank not in layout.ranks:
+            return self.empty(layout, node.dtype)
+        return lazy.make(parts, layout)
 
     def _sent(
         self, node: Node, part: Node, where: ShardPlacement, layout: ShardLayout, dtype: DType

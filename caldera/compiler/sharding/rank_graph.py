@@ -260,7 +260,7 @@ class RankGraph(Propagation):
             return super()._moved(node, layout, dtype)
         if value.lazy is not None:
             everywhere = replicated(node.shape, self._everyone)
-            made = value.lazy.make(everywhere)
+            made = self._made(node, value.lazy, everywhere)
             return self._sent(node, made, ShardPlacement(everywhere), layout, dtype)
         assert value.node is not None
         return self._sent(node, value.node, value.placement, layout, dtype)

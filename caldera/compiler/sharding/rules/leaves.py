@@ -5,6 +5,7 @@ They are made where they are wanted, each rank its part.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,10 +22,6 @@ if TYPE_CHECKING:
     from caldera.compiler.sharding.propagation import Propagation
 
 
-def _free(layout: CartesianLayout) -> float:
-    return 0.0
-
-
 def constant_array(values: np.ndarray) -> Node:
     """A constant array as a node."""
     return array_node(values) if values.size else full(values.shape, 0, values.dtype)
@@ -32,36 +29,32 @@ def constant_array(values: np.ndarray) -> Node:
 
 @rule("constant")
 def _(graph: Propagation, node: Node) -> Lazy:
-    return Lazy(lambda layout: node, _free)
+    return Lazy(lambda parts, layout: node)
 
 
 @rule("array")
 def _(graph: Propagation, node: Node) -> Lazy:
     values = value_of(node)
 
-    def make(layout: CartesianLayout) -> Node:
+    def make(parts: Sequence[Node], layout: CartesianLayout) -> Node:
         if layout.is_replicated:
             return node
         return constant_array(layout.part_of(values, graph.rank))
 
-    return Lazy(make, _free)
+    return Lazy(make)
 
 
 @rule("tensor", "variable", "input")
 def _(graph: Propagation, node: Node) -> Lazy:
     """What is the same on every rank: each takes its part."""
-
-    def make(layout: CartesianLayout) -> Node:
-        return part(node, layout, graph.rank)
-
-    return Lazy(make, _free)
+    return Lazy(lambda parts, layout: part(node, layout, graph.rank))
 
 
 @rule("iota")
 def _(graph: Propagation, node: Node) -> Lazy:
     axis, dtype = node.attrs["axis"], node.attrs["dtype"]
 
-    def make(layout: CartesianLayout) -> Node:
+    def make(parts: Sequence[Node], layout: CartesianLayout) -> Node:
         local = layout.local_shape(graph.rank)
         if layout.splits[axis] is None:
             return iota(shape=local, axis=axis, dtype=dtype)
@@ -69,26 +62,21 @@ def _(graph: Propagation, node: Node) -> Lazy:
         line = tuple(n if i == axis else 1 for i, n in enumerate(local))
         return broadcast_to(reshape(numbers, line), local)
 
-    return Lazy(make, _free)
+    return Lazy(make)
 
 
 @rule("random_uniform", "random_normal")
 def _(graph: Propagation, node: Node) -> Lazy:
-    state, offset = node.inputs
+    def sources(layout: CartesianLayout) -> list[CartesianLayout]:
+        return [replicated(given.shape, layout.ranks) for given in node.inputs]
 
-    def make(layout: CartesianLayout) -> Node:
-        ranks = layout.ranks
-        own = graph.placed(state, replicated(state.shape, ranks))
-        first = graph.placed(offset, replicated(offset.shape, ranks))
-        if graph.rank not in layout.ranks:
-            return graph.empty(layout, node.dtype)
+    def make(parts: Sequence[Node], layout: CartesianLayout) -> Node:
         if layout.is_replicated:
-            return node.op(own, first, **node.attrs)
+            return node.op(*parts, **node.attrs)
         with graph.messaging():
             # Its kernel is the host's, as are those that send.
             return random_part(
-                own,
-                first,
+                *parts,
                 layout=layout,
                 rank=graph.rank,
                 dtype=node.dtype,
@@ -96,7 +84,7 @@ def _(graph: Propagation, node: Node) -> Lazy:
                 normal=node.op.name == "random_normal",
             )
 
-    return Lazy(make, _free)
+    return Lazy(make, node.inputs, sources)
 
 
 @rule("broadcast_to")
@@ -105,30 +93,19 @@ def _(graph: Propagation, node: Node) -> Lazy:
     extra = len(node.shape) - len(x.shape)
     repeated = [i for i, n in enumerate(x.shape) if n != node.shape[extra + i]]
 
-    def source(layout: CartesianLayout) -> CartesianLayout:
+    def sources(layout: CartesianLayout) -> list[CartesianLayout]:
         less = layout.without([*range(extra), *(extra + i for i in repeated)])
         for axis in repeated:
             less = less.expanded(axis)
-        return less
+        return [less]
 
-    def make(layout: CartesianLayout) -> Node:
-        own = graph.placed(x, source(layout))
-        if graph.rank not in layout.ranks:
-            return graph.empty(layout, node.dtype)
-        return broadcast_to(own, layout.local_shape(graph.rank))
+    def make(parts: Sequence[Node], layout: CartesianLayout) -> Node:
+        return broadcast_to(parts[0], layout.local_shape(graph.rank))
 
-    def seconds(layout: CartesianLayout) -> float:
-        return graph.seconds(x, source(layout))
-
-    return Lazy(make, seconds, _like(graph, node, repeated))
-
-
-def _like(graph: Propagation, node: Node, repeated: list[int]) -> CartesianLayout | None:
-    """A layout that what is broadcast follows, if it is shared out at all."""
-    (x,) = node.inputs
-    own = graph.suited(x)
-    if own is None or not own.split_axes or repeated:
-        return None
-    for axis in range(len(node.shape) - len(x.shape)):
-        own = own.expanded(axis, node.shape[axis])
-    return own
+    like = graph.suited(x)
+    if like is None or not like.split_axes or repeated:
+        return Lazy(make, node.inputs, sources)
+    # What is broadcast follows its layout, where it is shared out at all.
+    for axis in range(extra):
+        like = like.expanded(axis, node.shape[axis])
+    return Lazy(make, node.inputs, sources, like)

@@ -60,27 +60,17 @@ def _(graph: Propagation, node: Node) -> list[ShardingRule]:
 def _lazy(graph: Propagation, node: Node, inputs: tuple[Letters, ...], output: Letters) -> Lazy:
     """Of values that are made anywhere the result is, too."""
 
-    def layouts(layout: CartesianLayout) -> list[CartesianLayout]:
+    def sources(layout: CartesianLayout) -> list[CartesianLayout]:
         assignment = Assignment.of(layout, output)
         shapes = [given.shape for given in node.inputs]
         return [assignment.layout(s, letters) for s, letters in zip(shapes, inputs, strict=True)]
 
-    def make(layout: CartesianLayout) -> Node:
-        parts = [
-            graph.placed(x, where) for x, where in zip(node.inputs, layouts(layout), strict=True)
-        ]
-        if graph.rank not in layout.ranks:
-            return graph.empty(layout, node.dtype)
+    def make(parts: Sequence[Node], layout: CartesianLayout) -> Node:
         return node.op(*parts, **node.attrs)
-
-    def seconds(layout: CartesianLayout) -> float:
-        return sum(
-            graph.seconds(x, where) for x, where in zip(node.inputs, layouts(layout), strict=True)
-        )
 
     likes = [value.lazy.like for value in map(graph.value, node.inputs) if value.lazy is not None]
     like = next((each for each in likes if each is not None and each.shape == node.shape), None)
-    return Lazy(make, seconds, like)
+    return Lazy(make, node.inputs, sources, like)
 
 
 def _table_ways(graph: Propagation, node: Node) -> list[ShardingRule]:

@@ -45,11 +45,13 @@ class ShardPlacement:
 
 @dataclass(frozen=True)
 class Lazy:
-    """A value that is made where it is wanted: `make` gives this rank's part in any cartesian
-    layout, `seconds` what has to move for that. `like` is a layout that suits it, if any does."""
+    """A value that is made where it is wanted: `make` returns this rank's part in any cartesian
+    layout from the parts of `inputs`, in the layouts that `sources` lists for that. `like` is a
+    layout that suits it, if any does."""
 
-    make: Callable[[CartesianLayout], Node]
-    seconds: Callable[[CartesianLayout], float]
+    make: Callable[[Sequence[Node], CartesianLayout], Node]
+    inputs: tuple[Node, ...] = ()
+    sources: Callable[[CartesianLayout], Sequence[CartesianLayout]] = lambda layout: ()
     like: CartesianLayout | None = None
 
 
