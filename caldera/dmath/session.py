@@ -19,7 +19,7 @@ from caldera.base.config import settings
 from caldera.comm import Communicator, SingleProcess, Traffic
 from caldera.compiler.sharding.axis_split import Intervals
 from caldera.compiler.sharding.calibration import is_clearly_other
-from caldera.compiler.sharding.layout import ShardLayout, check_shape, index_of
+from caldera.compiler.sharding.layout import ShardLayout, check_shape
 from caldera.compiler.sharding.volume import Links
 from caldera.core.graph.node import Node, Spec, Symbol
 from caldera.core.tensor.dtype import canonical
@@ -128,10 +128,7 @@ class Session(ABC):
             parts = self._parts(handle, senders(handle.layout))
         whole = np.zeros(handle.spec.shape, handle.spec.dtype)
         for rank, part in parts.items():
-            flat = part.reshape(-1)
-            for piece in handle.layout.pieces(rank):
-                own = flat[piece.offset : piece.offset + piece.size]
-                whole[index_of(piece.axes)] = own.reshape(piece.shape)
+            handle.layout.put(whole, rank, part)
         return whole
 
     def call(self, service: str, *arguments: Any) -> list[Any]:

@@ -14,6 +14,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +23,6 @@ import numpy as np
 
 from caldera.base.file_access import checked_file_name
 from caldera.base.registry import optional_import
-from caldera.compiler.sharding.axis_split import positions
 from caldera.compiler.sharding.layout import CartesianLayout, IndexBlock, ShardLayout
 from caldera.compiler.sharding.table_layout import TableLayout
 from caldera.core.tensor.dtype import DType, canonical, complex128
@@ -89,8 +90,7 @@ def read_part(source: FileArray, layout: ShardLayout, rank: int) -> np.ndarray:
     part = np.zeros(layout.local_shape(rank), source.dtype)
     flat = part.reshape(-1)
     for piece in layout.pieces(rank):
-        block = flat[piece.offset : piece.offset + piece.size].reshape(piece.shape)
-        _read(source, piece, block)
+        _read(source, piece, piece.view(flat))
     return part
 
 
@@ -99,33 +99,19 @@ def _read(source: FileArray, piece: IndexBlock, block: np.ndarray) -> None:
     if not block.ndim:
         block[...] = source.elements[()]
         return
-    places = [0] * block.ndim
-    _stretches(source, piece, block, (), places)
-
-
-def _stretches(
-    source: FileArray,
-    piece: IndexBlock,
-    block: np.ndarray,
-    box: tuple[slice, ...],
-    places: list[int],
-) -> None:
-    axis = len(box)
-    if axis == block.ndim:
-        here = tuple(
-            slice(place, place + own.stop - own.start)
-            for place, own in zip(places, box, strict=True)
-        )
-        block[here] = source.elements[box]
-        return
-    places = list(places)
-    row = max(1, block.itemsize * int(np.prod(block.shape[1:], dtype=np.int64)))
-    for begin, end in piece.axes[axis]:
-        step = max(1, BLOCK_BYTES // row) if axis == 0 else end - begin
-        for first in range(begin, end, step):
-            last = min(end, first + step)
-            _stretches(source, piece, block, (*box, slice(first, last)), places)
-            places[axis] += last - first
+    row = max(1, block.itemsize * prod(block.shape[1:]))
+    steps = [max(1, BLOCK_BYTES // row), *block.shape[1:]]
+    stretches = [
+        [
+            (first, min(end, first + step))
+            for begin, end in axis
+            for first in range(begin, end, step)
+        ]
+        for axis, step in zip(piece.axes, steps, strict=True)
+    ]
+    for box in product(*stretches):
+        there = IndexBlock(tuple((stretch,) for stretch in box))
+        block[piece.index_of(there)] = source.elements[tuple(slice(*each) for each in box)]
 
 
 INDEX = "index.json"
@@ -220,7 +206,7 @@ def load_parts(
             continue
         stored = _part_in(Path(folder) / file, name, source.local_shape(other), part.dtype)
         for theirs, mine, both in wanted:
-            _block(flat, mine)[_index(mine, both)] = _block(stored, theirs)[_index(theirs, both)]
+            mine.view(flat)[mine.index_of(both)] = theirs.view(stored)[theirs.index_of(both)]
     rank.put(number, part)
 
 
@@ -254,17 +240,6 @@ def _part_in(path: Path, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]
             hint="the file is not the one that the index was written with",
         )
     return stored.reshape(-1).view(dtype)
-
-
-def _block(flat: np.ndarray, piece: IndexBlock) -> np.ndarray:
-    return flat[piece.offset : piece.offset + piece.size].reshape(piece.shape)
-
-
-def _index(piece: IndexBlock, wanted: IndexBlock) -> tuple[slice | np.ndarray, ...]:
-    index = [positions(own, each) for own, each in zip(piece.axes, wanted.axes, strict=True)]
-    if all(isinstance(each, slice) for each in index):
-        return tuple(index)
-    return np.ix_(*(np.arange(e.start, e.stop) if isinstance(e, slice) else e for e in index))
 
 
 def _storable(part: np.ndarray) -> np.ndarray:

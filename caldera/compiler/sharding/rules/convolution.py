@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from caldera.compiler.sharding.algorithms.axis_exchange import ConvolutionWindow, Range
-from caldera.compiler.sharding.algorithms.process_grid import even_cuts
+from caldera.compiler.sharding.algorithms.process_grid import Cuts, even_cuts
 from caldera.compiler.sharding.algorithms.variant import contiguous, cuts_of
 from caldera.compiler.sharding.axis_split import AxisSplit
 from caldera.compiler.sharding.layout import CartesianLayout, ShardLayout, replicated
@@ -135,16 +135,12 @@ def _with_halo(
     along = np.moveaxis(mesh, layout.split_axes.index(axis), -1)
     groups = along.reshape(-1, len(wanted)).tolist()
     peers = next((tuple(group) for group in groups if graph.rank in group), ())
-    split = layout.splits[axis]
-    assert split is not None
-    cuts = cuts_of(layout, axis, split.parts)
-    assert cuts is not None
     with graph.messaging():
         made = halo.node(
             part,
             *graph.tokens(),
             axis=axis,
-            cuts=cuts,
+            cuts=_cuts(layout, axis),
             wanted=tuple(wanted),
             peers=peers,
             rank=graph.rank,
@@ -153,23 +149,17 @@ def _with_halo(
     return graph.communicate(made)[0]
 
 
+def _cuts(layout: CartesianLayout, axis: int) -> Cuts:
+    """Where the parts of an axis begin, each of which is in one piece."""
+    split = layout.splits[axis]
+    found = cuts_of(layout, axis, 1 if split is None else split.parts)
+    assert found is not None
+    return found
+
+
 def _parts(layout: CartesianLayout, axis: int) -> list[Range]:
     """What each part has along an axis."""
-    split = layout.splits[axis]
-    if split is None:
-        return [(0, layout.shape[axis])]
-    cuts = cuts_of(layout, axis, split.parts)
-    assert cuts is not None
-    return list(pairwise(cuts))
-
-
-def _own(layout: CartesianLayout, axis: int, rank: int) -> int:
-    """Which part along an axis a rank has."""
-    if layout.splits[axis] is None:
-        return 0
-    place = layout.coordinates(rank)
-    assert place is not None
-    return place[layout.split_axes.index(axis)]
+    return list(pairwise(_cuts(layout, axis)))
 
 
 def _seen(
@@ -180,7 +170,7 @@ def _seen(
     for axis, window in zip(SPACE, spatial.windows, strict=True):
         ranges = [window.inputs(each) for each in _parts(spatial.results, axis)]
         part = _with_halo(graph, part, spatial.images, axis, [each for each, _ in ranges])
-        padding.append(ranges[_own(spatial.results, axis, graph.rank)][1])
+        padding.append(ranges[spatial.results.part_along(axis, graph.rank)][1])
     return part, tuple(padding)
 
 
@@ -245,7 +235,7 @@ def _input(graph: Propagation, node: Node, spatial: Spatial) -> ShardingRule:
             count = spatial.results.shape[axis]
             seen = [window.outputs(each, count) for each in _parts(spatial.images, axis)]
             part = _with_halo(graph, part, spatial.results, axis, seen)
-            ranges.append(seen[_own(spatial.images, axis, graph.rank)])
+            ranges.append(seen[spatial.images.part_along(axis, graph.rank)])
         shape = spatial.images.local_shape(graph.rank)
         if 0 in shape or 0 in part.shape:
             return full(shape, 0, node.dtype)
@@ -256,7 +246,7 @@ def _input(graph: Propagation, node: Node, spatial: Spatial) -> ShardingRule:
         attrs = {**node.attrs, "padding": ((0, 0), (0, 0)), "shape": (*shape[:2], *sizes)}
         made = node.op(part, parts[1], **attrs)
         for axis, window, (begin, _) in zip(SPACE, spatial.windows, ranges, strict=True):
-            own = _parts(spatial.images, axis)[_own(spatial.images, axis, graph.rank)]
+            own = _parts(spatial.images, axis)[spatial.images.part_along(axis, graph.rank)]
             made = _window(made, axis, begin * window.stride - window.before, own)
         return made
 

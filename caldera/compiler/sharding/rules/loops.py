@@ -294,9 +294,7 @@ def _(graph: Propagation, node: Node) -> list[ShardingRule]:
 
     def make(parts: Sequence[Node]) -> Node:
         """A rank's own stretch of what is mirrored; its parts follow each other in order."""
-        place = given.coordinates(graph.rank)
-        assert place is not None
-        part = place[given.split_axes.index(axis)]
+        part = given.part_along(axis, graph.rank)
         before = sum(min(e, begin) - min(b, begin) for b, e in split.intervals[part])
         until = sum(min(e, end) - min(b, end) for b, e in split.intervals[part])
         return node.op(parts[0], **{**attrs, "begin": before, "end": until})
