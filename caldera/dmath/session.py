@@ -288,7 +288,7 @@ class Session(ABC):
             self._known.move_to_end(key)
         else:
             definition = Definition(encode_graph(outputs)[0], layouts, wanted, links)
-            known = Known(self._programs, definition.lowered(0, self.ranks).layouts, key)
+            known = Known(self._programs, definition.lowered(0, self.ranks)[0].layouts, key)
             self._programs += 1
             self._define(known.number, definition)
             self._known[key] = known
@@ -314,10 +314,7 @@ class Session(ABC):
         return first
 
     def _take_forgotten(self) -> list[int]:
-        found = []
-        while self._forgotten:
-            found.append(self._forgotten.popleft())
-        return sorted(found)
+        return sorted(self._forgotten.popleft() for _ in range(len(self._forgotten)))
 
 
 class SpmdSession(Session):

@@ -193,7 +193,7 @@ def save_parts(rank: Rank, folder: str, mark: str, arrays: tuple[tuple[str, int]
 
 @service
 def load_parts(
-    rank: Rank, folder: str, name: str, number: int, saved: tuple[Any, ...], target: ShardLayout
+    rank: Rank, folder: str, name: str, number: int, target: ShardLayout, saved: tuple[Any, ...]
 ) -> None:
     """Read this rank's part of an array that was saved in whatever layout."""
     dtype, source, files = saved
