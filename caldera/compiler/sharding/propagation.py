@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from caldera.base.formatting import bytes_text
 from caldera.compiler.sharding import ops  # noqa: F401 - registers them
@@ -30,7 +30,7 @@ from caldera.compiler.sharding.rules.registry import (
 )
 from caldera.compiler.sharding.volume import Links, volume
 from caldera.core.graph.node import Node, Spec, Symbol, describe, pinned
-from caldera.core.graph.opdef import ITEM, as_tuple, item, parameter
+from caldera.core.graph.opdef import ITEM, Op, as_tuple, item, parameter
 from caldera.core.graph.ops.base import complex_, full, imag, real, tensor
 from caldera.core.graph.program import substitute, topological
 from caldera.core.tensor.dtype import DType, is_complex, part_of
@@ -183,9 +183,12 @@ class Propagation:
             near = layout if isinstance(layout, CartesianLayout) else self.default(node.spec)
             needed = zip(value.lazy.inputs, value.lazy.sources(near), strict=True)
             return sum(self.seconds(*each) for each in needed), 0
-        where, itemsize = value.placement, node.dtype.itemsize
-        moved = volume(where.layout, layout, where.terms)
-        return moved.seconds(itemsize, self.links), moved.elements * itemsize
+        return self._between(value.placement, layout, node.spec)
+
+    def _between(self, where: ShardPlacement, layout: ShardLayout, spec: Spec) -> tuple[float, int]:
+        """Seconds, and bytes that move, from where a value is to a layout."""
+        moved = volume(where.layout, layout, where.terms).elements * spec.dtype.itemsize
+        return self._transfer(where, layout, spec, spec.dtype.itemsize), moved
 
     def placed(self, node: Node, layout: ShardLayout, dtype: DType | None = None) -> Node:
         """This rank's part of a value in a layout, brought there if it has to be."""
@@ -200,14 +203,14 @@ class Propagation:
         """Where nodes are written that ranks run together: on their device, if that is told."""
         return nullcontext() if self.messages_on is None else pinned(self.messages_on)
 
-    def communicate(self, node: Node) -> tuple[Node, ...]:
-        """What a node gives that ranks run together: its last output is the next token."""
+    def together(self, op: Op, *parts: Node, **attrs: Any) -> tuple[Node, ...]:
+        """What an op gives that ranks run together: its last input and its last output are tokens,
+        which keep all ranks to one order."""
+        tokens = () if self.token is None else (self.token,)
+        with self.messaging():
+            node = op.node(*parts, *tokens, rank=self.rank, number=len(self.moves), **attrs)
         *made, self.token = (item(node, index) for index in range(len(node.outputs)))
         return tuple(made)
-
-    def tokens(self) -> tuple[Node, ...]:
-        """The last input of the next node that ranks run together."""
-        return () if self.token is None else (self.token,)
 
     def empty(self, layout: ShardLayout, dtype: DType) -> Node:
         """What a rank has of a value of which it has nothing."""
@@ -300,14 +303,9 @@ class Propagation:
             seconds, nbytes = seconds + taken, nbytes + sent
         for spec, where in zip(node.outputs, way.outputs, strict=True):
             if where.terms > 1:
-                taken, sent = self._summing(where, spec)
+                taken, sent = self._between(where, self.resting(where, spec), spec)
                 seconds, nbytes = seconds + taken, nbytes + sent
         return MoveCost(way.name, seconds, nbytes)
-
-    def _summing(self, where: ShardPlacement, spec: Spec) -> tuple[float, int]:
-        """Seconds, and bytes that move, to add up the terms of a result where it rests."""
-        moved = volume(where.layout, self.resting(where, spec), where.terms)
-        return moved.seconds(spec.dtype.itemsize, self.links), moved.elements * spec.dtype.itemsize
 
     def _is_whole(self, node: Node) -> bool:
         return all(
@@ -387,34 +385,33 @@ class Propagation:
             raise ConfigError.build(
                 "layout", expected=f"one of shape {where.layout.shape}", got=f"{layout.shape}"
             )
-        with self.messaging():
-            sent = redistribute.node(
-                part,
-                *self.tokens(),
-                source=where.layout,
-                target=layout,
-                rank=self.rank,
-                dtype=dtype,
-                terms=where.terms,
-                reduce=where.reduce,
-                axis=EVERYONE,
-                number=len(self.moves),
-            )
-        width = (
-            min(node.dtype.itemsize, dtype.itemsize) if where.terms == 1 else node.dtype.itemsize
+        (sent,) = self.together(
+            redistribute,
+            part,
+            source=where.layout,
+            target=layout,
+            dtype=dtype,
+            terms=where.terms,
+            reduce=where.reduce,
+            axis=EVERYONE,
         )
+        narrowed = min(node.dtype.itemsize, dtype.itemsize)
+        width = narrowed if where.terms == 1 else node.dtype.itemsize
+        self._note(node, where, layout, width)
+        return sent
+
+    def _note(self, node: Node, where: ShardPlacement, layout: ShardLayout, width: int) -> None:
+        """Write down what moves, in elements of that many bytes."""
         moved = volume(where.layout, layout, where.terms)
-        self.moves.append(
-            Move(
-                describe(node, 1),
-                where.layout,
-                layout,
-                moved.elements * width,
-                where.terms,
-                moved.seconds(width, self.links),
-            )
-        )
-        return self.communicate(sent)[0]
+        nbytes, seconds = moved.elements * width, self._transfer(where, layout, node.spec, width)
+        move = Move(describe(node, 1), where.layout, layout, nbytes, where.terms, seconds)
+        self.moves.append(move)
+
+    def _transfer(
+        self, where: ShardPlacement, layout: ShardLayout, spec: Spec, width: int
+    ) -> float:
+        """Seconds from where a value is to a layout."""
+        return volume(where.layout, layout, where.terms).seconds(width, self.links)
 
 
 # --- in words

@@ -20,7 +20,7 @@ from caldera.compiler.sharding.algorithms.panels import (
     shape_of,
 )
 from caldera.compiler.sharding.algorithms.process_grid import Cuts, even_cuts
-from caldera.compiler.sharding.algorithms.svd import TALL, bidiagonal_svd, dealt_columns, eigh, svd
+from caldera.compiler.sharding.algorithms.svd import TALL, dealt_columns, eigh, svd
 from caldera.compiler.sharding.algorithms.variant import (
     Algorithm,
     AlgorithmCost,
@@ -150,10 +150,7 @@ def _run_svd(
 ) -> Parts:
     with named("svd"):
         a = LocalMatrix(parts[0], inputs[0], comm)
-        if options == (BIDIAGONAL,):
-            u, s, vh = bidiagonal_svd(a)
-        else:
-            u, s, vh = svd(a)
+        u, s, vh = svd(a, bidiagonal=options == (BIDIAGONAL,))
     return [u.part, s, vh.part]
 
 

@@ -79,7 +79,7 @@ def multiply(a: LocalMatrix, b: LocalMatrix) -> LocalMatrix:
     variants = product_variants.product_variants(
         a.shape, b.shape, (False, False), given, a.comm.size, size
     )
-    variant = choose(variants, given, size, Links()).variant
+    variant = choose(variants, given, size, Links())
     parts = [each.to(where).part for each, where in zip((a, b), variant.inputs, strict=True)]
     (made,) = product_variants.run_matmul(
         parts, variant.inputs, variant.outputs, variant.options, a.comm

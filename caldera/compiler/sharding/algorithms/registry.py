@@ -7,6 +7,7 @@ inputs to the layouts of one variant, and writes an `spmd` node, whose kernel ru
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -240,27 +241,15 @@ def spmd(
     return (*(Spec(layout.local_shape(rank), dtype) for layout, dtype in outputs), TOKEN)
 
 
-def spmd_node(
-    node: Node,
-    variant: Variant,
-    parts: Sequence[Node],
-    tokens: Sequence[Node],
-    *,
-    rank: int,
-    number: int,
-) -> Node:
-    """A node of whole values as one rank runs it, from its parts of the inputs, after a token."""
-    return spmd.node(
-        *parts,
-        *tokens,
-        algorithm=node.op.name,
-        given=variant.inputs,
-        made=variant.outputs,
-        dtypes=tuple(spec.dtype for spec in node.outputs),
-        options=variant.options,
-        rank=rank,
-        number=number,
-    )
+def spmd_attrs(node: Node, variant: Variant) -> dict[str, Any]:
+    """What an `spmd` node has to know of a node of whole values, beside the rank."""
+    return {
+        "algorithm": node.op.name,
+        "given": variant.inputs,
+        "made": variant.outputs,
+        "dtypes": tuple(spec.dtype for spec in node.outputs),
+        "options": variant.options,
+    }
 
 
 def _bind(call: Call) -> Runner:

@@ -183,28 +183,16 @@ class Algorithm:
     ) = None
 
 
-@dataclass(frozen=True)
-class AlgorithmChoice:
-    """The way that was taken, and those it beat, each with the seconds it is expected to take."""
-
-    variant: Variant
-    seconds: float
-    beaten: tuple[tuple[str, float], ...]
-
-
 def choose(
     variants: Sequence[Variant], given: Sequence[ShardLayout], itemsize: int, links: Links
-) -> AlgorithmChoice:
+) -> Variant:
     """The way that takes least, with what it takes to bring the inputs there."""
 
     def seconds(variant: Variant) -> float:
         moves = (volume(*each) for each in zip(given, variant.inputs, strict=True))
         return variant.cost.seconds(links) + sum(each.seconds(itemsize, links) for each in moves)
 
-    ranked = sorted(((seconds(variant), place) for place, variant in enumerate(variants)))
-    best = variants[ranked[0][1]]
-    beaten = tuple((variants[place].name, taken) for taken, place in ranked[1:])
-    return AlgorithmChoice(best, ranked[0][0], beaten)
+    return min(variants, key=seconds)
 
 
 # --- layouts

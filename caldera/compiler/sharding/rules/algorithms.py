@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from caldera.compiler.sharding.algorithms.registry import ALGORITHMS, spmd_node
+from caldera.compiler.sharding.algorithms.registry import ALGORITHMS, spmd, spmd_attrs
 from caldera.compiler.sharding.algorithms.variant import Variant
 from caldera.compiler.sharding.layout import ShardLayout
 from caldera.compiler.sharding.rules import loops, products
@@ -41,7 +41,7 @@ def _rule(
 ) -> list[ShardingRule] | Lazy | Node | None:
     """What ranks can do by themselves, and what they can do together."""
     only_together = node.op.kind == "distributed"
-    alone = None if only_together else _alone_or(before, graph, node)
+    alone = None if only_together else (before or _alone)(graph, node)
     by_itself = graph.ranks == 1 or not graph.may_exchange
     if isinstance(alone, Lazy | Node) or (by_itself and not only_together):
         return alone
@@ -50,12 +50,6 @@ def _rule(
     if together:
         alone = without_gathering(node, alone or [], layouts)
     return [*(alone or []), *(_way(graph, node, each) for each in together)]
-
-
-def _alone_or(
-    before: Rule | None, graph: Propagation, node: Node
-) -> list[ShardingRule] | Lazy | Node | None:
-    return _alone(graph, node) if before is None else before(graph, node)
 
 
 def without_gathering(
@@ -82,10 +76,7 @@ def _way(graph: Propagation, node: Node, variant: Variant) -> ShardingRule:
 
 
 def _write(graph: Propagation, node: Node, variant: Variant, parts: Sequence[Node]) -> Nodes:
-    number = len(graph.moves)
-    with graph.messaging():
-        made = spmd_node(node, variant, parts, graph.tokens(), rank=graph.rank, number=number)
-    return graph.communicate(made)
+    return graph.together(spmd, *parts, **spmd_attrs(node, variant))
 
 
 def _alone(graph: Propagation, node: Node) -> list[ShardingRule]:

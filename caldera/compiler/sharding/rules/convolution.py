@@ -135,18 +135,10 @@ def _with_halo(
     along = np.moveaxis(mesh, layout.split_axes.index(axis), -1)
     groups = along.reshape(-1, len(wanted)).tolist()
     peers = next((tuple(group) for group in groups if graph.rank in group), ())
-    with graph.messaging():
-        made = halo.node(
-            part,
-            *graph.tokens(),
-            axis=axis,
-            cuts=_cuts(layout, axis),
-            wanted=tuple(wanted),
-            peers=peers,
-            rank=graph.rank,
-            number=len(graph.moves),
-        )
-    return graph.communicate(made)[0]
+    (made,) = graph.together(
+        halo, part, axis=axis, cuts=_cuts(layout, axis), wanted=tuple(wanted), peers=peers
+    )
+    return made
 
 
 def _cuts(layout: CartesianLayout, axis: int) -> Cuts:
