@@ -25,9 +25,8 @@ from caldera.core.tensor.dtype import array_of, bool_, canonical
 from caldera.core.tensor.shape import Shape
 from caldera.dmath.connect import current
 from caldera.dmath.explain import ArrayExplanation, explained, layout_picture
-from caldera.dmath.handle import Handle
 from caldera.dmath.numpy_protocol import apply_function, apply_ufunc
-from caldera.dmath.session import Session
+from caldera.dmath.session import Handle, Session
 from caldera.dmath.shards import Box, blocks_of, to_dask, to_pandas
 from caldera.draw.svg import Picture
 from caldera.errors import ConfigError

@@ -17,8 +17,7 @@ from caldera.compiler.sharding.propagation import (
 )
 from caldera.core.graph.node import Node
 from caldera.core.graph.program import topological
-from caldera.dmath.handle import Handle
-from caldera.dmath.session import Session
+from caldera.dmath.session import Handle, Session
 from caldera.draw.svg import CARD, CATEGORICAL, SANS, TEXT, Picture, element, picture, text
 from caldera.errors import ConfigError
 

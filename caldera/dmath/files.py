@@ -14,8 +14,7 @@ from caldera.core.graph.node import Spec
 from caldera.core.tensor.dtype import canonical
 from caldera.dmath.array import Array, leaf_of
 from caldera.dmath.connect import current
-from caldera.dmath.handle import Handle
-from caldera.dmath.session import Session, senders
+from caldera.dmath.session import Handle, Session, senders
 from caldera.dmath.shards import INDEX, Saved, open_source, read_index, write_index
 from caldera.errors import ConfigError
 from caldera.io import save_npy

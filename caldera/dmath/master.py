@@ -19,7 +19,6 @@ from caldera import errors
 from caldera.comm import Traffic
 from caldera.compiler.sharding.layout import ShardLayout
 from caldera.dmath.codec import decode, encode
-from caldera.dmath.handle import Handle
 from caldera.dmath.protocol import (
     CALL,
     DATA_TAG,
@@ -42,7 +41,7 @@ from caldera.dmath.protocol import (
     varints,
 )
 from caldera.dmath.rank import Definition
-from caldera.dmath.session import PartOf, Session
+from caldera.dmath.session import Handle, PartOf, Session
 from caldera.dmath.workers import Team
 from caldera.errors import CalderaError, CommError
 

@@ -25,7 +25,6 @@ from caldera.core.graph.node import Node, Spec, Symbol
 from caldera.core.tensor.dtype import canonical
 from caldera.dmath import shards  # noqa: F401 - its services
 from caldera.dmath.codec import encode_graph, graph_key
-from caldera.dmath.handle import Handle
 from caldera.dmath.protocol import SERVICES
 from caldera.dmath.rank import CacheCounts, Definition, Rank, View
 from caldera.errors import ConfigError
@@ -55,6 +54,25 @@ class _Written:
     wanted: tuple[ShardLayout | None, ...]
     known: Known
     leaves: tuple[Symbol, ...]
+
+
+class Handle:
+    """An array by its `number`: its `spec`, its `layout`, and the `session` whose ranks have it.
+
+    When nobody holds it any more, its parts are freed.
+    """
+
+    __slots__ = ("__weakref__", "layout", "number", "session", "spec")
+
+    def __init__(self, session: Session, number: int, spec: Spec, layout: ShardLayout) -> None:
+        self.session = session
+        self.number = number
+        self.spec = spec
+        self.layout = layout
+        weakref.finalize(self, session.forget, number).atexit = False
+
+    def __repr__(self) -> str:
+        return f"<array {self.number} {self.spec} on {len(self.layout.ranks)} ranks>"
 
 
 class Session(ABC):

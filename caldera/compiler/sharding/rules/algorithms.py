@@ -15,11 +15,11 @@ from caldera.compiler.sharding.rules.registry import (
     RULES,
     AxisSignature,
     Lazy,
-    Letters,
     Rule,
     ShardingRule,
     ShardPlacement,
     letter_ways,
+    matching_letters,
     names,
 )
 from caldera.core.graph.node import Node
@@ -81,27 +81,12 @@ def _write(graph: Propagation, node: Node, variant: Variant, parts: Sequence[Nod
 
 def _alone(graph: Propagation, node: Node) -> list[ShardingRule]:
     """Matrices of a batch that is shared out, or all of it."""
-    inputs = [_batch_letters(node, given.shape[:-2]) for given in node.inputs]
-    outputs = []
-    for spec in node.outputs:
-        batch = _batch_letters(node, _batch(node))
-        outputs.append((*batch, *(None,) * (len(spec.shape) - len(batch))))
+    axes = max(len(each.shape) for each in node.inputs) - 2
+    whole, batch = node.outputs[0].shape[:axes], tuple(names(axes))
+    inputs = [matching_letters(batch, whole, given.shape[:-2]) for given in node.inputs]
+    outputs = [(*batch, *(None,) * (len(spec.shape) - axes)) for spec in node.outputs]
     signature = AxisSignature(tuple((*each, None, None) for each in inputs), tuple(outputs))
     return letter_ways(graph, node, signature)
-
-
-def _batch(node: Node) -> tuple[int, ...]:
-    """The axes before the matrices, of the result."""
-    given = max((each.shape[:-2] for each in node.inputs), key=len)
-    return tuple(node.outputs[0].shape[: len(given)])
-
-
-def _batch_letters(node: Node, shape: tuple[int, ...]) -> Letters:
-    whole = _batch(node)
-    extra, letters = len(whole) - len(shape), names(len(whole))
-    return tuple(
-        letters[extra + axis] if n == whole[extra + axis] else None for axis, n in enumerate(shape)
-    )
 
 
 for _name in ALGORITHMS:

@@ -1,4 +1,8 @@
-"""Ops that move elements: where a rank can, it moves its own; nothing else is sent."""
+"""Values that nobody has to send, and ops that move elements.
+
+Constants, ranges, random numbers and what is broadcast are made where they are wanted, each rank
+its part. Where a rank can, it moves its own elements; nothing else is sent.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,11 @@ from itertools import accumulate
 from math import prod
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from caldera.compiler.passes.constants import array_node, value_of
 from caldera.compiler.sharding.layout import Bounds, CartesianLayout, ShardLayout, replicated
+from caldera.compiler.sharding.ops import random_part
 from caldera.compiler.sharding.rules.registry import (
     Lazy,
     ShardingRule,
@@ -16,15 +24,106 @@ from caldera.compiler.sharding.rules.registry import (
     default_layout,
     rule,
 )
-from caldera.compiler.sharding.rules.stretches import embed, part, take
 from caldera.compiler.sharding.table_layout import joined, reshaped
 from caldera.core.graph.node import Node
-from caldera.core.graph.ops.base import reshape
-from caldera.core.graph.ops.movement import concat
+from caldera.core.graph.ops.base import broadcast_to, full, iota, reshape
+from caldera.core.graph.ops.movement import concat, slice_, unslice
 from caldera.core.tensor.shape import Shape
 
 if TYPE_CHECKING:
     from caldera.compiler.sharding.propagation import Propagation
+
+
+def constant_array(values: np.ndarray) -> Node:
+    """A constant array as a node."""
+    return array_node(values) if values.size else full(values.shape, 0, values.dtype)
+
+
+@rule("constant")
+def _(graph: Propagation, node: Node) -> Lazy:
+    return Lazy(lambda parts, layout: node)
+
+
+@rule("array")
+def _(graph: Propagation, node: Node) -> Lazy:
+    values = value_of(node)
+
+    def make(parts: Sequence[Node], layout: CartesianLayout) -> Node:
+        if layout.is_replicated:
+            return node
+        return constant_array(layout.part_of(values, graph.rank))
+
+    return Lazy(make)
+
+
+@rule("tensor", "variable", "input")
+def _(graph: Propagation, node: Node) -> Lazy:
+    """What is the same on every rank: each takes its part."""
+    return Lazy(lambda parts, layout: part(node, layout, graph.rank))
+
+
+@rule("iota")
+def _(graph: Propagation, node: Node) -> Lazy:
+    axis, dtype = node.attrs["axis"], node.attrs["dtype"]
+
+    def make(parts: Sequence[Node], layout: CartesianLayout) -> Node:
+        local = layout.local_shape(graph.rank)
+        if layout.splits[axis] is None:
+            return iota(shape=local, axis=axis, dtype=dtype)
+        numbers = constant_array(layout.axis_indices(graph.rank, axis).astype(dtype))
+        line = tuple(n if i == axis else 1 for i, n in enumerate(local))
+        return broadcast_to(reshape(numbers, line), local)
+
+    return Lazy(make)
+
+
+@rule("random_uniform", "random_normal")
+def _(graph: Propagation, node: Node) -> Lazy:
+    def sources(layout: CartesianLayout) -> list[CartesianLayout]:
+        return [replicated(given.shape, layout.ranks) for given in node.inputs]
+
+    def make(parts: Sequence[Node], layout: CartesianLayout) -> Node:
+        if layout.is_replicated:
+            return node.op(*parts, **node.attrs)
+        with graph.messaging():
+            # Its kernel is the host's, as are those that send.
+            return random_part(
+                *parts,
+                layout=layout,
+                rank=graph.rank,
+                dtype=node.dtype,
+                stream=node.attrs["stream"],
+                normal=node.op.name == "random_normal",
+            )
+
+    return Lazy(make, node.inputs, sources)
+
+
+@rule("broadcast_to")
+def _(graph: Propagation, node: Node) -> Lazy:
+    (x,) = node.inputs
+    extra = len(node.shape) - len(x.shape)
+    repeated = [i for i, n in enumerate(x.shape) if n != node.shape[extra + i]]
+
+    def sources(layout: CartesianLayout) -> list[CartesianLayout]:
+        less = layout.without([*range(extra), *(extra + i for i in repeated)])
+        for axis in repeated:
+            less = less.expanded(axis)
+        return [less]
+
+    def make(parts: Sequence[Node], layout: CartesianLayout) -> Node:
+        return broadcast_to(parts[0], layout.local_shape(graph.rank))
+
+    like = graph.suited(x)
+    if like is None or not like.split_axes or repeated:
+        return Lazy(make, node.inputs, sources)
+    # What is broadcast follows its layout, where it is shared out at all.
+    for axis in range(extra):
+        like = like.expanded(axis, node.shape[axis])
+    return Lazy(make, node.inputs, sources, like)
+
+
+# --- what is moved
 
 
 @rule("place")
@@ -208,3 +307,67 @@ def _others(
     for axis in own.split_axes:
         yield own.unsplit([each for each in own.split_axes if each != axis])
     yield own.replicated()
+
+
+# --- stretches of an axis taken out of a rank's part, or put into one
+
+
+def take(node: Node, stretches: Sequence[Sequence[slice]]) -> Node:
+    """Along each axis these stretches of a node, one after the other."""
+    for axis, slices in enumerate(stretches):
+        pieces = [_cut(node, axis, each) for each in slices] or [_cut(node, axis, slice(0, 0, 1))]
+        node = concat(tuple(pieces), axis)
+    return node
+
+
+def _cut(node: Node, axis: int, stretch: slice) -> Node:
+    bounds = [(0, n, 1) for n in node.shape]
+    bounds[axis] = (stretch.start, stretch.stop, stretch.step or 1)
+    return slice_(node, tuple(bounds))
+
+
+def part(node: Node, layout: CartesianLayout, rank: int) -> Node:
+    """A rank's part of a value that it has all of."""
+    if rank not in layout.ranks:
+        return full(layout.local_shape(rank), 0, node.dtype)
+    axes = range(len(layout.shape))
+    return take(
+        node, [[slice(b, e, 1) for b, e in layout.axis_intervals(rank, axis)] for axis in axes]
+    )
+
+
+def embed(
+    node: Node, stretches: Sequence[Sequence[slice]], shape: Sequence[int], value: complex = 0
+) -> Node:
+    """A value of `shape` that has the node along these stretches, and a number elsewhere."""
+    for axis, slices in enumerate(stretches):
+        node = _embedded_along(node, axis, slices, shape[axis], value)
+    return node
+
+
+def _embedded_along(
+    node: Node, axis: int, stretches: Sequence[slice], length: int, value: complex
+) -> Node:
+    def gap(count: int) -> Node:
+        return full((*node.shape[:axis], count, *node.shape[axis + 1 :]), value, node.dtype)
+
+    pieces: list[Node] = []
+    filled = taken = 0
+    for stretch in stretches:
+        step = stretch.step or 1
+        count = len(range(stretch.start, stretch.stop, step))
+        if stretch.start > filled:
+            pieces.append(gap(stretch.start - filled))
+        bounds = [(0, n, 1) for n in node.shape]
+        bounds[axis] = (taken, taken + count, 1)
+        piece = slice_(node, tuple(bounds))
+        filled = stretch.start + (count - 1) * step + 1
+        if step > 1:
+            wide = (*node.shape[:axis], filled - stretch.start, *node.shape[axis + 1 :])
+            places = tuple((0, n, step if each == axis else 1) for each, n in enumerate(wide))
+            piece = unslice(piece, shape=wide, bounds=places)
+        pieces.append(piece)
+        taken += count
+    if filled < length or not pieces:
+        pieces.append(gap(length - filled))
+    return concat(tuple(pieces), axis)
