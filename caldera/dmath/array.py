@@ -21,7 +21,7 @@ from caldera.core.graph.ops.base import cast, full, tensor
 from caldera.core.graph.ops.elementwise import where
 from caldera.core.graph.ops.movement import unslice
 from caldera.core.graph.program import substitute
-from caldera.core.tensor.dtype import array_of, bool_, canonical
+from caldera.core.tensor.dtype import bool_, canonical
 from caldera.core.tensor.shape import Shape
 from caldera.dmath.connect import current
 from caldera.dmath.explain import ArrayExplanation, explained, layout_picture
@@ -377,8 +377,3 @@ def _is_shared_out(node: Node) -> bool:
 
 
 add_kind(Array, _is_shared_out)
-
-
-def as_values(values: Any) -> np.ndarray:
-    """What a user gives as an array."""
-    return np.asarray(values) if isinstance(values, np.ndarray) else array_of(values, "dm.array")

@@ -11,7 +11,7 @@ Blocks are for callers that need one at a time: Dask, pandas.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
@@ -23,8 +23,7 @@ import numpy as np
 
 from caldera.base.file_access import checked_file_name
 from caldera.base.registry import optional_import
-from caldera.compiler.sharding.layout import CartesianLayout, IndexBlock, ShardLayout
-from caldera.compiler.sharding.table_layout import TableLayout
+from caldera.compiler.sharding.layout import IndexBlock, ShardLayout
 from caldera.core.tensor.dtype import DType, canonical, complex128
 from caldera.core.tensor.shape import Shape
 from caldera.dmath.codec import decode, encode
@@ -261,12 +260,7 @@ def cuts_of_blocks(layout: ShardLayout) -> list[list[int]]:
     >>> cuts_of_blocks(Rows().of((5, 3), range(2)))
     [[0, 3, 5], [0, 3]]
     """
-    if isinstance(layout, CartesianLayout):
-        splits = zip(layout.splits, layout.shape, strict=True)
-        cuts = [[0, n] if split is None else sorted({0, *split.cuts, n}) for split, n in splits]
-    else:
-        assert isinstance(layout, TableLayout)
-        cuts = [list(each) for each in layout.blocks]
+    cuts = [list(each) for each in layout.cuts]
     while np.prod([len(each) - 1 for each in cuts]) > MOST_BLOCKS:
         longest = max(range(len(cuts)), key=lambda axis: len(cuts[axis]))
         cuts[longest] = sorted({*cuts[longest][::2], cuts[longest][-1]})
@@ -282,14 +276,14 @@ def blocks_of(array: Any) -> Iterator[tuple[Box, np.ndarray]]:
 
 
 class Elements:
-    """What Dask takes for an array: slices of it are brought here when they are asked for."""
+    """The elements of an array of this shape: `take` returns those of a box when it is used."""
 
-    def __init__(self, array: Any) -> None:
-        self._array = array
-        self.shape, self.dtype, self.ndim = array.shape, np.dtype(array.dtype), array.ndim
+    def __init__(self, shape: Shape, dtype: DType, take: Callable[[Any], np.ndarray]) -> None:
+        self.shape, self.dtype, self.ndim = shape, dtype, len(shape)
+        self._take = take
 
-    def __getitem__(self, key: Any) -> np.ndarray:
-        return self._array[key].numpy()
+    def __getitem__(self, box: Any) -> np.ndarray:
+        return self._take(box)
 
 
 def to_dask(array: Any) -> Any:
@@ -297,9 +291,8 @@ def to_dask(array: Any) -> Any:
     dask_array = optional_import("dask.array", "dask", "dm.Array.to_dask")
     chunks = tuple(tuple(int(n) for n in np.diff(each)) for each in cuts_of_blocks(array.layout))
     # One after the other: they come from one session.
-    return dask_array.from_array(
-        Elements(array), chunks=chunks, asarray=False, fancy=False, lock=True
-    )
+    elements = Elements(array.shape, np.dtype(array.dtype), lambda box: array[box].numpy())
+    return dask_array.from_array(elements, chunks=chunks, asarray=False, fancy=False, lock=True)
 
 
 def to_pandas(array: Any, columns: Sequence[Any] | None = None, index: Any = None) -> Any:

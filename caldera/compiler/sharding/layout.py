@@ -13,7 +13,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import product
 from math import prod
 
 import numpy as np
@@ -124,10 +123,6 @@ class ShardLayout(ABC):
     def is_replicated(self) -> bool:
         """Whether each of its ranks has everything."""
         return all(self.elements(rank) == size(self.shape) for rank in self.ranks)
-
-    def replicated(self) -> CartesianLayout:
-        """The same ranks, each of which has everything."""
-        return replicated(self.shape, self.ranks)
 
     # --- arrays
 
@@ -255,11 +250,6 @@ class CartesianLayout(ShardLayout):
         """The ranks that have the part with these numbers along the split axes."""
         first = int(np.ravel_multi_index((*parts, 0), self.mesh))
         return self.ranks[first : first + self.replicas]
-
-    def mesh_with_terms(self, terms: int, place: int) -> tuple[int, ...]:
-        """The ranks if the first of `terms` of the replicas are an axis of the mesh, at a place."""
-        split = np.array(self.ranks).reshape(*self._parts, terms, self.replicas // terms)
-        return tuple(np.moveaxis(split, len(self._parts), place).reshape(-1).tolist())
 
     # --- what a layout says
 
@@ -390,25 +380,6 @@ def along_axis(
 @lru_cache(maxsize=4096)
 def _replicated(shape: Shape, ranks: tuple[int, ...]) -> CartesianLayout:
     return CartesianLayout(shape, (None,) * len(shape), ranks)
-
-
-def same_owners(first: ShardLayout, second: ShardLayout) -> bool:
-    """Whether every element has the same owners in both, whatever the layouts look like.
-
-    >>> from caldera.compiler.sharding.layout import replicated, same_owners
-    >>> from caldera.compiler.sharding.table_layout import TableLayout
-    >>> same_owners(replicated((2,), (0, 1)), TableLayout((2,), ((0, 1, 2),), ((0, 1), (0, 1))))
-    True
-    """
-    if first.shape != second.shape:
-        return False
-    if first == second:
-        return True
-    corners = [
-        sorted({cut for cut in (*a, *b) if cut < n})
-        for a, b, n in zip(first.cuts, second.cuts, first.shape, strict=True)
-    ]
-    return all(set(first.owners(i)) == set(second.owners(i)) for i in product(*corners))
 
 
 def index_of(axes: Sequence[Intervals]) -> tuple[slice | np.ndarray, ...]:

@@ -13,6 +13,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import numpy as np
+
 from caldera.base.formatting import bytes_text
 from caldera.compiler.sharding import ops  # noqa: F401 - registers them
 from caldera.compiler.sharding.axis_split import even_split
@@ -261,7 +263,9 @@ class Propagation:
         for axis, n in enumerate(layout.shape):
             if layout.splits[axis] is None and n >= where.terms:
                 before = len([each for each in layout.split_axes if each < axis])
-                ranks = layout.mesh_with_terms(where.terms, before)
+                # The ranks if those of one term after the other are an axis of the mesh there.
+                mesh = np.array(layout.ranks).reshape(*layout.mesh[:-1], where.terms, -1)
+                ranks = tuple(np.moveaxis(mesh, -2, before).reshape(-1).tolist())
                 split = even_split(n, where.terms)
                 splits = (*layout.splits[:axis], split, *layout.splits[axis + 1 :])
                 return CartesianLayout(layout.shape, splits, ranks)
@@ -283,7 +287,8 @@ class Propagation:
         choice = ShardingStrategy(describe(node, 1), costs[best], others, way.seconds, way.nbytes)
         self.choices.append(choice)
         parts = [self.placed(x, where) for x, where in zip(node.inputs, way.inputs, strict=True)]
-        made = as_tuple(way.make(parts)) if self._takes_part(way) else (None,) * len(way.outputs)
+        takes_part = any(self.rank in placement.layout.ranks for placement in way.outputs)
+        made = as_tuple(way.make(parts)) if takes_part else (None,) * len(way.outputs)
         values = []
         for spec, placement, part in zip(node.outputs, way.outputs, made, strict=True):
             if part is None or self.rank not in placement.layout.ranks:
@@ -292,9 +297,6 @@ class Propagation:
             assert part.shape == expected, f"{describe(node)}: {part.shape} is not {expected}"
             values.append(DistributedValue(placement, part))
         return values
-
-    def _takes_part(self, way: ShardingRule) -> bool:
-        return any(self.rank in placement.layout.ranks for placement in way.outputs)
 
     def _cost(self, node: Node, way: ShardingRule) -> MoveCost:
         seconds, nbytes = way.seconds, way.nbytes

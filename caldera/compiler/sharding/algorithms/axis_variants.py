@@ -27,7 +27,6 @@ from caldera.compiler.sharding.algorithms.variant import (
     Options,
     Variant,
     axis_layout,
-    columns_layout,
     computing,
     cuts_of,
 )
@@ -62,13 +61,13 @@ def _of_svd(node: Node, ranks: int) -> tuple[Layouts, Layouts]:
     else:
         given = qr_layouts((n, m), ranks)[0].transposed((1, 0))
     cuts = even_cuts(k, ranks)
-    u, v = columns_layout((m, k), cuts), columns_layout((n, k), cuts).transposed((1, 0))
+    u, v = axis_layout((m, k), -1, cuts), axis_layout((n, k), -1, cuts).transposed((1, 0))
     return [given], [u, replicated((k,), range(ranks)), v]
 
 
 def _of_eigh(node: Node, ranks: int) -> tuple[Layouts, Layouts]:
     n, _ = shape_of(node)
-    columns = columns_layout((n, n), even_cuts(n, ranks))
+    columns = axis_layout((n, n), -1, even_cuts(n, ranks))
     return [columns], [replicated((n,), range(ranks)), columns]
 
 

@@ -27,9 +27,9 @@ from caldera.compiler.sharding.algorithms.qr import qr as qr_on_grid
 from caldera.compiler.sharding.algorithms.qr import tsqr
 from caldera.compiler.sharding.algorithms.variant import (
     AlgorithmCost,
+    axis_layout,
     choose,
     cyclic_layout,
-    rows_layout,
 )
 from caldera.compiler.sharding.layout import CartesianLayout, ShardLayout, replicated
 from caldera.compiler.sharding.transfer import redistributed
@@ -115,8 +115,8 @@ def qr_layouts(
     if is_tall(shape, ranks):
         rows = even_cuts(m, ranks)
         return (
-            rows_layout((m, n), rows),
-            rows_layout((m, k), rows),
+            axis_layout((m, n), 0, rows),
+            axis_layout((m, k), 0, rows),
             replicated((k, n), range(ranks)),
         )
     block, grid = block_size(k, ranks, widest), factorisation_grid(ranks)

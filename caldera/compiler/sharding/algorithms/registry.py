@@ -45,8 +45,8 @@ from caldera.compiler.sharding.algorithms.variant import (
     AlgorithmCost,
     Options,
     Variant,
+    axis_layout,
     cyclic_layout,
-    rows_layout,
 )
 from caldera.compiler.sharding.layout import ShardLayout, replicated
 from caldera.core.graph.node import Node, Spec
@@ -176,7 +176,7 @@ def _of_largest(node: Node, ranks: int) -> tuple[Layouts, Layouts]:
     (m, n), k = shape_of(node), node.attrs["k"]
     cuts, everywhere = even_cuts(m, ranks), range(ranks)
     others = [replicated(spec.shape, everywhere) for spec in node.outputs[1:]]
-    return [rows_layout((m, n), cuts)], [rows_layout((m, k), cuts), *others]
+    return [axis_layout((m, n), 0, cuts)], [axis_layout((m, k), 0, cuts), *others]
 
 
 def _largest_variants(node: Node, given: Layouts, ranks: int) -> list[Variant]:

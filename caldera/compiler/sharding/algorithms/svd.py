@@ -28,7 +28,7 @@ from caldera.comm import Communicator
 from caldera.compiler.sharding.algorithms.panels import LocalMatrix, multiply, qr
 from caldera.compiler.sharding.algorithms.process_grid import Cuts, even_cuts, gather_rows, sum_over
 from caldera.compiler.sharding.algorithms.qr import DEALT, svd_by_bidiagonal, tsqr
-from caldera.compiler.sharding.algorithms.variant import columns_layout
+from caldera.compiler.sharding.algorithms.variant import axis_layout
 from caldera.compiler.sharding.axis_split import AxisSplit, cyclic_split
 from caldera.compiler.sharding.layout import CartesianLayout, replicated
 from caldera.core.graph.ops.factorisation import ABOUT_EQUAL
@@ -204,7 +204,7 @@ def svd(a: LocalMatrix, *, bidiagonal: bool = False) -> Factors:
 
 def _by_jacobi(r: LocalMatrix) -> Factors:
     n, comm = r.shape[0], r.comm
-    given = r.adjoint.to(columns_layout((n, n), jacobi_cuts(n, comm.size)))
+    given = r.adjoint.to(axis_layout((n, n), -1, jacobi_cuts(n, comm.size)))
     turned, rotations = one_sided_jacobi(given.part, n, comm, rotations=True)
     lengths, (right, left) = _in_order((turned, rotations), n, comm, descending=True)
     return left, lengths, _normalised(right, lengths, n).adjoint
@@ -222,7 +222,7 @@ def _by_bidiagonal(a: LocalMatrix) -> Factors:
     (m, n), comm = a.shape, a.comm
     given = a.to(dealt_columns((m, n), comm.size))
     left, lengths, right = svd_by_bidiagonal(given.part, n, comm)
-    u, v = (columns_layout((rows, n), even_cuts(n, comm.size)) for rows in (m, n))
+    u, v = (axis_layout((rows, n), -1, even_cuts(n, comm.size)) for rows in (m, n))
     return LocalMatrix(left, u, comm), lengths, LocalMatrix(right, v, comm).adjoint
 
 
@@ -234,9 +234,9 @@ def eigh(a: LocalMatrix, *, together: bool = True) -> tuple[np.ndarray, LocalMat
         whole = a.hermitian(replicated((n, n), range(comm.size))).part
         values, found = np.linalg.eigh(whole)
         own = np.ascontiguousarray(found[:, _own_columns(n, comm)])
-        even = columns_layout((n, n), even_cuts(n, comm.size))
+        even = axis_layout((n, n), -1, even_cuts(n, comm.size))
         return values, LocalMatrix(own * sign_of_columns(own).conj(), even, comm)
-    where = columns_layout((n, n), jacobi_cuts(n, comm.size))
+    where = axis_layout((n, n), -1, jacobi_cuts(n, comm.size))
     part = a.hermitian(where).part
     shift = _norm_bound(part, comm)
     begin = jacobi_cuts(n, comm.size)[comm.rank]
@@ -286,7 +286,7 @@ def _in_order(
     for part in parts:
         shape = (len(part), n)
         layout = CartesianLayout(shape, (None, split), tuple(range(comm.size)))
-        even = columns_layout(shape, even_cuts(n, comm.size))
+        even = axis_layout(shape, -1, even_cuts(n, comm.size))
         found.append(LocalMatrix(np.ascontiguousarray(part[:, mine]), layout, comm).to(even))
     return lengths[order], found
 
@@ -313,8 +313,8 @@ def _with_signs(u: LocalMatrix, s: np.ndarray, vh: LocalMatrix) -> Factors:
     """The signs that `op.svd` has: the first of the largest components of each u is positive."""
     m, k = u.shape
     ranks = u.comm.size
-    columns = columns_layout((m, k), even_cuts(k, ranks))
-    rows = columns_layout((vh.shape[1], k), even_cuts(k, ranks)).transposed((1, 0))
+    columns = axis_layout((m, k), -1, even_cuts(k, ranks))
+    rows = axis_layout((vh.shape[1], k), -1, even_cuts(k, ranks)).transposed((1, 0))
     u, vh = u.to(columns), vh.to(rows)
     sign = sign_of_columns(u.part)
     return (

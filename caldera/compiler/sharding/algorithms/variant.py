@@ -231,16 +231,6 @@ def axis_layout(shape: Shape, axis: int, cuts: Sequence[int]) -> CartesianLayout
     return along_axis(shape, axis % len(shape), contiguous(cuts), range(len(cuts) - 1))
 
 
-def rows_layout(shape: Shape, cuts: Sequence[int]) -> CartesianLayout:
-    """Contiguous blocks of the first axis, one for each rank."""
-    return axis_layout(shape, 0, cuts)
-
-
-def columns_layout(shape: Shape, cuts: Sequence[int]) -> CartesianLayout:
-    """Contiguous blocks of the last axis, one for each rank."""
-    return axis_layout(shape, -1, cuts)
-
-
 def cyclic_layout(shape: tuple[int, int], block: int, grid: tuple[int, int]) -> CartesianLayout:
     """Square blocks dealt out to a grid of ranks."""
     splits = (cyclic_split(shape[0], grid[0], block), cyclic_split(shape[1], grid[1], block))

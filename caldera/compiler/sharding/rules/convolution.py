@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -175,7 +176,7 @@ def _way(
     make: Callable[[Sequence[Node]], Node],
 ) -> ShardingRule:
     """What halos on both sides take, and a share of the work."""
-    images, shares = spatial.images, int(np.prod(spatial.images.mesh[:-1]))
+    images, shares = spatial.images, prod(spatial.images.mesh[:-1])
     seconds, sent = node.op.count_flops(node) / shares / graph.links.flops, 0
     for axis, window in zip(SPACE, spatial.windows, strict=True):
         split = images.splits[axis]
@@ -190,32 +191,24 @@ def _way(
 # --- the three convolutions
 
 
-def _forward(graph: Propagation, node: Node, spatial: Spatial) -> ShardingRule:
-    kernel = replicated(node.inputs[1].shape, spatial.images.ranks)
+def _seeing(graph: Propagation, node: Node, spatial: Spatial) -> ShardingRule:
+    """The convolution itself, and the gradient for its kernel, of which each rank finds a term."""
+    finds_kernel = node.op.name == "conv2d_weight"
+    images, results = spatial.images, spatial.results
+    kernel = replicated(node.shape if finds_kernel else node.inputs[1].shape, images.ranks)
+    own = kernel if finds_kernel else results
 
     def make(parts: Sequence[Node]) -> Node:
         seen, padding = _seen(graph, parts[0], spatial)
-        shape = spatial.results.local_shape(graph.rank)
-        if 0 in shape or 0 in seen.shape:
+        shape = own.local_shape(graph.rank)
+        if 0 in (*shape, *seen.shape, *parts[1].shape):
             return full(shape, 0, node.dtype)
         return node.op(seen, parts[1], **{**node.attrs, "padding": padding})
 
-    inputs = (spatial.images, kernel)
-    return _way(graph, node, spatial, inputs, ShardPlacement(spatial.results), make)
-
-
-def _weight(graph: Propagation, node: Node, spatial: Spatial) -> ShardingRule:
-    ranks = spatial.images.ranks
-    terms = int(np.prod(spatial.images.mesh[:-1]))
-
-    def make(parts: Sequence[Node]) -> Node:
-        seen, padding = _seen(graph, parts[0], spatial)
-        if 0 in seen.shape or 0 in parts[1].shape:
-            return full(node.shape, 0, node.dtype)
-        return node.op(seen, parts[1], **{**node.attrs, "padding": padding})
-
-    output = ShardPlacement(replicated(node.shape, ranks), terms)
-    return _way(graph, node, spatial, (spatial.images, spatial.results), output, make)
+    if finds_kernel:
+        output = ShardPlacement(kernel, prod(images.mesh[:-1]))
+        return _way(graph, node, spatial, (images, results), output, make)
+    return _way(graph, node, spatial, (images, kernel), ShardPlacement(results), make)
 
 
 def _input(graph: Propagation, node: Node, spatial: Spatial) -> ShardingRule:
@@ -254,6 +247,6 @@ def _window(x: Node, axis: int, begin: int, own: Range) -> Node:
     return narrow(pad(x, amounts), axis, own[0] - begin + before, own[1] - own[0])
 
 
-_WAYS = {"conv2d": _forward, "conv2d_weight": _weight, "conv2d_input": _input}
+_WAYS = {"conv2d": _seeing, "conv2d_weight": _seeing, "conv2d_input": _input}
 for _name in products.CONVOLUTIONS:
     RULES[_name] = partial(_rule, RULES[_name])

@@ -306,7 +306,7 @@ def _others(
     yield default_layout(x.shape, own.ranks, x.dtype.itemsize)
     for axis in own.split_axes:
         yield own.unsplit([each for each in own.split_axes if each != axis])
-    yield own.replicated()
+    yield replicated(x.shape, own.ranks)
 
 
 # --- stretches of an axis taken out of a rank's part, or put into one
