@@ -16,15 +16,14 @@ from caldera.compiler.sharding.algorithms.process_grid import even_cuts
 from caldera.compiler.sharding.distributions import Distribution, Rows, as_layout
 from caldera.compiler.sharding.layout import ShardLayout
 from caldera.compiler.sharding.ops import place
-from caldera.compiler.sharding.rules.registry import default_layout
 from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.ops.base import cast, constant, iota
 from caldera.core.graph.ops.base import full as full_node
 from caldera.core.graph.ops.elementwise import add, mul
 from caldera.core.graph.ops.random import random_normal, random_uniform
 from caldera.core.tensor.dtype import array_of, bool_, canonical, int64, is_float
-from caldera.core.tensor.shape import Shape, as_shape
-from caldera.dmath.array import Array, checked_ranks, leaf_of, put
+from caldera.core.tensor.shape import as_shape
+from caldera.dmath.array import Array, layout_for, leaf_of, put
 from caldera.dmath.connect import current
 from caldera.dmath.shards import Elements, FileArray, read_part
 from caldera.errors import ConfigError
@@ -32,17 +31,8 @@ from caldera.errors import ConfigError
 Where = ShardLayout | Distribution | None
 
 
-def _layout(layout: Where, shape: Shape, ranks: Iterable[int] | None) -> ShardLayout | None:
-    own = None if ranks is None else checked_ranks(ranks)
-    if layout is None:
-        return None if own is None else default_layout(shape, own)
-    found = as_layout(layout, shape, range(current().ranks) if own is None else own)
-    checked_ranks(found.ranks)
-    return found
-
-
 def _array(node: Node, layout: Where, ranks: Iterable[int] | None) -> Array:
-    return Array(place(node, _layout(layout, node.shape, ranks)))
+    return Array(place(node, layout_for(layout, node.spec, ranks)))
 
 
 def array(
@@ -66,9 +56,10 @@ def array(
     given = values if isinstance(values, np.ndarray) else array_of(values, "dm.array")
     if dtype is not None:
         given = given.astype(canonical(dtype))
-    own = range(current().ranks) if ranks is None else checked_ranks(ranks)
-    where = _layout(layout, given.shape, ranks)
-    return put(given, where or default_layout(given.shape, tuple(own), given.dtype.itemsize))
+    spec = Spec(given.shape, canonical(given.dtype))
+    where = layout_for(layout, spec, range(current().ranks) if ranks is None else ranks)
+    assert where is not None
+    return put(given, where)
 
 
 def full(

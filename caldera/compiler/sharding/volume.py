@@ -208,8 +208,8 @@ def _shared_pieces(source: ShardLayout, target: ShardLayout) -> np.ndarray:
     if isinstance(source, CartesianLayout):
         ordered = [source.pieces(group[0]) for group in groups(source)]
     else:
-        pieces = [piece for rank in source.ranks for piece in source.pieces(rank)]
-        ordered = [(piece,) for piece in {piece.axes: piece for piece in pieces}.values()]
+        every = [piece for rank in source.ranks for piece in source.pieces(rank)]
+        ordered = [(piece,) for piece in {piece.axes: piece for piece in every}.values()]
     found = np.zeros((len(ordered), len(target.ranks)), np.int64)
     for column, rank in enumerate(target.ranks):
         for mine, (row, pieces) in product(target.pieces(rank), enumerate(ordered)):

@@ -103,9 +103,9 @@ def _eigh_variants(node: Node, given: Layouts, ranks: int) -> list[Variant]:
     alone = AlgorithmCost(
         n * n * itemsize, ranks, factor * n * n * (n + small), workspace=3 * n * n * itemsize
     )
-    inputs, outputs = (tuple(each) for each in _of_eigh(node, ranks))
     cost = grid_cost(node, ranks, block_size(n, ranks)) + alone
-    return [*found, Variant("LAPACK on each rank", inputs, outputs, cost, (ALIKE,))]
+    ways = found[0].inputs, found[0].outputs
+    return [*found, Variant("LAPACK on each rank", *ways, cost, (ALIKE,))]
 
 
 def _svd_variants(node: Node, given: Layouts, ranks: int) -> list[Variant]:
@@ -116,7 +116,7 @@ def _svd_variants(node: Node, given: Layouts, ranks: int) -> list[Variant]:
     (n, m), itemsize = sorted(shape_of(node)), node.inputs[0].dtype.itemsize
     if n * n * itemsize > LOCAL_BYTES:
         return found
-    inputs, outputs = (tuple(each) for each in _of_svd(node, ranks))
+    inputs, outputs = found[0].inputs, found[0].outputs
     cost = AlgorithmCost()
     if m >= TALL * n:
         # What a QR takes, and the product with its Q.

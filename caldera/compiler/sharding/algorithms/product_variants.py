@@ -124,6 +124,7 @@ def _variant(a: Shape, b: Shape, options: Options, itemsize: int) -> Variant:
     form, (layers, rows, columns), cuts, (ta, tb) = options
     ranks = np.arange(layers * rows * columns).reshape(layers, rows, columns)
     in_order: list[int] = ranks.reshape(-1).tolist()
+    factors: tuple[ShardLayout, ShardLayout]
     by_row = ranks.transpose(1, 0, 2).reshape(-1).tolist()
     m, inner_a, inner_b, n = cuts
     shape_a = (*a[:-2], m[-1], inner_a[-1])
@@ -132,20 +133,26 @@ def _variant(a: Shape, b: Shape, options: Options, itemsize: int) -> Variant:
     out_rows, out_columns = m, n
     if form == STATIONARY_B:
         swapped = (*a[:-2], inner_a[-1], m[-1])
-        of_a = _as_read(grid_layout(swapped, inner_a, m, in_order), True)
-        of_b = grid_layout(shape_b, inner_b, n, in_order)
+        factors = (
+            _as_read(grid_layout(swapped, inner_a, m, in_order), True),
+            grid_layout(shape_b, inner_b, n, in_order),
+        )
         out_rows = even_cuts(m[-1], rows)
     elif form == STATIONARY_A:
         swapped = (*b[:-2], n[-1], inner_b[-1])
-        of_a = grid_layout(shape_a, m, inner_a, in_order)
-        of_b = _as_read(grid_layout(swapped, n, inner_b, in_order), True)
+        factors = (
+            grid_layout(shape_a, m, inner_a, in_order),
+            _as_read(grid_layout(swapped, n, inner_b, in_order), True),
+        )
         out_columns = even_cuts(n[-1], columns)
     else:
-        of_a = grid_layout(shape_a, m, inner_a, by_row)
-        of_b = grid_layout(shape_b, inner_b, n, in_order)
+        factors = (
+            grid_layout(shape_a, m, inner_a, by_row),
+            grid_layout(shape_b, inner_b, n, in_order),
+        )
         out_rows = _subdivided(m, layers)
     of_c = grid_layout((*batch, m[-1], n[-1]), out_rows, out_columns, by_row)
-    inputs = _as_read(of_a, ta), _as_read(of_b, tb)
+    inputs = _as_read(factors[0], ta), _as_read(factors[1], tb)
     cost = product_cost(form, (layers, rows, columns), cuts, itemsize, size(batch))
     return Variant(_name(form, layers, rows, columns), inputs, (of_c,), cost, options)
 

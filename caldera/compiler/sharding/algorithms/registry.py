@@ -172,22 +172,16 @@ def _of_qr(node: Node, ranks: int, widest: int) -> tuple[Layouts, Layouts]:
     return [given], made
 
 
-def _of_largest(node: Node, ranks: int) -> tuple[Layouts, Layouts]:
-    (m, n), k = shape_of(node), node.attrs["k"]
-    cuts, everywhere = even_cuts(m, ranks), range(ranks)
-    others = [replicated(spec.shape, everywhere) for spec in node.outputs[1:]]
-    return [axis_layout((m, n), 0, cuts)], [axis_layout((m, k), 0, cuts), *others]
-
-
 def _largest_variants(node: Node, given: Layouts, ranks: int) -> list[Variant]:
-    inputs, outputs = _of_largest(node, ranks)
-    n, k = node.inputs[0].shape[1], node.attrs["k"]
-    elements = node.inputs[0].spec.size
+    (m, n), k = shape_of(node), node.attrs["k"]
+    rows, everywhere = even_cuts(m, ranks), range(ranks)
+    others = (replicated(spec.shape, everywhere) for spec in node.outputs[1:])
+    inputs, outputs = axis_layout((m, n), 0, rows), (axis_layout((m, k), 0, rows), *others)
     # About ten steps, each of which goes through the matrix twice.
     sent = 20 * n * k * node.inputs[0].dtype.itemsize if ranks > 1 else 0
-    cost = AlgorithmCost(sent, 100 * (ranks - 1), 40 * elements * k // ranks)
+    cost = AlgorithmCost(sent, 100 * (ranks - 1), 40 * m * n * k // ranks)
     options = (k, node.attrs["tolerance"], node.attrs["steps"], node.attrs["seed"])
-    return [Variant("block Krylov", tuple(inputs), tuple(outputs), cost, options)]
+    return [Variant("block Krylov", (inputs,), outputs, cost, options)]
 
 
 def _run_largest(
