@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.dmath import scalapack
 from benchmarks.dmath.dmath_cases import (
     Case,
     first_alone,
@@ -22,7 +23,6 @@ from benchmarks.dmath.dmath_cases import (
 )
 from benchmarks.dmath.dmath_dask import dask_processes_case, dask_threads_case
 from caldera.comm import Communicator
-from caldera.compiler.sharding.algorithms import process_grid as scalapack
 from caldera.compiler.sharding.algorithms.process_grid import ProcessGrid, grid_shapes, process_grid
 from caldera.compiler.sharding.algorithms.variant import cyclic_layout
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from os import PathLike
 from typing import Any
 
@@ -16,24 +16,33 @@ from caldera.compiler.sharding.distributions import Distribution, as_layout
 from caldera.compiler.sharding.layout import ShardLayout
 from caldera.compiler.sharding.ops import place
 from caldera.compiler.sharding.rules.registry import default_layout
-from caldera.core.graph.node import Node, Symbol
+from caldera.core.graph.node import Node, Spec, Symbol
 from caldera.core.graph.ops.base import cast, full, tensor
 from caldera.core.graph.ops.elementwise import where
 from caldera.core.graph.ops.movement import unslice
 from caldera.core.graph.program import substitute
-from caldera.core.tensor.dtype import array_of, bool_, canonical
+from caldera.core.tensor.dtype import bool_, canonical
 from caldera.core.tensor.shape import Shape
 from caldera.dmath.connect import current
 from caldera.dmath.explain import ArrayExplanation, explained, layout_picture
-from caldera.dmath.handle import Handle
 from caldera.dmath.numpy_protocol import apply_function, apply_ufunc
-from caldera.dmath.session import Session
+from caldera.dmath.session import Handle, Session
 from caldera.dmath.shards import Box, blocks_of, to_dask, to_pandas
 from caldera.draw.svg import Picture
 from caldera.errors import ConfigError
 
 # A value that is known stands for its node as long as somebody has the node.
 _values: weakref.WeakKeyDictionary[Node, Node] = weakref.WeakKeyDictionary()
+
+
+def _method(function: Callable[..., Any], words: str) -> Callable[..., Any]:
+    """Return the method that applies a function of NumPy."""
+
+    def method(self: Array, *args: Any, **options: Any) -> Any:
+        return apply_function(function, (self, *args), options)
+
+    method.__doc__ = words
+    return method
 
 
 class Array(Expr):
@@ -78,15 +87,7 @@ class Array(Expr):
         (8, 4)
         """
         node = self.node if dtype is None else cast(self.node, canonical(dtype))
-        own = None if ranks is None else checked_ranks(ranks)
-        if layout is None and own is None:
-            return Array(place(node, None))
-        if layout is None:
-            assert own is not None
-            return Array(place(node, default_layout(node.shape, own, node.dtype.itemsize)))
-        where_to = as_layout(layout, node.shape, range(current().ranks) if own is None else own)
-        checked_ranks(where_to.ranks)
-        return Array(place(node, where_to))
+        return Array(place(node, layout_for(layout, node.spec, ranks)))
 
     def explain(self) -> ArrayExplanation:
         """What moves where when it is computed: bytes, seconds, and what each way has beaten.
@@ -202,10 +203,21 @@ class Array(Expr):
     ) -> Any:
         return apply_function(function, args, options)
 
-    @property
-    def T(self) -> Array:
-        """The transpose."""
-        return _own(op.transpose(self, tuple(reversed(range(self.ndim)))))
+    T = property(_method(np.transpose, "The transpose."))
+    real = property(_method(np.real, "The real parts; real numbers are their own."))
+    imag = property(_method(np.imag, "The imaginary parts; those of real numbers are 0."))
+    ravel = _method(np.ravel, "The elements along one axis.")
+    sum = _method(np.sum, "The sum over axes, or over all of them.")
+    mean = _method(np.mean, "The mean over axes, or over all of them.")
+    max = _method(np.max, "The largest element along axes.")
+    min = _method(np.min, "The smallest element along axes.")
+    prod = _method(np.prod, "The product over axes.")
+    var = _method(np.var, "The variance over axes.")
+    std = _method(np.std, "The standard deviation over axes.")
+    argmax = _method(np.argmax, "The index of the largest element along an axis.")
+    argmin = _method(np.argmin, "The index of the smallest element along an axis.")
+    cumsum = _method(np.cumsum, "Running sums along an axis, or of all elements.")
+    dot = _method(np.dot, "The matrix product.")
 
     def transpose(self, *axes: int) -> Array:
         """The axes in another order; reversed if none are given."""
@@ -215,71 +227,13 @@ class Array(Expr):
         """The same elements in another shape."""
         return _own(op.reshape(self, shape[0] if len(shape) == 1 else shape))
 
-    def ravel(self) -> Array:
-        """The elements along one axis."""
-        return _own(op.reshape(self, (-1,)))
-
     def astype(self, dtype: Any) -> Array:
         """The same values in another dtype."""
         return _own(op.cast(self, dtype))
 
-    def sum(self, axis: Any = None, keepdims: bool = False) -> Array:
-        """The sum over axes, or over all of them."""
-        return _own(op.sum(self, axis, keepdims))
-
-    def mean(self, axis: Any = None, keepdims: bool = False) -> Array:
-        """The mean over axes, or over all of them."""
-        return _own(op.mean(self, axis, keepdims))
-
-    def max(self, axis: Any = None, keepdims: bool = False) -> Array:
-        """The largest element along axes."""
-        return _own(op.max(self, axis, keepdims))
-
-    def min(self, axis: Any = None, keepdims: bool = False) -> Array:
-        """The smallest element along axes."""
-        return _own(op.min(self, axis, keepdims))
-
-    def prod(self, axis: Any = None, keepdims: bool = False) -> Array:
-        """The product over axes."""
-        return _own(op.prod(self, axis, keepdims))
-
-    def var(self, axis: Any = None, ddof: int = 0, keepdims: bool = False) -> Array:
-        """The variance over axes."""
-        return _own(op.variance(self, axis, keepdims, correction=ddof))
-
-    def std(self, axis: Any = None, ddof: int = 0, keepdims: bool = False) -> Array:
-        """The standard deviation over axes."""
-        return _own(op.sqrt(self.var(axis, ddof, keepdims)))
-
-    def argmax(self, axis: int | None = None) -> Array:
-        """Where the largest element along an axis is."""
-        return _own(op.argmax(self, axis))
-
-    def argmin(self, axis: int | None = None) -> Array:
-        """Where the smallest element along an axis is."""
-        return _own(op.argmin(self, axis))
-
-    def cumsum(self, axis: int | None = None) -> Array:
-        """Running sums along an axis, or of all elements."""
-        return _own(op.cumsum(self.ravel() if axis is None else self, axis or 0))
-
-    @property
-    def real(self) -> Array:
-        """The real parts; real numbers are their own."""
-        return _own(op.real(self))
-
-    @property
-    def imag(self) -> Array:
-        """The imaginary parts; those of real numbers are 0."""
-        return _own(op.imag(self))
-
     def conj(self) -> Array:
         """The conjugates; real numbers are their own."""
         return _own(op.conj(self))
-
-    def dot(self, other: Any) -> Array:
-        """The matrix product."""
-        return _own(self @ other)
 
 
 def _own(made: Expr) -> Array:
@@ -341,6 +295,18 @@ def _handle(node: Node) -> Handle:
     return node.attrs["symbol"].value
 
 
+def layout_for(
+    layout: ShardLayout | Distribution | None, spec: Spec, ranks: Iterable[int] | None
+) -> ShardLayout | None:
+    """The layout of an array on some ranks, or on all; None where nothing is said about it."""
+    own = None if ranks is None else checked_ranks(ranks)
+    if layout is None:
+        return None if own is None else default_layout(spec.shape, own, spec.dtype.itemsize)
+    found = as_layout(layout, spec.shape, range(current().ranks) if own is None else own)
+    checked_ranks(found.ranks)
+    return found
+
+
 def checked_ranks(ranks: Iterable[int]) -> tuple[int, ...]:
     """Ranks that the session has."""
     own, there = tuple(int(rank) for rank in ranks), current().ranks
@@ -378,8 +344,3 @@ def _is_shared_out(node: Node) -> bool:
 
 
 add_kind(Array, _is_shared_out)
-
-
-def as_values(values: Any) -> np.ndarray:
-    """What a user gives as an array."""
-    return np.asarray(values) if isinstance(values, np.ndarray) else array_of(values, "dm.array")

@@ -58,12 +58,10 @@ def encode_graph(outputs: Sequence[Node]) -> tuple[bytes, tuple[Symbol, ...]]:
     """A graph as bytes, the same for graphs that differ in nothing but what their leaves hold; and
     the leaves. Constant arrays are part of it."""
     writer = _Writer()
-    order = topological(outputs)
-    numbers = {node: number for number, node in enumerate(order)}
-    nodes = [writer.node(node, numbers) for node in order]
+    nodes, numbers = writer.nodes(topological(outputs), outputs)
     head = {
         "nodes": nodes,
-        "outputs": [numbers[node] for node in outputs],
+        "outputs": numbers,
         "leaves": [
             [leaf.role, list(leaf.spec.shape), leaf.spec.dtype.name] for leaf in writer.leaves
         ],
@@ -115,15 +113,12 @@ def decode_graph(content: bytes) -> LeafGraph:
         reader = _Reader(head["leaves"], memoryview(content)[8 + length :])
         if len(head["nodes"]) > MOST_NODES:
             raise _refused(f"at most {MOST_NODES} nodes", len(head["nodes"]))
-        nodes: list[Node] = []
-        for name, inputs, attrs in head["nodes"]:
-            nodes.append(reader.node(name, inputs, attrs, nodes))
-        outputs = tuple(nodes[number] for number in head["outputs"])
+        outputs = reader.outputs(head["nodes"], head["outputs"])
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as problem:
         if isinstance(problem, ConfigError | DataError):
             raise
         raise _refused("a graph as encode_graph writes it", repr(problem)) from problem
-    return LeafGraph(outputs, tuple(reader.leaves))
+    return LeafGraph(tuple(outputs), tuple(reader.leaves))
 
 
 def encode(value: Any) -> bytes:
@@ -146,9 +141,16 @@ class _Writer:
         self.constants: list[bytes] = []
         self._numbers: dict[Symbol, int] = {}
 
-    def node(self, node: Node, numbers: dict[Node, int]) -> list[Any]:
-        attrs = {name: self.value(value) for name, value in sorted(node.attrs.items())}
-        return [node.op.name, [numbers[given] for given in node.inputs], attrs]
+    def nodes(
+        self, order: Sequence[Node], outputs: Sequence[Node]
+    ) -> tuple[list[list[Any]], list[int]]:
+        """All nodes in order, and the numbers of the outputs among them."""
+        numbers = {node: number for number, node in enumerate(order)}
+        written: list[list[Any]] = []
+        for node in order:
+            attrs = {name: self.value(value) for name, value in sorted(node.attrs.items())}
+            written.append([node.op.name, [numbers[given] for given in node.inputs], attrs])
+        return written, [numbers[node] for node in outputs]
 
     def value(self, value: Any) -> Any:
         if value is None or isinstance(value, bool | str) or type(value) is int:
@@ -186,18 +188,14 @@ class _Writer:
                 got=f"{symbol.name} {symbol.spec}",
             )
         if symbol.role == "array":
-            array = np.asarray(symbol.value.numpy(), order="C")
-            self.constants.append(array.reshape(-1).view(np.uint8).tobytes())
+            self.constants.append(symbol.value.numpy().tobytes())
         number = self._numbers[symbol] = len(self.leaves)
         self.leaves.append(symbol)
         return number
 
     def _body(self, body: Body) -> list[Any]:
-        order = body.order()
-        numbers = {node: number for number, node in enumerate(order)}
-        nodes = [self.node(node, numbers) for node in order]
         specs = [self.value(spec) for spec in body.parameters]
-        return [specs, nodes, [numbers[node] for node in body.outputs]]
+        return [specs, *self.nodes(body.order(), body.outputs)]
 
 
 class _Reader:
@@ -216,6 +214,13 @@ class _Reader:
                 symbol.value = Tensor.from_numpy(flat.reshape(spec.shape))
                 constants = constants[spec.nbytes :]
             self.leaves.append(symbol)
+
+    def outputs(self, written: list[Any], numbers: list[int]) -> list[Node]:
+        """The nodes with these numbers of all that were written in order."""
+        nodes: list[Node] = []
+        for name, inputs, attrs in written:
+            nodes.append(self.node(name, inputs, attrs, nodes))
+        return [nodes[number] for number in numbers]
 
     def node(self, name: str, inputs: list[int], attrs: dict[str, Any], nodes: list[Node]) -> Node:
         if name not in OPS:
@@ -249,10 +254,7 @@ class _Reader:
 
     def _body(self, specs: Any, written: list[Any], outputs: list[int]) -> Body:
         arguments = [parameter(index, self.value(spec)) for index, spec in enumerate(specs)]
-        nodes: list[Node] = []
-        for name, inputs, attrs in written:
-            nodes.append(self.node(name, inputs, attrs, nodes))
-        return Body(arguments, [nodes[number] for number in outputs])
+        return Body(arguments, self.outputs(written, outputs))
 
 
 def _whole(value: Any) -> int:

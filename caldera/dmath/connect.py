@@ -34,11 +34,12 @@ END_S = 3.0
 STATUS_S = 2.0
 
 
-class Processes:
-    """The supervisor of worker processes, and what it says about them.
+class ProcessTeam(SocketTeam):
+    """The master of worker processes that it has started.
 
-    The supervisor is a child of this process, and workers are children of it, made by fork: so
-    Caldera is loaded once for all of them. It kills them when this process is gone.
+    A supervisor is a child of this process, and workers are children of it, made by fork: so
+    Caldera is loaded once for all of them. It kills them when this process is gone, and reports
+    what becomes of them.
     """
 
     def __init__(self, workers: int) -> None:
@@ -57,8 +58,9 @@ class Processes:
         )
         self._reader = threading.Thread(target=self._read, name="supervisor", daemon=True)
         self._reader.start()
+        super().__init__(self._connected())
 
-    def connect(self) -> Endpoint:
+    def _connected(self) -> Endpoint:
         """Let the workers start, and give the sockets to them."""
         key = secrets.token_bytes(KEY_BYTES)
         listener = Listener(key)
@@ -68,7 +70,7 @@ class Processes:
             self._supervisor.send(json.dumps(order).encode() + b"\n")
             links = gather_links(listener, self.workers + 1, START_S, self._check_starting)
         except (CommError, OSError, KeyboardInterrupt) as error:
-            self.kill()
+            self.end()
             if isinstance(error, OSError):
                 raise self._not_started() from error
             raise
@@ -76,38 +78,36 @@ class Processes:
             listener.close()
         return Endpoint(0, links)
 
-    def pid(self, worker: int) -> int:
-        """The number of a worker's process."""
-        with self._news:
-            self._wait_until(lambda: worker in self._pids, STATUS_S)
-            return self._pids.get(worker, 0)
+    def leave(self) -> None:
+        super().leave()
+        self._wait_until(lambda: len(self._ended) == self.workers, END_S)
+        self.end()
 
-    def status(self, worker: int) -> str:
-        """What became of a worker; nothing if it is still there."""
-        code = self._ended.get(worker)
-        return "" if code is None else exit_text(code)
-
-    def supervisor(self) -> str:
-        """What became of the supervisor; nothing if it is still there."""
-        code = self._supervisor.poll()
-        return "" if code is None else f"(process {self._supervisor.pid}) {exit_text(code)}"
-
-    def first_lost(self) -> int | None:
-        """The worker that has not ended as it should, waited for a little."""
-        with self._news:
-            self._wait_until(lambda: any(self._ended.values()), STATUS_S)
-            return next((worker for worker, code in self._ended.items() if code), None)
-
-    def wait(self) -> None:
-        """Wait until all have ended; kill those that do not."""
-        with self._news:
-            self._wait_until(lambda: len(self._ended) == self.workers, END_S)
-        self.kill()
-
-    def kill(self) -> None:
-        """End all of them now."""
+    def end(self) -> None:
         self._supervisor.end(END_S)
         self._reader.join(END_S)
+
+    def who(self, worker: int) -> str:
+        code = self._ended.get(worker)
+        named = f"{super().who(worker)} (process {self._pid(worker)})"
+        return named if code is None else f"{named} {exit_text(code)}"
+
+    def lost(self) -> str:
+        self._wait_until(lambda: any(self._ended.values()), STATUS_S)
+        worker = next((worker for worker, code in list(self._ended.items()) if code), None)
+        if worker is not None:
+            return self.who(worker)
+        code = self._supervisor.poll()
+        ended = "" if code is None else f" (process {self._supervisor.pid}) {exit_text(code)}"
+        return f"the supervisor of workers{ended}"
+
+    def processes(self) -> list[int]:
+        return [self._pid(worker) for worker in range(self.workers)]
+
+    def _pid(self, worker: int) -> int:
+        """The number of a worker's process."""
+        self._wait_until(lambda: worker in self._pids, STATUS_S)
+        return self._pids.get(worker, 0)
 
     def _read(self) -> None:
         """The thread that listens to the supervisor."""
@@ -124,48 +124,21 @@ class Processes:
 
     def _wait_until(self, happened: Callable[[], bool], seconds: float) -> None:
         """Wait for news, unless there will be none."""
-        self._news.wait_for(lambda: self._silent or happened(), seconds)
+        with self._news:
+            self._news.wait_for(lambda: self._silent or happened(), seconds)
 
     def _check_starting(self) -> None:
         if self._ended or self._supervisor.poll() is not None:
             raise self._not_started()
 
     def _not_started(self) -> CommError:
-        ended = ", ".join(f"worker {w} {self.status(w)}" for w in list(self._ended))
+        ended = ", ".join(f"worker {w} {exit_text(code)}" for w, code in list(self._ended.items()))
         return CommError.build(
             "dm.connect",
             expected=f"{self.workers} workers to start",
             got=ended or f"a supervisor that {exit_text(self._supervisor.poll() or 0)}",
             hint="what they have printed says why",
         )
-
-
-class ProcessTeam(SocketTeam):
-    """The master of workers that it has started."""
-
-    def __init__(self, workers: int) -> None:
-        self._processes = Processes(workers)
-        super().__init__(self._processes.connect())
-
-    def leave(self) -> None:
-        super().leave()
-        self._processes.wait()
-
-    def end(self) -> None:
-        self._processes.kill()
-
-    def who(self, worker: int) -> str:
-        named = f"worker {worker} of {self.workers} (process {self._processes.pid(worker)})"
-        return f"{named} {self._processes.status(worker)}".rstrip()
-
-    def lost(self) -> str:
-        worker = self._processes.first_lost()
-        if worker is not None:
-            return self.who(worker)
-        return f"the supervisor of workers {self._processes.supervisor()}".rstrip()
-
-    def processes(self) -> list[int]:
-        return [self._processes.pid(worker) for worker in range(self.workers)]
 
 
 MOST_WORKERS = 1024
@@ -214,22 +187,23 @@ def connect(
             got=f"one of {before.ranks} ranks{there} and the wish for {wanted}{wish}",
             hint="dm.disconnect() ends it, and its arrays with it",
         )
-    _Current.session, _Current.was_asked_for = _made(wanted, threads, started), True
-    if device is not None:
-        _on_device(_Current.session, device)
+    session = _begun(_made(wanted, threads, started), device)
     # Last registered, first called: MPI ends after the workers were told to.
     atexit.unregister(disconnect)
     atexit.register(disconnect)
-    return _Current.session
+    return session
 
 
-def _on_device(session: Session, device: str) -> None:
+def _begun(session: Session, device: str | None) -> Session:
+    _Current.session, _Current.was_asked_for = session, True
     try:
-        session.call("use_device", device)
-        session.device = device
+        if device is not None:
+            session.call("use_device", device)
+            session.device = device
     except BaseException:
         disconnect()
         raise
+    return session
 
 
 def _wanted(workers: int | None, threads: int | None, started: int) -> int:
@@ -256,7 +230,11 @@ def _wanted(workers: int | None, threads: int | None, started: int) -> int:
 
 def _made(ranks: int, threads: int | None, started: int) -> Session:
     if threads is not None:
-        return _thread_session(threads)
+        first, *others = ThreadTeam.of(threads)
+        for each in others:
+            name = f"worker {each.rank - 1}"
+            threading.Thread(target=RankWorker(each).serve, name=name, daemon=True).start()
+        return Master(first)
     if started > 1:
         everybody = world()
         team = MpiTeam(everybody)
@@ -277,14 +255,6 @@ def _made(ranks: int, threads: int | None, started: int) -> Session:
     return Master(ProcessTeam(ranks))
 
 
-def _thread_session(workers: int) -> Session:
-    first, *others = ThreadTeam.of(workers)
-    for team in others:
-        name = f"worker {team.rank - 1}"
-        threading.Thread(target=RankWorker(team).serve, name=name, daemon=True).start()
-    return Master(first)
-
-
 def spmd(communicator: Communicator | None = None, *, device: str | None = None) -> Session:
     """Every rank runs the script, and makes the same arrays in the same order; all ranks that were
     started if no communicator is given. `device` is as in `connect`.
@@ -295,11 +265,7 @@ def spmd(communicator: Communicator | None = None, *, device: str | None = None)
     1
     """
     disconnect()
-    _Current.session = SpmdSession(world() if communicator is None else communicator)
-    _Current.was_asked_for = True
-    if device is not None:
-        _on_device(_Current.session, device)
-    return _Current.session
+    return _begun(SpmdSession(world() if communicator is None else communicator), device)
 
 
 def current() -> Session:

@@ -16,33 +16,23 @@ from caldera.compiler.sharding.algorithms.process_grid import even_cuts
 from caldera.compiler.sharding.distributions import Distribution, Rows, as_layout
 from caldera.compiler.sharding.layout import ShardLayout
 from caldera.compiler.sharding.ops import place
-from caldera.compiler.sharding.rules.registry import default_layout
 from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.ops.base import cast, constant, iota
 from caldera.core.graph.ops.base import full as full_node
 from caldera.core.graph.ops.elementwise import add, mul
 from caldera.core.graph.ops.random import random_normal, random_uniform
-from caldera.core.tensor.dtype import bool_, canonical, int64, is_float
-from caldera.core.tensor.shape import Shape, as_shape
-from caldera.dmath.array import Array, as_values, checked_ranks, leaf_of, put
+from caldera.core.tensor.dtype import array_of, bool_, canonical, int64, is_float
+from caldera.core.tensor.shape import as_shape
+from caldera.dmath.array import Array, layout_for, leaf_of, put
 from caldera.dmath.connect import current
-from caldera.dmath.shards import FileArray, read_part
+from caldera.dmath.shards import Elements, FileArray, read_part
 from caldera.errors import ConfigError
 
 Where = ShardLayout | Distribution | None
 
 
-def _layout(layout: Where, shape: Shape, ranks: Iterable[int] | None) -> ShardLayout | None:
-    own = None if ranks is None else checked_ranks(ranks)
-    if layout is None:
-        return None if own is None else default_layout(shape, own)
-    found = as_layout(layout, shape, range(current().ranks) if own is None else own)
-    checked_ranks(found.ranks)
-    return found
-
-
 def _array(node: Node, layout: Where, ranks: Iterable[int] | None) -> Array:
-    return Array(place(node, _layout(layout, node.shape, ranks)))
+    return Array(place(node, layout_for(layout, node.spec, ranks)))
 
 
 def array(
@@ -63,12 +53,13 @@ def array(
         values = values.numpy()
     if isinstance(values, Array):
         return values.to(layout, dtype, ranks)
-    given = as_values(values)
+    given = values if isinstance(values, np.ndarray) else array_of(values, "dm.array")
     if dtype is not None:
         given = given.astype(canonical(dtype))
-    own = range(current().ranks) if ranks is None else checked_ranks(ranks)
-    where = _layout(layout, given.shape, ranks)
-    return put(given, where or default_layout(given.shape, tuple(own), given.dtype.itemsize))
+    spec = Spec(given.shape, canonical(given.dtype))
+    where = layout_for(layout, spec, range(current().ranks) if ranks is None else ranks)
+    assert where is not None
+    return put(given, where)
 
 
 def full(
@@ -230,7 +221,9 @@ def from_dask(values: Any, layout: Where = None) -> Array:
     shape = tuple(int(n) for n in values.shape)
     if layout is None and shape:
         layout = Rows(cuts=_near(np.cumsum((0, *values.chunks[0])), current().ranks))
-    return _from(FileArray(shape, canonical(values.dtype), _Computed(values)), layout)
+    dtype = canonical(values.dtype)
+    computed = Elements(shape, dtype, lambda box: np.asarray(values[box].compute()))
+    return _from(FileArray(shape, dtype, computed), layout)
 
 
 def from_pandas(frame: Any, layout: Where = None, dtype: Any = None) -> Array:
@@ -266,7 +259,21 @@ def from_pandas(frame: Any, layout: Where = None, dtype: Any = None) -> Array:
         )
     found = np.result_type(*numbers.values()) if numbers else np.dtype(np.float64)
     wanted = canonical(found if dtype is None else dtype)
-    return _from(FileArray(tuple(frame.shape), wanted, _Taken(frame, wanted)), layout)
+
+    def taken(box: Any) -> np.ndarray:
+        part = frame.iloc[box if frame.ndim == 2 else box[0]]
+        try:
+            return np.asarray(part.to_numpy(dtype=wanted))
+        except (TypeError, ValueError) as error:
+            raise ConfigError.build(
+                "dm.from_pandas",
+                expected=f"numbers that are {wanted.name}",
+                got=str(error),
+                hint="fill or drop what is missing, or give dtype='float64'",
+            ) from None
+
+    shape = tuple(frame.shape)
+    return _from(FileArray(shape, wanted, Elements(shape, wanted, taken)), layout)
 
 
 def _from(source: FileArray, layout: Where) -> Array:
@@ -286,33 +293,3 @@ def _near(bounds: np.ndarray, ranks: int) -> list[int]:
     even = even_cuts(int(bounds[-1]), ranks)
     found = [int(bounds[np.argmin(np.abs(bounds - cut))]) for cut in even]
     return [0, *found[1:-1], int(bounds[-1])]
-
-
-class _Computed:
-    """The elements of an array of Dask."""
-
-    def __init__(self, values: Any) -> None:
-        self._values = values
-
-    def __getitem__(self, box: Any) -> np.ndarray:
-        return np.asarray(self._values[box].compute())
-
-
-class _Taken:
-    """The elements of a frame or a series, in one dtype."""
-
-    def __init__(self, frame: Any, dtype: Any) -> None:
-        self._frame = frame
-        self._dtype = dtype
-
-    def __getitem__(self, box: Any) -> np.ndarray:
-        taken = self._frame.iloc[box if self._frame.ndim == 2 else box[0]]
-        try:
-            return np.asarray(taken.to_numpy(dtype=self._dtype))
-        except (TypeError, ValueError) as error:
-            raise ConfigError.build(
-                "dm.from_pandas",
-                expected=f"numbers that are {np.dtype(self._dtype).name}",
-                got=str(error),
-                hint="fill or drop what is missing, or give dtype='float64'",
-            ) from None

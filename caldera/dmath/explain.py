@@ -17,8 +17,7 @@ from caldera.compiler.sharding.propagation import (
 )
 from caldera.core.graph.node import Node
 from caldera.core.graph.program import topological
-from caldera.dmath.handle import Handle
-from caldera.dmath.session import Session
+from caldera.dmath.session import Handle, Session
 from caldera.draw.svg import CARD, CATEGORICAL, SANS, TEXT, Picture, element, picture, text
 from caldera.errors import ConfigError
 
@@ -129,7 +128,9 @@ def layout_picture(layout: ShardLayout) -> Picture:
         x, y = 10 + WIDTH * left / columns[-1], 10 + height * top / rows[-1]
         wide, high = WIDTH * (right - left) / columns[-1], height * (bottom - top) / rows[-1]
         content += _block(layout.owners(index), x, y, wide, high)
-    words = f"{layout.shape} on {len(layout.ranks)} ranks" + _left_out(layout, (down, across))
+    words = f"{layout.shape} on {len(layout.ranks)} ranks"
+    if len(layout.shape) > 2:
+        words += f", axes {down} and {across}"
     content.append(_text(words, 10 + WIDTH / 2, height + 30, TEXT))
     return Picture(picture(WIDTH + 20, height + 44, *content, font_family=SANS), "dm.Array.draw")
 
@@ -167,8 +168,3 @@ def _block(owners: tuple[int, ...], x: float, y: float, wide: float, high: float
 
 def _text(content: str, x: float, y: float, fill: str) -> str:
     return element("g", text(content, x, y, 13, class_="label"), fill=fill)
-
-
-def _left_out(layout: ShardLayout, axes: tuple[int | None, int | None]) -> str:
-    others = [axis for axis in range(len(layout.shape)) if axis not in axes]
-    return f", axes {axes[0]} and {axes[1]}" if others else ""

@@ -14,8 +14,7 @@ from caldera.core.graph.node import Spec
 from caldera.core.tensor.dtype import canonical
 from caldera.dmath.array import Array, leaf_of
 from caldera.dmath.connect import current
-from caldera.dmath.handle import Handle
-from caldera.dmath.session import Session, senders
+from caldera.dmath.session import Handle, Session, senders
 from caldera.dmath.shards import INDEX, Saved, open_source, read_index, write_index
 from caldera.errors import ConfigError
 from caldera.io import save_npy
@@ -132,22 +131,25 @@ def load_handles(
     """The arrays of a folder by name, or that of a file under the name of its `dataset`; each rank
     reads what it needs. `layout` is for all of them, or by name."""
     place = Path(path).absolute()
+
+    def loaded(
+        name: str, spec: Spec, before: ShardLayout | None, service: str, *what: Any
+    ) -> Handle:
+        wanted = layout.get(name) if isinstance(layout, Mapping) else layout
+        found = _chosen(session, wanted, spec, before)
+        handle = session.new_handle(spec, found)
+        session.call(service, str(place), name, handle.number, found, *what)
+        return handle
+
     if not place.is_dir() or not (place / INDEX).exists():
         source = open_source(str(place), dataset)
         spec = Spec(source.shape, source.dtype)
-        wanted = layout.get(dataset) if isinstance(layout, Mapping) else layout
-        found = _chosen(session, wanted, spec, None)
-        handle = session.new_handle(spec, found)
-        session.call("load_source", str(place), dataset, handle.number, found)
-        return {dataset: handle}
+        return {dataset: loaded(dataset, spec, None, "load_source")}
     handles = {}
     for name, saved in read_index(place).items():
         spec = Spec(tuple(saved.layout.shape), canonical(saved.dtype))
-        wanted = layout.get(name) if isinstance(layout, Mapping) else layout
-        found = _chosen(session, wanted, spec, saved.layout)
-        handle = handles[name] = session.new_handle(spec, found)
         written = (saved.dtype, saved.layout, tuple(saved.files.items()))
-        session.call("load_parts", str(place), name, handle.number, written, found)
+        handles[name] = loaded(name, spec, saved.layout, "load_parts", written)
     return handles
 
 

@@ -19,7 +19,6 @@ from caldera import errors
 from caldera.comm import Traffic
 from caldera.compiler.sharding.layout import ShardLayout
 from caldera.dmath.codec import decode, encode
-from caldera.dmath.handle import Handle
 from caldera.dmath.protocol import (
     CALL,
     DATA_TAG,
@@ -42,7 +41,7 @@ from caldera.dmath.protocol import (
     varints,
 )
 from caldera.dmath.rank import Definition
-from caldera.dmath.session import PartOf, Session
+from caldera.dmath.session import Handle, PartOf, Session
 from caldera.dmath.workers import Team
 from caldera.errors import CalderaError, CommError
 
@@ -116,7 +115,8 @@ class Master(Session):
         its way must never be taken for the answer to something else: all go on anew."""
         epoch = self._epoch
         try:
-            self._look_for_failures()
+            while self._report(0) is not None:
+                pass
             yield
         except BaseException:
             if self.is_open and self._epoch == epoch:
@@ -124,21 +124,19 @@ class Master(Session):
             raise
 
     def _put(self, number: int, layout: ShardLayout, part_of: PartOf) -> None:
-        with self._exchange():
-            self._put_all(number, layout, part_of)
-
-    def _put_all(self, number: int, layout: ShardLayout, part_of: PartOf) -> None:
-        freed = tuple(self._take_forgotten())
         parts: dict[Any, np.ndarray] = {}
-        for rank in range(self.ranks):
-            # Parts without any element have no pieces, but each its shape.
-            own = layout.pieces(rank), layout.local_shape(rank)
-            if own not in parts:
-                # Ranks that have the same come one after the other.
-                parts = {own: np.asarray(part_of(rank), order="C")}
-            part = parts[own]
-            self._order(rank, PUT + encode((number, part.shape, part.dtype.name, freed)))
-            self._send(rank, part)
+        with self._exchange():
+            freed = tuple(self._take_forgotten())
+            for rank in range(self.ranks):
+                # Parts without any element have no pieces, but each its shape.
+                own = layout.pieces(rank), layout.local_shape(rank)
+                if own not in parts:
+                    # Ranks that have the same come one after the other.
+                    parts = {own: np.asarray(part_of(rank), order="C")}
+                part = parts[own]
+                self._order(rank, PUT + encode((number, part.shape, part.dtype.name, freed)))
+                with self._reaching(), self.traffic.operation("put"):
+                    self._control.Send(part, rank + 1, DATA_TAG)
 
     def _define(self, number: int, definition: Definition) -> None:
         content = DEFINE + varint(number) + definition.to_bytes()
@@ -154,19 +152,16 @@ class Master(Session):
 
     def _run(self, program: int, leaves: list[int], first: int) -> None:
         with self._exchange():
-            self._run_program(program, leaves, first)
-
-    def _run_program(self, program: int, leaves: list[int], first: int) -> None:
-        before = self._leaves.get(program) or [first] * len(leaves)
-        self._leaves[program] = leaves
-        content = RUN + varint(program) + varint(first) + varint(len(leaves))
-        content += pack_changes(leaves, before)
-        freed = self._take_forgotten()
-        while len(content) + len(packed := pack_numbers(freed, first)) > ROOM and freed:
-            # What does not fit into this message goes with the next one.
-            self._forgotten.append(freed.pop())
-        for rank in range(self.ranks):
-            self._order(rank, content + packed)
+            before = self._leaves.get(program) or [first] * len(leaves)
+            self._leaves[program] = leaves
+            content = RUN + varint(program) + varint(first) + varint(len(leaves))
+            content += pack_changes(leaves, before)
+            freed = self._take_forgotten()
+            while len(content) + len(packed := pack_numbers(freed, first)) > ROOM and freed:
+                # What does not fit into this message goes with the next one.
+                self._forgotten.append(freed.pop())
+            for rank in range(self.ranks):
+                self._order(rank, content + packed)
 
     def _parts(self, handle: Handle, ranks: Sequence[int]) -> dict[int, np.ndarray]:
         parts = {}
@@ -177,7 +172,8 @@ class Master(Session):
             self._answers(serial, ranks)
             for rank in ranks:
                 part = np.empty(handle.layout.local_shape(rank), handle.spec.dtype)
-                self._receive(rank, part)
+                with self._reaching(), self.traffic.operation("get"):
+                    self._control.Recv(part, rank + 1, DATA_TAG)
                 parts[rank] = part
         return parts
 
@@ -191,22 +187,14 @@ class Master(Session):
         return [decode(answers[rank]) for rank in range(self.ranks)]
 
     def _order(self, rank: int, content: bytes) -> None:
-        try:
+        with self._reaching():
             self._orders.send(rank + 1, content)
-        except CommError as error:
-            raise self._lost(error) from None
 
-    def _send(self, rank: int, part: np.ndarray) -> None:
+    @contextmanager
+    def _reaching(self) -> Iterator[None]:
+        """Messages to and from workers, who may be gone."""
         try:
-            with self.traffic.operation("put"):
-                self._control.Send(part, rank + 1, DATA_TAG)
-        except CommError as error:
-            raise self._lost(error) from None
-
-    def _receive(self, rank: int, part: np.ndarray) -> None:
-        try:
-            with self.traffic.operation("get"):
-                self._control.Recv(part, rank + 1, DATA_TAG)
+            yield
         except CommError as error:
             raise self._lost(error) from None
 
@@ -217,14 +205,9 @@ class Master(Session):
         found: dict[int, bytes] = {}
         refusals: dict[int, bytes] = {}
         while len(found) + len(refusals) < len(ranks):
-            try:
-                report = self._reports.receive()
-            except CommError as error:
-                raise self._lost(error) from None
+            report = self._report()
             assert report is not None
-            rank, kind, number, content = _read(*report)
-            if kind == FAILURE:
-                raise self._recovered(rank, bool(number), content)
+            rank, kind, number, content = report
             if number == serial:
                 (found if kind == REPLY else refusals)[rank] = content
         if refusals:
@@ -232,18 +215,16 @@ class Master(Session):
             raise self._recovered(*min((rank, False, said) for rank, said in refusals.items()))
         return found
 
-    def _look_for_failures(self) -> None:
-        """Whether a worker has failed at what it was ordered before."""
-        while True:
-            try:
-                report = self._reports.receive(0)
-            except CommError as error:
-                raise self._lost(error) from None
-            if report is None:
-                return
-            rank, kind, number, content = _read(*report)
-            if kind == FAILURE:
-                raise self._recovered(rank, bool(number), content)
+    def _report(self, seconds: float | None = None) -> tuple[int, bytes, int, bytes] | None:
+        """The next report, if one comes within that time: that of a failure is raised."""
+        with self._reaching():
+            report = self._reports.receive(seconds)
+        if report is None:
+            return None
+        rank, kind, number, content = _read(*report)
+        if kind == FAILURE:
+            raise self._recovered(rank, bool(number), content)
+        return rank, kind, number, content
 
     def _recovered(self, rank: int, released: bool, content: bytes) -> Exception:
         """The error of a worker that has failed, after all are ready to go on."""

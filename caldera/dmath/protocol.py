@@ -7,9 +7,10 @@ consecutive numbers as one range.
 
 from __future__ import annotations
 
+import itertools
 import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple
 from typing import Any
 
@@ -61,33 +62,19 @@ def varints(content: bytes) -> Iterator[int]:
 
 
 def pack_numbers(numbers: Sequence[int], base: int) -> bytes:
-    """Numbers in their order as ranges, each by how far it is from `base`.
+    """Numbers in their order as ranges, each by how far it begins from its place after `base`.
 
     >>> len(pack_numbers(range(1000, 1032), base=1032))
     3
     >>> list(unpack_numbers(varints(pack_numbers([7, 8, 3, 9], 5)), 5))
     [7, 8, 3, 9]
     """
-    ranges: list[list[int]] = []
-    for number in numbers:
-        if ranges and number == ranges[-1][0] + ranges[-1][1]:
-            ranges[-1][1] += 1
-        else:
-            ranges.append([number, 1])
-    parts = [varint(len(ranges))]
-    for first, count in ranges:
-        parts += [varint(_zigzag(base - first)), varint(count)]
-    return b"".join(parts)
+    return pack_changes(numbers, range(base, base + len(numbers)))
 
 
 def unpack_numbers(stream: Iterator[int], base: int) -> list[int]:
     """The numbers that `pack_numbers` wrote."""
-    found: list[int] = []
-    for _ in range(next(stream)):
-        distance, count = next(stream), next(stream)
-        first = base - _unzigzag(distance)
-        found.extend(range(first, first + count))
-    return found
+    return unpack_changes(stream, itertools.count(base))
 
 
 def pack_changes(numbers: Sequence[int], before: Sequence[int]) -> bytes:
@@ -101,23 +88,17 @@ def pack_changes(numbers: Sequence[int], before: Sequence[int]) -> bytes:
     >>> unpack_changes(varints(pack_changes([29, 3, 5], [19, 11, 5])), [19, 11, 5])
     [29, 3, 5]
     """
-    runs: list[list[int]] = []
-    for now, last in zip(numbers, before, strict=True):
-        change = _zigzag(now - last)
-        if runs and runs[-1][0] == change:
-            runs[-1][1] += 1
-        else:
-            runs.append([change, 1])
+    changes = (_zigzag(now - last) for now, last in zip(numbers, before, strict=True))
+    runs = [(change, len(list(each))) for change, each in itertools.groupby(changes)]
     return varint(len(runs)) + b"".join(varint(each) for run in runs for each in run)
 
 
-def unpack_changes(stream: Iterator[int], before: Sequence[int]) -> list[int]:
+def unpack_changes(stream: Iterator[int], before: Iterable[int]) -> list[int]:
     """The numbers that `pack_changes` was given."""
     changes: list[int] = []
     for _ in range(next(stream)):
-        change, count = next(stream), next(stream)
-        changes += [_unzigzag(change)] * count
-    return [last + change for last, change in zip(before, changes, strict=True)]
+        changes += [_unzigzag(next(stream))] * next(stream)
+    return [change + last for change, last in zip(changes, before, strict=False)]
 
 
 def _zigzag(number: int) -> int:

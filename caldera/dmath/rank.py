@@ -23,7 +23,7 @@ from caldera.comm.requests import Request
 from caldera.compiler.lazy.compile import compile_nodes
 from caldera.compiler.plan.plan import Plan
 from caldera.compiler.sharding.layout import ShardLayout
-from caldera.compiler.sharding.propagation import distribute
+from caldera.compiler.sharding.propagation import Distributed, distribute
 from caldera.compiler.sharding.transfer import redistributed
 from caldera.compiler.sharding.volume import Links, volume
 from caldera.core.graph.node import Node, Spec, Symbol, pinned
@@ -159,15 +159,8 @@ class ReplicaCache:
 
     def _fetch(self, kept: _Kept, view: View, own: np.ndarray, comm: Communicator) -> None:
         part = Tensor(view.target.local_shape(comm.rank), dtype=view.dtype)
-        redistributed(
-            own,
-            view.source,
-            view.target,
-            comm,
-            rank=comm.rank,
-            dtype=view.dtype,
-            out=part.host_array(write=True),
-        )
+        room, layouts = part.host_array(write=True), (view.source, view.target)
+        redistributed(own, *layouts, comm, rank=comm.rank, dtype=view.dtype, out=room)
         kept.part = part
 
 
@@ -211,17 +204,6 @@ _LENGTH_BYTES = 8
 
 
 @dataclass(frozen=True)
-class Lowered:
-    """What one rank runs: its outputs, its leaf for each leaf of the program, and the layouts that
-    the outputs have. `roots` are compiled: with the outputs what keeps ranks to one order."""
-
-    outputs: tuple[Node, ...]
-    leaves: tuple[Symbol, ...]
-    layouts: tuple[ShardLayout, ...]
-    roots: tuple[Node, ...]
-
-
-@dataclass(frozen=True)
 class Definition:
     """A program: a graph of whole values as `encode_graph` writes it, the layouts of its leaves
     (but constants), and those its outputs shall have, None where that may be chosen; and what is
@@ -244,8 +226,11 @@ class Definition:
         layouts, wanted, links = decode(content[_LENGTH_BYTES:end])
         return cls(content[end:], layouts, wanted, links)
 
-    def lowered(self, rank: int, ranks: int, messages_on: str | None = None) -> Lowered:
-        """Return one rank's part of the program; layouts and links are the same on every rank.
+    def lowered(
+        self, rank: int, ranks: int, messages_on: str | None = None
+    ) -> tuple[Distributed, tuple[Symbol, ...]]:
+        """Return one rank's part of the program, and its leaf for each leaf of the program; layouts
+        and links are the same on every rank.
 
         Messages are sent from the device `messages_on`, where the rest runs on another.
         """
@@ -260,8 +245,7 @@ class Definition:
             links=self.links,
             messages_on=messages_on,
         )
-        own = tuple(found.leaves[leaf] for leaf in leaves)
-        return Lowered(found.outputs, own, found.layouts, found.roots)
+        return found, tuple(found.leaves[leaf] for leaf in leaves)
 
 
 class RankProgram:
@@ -275,12 +259,11 @@ class RankProgram:
         device: Device,
     ) -> None:
         host = None if device.name == "cpu" else "cpu"
-        found = definition.lowered(communicator.rank, communicator.size, host)
+        found, self._leaves = definition.lowered(communicator.rank, communicator.size, host)
         self._device = device
-        roots, self._fetches = with_fetches(found.roots, found.leaves, cache.limit)
+        roots, self._fetches = with_fetches(found.roots, self._leaves, cache.limit)
         self._roots = [root for root in roots if root is not None]
         self._count = len(found.outputs)
-        self._leaves: Sequence[Symbol] = found.leaves
         self._communicator = communicator
         self._cache = cache
         self._plan: Plan | None = None
@@ -359,13 +342,11 @@ class Rank:
 
     def run(self, number: int, leaves: Sequence[int], first: int) -> None:
         """Run a program on arrays; its outputs are numbered from `first` on."""
-        program = self._programs.get(number)
-        if program is None:
-            program = RankProgram(
+        if number not in self._programs:
+            self._programs[number] = RankProgram(
                 self._definitions[number], self.communicator, self.cache, self.device
             )
-            self._programs[number] = program
-        results = program.run(leaves, [self.part(leaf) for leaf in leaves])
+        results = self._programs[number].run(leaves, [self.part(leaf) for leaf in leaves])
         self._release(self.cache.take_dropped())
         for place, result in enumerate(results):
             # What has come in a message is still on the host.

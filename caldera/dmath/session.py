@@ -19,13 +19,12 @@ from caldera.base.config import settings
 from caldera.comm import Communicator, SingleProcess, Traffic
 from caldera.compiler.sharding.axis_split import Intervals
 from caldera.compiler.sharding.calibration import is_clearly_other
-from caldera.compiler.sharding.layout import ShardLayout, check_shape, index_of
+from caldera.compiler.sharding.layout import ShardLayout, check_shape
 from caldera.compiler.sharding.volume import Links
 from caldera.core.graph.node import Node, Spec, Symbol
 from caldera.core.tensor.dtype import canonical
 from caldera.dmath import shards  # noqa: F401 - its services
 from caldera.dmath.codec import encode_graph, graph_key
-from caldera.dmath.handle import Handle
 from caldera.dmath.protocol import SERVICES
 from caldera.dmath.rank import CacheCounts, Definition, Rank, View
 from caldera.errors import ConfigError
@@ -55,6 +54,25 @@ class _Written:
     wanted: tuple[ShardLayout | None, ...]
     known: Known
     leaves: tuple[Symbol, ...]
+
+
+class Handle:
+    """An array by its `number`: its `spec`, its `layout`, and the `session` whose ranks have it.
+
+    When nobody holds it any more, its parts are freed.
+    """
+
+    __slots__ = ("__weakref__", "layout", "number", "session", "spec")
+
+    def __init__(self, session: Session, number: int, spec: Spec, layout: ShardLayout) -> None:
+        self.session = session
+        self.number = number
+        self.spec = spec
+        self.layout = layout
+        weakref.finalize(self, session.forget, number).atexit = False
+
+    def __repr__(self) -> str:
+        return f"<array {self.number} {self.spec} on {len(self.layout.ranks)} ranks>"
 
 
 class Session(ABC):
@@ -128,10 +146,7 @@ class Session(ABC):
             parts = self._parts(handle, senders(handle.layout))
         whole = np.zeros(handle.spec.shape, handle.spec.dtype)
         for rank, part in parts.items():
-            flat = part.reshape(-1)
-            for piece in handle.layout.pieces(rank):
-                own = flat[piece.offset : piece.offset + piece.size]
-                whole[index_of(piece.axes)] = own.reshape(piece.shape)
+            handle.layout.put(whole, rank, part)
         return whole
 
     def call(self, service: str, *arguments: Any) -> list[Any]:
@@ -291,7 +306,7 @@ class Session(ABC):
             self._known.move_to_end(key)
         else:
             definition = Definition(encode_graph(outputs)[0], layouts, wanted, links)
-            known = Known(self._programs, definition.lowered(0, self.ranks).layouts, key)
+            known = Known(self._programs, definition.lowered(0, self.ranks)[0].layouts, key)
             self._programs += 1
             self._define(known.number, definition)
             self._known[key] = known
@@ -317,10 +332,7 @@ class Session(ABC):
         return first
 
     def _take_forgotten(self) -> list[int]:
-        found = []
-        while self._forgotten:
-            found.append(self._forgotten.popleft())
-        return sorted(found)
+        return sorted(self._forgotten.popleft() for _ in range(len(self._forgotten)))
 
 
 class SpmdSession(Session):

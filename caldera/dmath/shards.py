@@ -11,9 +11,11 @@ Blocks are for callers that need one at a time: Dask, pandas.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,9 +23,7 @@ import numpy as np
 
 from caldera.base.file_access import checked_file_name
 from caldera.base.registry import optional_import
-from caldera.compiler.sharding.axis_split import positions
-from caldera.compiler.sharding.layout import CartesianLayout, IndexBlock, ShardLayout
-from caldera.compiler.sharding.table_layout import TableLayout
+from caldera.compiler.sharding.layout import IndexBlock, ShardLayout
 from caldera.core.tensor.dtype import DType, canonical, complex128
 from caldera.core.tensor.shape import Shape
 from caldera.dmath.codec import decode, encode
@@ -89,8 +89,7 @@ def read_part(source: FileArray, layout: ShardLayout, rank: int) -> np.ndarray:
     part = np.zeros(layout.local_shape(rank), source.dtype)
     flat = part.reshape(-1)
     for piece in layout.pieces(rank):
-        block = flat[piece.offset : piece.offset + piece.size].reshape(piece.shape)
-        _read(source, piece, block)
+        _read(source, piece, piece.view(flat))
     return part
 
 
@@ -99,33 +98,19 @@ def _read(source: FileArray, piece: IndexBlock, block: np.ndarray) -> None:
     if not block.ndim:
         block[...] = source.elements[()]
         return
-    places = [0] * block.ndim
-    _stretches(source, piece, block, (), places)
-
-
-def _stretches(
-    source: FileArray,
-    piece: IndexBlock,
-    block: np.ndarray,
-    box: tuple[slice, ...],
-    places: list[int],
-) -> None:
-    axis = len(box)
-    if axis == block.ndim:
-        here = tuple(
-            slice(place, place + own.stop - own.start)
-            for place, own in zip(places, box, strict=True)
-        )
-        block[here] = source.elements[box]
-        return
-    places = list(places)
-    row = max(1, block.itemsize * int(np.prod(block.shape[1:], dtype=np.int64)))
-    for begin, end in piece.axes[axis]:
-        step = max(1, BLOCK_BYTES // row) if axis == 0 else end - begin
-        for first in range(begin, end, step):
-            last = min(end, first + step)
-            _stretches(source, piece, block, (*box, slice(first, last)), places)
-            places[axis] += last - first
+    row = max(1, block.itemsize * prod(block.shape[1:]))
+    steps = [max(1, BLOCK_BYTES // row), *block.shape[1:]]
+    stretches = [
+        [
+            (first, min(end, first + step))
+            for begin, end in axis
+            for first in range(begin, end, step)
+        ]
+        for axis, step in zip(piece.axes, steps, strict=True)
+    ]
+    for box in product(*stretches):
+        there = IndexBlock(tuple((stretch,) for stretch in box))
+        block[piece.index_of(there)] = source.elements[tuple(slice(*each) for each in box)]
 
 
 INDEX = "index.json"
@@ -207,7 +192,7 @@ def save_parts(rank: Rank, folder: str, mark: str, arrays: tuple[tuple[str, int]
 
 @service
 def load_parts(
-    rank: Rank, folder: str, name: str, number: int, saved: tuple[Any, ...], target: ShardLayout
+    rank: Rank, folder: str, name: str, number: int, target: ShardLayout, saved: tuple[Any, ...]
 ) -> None:
     """Read this rank's part of an array that was saved in whatever layout."""
     dtype, source, files = saved
@@ -220,7 +205,7 @@ def load_parts(
             continue
         stored = _part_in(Path(folder) / file, name, source.local_shape(other), part.dtype)
         for theirs, mine, both in wanted:
-            _block(flat, mine)[_index(mine, both)] = _block(stored, theirs)[_index(theirs, both)]
+            mine.view(flat)[mine.index_of(both)] = theirs.view(stored)[theirs.index_of(both)]
     rank.put(number, part)
 
 
@@ -256,17 +241,6 @@ def _part_in(path: Path, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]
     return stored.reshape(-1).view(dtype)
 
 
-def _block(flat: np.ndarray, piece: IndexBlock) -> np.ndarray:
-    return flat[piece.offset : piece.offset + piece.size].reshape(piece.shape)
-
-
-def _index(piece: IndexBlock, wanted: IndexBlock) -> tuple[slice | np.ndarray, ...]:
-    index = [positions(own, each) for own, each in zip(piece.axes, wanted.axes, strict=True)]
-    if all(isinstance(each, slice) for each in index):
-        return tuple(index)
-    return np.ix_(*(np.arange(e.start, e.stop) if isinstance(e, slice) else e for e in index))
-
-
 def _storable(part: np.ndarray) -> np.ndarray:
     """As safetensors files can have it: they know no complex128."""
     if part.dtype != complex128:
@@ -286,12 +260,7 @@ def cuts_of_blocks(layout: ShardLayout) -> list[list[int]]:
     >>> cuts_of_blocks(Rows().of((5, 3), range(2)))
     [[0, 3, 5], [0, 3]]
     """
-    if isinstance(layout, CartesianLayout):
-        splits = zip(layout.splits, layout.shape, strict=True)
-        cuts = [[0, n] if split is None else sorted({0, *split.cuts, n}) for split, n in splits]
-    else:
-        assert isinstance(layout, TableLayout)
-        cuts = [list(each) for each in layout.blocks]
+    cuts = [list(each) for each in layout.cuts]
     while np.prod([len(each) - 1 for each in cuts]) > MOST_BLOCKS:
         longest = max(range(len(cuts)), key=lambda axis: len(cuts[axis]))
         cuts[longest] = sorted({*cuts[longest][::2], cuts[longest][-1]})
@@ -307,14 +276,14 @@ def blocks_of(array: Any) -> Iterator[tuple[Box, np.ndarray]]:
 
 
 class Elements:
-    """What Dask takes for an array: slices of it are brought here when they are asked for."""
+    """The elements of an array of this shape: `take` returns those of a box when it is used."""
 
-    def __init__(self, array: Any) -> None:
-        self._array = array
-        self.shape, self.dtype, self.ndim = array.shape, np.dtype(array.dtype), array.ndim
+    def __init__(self, shape: Shape, dtype: DType, take: Callable[[Any], np.ndarray]) -> None:
+        self.shape, self.dtype, self.ndim = shape, dtype, len(shape)
+        self._take = take
 
-    def __getitem__(self, key: Any) -> np.ndarray:
-        return self._array[key].numpy()
+    def __getitem__(self, box: Any) -> np.ndarray:
+        return self._take(box)
 
 
 def to_dask(array: Any) -> Any:
@@ -322,9 +291,8 @@ def to_dask(array: Any) -> Any:
     dask_array = optional_import("dask.array", "dask", "dm.Array.to_dask")
     chunks = tuple(tuple(int(n) for n in np.diff(each)) for each in cuts_of_blocks(array.layout))
     # One after the other: they come from one session.
-    return dask_array.from_array(
-        Elements(array), chunks=chunks, asarray=False, fancy=False, lock=True
-    )
+    elements = Elements(array.shape, np.dtype(array.dtype), lambda box: array[box].numpy())
+    return dask_array.from_array(elements, chunks=chunks, asarray=False, fancy=False, lock=True)
 
 
 def to_pandas(array: Any, columns: Sequence[Any] | None = None, index: Any = None) -> Any:

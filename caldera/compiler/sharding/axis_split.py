@@ -79,12 +79,10 @@ class AxisSplit:
         AxisSplit(parts=2, cuts=(0, 2, 3), owners=(0, 1))
         """
         count = len(range(start, stop, step))
+        if not count:
+            return AxisSplit(self.parts, (0,), ())
         cuts = [min(max(-((start - cut) // step), 0), count) for cut in self.cuts]
-        return AxisSplit(self.parts, tuple(cuts), self.owners) if count else self.emptied()
-
-    def emptied(self) -> AxisSplit:
-        """The same parts of an axis without an index."""
-        return AxisSplit(self.parts, (0,), ())
+        return AxisSplit(self.parts, tuple(cuts), self.owners)
 
     def flipped(self) -> AxisSplit:
         """That of the indices in reverse order."""

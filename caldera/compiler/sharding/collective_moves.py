@@ -14,9 +14,9 @@ from math import ceil, log2
 from caldera.compiler.sharding.axis_split import AxisSplit
 from caldera.compiler.sharding.layout import CartesianLayout, ShardLayout, along_axis, replicated
 from caldera.compiler.sharding.ops import redistribute
+from caldera.compiler.sharding.rules.movement import part as part_of
+from caldera.compiler.sharding.rules.movement import take
 from caldera.compiler.sharding.rules.registry import ShardPlacement
-from caldera.compiler.sharding.rules.stretches import part as part_of
-from caldera.compiler.sharding.rules.stretches import take
 from caldera.compiler.sharding.volume import Links, volume
 from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.opdef import item

@@ -13,12 +13,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import product
 from math import prod
 
 import numpy as np
 
-from caldera.compiler.sharding.axis_split import AxisSplit, Intervals, indices, overlap, total
+from caldera.compiler.sharding.axis_split import (
+    AxisSplit,
+    Intervals,
+    indices,
+    overlap,
+    positions,
+    total,
+)
 from caldera.core.tensor.dtype import DType
 from caldera.core.tensor.shape import Shape, size
 from caldera.errors import ConfigError, ShapeError
@@ -54,6 +60,18 @@ class IndexBlock:
                 return None
             axes.append(both)
         return IndexBlock(tuple(axes))
+
+    def index_of(self, wanted: IndexBlock) -> tuple[slice | np.ndarray, ...]:
+        """What takes these elements, all of which are here, of an array that has this block."""
+        pairs = zip(self.axes, wanted.axes, strict=True)
+        index = tuple(positions(own, each) for own, each in pairs)
+        if all(isinstance(each, slice) for each in index):
+            return index
+        return np.ix_(*(np.arange(e.start, e.stop) if isinstance(e, slice) else e for e in index))
+
+    def view(self, part: np.ndarray) -> np.ndarray:
+        """This block of a flat part."""
+        return part[self.offset : self.offset + self.size].reshape(self.shape)
 
 
 class ShardLayout(ABC):
@@ -106,10 +124,6 @@ class ShardLayout(ABC):
         """Whether each of its ranks has everything."""
         return all(self.elements(rank) == size(self.shape) for rank in self.ranks)
 
-    def replicated(self) -> CartesianLayout:
-        """The same ranks, each of which has everything."""
-        return replicated(self.shape, self.ranks)
-
     # --- arrays
 
     def part_of(self, whole: np.ndarray, rank: int) -> np.ndarray:
@@ -125,8 +139,7 @@ class ShardLayout(ABC):
         """Write a rank's part to where it belongs in an array."""
         flat = np.ascontiguousarray(part).reshape(-1)
         for piece in self.pieces(rank):
-            own = flat[piece.offset : piece.offset + piece.size]
-            whole[index_of(piece.axes)] = own.reshape(piece.shape)
+            whole[index_of(piece.axes)] = piece.view(flat)
 
     def whole_of(self, parts: Mapping[int, np.ndarray] | Sequence[np.ndarray]) -> np.ndarray:
         """The array that these are the parts of, by rank."""
@@ -238,21 +251,22 @@ class CartesianLayout(ShardLayout):
         first = int(np.ravel_multi_index((*parts, 0), self.mesh))
         return self.ranks[first : first + self.replicas]
 
-    def mesh_with_terms(self, terms: int, place: int) -> tuple[int, ...]:
-        """The ranks if the first of `terms` of the replicas are an axis of the mesh, at a place."""
-        split = np.array(self.ranks).reshape(*self._parts, terms, self.replicas // terms)
-        return tuple(np.moveaxis(split, len(self._parts), place).reshape(-1).tolist())
-
     # --- what a layout says
 
     def axis_intervals(self, rank: int, axis: int) -> Intervals:
         """What a rank has along an axis."""
-        split, place = self.splits[axis], self.coordinates(rank)
-        if place is None:
+        split = self.splits[axis]
+        if rank not in self._place:
             return ()
         if split is None:
             return ((0, self.shape[axis]),) if self.shape[axis] else ()
-        return split.intervals[place[self.split_axes.index(axis)]]
+        return split.intervals[self.part_along(axis, rank)]
+
+    def part_along(self, axis: int, rank: int) -> int:
+        """Which part of an axis a rank has."""
+        place = self.coordinates(rank)
+        assert place is not None
+        return 0 if self.splits[axis] is None else place[self.split_axes.index(axis)]
 
     def axis_indices(self, rank: int, axis: int) -> np.ndarray:
         """From a rank's own number along an axis to that of the whole array."""
@@ -287,8 +301,14 @@ class CartesianLayout(ShardLayout):
     # --- other layouts
 
     def transposed(self, axes: Sequence[int]) -> CartesianLayout:
+        """The layout with these axes in this order; what was shared out along others is replicated.
+
+        Along the mesh's last axis ranks that differed come first: those with other indices along
+        the axes that went are one after the other.
+        """
         order = [self.split_axes.index(axis) for axis in axes if self.splits[axis] is not None]
-        mesh = np.array(self.ranks).reshape(self.mesh).transpose(*order, len(order))
+        gone = [place for place in range(len(self._parts)) if place not in order]
+        mesh = np.array(self.ranks).reshape(self.mesh).transpose(*order, *gone, len(self._parts))
         return CartesianLayout(
             tuple(self.shape[axis] for axis in axes),
             tuple(self.splits[axis] for axis in axes),
@@ -310,20 +330,8 @@ class CartesianLayout(ShardLayout):
         )
 
     def without(self, axes: Sequence[int]) -> CartesianLayout:
-        """The layout without some axes: what was shared out along them is replicated.
-
-        Along the mesh's last axis those that differed come first: ranks with other indices along
-        the axes that went are one after the other.
-        """
-        kept = [axis for axis in range(len(self.shape)) if axis not in axes]
-        order = [self.split_axes.index(axis) for axis in kept if self.splits[axis] is not None]
-        gone = [place for place in range(len(self._parts)) if place not in order]
-        mesh = np.array(self.ranks).reshape(self.mesh).transpose(*order, *gone, len(self._parts))
-        return CartesianLayout(
-            tuple(self.shape[axis] for axis in kept),
-            tuple(self.splits[axis] for axis in kept),
-            tuple(mesh.reshape(-1).tolist()),
-        )
+        """The layout without some axes: what was shared out along them is replicated."""
+        return self.transposed([axis for axis in range(len(self.shape)) if axis not in axes])
 
     def unsplit(self, axes: Sequence[int]) -> CartesianLayout:
         """The layout with some axes whole on every rank: replicated where they were shared out."""
@@ -372,25 +380,6 @@ def along_axis(
 @lru_cache(maxsize=4096)
 def _replicated(shape: Shape, ranks: tuple[int, ...]) -> CartesianLayout:
     return CartesianLayout(shape, (None,) * len(shape), ranks)
-
-
-def same_owners(first: ShardLayout, second: ShardLayout) -> bool:
-    """Whether every element has the same owners in both, whatever the layouts look like.
-
-    >>> from caldera.compiler.sharding.layout import replicated, same_owners
-    >>> from caldera.compiler.sharding.table_layout import TableLayout
-    >>> same_owners(replicated((2,), (0, 1)), TableLayout((2,), ((0, 1, 2),), ((0, 1), (0, 1))))
-    True
-    """
-    if first.shape != second.shape:
-        return False
-    if first == second:
-        return True
-    corners = [
-        sorted({cut for cut in (*a, *b) if cut < n})
-        for a, b, n in zip(first.cuts, second.cuts, first.shape, strict=True)
-    ]
-    return all(set(first.owners(i)) == set(second.owners(i)) for i in product(*corners))
 
 
 def index_of(axes: Sequence[Intervals]) -> tuple[slice | np.ndarray, ...]:

@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
+
+import numpy as np
 
 from caldera.base.formatting import bytes_text
 from caldera.compiler.sharding import ops  # noqa: F401 - registers them
@@ -30,7 +32,7 @@ from caldera.compiler.sharding.rules.registry import (
 )
 from caldera.compiler.sharding.volume import Links, volume
 from caldera.core.graph.node import Node, Spec, Symbol, describe, pinned
-from caldera.core.graph.opdef import ITEM, as_tuple, item, parameter
+from caldera.core.graph.opdef import ITEM, Op, as_tuple, item, parameter
 from caldera.core.graph.ops.base import complex_, full, imag, real, tensor
 from caldera.core.graph.program import substitute, topological
 from caldera.core.tensor.dtype import DType, is_complex, part_of
@@ -181,10 +183,14 @@ class Propagation:
         value = self.value(node)
         if value.lazy is not None:
             near = layout if isinstance(layout, CartesianLayout) else self.default(node.spec)
-            return value.lazy.seconds(near), 0
-        where, itemsize = value.placement, node.dtype.itemsize
-        moved = volume(where.layout, layout, where.terms)
-        return moved.seconds(itemsize, self.links), moved.elements * itemsize
+            needed = zip(value.lazy.inputs, value.lazy.sources(near), strict=True)
+            return sum(self.seconds(*each) for each in needed), 0
+        return self._between(value.placement, layout, node.spec)
+
+    def _between(self, where: ShardPlacement, layout: ShardLayout, spec: Spec) -> tuple[float, int]:
+        """Seconds, and bytes that move, from where a value is to a layout."""
+        moved = volume(where.layout, layout, where.terms).elements * spec.dtype.itemsize
+        return self._transfer(where, layout, spec, spec.dtype.itemsize), moved
 
     def placed(self, node: Node, layout: ShardLayout, dtype: DType | None = None) -> Node:
         """This rank's part of a value in a layout, brought there if it has to be."""
@@ -199,14 +205,14 @@ class Propagation:
         """Where nodes are written that ranks run together: on their device, if that is told."""
         return nullcontext() if self.messages_on is None else pinned(self.messages_on)
 
-    def communicate(self, node: Node) -> tuple[Node, ...]:
-        """What a node gives that ranks run together: its last output is the next token."""
+    def together(self, op: Op, *parts: Node, **attrs: Any) -> tuple[Node, ...]:
+        """What an op gives that ranks run together: its last input and its last output are tokens,
+        which keep all ranks to one order."""
+        tokens = () if self.token is None else (self.token,)
+        with self.messaging():
+            node = op.node(*parts, *tokens, rank=self.rank, number=len(self.moves), **attrs)
         *made, self.token = (item(node, index) for index in range(len(node.outputs)))
         return tuple(made)
-
-    def tokens(self) -> tuple[Node, ...]:
-        """The last input of the next node that ranks run together."""
-        return () if self.token is None else (self.token,)
 
     def empty(self, layout: ShardLayout, dtype: DType) -> Node:
         """What a rank has of a value of which it has nothing."""
@@ -257,7 +263,9 @@ class Propagation:
         for axis, n in enumerate(layout.shape):
             if layout.splits[axis] is None and n >= where.terms:
                 before = len([each for each in layout.split_axes if each < axis])
-                ranks = layout.mesh_with_terms(where.terms, before)
+                # The ranks if those of one term after the other are an axis of the mesh there.
+                mesh = np.array(layout.ranks).reshape(*layout.mesh[:-1], where.terms, -1)
+                ranks = tuple(np.moveaxis(mesh, -2, before).reshape(-1).tolist())
                 split = even_split(n, where.terms)
                 splits = (*layout.splits[:axis], split, *layout.splits[axis + 1 :])
                 return CartesianLayout(layout.shape, splits, ranks)
@@ -279,7 +287,8 @@ class Propagation:
         choice = ShardingStrategy(describe(node, 1), costs[best], others, way.seconds, way.nbytes)
         self.choices.append(choice)
         parts = [self.placed(x, where) for x, where in zip(node.inputs, way.inputs, strict=True)]
-        made = as_tuple(way.make(parts)) if self._takes_part(way) else (None,) * len(way.outputs)
+        takes_part = any(self.rank in placement.layout.ranks for placement in way.outputs)
+        made = as_tuple(way.make(parts)) if takes_part else (None,) * len(way.outputs)
         values = []
         for spec, placement, part in zip(node.outputs, way.outputs, made, strict=True):
             if part is None or self.rank not in placement.layout.ranks:
@@ -289,9 +298,6 @@ class Propagation:
             values.append(DistributedValue(placement, part))
         return values
 
-    def _takes_part(self, way: ShardingRule) -> bool:
-        return any(self.rank in placement.layout.ranks for placement in way.outputs)
-
     def _cost(self, node: Node, way: ShardingRule) -> MoveCost:
         seconds, nbytes = way.seconds, way.nbytes
         for given, layout in zip(node.inputs, way.inputs, strict=True):
@@ -299,14 +305,9 @@ class Propagation:
             seconds, nbytes = seconds + taken, nbytes + sent
         for spec, where in zip(node.outputs, way.outputs, strict=True):
             if where.terms > 1:
-                taken, sent = self._summing(where, spec)
+                taken, sent = self._between(where, self.resting(where, spec), spec)
                 seconds, nbytes = seconds + taken, nbytes + sent
         return MoveCost(way.name, seconds, nbytes)
-
-    def _summing(self, where: ShardPlacement, spec: Spec) -> tuple[float, int]:
-        """Seconds, and bytes that move, to add up the terms of a result where it rests."""
-        moved = volume(where.layout, self.resting(where, spec), where.terms)
-        return moved.seconds(spec.dtype.itemsize, self.links), moved.elements * spec.dtype.itemsize
 
     def _is_whole(self, node: Node) -> bool:
         return all(
@@ -346,9 +347,7 @@ class Propagation:
         value = self.value(node)
         if value.lazy is not None:
             near = layout if isinstance(layout, CartesianLayout) else self.default(node.spec)
-            part = value.lazy.make(near)
-            if self.rank not in near.ranks:
-                part = self.empty(near, node.dtype)
+            part = self._made(node, value.lazy, near)
             return self._sent(node, part, ShardPlacement(near), layout, dtype)
         assert value.node is not None
         where = value.placement
@@ -365,6 +364,14 @@ class Propagation:
             return self._sent(node, part, ShardPlacement(share), layout, dtype)
         return self._sent(node, value.node, where, layout, dtype)
 
+    def _made(self, node: Node, lazy: Lazy, layout: CartesianLayout) -> Node:
+        """This rank's part of a value that is made anywhere; all ranks bring its inputs there."""
+        needed = zip(lazy.inputs, lazy.sources(layout), strict=True)
+        parts = [self.placed(*each) for each in needed]
+        if self.rank not in layout.ranks:
+            return self.empty(layout, node.dtype)
+        return lazy.make(parts, layout)
+
     def _sent(
         self, node: Node, part: Node, where: ShardPlacement, layout: ShardLayout, dtype: DType
     ) -> Node:
@@ -380,34 +387,33 @@ class Propagation:
             raise ConfigError.build(
                 "layout", expected=f"one of shape {where.layout.shape}", got=f"{layout.shape}"
             )
-        with self.messaging():
-            sent = redistribute.node(
-                part,
-                *self.tokens(),
-                source=where.layout,
-                target=layout,
-                rank=self.rank,
-                dtype=dtype,
-                terms=where.terms,
-                reduce=where.reduce,
-                axis=EVERYONE,
-                number=len(self.moves),
-            )
-        width = (
-            min(node.dtype.itemsize, dtype.itemsize) if where.terms == 1 else node.dtype.itemsize
+        (sent,) = self.together(
+            redistribute,
+            part,
+            source=where.layout,
+            target=layout,
+            dtype=dtype,
+            terms=where.terms,
+            reduce=where.reduce,
+            axis=EVERYONE,
         )
+        narrowed = min(node.dtype.itemsize, dtype.itemsize)
+        width = narrowed if where.terms == 1 else node.dtype.itemsize
+        self._note(node, where, layout, width)
+        return sent
+
+    def _note(self, node: Node, where: ShardPlacement, layout: ShardLayout, width: int) -> None:
+        """Write down what moves, in elements of that many bytes."""
         moved = volume(where.layout, layout, where.terms)
-        self.moves.append(
-            Move(
-                describe(node, 1),
-                where.layout,
-                layout,
-                moved.elements * width,
-                where.terms,
-                moved.seconds(width, self.links),
-            )
-        )
-        return self.communicate(sent)[0]
+        nbytes, seconds = moved.elements * width, self._transfer(where, layout, node.spec, width)
+        move = Move(describe(node, 1), where.layout, layout, nbytes, where.terms, seconds)
+        self.moves.append(move)
+
+    def _transfer(
+        self, where: ShardPlacement, layout: ShardLayout, spec: Spec, width: int
+    ) -> float:
+        """Seconds from where a value is to a layout."""
+        return volume(where.layout, layout, where.terms).seconds(width, self.links)
 
 
 # --- in words

@@ -15,15 +15,15 @@ from typing import ClassVar
 
 from caldera.compiler.sharding.collective_moves import CollectiveMoves, in_stretches
 from caldera.compiler.sharding.layout import CartesianLayout, ShardLayout, replicated
-from caldera.compiler.sharding.propagation import Move, Propagation
+from caldera.compiler.sharding.propagation import Propagation
 from caldera.compiler.sharding.rules.registry import (
     DistributedValue,
     Rule,
     ShardingRule,
     ShardPlacement,
 )
-from caldera.compiler.sharding.volume import Links, volume
-from caldera.core.graph.node import Node, Spec, describe
+from caldera.compiler.sharding.volume import Links
+from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.opdef import ITEM, item
 from caldera.core.graph.ops.base import cast, constant
 from caldera.core.graph.ops.collective import all_gather
@@ -232,12 +232,10 @@ class RankGraph(Propagation):
             return STAYS, 0
         return self._between(value.placement, layout, node.spec)
 
-    def _summing(self, where: ShardPlacement, spec: Spec) -> tuple[float, int]:
-        return self._between(where, self.resting(where, spec), spec)
-
-    def _between(self, where: ShardPlacement, layout: ShardLayout, spec: Spec) -> tuple[float, int]:
-        moved = volume(where.layout, layout, where.terms).elements * spec.dtype.itemsize
-        return self._collectives.seconds(where, layout, spec), moved
+    def _transfer(
+        self, where: ShardPlacement, layout: ShardLayout, spec: Spec, width: int
+    ) -> float:
+        return self._collectives.seconds(where, layout, spec)
 
     # --- moving
 
@@ -260,7 +258,7 @@ class RankGraph(Propagation):
             return super()._moved(node, layout, dtype)
         if value.lazy is not None:
             everywhere = replicated(node.shape, self._everyone)
-            made = value.lazy.make(everywhere)
+            made = self._made(node, value.lazy, everywhere)
             return self._sent(node, made, ShardPlacement(everywhere), layout, dtype)
         assert value.node is not None
         return self._sent(node, value.node, value.placement, layout, dtype)
@@ -273,22 +271,9 @@ class RankGraph(Propagation):
         moved = part
         if where.layout != layout or where.terms > 1:
             if not self._collectives.is_free(where):
-                self._note(node, where, layout)
+                self._note(node, where, layout, node.dtype.itemsize)
             moved = self._collectives.written(part, where, layout)
         return moved if dtype == node.dtype else cast(moved, dtype)
-
-    def _note(self, node: Node, where: ShardPlacement, layout: ShardLayout) -> None:
-        moved = volume(where.layout, layout, where.terms)
-        self.moves.append(
-            Move(
-                describe(node, 1),
-                where.layout,
-                layout,
-                moved.elements * node.dtype.itemsize,
-                where.terms,
-                self._collectives.seconds(where, layout, node.spec),
-            )
-        )
 
     # --- facts
 

@@ -11,10 +11,10 @@ under way at once, or need not be sent: ranks of one machine leave them where th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
-from itertools import chain
+from itertools import chain, zip_longest
 from math import prod
 from typing import Any
 
@@ -22,8 +22,6 @@ import numpy as np
 
 from caldera.comm import Communicator
 from caldera.comm.algorithms.shared_exchange import shared_exchange
-from caldera.comm.requests import Request
-from caldera.compiler.sharding.axis_split import positions
 from caldera.compiler.sharding.layout import IndexBlock, ShardLayout
 from caldera.compiler.sharding.volume import NOTHING, TransferVolume, copies_of, sender_to, volume
 from caldera.core.tensor.dtype import HALVES, float32
@@ -128,10 +126,7 @@ def _crossings(
 
 
 def _at(piece: IndexBlock, wanted: IndexBlock, term: int) -> Place:
-    index = tuple(positions(own, each) for own, each in zip(piece.axes, wanted.axes, strict=True))
-    if any(isinstance(each, np.ndarray) for each in index):
-        index = np.ix_(*(np.arange(e.start, e.stop) if isinstance(e, slice) else e for e in index))
-    return Place(piece.offset, piece.shape, index, wanted.shape, term)
+    return Place(piece.offset, piece.shape, piece.index_of(wanted), wanted.shape, term)
 
 
 def _messages(places: list[Place], itemsize: int) -> list[Message]:
@@ -236,105 +231,74 @@ def redistributed(
     return made
 
 
+@dataclass
 class _Transfer:
     """One redistribution of one rank."""
 
-    def __init__(
-        self,
-        plan: RankTransfer,
-        part: np.ndarray,
-        wire: Any,
-        communicator: Communicator | None,
-        rank: int,
-        in_memory: bool,
-    ) -> None:
-        self._may_share = in_memory
-        self._plan = plan
-        self._part = part
-        self._wire = wire
-        self._communicator = communicator
-        self._rank = rank
+    plan: RankTransfer
+    part: np.ndarray
+    wire: Any
+    communicator: Communicator | None
+    rank: int
+    may_share: bool
 
     def run(self, place: Callable[[int], np.ndarray]) -> None:
         """Move everything; `place` gives the flat array that the elements of a term go to."""
-        for old, new in self._plan.stays:
-            values = old.view(self._part)[old.index]
-            new.view(place(new.term))[new.index] = values.astype(self._wire, copy=False)
-        sends, receives = self._plan.sends, self._plan.receives
-        if not sends and not receives:
+        for old, new in self.plan.stays:
+            values = old.view(self.part)[old.index]
+            new.view(place(new.term))[new.index] = values.astype(self.wire, copy=False)
+        sends, receives = self.plan.sends, self.plan.receives
+        comm = self.communicator
+        if comm is None or not (sends or receives):
             return
-        if self._can_share():
-            self._in_memory(place)
+        # Whether all ranks take part and have room in common: all of them find the same.
+        fits = self.plan.moved.can_share(self.wire.itemsize, comm.size)
+        if fits and self.may_share and comm.shares_memory:
+            self._in_memory(comm, place)
             return
         everything = [m for messages in (*sends.values(), *receives.values()) for m in messages]
         elements = sum(place.size for message in everything for place in message)
-        if elements * self._wire.itemsize <= AT_ONCE_BYTES:
-            self._at_once(place)
-        else:
-            self._in_rounds(place)
+        if elements * self.wire.itemsize <= AT_ONCE_BYTES:
+            self._exchange(comm, sends, receives, place)
+            return
+        for distance in range(1, comm.size):
+            to, come = (self.rank + distance) % comm.size, (self.rank - distance) % comm.size
+            for leaving, arriving in zip_longest(sends.get(to, []), receives.get(come, [])):
+                sent = {to: [leaving]} if leaving else {}
+                received = {come: [arriving]} if arriving else {}
+                self._exchange(comm, sent, received, place)
 
-    def _can_share(self) -> bool:
-        """Whether all ranks take part and have room in common: all of them find the same."""
-        assert self._communicator is not None
-        comm = self._communicator
-        fits = self._plan.moved.can_share(self._wire.itemsize, comm.size)
-        return fits and self._may_share and comm.shares_memory
-
-    def _in_memory(self, place: Callable[[int], np.ndarray]) -> None:
+    def _in_memory(self, comm: Communicator, place: Callable[[int], np.ndarray]) -> None:
         """No messages: each rank leaves what it packs in memory that the others see."""
-        assert self._communicator is not None
-        leaving, to_each, arriving, from_each = self._plan.in_order
-        found = shared_exchange(self._communicator).run(
-            to_each, from_each, self._wire, partial(_pack, leaving, self._part)
+        leaving, to_each, arriving, from_each = self.plan.in_order
+        found = shared_exchange(comm).run(
+            to_each, from_each, self.wire, partial(_pack, leaving, self.part)
         )
         for message, numbers in zip(arriving, found, strict=True):
             _unpack(message, numbers, place)
 
-    def _at_once(self, place: Callable[[int], np.ndarray]) -> None:
-        arriving = [
-            (message, *self._receive(message, peer))
-            for peer, messages in self._plan.receives.items()
-            for message in messages
-        ]
-        leaving = [
-            self._send(message, peer)
-            for peer, messages in self._plan.sends.items()
-            for message in messages
-        ]
+    def _exchange(
+        self,
+        comm: Communicator,
+        sends: Mapping[int, Sequence[Message]],
+        receives: Mapping[int, Sequence[Message]],
+        place: Callable[[int], np.ndarray],
+    ) -> None:
+        """Messages that are under way at once. As bytes: not every library knows every dtype."""
+        arriving, leaving = [], []
+        for peer, messages in receives.items():
+            for message in messages:
+                buffer = np.empty(sum(each.size for each in message), self.wire)
+                arriving.append((message, buffer, comm.Irecv(buffer.view(np.uint8), peer, TAG)))
+        for peer, messages in sends.items():
+            for message in messages:
+                buffer = _packed(message, self.part, self.wire)
+                leaving.append((buffer, comm.Isend(buffer.view(np.uint8), peer, TAG)))
         for message, buffer, request in arriving:
             request.wait()
             _unpack(message, buffer, place)
         for _, request in leaving:
             request.wait()
-
-    def _in_rounds(self, place: Callable[[int], np.ndarray]) -> None:
-        assert self._communicator is not None
-        ranks = self._communicator.size
-        for distance in range(1, ranks):
-            to, come = (self._rank + distance) % ranks, (self._rank - distance) % ranks
-            leaving = self._plan.sends.get(to, [])
-            arriving = self._plan.receives.get(come, [])
-            for number in range(max(len(leaving), len(arriving))):
-                waiting = None
-                if number < len(arriving):
-                    waiting = self._receive(arriving[number], come)
-                sent = self._send(leaving[number], to) if number < len(leaving) else None
-                if waiting is not None:
-                    waiting[1].wait()
-                    _unpack(arriving[number], waiting[0], place)
-                if sent is not None:
-                    sent[1].wait()
-
-    def _send(self, message: Message, peer: int) -> tuple[np.ndarray, Request]:
-        assert self._communicator is not None
-        buffer = _packed(message, self._part, self._wire)
-        # As bytes: not every library knows every dtype.
-        return buffer, self._communicator.Isend(buffer.view(np.uint8), peer, TAG)
-
-    def _receive(self, message: Message, peer: int) -> tuple[np.ndarray, Request]:
-        assert self._communicator is not None
-        buffer = np.empty(sum(place.size for place in message), self._wire)
-        return buffer, self._communicator.Irecv(buffer.view(np.uint8), peer, TAG)
 
 
 def _packed(message: Message, part: np.ndarray, wire: Any) -> np.ndarray:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 from math import inf, log2
 
 import numpy as np
@@ -15,7 +16,8 @@ import numpy as np
 from caldera.comm import Communicator
 from caldera.comm.algorithms.shared_exchange import room_bytes
 from caldera.comm.link import Link, link_for_choices
-from caldera.compiler.sharding.layout import CartesianLayout, IndexBlock, ShardLayout
+from caldera.compiler.sharding.axis_split import AxisSplit
+from caldera.compiler.sharding.layout import CartesianLayout, ShardLayout
 from caldera.core.tensor.shape import size
 
 NEAR_BYTES, FAR_BYTES = 1 << 19, 1 << 23
@@ -192,46 +194,25 @@ def _shared(source: CartesianLayout, target: CartesianLayout) -> np.ndarray:
     one_of_each = [group[0] for group in groups(source)]
     found = np.ones((len(one_of_each), len(target.ranks)), np.int64)
     for axis, n in enumerate(source.shape):
-        first, second = source.splits[axis], target.splits[axis]
-        theirs = (
-            np.full((1, n), 0) if first is None else _owner_of_each(first.cuts, first.owners)[None]
-        )
-        ours = np.full(n, 0) if second is None else _owner_of_each(second.cuts, second.owners)
-        table = np.zeros(
-            (1 if first is None else first.parts, 1 if second is None else second.parts), np.int64
-        )
-        np.add.at(table, (theirs[0], ours), 1)
-        rows = [_part(source, rank, axis) for rank in one_of_each]
-        columns = [_part(target, rank, axis) for rank in target.ranks]
+        splits = [each.splits[axis] or AxisSplit(1, (0, n), (0,)) for each in (source, target)]
+        table = np.zeros([split.parts for split in splits], np.int64)
+        # The part that has each index, in both.
+        np.add.at(table, tuple(np.repeat(s.owners, np.diff(s.cuts)) for s in splits), 1)
+        rows = [source.part_along(axis, rank) for rank in one_of_each]
+        columns = [target.part_along(axis, rank) for rank in target.ranks]
         found *= table[np.ix_(rows, columns)]
     return found
 
 
-def _owner_of_each(cuts: tuple[int, ...], owners: tuple[int, ...]) -> np.ndarray:
-    return np.repeat(owners, np.diff(cuts)).astype(np.int64)
-
-
-def _part(layout: CartesianLayout, rank: int, axis: int) -> int:
-    """Which part of an axis a rank has."""
-    place = layout.coordinates(rank)
-    assert place is not None
-    return 0 if layout.splits[axis] is None else place[layout.split_axes.index(axis)]
-
-
 def _shared_pieces(source: ShardLayout, target: ShardLayout) -> np.ndarray:
-    rows: dict[object, IndexBlock] = {}
-    for rank in source.ranks:
-        for piece in source.pieces(rank):
-            rows.setdefault(piece.axes, piece)
     if isinstance(source, CartesianLayout):
         ordered = [source.pieces(group[0]) for group in groups(source)]
     else:
-        ordered = [(piece,) for piece in rows.values()]
+        every = [piece for rank in source.ranks for piece in source.pieces(rank)]
+        ordered = [(piece,) for piece in {piece.axes: piece for piece in every}.values()]
     found = np.zeros((len(ordered), len(target.ranks)), np.int64)
     for column, rank in enumerate(target.ranks):
-        for mine in target.pieces(rank):
-            for row, pieces in enumerate(ordered):
-                for piece in pieces:
-                    both = piece.overlap(mine)
-                    found[row, column] += 0 if both is None else both.size
+        for mine, (row, pieces) in product(target.pieces(rank), enumerate(ordered)):
+            both = [piece.overlap(mine) for piece in pieces]
+            found[row, column] += sum(each.size for each in both if each is not None)
     return found

@@ -8,8 +8,7 @@ import caldera as cd
 from caldera.compiler.sharding.distributions import Replicated
 from caldera.core.graph.node import Symbol
 from caldera.core.graph.ops.base import tensor
-from caldera.dmath.handle import Handle
-from caldera.dmath.session import Session
+from caldera.dmath.session import Handle, Session
 
 
 def leaf(handle: Handle) -> cd.Expr:

@@ -10,8 +10,7 @@ import pytest
 from caldera import comm
 from caldera import dmath as dm
 from caldera.compiler.sharding.distributions import Columns, Replicated, Rows
-from caldera.dmath.handle import Handle
-from caldera.dmath.session import Session, SpmdSession
+from caldera.dmath.session import Handle, Session, SpmdSession
 from tests.unit.dmath.programs import leaf
 
 A = np.arange(48.0).reshape(6, 8)

@@ -17,8 +17,8 @@ import pytest
 from caldera import dmath as dm
 from caldera.core.graph.node import Spec
 from caldera.core.graph.opdef import OPS, op
-from caldera.dmath.handle import Handle
 from caldera.dmath.master import Master
+from caldera.dmath.session import Handle
 from caldera.errors import CommError, DataError
 from tests.unit.dmath.programs import computed, everywhere, leaf
 

@@ -20,14 +20,13 @@ from caldera.compiler.sharding.algorithms.panels import (
     shape_of,
 )
 from caldera.compiler.sharding.algorithms.process_grid import Cuts, even_cuts
-from caldera.compiler.sharding.algorithms.svd import TALL, bidiagonal_svd, dealt_columns, eigh, svd
+from caldera.compiler.sharding.algorithms.svd import TALL, dealt_columns, eigh, svd
 from caldera.compiler.sharding.algorithms.variant import (
     Algorithm,
     AlgorithmCost,
     Options,
     Variant,
     axis_layout,
-    columns_layout,
     computing,
     cuts_of,
 )
@@ -62,13 +61,13 @@ def _of_svd(node: Node, ranks: int) -> tuple[Layouts, Layouts]:
     else:
         given = qr_layouts((n, m), ranks)[0].transposed((1, 0))
     cuts = even_cuts(k, ranks)
-    u, v = columns_layout((m, k), cuts), columns_layout((n, k), cuts).transposed((1, 0))
+    u, v = axis_layout((m, k), -1, cuts), axis_layout((n, k), -1, cuts).transposed((1, 0))
     return [given], [u, replicated((k,), range(ranks)), v]
 
 
 def _of_eigh(node: Node, ranks: int) -> tuple[Layouts, Layouts]:
     n, _ = shape_of(node)
-    columns = columns_layout((n, n), even_cuts(n, ranks))
+    columns = axis_layout((n, n), -1, even_cuts(n, ranks))
     return [columns], [replicated((n,), range(ranks)), columns]
 
 
@@ -104,9 +103,9 @@ def _eigh_variants(node: Node, given: Layouts, ranks: int) -> list[Variant]:
     alone = AlgorithmCost(
         n * n * itemsize, ranks, factor * n * n * (n + small), workspace=3 * n * n * itemsize
     )
-    inputs, outputs = (tuple(each) for each in _of_eigh(node, ranks))
     cost = grid_cost(node, ranks, block_size(n, ranks)) + alone
-    return [*found, Variant("LAPACK on each rank", inputs, outputs, cost, (ALIKE,))]
+    ways = found[0].inputs, found[0].outputs
+    return [*found, Variant("LAPACK on each rank", *ways, cost, (ALIKE,))]
 
 
 def _svd_variants(node: Node, given: Layouts, ranks: int) -> list[Variant]:
@@ -117,7 +116,7 @@ def _svd_variants(node: Node, given: Layouts, ranks: int) -> list[Variant]:
     (n, m), itemsize = sorted(shape_of(node)), node.inputs[0].dtype.itemsize
     if n * n * itemsize > LOCAL_BYTES:
         return found
-    inputs, outputs = (tuple(each) for each in _of_svd(node, ranks))
+    inputs, outputs = found[0].inputs, found[0].outputs
     cost = AlgorithmCost()
     if m >= TALL * n:
         # What a QR takes, and the product with its Q.
@@ -150,10 +149,7 @@ def _run_svd(
 ) -> Parts:
     with named("svd"):
         a = LocalMatrix(parts[0], inputs[0], comm)
-        if options == (BIDIAGONAL,):
-            u, s, vh = bidiagonal_svd(a)
-        else:
-            u, s, vh = svd(a)
+        u, s, vh = svd(a, bidiagonal=options == (BIDIAGONAL,))
     return [u.part, s, vh.part]
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -28,9 +27,9 @@ from caldera.compiler.sharding.algorithms.qr import qr as qr_on_grid
 from caldera.compiler.sharding.algorithms.qr import tsqr
 from caldera.compiler.sharding.algorithms.variant import (
     AlgorithmCost,
+    axis_layout,
     choose,
     cyclic_layout,
-    rows_layout,
 )
 from caldera.compiler.sharding.layout import CartesianLayout, ShardLayout, replicated
 from caldera.compiler.sharding.transfer import redistributed
@@ -80,7 +79,7 @@ def multiply(a: LocalMatrix, b: LocalMatrix) -> LocalMatrix:
     variants = product_variants.product_variants(
         a.shape, b.shape, (False, False), given, a.comm.size, size
     )
-    variant = choose(variants, given, size, Links()).variant
+    variant = choose(variants, given, size, Links())
     parts = [each.to(where).part for each, where in zip((a, b), variant.inputs, strict=True)]
     (made,) = product_variants.run_matmul(
         parts, variant.inputs, variant.outputs, variant.options, a.comm
@@ -116,8 +115,8 @@ def qr_layouts(
     if is_tall(shape, ranks):
         rows = even_cuts(m, ranks)
         return (
-            rows_layout((m, n), rows),
-            rows_layout((m, k), rows),
+            axis_layout((m, n), 0, rows),
+            axis_layout((m, k), 0, rows),
             replicated((k, n), range(ranks)),
         )
     block, grid = block_size(k, ranks, widest), factorisation_grid(ranks)
@@ -143,26 +142,8 @@ Arriving = Callable[[], np.ndarray]
 """Waits, and has what was sent."""
 
 
-class Carrier(Protocol):
-    """How arrays get to other ranks."""
-
-    def place(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """Room for an array that will be sent."""
-
-    def send(self, array: np.ndarray, places: Places, rank: int, tag: int) -> None:
-        """Some rows of an array that `place` has made, which is not changed any more."""
-
-    def receive(
-        self, shape: tuple[int, ...], dtype: np.dtype, places: Places, rank: int, tag: int
-    ) -> Arriving:
-        """Some rows of an array of this shape, as their sender gives them; begins at once."""
-
-    def finish(self) -> None:
-        """All that was sent has left."""
-
-
 class RowMessages:
-    """Each rank is sent the rows that it needs."""
+    """Each rank is sent the rows of arrays that it needs."""
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
@@ -173,13 +154,13 @@ class RowMessages:
         return np.empty(shape, dtype)
 
     def send(self, array: np.ndarray, places: Places, rank: int, tag: int) -> None:
-        """Some rows of it."""
+        """Send some rows of an array that `place` has made, which is not changed any more."""
         self._leaving.append(self._comm.Isend(np.ascontiguousarray(array[places]), rank, tag))
 
     def receive(
         self, shape: tuple[int, ...], dtype: np.dtype, places: Places, rank: int, tag: int
     ) -> Arriving:
-        """Some rows of it."""
+        """Some rows of an array of this shape, as their sender gives them; begins at once."""
         count = shape[0] if isinstance(places, slice) else len(places)
         rows = np.empty((count, *shape[1:]), dtype)
         request = self._comm.Irecv(rows, rank, tag)
@@ -197,14 +178,14 @@ class RowMessages:
         self._leaving.clear()
 
 
-class Posting:
+class Posting(RowMessages):
     """Arrays stay where they were made, and everybody reads them there, until all ranks have
     met after `finish`."""
 
     def __init__(self, comm: Communicator) -> None:
+        super().__init__(comm)
         self._post = shared_post(comm)
         self._post.clear()
-        self._leaving: list[Request] = []
         self._sent = 0
 
     def place(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -226,13 +207,11 @@ class Posting:
 
     def finish(self) -> None:
         """All that was sent has left."""
-        for request in self._leaving:
-            request.wait()
         self._post.count(len(self._leaving), self._sent)
-        self._leaving.clear()
+        super().finish()
 
 
-def carrier(comm: Communicator, most_bytes: int) -> Carrier:
+def carrier(comm: Communicator, most_bytes: int) -> RowMessages:
     """For arrays that have as many bytes together on the rank that sends most; all ranks ask."""
     if comm.size > 1 and comm.shares_memory and most_bytes <= post_bytes(comm.size):
         return Posting(comm)

@@ -46,25 +46,24 @@ _SLICE = 5
 """The tag of slices."""
 
 
-class AxisPanels:
-    """An axis in panels: each has a piece of all parts of it, by several ways to cut it."""
+def panel_count(length: int, bytes_each: int) -> int:
+    """The number of panels of an axis of which an index takes that many bytes."""
+    widest = max(PANEL_BYTES // max(bytes_each, 1), NARROWEST)
+    return -(-length // widest)
 
-    def __init__(self, length: int, cuts: Sequence[Cuts], bytes_each: int) -> None:
-        self._segments = sorted({0, length}.union(*cuts))
-        widest = max(PANEL_BYTES // max(bytes_each, 1), NARROWEST)
-        self.count = max(-(-length // widest), 1) if length else 0
 
-    def __iter__(self) -> Iterator[np.ndarray]:
-        """The indices of each panel, ascending."""
-        for panel in range(self.count):
-            pieces = [
-                np.arange(
-                    begin + (end - begin) * panel // self.count,
-                    begin + (end - begin) * (panel + 1) // self.count,
-                )
-                for begin, end in zip(self._segments, self._segments[1:], strict=False)
+def axis_panels(length: int, cuts: Sequence[Cuts], bytes_each: int) -> Iterator[np.ndarray]:
+    """The ascending indices of each panel of an axis: each has a piece of all parts of it, by
+    several ways to cut it."""
+    count, segments = panel_count(length, bytes_each), pairwise(sorted({0, length}.union(*cuts)))
+    stretches = [(begin, end - begin) for begin, end in segments]
+    for panel in range(count):
+        yield np.concatenate(
+            [
+                np.arange(begin + n * panel // count, begin + n * (panel + 1) // count)
+                for begin, n in stretches
             ]
-            yield np.concatenate(pieces)
+        )
 
 
 def owned(panel: np.ndarray, cuts: Cuts, part: int) -> np.ndarray:
@@ -121,8 +120,7 @@ def slices_each(stretches: Sequence[InnerSlice], bytes_each: int) -> int:
     >>> slices_each(stretches_of((0, 4, 8), (0, 2, 8)), 8)
     1
     """
-    widest = max(PANEL_BYTES // max(bytes_each, 1), NARROWEST)
-    return -(-max((each.end - each.begin for each in stretches), default=0) // widest)
+    return panel_count(max((each.end - each.begin for each in stretches), default=0), bytes_each)
 
 
 def _owner(cuts: Cuts, index: int) -> int:
@@ -250,26 +248,35 @@ class _TravellingSlices:
         """What this rank multiplies in a step, once the requests are done."""
         own, grid = self._own, self._own.grid
         part = self._slice_of(grid.row, grid.column, step)
-        width, found = part.end - part.begin, list[Request]()
-        if part.column == grid.column:
-            of_a = own.of_a(part)
-        else:
-            of_a = _room((own.a.shape[0], width), own.a.dtype, self._transposed[0])
-            found += _received(of_a, self._transposed[0], part.column, grid.along_row)
-        if part.row == grid.row:
-            of_b = own.of_b(part)
-        else:
-            of_b = _room((width, own.b.shape[1]), own.b.dtype, self._transposed[1])
-            found += _received(of_b, self._transposed[1], part.row, grid.along_column)
-        return of_a, of_b, found
+        arriving: list[Request] = []
+        width = part.end - part.begin
+        shape_a, shape_b = (own.a.shape[0], width), (width, own.b.shape[1])
+        of_a = (
+            own.of_a(part)
+            if part.column == grid.column
+            else self._arriving(0, shape_a, part.column, grid.along_row, arriving)
+        )
+        of_b = (
+            own.of_b(part)
+            if part.row == grid.row
+            else self._arriving(1, shape_b, part.row, grid.along_column, arriving)
+        )
+        return of_a, of_b, arriving
 
-
-def _room(shape: tuple[int, int], dtype: np.dtype, transposed: bool) -> np.ndarray:
-    return np.empty(shape[::-1], dtype).T if transposed else np.empty(shape, dtype)
-
-
-def _received(x: np.ndarray, transposed: bool, source: int, comm: Communicator) -> list[Request]:
-    return [comm.Irecv(x.T if transposed else x, source, _SLICE)] if x.size else []
+    def _arriving(
+        self,
+        factor: int,
+        shape: tuple[int, int],
+        source: int,
+        comm: Communicator,
+        requests: list[Request],
+    ) -> np.ndarray:
+        """Room for a slice of a factor, to which it is on its way."""
+        turned = self._transposed[factor]
+        room = np.empty(shape[::-1] if turned else shape, self._own.a.dtype)
+        if room.size:
+            requests.append(comm.Irecv(room, source, _SLICE))
+        return room.T if turned else room
 
 
 def _sent(x: np.ndarray, transposed: bool, dest: int, comm: Communicator) -> list[Request]:
@@ -295,7 +302,7 @@ def stationary_b(
     """
     c = np.empty((rows[grid.row + 1] - rows[grid.row], b.shape[1]), a.dtype)
     bytes_each = (longest(inner) + 2 * longest(columns)) * a.itemsize
-    for panel in AxisPanels(m[-1], (m, rows), bytes_each):
+    for panel in axis_panels(m[-1], (m, rows), bytes_each):
         columns_of_a = gather_rows(
             _rows(a.T, owned(panel, m, grid.column)), counts(panel, m), grid.along_row
         )
@@ -319,11 +326,6 @@ def stationary_a(
     The first axis of each is cut over the rows of the grid, the second over its columns.
     """
     return stationary_b(b.T, a.T, grid.transposed, inner, n, rows, columns).T
-
-
-def sum_over_layers(c: np.ndarray, grid: ProcessGrid, rows: Cuts) -> np.ndarray:
-    """This layer's rows of the sum of all layers' blocks; `rows` has where theirs begin."""
-    return sum_scatter(c, list(np.diff(rows)), grid.along_layers)
 
 
 def sum_scatter(x: np.ndarray, rows: Sequence[int], comm: Communicator) -> np.ndarray:

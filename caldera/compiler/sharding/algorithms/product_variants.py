@@ -89,41 +89,28 @@ def _cuts(
     """(rows, inner of A, inner of B, columns), for all layers together."""
     layers, rows, columns = grid
     (*_, m, k), n = a.shape, b.shape[-1]
+    by_rows = _kept(a, -2, rows) or even_cuts(m, rows)
+    by_columns = _kept(b, -1, columns) or even_cuts(n, columns)
     if form == STATIONARY_B:
         # Both have the inner axis over the rows of the grid, A its rows over the columns.
         inner = _kept(b, -2, rows) or _kept(a, -1, rows) or even_cuts(k, rows)
-        return (
-            _kept(a, -2, columns) or even_cuts(m, columns),
-            inner,
-            inner,
-            _kept(b, -1, columns) or even_cuts(n, columns),
-        )
+        return _kept(a, -2, columns) or even_cuts(m, columns), inner, inner, by_columns
     if form == STATIONARY_A:
         inner = _kept(a, -1, columns) or _kept(b, -2, columns) or even_cuts(k, columns)
-        return (
-            _kept(a, -2, rows) or even_cuts(m, rows),
-            inner,
-            inner,
-            _kept(b, -1, rows) or even_cuts(n, rows),
-        )
+        return by_rows, inner, inner, _kept(b, -1, rows) or even_cuts(n, rows)
     if layers == 1:
         inner_a = _kept(a, -1, columns) or even_cuts(k, columns)
         inner_b = _kept(b, -2, rows) or even_cuts(k, rows)
     else:
-        inner_a, inner_b = _in_layers(k, layers, columns), _in_layers(k, layers, rows)
+        # Layers that are as equal as possible, and each of them in equal parts.
+        inner_a, inner_b = (_subdivided(even_cuts(k, layers), n) for n in (columns, rows))
         if rows == columns == 1:
             inner_a = inner_b = _kept(a, -1, layers) or _kept(b, -2, layers) or inner_a
-    by_rows = _kept(a, -2, rows) or even_cuts(m, rows)
-    return by_rows, inner_a, inner_b, _kept(b, -1, columns) or even_cuts(n, columns)
+    return by_rows, inner_a, inner_b, by_columns
 
 
 def _kept(layout: ShardLayout, axis: int, parts: int) -> Cuts | None:
     return None if parts == 1 else cuts_of(layout, axis, parts)
-
-
-def _in_layers(length: int, layers: int, parts: int) -> Cuts:
-    """Layers that are as equal as possible, and each of them in equal parts."""
-    return _subdivided(even_cuts(length, layers), parts)
 
 
 def _subdivided(cuts: Cuts, parts: int) -> Cuts:
@@ -137,8 +124,7 @@ def _variant(a: Shape, b: Shape, options: Options, itemsize: int) -> Variant:
     form, (layers, rows, columns), cuts, (ta, tb) = options
     ranks = np.arange(layers * rows * columns).reshape(layers, rows, columns)
     in_order: list[int] = ranks.reshape(-1).tolist()
-    of_a: ShardLayout
-    of_b: ShardLayout
+    factors: tuple[ShardLayout, ShardLayout]
     by_row = ranks.transpose(1, 0, 2).reshape(-1).tolist()
     m, inner_a, inner_b, n = cuts
     shape_a = (*a[:-2], m[-1], inner_a[-1])
@@ -147,20 +133,26 @@ def _variant(a: Shape, b: Shape, options: Options, itemsize: int) -> Variant:
     out_rows, out_columns = m, n
     if form == STATIONARY_B:
         swapped = (*a[:-2], inner_a[-1], m[-1])
-        of_a = _as_read(grid_layout(swapped, inner_a, m, in_order), True)
-        of_b = grid_layout(shape_b, inner_b, n, in_order)
+        factors = (
+            _as_read(grid_layout(swapped, inner_a, m, in_order), True),
+            grid_layout(shape_b, inner_b, n, in_order),
+        )
         out_rows = even_cuts(m[-1], rows)
     elif form == STATIONARY_A:
         swapped = (*b[:-2], n[-1], inner_b[-1])
-        of_a = grid_layout(shape_a, m, inner_a, in_order)
-        of_b = _as_read(grid_layout(swapped, n, inner_b, in_order), True)
+        factors = (
+            grid_layout(shape_a, m, inner_a, in_order),
+            _as_read(grid_layout(swapped, n, inner_b, in_order), True),
+        )
         out_columns = even_cuts(n[-1], columns)
     else:
-        of_a = grid_layout(shape_a, m, inner_a, by_row)
-        of_b = grid_layout(shape_b, inner_b, n, in_order)
+        factors = (
+            grid_layout(shape_a, m, inner_a, by_row),
+            grid_layout(shape_b, inner_b, n, in_order),
+        )
         out_rows = _subdivided(m, layers)
     of_c = grid_layout((*batch, m[-1], n[-1]), out_rows, out_columns, by_row)
-    inputs = _as_read(of_a, ta), _as_read(of_b, tb)
+    inputs = _as_read(factors[0], ta), _as_read(factors[1], tb)
     cost = product_cost(form, (layers, rows, columns), cuts, itemsize, size(batch))
     return Variant(_name(form, layers, rows, columns), inputs, (of_c,), cost, options)
 
@@ -224,7 +216,7 @@ def product_cost(
         total_m, inner_a, n = total_n, inner_b, m
     sent = (total_m * inner_a * (columns - 1)) // columns + total_m * n * (rows - 1) // rows
     held = inner_a + 2 * n
-    messages, panels = columns + rows - 2, _panels(total_m, held * itemsize)
+    messages, panels = columns + rows - 2, max(product.panel_count(total_m, held * itemsize), 1)
     flops = 2 * total_m * inner_a * n
     widest = -(-max(cuts[1][-1], 1) // panels)
     return AlgorithmCost(
@@ -233,10 +225,6 @@ def product_cost(
         batch * flops,
         held * widest * itemsize,
     )
-
-
-def _panels(length: int, bytes_each: int) -> int:
-    return max(product.AxisPanels(length, (), bytes_each).count, 1)
 
 
 # --- running
@@ -302,7 +290,7 @@ def _multiply(
     c = np.empty((a.shape[0], b.shape[1]), a.dtype)
     product.stationary_c(c, factors, transposed)
     own = even_cuts(m[grid.row + 1] - m[grid.row], layers)
-    out[...] = product.sum_over_layers(c, grid, own)
+    out[...] = product.sum_scatter(c, list(np.diff(own)), grid.along_layers)
 
 
 def _of_layer(cuts: Cuts, layer: int, parts: int) -> Cuts:

@@ -7,6 +7,7 @@ inputs to the layouts of one variant, and writes an `spmd` node, whose kernel ru
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -44,8 +45,8 @@ from caldera.compiler.sharding.algorithms.variant import (
     AlgorithmCost,
     Options,
     Variant,
+    axis_layout,
     cyclic_layout,
-    rows_layout,
 )
 from caldera.compiler.sharding.layout import ShardLayout, replicated
 from caldera.core.graph.node import Node, Spec
@@ -171,22 +172,16 @@ def _of_qr(node: Node, ranks: int, widest: int) -> tuple[Layouts, Layouts]:
     return [given], made
 
 
-def _of_largest(node: Node, ranks: int) -> tuple[Layouts, Layouts]:
-    (m, n), k = shape_of(node), node.attrs["k"]
-    cuts, everywhere = even_cuts(m, ranks), range(ranks)
-    others = [replicated(spec.shape, everywhere) for spec in node.outputs[1:]]
-    return [rows_layout((m, n), cuts)], [rows_layout((m, k), cuts), *others]
-
-
 def _largest_variants(node: Node, given: Layouts, ranks: int) -> list[Variant]:
-    inputs, outputs = _of_largest(node, ranks)
-    n, k = node.inputs[0].shape[1], node.attrs["k"]
-    elements = node.inputs[0].spec.size
+    (m, n), k = shape_of(node), node.attrs["k"]
+    rows, everywhere = even_cuts(m, ranks), range(ranks)
+    others = (replicated(spec.shape, everywhere) for spec in node.outputs[1:])
+    inputs, outputs = axis_layout((m, n), 0, rows), (axis_layout((m, k), 0, rows), *others)
     # About ten steps, each of which goes through the matrix twice.
     sent = 20 * n * k * node.inputs[0].dtype.itemsize if ranks > 1 else 0
-    cost = AlgorithmCost(sent, 100 * (ranks - 1), 40 * elements * k // ranks)
+    cost = AlgorithmCost(sent, 100 * (ranks - 1), 40 * m * n * k // ranks)
     options = (k, node.attrs["tolerance"], node.attrs["steps"], node.attrs["seed"])
-    return [Variant("block Krylov", tuple(inputs), tuple(outputs), cost, options)]
+    return [Variant("block Krylov", (inputs,), outputs, cost, options)]
 
 
 def _run_largest(
@@ -240,27 +235,15 @@ def spmd(
     return (*(Spec(layout.local_shape(rank), dtype) for layout, dtype in outputs), TOKEN)
 
 
-def spmd_node(
-    node: Node,
-    variant: Variant,
-    parts: Sequence[Node],
-    tokens: Sequence[Node],
-    *,
-    rank: int,
-    number: int,
-) -> Node:
-    """A node of whole values as one rank runs it, from its parts of the inputs, after a token."""
-    return spmd.node(
-        *parts,
-        *tokens,
-        algorithm=node.op.name,
-        given=variant.inputs,
-        made=variant.outputs,
-        dtypes=tuple(spec.dtype for spec in node.outputs),
-        options=variant.options,
-        rank=rank,
-        number=number,
-    )
+def spmd_attrs(node: Node, variant: Variant) -> dict[str, Any]:
+    """What an `spmd` node has to know of a node of whole values, beside the rank."""
+    return {
+        "algorithm": node.op.name,
+        "given": variant.inputs,
+        "made": variant.outputs,
+        "dtypes": tuple(spec.dtype for spec in node.outputs),
+        "options": variant.options,
+    }
 
 
 def _bind(call: Call) -> Runner:

@@ -28,7 +28,7 @@ from caldera.comm import Communicator
 from caldera.compiler.sharding.algorithms.panels import LocalMatrix, multiply, qr
 from caldera.compiler.sharding.algorithms.process_grid import Cuts, even_cuts, gather_rows, sum_over
 from caldera.compiler.sharding.algorithms.qr import DEALT, svd_by_bidiagonal, tsqr
-from caldera.compiler.sharding.algorithms.variant import columns_layout
+from caldera.compiler.sharding.algorithms.variant import axis_layout
 from caldera.compiler.sharding.axis_split import AxisSplit, cyclic_split
 from caldera.compiler.sharding.layout import CartesianLayout, replicated
 from caldera.core.graph.ops.factorisation import ABOUT_EQUAL
@@ -185,43 +185,45 @@ TALL = 2
 """Rows for each column from which on a QR comes first: less is left to be made bidiagonal."""
 
 
-def svd(a: LocalMatrix) -> tuple[LocalMatrix, np.ndarray, LocalMatrix]:
-    """U with its columns spread over the ranks, s on all of them, and Vᴴ with its rows spread."""
-    if a.shape[0] < a.shape[1]:
-        u, s, vh = svd(a.adjoint)
+Factors = tuple[LocalMatrix, np.ndarray, LocalMatrix]
+
+
+def svd(a: LocalMatrix, *, bidiagonal: bool = False) -> Factors:
+    """U with its columns spread over the ranks, s on all of them, and Vᴴ with its rows spread; with
+    `bidiagonal` by such a matrix, where every rank has room for the smaller factor."""
+    m, n = a.shape
+    if m < n:
+        u, s, vh = svd(a.adjoint, bidiagonal=bidiagonal)
         return _with_signs(vh.adjoint, s, u.adjoint)
+    if bidiagonal and (m == n or m < TALL * n):
+        return _with_signs(*_by_bidiagonal(a))
     q, r = qr(a)
-    n, comm = r.shape[0], a.comm
-    given = r.adjoint.to(columns_layout((n, n), jacobi_cuts(n, comm.size)))
+    u, s, vh = _by_bidiagonal(r) if bidiagonal else _by_jacobi(r)
+    return _with_signs(multiply(q, u), s, vh)
+
+
+def _by_jacobi(r: LocalMatrix) -> Factors:
+    n, comm = r.shape[0], r.comm
+    given = r.adjoint.to(axis_layout((n, n), -1, jacobi_cuts(n, comm.size)))
     turned, rotations = one_sided_jacobi(given.part, n, comm, rotations=True)
     lengths, (right, left) = _in_order((turned, rotations), n, comm, descending=True)
-    right = _normalised(right, lengths, n)
-    return _with_signs(multiply(q, left), lengths, right.adjoint)
+    return left, lengths, _normalised(right, lengths, n).adjoint
 
 
 def dealt_columns(shape: tuple[int, int], ranks: int) -> CartesianLayout:
-    """Columns dealt out to the ranks, as `bidiagonal_svd` wants them of a matrix that is not tall;
+    """Columns dealt out to the ranks, as `_by_bidiagonal` wants them of a matrix that is not tall;
     rows of one that has more columns than rows."""
     split = cyclic_split(min(shape), ranks, DEALT)
     splits = (None, split) if shape[0] >= shape[1] else (split, None)
     return CartesianLayout(shape, splits, tuple(range(ranks)))
 
 
-def bidiagonal_svd(a: LocalMatrix) -> tuple[LocalMatrix, np.ndarray, LocalMatrix]:
-    """The same as `svd`, by a bidiagonal matrix: every rank has room for the smaller factor."""
+def _by_bidiagonal(a: LocalMatrix) -> Factors:
     (m, n), comm = a.shape, a.comm
-    if m < n:
-        u, s, vh = bidiagonal_svd(a.adjoint)
-        return _with_signs(vh.adjoint, s, u.adjoint)
-    if m > n and m >= TALL * n:
-        q, r = qr(a)
-        u, s, vh = bidiagonal_svd(r)
-        return _with_signs(multiply(q, u), s, vh)
     given = a.to(dealt_columns((m, n), comm.size))
     left, lengths, right = svd_by_bidiagonal(given.part, n, comm)
-    cuts = even_cuts(n, comm.size)
-    v = LocalMatrix(right, columns_layout((n, n), cuts), comm)
-    return _with_signs(LocalMatrix(left, columns_layout((m, n), cuts), comm), lengths, v.adjoint)
+    u, v = (axis_layout((rows, n), -1, even_cuts(n, comm.size)) for rows in (m, n))
+    return LocalMatrix(left, u, comm), lengths, LocalMatrix(right, v, comm).adjoint
 
 
 def eigh(a: LocalMatrix, *, together: bool = True) -> tuple[np.ndarray, LocalMatrix]:
@@ -232,9 +234,9 @@ def eigh(a: LocalMatrix, *, together: bool = True) -> tuple[np.ndarray, LocalMat
         whole = a.hermitian(replicated((n, n), range(comm.size))).part
         values, found = np.linalg.eigh(whole)
         own = np.ascontiguousarray(found[:, _own_columns(n, comm)])
-        even = columns_layout((n, n), even_cuts(n, comm.size))
+        even = axis_layout((n, n), -1, even_cuts(n, comm.size))
         return values, LocalMatrix(own * sign_of_columns(own).conj(), even, comm)
-    where = columns_layout((n, n), jacobi_cuts(n, comm.size))
+    where = axis_layout((n, n), -1, jacobi_cuts(n, comm.size))
     part = a.hermitian(where).part
     shift = _norm_bound(part, comm)
     begin = jacobi_cuts(n, comm.size)[comm.rank]
@@ -284,7 +286,7 @@ def _in_order(
     for part in parts:
         shape = (len(part), n)
         layout = CartesianLayout(shape, (None, split), tuple(range(comm.size)))
-        even = columns_layout(shape, even_cuts(n, comm.size))
+        even = axis_layout(shape, -1, even_cuts(n, comm.size))
         found.append(LocalMatrix(np.ascontiguousarray(part[:, mine]), layout, comm).to(even))
     return lengths[order], found
 
@@ -307,14 +309,12 @@ def _normalised(columns: LocalMatrix, lengths: np.ndarray, n: int) -> LocalMatri
     return LocalMatrix(np.ascontiguousarray(part), columns.layout, columns.comm)
 
 
-def _with_signs(
-    u: LocalMatrix, s: np.ndarray, vh: LocalMatrix
-) -> tuple[LocalMatrix, np.ndarray, LocalMatrix]:
+def _with_signs(u: LocalMatrix, s: np.ndarray, vh: LocalMatrix) -> Factors:
     """The signs that `op.svd` has: the first of the largest components of each u is positive."""
     m, k = u.shape
     ranks = u.comm.size
-    columns = columns_layout((m, k), even_cuts(k, ranks))
-    rows = columns_layout((vh.shape[1], k), even_cuts(k, ranks)).transposed((1, 0))
+    columns = axis_layout((m, k), -1, even_cuts(k, ranks))
+    rows = axis_layout((vh.shape[1], k), -1, even_cuts(k, ranks)).transposed((1, 0))
     u, vh = u.to(columns), vh.to(rows)
     sign = sign_of_columns(u.part)
     return (

@@ -183,28 +183,16 @@ class Algorithm:
     ) = None
 
 
-@dataclass(frozen=True)
-class AlgorithmChoice:
-    """The way that was taken, and those it beat, each with the seconds it is expected to take."""
-
-    variant: Variant
-    seconds: float
-    beaten: tuple[tuple[str, float], ...]
-
-
 def choose(
     variants: Sequence[Variant], given: Sequence[ShardLayout], itemsize: int, links: Links
-) -> AlgorithmChoice:
+) -> Variant:
     """The way that takes least, with what it takes to bring the inputs there."""
 
     def seconds(variant: Variant) -> float:
         moves = (volume(*each) for each in zip(given, variant.inputs, strict=True))
         return variant.cost.seconds(links) + sum(each.seconds(itemsize, links) for each in moves)
 
-    ranked = sorted(((seconds(variant), place) for place, variant in enumerate(variants)))
-    best = variants[ranked[0][1]]
-    beaten = tuple((variants[place].name, taken) for taken, place in ranked[1:])
-    return AlgorithmChoice(best, ranked[0][0], beaten)
+    return min(variants, key=seconds)
 
 
 # --- layouts
@@ -241,16 +229,6 @@ def grid_layout(
 def axis_layout(shape: Shape, axis: int, cuts: Sequence[int]) -> CartesianLayout:
     """Contiguous blocks of one axis, one for each rank."""
     return along_axis(shape, axis % len(shape), contiguous(cuts), range(len(cuts) - 1))
-
-
-def rows_layout(shape: Shape, cuts: Sequence[int]) -> CartesianLayout:
-    """Contiguous blocks of the first axis, one for each rank."""
-    return axis_layout(shape, 0, cuts)
-
-
-def columns_layout(shape: Shape, cuts: Sequence[int]) -> CartesianLayout:
-    """Contiguous blocks of the last axis, one for each rank."""
-    return axis_layout(shape, -1, cuts)
 
 
 def cyclic_layout(shape: tuple[int, int], block: int, grid: tuple[int, int]) -> CartesianLayout:

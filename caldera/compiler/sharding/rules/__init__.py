@@ -5,8 +5,6 @@ from __future__ import annotations
 from caldera.compiler.sharding.rules import (
     algorithms,
     convolution,
-    layers,
-    leaves,
     loops,
     movement,
     products,
@@ -21,8 +19,6 @@ __all__ = [
     "RULES",
     "algorithms",
     "convolution",
-    "layers",
-    "leaves",
     "loops",
     "movement",
     "products",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from caldera.compiler.sharding.algorithms.registry import ALGORITHMS, spmd_node
+from caldera.compiler.sharding.algorithms.registry import ALGORITHMS, spmd, spmd_attrs
 from caldera.compiler.sharding.algorithms.variant import Variant
 from caldera.compiler.sharding.layout import ShardLayout
 from caldera.compiler.sharding.rules import loops, products
@@ -15,11 +15,11 @@ from caldera.compiler.sharding.rules.registry import (
     RULES,
     AxisSignature,
     Lazy,
-    Letters,
     Rule,
     ShardingRule,
     ShardPlacement,
     letter_ways,
+    matching_letters,
     names,
 )
 from caldera.core.graph.node import Node
@@ -41,7 +41,7 @@ def _rule(
 ) -> list[ShardingRule] | Lazy | Node | None:
     """What ranks can do by themselves, and what they can do together."""
     only_together = node.op.kind == "distributed"
-    alone = None if only_together else _alone_or(before, graph, node)
+    alone = None if only_together else (before or _alone)(graph, node)
     by_itself = graph.ranks == 1 or not graph.may_exchange
     if isinstance(alone, Lazy | Node) or (by_itself and not only_together):
         return alone
@@ -50,12 +50,6 @@ def _rule(
     if together:
         alone = without_gathering(node, alone or [], layouts)
     return [*(alone or []), *(_way(graph, node, each) for each in together)]
-
-
-def _alone_or(
-    before: Rule | None, graph: Propagation, node: Node
-) -> list[ShardingRule] | Lazy | Node | None:
-    return _alone(graph, node) if before is None else before(graph, node)
 
 
 def without_gathering(
@@ -82,35 +76,17 @@ def _way(graph: Propagation, node: Node, variant: Variant) -> ShardingRule:
 
 
 def _write(graph: Propagation, node: Node, variant: Variant, parts: Sequence[Node]) -> Nodes:
-    number = len(graph.moves)
-    with graph.messaging():
-        made = spmd_node(node, variant, parts, graph.tokens(), rank=graph.rank, number=number)
-    return graph.communicate(made)
+    return graph.together(spmd, *parts, **spmd_attrs(node, variant))
 
 
 def _alone(graph: Propagation, node: Node) -> list[ShardingRule]:
     """Matrices of a batch that is shared out, or all of it."""
-    inputs = [_batch_letters(node, given.shape[:-2]) for given in node.inputs]
-    outputs = []
-    for spec in node.outputs:
-        batch = _batch_letters(node, _batch(node))
-        outputs.append((*batch, *(None,) * (len(spec.shape) - len(batch))))
+    axes = max(len(each.shape) for each in node.inputs) - 2
+    whole, batch = node.outputs[0].shape[:axes], tuple(names(axes))
+    inputs = [matching_letters(batch, whole, given.shape[:-2]) for given in node.inputs]
+    outputs = [(*batch, *(None,) * (len(spec.shape) - axes)) for spec in node.outputs]
     signature = AxisSignature(tuple((*each, None, None) for each in inputs), tuple(outputs))
     return letter_ways(graph, node, signature)
-
-
-def _batch(node: Node) -> tuple[int, ...]:
-    """The axes before the matrices, of the result."""
-    given = max((each.shape[:-2] for each in node.inputs), key=len)
-    return tuple(node.outputs[0].shape[: len(given)])
-
-
-def _batch_letters(node: Node, shape: tuple[int, ...]) -> Letters:
-    whole = _batch(node)
-    extra, letters = len(whole) - len(shape), names(len(whole))
-    return tuple(
-        letters[extra + axis] if n == whole[extra + axis] else None for axis, n in enumerate(shape)
-    )
 
 
 for _name in ALGORITHMS:

@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from caldera.compiler.sharding.algorithms.axis_exchange import ConvolutionWindow, Range
-from caldera.compiler.sharding.algorithms.process_grid import even_cuts
+from caldera.compiler.sharding.algorithms.process_grid import Cuts, even_cuts
 from caldera.compiler.sharding.algorithms.variant import contiguous, cuts_of
 from caldera.compiler.sharding.axis_split import AxisSplit
 from caldera.compiler.sharding.layout import CartesianLayout, ShardLayout, replicated
@@ -135,41 +136,23 @@ def _with_halo(
     along = np.moveaxis(mesh, layout.split_axes.index(axis), -1)
     groups = along.reshape(-1, len(wanted)).tolist()
     peers = next((tuple(group) for group in groups if graph.rank in group), ())
+    (made,) = graph.together(
+        halo, part, axis=axis, cuts=_cuts(layout, axis), wanted=tuple(wanted), peers=peers
+    )
+    return made
+
+
+def _cuts(layout: CartesianLayout, axis: int) -> Cuts:
+    """Where the parts of an axis begin, each of which is in one piece."""
     split = layout.splits[axis]
-    assert split is not None
-    cuts = cuts_of(layout, axis, split.parts)
-    assert cuts is not None
-    with graph.messaging():
-        made = halo.node(
-            part,
-            *graph.tokens(),
-            axis=axis,
-            cuts=cuts,
-            wanted=tuple(wanted),
-            peers=peers,
-            rank=graph.rank,
-            number=len(graph.moves),
-        )
-    return graph.communicate(made)[0]
+    found = cuts_of(layout, axis, 1 if split is None else split.parts)
+    assert found is not None
+    return found
 
 
 def _parts(layout: CartesianLayout, axis: int) -> list[Range]:
     """What each part has along an axis."""
-    split = layout.splits[axis]
-    if split is None:
-        return [(0, layout.shape[axis])]
-    cuts = cuts_of(layout, axis, split.parts)
-    assert cuts is not None
-    return list(pairwise(cuts))
-
-
-def _own(layout: CartesianLayout, axis: int, rank: int) -> int:
-    """Which part along an axis a rank has."""
-    if layout.splits[axis] is None:
-        return 0
-    place = layout.coordinates(rank)
-    assert place is not None
-    return place[layout.split_axes.index(axis)]
+    return list(pairwise(_cuts(layout, axis)))
 
 
 def _seen(
@@ -180,7 +163,7 @@ def _seen(
     for axis, window in zip(SPACE, spatial.windows, strict=True):
         ranges = [window.inputs(each) for each in _parts(spatial.results, axis)]
         part = _with_halo(graph, part, spatial.images, axis, [each for each, _ in ranges])
-        padding.append(ranges[_own(spatial.results, axis, graph.rank)][1])
+        padding.append(ranges[spatial.results.part_along(axis, graph.rank)][1])
     return part, tuple(padding)
 
 
@@ -193,7 +176,7 @@ def _way(
     make: Callable[[Sequence[Node]], Node],
 ) -> ShardingRule:
     """What halos on both sides take, and a share of the work."""
-    images, shares = spatial.images, int(np.prod(spatial.images.mesh[:-1]))
+    images, shares = spatial.images, prod(spatial.images.mesh[:-1])
     seconds, sent = node.op.count_flops(node) / shares / graph.links.flops, 0
     for axis, window in zip(SPACE, spatial.windows, strict=True):
         split = images.splits[axis]
@@ -208,32 +191,24 @@ def _way(
 # --- the three convolutions
 
 
-def _forward(graph: Propagation, node: Node, spatial: Spatial) -> ShardingRule:
-    kernel = replicated(node.inputs[1].shape, spatial.images.ranks)
+def _seeing(graph: Propagation, node: Node, spatial: Spatial) -> ShardingRule:
+    """The convolution itself, and the gradient for its kernel, of which each rank finds a term."""
+    finds_kernel = node.op.name == "conv2d_weight"
+    images, results = spatial.images, spatial.results
+    kernel = replicated(node.shape if finds_kernel else node.inputs[1].shape, images.ranks)
+    own = kernel if finds_kernel else results
 
     def make(parts: Sequence[Node]) -> Node:
         seen, padding = _seen(graph, parts[0], spatial)
-        shape = spatial.results.local_shape(graph.rank)
-        if 0 in shape or 0 in seen.shape:
+        shape = own.local_shape(graph.rank)
+        if 0 in (*shape, *seen.shape, *parts[1].shape):
             return full(shape, 0, node.dtype)
         return node.op(seen, parts[1], **{**node.attrs, "padding": padding})
 
-    inputs = (spatial.images, kernel)
-    return _way(graph, node, spatial, inputs, ShardPlacement(spatial.results), make)
-
-
-def _weight(graph: Propagation, node: Node, spatial: Spatial) -> ShardingRule:
-    ranks = spatial.images.ranks
-    terms = int(np.prod(spatial.images.mesh[:-1]))
-
-    def make(parts: Sequence[Node]) -> Node:
-        seen, padding = _seen(graph, parts[0], spatial)
-        if 0 in seen.shape or 0 in parts[1].shape:
-            return full(node.shape, 0, node.dtype)
-        return node.op(seen, parts[1], **{**node.attrs, "padding": padding})
-
-    output = ShardPlacement(replicated(node.shape, ranks), terms)
-    return _way(graph, node, spatial, (spatial.images, spatial.results), output, make)
+    if finds_kernel:
+        output = ShardPlacement(kernel, prod(images.mesh[:-1]))
+        return _way(graph, node, spatial, (images, results), output, make)
+    return _way(graph, node, spatial, (images, kernel), ShardPlacement(results), make)
 
 
 def _input(graph: Propagation, node: Node, spatial: Spatial) -> ShardingRule:
@@ -245,7 +220,7 @@ def _input(graph: Propagation, node: Node, spatial: Spatial) -> ShardingRule:
             count = spatial.results.shape[axis]
             seen = [window.outputs(each, count) for each in _parts(spatial.images, axis)]
             part = _with_halo(graph, part, spatial.results, axis, seen)
-            ranges.append(seen[_own(spatial.images, axis, graph.rank)])
+            ranges.append(seen[spatial.images.part_along(axis, graph.rank)])
         shape = spatial.images.local_shape(graph.rank)
         if 0 in shape or 0 in part.shape:
             return full(shape, 0, node.dtype)
@@ -256,7 +231,7 @@ def _input(graph: Propagation, node: Node, spatial: Spatial) -> ShardingRule:
         attrs = {**node.attrs, "padding": ((0, 0), (0, 0)), "shape": (*shape[:2], *sizes)}
         made = node.op(part, parts[1], **attrs)
         for axis, window, (begin, _) in zip(SPACE, spatial.windows, ranges, strict=True):
-            own = _parts(spatial.images, axis)[_own(spatial.images, axis, graph.rank)]
+            own = _parts(spatial.images, axis)[spatial.images.part_along(axis, graph.rank)]
             made = _window(made, axis, begin * window.stride - window.before, own)
         return made
 
@@ -272,6 +247,6 @@ def _window(x: Node, axis: int, begin: int, own: Range) -> Node:
     return narrow(pad(x, amounts), axis, own[0] - begin + before, own[1] - own[0])
 
 
-_WAYS = {"conv2d": _forward, "conv2d_weight": _weight, "conv2d_input": _input}
+_WAYS = {"conv2d": _seeing, "conv2d_weight": _seeing, "conv2d_input": _input}
 for _name in products.CONVOLUTIONS:
     RULES[_name] = partial(_rule, RULES[_name])

@@ -19,6 +19,7 @@ from caldera.compiler.sharding.rules.registry import (
     ShardPlacement,
     broadcast_letters,
     letter_ways,
+    letters_without,
     names,
     rule,
 )
@@ -60,40 +61,27 @@ def _(graph: Propagation, node: Node) -> list[ShardingRule]:
 def _lazy(graph: Propagation, node: Node, inputs: tuple[Letters, ...], output: Letters) -> Lazy:
     """Of values that are made anywhere the result is, too."""
 
-    def layouts(layout: CartesianLayout) -> list[CartesianLayout]:
+    def sources(layout: CartesianLayout) -> list[CartesianLayout]:
         assignment = Assignment.of(layout, output)
         shapes = [given.shape for given in node.inputs]
         return [assignment.layout(s, letters) for s, letters in zip(shapes, inputs, strict=True)]
 
-    def make(layout: CartesianLayout) -> Node:
-        parts = [
-            graph.placed(x, where) for x, where in zip(node.inputs, layouts(layout), strict=True)
-        ]
-        if graph.rank not in layout.ranks:
-            return graph.empty(layout, node.dtype)
+    def make(parts: Sequence[Node], layout: CartesianLayout) -> Node:
         return node.op(*parts, **node.attrs)
-
-    def seconds(layout: CartesianLayout) -> float:
-        return sum(
-            graph.seconds(x, where) for x, where in zip(node.inputs, layouts(layout), strict=True)
-        )
 
     likes = [value.lazy.like for value in map(graph.value, node.inputs) if value.lazy is not None]
     like = next((each for each in likes if each is not None and each.shape == node.shape), None)
-    return Lazy(make, seconds, like)
+    return Lazy(make, node.inputs, sources, like)
 
 
 def _table_ways(graph: Propagation, node: Node) -> list[ShardingRule]:
     """In a table of blocks a rank's part is flat; that is enough if shapes are equal."""
     found = []
+    if any(each.shape != node.shape and each.spec.size != 1 for each in node.inputs):
+        return []
     for given in node.inputs:
-        value = graph.value(given)
-        table = value.placement.layout
-        if value.lazy is not None or not isinstance(table, TableLayout):
-            continue
-        if given.shape != node.shape:
-            continue
-        if any(each.shape != node.shape and each.spec.size != 1 for each in node.inputs):
+        table = _table(graph, given)
+        if table is None or given.shape != node.shape:
             continue
         inputs = tuple(
             table if each.shape == node.shape else replicated(each.shape, table.ranks)
@@ -102,6 +90,12 @@ def _table_ways(graph: Propagation, node: Node) -> list[ShardingRule]:
         make = partial(_flat, node)
         found.append(ShardingRule("in its table", inputs, (ShardPlacement(table),), make))
     return found
+
+
+def _table(graph: Propagation, node: Node) -> TableLayout | None:
+    """The table of blocks in which a value is."""
+    layout = graph.value(node).placement.layout
+    return layout if isinstance(layout, TableLayout) else None
 
 
 def _flat(node: Node, parts: Sequence[Node]) -> Any:
@@ -138,18 +132,13 @@ def _axes(node: Node) -> tuple[int, ...]:
 
 
 def _reduction_letters(node: Node) -> AxisSignature:
-    (x,) = node.inputs
-    axes = _axes(node)
-    letters = names(len(x.shape))
-    if node.attrs["keepdims"]:
-        output: Letters = tuple(None if i in axes else n for i, n in enumerate(letters))
-    else:
-        output = tuple(n for i, n in enumerate(letters) if i not in axes)
+    axes, letters = _axes(node), names(len(node.inputs[0].shape))
+    whole, rest = letters_without(letters, axes)
+    output = whole if node.attrs["keepdims"] else rest
     reduce = REDUCED.get(node.op.name)
-    gone = frozenset(letters[axis] for axis in axes)
     if reduce is None:
-        blocked = tuple(None if n in gone else n for n in letters)
-        return AxisSignature((blocked,), (output,))
+        return AxisSignature((whole,), (output,))
+    gone = frozenset(letters[axis] for axis in axes)
     return AxisSignature((tuple(letters),), (output,), reduce, gone)
 
 
@@ -163,41 +152,35 @@ def _reduce(node: Node, parts: Sequence[Node], layouts: tuple[CartesianLayout, .
             for axis, n in enumerate(part.shape)
             if node.attrs["keepdims"] or axis not in _axes(node)
         )
-        return full(shape, _least(dtype) if name == "max" else _most(dtype), dtype)
+        return full(shape, _range(dtype)[name == "min"], dtype)
     return node.op(part, **node.attrs)
 
 
-def _least(dtype: DType) -> Any:
+def _range(dtype: DType) -> tuple[Any, Any]:
+    """The least and the largest number of a dtype."""
     if dtype == bool_:
-        return False
-    return -float("inf") if is_float(dtype) else int(np.iinfo(dtype).min)
-
-
-def _most(dtype: DType) -> Any:
-    if dtype == bool_:
-        return True
-    return float("inf") if is_float(dtype) else int(np.iinfo(dtype).max)
+        return False, True
+    if is_float(dtype):
+        return -float("inf"), float("inf")
+    return int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
 
 
 def _flat_terms(graph: Propagation, node: Node) -> list[ShardingRule]:
     """All elements of a table of blocks: each rank reduces its own."""
     (x,) = node.inputs
-    value = graph.value(x)
-    table = value.placement.layout
-    if value.lazy is not None or not isinstance(table, TableLayout):
+    table, name = _table(graph, x), node.op.name
+    if table is None or len(_axes(node)) != len(x.shape):
         return []
-    if len(_axes(node)) != len(x.shape) or any(len(ranks) > 1 for ranks in table.table):
+    if any(len(ranks) > 1 for ranks in table.table):
         return []
-    terms = ShardPlacement(
-        replicated(node.shape, table.ranks), len(table.ranks), REDUCED[node.op.name]
-    )
+    if any(not table.elements(rank) for rank in table.ranks) and name in ("max", "min"):
+        return []
+    terms = ShardPlacement(replicated(node.shape, table.ranks), len(table.ranks), REDUCED[name])
 
     def make(parts: Sequence[Node]) -> Node:
         flat = node.op(parts[0], axis=(0,), keepdims=False)
         return reshape(flat, node.shape)
 
-    if any(not table.elements(rank) for rank in table.ranks) and node.op.name in ("max", "min"):
-        return []
     return [ShardingRule("in its table", (table,), (terms,), make)]
 
 
@@ -227,21 +210,17 @@ def _(graph: Propagation, node: Node) -> list[ShardingRule] | None:
     x, *others = node.inputs
     if others:
         return None
-    axis = node.attrs.get("axis")
-    if axis is None:
-        return None
-    whole = axis if isinstance(axis, tuple) else (axis,)
     layout = graph.suited(x)
+    whole = _axes(node)
     if node.op.decompose is not None and (layout is None or set(whole) & set(layout.split_axes)):
         return None
-    letters = tuple(None if i in whole else n for i, n in enumerate(names(len(x.shape))))
+    letters, _ = letters_without(names(len(x.shape)), whole)
     return letter_ways(graph, node, AxisSignature((letters,), (letters,) * len(node.outputs)))
 
 
 @rule("take_along_axis")
 def _(graph: Propagation, node: Node) -> list[ShardingRule]:
-    axis = node.attrs["axis"]
-    letters = [n if i != axis else None for i, n in enumerate(names(len(node.shape)))]
+    letters, _ = letters_without(names(len(node.shape)), _axes(node))
     same = tuple(
         n if node.inputs[0].shape[i] == node.inputs[1].shape[i] else None
         for i, n in enumerate(letters)
@@ -255,7 +234,7 @@ def _(graph: Propagation, node: Node) -> list[ShardingRule]:
     axis = node.attrs["axis"]
     rows = names(len(x.shape))
     found = names(len(places.shape), len(rows))
-    given = tuple(None if i == axis else n for i, n in enumerate(rows))
+    given, _ = letters_without(rows, [axis])
     output = (*rows[:axis], *found, *rows[axis + 1 :])
     return letter_ways(graph, node, AxisSignature((given, tuple(found)), (output,)))
 
@@ -264,7 +243,7 @@ def _(graph: Propagation, node: Node) -> list[ShardingRule]:
 def _(graph: Propagation, node: Node) -> list[ShardingRule]:
     places = node.inputs[1]
     axis, rows = node.attrs["axis"], names(len(node.shape))
-    kept = tuple(None if i == axis else n for i, n in enumerate(rows))
+    kept, _ = letters_without(rows, [axis])
     every: Letters = (None,) * len(places.shape)
     updates = (*rows[:axis], *every, *rows[axis + 1 :])
     return letter_ways(graph, node, AxisSignature((kept, every, updates), (kept,)))
@@ -272,9 +251,7 @@ def _(graph: Propagation, node: Node) -> list[ShardingRule]:
 
 @rule("put_along_axis_add")
 def _(graph: Propagation, node: Node) -> list[ShardingRule]:
-    kept = tuple(
-        None if i == node.attrs["axis"] else n for i, n in enumerate(names(len(node.shape)))
-    )
+    kept, _ = letters_without(names(len(node.shape)), _axes(node))
     return letter_ways(graph, node, AxisSignature((kept,) * 3, (kept,)))
 
 
@@ -290,7 +267,7 @@ def _(graph: Propagation, node: Node) -> list[ShardingRule]:
     (x,), attrs = node.inputs, node.attrs
     axis, begin, end = attrs["axis"], attrs["begin"], attrs["end"]
     whole = {axis, *attrs["others"], len(x.shape) - 1}
-    letters = tuple(None if i in whole else n for i, n in enumerate(names(len(x.shape))))
+    letters, _ = letters_without(names(len(x.shape)), whole)
     ways = letter_ways(graph, node, AxisSignature((letters,), (letters,)))
     given = graph.suited(x)
     if given is None or begin == end or set(given.split_axes) & whole != {axis}:
@@ -304,9 +281,7 @@ def _(graph: Propagation, node: Node) -> list[ShardingRule]:
 
     def make(parts: Sequence[Node]) -> Node:
         """A rank's own stretch of what is mirrored; its parts follow each other in order."""
-        place = given.coordinates(graph.rank)
-        assert place is not None
-        part = place[given.split_axes.index(axis)]
+        part = given.part_along(axis, graph.rank)
         before = sum(min(e, begin) - min(b, begin) for b, e in split.intervals[part])
         until = sum(min(e, end) - min(b, end) for b, e in split.intervals[part])
         return node.op(parts[0], **{**attrs, "begin": before, "end": until})
@@ -324,7 +299,7 @@ def _(graph: Propagation, node: Node) -> list[ShardingRule]:
     """The axis whole; pairs of numbers stand along the last axis of what is complex."""
     (x,) = node.inputs
     axes = len(x.shape) if node.op.name == "rfft" else len(x.shape) - 1
-    free = tuple(None if i == node.attrs["axis"] else n for i, n in enumerate(names(axes)))
+    free, _ = letters_without(names(axes), _axes(node))
     given = free if node.op.name == "rfft" else (*free, None)
     output = free if node.op.name == "irfft" else (*free, None)
     return letter_ways(graph, node, AxisSignature((given,), (output,)))

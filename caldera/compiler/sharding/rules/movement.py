@@ -1,13 +1,22 @@
-"""Ops that move elements: where a rank can, it moves its own; nothing else is sent."""
+"""Values that nobody has to send, and ops that move elements.
+
+Constants, ranges, random numbers and what is broadcast are made where they are wanted, each rank
+its part. Where a rank can, it moves its own elements; nothing else is sent.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import accumulate
 from math import prod
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from caldera.compiler.passes.constants import array_node, value_of
 from caldera.compiler.sharding.layout import Bounds, CartesianLayout, ShardLayout, replicated
+from caldera.compiler.sharding.ops import random_part
 from caldera.compiler.sharding.rules.registry import (
     Lazy,
     ShardingRule,
@@ -15,14 +24,106 @@ from caldera.compiler.sharding.rules.registry import (
     default_layout,
     rule,
 )
-from caldera.compiler.sharding.rules.stretches import embed, part, take
 from caldera.compiler.sharding.table_layout import joined, reshaped
 from caldera.core.graph.node import Node
-from caldera.core.graph.ops.base import reshape
-from caldera.core.graph.ops.movement import concat
+from caldera.core.graph.ops.base import broadcast_to, full, iota, reshape
+from caldera.core.graph.ops.movement import concat, slice_, unslice
+from caldera.core.tensor.shape import Shape
 
 if TYPE_CHECKING:
     from caldera.compiler.sharding.propagation import Propagation
+
+
+def constant_array(values: np.ndarray) -> Node:
+    """A constant array as a node."""
+    return array_node(values) if values.size else full(values.shape, 0, values.dtype)
+
+
+@rule("constant")
+def _(graph: Propagation, node: Node) -> Lazy:
+    return Lazy(lambda parts, layout: node)
+
+
+@rule("array")
+def _(graph: Propagation, node: Node) -> Lazy:
+    values = value_of(node)
+
+    def make(parts: Sequence[Node], layout: CartesianLayout) -> Node:
+        if layout.is_replicated:
+            return node
+        return constant_array(layout.part_of(values, graph.rank))
+
+    return Lazy(make)
+
+
+@rule("tensor", "variable", "input")
+def _(graph: Propagation, node: Node) -> Lazy:
+    """What is the same on every rank: each takes its part."""
+    return Lazy(lambda parts, layout: part(node, layout, graph.rank))
+
+
+@rule("iota")
+def _(graph: Propagation, node: Node) -> Lazy:
+    axis, dtype = node.attrs["axis"], node.attrs["dtype"]
+
+    def make(parts: Sequence[Node], layout: CartesianLayout) -> Node:
+        local = layout.local_shape(graph.rank)
+        if layout.splits[axis] is None:
+            return iota(shape=local, axis=axis, dtype=dtype)
+        numbers = constant_array(layout.axis_indices(graph.rank, axis).astype(dtype))
+        line = tuple(n if i == axis else 1 for i, n in enumerate(local))
+        return broadcast_to(reshape(numbers, line), local)
+
+    return Lazy(make)
+
+
+@rule("random_uniform", "random_normal")
+def _(graph: Propagation, node: Node) -> Lazy:
+    def sources(layout: CartesianLayout) -> list[CartesianLayout]:
+        return [replicated(given.shape, layout.ranks) for given in node.inputs]
+
+    def make(parts: Sequence[Node], layout: CartesianLayout) -> Node:
+        if layout.is_replicated:
+            return node.op(*parts, **node.attrs)
+        with graph.messaging():
+            # Its kernel is the host's, as are those that send.
+            return random_part(
+                *parts,
+                layout=layout,
+                rank=graph.rank,
+                dtype=node.dtype,
+                stream=node.attrs["stream"],
+                normal=node.op.name == "random_normal",
+            )
+
+    return Lazy(make, node.inputs, sources)
+
+
+@rule("broadcast_to")
+def _(graph: Propagation, node: Node) -> Lazy:
+    (x,) = node.inputs
+    extra = len(node.shape) - len(x.shape)
+    repeated = [i for i, n in enumerate(x.shape) if n != node.shape[extra + i]]
+
+    def sources(layout: CartesianLayout) -> list[CartesianLayout]:
+        less = layout.without([*range(extra), *(extra + i for i in repeated)])
+        for axis in repeated:
+            less = less.expanded(axis)
+        return [less]
+
+    def make(parts: Sequence[Node], layout: CartesianLayout) -> Node:
+        return broadcast_to(parts[0], layout.local_shape(graph.rank))
+
+    like = graph.suited(x)
+    if like is None or not like.split_axes or repeated:
+        return Lazy(make, node.inputs, sources)
+    # What is broadcast follows its layout, where it is shared out at all.
+    for axis in range(extra):
+        like = like.expanded(axis, node.shape[axis])
+    return Lazy(make, node.inputs, sources, like)
+
+
+# --- what is moved
 
 
 @rule("place")
@@ -32,7 +133,7 @@ def _(graph: Propagation, node: Node) -> list[ShardingRule] | Lazy:
     layout: ShardLayout | None = node.attrs["layout"]
     if layout is None:
         lazy = graph.value(x).lazy
-        return lazy or [_one(node, graph.layout(x), graph.layout(x), lambda part: part)]
+        return lazy or [_one(graph.layout(x), graph.layout(x), lambda part: part)]
     where = (ShardPlacement(layout),)
     widens = x.op.name == "cast" and x.dtype.itemsize > x.inputs[0].dtype.itemsize
     if widens and x.inputs[0].dtype.kind != "b" and x.shape == x.inputs[0].shape:
@@ -52,8 +153,12 @@ def _(graph: Propagation, node: Node) -> list[ShardingRule] | Lazy:
     back = tuple(axes.index(axis) for axis in range(len(axes)))
     own = graph.suited(x)
     if own is None:
-        return _lazy(graph, node, lambda layout: layout.transposed(back))
-    return [_one(node, own, own.transposed(axes), lambda part: node.op(part, axes=axes))]
+        return Lazy(
+            lambda parts, layout: node.op(parts[0], **node.attrs),
+            node.inputs,
+            lambda layout: [layout.transposed(back)],
+        )
+    return [_one(own, own.transposed(axes), lambda part: node.op(part, axes=axes))]
 
 
 @rule("flip")
@@ -61,26 +166,13 @@ def _(graph: Propagation, node: Node) -> list[ShardingRule]:
     (x,) = node.inputs
     own = _own(graph, x)
     turned = own.flipped(node.attrs["axis"])
-    return [_one(node, own, turned, lambda part: node.op(part, **node.attrs))]
+    return [_one(own, turned, lambda part: node.op(part, **node.attrs))]
 
 
-def _one(node: Node, source: ShardLayout, target: ShardLayout, make) -> ShardingRule:  # type: ignore[no-untyped-def]
+def _one(source: ShardLayout, target: ShardLayout, make: Callable[[Node], Node]) -> ShardingRule:
     return ShardingRule(
         "where it is", (source,), (ShardPlacement(target),), lambda parts: make(parts[0])
     )
-
-
-def _lazy(graph: Propagation, node: Node, source) -> Lazy:  # type: ignore[no-untyped-def]
-    """A value that is moved where it is made; `source` gives the layout before it is."""
-    (x,) = node.inputs
-
-    def make(layout: CartesianLayout) -> Node:
-        part = graph.placed(x, source(layout))
-        if graph.rank not in layout.ranks:
-            return graph.empty(layout, node.dtype)
-        return node.op(part, **node.attrs)
-
-    return Lazy(make, lambda layout: graph.seconds(x, source(layout)))
 
 
 # --- slices
@@ -91,19 +183,14 @@ def _(graph: Propagation, node: Node) -> list[ShardingRule]:
     (x,) = node.inputs
     own, bounds = _own(graph, x), node.attrs["bounds"]
     stretches = own.local_slices(bounds, graph.rank)
-    return [_one(node, own, own.sliced(bounds), lambda part: take(part, stretches))]
+    return [_one(own, own.sliced(bounds), lambda part: take(part, stretches))]
 
 
 @rule("split")
 def _(graph: Propagation, node: Node) -> list[ShardingRule]:
     (x,) = node.inputs
-    own, axis = _own(graph, x), node.attrs["axis"]
-    places, start = [], 0
-    for length in node.attrs["sizes"]:
-        bounds = [(0, n, 1) for n in x.shape]
-        bounds[axis] = (start, start + length, 1)
-        places.append(bounds)
-        start += length
+    own = _own(graph, x)
+    places = _bounds(x.shape, node.attrs["axis"], node.attrs["sizes"])
 
     def make(parts: Sequence[Node]) -> tuple[Node, ...]:
         return tuple(take(parts[0], own.local_slices(each, graph.rank)) for each in places)
@@ -130,23 +217,16 @@ def _(graph: Propagation, node: Node) -> Lazy:
 
 def _embedded(graph: Propagation, node: Node, bounds: Bounds, value: complex) -> Lazy:
     """A value within a larger one: what is around it nobody has to send."""
-    (x,) = node.inputs
 
-    def make(layout: CartesianLayout) -> Node:
-        part = graph.placed(x, layout.sliced(bounds))
-        if graph.rank not in layout.ranks:
-            return graph.empty(layout, node.dtype)
+    def make(parts: Sequence[Node], layout: CartesianLayout) -> Node:
         stretches = layout.local_slices(bounds, graph.rank)
-        return embed(part, stretches, layout.local_shape(graph.rank), value)
+        return embed(parts[0], stretches, layout.local_shape(graph.rank), value)
 
-    def seconds(layout: CartesianLayout) -> float:
-        return graph.seconds(x, layout.sliced(bounds))
-
-    own = graph.suited(x)
+    own = graph.suited(node.inputs[0])
     like = None
     if own is not None and own.split_axes:
         like = default_layout(node.shape, own.ranks, node.dtype.itemsize)
-    return Lazy(make, seconds, like)
+    return Lazy(make, node.inputs, lambda layout: [layout.sliced(bounds)], like)
 
 
 @rule("concat")
@@ -155,32 +235,29 @@ def _(graph: Propagation, node: Node) -> list[ShardingRule]:
     owns = [graph.suited(given) for given in node.inputs]
     known = [own for own in owns if own is not None]
     ways = []
-    if len(known) == len(owns):
-        together = joined(known, axis)
-        if together is not None:
-            ways.append(_joining(node, known, together))
+    together = joined(known, axis) if len(known) == len(owns) else None
+    if together is not None:
+        ways.append(_joining(node, known, together))
     ranks = max((own.ranks for own in known), key=len, default=tuple(range(graph.ranks)))
     spread = default_layout(node.shape, ranks, node.dtype.itemsize)
-    ways.append(_joining(node, list(_places(node, spread)), spread))
+    places = _bounds(node.shape, axis, [given.shape[axis] for given in node.inputs])
+    ways.append(_joining(node, [spread.sliced(each) for each in places], spread))
     return ways
 
 
-def _places(node: Node, layout: CartesianLayout) -> Iterator[CartesianLayout]:
-    axis, start = node.attrs["axis"], 0
-    for given in node.inputs:
-        bounds = [(0, n, 1) for n in layout.shape]
-        bounds[axis] = (start, start + given.shape[axis], 1)
-        yield layout.sliced(bounds)
-        start += given.shape[axis]
+def _bounds(shape: Shape, axis: int, sizes: Sequence[int]) -> list[Bounds]:
+    """The bounds of pieces that lie one after the other along an axis."""
+    return [
+        [(end - n, end, 1) if each == axis else (0, m, 1) for each, m in enumerate(shape)]
+        for n, end in zip(sizes, accumulate(sizes), strict=True)
+    ]
 
 
 def _joining(node: Node, layouts: Sequence[ShardLayout], result: ShardLayout) -> ShardingRule:
-    make = partial(_join, node.attrs["axis"])
-    return ShardingRule("joined", tuple(layouts), (ShardPlacement(result),), make)
-
-
-def _join(axis: int, parts: Sequence[Node]) -> Node:
-    return concat(tuple(parts), axis)
+    where = (ShardPlacement(result),)
+    return ShardingRule(
+        "joined", tuple(layouts), where, lambda parts: concat(tuple(parts), node.attrs["axis"])
+    )
 
 
 # --- reshape
@@ -198,7 +275,7 @@ def _(graph: Propagation, node: Node) -> list[ShardingRule] | Lazy:
         target = reshaped(source, shape)
         if target is not None:
             ways.append(
-                _one(node, source, target, partial(_reshaped, local=target.local_shape(graph.rank)))
+                _one(source, target, partial(reshape, shape=target.local_shape(graph.rank)))
             )
     return ways
 
@@ -206,22 +283,15 @@ def _(graph: Propagation, node: Node) -> list[ShardingRule] | Lazy:
 def _lazy_reshape(graph: Propagation, node: Node) -> Lazy:
     (x,) = node.inputs
 
-    def source(layout: CartesianLayout) -> CartesianLayout:
-        return reshaped(layout, x.shape) or replicated(x.shape, layout.ranks)
+    def sources(layout: CartesianLayout) -> list[CartesianLayout]:
+        return [reshaped(layout, x.shape) or replicated(x.shape, layout.ranks)]
 
-    def make(layout: CartesianLayout) -> Node:
-        own = graph.placed(x, source(layout))
-        if graph.rank not in layout.ranks:
-            return graph.empty(layout, node.dtype)
+    def make(parts: Sequence[Node], layout: CartesianLayout) -> Node:
         if reshaped(layout, x.shape) is not None:
-            return reshape(own, layout.local_shape(graph.rank))
-        return part(reshape(own, node.shape), layout, graph.rank)
+            return reshape(parts[0], layout.local_shape(graph.rank))
+        return part(reshape(parts[0], node.shape), layout, graph.rank)
 
-    return Lazy(make, lambda layout: graph.seconds(x, source(layout)))
-
-
-def _reshaped(own: Node, local: tuple[int, ...]) -> Node:
-    return reshape(own, local)
+    return Lazy(make, node.inputs, sources)
 
 
 def _others(
@@ -236,4 +306,68 @@ def _others(
     yield default_layout(x.shape, own.ranks, x.dtype.itemsize)
     for axis in own.split_axes:
         yield own.unsplit([each for each in own.split_axes if each != axis])
-    yield own.replicated()
+    yield replicated(x.shape, own.ranks)
+
+
+# --- stretches of an axis taken out of a rank's part, or put into one
+
+
+def take(node: Node, stretches: Sequence[Sequence[slice]]) -> Node:
+    """Along each axis these stretches of a node, one after the other."""
+    for axis, slices in enumerate(stretches):
+        pieces = [_cut(node, axis, each) for each in slices] or [_cut(node, axis, slice(0, 0, 1))]
+        node = concat(tuple(pieces), axis)
+    return node
+
+
+def _cut(node: Node, axis: int, stretch: slice) -> Node:
+    bounds = [(0, n, 1) for n in node.shape]
+    bounds[axis] = (stretch.start, stretch.stop, stretch.step or 1)
+    return slice_(node, tuple(bounds))
+
+
+def part(node: Node, layout: CartesianLayout, rank: int) -> Node:
+    """A rank's part of a value that it has all of."""
+    if rank not in layout.ranks:
+        return full(layout.local_shape(rank), 0, node.dtype)
+    axes = range(len(layout.shape))
+    return take(
+        node, [[slice(b, e, 1) for b, e in layout.axis_intervals(rank, axis)] for axis in axes]
+    )
+
+
+def embed(
+    node: Node, stretches: Sequence[Sequence[slice]], shape: Sequence[int], value: complex = 0
+) -> Node:
+    """A value of `shape` that has the node along these stretches, and a number elsewhere."""
+    for axis, slices in enumerate(stretches):
+        node = _embedded_along(node, axis, slices, shape[axis], value)
+    return node
+
+
+def _embedded_along(
+    node: Node, axis: int, stretches: Sequence[slice], length: int, value: complex
+) -> Node:
+    def gap(count: int) -> Node:
+        return full((*node.shape[:axis], count, *node.shape[axis + 1 :]), value, node.dtype)
+
+    pieces: list[Node] = []
+    filled = taken = 0
+    for stretch in stretches:
+        step = stretch.step or 1
+        count = len(range(stretch.start, stretch.stop, step))
+        if stretch.start > filled:
+            pieces.append(gap(stretch.start - filled))
+        bounds = [(0, n, 1) for n in node.shape]
+        bounds[axis] = (taken, taken + count, 1)
+        piece = slice_(node, tuple(bounds))
+        filled = stretch.start + (count - 1) * step + 1
+        if step > 1:
+            wide = (*node.shape[:axis], filled - stretch.start, *node.shape[axis + 1 :])
+            places = tuple((0, n, step if each == axis else 1) for each, n in enumerate(wide))
+            piece = unslice(piece, shape=wide, bounds=places)
+        pieces.append(piece)
+        taken += count
+    if filled < length or not pieces:
+        pieces.append(gap(length - filled))
+    return concat(tuple(pieces), axis)

@@ -12,7 +12,7 @@ without a letter must be whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -45,11 +45,13 @@ class ShardPlacement:
 
 @dataclass(frozen=True)
 class Lazy:
-    """A value that is made where it is wanted: `make` gives this rank's part in any cartesian
-    layout, `seconds` what has to move for that. `like` is a layout that suits it, if any does."""
+    """A value that is made where it is wanted: `make` returns this rank's part in any cartesian
+    layout from the parts of `inputs`, in the layouts that `sources` lists for that. `like` is a
+    layout that suits it, if any does."""
 
-    make: Callable[[CartesianLayout], Node]
-    seconds: Callable[[CartesianLayout], float]
+    make: Callable[[Sequence[Node], CartesianLayout], Node]
+    inputs: tuple[Node, ...] = ()
+    sources: Callable[[CartesianLayout], Sequence[CartesianLayout]] = lambda layout: ()
     like: CartesianLayout | None = None
 
 
@@ -102,10 +104,7 @@ def default_layout(shape: Shape, ranks: Sequence[int], itemsize: int = 8) -> Car
     >>> default_layout((2, 4096), range(4)).local_shape(0)
     (2, 1024)
     """
-    elements = 1
-    for n in shape:
-        elements *= n
-    if elements * itemsize <= SMALL_BYTES or len(ranks) == 1:
+    if prod(shape) * itemsize <= SMALL_BYTES or len(ranks) == 1:
         return replicated(shape, ranks)
     long = [axis for axis, n in enumerate(shape) if n >= len(ranks)]
     axis = long[0] if long else max(range(len(shape)), key=lambda each: shape[each])
@@ -287,17 +286,23 @@ def names(count: int, start: int = 0) -> list[str]:
     return [f"x{start + number}" for number in range(count)]
 
 
+def letters_without(letters: Sequence[str], axes: Collection[int]) -> tuple[Letters, Letters]:
+    """The letters of a value that is whole along some axes, and of one without these axes."""
+    kept = tuple(None if axis in axes else n for axis, n in enumerate(letters))
+    return kept, tuple(n for n in kept if n is not None)
+
+
 def broadcast_letters(node: Node) -> tuple[tuple[Letters, ...], Letters]:
     """Those of inputs that are broadcast to a result, as NumPy does."""
     shape = node.outputs[0].shape
-    output = names(len(shape))
-    inputs = []
-    for given in node.inputs:
-        extra = len(shape) - len(given.shape)
-        inputs.append(
-            tuple(
-                output[extra + axis] if n == shape[extra + axis] else None
-                for axis, n in enumerate(given.shape)
-            )
-        )
-    return tuple(inputs), tuple(output)
+    output = tuple(names(len(shape)))
+    return tuple(matching_letters(output, shape, given.shape) for given in node.inputs), output
+
+
+def matching_letters(letters: Sequence[str], whole: Shape, shape: Shape) -> Letters:
+    """Those of a value that is broadcast to one with these letters: axes of another length are
+    repeated, and have none."""
+    extra = len(whole) - len(shape)
+    return tuple(
+        letters[extra + axis] if n == whole[extra + axis] else None for axis, n in enumerate(shape)
+    )

@@ -20,7 +20,7 @@ from caldera.compiler.sharding.distributions import (
     Rows,
     as_layout,
 )
-from caldera.compiler.sharding.layout import CartesianLayout, ShardLayout, replicated, same_owners
+from caldera.compiler.sharding.layout import CartesianLayout, ShardLayout, replicated
 from caldera.compiler.sharding.table_layout import TableLayout, joined, reshaped
 from caldera.errors import ConfigError, ShapeError
 from tests.unit.compiler.sharding.layouts import MOST_RANKS, axis_splits, cartesian, layouts, shapes
@@ -194,16 +194,6 @@ def test_axes_that_go_come_and_turn(data: Any) -> None:
         turned = layout.flipped(sorted(axes))
         assert np.array_equal(turned.part_of(np.flip(whole, tuple(axes)), rank), part)
     assert layout.expanded(0, 3).without([0]) == layout
-
-
-@few
-@given(st.data())
-def test_the_same_owners(data: Any) -> None:
-    shape = data.draw(shapes())
-    first, second = data.draw(layouts(shape)), data.draw(layouts(shape))
-    same = all(set(first.owners(i)) == set(second.owners(i)) for i in np.ndindex(shape))
-    assert same_owners(first, second) == same
-    assert same_owners(first, first)
 
 
 def test_splits_that_give_the_same_are_equal() -> None:
