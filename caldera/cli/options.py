@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from caldera.cli.command import AddFlags, flag, flags, group
 from caldera.cli.option_types import (
     CountOption,
     CountsOption,
@@ -338,26 +339,24 @@ OPTIONS: Mapping[str, RecipeOption] = {
 }
 
 
-def add_options(parser: argparse.ArgumentParser, *groups: str) -> None:
-    """Give a command the flags of these groups. What is not given stays away from the result."""
-    for group in groups:
-        section = parser.add_argument_group(f"{group} options")
-        for option in GROUPS[group]:
-            add_option(section, option)
+def option_flags(*groups: str) -> AddFlags:
+    """The flags of these groups. What is not given stays away from the result."""
+    return flags(*(group(f"{name} options", *map(option_flag, GROUPS[name])) for name in groups))
 
 
-def add_option(section: Any, option: RecipeOption) -> None:
-    """Give a command, or a group of its flags, the flag of an option."""
+def option_flag(option: RecipeOption) -> AddFlags:
+    """The flag of an option, for a command or a group of its flags."""
     default = "" if option.default is None else f" (default: {option.default})"
-    settings: dict[str, Any] = {
-        "dest": option.name,
-        "help": (option.help + default).replace("%", "%%"),
-        "default": argparse.SUPPRESS,
-    }
+    kind: dict[str, Any] = {"metavar": option.kind.placeholder}
     if isinstance(option.kind, Flag):
-        section.add_argument(option.flag, action=argparse.BooleanOptionalAction, **settings)
-    else:
-        section.add_argument(option.flag, metavar=option.kind.placeholder, **settings)
+        kind = {"action": argparse.BooleanOptionalAction}
+    return flag(
+        option.flag,
+        dest=option.name,
+        help=(option.help + default).replace("%", "%%"),
+        default=argparse.SUPPRESS,
+        **kind,
+    )
 
 
 def given_options(arguments: argparse.Namespace) -> dict[str, Any]:

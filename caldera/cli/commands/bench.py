@@ -27,7 +27,7 @@ from caldera.bench.report import log_text, page, print_report
 from caldera.bench.results import Report
 from caldera.bench.session import BenchSession
 from caldera.bench.workloads import WORKLOADS, LearningCase, TrainingCase
-from caldera.cli.command import INTERRUPTED, Command
+from caldera.cli.command import INTERRUPTED, Command, flag, flags
 from caldera.cli.option_types import CountOption, NameOption, Names
 from caldera.compiler.passes.pipeline import NAMES as PASSES
 from caldera.errors import ConfigError
@@ -39,66 +39,73 @@ _LIMIT = 300
 """Seconds of a contestant on a card: torch.compile takes more than two minutes for Inception v3."""
 
 
-_FLAGS: dict[str, tuple[str | None, str]] = {
-    "--peers": ("NAME,...", f"whom to compare with (default: {','.join(PEERS)}; '' for nobody)"),
-    "--precision": (
-        "NAME,...",
-        f"of products: {', '.join(PRECISIONS)} (default on a card: what --list says; on the "
+add_flags = flags(
+    flag("work", nargs="*", metavar="WORKLOADS", help="what to measure; see --list"),
+    flag(
+        "--device", metavar="NAME", default=_CPU, help="cpu (the default) or cuda: the first card"
+    ),
+    flag(
+        "--peers",
+        metavar="NAME,...",
+        help=f"whom to compare with (default: {','.join(PEERS)}; '' for nobody)",
+    ),
+    flag(
+        "--precision",
+        metavar="NAME,...",
+        help=f"of products: {', '.join(PRECISIONS)} (default on a card: what --list says; on the "
         "CPU, which has no tf32, float32)",
     ),
-    "--settings": (
-        "TEXT,...",
-        "on a card, only contestants with one of these in their names, as in 'caldera,graph'",
+    flag(
+        "--settings",
+        metavar="TEXT,...",
+        help="on a card, only contestants with one of these in their names, as in 'caldera,graph'",
     ),
-    "--limit": (
-        "SECONDS",
-        f"of each contestant in a case, which is then ended (default on a card: {_LIMIT})",
+    flag(
+        "--limit",
+        metavar="SECONDS",
+        help=f"of each contestant in a case, which is then ended (default on a card: {_LIMIT})",
     ),
-    "--threads": ("N", "threads of each framework (default: all)"),
-    "--repeats": ("N", "turns of each (default: 7; 3 with --quick)"),
-    "--quick": (None, "fewer sizes, turns and checks"),
-    "--no-compile": (None, "leave out torch.compile, which takes minutes for each large network"),
-    "--accuracy": (
-        "NAME",
-        "strict, fast or both (the default): whether Caldera may use less accurate kernels "
+    flag("--threads", metavar="N", help="threads of each framework (default: all)"),
+    flag("--repeats", metavar="N", help="turns of each (default: 7; 3 with --quick)"),
+    flag("--quick", action="store_true", help="fewer sizes, turns and checks"),
+    flag(
+        "--no-compile",
+        action="store_true",
+        help="leave out torch.compile, which takes minutes for each large network",
+    ),
+    flag(
+        "--accuracy",
+        metavar="NAME",
+        help="strict, fast or both (the default): whether Caldera may use less accurate kernels "
         "(on the CPU)",
     ),
-    "--without": (
-        "PASS,...",
-        "also Caldera's training steps without each of these passes of the graph (on the CPU)",
+    flag(
+        "--without",
+        metavar="PASS,...",
+        help="also Caldera's training steps without each of these passes of the graph (on the CPU)",
     ),
-    "--workspace": (
-        "MIB,...",
-        "also with no more scratch memory than this a kernel: convolutions are cut into "
+    flag(
+        "--workspace",
+        metavar="MIB,...",
+        help="also with no more scratch memory than this a kernel: convolutions are cut into "
         "micro-batches (on the CPU)",
     ),
-    "--test-accuracy": (
-        "EPOCHS",
-        "also train mlp, lenet5 and resnet20 on real data, and test them",
+    flag(
+        "--test-accuracy",
+        metavar="EPOCHS",
+        help="also train mlp, lenet5 and resnet20 on real data, and test them",
     ),
-    "--json": ("FILE", "write everything to this file"),
-    "--html": ("FILE", "write a page with figures to this file"),
-    "--again": (
-        "FILE",
-        "run what --json wrote once more, and say whether the difference is within noise",
+    flag("--json", metavar="FILE", help="write everything to this file"),
+    flag("--html", metavar="FILE", help="write a page with figures to this file"),
+    flag(
+        "--again",
+        metavar="FILE",
+        help="run what --json wrote once more, and say whether the difference is within noise",
     ),
-    "--mllog": ("FILE", "write a training as MLPerf's log lines (:::MLLOG)"),
-    "--list": (None, "say what can be measured, and by whom"),
-}
-"""Flag to the name of its value in the help (None for a switch), and its help."""
-
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of `bench`."""
-    parser.add_argument("work", nargs="*", metavar="WORKLOADS", help="what to measure; see --list")
-    parser.add_argument(
-        "--device", metavar="NAME", default=_CPU, help="cpu (the default) or cuda: the first card"
-    )
-    for flag, (value, text) in _FLAGS.items():
-        if value is None:
-            parser.add_argument(flag, action="store_true", help=text)
-        else:
-            parser.add_argument(flag, metavar=value, help=text)
+    flag("--mllog", metavar="FILE", help="write a training as MLPerf's log lines (:::MLLOG)"),
+    flag("--list", action="store_true", help="say what can be measured, and by whom"),
+)
+"""The flags of `bench`."""
 
 
 def run(arguments: argparse.Namespace) -> int:

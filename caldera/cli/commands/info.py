@@ -6,14 +6,14 @@ import argparse
 import json
 from dataclasses import asdict
 
-from caldera.cli.command import Command
+from caldera.cli.command import Command, flag, flags
 from caldera.cli.optional_parts import OptionalFeature, parts
 from caldera.train.tracking.run_record import environment
 
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of `info`."""
-    parser.add_argument("--json", action="store_true", help="for programs to read")
+add_flags = flags(
+    flag("--json", action="store_true", help="for programs to read"),
+)
+"""The flags of `info`."""
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from caldera.base.file_cache import write_file
-from caldera.cli.command import Command, UsageError
+from caldera.cli.command import Command, UsageError, flag, flags, group
 from caldera.cli.model_argument import add_model_argument, find_model
 from caldera.cli.option_types import CountOption
 from caldera.cli.zoo import ZOO
@@ -17,53 +17,56 @@ from caldera.parallel.planner.page import plan_page
 _PICTURES = (".svg", ".html", ".htm")
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of `plan`, and those that shape the model."""
-    own = parser.add_argument_group("ranks")
-    own.add_argument("--ranks", metavar="N", required=True, help="how many processes")
-    own.add_argument(
-        "--link",
-        metavar="RATE",
-        help="between machines: 100Gb (bits), 12.5GB (bytes a second); without it, measured "
-        "between the processes that mpiexec started",
-    )
-    own.add_argument("--latency", metavar="TIME", default="2us", help="of a message (default: 2us)")
-    own.add_argument("--memory", metavar="BYTES", help="what a rank may use, as 80GB or 16GiB")
-    own.add_argument(
-        "--ranks-per-node",
-        metavar="N",
-        default="1",
-        help="ranks of a machine, which share its link and its cores (default: 1)",
-    )
-    own.add_argument("--inside", metavar="RATE", help="link between ranks of one machine")
-    own.add_argument(
-        "--batch-per-rank",
-        metavar="N",
-        help="samples of a rank for weak scaling (default: --batch-size)",
-    )
-    own.add_argument(
-        "--speed",
-        metavar="FLOPS",
-        help="operations a second of a rank, as 30T; without it the model is timed here",
-    )
-    own.add_argument(
-        "--every",
-        metavar="N",
-        default="8",
-        help="steps between exchanges of local SGD and elastic averaging (default: 8)",
-    )
-    own.add_argument(
-        "--inexact",
-        action="store_true",
-        help="propose also what need not equal training in one process",
-    )
-    own.add_argument(
-        "--plot",
-        metavar="FILE.html|svg",
-        default="plan.html",
-        help="where charts over the ranks are written (default: plan.html)",
-    )
-    add_model_argument(parser)
+add_flags = flags(
+    group(
+        "ranks",
+        flag("--ranks", metavar="N", required=True, help="how many processes"),
+        flag(
+            "--link",
+            metavar="RATE",
+            help="between machines: 100Gb (bits), 12.5GB (bytes a second); without it, measured "
+            "between the processes that mpiexec started",
+        ),
+        flag("--latency", metavar="TIME", default="2us", help="of a message (default: 2us)"),
+        flag("--memory", metavar="BYTES", help="what a rank may use, as 80GB or 16GiB"),
+        flag(
+            "--ranks-per-node",
+            metavar="N",
+            default="1",
+            help="ranks of a machine, which share its link and its cores (default: 1)",
+        ),
+        flag("--inside", metavar="RATE", help="link between ranks of one machine"),
+        flag(
+            "--batch-per-rank",
+            metavar="N",
+            help="samples of a rank for weak scaling (default: --batch-size)",
+        ),
+        flag(
+            "--speed",
+            metavar="FLOPS",
+            help="operations a second of a rank, as 30T; without it the model is timed here",
+        ),
+        flag(
+            "--every",
+            metavar="N",
+            default="8",
+            help="steps between exchanges of local SGD and elastic averaging (default: 8)",
+        ),
+        flag(
+            "--inexact",
+            action="store_true",
+            help="propose also what need not equal training in one process",
+        ),
+        flag(
+            "--plot",
+            metavar="FILE.html|svg",
+            default="plan.html",
+            help="where charts over the ranks are written (default: plan.html)",
+        ),
+    ),
+    add_model_argument,
+)
+"""The flags of `plan`, and those that shape the model."""
 
 
 def run(arguments: argparse.Namespace) -> int:

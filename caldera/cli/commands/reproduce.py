@@ -22,7 +22,7 @@ from caldera.bench.reproduce.writing import (
     totals_text,
     write_results,
 )
-from caldera.cli.command import Command
+from caldera.cli.command import Command, flag, flags
 from caldera.cli.option_types import NameOption
 from caldera.errors import CalderaError, ConfigError
 
@@ -31,19 +31,18 @@ SUMMARY = "reproduce-all.md"
 """What a run of all experiments writes beside the file of each."""
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of `reproduce`."""
-    parser.add_argument(
-        "names", nargs="*", metavar="EXPERIMENTS", help="which ones (default: all; see --list)"
-    )
-    parser.add_argument("--quick", action="store_true", help="fewer sizes, steps and repeats")
-    parser.add_argument(
+add_flags = flags(
+    flag("names", nargs="*", metavar="EXPERIMENTS", help="which ones (default: all; see --list)"),
+    flag("--quick", action="store_true", help="fewer sizes, steps and repeats"),
+    flag(
         "--out",
         metavar="FOLDER",
         help=f"where results are written (default: {_RESULTS}, in a clone of the repository)",
-    )
-    parser.add_argument("--html", metavar="FILE", help="write a page with plots to this file")
-    parser.add_argument("--list", action="store_true", help="say what there is, and what is not")
+    ),
+    flag("--html", metavar="FILE", help="write a page with plots to this file"),
+    flag("--list", action="store_true", help="say what there is, and what is not"),
+)
+"""The flags of `reproduce`."""
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -15,9 +15,9 @@ from caldera.cli.build import (
     make_model,
     resolved,
 )
-from caldera.cli.command import Command, UsageError
+from caldera.cli.command import Command, UsageError, flag, flags, group
 from caldera.cli.datasets import augmented, load_data
-from caldera.cli.options import GROUPS, add_option, add_options, given_options, names_of
+from caldera.cli.options import GROUPS, given_options, names_of, option_flag, option_flags
 from caldera.cli.prediction_inputs import results_line
 from caldera.cli.recipe import complete, read_recipe, write_recipe
 from caldera.cli.search_recipe import OWN, SearchRecipe, read_search_recipe, usual_space
@@ -33,30 +33,29 @@ PAGE = "report.html"
 PLOT = "study.svg"
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of `search`: its own, and every option of a recipe."""
-    parser.add_argument(
+add_flags = flags(
+    flag(
         "recipe",
         nargs="?",
         metavar="recipe.toml",
         help="options from a file, and a table [space] of what to search; flags count for more",
-    )
-    parser.add_argument(
+    ),
+    flag(
         "--out",
         default="study",
         metavar="FOLDER",
         help="where the study is kept; one that is there goes on (default: study)",
-    )
-    parser.add_argument(
+    ),
+    flag(
         "--objective",
         metavar="METRIC,...",
         help="what to make best, such as val_accuracy; several for a Pareto front",
-    )
-    parser.add_argument("--quiet", action="store_true", help="show no progress")
-    section = parser.add_argument_group("search options")
-    for option in OWN:
-        add_option(section, option)
-    add_options(parser, *GROUPS)
+    ),
+    flag("--quiet", action="store_true", help="show no progress"),
+    group("search options", *map(option_flag, OWN)),
+    option_flags(*GROUPS),
+)
+"""The flags of `search`: its own, and every option of a recipe."""
 
 
 def run(arguments: argparse.Namespace) -> int:

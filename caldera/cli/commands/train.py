@@ -16,9 +16,9 @@ from caldera.cli.build import (
     make_model,
     resolved,
 )
-from caldera.cli.command import Command, UsageError
+from caldera.cli.command import Command, UsageError, flag, flags
 from caldera.cli.datasets import augmented, load_data, split_seed
-from caldera.cli.options import GROUPS, add_options, given_options
+from caldera.cli.options import GROUPS, given_options, option_flags
 from caldera.cli.prediction_inputs import results_line
 from caldera.cli.recipe import complete, read_recipe, write_recipe
 from caldera.data import Dataset
@@ -31,24 +31,25 @@ _MOST_COLUMNS = 40
 """Columns of a table that are shown."""
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of `train`: its own, and every option of a recipe."""
-    parser.add_argument(
+add_flags = flags(
+    flag(
         "recipe",
         nargs="?",
         metavar="recipe.toml",
         help="options from a file: the names of the flags, with underscores; flags count for more",
-    )
-    parser.add_argument(
+    ),
+    flag(
         "--out",
         default="out",
         metavar="FOLDER",
         help="where to write model, curves, graph, history, recipe (default: out)",
-    )
-    parser.add_argument("--checkpoint", metavar="FOLDER", help="save the state of the run here")
-    parser.add_argument("--resume", action="store_true", help="go on from what --checkpoint has")
-    parser.add_argument("--quiet", action="store_true", help="show no progress")
-    add_options(parser, *GROUPS)
+    ),
+    flag("--checkpoint", metavar="FOLDER", help="save the state of the run here"),
+    flag("--resume", action="store_true", help="go on from what --checkpoint has"),
+    flag("--quiet", action="store_true", help="show no progress"),
+    option_flags(*GROUPS),
+)
+"""The flags of `train`: its own, and every option of a recipe."""
 
 
 def run(arguments: argparse.Namespace) -> int:
