@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +143,6 @@ def run(arguments: argparse.Namespace) -> int:
         for target, text in zip(targets, (_json_text, page, log_text), strict=True)
         if target is not None
     ]
-
     written: dict[Path, None] = {}
 
     def keep(report: Report) -> None:
@@ -218,6 +218,16 @@ def _changed(before: dict[str, Any], report: Report) -> dict[str, tuple[object, 
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
+_LEAVE_OUT = "leave it out"
+_ONLY_ON = {
+    "accuracy": (_CPU, "--precision is enough there"),
+    "without": (_CPU, _LEAVE_OUT),
+    "workspace": (_CPU, _LEAVE_OUT),
+    "settings": (_CARD, _LEAVE_OUT),
+}
+"""Flags that only one device understands, and what to do on the other."""
+
+
 def _options(arguments: argparse.Namespace) -> CaseOptions:
     device = NameOption("device", lambda: _DEVICES).from_text(arguments.device, "--device")
     for name in arguments.work:
@@ -228,6 +238,7 @@ def _options(arguments: argparse.Namespace) -> CaseOptions:
                 got=name,
                 expected="work that a card is measured with: " + ", ".join(_networks()),
             )
+    peers = ",".join(PEERS) if arguments.peers is None else arguments.peers
     threads = settings.threads
     if arguments.threads is not None:
         threads = CountOption(1).from_text(arguments.threads, "--threads")
@@ -237,10 +248,17 @@ def _options(arguments: argparse.Namespace) -> CaseOptions:
             expected=f"at most {settings.threads}, the cores this process may use",
             got=str(threads),
         )
+    for name, (needed, hint) in _ONLY_ON.items():
+        value = getattr(arguments, name)
+        if value is not None and device != needed:
+            raise ConfigError.build(
+                f"--{name}", expected=f"--device {needed} with it", got=repr(value), hint=hint
+            )
     limit = _count(arguments.limit, "--limit")
+    sizes = [] if arguments.workspace is None else arguments.workspace.split(",")
     return CaseOptions(
         works=list(dict.fromkeys(arguments.work)),
-        peers=_peers(arguments),
+        peers=_names("peer", PEERS, peers or None, "--peers"),
         accuracies=_accuracies(arguments, device),
         threads=threads,
         repeats=_count(arguments.repeats, "--repeats"),
@@ -249,9 +267,11 @@ def _options(arguments: argparse.Namespace) -> CaseOptions:
         test_accuracy=_count(arguments.test_accuracy, "--test-accuracy") or 0,
         device=device,
         precisions=_precisions(arguments, device),
-        settings=_settings(arguments, device),
-        without=_without(arguments, device),
-        workspaces=_workspaces(arguments, device),
+        settings=[each.strip() for each in (arguments.settings or "").split(",") if each.strip()],
+        without=_names("pass", PASSES, arguments.without, "--without"),
+        workspaces=list(
+            dict.fromkeys(CountOption(0).from_text(each.strip(), "--workspace") for each in sizes)
+        ),
         limit=limit or (_LIMIT if device == _CARD else None),
     )
 
@@ -260,17 +280,8 @@ def _networks() -> list[str]:
     return [name for name in WORKLOADS if WORKLOADS[name].is_training]
 
 
-def _peers(arguments: argparse.Namespace) -> list[str]:
-    if arguments.peers is None:
-        return list(PEERS)
-    if not arguments.peers:
-        return []
-    return list(dict.fromkeys(Names("peer", lambda: PEERS).from_text(arguments.peers, "--peers")))
-
-
 def _accuracies(arguments: argparse.Namespace, device: str) -> list[str]:
     if device == _CARD:
-        _refuse_given(arguments.accuracy, "--accuracy", "cpu", "--precision is enough there")
         return ["strict"]
     accuracy = NameOption("accuracy", lambda: (*ACCURACIES, _BOTH)).from_text(
         arguments.accuracy or _BOTH, "--accuracy"
@@ -279,55 +290,22 @@ def _accuracies(arguments: argparse.Namespace, device: str) -> list[str]:
 
 
 def _precisions(arguments: argparse.Namespace, device: str) -> list[str]:
-    if arguments.precision is None:
-        return []
     known = PRECISIONS if device == _CARD else (REFERENCE_PRECISION, "bfloat16")
     others = [name for name in arguments.work if not WORKLOADS[name].is_training]
-    if others:
+    if others and arguments.precision is not None:
         raise ConfigError.build(
             "--precision",
             expected="networks with it: " + ", ".join(_networks()),
             got=", ".join(others),
             hint="other work says its dtypes itself (see --list)",
         )
-    kind = Names("precision", lambda: known)
-    return list(dict.fromkeys(kind.from_text(arguments.precision, "--precision")))
+    return _names("precision", known, arguments.precision)
 
 
-def _settings(arguments: argparse.Namespace, device: str) -> list[str]:
-    if device == _CPU:
-        _refuse_given(arguments.settings, "--settings", "cuda", "leave it out")
-    parts = (arguments.settings or "").split(",")
-    return [part.strip() for part in parts if part.strip()]
-
-
-def _without(arguments: argparse.Namespace, device: str) -> list[str]:
-    if arguments.without is None:
-        return []
-    if device == _CARD:
-        _refuse_given(arguments.without, "--without", "cpu", "leave it out")
-    return list(
-        dict.fromkeys(Names("pass", lambda: PASSES).from_text(arguments.without, "--without"))
-    )
-
-
-def _workspaces(arguments: argparse.Namespace, device: str) -> list[int]:
-    if arguments.workspace is None:
-        return []
-    if device == _CARD:
-        _refuse_given(arguments.workspace, "--workspace", "cpu", "leave it out")
-    parts = arguments.workspace.split(",")
-    return list(
-        dict.fromkeys(CountOption(0).from_text(part.strip(), "--workspace") for part in parts)
-    )
-
-
-def _refuse_given(value: str | None, flag: str, device: str, hint: str) -> None:
-    """Refuse a flag that only another device understands."""
-    if value is not None:
-        raise ConfigError.build(
-            flag, expected=f"--device {device} with it", got=repr(value), hint=hint
-        )
+def _names(what: str, known: Iterable[str], text: str | None, flag: str = "") -> list[str]:
+    """The different names of a flag; none if it is not given."""
+    found = [] if text is None else Names(what, lambda: known).from_text(text, flag or f"--{what}")
+    return list(dict.fromkeys(found))
 
 
 def _count(text: str | None, flag: str) -> int | None:
