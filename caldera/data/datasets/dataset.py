@@ -15,7 +15,7 @@ from caldera.base.formatting import html_facts, html_table, note
 from caldera.core.tensor.dtype import real_array_of
 from caldera.data.loading.pipeline import Pipeline
 from caldera.data.random_draws import permutation
-from caldera.data.schema import Schema
+from caldera.data.schema import Schema, listed
 from caldera.data.sources.base import SCALE, Array, Data
 from caldera.data.sources.indexed_data import ArrayData
 from caldera.data.transforms.stage import StagesLike
@@ -36,7 +36,7 @@ def dataset_html(data: Dataset) -> str:
     facts["samples to test"] = f"{len(data.test):,}"
     facts["shape of a sample"] = " \u00d7 ".join(map(str, data.shape)) or "1"
     if data.classes:
-        facts["classes"] = f"{data.classes}: {_listed(data.class_names)}"
+        facts["classes"] = f"{data.classes}: {listed(data.class_names, str, _MOST_NAMES)}"
     if data.dropped:
         facts["rows dropped"] = f"{data.dropped:,}"
     said = "".join(note(each) for each in data.notes)
@@ -51,11 +51,6 @@ def _columns(data: Dataset) -> str:
     rows = data.schema.described()
     more = [note(f"and {len(rows) - _MOST_COLUMNS} more")] if len(rows) > _MOST_COLUMNS else []
     return html_table(("column", "kind", "learnt"), rows[:_MOST_COLUMNS]) + "".join(more)
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(names[:_MOST_NAMES]) + more
 
 
 def _pictures(data: Dataset) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 from caldera.base.threads import parallel_for
 from caldera.data.datasets.dataset import Dataset, split
 from caldera.data.loading.pipeline import Pipeline
+from caldera.data.schema import listed
 from caldera.data.sources.base import Data
 from caldera.data.sources.file_formats import Files, LabelledImage, class_names, images_in_folder
 from caldera.data.sources.indexed_data import ArrayData
@@ -88,7 +89,9 @@ def images(
 
     parts = [samples(each) for each in (train_list, test_list) if each]
     if broken:
-        notes.append(f"{len(broken)} broken images left out: " + _listed(list(broken)))
+        notes.append(
+            f"{len(broken)} broken images left out: " + listed(list(broken), str, _MOST_LISTED)
+        )
     for note in notes:
         warnings.warn(f"{_WHERE}: {note}", stacklevel=3)
     train, held_out = parts if len(parts) == 2 else split(parts[0], test=test, seed=seed)
@@ -143,11 +146,6 @@ def _without_broken(
         raise broken_images(list(problems.values()), len(found), _WHERE)
     broken |= {found[number].name: str(problems[number]) for number in sorted(problems)}
     return [image for image, is_whole in zip(found, whole, strict=True) if is_whole]
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
-    return ", ".join(names[:_MOST_LISTED]) + more
 
 
 def train_and_test(root: Path, where: str) -> tuple[list[LabelledImage], list[LabelledImage]]:
