@@ -152,12 +152,14 @@ def train_and_test(root: Path, where: str) -> tuple[list[LabelledImage], list[La
     """The images of a folder; the second list is empty if the folder is not divided."""
     if not root.is_dir():
         raise DataError.build(where, expected=f"a folder at {root}", got="none")
-    train_folder = _first_folder(root, _TRAIN)
-    test_folder = _first_folder(root, _TEST)
-    train_list = images_in_folder(train_folder or root, where)
-    test_list = images_in_folder(test_folder, where) if train_folder and test_folder else []
-    return train_list, test_list
+    train, test = parts_of_folder(root)
+    return images_in_folder(train, where), [] if test is None else images_in_folder(test, where)
 
 
-def _first_folder(root: Path, names: Sequence[str]) -> Path | None:
-    return next((root / name for name in names if (root / name).is_dir()), None)
+def parts_of_folder(root: Path) -> tuple[Path, Path | None]:
+    """The folders to train and to test with: a folder that is not divided is the first of them."""
+    train, test = (
+        next((root / name for name in names if (root / name).is_dir()), None)
+        for names in (_TRAIN, _TEST)
+    )
+    return (root, None) if train is None else (train, test)
