@@ -56,12 +56,8 @@ CONSTANT = "constant"
 
 
 def _rate_schedules() -> list[str]:
-    rules = [name for name in epoch_rules if _controls_rate(name)]
+    rules = (name for name in epoch_rules if epoch_rules[name].controls == "learning_rate")
     return [CONSTANT, *schedules, *rules]
-
-
-def _controls_rate(name: str) -> bool:
-    return getattr(epoch_rules[name], "controls", "") == "learning_rate"
 
 
 DATA = (

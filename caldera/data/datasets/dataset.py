@@ -49,8 +49,8 @@ def _columns(data: Dataset) -> str:
     if data.schema is None or not data.schema.columns:
         return ""
     rows = data.schema.described()
-    more = [note(f"and {len(rows) - _MOST_COLUMNS} more")] if len(rows) > _MOST_COLUMNS else []
-    return html_table(("column", "kind", "learnt"), rows[:_MOST_COLUMNS]) + "".join(more)
+    more = note(f"and {len(rows) - _MOST_COLUMNS} more") if len(rows) > _MOST_COLUMNS else ""
+    return html_table(("column", "kind", "learnt"), rows[:_MOST_COLUMNS]) + more
 
 
 def _pictures(data: Dataset) -> str:
@@ -59,22 +59,17 @@ def _pictures(data: Dataset) -> str:
     x, *rest = data.train.batch(np.arange(min(_PICTURES, len(data.train))))
     found = []
     for place, sample in enumerate(x):
-        label = _label(data, rest[-1][place]) if rest else ""
+        are_classes = data.classes and rest and np.ndim(rest[-1][place]) == 0
+        label = escape(data.class_names[int(rest[-1][place])]) if are_classes else ""
         text = thumbnail(np.asarray(sample))
         if text:
             found.append(
                 '<figure style="display:inline-block;margin:4px;text-align:center">'
-                f'<img src="data:image/png;base64,{text}" alt="{escape(label)}" '
+                f'<img src="data:image/png;base64,{text}" alt="{label}" '
                 'style="width:64px;image-rendering:pixelated"/>'
-                f"<figcaption>{escape(label)}</figcaption></figure>"
+                f"<figcaption>{label}</figcaption></figure>"
             )
     return "".join(found)
-
-
-def _label(data: Dataset, target: np.ndarray) -> str:
-    if data.classes and np.ndim(target) == 0:
-        return data.class_names[int(target)]
-    return ""
 
 
 _TEXT_KINDS = "US"
@@ -196,7 +191,11 @@ class Dataset:
         >>> len(digits.train), len(digits.validation), len(digits.test)
         (1078, 360, 359)
         """
-        train, validation = split(self.train, test=_checked_part(part), seed=seed)
+        if isinstance(part, bool) or not isinstance(part, float) or not 0 < part < 1:
+            raise ConfigError.build(
+                "hold_out", expected="a part of the training data, between 0 and 1", got=repr(part)
+            )
+        train, validation = split(self.train, test=part, seed=seed)
         return replace(self, train=train, validation=validation)
 
     def __array__(self, *_: Any, **__: Any) -> NoReturn:
@@ -285,14 +284,6 @@ def arrays(
         names,
         name,
     )
-
-
-def _checked_part(part: float) -> float:
-    if isinstance(part, bool) or not isinstance(part, float) or not 0 < part < 1:
-        raise ConfigError.build(
-            "hold_out", expected="a part of the training data, between 0 and 1", got=repr(part)
-        )
-    return part
 
 
 def split(

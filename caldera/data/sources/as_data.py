@@ -139,7 +139,8 @@ def as_data(value: Any) -> Data | IterableData:
 def _of_arrays(*parts: Any) -> Data:
     """Arrays along whose first axis the samples lie; parts that are no arrays yet become some."""
     found = [_column(part) for part in parts]
-    if found and _is_ragged(found[0]):
+    # `_column` leaves lists of arrays.
+    if found and isinstance(found[0], list) and found[0] and isinstance(found[0][0], np.ndarray):
         return RaggedData(*found)
     for part in found[1:]:
         if _has_texts(part):
@@ -185,11 +186,6 @@ def _has_texts(part: Any) -> bool:
     except ValueError:
         # Whoever makes an array of it will say what is wrong.
         return False
-
-
-def _is_ragged(part: Any) -> bool:
-    """Whether `_column` has left a list of arrays."""
-    return isinstance(part, list) and bool(part) and isinstance(part[0], np.ndarray)
 
 
 def _are_pairs(value: list[Any]) -> bool:

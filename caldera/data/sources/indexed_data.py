@@ -201,10 +201,8 @@ def is_indexed(value: Any) -> bool:
 
 
 def _stands_for_tuple(item: list[Any]) -> bool:
-    if any(hasattr(part, "detach") for part in item):
-        return True
-    shapes = [getattr(part, "shape", ()) for part in item]
-    return len(set(shapes)) > 1
+    shapes = {getattr(part, "shape", ()) for part in item}
+    return len(shapes) > 1 or any(hasattr(part, "detach") for part in item)
 
 
 class ItemData(Data):
@@ -270,22 +268,16 @@ class ItemData(Data):
         with self._lock:
             item = self._items[number]
         found = arrays_of_item(item, where)
-        shapes, wanted = ([each.shape for each in of] for of in (found, self._first_or(found)))
+        first = self.__dict__.get("_first") or found
+        shapes, wanted = ([each.shape for each in of] for of in (found, first))
         if not found:
             raise DataError.build(where, expected="a sample: (x, y), or x alone", got="nothing")
         if shapes != wanted:
             raise DataError.build(
                 where,
-                expected="samples of shape " + _listed(wanted),
-                got=_listed(shapes),
+                expected="samples of shape " + " and ".join(map(str, wanted)),
+                got=" and ".join(map(str, shapes)),
                 hint="bring them to one size in the object's own transform; sequences of different "
                 "lengths are what data.RaggedData takes",
             )
         return found
-
-    def _first_or(self, found: Arrays) -> Arrays:
-        return self.__dict__.get("_first") or found
-
-
-def _listed(shapes: list[tuple[int, ...]]) -> str:
-    return " and ".join(map(str, shapes))
