@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from operator import methodcaller
@@ -51,6 +52,11 @@ def flags(*parts: AddFlags) -> AddFlags:
 def group(title: str, *parts: AddFlags) -> AddFlags:
     """Several of them under a title of the help text."""
     return lambda parser: flags(*parts)(parser.add_argument_group(title))
+
+
+def tell(line: str) -> None:
+    """Print a line about the progress of a command, beside its output."""
+    print(line, file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)

@@ -76,11 +76,8 @@ def class_names_of(model: Model, path: str) -> tuple[str, ...]:
 
 def _made(arguments: argparse.Namespace, given: dict[str, Any]) -> Model:
     options = complete(given)
-    shape, outputs = None, None
-    if arguments.input_shape:
-        shape = CountsOption().from_text(arguments.input_shape, "--input-shape")
-    if arguments.classes:
-        outputs = CountOption(1).from_text(arguments.classes, "--classes")
+    shape = CountsOption().optional(arguments.input_shape, "--input-shape")
+    outputs = CountOption(1).optional(arguments.classes, "--classes")
     if "data" in given and shape is None and outputs is None:
         return make_model(options, load_data(options))
     return make_network(options, shape, outputs, steps=1000 * options["epochs"])

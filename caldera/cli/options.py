@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,11 @@ class RecipeOption:
     def flag(self) -> str:
         """As it is written on the command line."""
         return "--" + self.name.replace("_", "-")
+
+    def read(self, value: Any) -> Any:
+        """The value of the flag: a text, or true or false."""
+        read = self.kind.from_text if isinstance(value, str) else self.kind.checked
+        return read(value, self.flag)
 
 
 CONSTANT = "constant"
@@ -355,20 +360,17 @@ def option_flag(option: RecipeOption) -> AddFlags:
     )
 
 
-def given_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The options that were given as flags, read and checked.
+def given_options(
+    arguments: argparse.Namespace, names: Collection[str] | None = None
+) -> dict[str, Any]:
+    """The options, among those of these names, that were given as flags, read and checked.
 
     >>> given_options(argparse.Namespace(epochs="3", hidden="8,8", out="out"))
     {'epochs': 3, 'hidden': [8, 8]}
     """
-    found = {}
-    for name, value in vars(arguments).items():
-        option = OPTIONS.get(name)
-        if option is None:
-            continue
-        read = option.kind.from_text if isinstance(value, str) else option.kind.checked
-        found[name] = read(value, option.flag)
-    return found
+    known = OPTIONS if names is None else names
+    given = {name: value for name, value in vars(arguments).items() if name in known}
+    return {name: OPTIONS[name].read(value) for name, value in given.items()}
 
 
 def names_of(groups: Iterable[str]) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -28,7 +27,7 @@ from caldera.bench.report import log_text, page, print_report
 from caldera.bench.results import Report
 from caldera.bench.session import BenchSession
 from caldera.bench.workloads import WORKLOADS, LearningCase, TrainingCase
-from caldera.cli.command import INTERRUPTED, Command, flag, flags
+from caldera.cli.command import INTERRUPTED, Command, flag, flags, tell
 from caldera.cli.option_types import CountOption, NameOption, Names
 from caldera.compiler.passes.pipeline import NAMES as PASSES
 from caldera.errors import ConfigError
@@ -154,7 +153,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     with tempfile.TemporaryDirectory(prefix="caldera-before-") as folder:
         previous = None if before is None else _previous(before, Path(folder))
-        report = BenchSession(options, _tell, before=previous).run(keep)
+        report = BenchSession(options, tell, before=previous).run(keep)
     print_report(report)
     for target in written:
         print(f"wrote {target}")
@@ -189,7 +188,7 @@ def _previous(before: dict[str, Any], folder: Path) -> Path | None:
     """The code of the run before, if git has it, to take turns with."""
     found = previous_sources(before.get("code", {}), folder)
     if found is None:
-        _tell("the code of that run is not in the history here: runs are compared by their files")
+        tell("the code of that run is not in the history here: runs are compared by their files")
     return found
 
 
@@ -239,9 +238,7 @@ def _options(arguments: argparse.Namespace) -> CaseOptions:
                 expected="work that a card is measured with: " + ", ".join(_networks()),
             )
     peers = ",".join(PEERS) if arguments.peers is None else arguments.peers
-    threads = settings.threads
-    if arguments.threads is not None:
-        threads = CountOption(1).from_text(arguments.threads, "--threads")
+    threads = CountOption(1).optional(arguments.threads, "--threads") or settings.threads
     if threads > settings.threads:
         raise ConfigError.build(
             "--threads",
@@ -254,17 +251,17 @@ def _options(arguments: argparse.Namespace) -> CaseOptions:
             raise ConfigError.build(
                 f"--{name}", expected=f"--device {needed} with it", got=repr(value), hint=hint
             )
-    limit = _count(arguments.limit, "--limit")
+    limit = CountOption(1).optional(arguments.limit, "--limit")
     sizes = [] if arguments.workspace is None else arguments.workspace.split(",")
     return CaseOptions(
         works=list(dict.fromkeys(arguments.work)),
         peers=_names("peer", PEERS, peers or None, "--peers"),
         accuracies=_accuracies(arguments, device),
         threads=threads,
-        repeats=_count(arguments.repeats, "--repeats"),
+        repeats=CountOption(1).optional(arguments.repeats, "--repeats"),
         quick=arguments.quick,
         compile=not arguments.no_compile,
-        test_accuracy=_count(arguments.test_accuracy, "--test-accuracy") or 0,
+        test_accuracy=CountOption(1).optional(arguments.test_accuracy, "--test-accuracy") or 0,
         device=device,
         precisions=_precisions(arguments, device),
         settings=[each.strip() for each in (arguments.settings or "").split(",") if each.strip()],
@@ -308,10 +305,6 @@ def _names(what: str, known: Iterable[str], text: str | None, flag: str = "") ->
     return list(dict.fromkeys(found))
 
 
-def _count(text: str | None, flag: str) -> int | None:
-    return None if text is None else CountOption(1).from_text(text, flag)
-
-
 def _target(arguments: argparse.Namespace, flag: str) -> Path | None:
     """Where to write, looked at before hours are spent on measuring."""
     given = getattr(arguments, flag)
@@ -327,10 +320,6 @@ def _target(arguments: argparse.Namespace, flag: str) -> Path | None:
 
 def _json_text(report: Report) -> str:
     return json.dumps(report.to_json(), indent=1) + "\n"
-
-
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _print_list(options: CaseOptions) -> None:

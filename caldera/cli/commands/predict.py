@@ -60,8 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Predict, and write a line for each sample."""
     model = load_model(arguments.model)
     (shape, dtype), *_ = model.signature.inputs
-    given = {name: each for name, each in vars(arguments).items() if name in _TABLE_OPTIONS}
-    table = table_input_arguments(given_options(argparse.Namespace(**given)))
+    table = table_input_arguments(given_options(arguments, _TABLE_OPTIONS))
     path = Path(arguments.input)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from caldera.bench.reproduce.writing import (
     totals_text,
     write_results,
 )
-from caldera.cli.command import Command, flag, flags
+from caldera.cli.command import Command, flag, flags, tell
 from caldera.cli.option_types import NameOption
 from caldera.errors import CalderaError, ConfigError
 
@@ -49,22 +48,26 @@ def run(arguments: argparse.Namespace) -> int:
     """Run, print seed / ours / verdict, and write. A claim that does not hold is a result too."""
     everything = find_experiments()
     if arguments.list:
-        _print_list()
+        for each in everything.values():
+            state = "" if each.can_run else f" (not run: {each.reason})"
+            print(f"{each.name:<18}{each.source}: {each.claim}{state}")
         return 0
-    chosen = [_named(name) for name in arguments.names] or list(everything.values())
+    kind = NameOption("experiment", lambda: everything)
+    names = [kind.from_text(name, "caldera reproduce") for name in arguments.names]
+    chosen = [everything[name] for name in names or everything]
     folder = _folder(arguments.out)
     page = Path(arguments.html) if arguments.html else None
     if page is not None and not page.parent.is_dir():
         raise ConfigError.build(
             "--html", expected="a file in a folder that exists", got=repr(arguments.html)
         )
-    context = ExperimentContext(arguments.quick, lambda line: _tell(f"  {line}"))
+    context = ExperimentContext(arguments.quick, lambda line: tell(f"  {line}"))
     done: dict[Experiment, ExperimentResult] = {}
     failed: list[Experiment] = []
     for experiment in chosen:
         if not experiment.can_run:
             continue
-        _tell(f"{experiment.name} ...")
+        tell(f"{experiment.name} ...")
         try:
             done[experiment] = run_experiment(experiment, context)
         except CalderaError as error:
@@ -90,11 +93,6 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _named(name: str) -> Experiment:
-    found = find_experiments()
-    return found[NameOption("experiment", lambda: found).from_text(name, "caldera reproduce")]
-
-
 def _folder(given: str | None) -> Path | None:
     """Where to write: what was asked for, or the results of a clone, or nowhere."""
     if given is None:
@@ -103,16 +101,6 @@ def _folder(given: str | None) -> Path | None:
     if not folder.is_dir():
         raise ConfigError.build("--out", expected="a folder that exists", got=repr(given))
     return folder
-
-
-def _print_list() -> None:
-    for each in find_experiments().values():
-        state = "" if each.can_run else f" (not run: {each.reason})"
-        print(f"{each.name:<18}{each.source}: {each.claim}{state}")
-
-
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 COMMAND = Command(

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from caldera.base.threads import parallel_for
 from caldera.data.datasets.dataset import Dataset, split
 from caldera.data.loading.pipeline import Pipeline
 from caldera.data.schema import listed
@@ -19,9 +18,9 @@ from caldera.data.transforms.decode import (
     Decode,
     Decoder,
     ImageSize,
-    broken_images,
     check_decoding,
     decode_all,
+    use_images,
 )
 from caldera.errors import DataError
 from caldera.io.files import PathLike
@@ -103,14 +102,13 @@ def _common_size(
 ) -> tuple[ImageSize, bool]:
     """The one size of all images; or else one in the middle, and that they have to be resized."""
     decode = Decoder(channels, _WHERE)
-    sizes, problems = [], []
-    for image in found:
-        try:
-            sizes.append(decode.size(image.read(), image.name))
-        except DataError as error:
-            problems.append(error)
-    if not sizes:
-        raise broken_images(problems, len(found), _WHERE)
+    sizes: list[ImageSize] = []
+    use_images(
+        found,
+        lambda _, image: sizes.append(decode.size(image.read(), image.name)),
+        _WHERE,
+        threads=False,
+    )
     if len(set(sizes)) == 1:
         return sizes[0], False
     middle = np.median(np.array(sizes), axis=0)
@@ -129,23 +127,13 @@ def _without_broken(
 ) -> list[LabelledImage]:
     """The images that can be decoded: each of them is, once."""
     decode = Decoder(channels, _WHERE)
-    whole: list[bool] = [False] * len(found)
-    problems: dict[int, DataError] = {}
 
-    def look(worker: int, workers: int) -> None:
-        for number in range(worker, len(found), workers):
-            image = found[number]
-            try:
-                decode(image.read(), ImageSize(1, 1), image.name, resize=True)
-                whole[number] = True
-            except DataError as error:
-                problems[number] = error
+    def look(_: int, image: LabelledImage) -> None:
+        decode(image.read(), ImageSize(1, 1), image.name, resize=True)
 
-    parallel_for(look, len(found))
-    if len(problems) == len(found):
-        raise broken_images(list(problems.values()), len(found), _WHERE)
+    problems = use_images(found, look, _WHERE)
     broken |= {found[number].name: str(problems[number]) for number in sorted(problems)}
-    return [image for image, is_whole in zip(found, whole, strict=True) if is_whole]
+    return [image for number, image in enumerate(found) if number not in problems]
 
 
 def train_and_test(root: Path, where: str) -> tuple[list[LabelledImage], list[LabelledImage]]:

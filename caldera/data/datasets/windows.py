@@ -148,20 +148,19 @@ def _numbers(column: NDArray[Any]) -> NDArray[np.float64] | None:
 def _targets(
     target: int | str | Sequence[int | str] | None, count: int, names: tuple[str, ...]
 ) -> list[int]:
-    several = isinstance(target, Sequence) and not isinstance(target, str)
     given: list[Any] = [0 if target is None else target]
-    if several:
-        given = list(target)  # type: ignore[arg-type]
-    for place, each in enumerate(given):
-        if isinstance(each, str):
-            if each not in names:
-                raise ConfigError.build(
-                    _WHERE,
-                    expected="target= a column of numbers",
-                    got=repr(each),
-                    hint=nearest(each, names),
-                )
-            given[place] = each = names.index(each)
+    if isinstance(target, Sequence) and not isinstance(target, str):
+        given = list(target)
+    unknown = next((each for each in given if isinstance(each, str) and each not in names), None)
+    if unknown is not None:
+        raise ConfigError.build(
+            _WHERE,
+            expected="target= a column of numbers",
+            got=repr(unknown),
+            hint=nearest(unknown, names),
+        )
+    given = [names.index(each) if isinstance(each, str) else each for each in given]
+    for each in given:
         is_number = isinstance(each, int | np.integer) and not isinstance(each, bool)
         if not is_number or not -count <= each < count:
             raise ConfigError.build(

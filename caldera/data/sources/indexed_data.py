@@ -23,7 +23,7 @@ from caldera.data.sources.base import (
     SCALE,
     Array,
     Arrays,
-    Data,
+    RawData,
     StoredArrays,
     checked_rows,
     checked_scale,
@@ -32,7 +32,7 @@ from caldera.data.sources.base import (
 from caldera.errors import CalderaError, ConfigError, DataError, ShapeError
 
 
-class ArrayData(Data):
+class ArrayData(RawData):
     """Arrays whose first axis counts the samples: x, or x and y, or several inputs and y.
 
     Anything that NumPy takes for an array will do, a memory-mapped file as well. A batch is one
@@ -72,10 +72,6 @@ class ArrayData(Data):
     @property
     def dtype(self) -> DType:
         return scaled(self._arrays[0][:0], self.scale).dtype
-
-    def batch(self, indices: NDArray[np.integer]) -> Arrays:
-        x, *others = self.raw_batch(indices)
-        return scaled(x, self.scale), *others
 
     def raw_batch(self, indices: NDArray[np.integer]) -> Arrays:
         try:
@@ -205,7 +201,7 @@ def _stands_for_tuple(item: list[Any]) -> bool:
     return len(shapes) > 1 or any(hasattr(part, "detach") for part in item)
 
 
-class ItemData(Data):
+class ItemData(RawData):
     """Whatever has a length and gives sample `i` as `items[i]`: (x, y), a dict, or x alone.
 
     A `Dataset` of PyTorch is such an object, and so is a list of pairs. Arrays, numbers, tensors
@@ -243,10 +239,6 @@ class ItemData(Data):
     @property
     def dtype(self) -> DType:
         return scaled(self._some()[0][None], self.scale).dtype
-
-    def batch(self, indices: NDArray[np.integer]) -> Arrays:
-        x, *others = self.raw_batch(indices)
-        return scaled(x, self.scale), *others
 
     def raw_batch(self, indices: NDArray[np.integer]) -> Arrays:
         rows = checked_rows(indices, len(self), "data.ItemData.batch")

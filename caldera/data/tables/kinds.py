@@ -190,12 +190,6 @@ def choose_columns(
     table: Table, wanted: Sequence[int], kinds: Mapping[int, ColumnKind], decimal: str | None
 ) -> Chosen:
     """What the columns hold: as told, or else as guessed."""
-    found: dict[int, ColumnKind] = {}
-    left_out: dict[int, str] = {}
-    for column in wanted:
-        kind = kinds.get(column) or guess_kind(table, column, decimal)
-        if kind.name == IGNORED:
-            left_out[column] = kind.reason
-        else:
-            found[column] = kind
-    return Chosen(found, left_out)
+    found = {each: kinds.get(each) or guess_kind(table, each, decimal) for each in wanted}
+    left_out = {column: kind.reason for column, kind in found.items() if kind.name == IGNORED}
+    return Chosen({each: found[each] for each in found if each not in left_out}, left_out)
