@@ -95,22 +95,19 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _recipe(arguments: argparse.Namespace) -> SearchRecipe:
     """The recipe with what the flags say, which count for more."""
-    recipe = SearchRecipe({}, {}, {})
-    if arguments.recipe:
-        recipe = read_search_recipe(arguments.recipe)
-    settings = dict(recipe.settings)
-    for option in OWN:
-        value = getattr(arguments, option.name, None)
-        if value is not None:
-            settings[option.name] = option.kind.from_text(value, option.flag)
+    given = arguments.recipe
+    recipe = read_search_recipe(given) if given else SearchRecipe({}, {}, {})
+    own = {option: getattr(arguments, option.name, None) for option in OWN}
+    settings = recipe.settings | {
+        option.name: option.read(value) for option, value in own.items() if value is not None
+    }
     if arguments.objective:
         names = arguments.objective.split(",")
         settings["objective"] = search.pareto(*names) if len(names) > 1 else search.metric(names[0])
     options = recipe.options | given_options(arguments)
     # A flag fixes what the recipe would search.
     space = {name: each for name, each in recipe.space.items() if name not in options}
-    if not recipe.space:
-        space = usual_space(options)
+    space = space if recipe.space else usual_space(options)
     if not space:
         raise UsageError.build(
             "caldera search",
@@ -140,14 +137,14 @@ def _prepared(found: Dataset, options: dict[str, Any], folds: int) -> Dataset:
     if folds == 1:
         part = options.get("validation_part", VALIDATION_PART)
         return augmented(found.hold_out(part, options["seed"]), options)
-    for name in names_of(["augmentation"]):
-        if options.get(name):
-            raise ConfigError.build(
-                name,
-                expected="no augmentation with folds",
-                got=f"{options[name]}",
-                hint="choose by a part that is held out, or by several seeds",
-            )
+    changes = [name for name in names_of(["augmentation"]) if options.get(name)]
+    if changes:
+        raise ConfigError.build(
+            changes[0],
+            expected="no augmentation with folds",
+            got=f"{options[changes[0]]}",
+            hint="choose by a part that is held out, or by several seeds",
+        )
     return found
 
 
@@ -184,8 +181,7 @@ def _written(study: search.Study, folder: Path, recipe: SearchRecipe, found: Dat
         print(f"with    {chosen}")
         if study.test:
             print(f"test    {results_line(study.test)}")
-        luck = study.luck()
-        if luck is not None:
+        if (luck := study.luck()) is not None:
             print(f"luck    {luck}")
         options = complete(recipe.options | best.parameters | {"seed": best.seed})
         write_recipe(folder / BEST_RECIPE, options)

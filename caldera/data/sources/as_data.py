@@ -57,12 +57,11 @@ def source(*paths: PathLike, scale: float | None = SCALE) -> Data:
         if not isinstance(path, str | os.PathLike) or "\0" in str(path):
             raise refusal("data.source", "paths", "paths of files", path)
     found = [Path(path).expanduser() for path in paths]
-    if len(found) == 1:
-        path = found[0]
-        if path.is_dir():
-            return Shards(path, scale=scale) if (path / INDEX).is_file() else _folder(path)
-        if path.is_file() and tarfile.is_tarfile(path):
-            return Files(images_in_archive(path, "data.source"))
+    if len(found) == 1 and found[0].is_dir():
+        is_done = (found[0] / INDEX).is_file()
+        return Shards(found[0], scale=scale) if is_done else _folder(found[0])
+    if len(found) == 1 and found[0].is_file() and tarfile.is_tarfile(found[0]):
+        return Files(images_in_archive(found[0], "data.source"))
     return ArrayData(*[_array(path) for path in found], scale=scale)
 
 
