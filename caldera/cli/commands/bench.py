@@ -123,7 +123,8 @@ def run(arguments: argparse.Namespace) -> int:
             got="nothing",
             hint="for example: caldera bench mlp; caldera bench --list names all work",
         )
-    if arguments.mllog and not any(_trains(name) for name in options.works):
+    trained = [isinstance(WORKLOADS[name].cases[0], LearningCase) for name in options.works]
+    if arguments.mllog and not any(trained):
         raise ConfigError.build(
             "--mllog",
             expected="a training to an accuracy",
@@ -137,17 +138,13 @@ def run(arguments: argparse.Namespace) -> int:
             got="none that nvidia-smi finds",
             hint="caldera info says what is here",
         )
-    kept = [
-        (target, text)
-        for target, text in zip(targets, (_json_text, page, log_text), strict=True)
-        if target is not None
-    ]
     written: dict[Path, None] = {}
 
     def keep(report: Report) -> None:
         # After each work: what was measured is not lost when a long run is stopped.
-        for target, text in kept:
-            if text is not log_text or any(entry.trainings for entry in report.entries):
+        for target, text in zip(targets, (_json_text, page, log_text), strict=True):
+            is_empty = text is log_text and not any(entry.trainings for entry in report.entries)
+            if target is not None and not is_empty:
                 write_file(target, text(report))
                 written[target] = None
 
@@ -163,10 +160,6 @@ def run(arguments: argparse.Namespace) -> int:
     if before is not None:
         failed |= _print_again(before, report)
     return 1 if failed else 0
-
-
-def _trains(name: str) -> bool:
-    return isinstance(WORKLOADS[name].cases[0], LearningCase)
 
 
 def _same_options(arguments: argparse.Namespace, before: dict[str, Any]) -> CaseOptions:

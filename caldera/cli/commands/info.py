@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict
 
 from caldera.cli.command import Command, flag, flags
-from caldera.cli.optional_parts import OptionalFeature, parts
+from caldera.cli.optional_parts import parts
 from caldera.train.tracking.run_record import environment
 
 add_flags = flags(
@@ -27,19 +27,14 @@ def run(arguments: argparse.Namespace) -> int:
         print(title)
         for name, value in rows.items():
             print(f"  {name:<28}{value}")
-    here = [part for part in optional if part.found]
-    missing = [part for part in optional if not part.found]
-    if here:
-        print("here")
-        print("\n".join(f"  {part.name:<28}{part.found}" for part in here))
-    if missing:
-        print("not here, and how to get it")
-        print("\n".join(_missing(part) for part in missing))
+    here = [f"  {part.name:<28}{part.found}" for part in optional if part.found]
+    missing = [
+        f"  {part.name:<28}{part.install}  ({part.purpose})" for part in optional if not part.found
+    ]
+    for title, lines in {"here": here, "not here, and how to get it": missing}.items():
+        if lines:
+            print(title, *lines, sep="\n")
     return 0
-
-
-def _missing(part: OptionalFeature) -> str:
-    return f"  {part.name:<28}{part.install}  ({part.purpose})"
 
 
 COMMAND = Command(

@@ -11,7 +11,7 @@ from caldera.cli.model_argument import add_model_argument, find_model
 from caldera.cli.option_types import CountOption
 from caldera.cli.zoo import ZOO
 from caldera.comm import world
-from caldera.parallel.planner import Proposal, plan
+from caldera.parallel.planner import plan
 from caldera.parallel.planner.page import plan_page
 
 _PICTURES = (".svg", ".html", ".htm")
@@ -76,14 +76,13 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError.build(
             "--plot", expected="a file that ends in .html or .svg", got=str(target)
         )
-    each = arguments.batch_per_rank
     proposal = plan(
         find_model(arguments),
         ranks=CountOption(1).from_text(arguments.ranks, "--ranks"),
         link=arguments.link,
         latency=arguments.latency,
         memory=arguments.memory,
-        batch_per_rank=None if each is None else CountOption(1).from_text(each, "--batch-per-rank"),
+        batch_per_rank=CountOption(1).optional(arguments.batch_per_rank, "--batch-per-rank"),
         ranks_per_node=CountOption(1).from_text(arguments.ranks_per_node, "--ranks-per-node"),
         inside=arguments.inside,
         speed=arguments.speed,
@@ -93,16 +92,12 @@ def run(arguments: argparse.Namespace) -> int:
     # All ranks measure, one of them speaks.
     if world().rank == 0:
         print(proposal)
-        print(f"wrote   {_written(proposal, target, arguments.subject)}")
+        if target.suffix.lower() == ".svg":
+            proposal.plot(target)
+        else:
+            write_file(target, plan_page(proposal, arguments.subject))
+        print(f"wrote   {target}")
     return 0
-
-
-def _written(proposal: Proposal, target: Path, name: str) -> Path:
-    if target.suffix.lower() == ".svg":
-        proposal.plot(target)
-    else:
-        write_file(target, plan_page(proposal, name))
-    return target
 
 
 COMMAND = Command(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import signal
 import time
-from pathlib import Path
 from typing import Any
 
 from caldera.base.formatting import bytes_text
@@ -56,8 +55,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Train, test and write the results."""
     if arguments.resume and not arguments.checkpoint:
         raise UsageError.build("--resume", expected="--checkpoint FOLDER with it", got="none")
-    if arguments.checkpoint and not arguments.resume:
-        _refuse_other_run(Path(arguments.checkpoint))
+    there = CheckpointFolder(arguments.checkpoint).steps() if arguments.checkpoint else []
+    if there and not arguments.resume:
+        raise UsageError.build(
+            "--checkpoint",
+            expected="a folder without checkpoints",
+            got=f"one of step {there[0]} in {arguments.checkpoint}",
+            hint="go on with --resume, or name another",
+        )
     recipe = read_recipe(arguments.recipe) if arguments.recipe else {}
     options = complete(recipe | given_options(arguments))
     found = load_data(options)
@@ -98,17 +103,6 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"wrote   {path}")
     print(f"report  caldera report {kept.path}")
     return status
-
-
-def _refuse_other_run(folder: Path) -> None:
-    there = CheckpointFolder(folder).steps()
-    if there:
-        raise UsageError.build(
-            "--checkpoint",
-            expected="a folder without checkpoints",
-            got=f"one of step {there[0]} in {folder}",
-            hint="go on with --resume, or name another",
-        )
 
 
 def _status(stopped: str) -> int:

@@ -255,31 +255,23 @@ def arrays(
     inputs = _compact(real_array_of(x, where))
     labels = _labels(y, where)
     if not isinstance(test, tuple):
-        targets = as_targets(labels, classes, where)
-        samples = ArrayData(inputs, targets.values, scale=scale)
-        train_data, test_data = split(samples, test=test, seed=seed)
-        names = targets.class_names
-        return Dataset(train_data, test_data, len(names), names, name)
+        values, names = as_targets(labels, classes, where)
+        samples = ArrayData(inputs, values, scale=scale)
+        return Dataset(*split(samples, test=test, seed=seed), len(names), names, name)
     test_inputs = _compact(real_array_of(test[0], where))
     test_labels = _labels(test[1], where)
-    both_text = {labels.dtype.kind in _TEXT_KINDS, test_labels.dtype.kind in _TEXT_KINDS}
-    if (
-        not labels.ndim
-        or not test_labels.ndim
-        or labels.shape[1:] != test_labels.shape[1:]
-        or len(both_text) > 1
-    ):
+    kinds = {(each.dtype.kind in _TEXT_KINDS, each.shape[1:]) for each in (labels, test_labels)}
+    if len(kinds) > 1 or not labels.ndim or not test_labels.ndim:
         raise ShapeError.build(
             where,
             expected="targets of one kind to train and to test with",
             got=f"{labels.dtype} {labels.shape} and {test_labels.dtype} {test_labels.shape}",
         )
     # Both parts are numbered together: a class may be missing from one of them.
-    targets = as_targets(np.concatenate([labels, test_labels]), classes, where)
-    names = targets.class_names
+    values, names = as_targets(np.concatenate([labels, test_labels]), classes, where)
     return Dataset(
-        ArrayData(inputs, targets.values[: len(labels)], scale=scale),
-        ArrayData(test_inputs, targets.values[len(labels) :], scale=scale),
+        ArrayData(inputs, values[: len(labels)], scale=scale),
+        ArrayData(test_inputs, values[len(labels) :], scale=scale),
         len(names),
         names,
         name,

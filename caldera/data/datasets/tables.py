@@ -19,7 +19,7 @@ from caldera.data.sources.base import SCALE, Array
 from caldera.data.sources.indexed_data import ArrayData
 from caldera.data.tables.encoders import NumberEncoder
 from caldera.data.tables.kinds import Chosen, choose_columns, given_kinds
-from caldera.data.tables.reading import COMPRESSED, TableFormat, read_table
+from caldera.data.tables.reading import TableFormat, read_table, unpacked_name
 from caldera.data.tables.table import Table, is_missing
 from caldera.data.tables.targets import Labels, known_labels, read_labels
 from caldera.errors import ConfigError, DataError, DtypeError, ShapeError
@@ -365,10 +365,7 @@ def _where(function: str, source: Any) -> str:
 
 def _title(source: Any) -> str:
     """What the data set is called: the file, without what its name ends in."""
-    if not _is_path(source):
-        return "table"
-    path = Path(source)
-    return (path.with_suffix("") if path.suffix.lower() in COMPRESSED else path).stem
+    return unpacked_name(source).stem if _is_path(source) else "table"
 
 
 def npz(

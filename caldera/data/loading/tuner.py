@@ -271,16 +271,11 @@ class Tuner:
 
     def _of(self, workers: int, now: LoaderSetting | None = None) -> LoaderSetting:
         """A setting with so many workers, and a queue that keeps them busy."""
-        if self._prefetch is not None:
-            prefetch = self._prefetch
-        elif not workers:
-            prefetch = 0
-        else:
-            least = workers + _SPARE
-            # What was gained by a longer queue is not given up.
-            longer = 0 if now is None else now.prefetch - now.workers + workers
-            prefetch = min(max(least, longer), self._most_prefetch())
-        return LoaderSetting(workers, prefetch, self._split)
+        # What was gained by a longer queue is not given up.
+        longer = 0 if now is None else now.prefetch - now.workers + workers
+        prefetch = min(max(workers + _SPARE, longer), self._most_prefetch()) if workers else 0
+        fixed = self._prefetch
+        return LoaderSetting(workers, prefetch if fixed is None else fixed, self._split)
 
     def _most_workers(self) -> int:
         most = self._most_prefetch() if self._prefetch is None else self._prefetch
