@@ -253,11 +253,11 @@ def augmented(found: Dataset, options: Mapping[str, Any]) -> Dataset:
             expected="images",
             got=f"samples of shape {found.shape}",
         )
-    channels, *size = found.shape
+    channels, height, width = found.shape
     makers: Mapping[str, Callable[[Any], data.Stage]] = {
         "rotate": data.Rotate,
         "colour": lambda amount: data.Colour(*[amount] * (3 if channels == 3 else 2)),
-        "crop": lambda padding: data.Crop(tuple(size), padding=padding),
+        "crop": lambda padding: data.Crop((height, width), padding=padding),
         "mirror": lambda _: data.Mirror(),
         "cutout": data.Cutout,
     }

@@ -61,7 +61,11 @@ CONSTANT = "constant"
 
 
 def _rate_schedules() -> list[str]:
-    rules = (name for name in epoch_rules if epoch_rules[name].controls == "learning_rate")
+    rules = (
+        name
+        for name in epoch_rules
+        if getattr(epoch_rules[name], "controls", "") == "learning_rate"
+    )
     return [CONSTANT, *schedules, *rules]
 
 

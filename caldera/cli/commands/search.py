@@ -151,17 +151,15 @@ def _prepared(found: Dataset, options: dict[str, Any], folds: int) -> Dataset:
 def _keep_options(folder: Path, options: dict[str, Any]) -> None:
     """Write the options that all trials share, unless a study with others is there."""
     path = folder / OPTIONS_FILE
-    if path.is_file() and search.is_study(folder):
-        before = read_recipe(path)
-        changed = [k for k in {**before, **options} if before.get(k) != options.get(k)]
-        if changed:
-            raise UsageError.build(
-                "--out",
-                expected=f"the options of the study in {folder}",
-                got=f"another {changed[0]}",
-                hint="name another folder, or delete this one",
-            )
-        return
+    before = read_recipe(path) if path.is_file() and search.is_study(folder) else options
+    changed = [k for k in {**before, **options} if before.get(k) != options.get(k)]
+    if changed:
+        raise UsageError.build(
+            "--out",
+            expected=f"the options of the study in {folder}",
+            got=f"another {changed[0]}",
+            hint="name another folder, or delete this one",
+        )
     folder.mkdir(parents=True, exist_ok=True)
     write_recipe(path, options)
 

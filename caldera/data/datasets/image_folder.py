@@ -71,9 +71,11 @@ def images(
     classes = class_names([*train_list, *test_list])
     broken: dict[str, str] | None = {} if skip_broken else None
     notes: list[str] = []
-    wanted, resize = (None, False) if size is None else (ImageSize(*size), True)
-    if wanted is None:
-        wanted, resize = _common_size([*train_list, *test_list], channels, notes)
+    wanted, resize = (
+        (ImageSize(*size), True)
+        if size is not None
+        else _common_size([*train_list, *test_list], channels, notes)
+    )
     stage = Decode((wanted.height, wanted.width) if resize else None, channels)
 
     def samples(files: Sequence[LabelledImage]) -> Data:

@@ -73,15 +73,11 @@ def texts(
     fitted = _fitted(tokenizer, [whole[row] for row in trained], vocabulary, length, schema)
     if schema is None:
         fitted = replace(fitted, column=text)
-    rows = fitted.transform(whole)
-    known = Schema(classes=names, text=fitted)
-    parts = []
-    for numbers in (trained, tested):
-        part = ArrayData(rows[numbers], values[numbers], scale=None)
-        part.schema = known
-        parts.append(part)
+    samples = ArrayData(fitted.transform(whole), values, scale=None)
+    samples.schema = Schema(classes=names, text=fitted)
     notes = (f"texts are divided into {fitted}",)
-    return Dataset(parts[0], parts[1], len(names), names, name, notes=notes)
+    parts = samples.subset(trained), samples.subset(tested)
+    return Dataset(*parts, len(names), names, name, notes=notes)
 
 
 def _fitted(

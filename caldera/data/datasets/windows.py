@@ -84,11 +84,10 @@ def windows(
 
 def _series(series: Any) -> tuple[str, tuple[str, ...], NDArray[np.float32]]:
     """Return the name of a series, the names of its columns, and its values."""
-    if not is_table(series):
-        return "windows", (), _checked(series)
     is_file = isinstance(series, str | PathLike)
-    names, columns = number_columns(series)
-    return Path(series).name.partition(".")[0] if is_file else "windows", names, _checked(columns)
+    name = Path(series).name.partition(".")[0] if is_file else "windows"
+    names, columns = number_columns(series) if is_table(series) else ((), series)
+    return name, names, _checked(columns)
 
 
 def _checked(series: ArrayLike) -> NDArray[np.float32]:
