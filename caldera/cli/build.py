@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from caldera import optim
@@ -12,6 +12,7 @@ from caldera.cli.options import CONSTANT, names_of
 from caldera.cli.zoo import ZOO, make_layers
 from caldera.data import Data, Dataset
 from caldera.errors import ConfigError
+from caldera.io.csv_files import as_float
 from caldera.nn.losses import Loss, losses
 from caldera.nn.normalisation import BatchNorm
 from caldera.nn.preprocessing import ColumnEmbedding, Rescale
@@ -24,6 +25,7 @@ _RATE_ARGUMENTS = ("initial", "peak", "then")
 _WHOLE_RUN = ("cosine", "one_cycle")
 """Schedules that take the whole run unless told otherwise."""
 _MAIN = "main"
+_CLIPS = {"clip_norm": optim.ClipNorm, "clip_value": optim.ClipValue}
 VALIDATION_PART = 0.2
 """What is held out where something has to be chosen by it."""
 
@@ -89,16 +91,13 @@ def make_class_weights(options: Mapping[str, Any]) -> str | dict[str, float] | N
     found = {}
     for each in given:
         name, _, weight = each.rpartition("=")
-        try:
-            found[name] = float(weight)
-        except ValueError:
-            name = ""
-        if not name:
+        if not name or as_float(weight) is None:
             raise ConfigError.build(
                 "class_weights",
                 expected="balanced, or CLASS=NUMBER, such as faulty=10",
                 got=repr(each),
             )
+        found[name] = float(weight)
     return found
 
 
@@ -121,13 +120,9 @@ def make_network(
 ) -> NeuralNetwork:
     """The network that the options name, for samples of this shape, or of those it was made for;
     for those of a `series` it brings inputs to one size."""
-    name = options["model"]
-    network = ZOO[name]
-    special = ("model", "normalise", "embedding")
-    own = {
-        key: options[key] for key in names_of(["model"]) if key in options and key not in special
-    }
-    layers = make_layers(name, own, input_shape, outputs)
+    network = ZOO[options["model"]]
+    own = _own(options, "model", "normalise", "embedding")
+    layers = make_layers(options["model"], own, input_shape, outputs)
     if options.get("embedding"):
         if not category_spans:
             raise ConfigError.build(
@@ -158,6 +153,12 @@ def make_network(
     )
 
 
+def _own(options: Mapping[str, Any], group: str, *special: str) -> dict[str, Any]:
+    """The options of a group that were given, but for the first, which has its name."""
+    own = (name for name in names_of([group]) if name not in (group, *special))
+    return {name: options[name] for name in own if name in options}
+
+
 def make_batch_size(options: Mapping[str, Any]) -> int | optim.GrowingBatch:
     """The batch size that the options ask for, or how it grows.
 
@@ -165,14 +166,13 @@ def make_batch_size(options: Mapping[str, Any]) -> int | optim.GrowingBatch:
     32
     """
     prefix = "batch_growth"
-    own = {key: value for key, value in options.items() if key.startswith(prefix)}
-    if not own:
-        return int(options["batch_size"])
-    if prefix not in own:
+    own = {key: value for key, value in options.items() if key.startswith(f"{prefix}_")}
+    if prefix in options:
+        arguments = {key.removeprefix(f"{prefix}_"): value for key, value in own.items()}
+        return optim.GrowingBatch(options["batch_size"], factor=options[prefix], **arguments)
+    if own:
         raise ConfigError.build(next(iter(own)), expected="batch_growth with it", got="none")
-    factor = own.pop(prefix)
-    arguments = {key.removeprefix(f"{prefix}_"): value for key, value in own.items()}
-    return optim.GrowingBatch(options["batch_size"], factor=factor, **arguments)
+    return int(options["batch_size"])
 
 
 def total_steps(options: Mapping[str, Any], samples: int) -> int:
@@ -211,24 +211,18 @@ def make_optimizer(options: Mapping[str, Any], steps: int) -> Optimizer:
     caldera.errors.ConfigError: optimizer sgd: expected an argument it takes, got 'beta1'; ...
     """
     name = options["optimizer"]
-    special = ("optimizer", "decay", "clip_norm", "clip_value")
-    arguments = {
-        key: options[key]
-        for key in names_of(["optimizer"])
-        if key in options and key not in special
-    }
+    arguments = _own(options, "optimizer", "decay", *_CLIPS)
     if "decay" in options:
         if "weight_decay" not in options:
             raise ConfigError.build("decay", expected="weight_decay, its strength", got="none")
         arguments["decay"] = optim.decays.make(
             options["decay"], strength=arguments.pop("weight_decay")
         )
-    if "clip_norm" in options and "clip_value" in options:
+    clips = [make(options[key]) for key, make in _CLIPS.items() if key in options]
+    if len(clips) > 1:
         raise ConfigError.build("clip", expected="clip_norm or clip_value", got="both")
-    if "clip_norm" in options:
-        arguments["clip"] = optim.ClipNorm(options["clip_norm"])
-    if "clip_value" in options:
-        arguments["clip"] = optim.ClipValue(options["clip_value"])
+    if clips:
+        arguments["clip"] = clips[0]
     if options.get("schedule", CONSTANT) != CONSTANT:
         rate = options.get("learning_rate", optim.get(name).arguments()["learning_rate"])
         updates = max(steps // options.get("accumulate", 1), 1)
@@ -273,16 +267,14 @@ def make_callbacks(options: Mapping[str, Any]) -> list[Callback]:
     >>> [type(each).__name__ for each in make_callbacks({"patience": 3, "time_limit": 60.0})]
     ['EarlyStopping', 'TimeLimit']
     """
-    found: list[Callback] = []
-    if "patience" in options:
-        found.append(EarlyStopping("val_loss", options["patience"]))
-    if options.get("keep_best"):
-        found.append(KeepBest("val_loss"))
-    if "target_accuracy" in options:
-        found.append(Target("val_accuracy", options["target_accuracy"]))
-    if "time_limit" in options:
-        found.append(TimeLimit(options["time_limit"]))
-    return found
+    makers: Mapping[str, Callable[[Any], Callback]] = {
+        "patience": lambda epochs: EarlyStopping("val_loss", epochs),
+        "keep_best": lambda _: KeepBest("val_loss"),
+        "target_accuracy": lambda level: Target("val_accuracy", level),
+        "time_limit": TimeLimit,
+    }
+    given = [name for name in makers if name in options and options[name] is not False]
+    return [makers[name](options[name]) for name in given]
 
 
 def _vocabulary(found: Dataset) -> int:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from operator import methodcaller
+from typing import Any, NoReturn, TypeAlias
 
 from caldera.base.registry import nearest
 from caldera.errors import ConfigError
@@ -22,6 +24,41 @@ class UsageError(ConfigError):
     """
 
 
+AddFlags: TypeAlias = Callable[[Any], object]
+"""Adds flags and arguments to a parser, or to a group of its flags."""
+
+
+def flag(*names: str, **settings: Any) -> AddFlags:
+    """A flag, or an argument, as argparse's `add_argument` takes it."""
+    return methodcaller("add_argument", *names, **settings)
+
+
+def flags(*parts: AddFlags) -> AddFlags:
+    """Several of them.
+
+    >>> parser = Parser(prog="caldera greet")
+    >>> flags(flag("name"), flag("--loud", action="store_true"))(parser)
+    >>> parser.parse_args(["you", "--loud"])
+    Namespace(name='you', loud=True)
+    """
+
+    def add(parser: Any) -> None:
+        for part in parts:
+            part(parser)
+
+    return add
+
+
+def group(title: str, *parts: AddFlags) -> AddFlags:
+    """Several of them under a title of the help text."""
+    return lambda parser: flags(*parts)(parser.add_argument_group(title))
+
+
+def tell(line: str) -> None:
+    """Print a line about the progress of a command, beside its output."""
+    print(line, file=sys.stderr, flush=True)
+
+
 @dataclass(frozen=True)
 class Command:
     """A word after `caldera`: what it is for, its flags, and what it does.
@@ -34,7 +71,7 @@ class Command:
     """Its arguments, as the first line of its help shows them."""
     summary: str
     examples: str
-    add_flags: Callable[[argparse.ArgumentParser], None]
+    add_flags: AddFlags
     run: Callable[[argparse.Namespace], int]
     order: int
     words: Callable[[], Iterable[str]] = tuple

@@ -39,12 +39,7 @@ NAMED: Mapping[str, DataSource] = {
     "cifar100": DataSource(data.cifar100, _FOLDER),
 }
 _READING = {
-    "delimiter": "delimiter",
-    "header": "header",
-    "encoding": "encoding",
-    "sheet": "sheet",
-    "query": "query",
-    "missing_values": "missing_values",
+    name: name for name in ("delimiter", "header", "encoding", "sheet", "query", "missing_values")
 }
 IMAGES = DataSource(
     data.images,
@@ -95,10 +90,8 @@ def load_data(options: Mapping[str, Any], schema: Schema | None = None) -> Datas
     """  # noqa: E501
     name = options["data"]
     source, leading = _source(options)
-    arguments = {}
-    for option in names_of(["data"]):
-        if option == "data" or option not in options:
-            continue
+    given = [option for option in names_of(["data"])[1:] if option in options]
+    for option in given:
         if option not in source.options:
             raise ConfigError.build(
                 f"data {name}",
@@ -106,8 +99,11 @@ def load_data(options: Mapping[str, Any], schema: Schema | None = None) -> Datas
                 got=repr(option),
                 hint=nearest(option, source.options),
             )
-        value = _argument(option, options[option], by_name=source in (TEXTS, WINDOWS))
-        arguments[source.options[option]] = value
+    by_name = source in (TEXTS, WINDOWS)
+    arguments = {
+        source.options[option]: _argument(option, options[option], by_name=by_name)
+        for option in given
+    }
     if source.takes_schema and schema is not None and (schema.columns or schema.text):
         arguments["schema"] = schema
     with warnings.catch_warnings():
@@ -202,31 +198,39 @@ def _kind(text: str) -> tuple[int | str, str]:
     return column_of(column), kind
 
 
+def _columns_of(texts: list[str]) -> list[int | str]:
+    return [column_of(each) for each in texts]
+
+
+def _image_size(value: list[int]) -> tuple[int, int]:
+    if len(value) not in (1, 2):
+        raise ConfigError.build("image_size", expected="HEIGHT,WIDTH", got=repr(value))
+    return (value[0], value[-1])
+
+
+_CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
+    "target_column": column_of,
+    "columns": _columns_of,
+    "ignore_columns": _columns_of,
+    "kinds": lambda value: dict(map(_kind, value)),
+    "sheet": column_of,
+    "delimiter": lambda value: "\t" if value in ("tab", "\\t") else value,
+    "targets": lambda value: value == "classes",
+    "image_size": _image_size,
+}
+"""Options whose argument has another form."""
+
+
 def _argument(option: str, value: Any, *, by_name: bool = False) -> Any:
-    if option == "target_column" and not by_name:
-        return column_of(value)
-    if option in ("columns", "ignore_columns"):
-        return [column_of(each) for each in value]
-    if option == "kinds":
-        return dict(_kind(each) for each in value)
-    if option == "sheet":
-        return column_of(value)
-    if option == "delimiter":
-        return "\t" if value in ("tab", "\\t") else value
-    if option == "targets":
-        return value == "classes"
-    if option == "image_size":
-        if len(value) not in (1, 2):
-            raise ConfigError.build("image_size", expected="HEIGHT,WIDTH", got=repr(value))
-        return (value[0], value[-1])
-    return value
+    is_plain = option not in _CONVERSIONS or (option == "target_column" and by_name)
+    return value if is_plain else _CONVERSIONS[option](value)
 
 
 def _named_augmentations(options: Mapping[str, Any], shape: tuple[int, ...]) -> dict[str, Any]:
     """The options with those that --augment names, unless they are given by themselves."""
-    asked: dict[str, Any] = {}
-    for name in options.get("augment", ()):
-        asked |= AUGMENTATIONS[name]
+    asked = dict(
+        pair for name in options.get("augment", ()) for pair in AUGMENTATIONS[name].items()
+    )
     # A size that nobody gave is an eighth of the image's height.
     size = max(1, shape[-2] // 8) if len(shape) > 1 else 1
     return {name: size if each is None else each for name, each in asked.items()} | dict(options)
@@ -249,15 +253,13 @@ def augmented(found: Dataset, options: Mapping[str, Any]) -> Dataset:
             expected="images",
             got=f"samples of shape {found.shape}",
         )
-    stages: list[data.Stage] = []
-    if options.get("rotate"):
-        stages.append(data.Rotate(options["rotate"]))
-    if options.get("colour"):
-        stages.append(data.Colour(*[options["colour"]] * (3 if found.shape[0] == 3 else 2)))
-    if options.get("crop"):
-        stages.append(data.Crop(found.shape[-2:], padding=options["crop"]))
-    if options.get("mirror"):
-        stages.append(data.Mirror())
-    if options.get("cutout"):
-        stages.append(data.Cutout(options["cutout"]))
+    channels, height, width = found.shape
+    makers: Mapping[str, Callable[[Any], data.Stage]] = {
+        "rotate": data.Rotate,
+        "colour": lambda amount: data.Colour(*[amount] * (3 if channels == 3 else 2)),
+        "crop": lambda padding: data.Crop((height, width), padding=padding),
+        "mirror": lambda _: data.Mirror(),
+        "cutout": data.Cutout,
+    }
+    stages = [make(options[name]) for name, make in makers.items() if options.get(name)]
     return found.transformed(train=stages)

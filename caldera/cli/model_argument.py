@@ -8,9 +8,10 @@ from typing import Any
 
 from caldera.base.registry import nearest
 from caldera.cli.build import make_model, make_network
+from caldera.cli.command import flag, flags
 from caldera.cli.datasets import load_data
 from caldera.cli.option_types import CountOption, CountsOption
-from caldera.cli.options import add_options, given_options, names_of
+from caldera.cli.options import given_options, names_of, option_flags
 from caldera.cli.recipe import complete, read_recipe
 from caldera.cli.zoo import ZOO
 from caldera.errors import ConfigError
@@ -21,22 +22,23 @@ from caldera.train.tracking.run_folder import read_class_names
 _GROUPS = ("data", "model", "training", "optimizer", "schedule")
 
 
-def add_model_argument(parser: argparse.ArgumentParser) -> None:
-    """The argument that names the model, and the flags that shape it."""
-    parser.add_argument(
+add_model_argument = flags(
+    flag(
         "subject",
         metavar="MODEL",
         nargs="?",
         default="mlp",
         help="a network of the zoo, a recipe.toml or a .caldera file (default: mlp)",
-    )
-    parser.add_argument(
+    ),
+    flag(
         "--input-shape",
         metavar="N,N,...",
         help="shape of a sample (default: that of --data, or the published one)",
-    )
-    parser.add_argument("--classes", metavar="N", help="number of outputs")
-    add_options(parser, *_GROUPS)
+    ),
+    flag("--classes", metavar="N", help="number of outputs"),
+    option_flags(*_GROUPS),
+)
+"""The argument that names the model, and the flags that shape it."""
 
 
 def find_model(arguments: argparse.Namespace) -> Model:
@@ -74,11 +76,8 @@ def class_names_of(model: Model, path: str) -> tuple[str, ...]:
 
 def _made(arguments: argparse.Namespace, given: dict[str, Any]) -> Model:
     options = complete(given)
-    shape, outputs = None, None
-    if arguments.input_shape:
-        shape = CountsOption().from_text(arguments.input_shape, "--input-shape")
-    if arguments.classes:
-        outputs = CountOption(1).from_text(arguments.classes, "--classes")
+    shape = CountsOption().optional(arguments.input_shape, "--input-shape")
+    outputs = CountOption(1).optional(arguments.classes, "--classes")
     if "data" in given and shape is None and outputs is None:
         return make_model(options, load_data(options))
     return make_network(options, shape, outputs, steps=1000 * options["epochs"])

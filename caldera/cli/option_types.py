@@ -49,6 +49,10 @@ class OptionType(ABC):
         except ValueError:
             raise self._refused(text, where) from None
 
+    def optional(self, text: str | None, where: str) -> Any:
+        """The value of a flag; None if it was not given."""
+        return None if text is None else self.from_text(text, where)
+
     def checked(self, value: Any, where: str) -> Any:
         """The value of a key in a recipe."""
         try:

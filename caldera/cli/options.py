@@ -7,10 +7,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from caldera.cli.command import AddFlags, flag, flags, group
 from caldera.cli.option_types import (
     CountOption,
     CountsOption,
@@ -49,18 +50,23 @@ class RecipeOption:
         """As it is written on the command line."""
         return "--" + self.name.replace("_", "-")
 
+    def read(self, value: Any) -> Any:
+        """The value of the flag: a text, or true or false."""
+        read = self.kind.from_text if isinstance(value, str) else self.kind.checked
+        return read(value, self.flag)
+
 
 CONSTANT = "constant"
 """The schedule that is none."""
 
 
 def _rate_schedules() -> list[str]:
-    rules = [name for name in epoch_rules if _controls_rate(name)]
+    rules = (
+        name
+        for name in epoch_rules
+        if getattr(epoch_rules[name], "controls", "") == "learning_rate"
+    )
     return [CONSTANT, *schedules, *rules]
-
-
-def _controls_rate(name: str) -> bool:
-    return getattr(epoch_rules[name], "controls", "") == "learning_rate"
 
 
 DATA = (
@@ -338,42 +344,37 @@ OPTIONS: Mapping[str, RecipeOption] = {
 }
 
 
-def add_options(parser: argparse.ArgumentParser, *groups: str) -> None:
-    """Give a command the flags of these groups. What is not given stays away from the result."""
-    for group in groups:
-        section = parser.add_argument_group(f"{group} options")
-        for option in GROUPS[group]:
-            add_option(section, option)
+def option_flags(*groups: str) -> AddFlags:
+    """The flags of these groups. What is not given stays away from the result."""
+    return flags(*(group(f"{name} options", *map(option_flag, GROUPS[name])) for name in groups))
 
 
-def add_option(section: Any, option: RecipeOption) -> None:
-    """Give a command, or a group of its flags, the flag of an option."""
+def option_flag(option: RecipeOption) -> AddFlags:
+    """The flag of an option, for a command or a group of its flags."""
     default = "" if option.default is None else f" (default: {option.default})"
-    settings: dict[str, Any] = {
-        "dest": option.name,
-        "help": (option.help + default).replace("%", "%%"),
-        "default": argparse.SUPPRESS,
-    }
+    kind: dict[str, Any] = {"metavar": option.kind.placeholder}
     if isinstance(option.kind, Flag):
-        section.add_argument(option.flag, action=argparse.BooleanOptionalAction, **settings)
-    else:
-        section.add_argument(option.flag, metavar=option.kind.placeholder, **settings)
+        kind = {"action": argparse.BooleanOptionalAction}
+    return flag(
+        option.flag,
+        dest=option.name,
+        help=(option.help + default).replace("%", "%%"),
+        default=argparse.SUPPRESS,
+        **kind,
+    )
 
 
-def given_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The options that were given as flags, read and checked.
+def given_options(
+    arguments: argparse.Namespace, names: Collection[str] | None = None
+) -> dict[str, Any]:
+    """The options, among those of these names, that were given as flags, read and checked.
 
     >>> given_options(argparse.Namespace(epochs="3", hidden="8,8", out="out"))
     {'epochs': 3, 'hidden': [8, 8]}
     """
-    found = {}
-    for name, value in vars(arguments).items():
-        option = OPTIONS.get(name)
-        if option is None:
-            continue
-        read = option.kind.from_text if isinstance(value, str) else option.kind.checked
-        found[name] = read(value, option.flag)
-    return found
+    known = OPTIONS if names is None else names
+    given = {name: value for name, value in vars(arguments).items() if name in known}
+    return {name: OPTIONS[name].read(value) for name, value in given.items()}
 
 
 def names_of(groups: Iterable[str]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,12 +55,10 @@ def read_inputs(
     elif is_table_file(path) and schema is not None and schema.series is not None:
         names, array = ["forecast"], _last_steps(path, schema.series)
     elif is_table_file(path):
-        array = data.table_inputs(path, schema, **(table or {}))
-        names = [str(number) for number in range(len(array))]
+        names, array = [], data.table_inputs(path, schema, **(table or {}))
     elif suffix == ".npy":
-        array = io.load_npy(path).host_array()
+        names, array = [], io.load_npy(path).host_array()
         array = array[None] if array.shape == shape else array
-        names = [str(number) for number in range(len(array))]
     else:
         raise DataError.build(
             "predict",
@@ -74,7 +72,11 @@ def read_inputs(
             expected=f"whole numbers, as the model takes ({dtype})",
             got="fractions",
         )
-    return names, samples.astype(dtype)
+    return names or _numbered(samples), samples.astype(dtype)
+
+
+def _numbered(samples: Sized) -> list[str]:
+    return list(map(str, range(len(samples))))
 
 
 def _last_steps(path: Path, series: Series) -> np.ndarray:
@@ -125,19 +127,18 @@ def _texts(path: Path, tokenizer: Tokenizer) -> tuple[list[str], np.ndarray]:
                 hint=nearest(tokenizer.column, columns),
             )
         found = columns.get(tokenizer.column) or next(iter(columns.values()))
-        names = [str(number) for number in range(len(found))]
+        names = _numbered(found)
     return names, tokenizer.transform(found)
 
 
 def _shaped(array: np.ndarray, shape: tuple[int, ...], name: str) -> np.ndarray:
-    if array.shape[1:] == shape:
-        return array
-    if array.ndim == 2 and array.shape[1] == int(np.prod(shape)):
+    size = int(np.prod(shape))
+    if array.shape[1:] in (shape, (size,)):
         return array.reshape(-1, *shape)
     given = f"{array.shape[1]} columns" if array.ndim == 2 else f"samples of {array.shape[1:]}"
-    wanted = f"samples of {shape}, or rows of {int(np.prod(shape))} numbers"
+    wanted = f"samples of {shape}, or rows of {size} numbers"
     hint = ""
-    if array.ndim == 2 and array.shape[1] == int(np.prod(shape)) + 1:
+    if array.shape[1:] == (size + 1,):
         hint = "if the file has the answers, --target-column says which column they are"
     raise DataError.build(f"predict {name}", expected=wanted, got=given, hint=hint)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from caldera.data.tables.encoders import (
-    CYCLES,
+    ENCODERS,
     CategoryEncoder,
     DateEncoder,
     Encoder,
@@ -15,7 +16,6 @@ from caldera.data.tables.encoders import (
 )
 from caldera.data.tables.table import Table, Values
 from caldera.data.tables.text_encoder import TextEncoder
-from caldera.data.tables.text_parsing import is_format
 
 KINDS = ("number", "category", "date", "text", "class")
 """What a column can hold; a class has a name, and is what is predicted."""
@@ -41,13 +41,8 @@ class Column:
     @classmethod
     def encoded(cls, name: str, position: int, encoder: Encoder) -> Column:
         """A column with the encoder that was fitted to it."""
-        if isinstance(encoder, NumberEncoder):
-            return cls(name, "number", position, number=encoder)
-        if isinstance(encoder, CategoryEncoder):
-            return cls(name, "category", position, category=encoder)
-        if isinstance(encoder, TextEncoder):
-            return cls(name, "text", position, text=encoder)
-        return cls(name, "date", position, date=encoder)
+        given: dict[str, Any] = {encoder.kind: encoder}
+        return cls(name, encoder.kind, position, **given)
 
     @property
     def encoder(self) -> Encoder | None:
@@ -64,20 +59,21 @@ class Column:
         """
         return 1 if self.encoder is None else self.encoder.width
 
+    @property
+    def title(self) -> str:
+        """The name of the column, or else its position."""
+        return self.name or f"column {self.position}"
+
     def features(self) -> list[str]:
         """What these are called."""
-        name = self.name or f"column {self.position}"
-        return [name] if self.encoder is None else self.encoder.features(name)
+        return [self.title] if self.encoder is None else self.encoder.features(self.title)
 
     def parse(self, table: Table, place: int) -> Values:
         """The values of the column at this place of a table, as this column has them."""
-        if self.category is not None:
-            return CategoryEncoder.parse(table, place)
-        if self.date is not None:
-            return DateEncoder.parse(table, place, self.date.format)
-        if self.text is not None:
-            return TextEncoder.parse(table, place)
-        found = NumberEncoder.parse(table, place, self.number.decimal if self.number else ".")
+        encoder = self.encoder or NumberEncoder(0.0, 1.0, 0.0)
+        found = encoder.parse(table, place, encoder.detail)
+        if encoder.kind != "number":
+            return found
         wrong = np.isinf(found) if self.number else ~np.isfinite(found)
         if wrong.any():
             row = int(wrong.argmax())
@@ -91,39 +87,15 @@ class Column:
         """Features of such values."""
         return values[:, None] if self.encoder is None else self.encoder.transform(values)
 
+    def describe(self) -> str:
+        """What was learnt, in words."""
+        return "as it is" if self.encoder is None else self.encoder.describe()
 
-def _title(column: Column) -> str:
-    return column.name or f"column {column.position}"
-
-
-def _learnt(column: Column) -> str:
-    return "as it is" if column.encoder is None else column.encoder.describe()
-
-
-def _problem(column: Column) -> str:
-    """What is wrong with the encoder of a column; nothing if it can be used."""
-    encoders: dict[str, Encoder | None] = {
-        "number": column.number,
-        "category": column.category,
-        "date": column.date,
-        "text": column.text,
-    }
-    kinds = [kind for kind, each in encoders.items() if each is not None]
-    if kinds and kinds != [column.kind]:
-        return f"a {column.kind} that is encoded as {' and '.join(kinds)}"
-    if not kinds and column.kind in ("category", "date", "text"):
-        return f"a {column.kind} without an encoder"
-    if column.text is not None:
-        return column.text.problem()
-    numbers = column.date.days if column.date is not None else column.number
-    if numbers is not None:
-        values = (numbers.mean, numbers.scale, numbers.median)
-        if not np.isfinite(values).all() or numbers.scale <= 0:
-            return f"a scale of {numbers.scale}"
-        if numbers.decimal not in (".", ","):
-            return f"the decimal mark {numbers.decimal[:10]!r}"
-    if column.date is not None and not (
-        is_format(column.date.format) and set(column.date.cycles) <= set(CYCLES)
-    ):
-        return f"dates as {column.date.format[:40]!r}"
-    return ""
+    def problem(self) -> str:
+        """What is wrong with one that came from a file; nothing if it can be used."""
+        kinds = [kind for kind in ENCODERS if getattr(self, kind) is not None]
+        if kinds and kinds != [self.kind]:
+            return f"a {self.kind} that is encoded as {' and '.join(kinds)}"
+        if not kinds and self.kind in ("category", "date", "text"):
+            return f"a {self.kind} without an encoder"
+        return "" if self.encoder is None else self.encoder.problem()

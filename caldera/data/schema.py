@@ -7,7 +7,7 @@ becomes of its values before the network sees them, and what an answer means.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from caldera.base.plain_data import from_plain, to_plain
-from caldera.data.column import KINDS, Column, _learnt, _problem, _title
+from caldera.data.column import KINDS, Column
 from caldera.data.series import Series, TargetScale
 from caldera.data.tables.table import Table, Values, is_missing
 from caldera.data.text.tokenizer import Tokenizer
@@ -90,8 +90,7 @@ class Schema:
         """Which features come from which column."""
         found, start = [], 0
         for column in self.columns:
-            name = column.name or f"column {column.position}"
-            found.append(FeatureSpan(name, start, start + column.width))
+            found.append(FeatureSpan(column.title, start, start + column.width))
             start += column.width
         return tuple(found)
 
@@ -168,13 +167,10 @@ class Schema:
 
     def described(self) -> list[tuple[str, str, str]]:
         """Of each column its name, its kind, and what was learnt of it or why it is left out."""
-        rows = [(_title(each), each.kind, _learnt(each)) for each in self.columns]
+        rows = [(each.title, each.kind, each.describe()) for each in self.columns]
         if self.target is not None:
-            classes = ", ".join(self.classes[:_MOST_SHOWN])
-            more = len(self.classes) - _MOST_SHOWN
-            classes += f" and {more} more" if more > 0 else ""
-            said = f"{self.target.kind}: {classes or _learnt(self.target)}"
-            rows.append((_title(self.target), "predicted", said))
+            said = f"{self.target.kind}: {listed(self.classes, str) or self.target.describe()}"
+            rows.append((self.target.title, "predicted", said))
         reasons = self.reasons or ("",) * len(self.ignored)
         for name, reason in zip(self.ignored, reasons, strict=True):
             rows.append((name, "left out", reason or "as told"))
@@ -209,10 +205,6 @@ class Schema:
         """What types do not say."""
         if self.text is not None:
             self.text.check(where)
-        if self.series is not None and (wrong := self.series.problem()):
-            raise DataError.build(
-                where, expected="windows of a series", got=wrong, hint="the file is damaged"
-            )
         columns = [*self.columns, *([self.target] if self.target else [])]
         unknown = sorted({column.kind for column in columns} - set(KINDS))
         if unknown:
@@ -224,27 +216,22 @@ class Schema:
             )
         names = [column.name for column in columns if column.name]
         positions = [column.position for column in columns]
-        if (
+        expected, problem = "columns with what they need", ""
+        if self.series is not None and (wrong := self.series.problem()):
+            expected, problem = "windows of a series", wrong
+        elif (
             len(set(names)) < len(names)
             or len(set(positions)) < len(positions)
             or any(not 0 <= position < self.width for position in positions)
         ):
-            raise DataError.build(
-                where,
-                expected=f"{len(columns)} different columns among {self.width}",
-                got=", ".join(map(str, zip(names, positions, strict=False)))[:200],
-                hint="the file is damaged",
-            )
-        problem = next((each for column in columns if (each := _problem(column))), "")
-        if self.reasons and len(self.reasons) != len(self.ignored):
+            expected = f"{len(columns)} different columns among {self.width}"
+            problem = ", ".join(map(str, zip(names, positions, strict=False)))[:200]
+        elif self.reasons and len(self.reasons) != len(self.ignored):
             problem = f"{len(self.reasons)} reasons for {len(self.ignored)} columns"
+        else:
+            problem = next((each for column in columns if (each := column.problem())), "")
         if problem:
-            raise DataError.build(
-                where,
-                expected="columns with what they need",
-                got=problem,
-                hint="the file is damaged",
-            )
+            raise DataError.build(where, expected=expected, got=problem, hint="the file is damaged")
 
     # --- new tables
 
@@ -282,11 +269,11 @@ class Schema:
         # A column without a name is left out of every table.
         unknown = [name for name in given if name not in known and not is_missing(name)]
         if missing or unknown:
-            got = [f"no {_listed(missing)}"] if missing else []
-            got += [f"{_listed(unknown)}, which it was not trained on"] if unknown else []
+            got = [f"no {listed(missing)}"] if missing else []
+            got += [f"{listed(unknown)}, which it was not trained on"] if unknown else []
             raise DataError.build(
                 where,
-                expected=f"the columns {_listed(self.names)}",
+                expected=f"the columns {listed(self.names)}",
                 got=" and ".join(got),
                 hint=_way_out(missing, unknown),
             )
@@ -313,8 +300,8 @@ class Schema:
         if self.names and other.names and self.names != other.names:
             raise DataError.build(
                 where,
-                expected=f"the columns {_listed(self.names)}",
-                got=_listed(other.names),
+                expected=f"the columns {listed(self.names)}",
+                got=listed(other.names),
                 hint=hint,
             )
         for mine, theirs in zip(self.columns, other.columns, strict=False):
@@ -332,8 +319,8 @@ class Schema:
         if any(mine != theirs for mine, theirs in zip(self.classes, other.classes, strict=False)):
             raise DataError.build(
                 where,
-                expected=f"the classes {_listed(self.classes)}",
-                got=_listed(other.classes),
+                expected=f"the classes {listed(self.classes)}",
+                got=listed(other.classes),
                 hint="read the data with schema=model.schema, which numbers classes as the model "
                 "does; or set model.schema = None to train for others",
             )
@@ -346,9 +333,16 @@ class ColumnPositions(NamedTuple):
     target: int | None
 
 
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
-    return ", ".join(map(repr, names[:_MOST_SHOWN])) + more
+def listed(
+    names: Sequence[str], shown: Callable[[str], str] = repr, most: int = _MOST_SHOWN
+) -> str:
+    """The first names of many, and the number of the others.
+
+    >>> listed(["a", "b", "c"], most=2)
+    "'a', 'b' and 1 more"
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(shown, names[:most])) + more
 
 
 def _way_out(missing: Sequence[str], unknown: Sequence[str]) -> str:

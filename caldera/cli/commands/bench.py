@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from caldera.bench.report import log_text, page, print_report
 from caldera.bench.results import Report
 from caldera.bench.session import BenchSession
 from caldera.bench.workloads import WORKLOADS, LearningCase, TrainingCase
-from caldera.cli.command import INTERRUPTED, Command
+from caldera.cli.command import INTERRUPTED, Command, flag, flags, tell
 from caldera.cli.option_types import CountOption, NameOption, Names
 from caldera.compiler.passes.pipeline import NAMES as PASSES
 from caldera.errors import ConfigError
@@ -39,66 +39,73 @@ _LIMIT = 300
 """Seconds of a contestant on a card: torch.compile takes more than two minutes for Inception v3."""
 
 
-_FLAGS: dict[str, tuple[str | None, str]] = {
-    "--peers": ("NAME,...", f"whom to compare with (default: {','.join(PEERS)}; '' for nobody)"),
-    "--precision": (
-        "NAME,...",
-        f"of products: {', '.join(PRECISIONS)} (default on a card: what --list says; on the "
+add_flags = flags(
+    flag("work", nargs="*", metavar="WORKLOADS", help="what to measure; see --list"),
+    flag(
+        "--device", metavar="NAME", default=_CPU, help="cpu (the default) or cuda: the first card"
+    ),
+    flag(
+        "--peers",
+        metavar="NAME,...",
+        help=f"whom to compare with (default: {','.join(PEERS)}; '' for nobody)",
+    ),
+    flag(
+        "--precision",
+        metavar="NAME,...",
+        help=f"of products: {', '.join(PRECISIONS)} (default on a card: what --list says; on the "
         "CPU, which has no tf32, float32)",
     ),
-    "--settings": (
-        "TEXT,...",
-        "on a card, only contestants with one of these in their names, as in 'caldera,graph'",
+    flag(
+        "--settings",
+        metavar="TEXT,...",
+        help="on a card, only contestants with one of these in their names, as in 'caldera,graph'",
     ),
-    "--limit": (
-        "SECONDS",
-        f"of each contestant in a case, which is then ended (default on a card: {_LIMIT})",
+    flag(
+        "--limit",
+        metavar="SECONDS",
+        help=f"of each contestant in a case, which is then ended (default on a card: {_LIMIT})",
     ),
-    "--threads": ("N", "threads of each framework (default: all)"),
-    "--repeats": ("N", "turns of each (default: 7; 3 with --quick)"),
-    "--quick": (None, "fewer sizes, turns and checks"),
-    "--no-compile": (None, "leave out torch.compile, which takes minutes for each large network"),
-    "--accuracy": (
-        "NAME",
-        "strict, fast or both (the default): whether Caldera may use less accurate kernels "
+    flag("--threads", metavar="N", help="threads of each framework (default: all)"),
+    flag("--repeats", metavar="N", help="turns of each (default: 7; 3 with --quick)"),
+    flag("--quick", action="store_true", help="fewer sizes, turns and checks"),
+    flag(
+        "--no-compile",
+        action="store_true",
+        help="leave out torch.compile, which takes minutes for each large network",
+    ),
+    flag(
+        "--accuracy",
+        metavar="NAME",
+        help="strict, fast or both (the default): whether Caldera may use less accurate kernels "
         "(on the CPU)",
     ),
-    "--without": (
-        "PASS,...",
-        "also Caldera's training steps without each of these passes of the graph (on the CPU)",
+    flag(
+        "--without",
+        metavar="PASS,...",
+        help="also Caldera's training steps without each of these passes of the graph (on the CPU)",
     ),
-    "--workspace": (
-        "MIB,...",
-        "also with no more scratch memory than this a kernel: convolutions are cut into "
+    flag(
+        "--workspace",
+        metavar="MIB,...",
+        help="also with no more scratch memory than this a kernel: convolutions are cut into "
         "micro-batches (on the CPU)",
     ),
-    "--test-accuracy": (
-        "EPOCHS",
-        "also train mlp, lenet5 and resnet20 on real data, and test them",
+    flag(
+        "--test-accuracy",
+        metavar="EPOCHS",
+        help="also train mlp, lenet5 and resnet20 on real data, and test them",
     ),
-    "--json": ("FILE", "write everything to this file"),
-    "--html": ("FILE", "write a page with figures to this file"),
-    "--again": (
-        "FILE",
-        "run what --json wrote once more, and say whether the difference is within noise",
+    flag("--json", metavar="FILE", help="write everything to this file"),
+    flag("--html", metavar="FILE", help="write a page with figures to this file"),
+    flag(
+        "--again",
+        metavar="FILE",
+        help="run what --json wrote once more, and say whether the difference is within noise",
     ),
-    "--mllog": ("FILE", "write a training as MLPerf's log lines (:::MLLOG)"),
-    "--list": (None, "say what can be measured, and by whom"),
-}
-"""Flag to the name of its value in the help (None for a switch), and its help."""
-
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of `bench`."""
-    parser.add_argument("work", nargs="*", metavar="WORKLOADS", help="what to measure; see --list")
-    parser.add_argument(
-        "--device", metavar="NAME", default=_CPU, help="cpu (the default) or cuda: the first card"
-    )
-    for flag, (value, text) in _FLAGS.items():
-        if value is None:
-            parser.add_argument(flag, action="store_true", help=text)
-        else:
-            parser.add_argument(flag, metavar=value, help=text)
+    flag("--mllog", metavar="FILE", help="write a training as MLPerf's log lines (:::MLLOG)"),
+    flag("--list", action="store_true", help="say what can be measured, and by whom"),
+)
+"""The flags of `bench`."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -116,7 +123,8 @@ def run(arguments: argparse.Namespace) -> int:
             got="nothing",
             hint="for example: caldera bench mlp; caldera bench --list names all work",
         )
-    if arguments.mllog and not any(_trains(name) for name in options.works):
+    trained = [isinstance(WORKLOADS[name].cases[0], LearningCase) for name in options.works]
+    if arguments.mllog and not any(trained):
         raise ConfigError.build(
             "--mllog",
             expected="a training to an accuracy",
@@ -130,24 +138,19 @@ def run(arguments: argparse.Namespace) -> int:
             got="none that nvidia-smi finds",
             hint="caldera info says what is here",
         )
-    kept = [
-        (target, text)
-        for target, text in zip(targets, (_json_text, page, log_text), strict=True)
-        if target is not None
-    ]
-
     written: dict[Path, None] = {}
 
     def keep(report: Report) -> None:
         # After each work: what was measured is not lost when a long run is stopped.
-        for target, text in kept:
-            if text is not log_text or any(entry.trainings for entry in report.entries):
+        for target, text in zip(targets, (_json_text, page, log_text), strict=True):
+            is_empty = text is log_text and not any(entry.trainings for entry in report.entries)
+            if target is not None and not is_empty:
                 write_file(target, text(report))
                 written[target] = None
 
     with tempfile.TemporaryDirectory(prefix="caldera-before-") as folder:
         previous = None if before is None else _previous(before, Path(folder))
-        report = BenchSession(options, _tell, before=previous).run(keep)
+        report = BenchSession(options, tell, before=previous).run(keep)
     print_report(report)
     for target in written:
         print(f"wrote {target}")
@@ -157,10 +160,6 @@ def run(arguments: argparse.Namespace) -> int:
     if before is not None:
         failed |= _print_again(before, report)
     return 1 if failed else 0
-
-
-def _trains(name: str) -> bool:
-    return isinstance(WORKLOADS[name].cases[0], LearningCase)
 
 
 def _same_options(arguments: argparse.Namespace, before: dict[str, Any]) -> CaseOptions:
@@ -182,7 +181,7 @@ def _previous(before: dict[str, Any], folder: Path) -> Path | None:
     """The code of the run before, if git has it, to take turns with."""
     found = previous_sources(before.get("code", {}), folder)
     if found is None:
-        _tell("the code of that run is not in the history here: runs are compared by their files")
+        tell("the code of that run is not in the history here: runs are compared by their files")
     return found
 
 
@@ -211,6 +210,16 @@ def _changed(before: dict[str, Any], report: Report) -> dict[str, tuple[object, 
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
+_LEAVE_OUT = "leave it out"
+_ONLY_ON = {
+    "accuracy": (_CPU, "--precision is enough there"),
+    "without": (_CPU, _LEAVE_OUT),
+    "workspace": (_CPU, _LEAVE_OUT),
+    "settings": (_CARD, _LEAVE_OUT),
+}
+"""Flags that only one device understands, and what to do on the other."""
+
+
 def _options(arguments: argparse.Namespace) -> CaseOptions:
     device = NameOption("device", lambda: _DEVICES).from_text(arguments.device, "--device")
     for name in arguments.work:
@@ -221,30 +230,38 @@ def _options(arguments: argparse.Namespace) -> CaseOptions:
                 got=name,
                 expected="work that a card is measured with: " + ", ".join(_networks()),
             )
-    threads = settings.threads
-    if arguments.threads is not None:
-        threads = CountOption(1).from_text(arguments.threads, "--threads")
+    peers = ",".join(PEERS) if arguments.peers is None else arguments.peers
+    threads = CountOption(1).optional(arguments.threads, "--threads") or settings.threads
     if threads > settings.threads:
         raise ConfigError.build(
             "--threads",
             expected=f"at most {settings.threads}, the cores this process may use",
             got=str(threads),
         )
-    limit = _count(arguments.limit, "--limit")
+    for name, (needed, hint) in _ONLY_ON.items():
+        value = getattr(arguments, name)
+        if value is not None and device != needed:
+            raise ConfigError.build(
+                f"--{name}", expected=f"--device {needed} with it", got=repr(value), hint=hint
+            )
+    limit = CountOption(1).optional(arguments.limit, "--limit")
+    sizes = [] if arguments.workspace is None else arguments.workspace.split(",")
     return CaseOptions(
         works=list(dict.fromkeys(arguments.work)),
-        peers=_peers(arguments),
+        peers=_names("peer", PEERS, peers or None, "--peers"),
         accuracies=_accuracies(arguments, device),
         threads=threads,
-        repeats=_count(arguments.repeats, "--repeats"),
+        repeats=CountOption(1).optional(arguments.repeats, "--repeats"),
         quick=arguments.quick,
         compile=not arguments.no_compile,
-        test_accuracy=_count(arguments.test_accuracy, "--test-accuracy") or 0,
+        test_accuracy=CountOption(1).optional(arguments.test_accuracy, "--test-accuracy") or 0,
         device=device,
         precisions=_precisions(arguments, device),
-        settings=_settings(arguments, device),
-        without=_without(arguments, device),
-        workspaces=_workspaces(arguments, device),
+        settings=[each.strip() for each in (arguments.settings or "").split(",") if each.strip()],
+        without=_names("pass", PASSES, arguments.without, "--without"),
+        workspaces=list(
+            dict.fromkeys(CountOption(0).from_text(each.strip(), "--workspace") for each in sizes)
+        ),
         limit=limit or (_LIMIT if device == _CARD else None),
     )
 
@@ -253,17 +270,8 @@ def _networks() -> list[str]:
     return [name for name in WORKLOADS if WORKLOADS[name].is_training]
 
 
-def _peers(arguments: argparse.Namespace) -> list[str]:
-    if arguments.peers is None:
-        return list(PEERS)
-    if not arguments.peers:
-        return []
-    return list(dict.fromkeys(Names("peer", lambda: PEERS).from_text(arguments.peers, "--peers")))
-
-
 def _accuracies(arguments: argparse.Namespace, device: str) -> list[str]:
     if device == _CARD:
-        _refuse_given(arguments.accuracy, "--accuracy", "cpu", "--precision is enough there")
         return ["strict"]
     accuracy = NameOption("accuracy", lambda: (*ACCURACIES, _BOTH)).from_text(
         arguments.accuracy or _BOTH, "--accuracy"
@@ -272,59 +280,22 @@ def _accuracies(arguments: argparse.Namespace, device: str) -> list[str]:
 
 
 def _precisions(arguments: argparse.Namespace, device: str) -> list[str]:
-    if arguments.precision is None:
-        return []
     known = PRECISIONS if device == _CARD else (REFERENCE_PRECISION, "bfloat16")
     others = [name for name in arguments.work if not WORKLOADS[name].is_training]
-    if others:
+    if others and arguments.precision is not None:
         raise ConfigError.build(
             "--precision",
             expected="networks with it: " + ", ".join(_networks()),
             got=", ".join(others),
             hint="other work says its dtypes itself (see --list)",
         )
-    kind = Names("precision", lambda: known)
-    return list(dict.fromkeys(kind.from_text(arguments.precision, "--precision")))
+    return _names("precision", known, arguments.precision)
 
 
-def _settings(arguments: argparse.Namespace, device: str) -> list[str]:
-    if device == _CPU:
-        _refuse_given(arguments.settings, "--settings", "cuda", "leave it out")
-    parts = (arguments.settings or "").split(",")
-    return [part.strip() for part in parts if part.strip()]
-
-
-def _without(arguments: argparse.Namespace, device: str) -> list[str]:
-    if arguments.without is None:
-        return []
-    if device == _CARD:
-        _refuse_given(arguments.without, "--without", "cpu", "leave it out")
-    return list(
-        dict.fromkeys(Names("pass", lambda: PASSES).from_text(arguments.without, "--without"))
-    )
-
-
-def _workspaces(arguments: argparse.Namespace, device: str) -> list[int]:
-    if arguments.workspace is None:
-        return []
-    if device == _CARD:
-        _refuse_given(arguments.workspace, "--workspace", "cpu", "leave it out")
-    parts = arguments.workspace.split(",")
-    return list(
-        dict.fromkeys(CountOption(0).from_text(part.strip(), "--workspace") for part in parts)
-    )
-
-
-def _refuse_given(value: str | None, flag: str, device: str, hint: str) -> None:
-    """Refuse a flag that only another device understands."""
-    if value is not None:
-        raise ConfigError.build(
-            flag, expected=f"--device {device} with it", got=repr(value), hint=hint
-        )
-
-
-def _count(text: str | None, flag: str) -> int | None:
-    return None if text is None else CountOption(1).from_text(text, flag)
+def _names(what: str, known: Iterable[str], text: str | None, flag: str = "") -> list[str]:
+    """The different names of a flag; none if it is not given."""
+    found = [] if text is None else Names(what, lambda: known).from_text(text, flag or f"--{what}")
+    return list(dict.fromkeys(found))
 
 
 def _target(arguments: argparse.Namespace, flag: str) -> Path | None:
@@ -342,10 +313,6 @@ def _target(arguments: argparse.Namespace, flag: str) -> Path | None:
 
 def _json_text(report: Report) -> str:
     return json.dumps(report.to_json(), indent=1) + "\n"
-
-
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _print_list(options: CaseOptions) -> None:

@@ -7,18 +7,18 @@ import json
 from dataclasses import asdict
 
 from caldera.bench.honesty import Findings, check
-from caldera.cli.command import Command
+from caldera.cli.command import Command, flag, flags
 
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of `check`."""
-    parser.add_argument(
+add_flags = flags(
+    flag(
         "files",
         nargs="+",
         metavar="FILE",
         help="what `caldera bench --json` wrote, or another report in the documented format",
-    )
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    ),
+    flag("--json", action="store_true", help="print the findings as JSON"),
+)
+"""The flags of `check`."""
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ import argparse
 from typing import Any
 
 from caldera.base.registry import optional_import
-from caldera.cli.command import Command
+from caldera.cli.command import Command, flag, flags
 from caldera.cli.option_types import NameOption
 from caldera.cli.options import OPTIONS
 from caldera.cli.program import find_commands, make_parsers
@@ -31,9 +31,10 @@ complete -o bashdefault -o default -F _caldera caldera
 """
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The argument of `completion`."""
-    parser.add_argument("shell", metavar="SHELL", help=", ".join(SHELLS))
+add_flags = flags(
+    flag("shell", metavar="SHELL", help=", ".join(SHELLS)),
+)
+"""The argument of `completion`."""
 
 
 def run(arguments: argparse.Namespace) -> int:

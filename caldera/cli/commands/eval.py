@@ -7,39 +7,37 @@ import json
 
 import numpy as np
 
-from caldera.cli.command import Command
+from caldera.cli.command import Command, flag, flags
 from caldera.cli.datasets import load_data
 from caldera.cli.model_argument import class_names_of
 from caldera.cli.option_types import CountOption
-from caldera.cli.options import OPTIONS, add_options, given_options
+from caldera.cli.options import OPTIONS, given_options, names_of, option_flags
 from caldera.cli.prediction_inputs import results_line, tables
 from caldera.data import ArrayData, Data, Dataset
 from caldera.errors import DataError
 from caldera.train.neural_network import load_model
 
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of `eval`."""
-    parser.add_argument("model", metavar="FILE.caldera", help="a model that `caldera train` wrote")
-    parser.add_argument(
+add_flags = flags(
+    flag("model", metavar="FILE.caldera", help="a model that `caldera train` wrote"),
+    flag(
         "--part",
         choices=["test", "train", "all"],
         default="test",
         help="which samples of the data (default: test)",
-    )
-    parser.add_argument("--batch-size", metavar="N", help="samples at a time")
-    parser.add_argument("--json", action="store_true", help="for programs to read")
-    add_options(parser, "data")
+    ),
+    flag("--batch-size", metavar="N", help="samples at a time"),
+    flag("--json", action="store_true", help="for programs to read"),
+    option_flags("data"),
+)
+"""The flags of `eval`."""
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate and print."""
     model = load_model(arguments.model)
-    given = {k: v for k, v in vars(arguments).items() if k not in ("model", "batch_size")}
-    options = {"data": OPTIONS["data"].default} | given_options(argparse.Namespace(**given))
-    size = None
-    if arguments.batch_size is not None:
-        size = CountOption(1).from_text(arguments.batch_size, "--batch-size")
+    given = given_options(arguments, names_of(["data"]))
+    options = {"data": OPTIONS["data"].default} | given
+    size = CountOption(1).optional(arguments.batch_size, "--batch-size")
     found = load_data(options, model.schema)
     model.ensure_built([found.train.batch(np.arange(0))[0]])
     samples = _samples(found, arguments.part, class_names_of(model, arguments.model))

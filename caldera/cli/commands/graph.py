@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from caldera.cli.command import Command
+from caldera.cli.command import Command, flag, flags
 from caldera.cli.model_argument import add_model_argument, find_model
 from caldera.cli.zoo import ZOO
 from caldera.errors import ConfigError
@@ -13,16 +13,16 @@ from caldera.train.model import Model
 from caldera.train.step import StepPlans
 from caldera.train.strategy import SingleProcessStrategy
 
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of `graph`."""
-    parser.add_argument(
+add_flags = flags(
+    flag(
         "--out",
         default="graph.svg",
         metavar="FILE.svg",
         help="where to write it (default: graph.svg)",
-    )
-    add_model_argument(parser)
+    ),
+    add_model_argument,
+)
+"""The flags of `graph`."""
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -6,14 +6,14 @@ import argparse
 import json
 from dataclasses import asdict
 
-from caldera.cli.command import Command
-from caldera.cli.optional_parts import OptionalFeature, parts
+from caldera.cli.command import Command, flag, flags
+from caldera.cli.optional_parts import parts
 from caldera.train.tracking.run_record import environment
 
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of `info`."""
-    parser.add_argument("--json", action="store_true", help="for programs to read")
+add_flags = flags(
+    flag("--json", action="store_true", help="for programs to read"),
+)
+"""The flags of `info`."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -27,19 +27,14 @@ def run(arguments: argparse.Namespace) -> int:
         print(title)
         for name, value in rows.items():
             print(f"  {name:<28}{value}")
-    here = [part for part in optional if part.found]
-    missing = [part for part in optional if not part.found]
-    if here:
-        print("here")
-        print("\n".join(f"  {part.name:<28}{part.found}" for part in here))
-    if missing:
-        print("not here, and how to get it")
-        print("\n".join(_missing(part) for part in missing))
+    here = [f"  {part.name:<28}{part.found}" for part in optional if part.found]
+    missing = [
+        f"  {part.name:<28}{part.install}  ({part.purpose})" for part in optional if not part.found
+    ]
+    for title, lines in {"here": here, "not here, and how to get it": missing}.items():
+        if lines:
+            print(title, *lines, sep="\n")
     return 0
-
-
-def _missing(part: OptionalFeature) -> str:
-    return f"  {part.name:<28}{part.install}  ({part.purpose})"
 
 
 COMMAND = Command(

@@ -6,64 +6,67 @@ import argparse
 from pathlib import Path
 
 from caldera.base.file_cache import write_file
-from caldera.cli.command import Command, UsageError
+from caldera.cli.command import Command, UsageError, flag, flags, group
 from caldera.cli.model_argument import add_model_argument, find_model
 from caldera.cli.option_types import CountOption
 from caldera.cli.zoo import ZOO
 from caldera.comm import world
-from caldera.parallel.planner import Proposal, plan
+from caldera.parallel.planner import plan
 from caldera.parallel.planner.page import plan_page
 
 _PICTURES = (".svg", ".html", ".htm")
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of `plan`, and those that shape the model."""
-    own = parser.add_argument_group("ranks")
-    own.add_argument("--ranks", metavar="N", required=True, help="how many processes")
-    own.add_argument(
-        "--link",
-        metavar="RATE",
-        help="between machines: 100Gb (bits), 12.5GB (bytes a second); without it, measured "
-        "between the processes that mpiexec started",
-    )
-    own.add_argument("--latency", metavar="TIME", default="2us", help="of a message (default: 2us)")
-    own.add_argument("--memory", metavar="BYTES", help="what a rank may use, as 80GB or 16GiB")
-    own.add_argument(
-        "--ranks-per-node",
-        metavar="N",
-        default="1",
-        help="ranks of a machine, which share its link and its cores (default: 1)",
-    )
-    own.add_argument("--inside", metavar="RATE", help="link between ranks of one machine")
-    own.add_argument(
-        "--batch-per-rank",
-        metavar="N",
-        help="samples of a rank for weak scaling (default: --batch-size)",
-    )
-    own.add_argument(
-        "--speed",
-        metavar="FLOPS",
-        help="operations a second of a rank, as 30T; without it the model is timed here",
-    )
-    own.add_argument(
-        "--every",
-        metavar="N",
-        default="8",
-        help="steps between exchanges of local SGD and elastic averaging (default: 8)",
-    )
-    own.add_argument(
-        "--inexact",
-        action="store_true",
-        help="propose also what need not equal training in one process",
-    )
-    own.add_argument(
-        "--plot",
-        metavar="FILE.html|svg",
-        default="plan.html",
-        help="where charts over the ranks are written (default: plan.html)",
-    )
-    add_model_argument(parser)
+add_flags = flags(
+    group(
+        "ranks",
+        flag("--ranks", metavar="N", required=True, help="how many processes"),
+        flag(
+            "--link",
+            metavar="RATE",
+            help="between machines: 100Gb (bits), 12.5GB (bytes a second); without it, measured "
+            "between the processes that mpiexec started",
+        ),
+        flag("--latency", metavar="TIME", default="2us", help="of a message (default: 2us)"),
+        flag("--memory", metavar="BYTES", help="what a rank may use, as 80GB or 16GiB"),
+        flag(
+            "--ranks-per-node",
+            metavar="N",
+            default="1",
+            help="ranks of a machine, which share its link and its cores (default: 1)",
+        ),
+        flag("--inside", metavar="RATE", help="link between ranks of one machine"),
+        flag(
+            "--batch-per-rank",
+            metavar="N",
+            help="samples of a rank for weak scaling (default: --batch-size)",
+        ),
+        flag(
+            "--speed",
+            metavar="FLOPS",
+            help="operations a second of a rank, as 30T; without it the model is timed here",
+        ),
+        flag(
+            "--every",
+            metavar="N",
+            default="8",
+            help="steps between exchanges of local SGD and elastic averaging (default: 8)",
+        ),
+        flag(
+            "--inexact",
+            action="store_true",
+            help="propose also what need not equal training in one process",
+        ),
+        flag(
+            "--plot",
+            metavar="FILE.html|svg",
+            default="plan.html",
+            help="where charts over the ranks are written (default: plan.html)",
+        ),
+    ),
+    add_model_argument,
+)
+"""The flags of `plan`, and those that shape the model."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -73,14 +76,13 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError.build(
             "--plot", expected="a file that ends in .html or .svg", got=str(target)
         )
-    each = arguments.batch_per_rank
     proposal = plan(
         find_model(arguments),
         ranks=CountOption(1).from_text(arguments.ranks, "--ranks"),
         link=arguments.link,
         latency=arguments.latency,
         memory=arguments.memory,
-        batch_per_rank=None if each is None else CountOption(1).from_text(each, "--batch-per-rank"),
+        batch_per_rank=CountOption(1).optional(arguments.batch_per_rank, "--batch-per-rank"),
         ranks_per_node=CountOption(1).from_text(arguments.ranks_per_node, "--ranks-per-node"),
         inside=arguments.inside,
         speed=arguments.speed,
@@ -90,16 +92,12 @@ def run(arguments: argparse.Namespace) -> int:
     # All ranks measure, one of them speaks.
     if world().rank == 0:
         print(proposal)
-        print(f"wrote   {_written(proposal, target, arguments.subject)}")
+        if target.suffix.lower() == ".svg":
+            proposal.plot(target)
+        else:
+            write_file(target, plan_page(proposal, arguments.subject))
+        print(f"wrote   {target}")
     return 0
-
-
-def _written(proposal: Proposal, target: Path, name: str) -> Path:
-    if target.suffix.lower() == ".svg":
-        proposal.plot(target)
-    else:
-        write_file(target, plan_page(proposal, name))
-    return target
 
 
 COMMAND = Command(

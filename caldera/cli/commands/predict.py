@@ -16,10 +16,10 @@ import numpy as np
 
 from caldera import audio, io
 from caldera.base.file_cache import write_file
-from caldera.cli.command import Command
+from caldera.cli.command import Command, flag, flags
 from caldera.cli.datasets import table_input_arguments
 from caldera.cli.model_argument import class_names_of
-from caldera.cli.options import OPTIONS, add_option, given_options
+from caldera.cli.options import OPTIONS, given_options, option_flag
 from caldera.cli.prediction_inputs import read_inputs
 from caldera.data import Schema
 from caldera.errors import ShapeError
@@ -39,29 +39,28 @@ _TABLE_OPTIONS = (
 )
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of `predict`."""
-    parser.add_argument("model", metavar="FILE.caldera", help="a model that `caldera train` wrote")
-    parser.add_argument(
+add_flags = flags(
+    flag("model", metavar="FILE.caldera", help="a model that `caldera train` wrote"),
+    flag(
         "input",
         metavar="INPUT",
         help="a table with one sample a row, an .npy file, an image or a folder of images, a sound",
-    )
-    parser.add_argument(
+    ),
+    flag(
         "--out",
         metavar="FILE",
         help="a .csv file, or an .npy file for the plain outputs (default: print CSV)",
-    )
-    for name in _TABLE_OPTIONS:
-        add_option(parser, OPTIONS[name])
+    ),
+    *(option_flag(OPTIONS[name]) for name in _TABLE_OPTIONS),
+)
+"""The flags of `predict`."""
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Predict, and write a line for each sample."""
     model = load_model(arguments.model)
     (shape, dtype), *_ = model.signature.inputs
-    given = {name: each for name, each in vars(arguments).items() if name in _TABLE_OPTIONS}
-    table = table_input_arguments(given_options(argparse.Namespace(**given)))
+    table = table_input_arguments(given_options(arguments, _TABLE_OPTIONS))
     path = Path(arguments.input)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")

@@ -7,27 +7,28 @@ from pathlib import Path
 
 from caldera import search
 from caldera.base.file_cache import write_file
-from caldera.cli.command import Command, UsageError
+from caldera.cli.command import Command, UsageError, flag, flags
 from caldera.train.report import compare_page, run_page
 from caldera.train.tracking.run_folder import REPORT, RunFolder
 
 PAGE, COMPARISON = REPORT, "comparison.html"
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of `report`."""
-    parser.add_argument(
+add_flags = flags(
+    flag(
         "run",
         metavar="FOLDER",
         nargs="+",
         help="what `caldera train --out` or cd.RunFolder wrote, or the folder of a search; several "
         "runs are compared",
-    )
-    parser.add_argument(
+    ),
+    flag(
         "--out",
         metavar="FILE.html",
         help=f"where to write it (default: FOLDER/{PAGE}; of several runs, {COMPARISON})",
-    )
+    ),
+)
+"""The flags of `report`."""
 
 
 def run(arguments: argparse.Namespace) -> int:

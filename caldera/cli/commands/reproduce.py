@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from caldera.bench.reproduce.writing import (
     totals_text,
     write_results,
 )
-from caldera.cli.command import Command
+from caldera.cli.command import Command, flag, flags, tell
 from caldera.cli.option_types import NameOption
 from caldera.errors import CalderaError, ConfigError
 
@@ -31,41 +30,44 @@ SUMMARY = "reproduce-all.md"
 """What a run of all experiments writes beside the file of each."""
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of `reproduce`."""
-    parser.add_argument(
-        "names", nargs="*", metavar="EXPERIMENTS", help="which ones (default: all; see --list)"
-    )
-    parser.add_argument("--quick", action="store_true", help="fewer sizes, steps and repeats")
-    parser.add_argument(
+add_flags = flags(
+    flag("names", nargs="*", metavar="EXPERIMENTS", help="which ones (default: all; see --list)"),
+    flag("--quick", action="store_true", help="fewer sizes, steps and repeats"),
+    flag(
         "--out",
         metavar="FOLDER",
         help=f"where results are written (default: {_RESULTS}, in a clone of the repository)",
-    )
-    parser.add_argument("--html", metavar="FILE", help="write a page with plots to this file")
-    parser.add_argument("--list", action="store_true", help="say what there is, and what is not")
+    ),
+    flag("--html", metavar="FILE", help="write a page with plots to this file"),
+    flag("--list", action="store_true", help="say what there is, and what is not"),
+)
+"""The flags of `reproduce`."""
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run, print seed / ours / verdict, and write. A claim that does not hold is a result too."""
     everything = find_experiments()
     if arguments.list:
-        _print_list()
+        for each in everything.values():
+            state = "" if each.can_run else f" (not run: {each.reason})"
+            print(f"{each.name:<18}{each.source}: {each.claim}{state}")
         return 0
-    chosen = [_named(name) for name in arguments.names] or list(everything.values())
+    kind = NameOption("experiment", lambda: everything)
+    names = [kind.from_text(name, "caldera reproduce") for name in arguments.names]
+    chosen = [everything[name] for name in names or everything]
     folder = _folder(arguments.out)
     page = Path(arguments.html) if arguments.html else None
     if page is not None and not page.parent.is_dir():
         raise ConfigError.build(
             "--html", expected="a file in a folder that exists", got=repr(arguments.html)
         )
-    context = ExperimentContext(arguments.quick, lambda line: _tell(f"  {line}"))
+    context = ExperimentContext(arguments.quick, lambda line: tell(f"  {line}"))
     done: dict[Experiment, ExperimentResult] = {}
     failed: list[Experiment] = []
     for experiment in chosen:
         if not experiment.can_run:
             continue
-        _tell(f"{experiment.name} ...")
+        tell(f"{experiment.name} ...")
         try:
             done[experiment] = run_experiment(experiment, context)
         except CalderaError as error:
@@ -91,11 +93,6 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _named(name: str) -> Experiment:
-    found = find_experiments()
-    return found[NameOption("experiment", lambda: found).from_text(name, "caldera reproduce")]
-
-
 def _folder(given: str | None) -> Path | None:
     """Where to write: what was asked for, or the results of a clone, or nowhere."""
     if given is None:
@@ -104,16 +101,6 @@ def _folder(given: str | None) -> Path | None:
     if not folder.is_dir():
         raise ConfigError.build("--out", expected="a folder that exists", got=repr(given))
     return folder
-
-
-def _print_list() -> None:
-    for each in find_experiments().values():
-        state = "" if each.can_run else f" (not run: {each.reason})"
-        print(f"{each.name:<18}{each.source}: {each.claim}{state}")
-
-
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 COMMAND = Command(

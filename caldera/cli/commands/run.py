@@ -7,7 +7,7 @@ import signal
 import sys
 from types import FrameType
 
-from caldera.cli.command import Command
+from caldera.cli.command import Command, flag, flags
 from caldera.cli.option_types import CountOption
 from caldera.comm.processes import LaunchCommand, launch
 
@@ -15,22 +15,21 @@ _ENDED_BY = (signal.SIGINT, signal.SIGTERM)
 """Who sends these wants the job to end, not to begin again."""
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of `run`."""
-    parser.add_argument("-n", "--ranks", metavar="N", required=True, help="how many processes")
-    parser.add_argument(
+add_flags = flags(
+    flag("-n", "--ranks", metavar="N", required=True, help="how many processes"),
+    flag(
         "--restarts",
         metavar="N",
         default="0",
         help="start all of them again, up to N times, when one fails or is killed (default: 0); "
         "fit(..., checkpoint=, resume=True) goes on from the last checkpoint",
-    )
-    parser.add_argument("--hosts", metavar="A:N,B:N", help="machines and the processes each takes")
-    parser.add_argument(
-        "--survive", action="store_true", help="let the others go on when one dies (Open MPI 5)"
-    )
-    parser.add_argument("program", metavar="PROGRAM", help="a Python file, or another program")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the program is given")
+    ),
+    flag("--hosts", metavar="A:N,B:N", help="machines and the processes each takes"),
+    flag("--survive", action="store_true", help="let the others go on when one dies (Open MPI 5)"),
+    flag("program", metavar="PROGRAM", help="a Python file, or another program"),
+    flag("arguments", nargs=argparse.REMAINDER, help="what the program is given"),
+)
+"""The flags of `run`."""
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -15,9 +15,9 @@ from caldera.cli.build import (
     make_model,
     resolved,
 )
-from caldera.cli.command import Command, UsageError
+from caldera.cli.command import Command, UsageError, flag, flags, group
 from caldera.cli.datasets import augmented, load_data
-from caldera.cli.options import GROUPS, add_option, add_options, given_options, names_of
+from caldera.cli.options import GROUPS, given_options, names_of, option_flag, option_flags
 from caldera.cli.prediction_inputs import results_line
 from caldera.cli.recipe import complete, read_recipe, write_recipe
 from caldera.cli.search_recipe import OWN, SearchRecipe, read_search_recipe, usual_space
@@ -33,30 +33,29 @@ PAGE = "report.html"
 PLOT = "study.svg"
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of `search`: its own, and every option of a recipe."""
-    parser.add_argument(
+add_flags = flags(
+    flag(
         "recipe",
         nargs="?",
         metavar="recipe.toml",
         help="options from a file, and a table [space] of what to search; flags count for more",
-    )
-    parser.add_argument(
+    ),
+    flag(
         "--out",
         default="study",
         metavar="FOLDER",
         help="where the study is kept; one that is there goes on (default: study)",
-    )
-    parser.add_argument(
+    ),
+    flag(
         "--objective",
         metavar="METRIC,...",
         help="what to make best, such as val_accuracy; several for a Pareto front",
-    )
-    parser.add_argument("--quiet", action="store_true", help="show no progress")
-    section = parser.add_argument_group("search options")
-    for option in OWN:
-        add_option(section, option)
-    add_options(parser, *GROUPS)
+    ),
+    flag("--quiet", action="store_true", help="show no progress"),
+    group("search options", *map(option_flag, OWN)),
+    option_flags(*GROUPS),
+)
+"""The flags of `search`: its own, and every option of a recipe."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -96,22 +95,19 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _recipe(arguments: argparse.Namespace) -> SearchRecipe:
     """The recipe with what the flags say, which count for more."""
-    recipe = SearchRecipe({}, {}, {})
-    if arguments.recipe:
-        recipe = read_search_recipe(arguments.recipe)
-    settings = dict(recipe.settings)
-    for option in OWN:
-        value = getattr(arguments, option.name, None)
-        if value is not None:
-            settings[option.name] = option.kind.from_text(value, option.flag)
+    given = arguments.recipe
+    recipe = read_search_recipe(given) if given else SearchRecipe({}, {}, {})
+    own = {option: getattr(arguments, option.name, None) for option in OWN}
+    settings = recipe.settings | {
+        option.name: option.read(value) for option, value in own.items() if value is not None
+    }
     if arguments.objective:
         names = arguments.objective.split(",")
         settings["objective"] = search.pareto(*names) if len(names) > 1 else search.metric(names[0])
     options = recipe.options | given_options(arguments)
     # A flag fixes what the recipe would search.
     space = {name: each for name, each in recipe.space.items() if name not in options}
-    if not recipe.space:
-        space = usual_space(options)
+    space = space if recipe.space else usual_space(options)
     if not space:
         raise UsageError.build(
             "caldera search",
@@ -141,31 +137,29 @@ def _prepared(found: Dataset, options: dict[str, Any], folds: int) -> Dataset:
     if folds == 1:
         part = options.get("validation_part", VALIDATION_PART)
         return augmented(found.hold_out(part, options["seed"]), options)
-    for name in names_of(["augmentation"]):
-        if options.get(name):
-            raise ConfigError.build(
-                name,
-                expected="no augmentation with folds",
-                got=f"{options[name]}",
-                hint="choose by a part that is held out, or by several seeds",
-            )
+    changes = [name for name in names_of(["augmentation"]) if options.get(name)]
+    if changes:
+        raise ConfigError.build(
+            changes[0],
+            expected="no augmentation with folds",
+            got=f"{options[changes[0]]}",
+            hint="choose by a part that is held out, or by several seeds",
+        )
     return found
 
 
 def _keep_options(folder: Path, options: dict[str, Any]) -> None:
     """Write the options that all trials share, unless a study with others is there."""
     path = folder / OPTIONS_FILE
-    if path.is_file() and search.is_study(folder):
-        before = read_recipe(path)
-        changed = [k for k in {**before, **options} if before.get(k) != options.get(k)]
-        if changed:
-            raise UsageError.build(
-                "--out",
-                expected=f"the options of the study in {folder}",
-                got=f"another {changed[0]}",
-                hint="name another folder, or delete this one",
-            )
-        return
+    before = read_recipe(path) if path.is_file() and search.is_study(folder) else options
+    changed = [k for k in {**before, **options} if before.get(k) != options.get(k)]
+    if changed:
+        raise UsageError.build(
+            "--out",
+            expected=f"the options of the study in {folder}",
+            got=f"another {changed[0]}",
+            hint="name another folder, or delete this one",
+        )
     folder.mkdir(parents=True, exist_ok=True)
     write_recipe(path, options)
 
@@ -185,8 +179,7 @@ def _written(study: search.Study, folder: Path, recipe: SearchRecipe, found: Dat
         print(f"with    {chosen}")
         if study.test:
             print(f"test    {results_line(study.test)}")
-        luck = study.luck()
-        if luck is not None:
+        if (luck := study.luck()) is not None:
             print(f"luck    {luck}")
         options = complete(recipe.options | best.parameters | {"seed": best.seed})
         write_recipe(folder / BEST_RECIPE, options)

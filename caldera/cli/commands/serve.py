@@ -6,41 +6,41 @@ import argparse
 from pathlib import Path
 
 from caldera import serve
-from caldera.cli.command import Command
+from caldera.cli.command import Command, flag, flags
 from caldera.cli.model_argument import class_names_of
 from caldera.cli.option_types import CountOption, Number
 from caldera.train.neural_network import load_model
 
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of `serve`."""
-    parser.add_argument("model", metavar="FILE.caldera", help="a model that `caldera train` wrote")
-    parser.add_argument(
+_LIMITS = serve.Limits()
+add_flags = flags(
+    flag("model", metavar="FILE.caldera", help="a model that `caldera train` wrote"),
+    flag(
         "--host",
         metavar="ADDRESS",
         default="127.0.0.1",
         help="where to listen; 0.0.0.0 lets other machines in (default: 127.0.0.1)",
-    )
-    parser.add_argument("--port", metavar="N", default="8000", help="0: any free (default: 8000)")
-    limits = serve.Limits()
-    parser.add_argument(
+    ),
+    flag("--port", metavar="N", default="8000", help="0: any free (default: 8000)"),
+    flag(
         "--batch-size",
         metavar="N",
-        default=str(limits.batch_size),
-        help=f"samples that are computed at once (default: {limits.batch_size})",
-    )
-    parser.add_argument(
+        default=str(_LIMITS.batch_size),
+        help=f"samples that are computed at once (default: {_LIMITS.batch_size})",
+    ),
+    flag(
         "--max-body",
         metavar="BYTES",
-        default=str(limits.body),
-        help=f"largest request (default: {limits.body})",
-    )
-    parser.add_argument(
+        default=str(_LIMITS.body),
+        help=f"largest request (default: {_LIMITS.body})",
+    ),
+    flag(
         "--timeout",
         metavar="SECONDS",
-        default=f"{limits.seconds:g}",
-        help=f"for a request to come, and for its answer (default: {limits.seconds:g})",
-    )
+        default=f"{_LIMITS.seconds:g}",
+        help=f"for a request to come, and for its answer (default: {_LIMITS.seconds:g})",
+    ),
+)
+"""The flags of `serve`."""
 
 
 def run(arguments: argparse.Namespace) -> int:

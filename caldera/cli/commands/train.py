@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import signal
 import time
-from pathlib import Path
 from typing import Any
 
 from caldera.base.formatting import bytes_text
@@ -16,9 +15,9 @@ from caldera.cli.build import (
     make_model,
     resolved,
 )
-from caldera.cli.command import Command, UsageError
+from caldera.cli.command import Command, UsageError, flag, flags
 from caldera.cli.datasets import augmented, load_data, split_seed
-from caldera.cli.options import GROUPS, add_options, given_options
+from caldera.cli.options import GROUPS, given_options, option_flags
 from caldera.cli.prediction_inputs import results_line
 from caldera.cli.recipe import complete, read_recipe, write_recipe
 from caldera.data import Dataset
@@ -31,32 +30,39 @@ _MOST_COLUMNS = 40
 """Columns of a table that are shown."""
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of `train`: its own, and every option of a recipe."""
-    parser.add_argument(
+add_flags = flags(
+    flag(
         "recipe",
         nargs="?",
         metavar="recipe.toml",
         help="options from a file: the names of the flags, with underscores; flags count for more",
-    )
-    parser.add_argument(
+    ),
+    flag(
         "--out",
         default="out",
         metavar="FOLDER",
         help="where to write model, curves, graph, history, recipe (default: out)",
-    )
-    parser.add_argument("--checkpoint", metavar="FOLDER", help="save the state of the run here")
-    parser.add_argument("--resume", action="store_true", help="go on from what --checkpoint has")
-    parser.add_argument("--quiet", action="store_true", help="show no progress")
-    add_options(parser, *GROUPS)
+    ),
+    flag("--checkpoint", metavar="FOLDER", help="save the state of the run here"),
+    flag("--resume", action="store_true", help="go on from what --checkpoint has"),
+    flag("--quiet", action="store_true", help="show no progress"),
+    option_flags(*GROUPS),
+)
+"""The flags of `train`: its own, and every option of a recipe."""
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Train, test and write the results."""
     if arguments.resume and not arguments.checkpoint:
         raise UsageError.build("--resume", expected="--checkpoint FOLDER with it", got="none")
-    if arguments.checkpoint and not arguments.resume:
-        _refuse_other_run(Path(arguments.checkpoint))
+    there = CheckpointFolder(arguments.checkpoint).steps() if arguments.checkpoint else []
+    if there and not arguments.resume:
+        raise UsageError.build(
+            "--checkpoint",
+            expected="a folder without checkpoints",
+            got=f"one of step {there[0]} in {arguments.checkpoint}",
+            hint="go on with --resume, or name another",
+        )
     recipe = read_recipe(arguments.recipe) if arguments.recipe else {}
     options = complete(recipe | given_options(arguments))
     found = load_data(options)
@@ -97,17 +103,6 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"wrote   {path}")
     print(f"report  caldera report {kept.path}")
     return status
-
-
-def _refuse_other_run(folder: Path) -> None:
-    there = CheckpointFolder(folder).steps()
-    if there:
-        raise UsageError.build(
-            "--checkpoint",
-            expected="a folder without checkpoints",
-            got=f"one of step {there[0]} in {folder}",
-            hint="go on with --resume, or name another",
-        )
 
 
 def _status(stopped: str) -> int:

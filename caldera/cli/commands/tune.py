@@ -7,7 +7,7 @@ from time import perf_counter
 
 from caldera.base.config import settings
 from caldera.base.formatting import seconds_text
-from caldera.cli.command import Command
+from caldera.cli.command import Command, flag, flags
 from caldera.cli.model_argument import add_model_argument, find_model
 from caldera.cli.option_types import CountOption
 from caldera.cli.zoo import ZOO
@@ -15,16 +15,16 @@ from caldera.kernels.tuning.choose import choices
 from caldera.train.step import StepPlans
 from caldera.train.strategy import SingleProcessStrategy
 
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of `tune`."""
-    parser.add_argument(
+add_flags = flags(
+    flag(
         "--seconds",
         default="120",
         metavar="N",
         help="how long measuring may take (default: 120)",
-    )
-    add_model_argument(parser)
+    ),
+    add_model_argument,
+)
+"""The flags of `tune`."""
 
 
 def run(arguments: argparse.Namespace) -> int:

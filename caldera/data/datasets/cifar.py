@@ -7,7 +7,6 @@ program when they are read, so it is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -145,8 +144,7 @@ def _in_place(form: _Form, place: Path, where: str) -> dict[str, Array] | None:
     for inner in (place / form.folder, place):
         if all((inner / name).is_file() for name in (*form.train, *form.test)):
             return _of_records(form, _read_records(form, inner, where), where)
-    ends = [form.name + end for end in _ARCHIVE_ENDS]
-    for name in (form.archive.name, *ends):
+    for name in (form.archive.name, *(form.name + end for end in _ARCHIVE_ENDS)):
         if (place / name).is_file():
             return _of_archive(form, place / name, where)
     if (place / "train").is_dir() and (place / "test").is_dir():
@@ -157,8 +155,9 @@ def _in_place(form: _Form, place: Path, where: str) -> dict[str, Array] | None:
 
 def _dataset(form: _Form, arrays: dict[str, Array]) -> Dataset:
     names = tuple(arrays["class_names"].tobytes().decode().split("\n"))
-    train = ArrayData(arrays["train_x"], arrays["train_y"])
-    test = ArrayData(arrays["test_x"], arrays["test_y"])
+    train, test = (
+        ArrayData(arrays[f"{part}_x"], arrays[f"{part}_y"]) for part in ("train", "test")
+    )
     return Dataset(train, test, form.classes, names, form.name)
 
 
@@ -184,32 +183,29 @@ def _unpacked(form: _Form, path: Path, where: str) -> dict[str, Array]:
             pictures[name.parts[-3]].append((name, content))
     if records:
         return _of_records(form, records, where)
-    train, test = (_labelled(pictures[part]) for part in ("train", "test"))
+    train, test = (
+        [
+            LabelledImage(str(name), name.parts[-2], partial(bytes, content))
+            for name, content in sorted(pictures[part])
+        ]
+        for part in ("train", "test")
+    )
     return _of_images(form, train, test, where)
 
 
-def _labelled(pictures: Iterable[tuple[PurePosixPath, bytes]]) -> list[LabelledImage]:
-    return [
-        LabelledImage(str(name), name.parts[-2], partial(bytes, content))
-        for name, content in sorted(pictures)
-    ]
-
-
 def _read_records(form: _Form, folder: Path, where: str) -> dict[str, bytes]:
-    records = {}
-    for name in (*form.train, *form.test, form.class_file):
-        if name == form.class_file and not (folder / name).is_file():
-            continue
-        records[name] = read_bounded(folder / name, _LARGEST_MEMBER, f"{where} {name}")
-    return records
+    optional = [form.class_file] if (folder / form.class_file).is_file() else []
+    return {
+        name: read_bounded(folder / name, _LARGEST_MEMBER, f"{where} {name}")
+        for name in (*form.train, *form.test, *optional)
+    }
 
 
 def _of_records(form: _Form, records: dict[str, bytes], where: str) -> dict[str, Array]:
     """The binary version: for each image its label and then its pixels, channel by channel."""
     parts = {}
     for part, names in (("train", form.train), ("test", form.test)):
-        arrays = [_record_array(form, name, records, where) for name in names]
-        whole = np.concatenate(arrays)
+        whole = np.concatenate([_record_array(form, name, records, where) for name in names])
         labels = whole[:, form.label_bytes - 1]
         if labels.size and labels.max() >= form.classes:
             raise DataError.build(
@@ -217,14 +213,11 @@ def _of_records(form: _Form, records: dict[str, bytes], where: str) -> dict[str,
                 expected=f"labels from 0 to {form.classes - 1}",
                 got=str(labels.max()),
             )
-        shape = (len(whole), _CHANNELS, *_SIZE)
-        parts[f"{part}_x"] = whole[:, form.label_bytes :].reshape(shape)
+        parts[f"{part}_x"] = whole[:, form.label_bytes :].reshape(-1, _CHANNELS, *_SIZE)
         parts[f"{part}_y"] = labels.astype(np.int64)
     text = records.get(form.class_file, b"").decode("utf-8", "replace")
-    names_found = tuple(line.strip() for line in text.splitlines() if line.strip())
-    if not names_found:
-        names_found = tuple(str(number) for number in range(form.classes))
-    return _with_names(form, parts, names_found, where)
+    named = tuple(line.strip() for line in text.splitlines() if line.strip())
+    return _with_names(form, parts, named or tuple(map(str, range(form.classes))), where)
 
 
 def _record_array(form: _Form, name: str, records: dict[str, bytes], where: str) -> Array:

@@ -15,7 +15,7 @@ from caldera.base.formatting import html_facts, html_table, note
 from caldera.core.tensor.dtype import real_array_of
 from caldera.data.loading.pipeline import Pipeline
 from caldera.data.random_draws import permutation
-from caldera.data.schema import Schema
+from caldera.data.schema import Schema, listed
 from caldera.data.sources.base import SCALE, Array, Data
 from caldera.data.sources.indexed_data import ArrayData
 from caldera.data.transforms.stage import StagesLike
@@ -36,7 +36,7 @@ def dataset_html(data: Dataset) -> str:
     facts["samples to test"] = f"{len(data.test):,}"
     facts["shape of a sample"] = " \u00d7 ".join(map(str, data.shape)) or "1"
     if data.classes:
-        facts["classes"] = f"{data.classes}: {_listed(data.class_names)}"
+        facts["classes"] = f"{data.classes}: {listed(data.class_names, str, _MOST_NAMES)}"
     if data.dropped:
         facts["rows dropped"] = f"{data.dropped:,}"
     said = "".join(note(each) for each in data.notes)
@@ -49,13 +49,8 @@ def _columns(data: Dataset) -> str:
     if data.schema is None or not data.schema.columns:
         return ""
     rows = data.schema.described()
-    more = [note(f"and {len(rows) - _MOST_COLUMNS} more")] if len(rows) > _MOST_COLUMNS else []
-    return html_table(("column", "kind", "learnt"), rows[:_MOST_COLUMNS]) + "".join(more)
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(names[:_MOST_NAMES]) + more
+    more = note(f"and {len(rows) - _MOST_COLUMNS} more") if len(rows) > _MOST_COLUMNS else ""
+    return html_table(("column", "kind", "learnt"), rows[:_MOST_COLUMNS]) + more
 
 
 def _pictures(data: Dataset) -> str:
@@ -64,22 +59,17 @@ def _pictures(data: Dataset) -> str:
     x, *rest = data.train.batch(np.arange(min(_PICTURES, len(data.train))))
     found = []
     for place, sample in enumerate(x):
-        label = _label(data, rest[-1][place]) if rest else ""
+        are_classes = data.classes and rest and np.ndim(rest[-1][place]) == 0
+        label = escape(data.class_names[int(rest[-1][place])]) if are_classes else ""
         text = thumbnail(np.asarray(sample))
         if text:
             found.append(
                 '<figure style="display:inline-block;margin:4px;text-align:center">'
-                f'<img src="data:image/png;base64,{text}" alt="{escape(label)}" '
+                f'<img src="data:image/png;base64,{text}" alt="{label}" '
                 'style="width:64px;image-rendering:pixelated"/>'
-                f"<figcaption>{escape(label)}</figcaption></figure>"
+                f"<figcaption>{label}</figcaption></figure>"
             )
     return "".join(found)
-
-
-def _label(data: Dataset, target: np.ndarray) -> str:
-    if data.classes and np.ndim(target) == 0:
-        return data.class_names[int(target)]
-    return ""
 
 
 _TEXT_KINDS = "US"
@@ -201,7 +191,11 @@ class Dataset:
         >>> len(digits.train), len(digits.validation), len(digits.test)
         (1078, 360, 359)
         """
-        train, validation = split(self.train, test=_checked_part(part), seed=seed)
+        if isinstance(part, bool) or not isinstance(part, float) or not 0 < part < 1:
+            raise ConfigError.build(
+                "hold_out", expected="a part of the training data, between 0 and 1", got=repr(part)
+            )
+        train, validation = split(self.train, test=part, seed=seed)
         return replace(self, train=train, validation=validation)
 
     def __array__(self, *_: Any, **__: Any) -> NoReturn:
@@ -261,43 +255,27 @@ def arrays(
     inputs = _compact(real_array_of(x, where))
     labels = _labels(y, where)
     if not isinstance(test, tuple):
-        targets = as_targets(labels, classes, where)
-        samples = ArrayData(inputs, targets.values, scale=scale)
-        train_data, test_data = split(samples, test=test, seed=seed)
-        names = targets.class_names
-        return Dataset(train_data, test_data, len(names), names, name)
+        values, names = as_targets(labels, classes, where)
+        samples = ArrayData(inputs, values, scale=scale)
+        return Dataset(*split(samples, test=test, seed=seed), len(names), names, name)
     test_inputs = _compact(real_array_of(test[0], where))
     test_labels = _labels(test[1], where)
-    both_text = {labels.dtype.kind in _TEXT_KINDS, test_labels.dtype.kind in _TEXT_KINDS}
-    if (
-        not labels.ndim
-        or not test_labels.ndim
-        or labels.shape[1:] != test_labels.shape[1:]
-        or len(both_text) > 1
-    ):
+    kinds = {(each.dtype.kind in _TEXT_KINDS, each.shape[1:]) for each in (labels, test_labels)}
+    if len(kinds) > 1 or not labels.ndim or not test_labels.ndim:
         raise ShapeError.build(
             where,
             expected="targets of one kind to train and to test with",
             got=f"{labels.dtype} {labels.shape} and {test_labels.dtype} {test_labels.shape}",
         )
     # Both parts are numbered together: a class may be missing from one of them.
-    targets = as_targets(np.concatenate([labels, test_labels]), classes, where)
-    names = targets.class_names
+    values, names = as_targets(np.concatenate([labels, test_labels]), classes, where)
     return Dataset(
-        ArrayData(inputs, targets.values[: len(labels)], scale=scale),
-        ArrayData(test_inputs, targets.values[len(labels) :], scale=scale),
+        ArrayData(inputs, values[: len(labels)], scale=scale),
+        ArrayData(test_inputs, values[len(labels) :], scale=scale),
         len(names),
         names,
         name,
     )
-
-
-def _checked_part(part: float) -> float:
-    if isinstance(part, bool) or not isinstance(part, float) or not 0 < part < 1:
-        raise ConfigError.build(
-            "hold_out", expected="a part of the training data, between 0 and 1", got=repr(part)
-        )
-    return part
 
 
 def split(

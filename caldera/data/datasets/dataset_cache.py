@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,16 +86,11 @@ def cached_arrays(key: str, make: Callable[[], dict[str, Array]]) -> dict[str, A
     """
     path = cache_folder() / f"{checked_file_name(key, 'data cache')}.npz"
     if path.is_file():
-        try:
+        with suppress(DataError):
             return npz_arrays(path)
-        except DataError:
-            pass
     made = make()
-    try:
-        with atomic_write(path, durable=True) as unfinished:
-            io.save_npz(unfinished, made)
-    except (OSError, DataError):
-        pass
+    with suppress(OSError, DataError), atomic_write(path, durable=True) as unfinished:
+        io.save_npz(unfinished, made)
     return made
 
 

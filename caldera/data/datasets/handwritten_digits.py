@@ -11,10 +11,10 @@ from caldera.data.datasets.dataset import Dataset, arrays
 from caldera.data.datasets.dataset_cache import (
     PublishedFile,
     cache_folder,
-    download,
     missing_dataset,
     search_paths,
 )
+from caldera.data.datasets.dataset_cache import download as fetch
 from caldera.data.sources.file_formats import read_idx
 from caldera.data.sources.indexed_data import ArrayData
 from caldera.errors import DataError
@@ -80,18 +80,20 @@ def mnist(folder: PathLike | None = None, *, download: bool = True) -> Dataset:
     caldera.errors.DataError: data.mnist: expected train-images-idx3-ubyte.gz and three more in
     no/such/folder/mnist or no/such/folder, got none of them; ...
     """
-    found = None
-    for place in search_paths(folder, "mnist"):
-        # torchvision keeps the files in a folder of their own.
-        for inner in (place, place / "raw", place / "MNIST" / "raw"):
-            found = found or _in_folder(inner)
+    # torchvision keeps the files in a folder of their own.
+    inner = ("", "raw", "MNIST/raw")
+    folders = (place / each for place in search_paths(folder, "mnist") for each in inner)
+    found = next(filter(None, map(_in_folder, folders)), None)
     if found is None:
         if folder is not None or not download:
             first = FILES["train-images"].name
             raise missing_dataset(
                 "data.mnist", folder, "mnist", f"{first} and three more", MIRRORS[0]
             )
-        found = _downloaded(cache_folder() / "mnist")
+        target = cache_folder() / "mnist"
+        found = {
+            key: fetch(published, MIRRORS, target, "data.mnist") for key, published in FILES.items()
+        }
     names = tuple(str(digit) for digit in range(_CLASSES))
     train = _samples(found["train-images"], found["train-labels"])
     test = _samples(found["t10k-images"], found["t10k-labels"])
@@ -110,12 +112,6 @@ def _in_folder(folder: Path) -> dict[str, Path] | None:
             return None
         found[key] = present[0]
     return found
-
-
-def _downloaded(folder: Path) -> dict[str, Path]:
-    return {
-        key: download(published, MIRRORS, folder, "data.mnist") for key, published in FILES.items()
-    }
 
 
 def _samples(images: Path, labels: Path) -> ArrayData:

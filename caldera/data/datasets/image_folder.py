@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from caldera.base.threads import parallel_for
 from caldera.data.datasets.dataset import Dataset, split
 from caldera.data.loading.pipeline import Pipeline
+from caldera.data.schema import listed
 from caldera.data.sources.base import Data
 from caldera.data.sources.file_formats import Files, LabelledImage, class_names, images_in_folder
 from caldera.data.sources.indexed_data import ArrayData
@@ -18,9 +18,9 @@ from caldera.data.transforms.decode import (
     Decode,
     Decoder,
     ImageSize,
-    broken_images,
     check_decoding,
     decode_all,
+    use_images,
 )
 from caldera.errors import DataError
 from caldera.io.files import PathLike
@@ -71,9 +71,11 @@ def images(
     classes = class_names([*train_list, *test_list])
     broken: dict[str, str] | None = {} if skip_broken else None
     notes: list[str] = []
-    wanted, resize = (None, False) if size is None else (ImageSize(*size), True)
-    if wanted is None:
-        wanted, resize = _common_size([*train_list, *test_list], channels, notes)
+    wanted, resize = (
+        (ImageSize(*size), True)
+        if size is not None
+        else _common_size([*train_list, *test_list], channels, notes)
+    )
     stage = Decode((wanted.height, wanted.width) if resize else None, channels)
 
     def samples(files: Sequence[LabelledImage]) -> Data:
@@ -88,7 +90,9 @@ def images(
 
     parts = [samples(each) for each in (train_list, test_list) if each]
     if broken:
-        notes.append(f"{len(broken)} broken images left out: " + _listed(list(broken)))
+        notes.append(
+            f"{len(broken)} broken images left out: " + listed(list(broken), str, _MOST_LISTED)
+        )
     for note in notes:
         warnings.warn(f"{_WHERE}: {note}", stacklevel=3)
     train, held_out = parts if len(parts) == 2 else split(parts[0], test=test, seed=seed)
@@ -100,14 +104,13 @@ def _common_size(
 ) -> tuple[ImageSize, bool]:
     """The one size of all images; or else one in the middle, and that they have to be resized."""
     decode = Decoder(channels, _WHERE)
-    sizes, problems = [], []
-    for image in found:
-        try:
-            sizes.append(decode.size(image.read(), image.name))
-        except DataError as error:
-            problems.append(error)
-    if not sizes:
-        raise broken_images(problems, len(found), _WHERE)
+    sizes: list[ImageSize] = []
+    use_images(
+        found,
+        lambda _, image: sizes.append(decode.size(image.read(), image.name)),
+        _WHERE,
+        threads=False,
+    )
     if len(set(sizes)) == 1:
         return sizes[0], False
     middle = np.median(np.array(sizes), axis=0)
@@ -126,40 +129,27 @@ def _without_broken(
 ) -> list[LabelledImage]:
     """The images that can be decoded: each of them is, once."""
     decode = Decoder(channels, _WHERE)
-    whole: list[bool] = [False] * len(found)
-    problems: dict[int, DataError] = {}
 
-    def look(worker: int, workers: int) -> None:
-        for number in range(worker, len(found), workers):
-            image = found[number]
-            try:
-                decode(image.read(), ImageSize(1, 1), image.name, resize=True)
-                whole[number] = True
-            except DataError as error:
-                problems[number] = error
+    def look(_: int, image: LabelledImage) -> None:
+        decode(image.read(), ImageSize(1, 1), image.name, resize=True)
 
-    parallel_for(look, len(found))
-    if len(problems) == len(found):
-        raise broken_images(list(problems.values()), len(found), _WHERE)
+    problems = use_images(found, look, _WHERE)
     broken |= {found[number].name: str(problems[number]) for number in sorted(problems)}
-    return [image for image, is_whole in zip(found, whole, strict=True) if is_whole]
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
-    return ", ".join(names[:_MOST_LISTED]) + more
+    return [image for number, image in enumerate(found) if number not in problems]
 
 
 def train_and_test(root: Path, where: str) -> tuple[list[LabelledImage], list[LabelledImage]]:
     """The images of a folder; the second list is empty if the folder is not divided."""
     if not root.is_dir():
         raise DataError.build(where, expected=f"a folder at {root}", got="none")
-    train_folder = _first_folder(root, _TRAIN)
-    test_folder = _first_folder(root, _TEST)
-    train_list = images_in_folder(train_folder or root, where)
-    test_list = images_in_folder(test_folder, where) if train_folder and test_folder else []
-    return train_list, test_list
+    train, test = parts_of_folder(root)
+    return images_in_folder(train, where), [] if test is None else images_in_folder(test, where)
 
 
-def _first_folder(root: Path, names: Sequence[str]) -> Path | None:
-    return next((root / name for name in names if (root / name).is_dir()), None)
+def parts_of_folder(root: Path) -> tuple[Path, Path | None]:
+    """The folders to train and to test with: a folder that is not divided is the first of them."""
+    train, test = (
+        next((root / name for name in names if (root / name).is_dir()), None)
+        for names in (_TRAIN, _TEST)
+    )
+    return (root, None) if train is None else (train, test)

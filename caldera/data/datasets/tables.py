@@ -19,7 +19,7 @@ from caldera.data.sources.base import SCALE, Array
 from caldera.data.sources.indexed_data import ArrayData
 from caldera.data.tables.encoders import NumberEncoder
 from caldera.data.tables.kinds import Chosen, choose_columns, given_kinds
-from caldera.data.tables.reading import COMPRESSED, TableFormat, read_table
+from caldera.data.tables.reading import TableFormat, read_table, unpacked_name
 from caldera.data.tables.table import Table, is_missing
 from caldera.data.tables.targets import Labels, known_labels, read_labels
 from caldera.errors import ConfigError, DataError, DtypeError, ShapeError
@@ -134,10 +134,7 @@ def table_inputs(
     return x
 
 
-csv = table
-"""The same: CSV is what most tables are."""
-csv_inputs = table_inputs
-"""The same, for `csv`."""
+csv, csv_inputs = table, table_inputs
 """Their names from when tables were text alone."""
 
 
@@ -264,10 +261,8 @@ def _usable(
     found: Table, inputs: Sequence[int], target: int, missing: Missing, where: str
 ) -> tuple[Table, int]:
     """The rows that have all they need, and how many have not."""
-    gone = found.missing(target)
-    if missing != "fill":
-        for column in inputs:
-            gone = gone | found.missing(column)
+    needed = [target] if missing == "fill" else [*inputs, target]
+    gone = np.any([found.missing(column) for column in needed], axis=0)
     if gone.any() and missing == "refuse":
         row = int(gone.argmax())
         column = next(each for each in (*inputs, target) if found.missing(each)[row])
@@ -324,12 +319,11 @@ def _inputs(
     """The numbers of the columns to learn from, if they hold something."""
     if columns is None:
         # One without a name cannot be found again; it is mostly the numbers of rows.
-        named = [not found.names or not is_missing(each) for each in found.names or ("x",)]
         told = {found.column(each) for each in kinds or ()}
         wanted = [
             column
             for column in range(found.width)
-            if not found.names or named[column] or column in told
+            if not found.names or not is_missing(found.names[column]) or column in told
         ]
     else:
         wanted = [found.column(each) for each in columns]
@@ -371,10 +365,7 @@ def _where(function: str, source: Any) -> str:
 
 def _title(source: Any) -> str:
     """What the data set is called: the file, without what its name ends in."""
-    if not _is_path(source):
-        return "table"
-    path = Path(source)
-    return (path.with_suffix("") if path.suffix.lower() in COMPRESSED else path).stem
+    return unpacked_name(source).stem if _is_path(source) else "table"
 
 
 def npz(

@@ -12,10 +12,10 @@ import numpy as np
 
 from caldera.base.registry import nearest
 from caldera.data.datasets.dataset import Dataset, as_targets, split_rows
+from caldera.data.datasets.image_folder import parts_of_folder
 from caldera.data.schema import Schema
 from caldera.data.sources.indexed_data import ArrayData
 from caldera.data.tables.reading import TableFormat, is_table, read_table
-from caldera.data.tables.table import value_text
 from caldera.data.text.tokenizer import Tokenizer
 from caldera.errors import ConfigError, DataError
 from caldera.io.files import read_bounded
@@ -23,8 +23,6 @@ from caldera.io.files import read_bounded
 LARGEST_TEXT = 1 << 24
 """Bytes of one text file."""
 SUFFIXES = (".txt", ".text", ".md")
-_TRAIN = ("train", "training")
-_TEST = ("test", "val", "valid", "validation")
 _WHERE = "data.texts"
 
 
@@ -75,15 +73,11 @@ def texts(
     fitted = _fitted(tokenizer, [whole[row] for row in trained], vocabulary, length, schema)
     if schema is None:
         fitted = replace(fitted, column=text)
-    rows = fitted.transform(whole)
-    known = Schema(classes=names, text=fitted)
-    parts = []
-    for numbers in (trained, tested):
-        part = ArrayData(rows[numbers], values[numbers], scale=None)
-        part.schema = known
-        parts.append(part)
+    samples = ArrayData(fitted.transform(whole), values, scale=None)
+    samples.schema = Schema(classes=names, text=fitted)
     notes = (f"texts are divided into {fitted}",)
-    return Dataset(parts[0], parts[1], len(names), names, name, notes=notes)
+    parts = samples.subset(trained), samples.subset(tested)
+    return Dataset(*parts, len(names), names, name, notes=notes)
 
 
 def _fitted(
@@ -154,12 +148,7 @@ def _pairs(source: Any, labels: Sequence[Any] | None) -> LabelledTexts:
 
 
 def _folder(root: Path) -> tuple[LabelledTexts, LabelledTexts | None]:
-    inside = [
-        next((root / n for n in names if (root / n).is_dir()), None) for names in (_TRAIN, _TEST)
-    ]
-    train, test = inside
-    if train is None:
-        return _classes(root), None
+    train, test = parts_of_folder(root)
     return _classes(train), None if test is None else _classes(test)
 
 
@@ -174,8 +163,8 @@ def text_files(folder: Path) -> list[Path]:
 
 def is_text_folder(root: Path) -> bool:
     """Whether a folder has folders of text files, one for each class."""
-    top = next((root / name for name in _TRAIN if (root / name).is_dir()), root)
-    return any(text_files(each) for each in sorted(top.iterdir()) if each.is_dir())
+    train, _ = parts_of_folder(root)
+    return any(text_files(each) for each in sorted(train.iterdir()) if each.is_dir())
 
 
 def _classes(folder: Path) -> LabelledTexts:
@@ -196,15 +185,11 @@ def _classes(folder: Path) -> LabelledTexts:
 
 def read_text(path: Path) -> str:
     """The text of a file, in UTF-8."""
-    return _decoded(read_bounded(path, LARGEST_TEXT, _WHERE), path.name)
-
-
-def _decoded(content: bytes, name: str) -> str:
     try:
-        return content.decode("utf-8-sig")
+        return read_bounded(path, LARGEST_TEXT, _WHERE).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError.build(
-            f"{_WHERE} {name}",
+            f"{_WHERE} {path.name}",
             expected="a text in UTF-8",
             got=str(error)[:100],
             hint="convert it, as in: iconv -f latin1 -t utf8",
@@ -254,9 +239,6 @@ def text_columns(source: Any) -> dict[str, list[str]]:
         )
     table.check_names(range(table.width))
     return {
-        name: [
-            "" if is_missing else value if isinstance(value, str) else value_text(value)
-            for value, is_missing in zip(column, table.missing(number), strict=True)
-        ]
-        for number, (name, column) in enumerate(zip(table.names, table.columns, strict=True))
+        name: ["" if each is None else each for each in table.texts(number)]
+        for number, name in enumerate(table.names)
     }

@@ -84,11 +84,10 @@ def windows(
 
 def _series(series: Any) -> tuple[str, tuple[str, ...], NDArray[np.float32]]:
     """Return the name of a series, the names of its columns, and its values."""
-    if not is_table(series):
-        return "windows", (), _checked(series)
     is_file = isinstance(series, str | PathLike)
-    names, columns = number_columns(series)
-    return Path(series).name.partition(".")[0] if is_file else "windows", names, _checked(columns)
+    name = Path(series).name.partition(".")[0] if is_file else "windows"
+    names, columns = number_columns(series) if is_table(series) else ((), series)
+    return name, names, _checked(columns)
 
 
 def _checked(series: ArrayLike) -> NDArray[np.float32]:
@@ -148,20 +147,19 @@ def _numbers(column: NDArray[Any]) -> NDArray[np.float64] | None:
 def _targets(
     target: int | str | Sequence[int | str] | None, count: int, names: tuple[str, ...]
 ) -> list[int]:
-    several = isinstance(target, Sequence) and not isinstance(target, str)
     given: list[Any] = [0 if target is None else target]
-    if several:
-        given = list(target)  # type: ignore[arg-type]
-    for place, each in enumerate(given):
-        if isinstance(each, str):
-            if each not in names:
-                raise ConfigError.build(
-                    _WHERE,
-                    expected="target= a column of numbers",
-                    got=repr(each),
-                    hint=nearest(each, names),
-                )
-            given[place] = each = names.index(each)
+    if isinstance(target, Sequence) and not isinstance(target, str):
+        given = list(target)
+    unknown = next((each for each in given if isinstance(each, str) and each not in names), None)
+    if unknown is not None:
+        raise ConfigError.build(
+            _WHERE,
+            expected="target= a column of numbers",
+            got=repr(unknown),
+            hint=nearest(unknown, names),
+        )
+    given = [names.index(each) if isinstance(each, str) else each for each in given]
+    for each in given:
         is_number = isinstance(each, int | np.integer) and not isinstance(each, bool)
         if not is_number or not -count <= each < count:
             raise ConfigError.build(

@@ -28,11 +28,11 @@ Job = TypeVar("Job")
 Made = TypeVar("Made")
 
 
+@dataclass
 class _Failure:
     """Instead of what should have been made: why it was not."""
 
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
+    error: BaseException
 
 
 class Prefetcher(Generic[Job, Made]):
@@ -211,12 +211,8 @@ def prefetched(
         setting = tuner.setting
         feeder.resize(setting.workers, setting.prefetch)
         left: float | None = None
-        while True:
-            asked = time.perf_counter()
-            try:
-                ready = next(feeder)
-            except StopIteration:
-                return
+        asked = time.perf_counter()
+        for ready in feeder:
             came = time.perf_counter()
             pipeline.usage.add(ready.made.seconds, came - asked, setting)
             if left is not None:
@@ -229,6 +225,7 @@ def prefetched(
                     feeder.resize(setting.workers, setting.prefetch)
             left = time.perf_counter()
             yield ready
+            asked = time.perf_counter()
 
 
 def prefetch_memory() -> float:

@@ -10,6 +10,7 @@ the same results for every setting.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
@@ -270,16 +271,11 @@ class Tuner:
 
     def _of(self, workers: int, now: LoaderSetting | None = None) -> LoaderSetting:
         """A setting with so many workers, and a queue that keeps them busy."""
-        if self._prefetch is not None:
-            prefetch = self._prefetch
-        elif not workers:
-            prefetch = 0
-        else:
-            least = workers + _SPARE
-            # What was gained by a longer queue is not given up.
-            longer = 0 if now is None else now.prefetch - now.workers + workers
-            prefetch = min(max(least, longer), self._most_prefetch())
-        return LoaderSetting(workers, prefetch, self._split)
+        # What was gained by a longer queue is not given up.
+        longer = 0 if now is None else now.prefetch - now.workers + workers
+        prefetch = min(max(workers + _SPARE, longer), self._most_prefetch()) if workers else 0
+        fixed = self._prefetch
+        return LoaderSetting(workers, prefetch if fixed is None else fixed, self._split)
 
     def _most_workers(self) -> int:
         most = self._most_prefetch() if self._prefetch is None else self._prefetch
@@ -306,8 +302,8 @@ class PipelineStatistics:
 
     batches: int = 0
     waited: float = 0.0
-    seconds: list[float] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
+    seconds: Counter[int] = field(default_factory=Counter)
+    counts: Counter[int] = field(default_factory=Counter)
     setting: LoaderSetting = field(default_factory=lambda: LoaderSetting(0, 0))
 
     def add(self, seconds: tuple[float, ...], waiting: float, setting: LoaderSetting) -> None:
@@ -315,12 +311,8 @@ class PipelineStatistics:
         self.batches += 1
         self.waited += waiting
         self.setting = setting
-        missing = len(seconds) - len(self.seconds)
-        self.seconds += [0.0] * missing
-        self.counts += [0] * missing
-        for number, each in enumerate(seconds):
-            self.seconds[number] += each
-            self.counts[number] += 1
+        self.seconds.update(dict(enumerate(seconds)))
+        self.counts.update(range(len(seconds)))
 
     def text(self, stages: list[str]) -> str:
         """A table of the stages with these names, and how it was tuned."""
@@ -329,14 +321,13 @@ class PipelineStatistics:
         for number, name in enumerate(["read", *stages]):
             if host is not None and number > host:
                 lines.append(f"{name:<12} on the device")
-            elif number < len(self.seconds):
-                mean = self.seconds[number] / max(self.counts[number], 1)
+            elif number in self.counts:
+                mean = self.seconds[number] / self.counts[number]
                 lines.append(f"{name:<12} {1e3 * mean:>11.3f}")
-        workers = _counted(self.setting.workers, "worker")
-        if not self.setting.workers:
-            workers = "no workers: made by the thread that trains"
-        else:
-            workers += f", at most {_counted(self.setting.prefetch, 'batch')} ahead"
+        workers = "no workers: made by the thread that trains"
+        if self.setting.workers:
+            ahead = _counted(self.setting.prefetch, "batch")
+            workers = f"{_counted(self.setting.workers, 'worker')}, at most {ahead} ahead"
         wait = 1e3 * self.waited / max(self.batches, 1)
         lines.append(f"{workers}; {_counted(self.batches, 'batch')}, waited for {wait:.3f} ms each")
         return "\n".join(lines)

@@ -57,12 +57,11 @@ def source(*paths: PathLike, scale: float | None = SCALE) -> Data:
         if not isinstance(path, str | os.PathLike) or "\0" in str(path):
             raise refusal("data.source", "paths", "paths of files", path)
     found = [Path(path).expanduser() for path in paths]
-    if len(found) == 1:
-        path = found[0]
-        if path.is_dir():
-            return Shards(path, scale=scale) if (path / INDEX).is_file() else _folder(path)
-        if path.is_file() and tarfile.is_tarfile(path):
-            return Files(images_in_archive(path, "data.source"))
+    if len(found) == 1 and found[0].is_dir():
+        is_done = (found[0] / INDEX).is_file()
+        return Shards(found[0], scale=scale) if is_done else _folder(found[0])
+    if len(found) == 1 and found[0].is_file() and tarfile.is_tarfile(found[0]):
+        return Files(images_in_archive(found[0], "data.source"))
     return ArrayData(*[_array(path) for path in found], scale=scale)
 
 
@@ -139,7 +138,8 @@ def as_data(value: Any) -> Data | IterableData:
 def _of_arrays(*parts: Any) -> Data:
     """Arrays along whose first axis the samples lie; parts that are no arrays yet become some."""
     found = [_column(part) for part in parts]
-    if found and _is_ragged(found[0]):
+    # `_column` leaves lists of arrays.
+    if found and isinstance(found[0], list) and found[0] and isinstance(found[0][0], np.ndarray):
         return RaggedData(*found)
     for part in found[1:]:
         if _has_texts(part):
@@ -185,11 +185,6 @@ def _has_texts(part: Any) -> bool:
     except ValueError:
         # Whoever makes an array of it will say what is wrong.
         return False
-
-
-def _is_ragged(part: Any) -> bool:
-    """Whether `_column` has left a list of arrays."""
-    return isinstance(part, list) and bool(part) and isinstance(part[0], np.ndarray)
 
 
 def _are_pairs(value: list[Any]) -> bool:

@@ -117,6 +117,18 @@ class Data(ABC):
         return arrays[-1] if len(arrays) > 1 else None
 
 
+class RawData(Data):
+    """Samples whose bytes become floats on their way out; a new kind needs `raw_batch` in place of
+    `batch`."""
+
+    @abstractmethod
+    def raw_batch(self, indices: NDArray[np.integer]) -> Arrays: ...
+
+    def batch(self, indices: NDArray[np.integer]) -> Arrays:
+        x, *others = self.raw_batch(indices)
+        return scaled(x, self.scale), *others
+
+
 class Subset(Data):
     """Some samples of data, by their numbers.
 

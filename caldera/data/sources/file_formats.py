@@ -315,8 +315,7 @@ class Files(Data):
 
     def batch(self, indices: NDArray[np.integer]) -> Arrays:
         encoded = np.empty(len(indices), object)
-        for place, index in enumerate(indices):
-            encoded[place] = self._images[index].read()
+        encoded[:] = [self._images[index].read() for index in indices]
         return encoded, self._labels[indices]
 
     @property

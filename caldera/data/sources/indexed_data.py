@@ -23,7 +23,7 @@ from caldera.data.sources.base import (
     SCALE,
     Array,
     Arrays,
-    Data,
+    RawData,
     StoredArrays,
     checked_rows,
     checked_scale,
@@ -32,7 +32,7 @@ from caldera.data.sources.base import (
 from caldera.errors import CalderaError, ConfigError, DataError, ShapeError
 
 
-class ArrayData(Data):
+class ArrayData(RawData):
     """Arrays whose first axis counts the samples: x, or x and y, or several inputs and y.
 
     Anything that NumPy takes for an array will do, a memory-mapped file as well. A batch is one
@@ -72,10 +72,6 @@ class ArrayData(Data):
     @property
     def dtype(self) -> DType:
         return scaled(self._arrays[0][:0], self.scale).dtype
-
-    def batch(self, indices: NDArray[np.integer]) -> Arrays:
-        x, *others = self.raw_batch(indices)
-        return scaled(x, self.scale), *others
 
     def raw_batch(self, indices: NDArray[np.integer]) -> Arrays:
         try:
@@ -201,13 +197,11 @@ def is_indexed(value: Any) -> bool:
 
 
 def _stands_for_tuple(item: list[Any]) -> bool:
-    if any(hasattr(part, "detach") for part in item):
-        return True
-    shapes = [getattr(part, "shape", ()) for part in item]
-    return len(set(shapes)) > 1
+    shapes = {getattr(part, "shape", ()) for part in item}
+    return len(shapes) > 1 or any(hasattr(part, "detach") for part in item)
 
 
-class ItemData(Data):
+class ItemData(RawData):
     """Whatever has a length and gives sample `i` as `items[i]`: (x, y), a dict, or x alone.
 
     A `Dataset` of PyTorch is such an object, and so is a list of pairs. Arrays, numbers, tensors
@@ -246,10 +240,6 @@ class ItemData(Data):
     def dtype(self) -> DType:
         return scaled(self._some()[0][None], self.scale).dtype
 
-    def batch(self, indices: NDArray[np.integer]) -> Arrays:
-        x, *others = self.raw_batch(indices)
-        return scaled(x, self.scale), *others
-
     def raw_batch(self, indices: NDArray[np.integer]) -> Arrays:
         rows = checked_rows(indices, len(self), "data.ItemData.batch")
         samples = [self._read(number) for number in rows.tolist()]
@@ -270,22 +260,16 @@ class ItemData(Data):
         with self._lock:
             item = self._items[number]
         found = arrays_of_item(item, where)
-        shapes, wanted = ([each.shape for each in of] for of in (found, self._first_or(found)))
+        first = self.__dict__.get("_first") or found
+        shapes, wanted = ([each.shape for each in of] for of in (found, first))
         if not found:
             raise DataError.build(where, expected="a sample: (x, y), or x alone", got="nothing")
         if shapes != wanted:
             raise DataError.build(
                 where,
-                expected="samples of shape " + _listed(wanted),
-                got=_listed(shapes),
+                expected="samples of shape " + " and ".join(map(str, wanted)),
+                got=" and ".join(map(str, shapes)),
                 hint="bring them to one size in the object's own transform; sequences of different "
                 "lengths are what data.RaggedData takes",
             )
         return found
-
-    def _first_or(self, found: Arrays) -> Arrays:
-        return self.__dict__.get("_first") or found
-
-
-def _listed(shapes: list[tuple[int, ...]]) -> str:
-    return " and ".join(map(str, shapes))

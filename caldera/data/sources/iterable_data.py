@@ -7,7 +7,6 @@ from itertools import chain, islice
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from caldera.base.arguments import shown, within
 from caldera.core.tensor.dtype import DType
@@ -117,7 +116,8 @@ class IterableData:
             return
         # As often as it takes: there may be fewer samples than are needed after the last.
         rows = np.arange(following) % max(min(seen, following), 1)
-        joined = _joined([*held, *([_taken(_joined(first), rows)] if following else [])])
+        after = [tuple(array[rows] for array in _joined(first))] if following else []
+        joined = _joined([*held, *after])
         for start in range(0, count, batch_size):
             yield _part(joined, start, min(start + batch_size, count) + following)
 
@@ -140,15 +140,11 @@ class IterableData:
             first = next(items, None)
             if first is None:
                 raise DataError.build("data.IterableData", expected="samples", got="none")
-            if self._is_iterator():
-                self._seen = [first]
-                self._spent = False
+            if isinstance(self._source, Iterator):
+                self._seen, self._spent = [first], False
             self._piece([first] if not self._batches else first, 0)
         assert self._kind is not None
         return self._kind
-
-    def _is_iterator(self) -> bool:
-        return isinstance(self._source, Iterator)
 
     def _items(self) -> Iterator[Any]:
         """All items, from the first."""
@@ -160,7 +156,7 @@ class IterableData:
                     got="an iterator that has been read",
                     hint="pass the function that makes it, not its result",
                 )
-            self._spent = self._is_iterator()
+            self._spent = isinstance(self._source, Iterator)
             seen, self._seen = self._seen, []
             return chain(seen, self._source)
         found = self._source()
@@ -175,18 +171,14 @@ class IterableData:
     def _pieces(self, batch_size: int) -> Iterator[Arrays]:
         """The stream as batches of whatever size is convenient."""
         items = self._items()
+        if self._batches:
+            for number, piece in enumerate(items):
+                yield self._piece(piece, number)
+            return
         number = 0
-        while True:
-            if self._batches:
-                piece = next(items, None)
-                if piece is None:
-                    return
-            else:
-                piece = list(islice(items, batch_size))
-                if not piece:
-                    return
+        while piece := list(islice(items, batch_size)):
             yield self._piece(piece, number)
-            number += 1 if self._batches else len(piece)
+            number += len(piece)
 
     def _piece(self, piece: Any, number: int) -> Arrays:
         """One batch as arrays that agree with each other and with all before."""
@@ -203,30 +195,21 @@ class IterableData:
         else:
             samples = [arrays_of_item(each, where) for each in piece]
             for offset, sample in enumerate(samples):
-                kind = _Kind(
-                    tuple(array.shape for array in sample), tuple(array.dtype for array in sample)
-                )
-                self._check(kind, f"data.IterableData, {what} {number + offset}")
+                self._check(sample, 0, f"data.IterableData, {what} {number + offset}")
             arrays = tuple(np.stack(column) for column in zip(*samples, strict=True))
-        kind = _Kind(
-            tuple(array.shape[1:] for array in arrays), tuple(array.dtype for array in arrays)
-        )
-        self._check(kind, where)
+        self._check(arrays, 1, where)
         return arrays
 
-    def _check(self, kind: _Kind, where: str) -> None:
-        if self._kind is None:
-            self._kind = kind
+    def _check(self, arrays: Arrays, axes: int, where: str) -> None:
+        """Refuse arrays that differ from those before; their samples begin after so many axes."""
+        kind = _Kind(tuple(each.shape[axes:] for each in arrays), tuple(a.dtype for a in arrays))
+        self._kind = self._kind or kind
         if kind != self._kind:
             raise DataError.build(where, expected=_text(self._kind), got=_text(kind))
 
 
 def _part(arrays: Arrays, start: int, end: int | None = None) -> Arrays:
     return tuple(array[start:end] for array in arrays)
-
-
-def _taken(arrays: Arrays, rows: NDArray[np.int64]) -> Arrays:
-    return tuple(array[rows] for array in arrays)
 
 
 def _joined(pieces: list[Arrays]) -> Arrays:

@@ -214,18 +214,11 @@ class RaggedData(Data):
         within("data.RaggedData.batch_order", "batch_size", batch_size, 1, 2**31)
         order = permutation(len(self), seed, epoch)
         bucket = np.searchsorted(self.buckets, self.lengths[self._rows[order]])
-        whole: list[NDArray[np.int64]] = []
-        left: list[NDArray[np.int64]] = []
-        for number in range(len(self.buckets)):
-            members = order[bucket == number]
-            end = len(members) - len(members) % batch_size
-            whole += np.split(members[:end], end // batch_size) if end else []
-            left.append(members[end:])
-        rest = np.concatenate(left)
-        end = len(rest) - len(rest) % batch_size
-        whole += np.split(rest[:end], end // batch_size) if end else []
+        cut = [_whole_batches(order[bucket == n], batch_size) for n in range(len(self.buckets))]
+        rest, last = _whole_batches(np.concatenate([left for _, left in cut]), batch_size)
+        whole = [each for batches, _ in cut for each in batches] + rest
         turns = permutation(len(whole), seed + _BATCHES, epoch)
-        return np.concatenate([*(whole[turn] for turn in turns), rest[end:]])
+        return np.concatenate([*(whole[turn] for turn in turns), last])
 
     def order(self, seed: int, epoch: int) -> NDArray[np.int64]:
         return self.batch_order(seed, epoch, 32)
@@ -257,7 +250,7 @@ class RaggedData(Data):
         True
         """
         order = self.batch_order(seed, epoch, batch_size)
-        batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+        batches = (order[start : start + batch_size] for start in range(0, len(order), batch_size))
         padded = sum(len(rows) * self.batch_length(rows) for rows in batches)
         return 1 - float(self.lengths[self._rows].sum()) / padded
 
@@ -276,6 +269,12 @@ class RaggedData(Data):
         if len({each.shape for each in items}) == 1:
             return np.stack(items)
         return _as_sequences(items, "data.RaggedData")
+
+
+def _whole_batches(numbers: Array, size: int) -> tuple[list[Array], Array]:
+    """Batches of this size, and what is left over."""
+    end = len(numbers) - len(numbers) % size
+    return np.split(numbers[:end], end // size) if end else [], numbers[end:]
 
 
 def _as_sequences(given: Sequence[Any], where: str) -> list[Array]:

@@ -15,7 +15,7 @@ from caldera.data.sources.as_data import as_data
 from caldera.data.sources.base import Arrays, Data
 from caldera.data.sources.file_formats import Files
 from caldera.data.sources.iterable_data import IterableData
-from caldera.data.sources.shards import FORMAT, INDEX, VERSION, ShardColumn, Shards
+from caldera.data.sources.shards import FORMAT, INDEX, OFFSETS, VERSION, ShardColumn, Shards
 from caldera.errors import ConfigError, DataError
 from caldera.io import save_npy
 from caldera.io.files import PathLike
@@ -126,4 +126,4 @@ def _write(place: Path, column: ShardColumn, shard: int, values: Sequence[Any]) 
         return
     ends = np.cumsum([0, *map(len, values)], dtype=np.int64)
     save_npy(place / column.file(shard), np.frombuffer(b"".join(values), np.uint8))
-    save_npy(place / column.offsets_file(shard), ends)
+    save_npy(place / column.file(shard, OFFSETS), ends)

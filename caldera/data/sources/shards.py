@@ -28,12 +28,13 @@ from numpy.typing import NDArray
 
 from caldera.core.tensor.dtype import DType, canonical
 from caldera.data.random_draws import block_permutation
-from caldera.data.sources.base import SCALE, Array, Arrays, Data, checked_scale, scaled
+from caldera.data.sources.base import SCALE, Array, Arrays, RawData, checked_scale, scaled
 from caldera.errors import CalderaError, ConfigError, DataError, IndexingError
 from caldera.io import map_npy
 from caldera.io.files import PathLike, opened
 
 INDEX = "index.json"
+OFFSETS = ".offsets"
 FORMAT = "caldera shards"
 VERSION = 1
 _LARGEST_INDEX = 1 << 28
@@ -52,14 +53,11 @@ class ShardColumn:
     def __str__(self) -> str:
         return f"{self.name} {self.dtype or 'encoded'} {self.shape}"
 
-    def file(self, shard: int) -> str:
-        return f"{shard:05}.{self.name}.npy"
-
-    def offsets_file(self, shard: int) -> str:
-        return f"{shard:05}.{self.name}.offsets.npy"
+    def file(self, shard: int, part: str = "") -> str:
+        return f"{shard:05}.{self.name}{part}.npy"
 
 
-class Shards(Data):
+class Shards(RawData):
     """The samples of a folder that `write_shards` made; they stay in their files.
 
     With `block` above 1 the order of an epoch keeps so many neighbours together: blocks come in a
@@ -100,10 +98,6 @@ class Shards(Data):
         dtype = self.columns[0].dtype
         return np.dtype(object) if dtype is None else scaled(np.empty(0, dtype), self.scale).dtype
 
-    def batch(self, indices: NDArray[np.integer]) -> Arrays:
-        x, *others = self.raw_batch(indices)
-        return scaled(x, self.scale), *others
-
     def raw_batch(self, indices: NDArray[np.integer]) -> Arrays:
         shards = self._shards_of(indices)
         return tuple(self._gathered(column, indices, shards) for column in self.columns)
@@ -123,9 +117,7 @@ class Shards(Data):
         return block_permutation(len(self), self._block, seed, epoch)
 
     def __repr__(self) -> str:
-        columns = ", ".join(
-            f"{each.name} {each.dtype or 'encoded'} {each.shape}" for each in self.columns
-        )
+        columns = ", ".join(map(str, self.columns))
         return f"Shards({len(self)} samples in {len(self._starts) - 1} shards: {columns})"
 
     def _shards_of(self, indices: NDArray[np.integer]) -> NDArray[np.int64]:
@@ -155,7 +147,7 @@ class Shards(Data):
         self, column: ShardColumn, shard: int, rows: Array, places: Array, found: Array
     ) -> None:
         samples = self._count(shard)
-        starts = self._folder / column.offsets_file(shard)
+        starts = self._folder / column.file(shard, OFFSETS)
         offsets = self._map(starts, (samples + 1,), np.dtype(np.int64), self._where)
         path = self._folder / column.file(shard)
         content = self._map(path, None, np.dtype(np.uint8), self._where)

@@ -8,18 +8,27 @@ NaN, whatever was missing or unknown. `notes` says in words what transform had t
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Self
 
 import numpy as np
 
-from caldera.data.tables.table import Table, Values, missing_values, number_name, value_text
-from caldera.data.tables.text_encoder import TextEncoder
+from caldera.data.tables.table import (
+    Table,
+    Values,
+    category_name,
+    missing_values,
+    number_name,
+    objects,
+)
+from caldera.data.tables.text_encoder import TextEncoder, strangely_missing
 from caldera.data.tables.text_parsing import (
     COMMA,
     ISO,
     POINT,
+    is_format,
     is_plain,
     parse_dates,
     plain_number,
@@ -41,6 +50,7 @@ class NumberEncoder:
     """Numbers with mean 0 and deviation 1; the median stands for those that are missing, and a
     second feature says so, if some were missing from the training rows."""
 
+    kind = "number"
     mean: float
     scale: float
     median: float
@@ -48,7 +58,7 @@ class NumberEncoder:
     decimal: str = POINT
 
     @staticmethod
-    def parse(table: Table, column: int, decimal: str) -> Values:
+    def parse(table: Table, column: int, decimal: str = POINT) -> Values:
         """The numbers of a column; a text that is none is refused."""
         values = table.columns[column]
         if values.dtype.kind == "f":
@@ -101,6 +111,18 @@ class NumberEncoder:
         missing = int(np.isnan(values).sum())
         return f"{missing} missing, taken for the median {self.median:.6g}" if missing else ""
 
+    @property
+    def detail(self) -> str:
+        """How its values are written."""
+        return self.decimal
+
+    def problem(self) -> str:
+        """What is wrong with one that came from a file; nothing if it can be used."""
+        if not np.isfinite((self.mean, self.scale, self.median)).all() or self.scale <= 0:
+            return f"a scale of {self.scale}"
+        known = self.decimal in (POINT, COMMA)
+        return "" if known else f"the decimal mark {self.decimal[:10]!r}"
+
     def describe(self) -> str:
         """What was learnt, in words."""
         said = f"mean {self.mean:.4g}, deviation {self.scale:.4g}"
@@ -117,27 +139,21 @@ class CategoryEncoder:
     """A feature for each category, 1 where a value is of it. What is missing is a category too, if
     some were missing from the training rows; a category that is unknown, or rare, has no 1."""
 
+    kind = "category"
+    detail = ""
     categories: tuple[str, ...]
     marks_missing: bool = False
     rare: int = 0
     """How many categories of the training rows have no feature."""
 
     @staticmethod
-    def parse(table: Table, column: int) -> Values:
+    def parse(table: Table, column: int, detail: str = "") -> Values:
         """The names of categories."""
-        values = table.columns[column]
-        missing = missing_values(values)
-        found = np.empty(len(values), object)
-        found[:] = [
-            None if gone else _category(value_text(each))
-            for each, gone in zip(
-                values.tolist() if values.dtype.kind == "f" else values, missing, strict=True
-            )
-        ]
-        return found
+        texts = table.texts(column)
+        return objects([None if each is None else category_name(each) for each in texts])
 
     @classmethod
-    def fit(cls, values: Values) -> Self:
+    def fit(cls, values: Values, detail: str = "") -> Self:
         """Learn which categories there are, the most frequent ones first."""
         counts = Counter(each for each in values if each is not None)
         ordered = sorted(counts, key=lambda each: (-counts[each], each))
@@ -155,8 +171,7 @@ class CategoryEncoder:
 
     def features(self, name: str) -> list[str]:
         """What these are called."""
-        missing = [f"{name} is missing"] if self.marks_missing else []
-        return [*(f"{name}={each}" for each in self.categories), *missing]
+        return [*(f"{name}={each}" for each in self.categories), f"{name} is missing"][: self.width]
 
     def transform(self, values: Values) -> Values:
         """Features of the names of categories."""
@@ -187,10 +202,11 @@ class CategoryEncoder:
             more = ", ..." if len(unknown) > 3 else ""
             rare = "rare or unknown" if self.rare else "unknown"
             parts.append(f"{sum(unknown.values())} of {rare} categories ({names}{more})")
-        missing = sum(each is None for each in values)
-        if missing and not self.marks_missing:
-            parts.append(f"{missing} missing, which no training row was")
-        return " and ".join(parts)
+        return " and ".join([*parts, *strangely_missing(values, self.marks_missing)])
+
+    def problem(self) -> str:
+        """What is wrong with one that came from a file: any categories can be used."""
+        return ""
 
     def describe(self) -> str:
         """What was learnt, in words."""
@@ -210,12 +226,13 @@ class DateEncoder:
     """The days of dates with mean 0 and deviation 1, and where in the year, the week and the day
     they are, as far as the training rows differ in that."""
 
+    kind = "date"
     format: str
     days: NumberEncoder
     cycles: tuple[str, ...] = ()
 
     @staticmethod
-    def parse(table: Table, column: int, format_: str) -> Values:
+    def parse(table: Table, column: int, format_: str = ISO) -> Values:
         """The dates of a column; a text that is none is refused."""
         values = table.columns[column]
         if values.dtype.kind == "M":
@@ -261,6 +278,16 @@ class DateEncoder:
         missing = int(np.isnat(values).sum())
         return f"{missing} missing, taken for {self.example()}" if missing else ""
 
+    @property
+    def detail(self) -> str:
+        """How its values are written."""
+        return self.format
+
+    def problem(self) -> str:
+        """What is wrong with one that came from a file; nothing if it can be used."""
+        known = is_format(self.format) and set(self.cycles) <= set(CYCLES)
+        return self.days.problem() or ("" if known else f"dates as {self.format[:40]!r}")
+
     def describe(self) -> str:
         """What was learnt, in words."""
         parts = f"; parts of {', '.join(self.cycles)}" if self.cycles else ""
@@ -280,6 +307,10 @@ class DateEncoder:
 
 
 Encoder = NumberEncoder | CategoryEncoder | DateEncoder | TextEncoder
+ENCODERS: Mapping[str, type[Encoder]] = {
+    each.kind: each for each in (NumberEncoder, CategoryEncoder, DateEncoder, TextEncoder)
+}
+"""Encoders by the kind of column that each of them is for."""
 
 
 def numbers_of(texts: Values, decimal: str) -> Values:
@@ -293,11 +324,6 @@ def numbers_of(texts: Values, decimal: str) -> Values:
             pass
     plain = [None if each is None else plain_number(each, decimal) for each in texts]
     return np.array([np.nan if each is None else float(each) for each in plain], np.float64)
-
-
-def _category(text: str) -> str:
-    """What a category is called: truth values are the same from every source."""
-    return text.lower() if text.lower() in ("true", "false") else text
 
 
 def _days(values: Values) -> Values:

@@ -10,20 +10,15 @@ from typing import NamedTuple
 import numpy as np
 
 from caldera.base.registry import nearest
-from caldera.data.tables.encoders import (
-    CategoryEncoder,
-    DateEncoder,
-    Encoder,
-    NumberEncoder,
-    numbers_of,
-)
+from caldera.data.tables.encoders import ENCODERS, Encoder, numbers_of
 from caldera.data.tables.table import Table, Values, missing_values
-from caldera.data.tables.text_encoder import TextEncoder, is_free_text
+from caldera.data.tables.text_encoder import is_free_text
 from caldera.data.tables.text_parsing import COMMA, ISO, POINT, find_format, is_format, says_missing
 from caldera.errors import ConfigError
 
-NUMBER, CATEGORY, DATE, TEXT, IGNORED = "number", "category", "date", "text", "ignored"
-KINDS = (NUMBER, CATEGORY, DATE, TEXT, IGNORED)
+NUMBER, CATEGORY, DATE, TEXT = ENCODERS
+IGNORED = "ignored"
+KINDS = (*ENCODERS, IGNORED)
 _MOST_CATEGORIES = 20
 """More different texts than this, and than half of the rows, are no categories."""
 _MOSTLY = 0.9
@@ -43,23 +38,11 @@ class ColumnKind(NamedTuple):
 
     def parse(self, table: Table, column: int) -> Values:
         """The values of a column of this kind."""
-        if self.name == NUMBER:
-            return NumberEncoder.parse(table, column, self.detail or POINT)
-        if self.name == DATE:
-            return DateEncoder.parse(table, column, self.detail or ISO)
-        if self.name == TEXT:
-            return TextEncoder.parse(table, column)
-        return CategoryEncoder.parse(table, column)
+        return ENCODERS[self.name].parse(table, column, *filter(None, [self.detail]))
 
     def fit(self, values: Values) -> Encoder:
         """An encoder that has learnt from values of this kind."""
-        if self.name == NUMBER:
-            return NumberEncoder.fit(values, self.detail or POINT)
-        if self.name == DATE:
-            return DateEncoder.fit(values, self.detail or ISO)
-        if self.name == TEXT:
-            return TextEncoder.fit(values)
-        return CategoryEncoder.fit(values)
+        return ENCODERS[self.name].fit(values, *filter(None, [self.detail]))
 
 
 def given_kinds(
@@ -207,12 +190,6 @@ def choose_columns(
     table: Table, wanted: Sequence[int], kinds: Mapping[int, ColumnKind], decimal: str | None
 ) -> Chosen:
     """What the columns hold: as told, or else as guessed."""
-    found: dict[int, ColumnKind] = {}
-    left_out: dict[int, str] = {}
-    for column in wanted:
-        kind = kinds.get(column) or guess_kind(table, column, decimal)
-        if kind.name == IGNORED:
-            left_out[column] = kind.reason
-        else:
-            found[column] = kind
-    return Chosen(found, left_out)
+    found = {each: kinds.get(each) or guess_kind(table, each, decimal) for each in wanted}
+    left_out = {column: kind.reason for column, kind in found.items() if kind.name == IGNORED}
+    return Chosen({each: found[each] for each in found if each not in left_out}, left_out)

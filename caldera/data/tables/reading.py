@@ -10,7 +10,8 @@ import os
 import sqlite3
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from typing import IO, Any
@@ -65,21 +66,29 @@ def is_table_file(path: str | os.PathLike[str]) -> bool:
 
 def suffix_of(path: str | os.PathLike[str]) -> str:
     """How the name of a file ends, but for its compression."""
+    return unpacked_name(path).suffix.lower()
+
+
+def unpacked_name(path: str | os.PathLike[str]) -> Path:
+    """The path of a file without the suffix of its compression.
+
+    >>> unpacked_name("a.csv.gz").name, unpacked_name("a.csv").name
+    ('a.csv', 'a.csv')
+    """
     name = Path(path)
-    if name.suffix.lower() in COMPRESSED:
-        name = name.with_suffix("")
-    return name.suffix.lower()
+    return name.with_suffix("") if name.suffix.lower() in COMPRESSED else name
 
 
 def is_table(value: Any) -> bool:
     """Whether a value is a table in memory, a connection to a database, or the path of a file."""
-    if isinstance(value, str | os.PathLike):
-        return True
-    if isinstance(value, Mapping):
-        return True
-    if isinstance(value, list | tuple):
-        return bool(value) and all(isinstance(each, Mapping) for each in value)
-    return _is_frame(value) or _is_connection(value)
+    are_rows = isinstance(value, list | tuple) and all(isinstance(each, Mapping) for each in value)
+    is_file_or_columns = isinstance(value, str | os.PathLike | Mapping)
+    return (
+        is_file_or_columns
+        or (are_rows and bool(value))
+        or _is_frame(value)
+        or _is_connection(value)
+    )
 
 
 def read_table(source: Any, where: str, reading: TableFormat) -> Table:
@@ -238,11 +247,9 @@ def _database(path: Path, where: str, reading: TableFormat) -> Table:
     if not path.is_file():
         raise DataError.build(where, expected=f"a file at {path}", got="nothing there")
     # Read only: to look at data changes nothing.
-    connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
-    try:
+    address = f"{path.resolve().as_uri()}?mode=ro"
+    with closing(sqlite3.connect(address, uri=True)) as connection:
         return _query(connection, where, reading)
-    finally:
-        connection.close()
 
 
 def _query(connection: Any, where: str, reading: TableFormat) -> Table:
@@ -287,9 +294,7 @@ def _of_lists(
     """A table of columns whose names may be twice the same: whoever uses one of them is told."""
     numbered = {str(place): each for place, each in enumerate(columns)}
     found = table_of(numbered, where, reading.marks)
-    return Table(
-        tuple(name.strip() for name in names), found.columns, found.rows, where, found.row_word
-    )
+    return replace(found, names=tuple(name.strip() for name in names))
 
 
 # --- frames
@@ -320,10 +325,9 @@ def _frame_columns(frame: Any) -> dict[str, Any]:
 
 
 def _arrow_values(column: Any) -> Any:
-    if str(column.type).startswith(("dictionary", "extension")):
-        column = (
-            column.cast(column.type.value_type) if hasattr(column.type, "value_type") else column
-        )
+    is_coded = str(column.type).startswith(("dictionary", "extension"))
+    if is_coded and hasattr(column.type, "value_type"):
+        column = column.cast(column.type.value_type)
     if column.null_count == 0 and str(column.type) in ("double", "float", "int64", "int32"):
         return column.to_numpy()
     return column.to_pylist()

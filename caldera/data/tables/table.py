@@ -106,6 +106,15 @@ class Table:
         """Which rows have no value there."""
         return missing_values(self.columns[column])
 
+    def texts(self, column: int) -> Values:
+        """The values of a column as texts; None for those that are missing."""
+        values = self.columns[column]
+        listed = values.tolist() if values.dtype.kind == "f" else values
+        missing = missing_values(values)
+        return objects(
+            [None if gone else value_text(v) for v, gone in zip(listed, missing, strict=True)]
+        )
+
     # --- errors
 
     def refused(self, row: int, column: int, expected: str, hint: str = "") -> DataError:
@@ -138,7 +147,7 @@ def text_column(texts: Iterable[str], marks: Collection[str] = MARKS) -> Values:
     """A column of texts without spaces around them; those that say so are missing."""
     stripped = [each.strip() for each in texts]
     kept = [None if each.lower() in marks else each for each in stripped]
-    return _objects(kept)
+    return objects(kept)
 
 
 def column_of(values: Any, where: str, marks: Collection[str] = MARKS) -> Values:
@@ -249,7 +258,13 @@ def _plain(value: Any, where: str) -> Any:
     )
 
 
-def _objects(values: list[str | None]) -> Values:
+def category_name(text: str) -> str:
+    """What a category is called: truth values are the same from every source."""
+    return text.lower() if text.lower() in ("true", "false") else text
+
+
+def objects(values: list[str | None]) -> Values:
+    """A column of texts."""
     found = np.empty(len(values), object)
     found[:] = values
     return found

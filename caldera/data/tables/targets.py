@@ -13,7 +13,7 @@ from caldera.data.datasets.dataset import as_targets
 from caldera.data.sources.base import Array
 from caldera.data.tables.encoders import numbers_of
 from caldera.data.tables.kinds import decimal_of
-from caldera.data.tables.table import Table, Values, number_name, value_text
+from caldera.data.tables.table import Table, Values, category_name, number_name, value_text
 from caldera.data.tables.text_parsing import plain_number
 from caldera.errors import DataError
 
@@ -54,7 +54,7 @@ def read_labels(
     plain = [plain_number(each, mark) for each in values]
     if None in plain:
         _check_texts(table, column, values, plain, classes)
-        return Labels(*as_targets(np.array([_class(each) for each in values]), True, ""))
+        return Labels(*as_targets(np.array([category_name(each) for each in values]), True, ""))
     exact = [Decimal(each) for each in plain if each is not None]
     return _numbers(table, column, numbers_of(values, mark), exact, classes, mark)
 
@@ -93,7 +93,7 @@ def known_labels(table: Table, column: int, class_names: tuple[str, ...]) -> Lab
     known = {name: number for number, name in enumerate(class_names)}
     values = np.empty(len(table), np.int64)
     for row, value in enumerate(table.columns[column].tolist()):
-        text = _class(value_text(value))
+        text = category_name(value_text(value))
         found = known.get(text)
         if found is None and (plain := plain_number(text, ".")) is not None:
             found = known.get(number_name(Decimal(plain)))
@@ -106,10 +106,6 @@ def known_labels(table: Table, column: int, class_names: tuple[str, ...]) -> Lab
             )
         values[row] = found
     return Labels(values, class_names)
-
-
-def _class(text: str) -> str:
-    return text.lower() if text.lower() in ("true", "false") else text
 
 
 def _check_texts(

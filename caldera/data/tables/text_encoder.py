@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from caldera.data.tables.table import Table, Values, missing_values, value_text
+from caldera.data.tables.table import Table, Values
 from caldera.data.text.tokenizer import FIRST, LONGEST_CHOSEN, Tokenizer
 
 MOST_WORDS = 500
@@ -30,25 +30,20 @@ class TextEncoder:
     """A feature for each word of a vocabulary: more for a word that few texts have, as in tf-idf,
     and of one length for all texts. What is missing has a feature too, if some training row was."""
 
+    kind = "text"
+    detail = ""
     tokenizer: Tokenizer
     weights: tuple[float, ...]
     """How much each word counts."""
     marks_missing: bool = False
 
     @staticmethod
-    def parse(table: Table, column: int) -> Values:
+    def parse(table: Table, column: int, detail: str = "") -> Values:
         """The texts of a column; None for those that are missing."""
-        values = table.columns[column]
-        missing = missing_values(values)
-        listed = values.tolist() if values.dtype.kind == "f" else values
-        found = np.empty(len(values), object)
-        found[:] = [
-            None if gone else value_text(each) for each, gone in zip(listed, missing, strict=True)
-        ]
-        return found
+        return table.texts(column)
 
     @classmethod
-    def fit(cls, values: Values) -> Self:
+    def fit(cls, values: Values, detail: str = "") -> Self:
         """Learn which words texts have; of one that a single text has, nothing can be learnt."""
         texts = [each for each in values if each is not None]
         counts: Counter[str] = Counter()
@@ -69,8 +64,8 @@ class TextEncoder:
 
     def features(self, name: str) -> list[str]:
         """What these are called."""
-        missing = [f"{name} is missing"] if self.marks_missing else []
-        return [*(f"{name}: {word}" for word in self.tokenizer.vocabulary), *missing]
+        words = (f"{name}: {word}" for word in self.tokenizer.vocabulary)
+        return [*words, f"{name} is missing"][: self.width]
 
     def transform(self, values: Values) -> Values:
         """Features of texts."""
@@ -91,15 +86,12 @@ class TextEncoder:
 
     def notes(self, values: Values) -> str:
         """What is unknown or missing."""
-        missing = sum(each is None for each in values)
         texts = [each for each in values if each is not None]
         strange = sum(
             not any(number >= FIRST for number in row) for row in self.tokenizer.encode(texts)
         )
         parts = [f"{strange} texts without a known word"] if strange else []
-        if missing and not self.marks_missing:
-            parts.append(f"{missing} missing, which no training row was")
-        return " and ".join(parts)
+        return " and ".join([*parts, *strangely_missing(values, self.marks_missing)])
 
     def describe(self) -> str:
         """What was learnt, in words."""
@@ -119,6 +111,12 @@ class TextEncoder:
         if self.tokenizer.kind != "words" or not np.isfinite(self.weights).all():
             return "texts without words or weights"
         return "" if all(each > 0 for each in self.weights) else "a word of no weight"
+
+
+def strangely_missing(values: Values, is_known: bool) -> list[str]:
+    """The note about missing texts; none if texts were missing from the training rows as well."""
+    missing = sum(each is None for each in values)
+    return [f"{missing} missing, which no training row was"] if missing and not is_known else []
 
 
 def is_free_text(texts: Sequence[str]) -> bool:

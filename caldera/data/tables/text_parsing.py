@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from csv import Error as CsvError
 from csv import reader as csv_reader
 from datetime import UTC, datetime
@@ -113,12 +114,8 @@ def _rows(text: str, delimiter: str, where: str) -> tuple[list[list[str]], list[
     reader = csv_reader(
         StringIO(text, newline=""), delimiter=delimiter, strict=True, skipinitialspace=True
     )
-    rows, lines = [], []
     try:
-        for row in reader:
-            if row:
-                rows.append(row)
-                lines.append(reader.line_num)
+        found = [(row, reader.line_num) for row in reader if row]
     except CsvError as error:
         raise DataError.build(
             f"{where}, line {reader.line_num}",
@@ -126,7 +123,7 @@ def _rows(text: str, delimiter: str, where: str) -> tuple[list[list[str]], list[
             got=str(error),
             hint="is a quote left open?",
         ) from None
-    return rows, lines
+    return [row for row, _ in found], [line for _, line in found]
 
 
 def _decoded(content: bytes, encoding: str | None, where: str) -> tuple[str, tuple[str, ...]]:
@@ -171,12 +168,10 @@ def _delimiter(text: str) -> str:
     best, most = ",", 1
     for each in DELIMITERS:
         reader = csv_reader(StringIO(text, newline=""), delimiter=each, skipinitialspace=True)
-        try:
-            widths = [len(row) for row in islice(reader, _LOOKED_AT) if row]
-        except CsvError:
-            continue
-        if widths and min(widths) == max(widths) > most:
-            best, most = each, widths[0]
+        with suppress(CsvError):
+            widths = {len(row) for row in islice(reader, _LOOKED_AT) if row}
+            if len(widths) == 1 and max(widths) > most:
+                best, most = each, max(widths)
     return best
 
 
@@ -310,21 +305,16 @@ def parse_date(text: str, format_: str) -> np.datetime64 | None:
     >>> str(parse_date("2024-05-01T12:00:00+02:00", "iso"))
     '2024-05-01T10:00:00.000000'
     """
+    if format_ == ISO and "-" not in text:
+        # It is rather a number.
+        return None
     try:
-        if format_ == ISO:
-            # Without a dash or a point it is rather a number.
-            found = datetime.fromisoformat(text) if "-" in text else None
-        else:
-            found = datetime.strptime(text, format_)
+        is_iso = format_ == ISO
+        found = datetime.fromisoformat(text) if is_iso else datetime.strptime(text, format_)
+        if found.tzinfo is not None:
+            found = found.astimezone(UTC).replace(tzinfo=None)
     except (ValueError, OverflowError):
         return None
-    if found is None:
-        return None
-    if found.tzinfo is not None:
-        try:
-            found = found.astimezone(UTC).replace(tzinfo=None)
-        except OverflowError:
-            return None
     return np.datetime64(found, "us")
 
 

@@ -10,7 +10,8 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -102,7 +103,7 @@ class Tokenizer:
         lengths = [len(each) for each in made.encode(found)]
         usual = int(np.ceil(np.quantile(lengths, _LONG_ENOUGH)))
         chosen = min(max(usual, 1), LONGEST_CHOSEN[kind])
-        return cls(kind, chosen, made.vocabulary, lowercase, made.merges, column)
+        return replace(made, length=chosen)
 
     @property
     def size(self) -> int:
@@ -121,7 +122,7 @@ class Tokenizer:
             engine = _engine(self.vocabulary, self.merges, "data.Tokenizer.encode")
             lowered = [text.lower() if self.lowercase else text for text in found]
             return [[FIRST + n for n in each.ids] for each in engine.encode_batch(lowered)]
-        numbers = self._numbers()
+        numbers = self._numbers
         return [
             [numbers.get(token, UNKNOWN) for token in _split(text, self.kind, self.lowercase)]
             for text in found
@@ -197,13 +198,9 @@ class Tokenizer:
             )
         return self.vocabulary[number - FIRST]
 
+    @cached_property
     def _numbers(self) -> dict[str, int]:
-        known = self.__dict__.get("_known")
-        if known is None:
-            known = {token: FIRST + place for place, token in enumerate(self.vocabulary)}
-            # Looked up for each text; what it depends on never changes.
-            object.__setattr__(self, "_known", known)
-        return cast("dict[str, int]", known)
+        return {token: FIRST + place for place, token in enumerate(self.vocabulary)}
 
 
 def _split(text: str, kind: str, lowercase: bool) -> list[str]:

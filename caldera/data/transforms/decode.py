@@ -60,7 +60,6 @@ def decode_all(
     """
     decode = Decoder(channels, where)
     size = size or decode.size(images[0].read(), images[0].name)
-    problems: dict[int, DataError] = {}
     needed = len(images) * channels * size.height * size.width
     try:
         if settings.memory_limit is not None and needed > settings.memory_limit:
@@ -74,27 +73,44 @@ def decode_all(
             hint="give a smaller size=(height, width), or in_memory=False",
         ) from None
 
-    def decode_share(worker: int, workers: int) -> None:
-        for number in range(worker, len(images), workers):
-            image = images[number]
-            try:
-                x[number] = decode(image.read(), size, image.name, resize=resize)
-            except DataError as error:
-                problems[number] = error
+    def decode_one(number: int, image: LabelledImage) -> None:
+        x[number] = decode(image.read(), size, image.name, resize=resize)
 
-    if size.height * size.width < _PIXELS_FOR_THREADS:
-        decode_share(0, 1)
-    else:
-        parallel_for(decode_share, len(images))
+    problems = use_images(
+        images, decode_one, where, threads=size.height * size.width >= _PIXELS_FOR_THREADS
+    )
     numbers = {name: number for number, name in enumerate(classes)}
     y = np.array([numbers[image.label] for image in images], np.int64)
     if not problems:
         return x, y
-    if broken is None or len(problems) == len(images):
+    if broken is None:
         raise broken_images(list(problems.values()), len(images), where)
     broken |= {images[number].name: str(problems[number]) for number in sorted(problems)}
     kept = np.array([number for number in range(len(images)) if number not in problems])
     return x[kept], y[kept]
+
+
+def use_images(
+    images: Sequence[LabelledImage],
+    use: Callable[[int, LabelledImage], None],
+    where: str,
+    *,
+    threads: bool = True,
+) -> dict[int, DataError]:
+    """Call `use` with each image and its number; the errors by number, unless none is whole."""
+    problems: dict[int, DataError] = {}
+
+    def use_share(worker: int, workers: int) -> None:
+        for number in range(worker, len(images), workers):
+            try:
+                use(number, images[number])
+            except DataError as error:
+                problems[number] = error
+
+    parallel_for(use_share, len(images)) if threads else use_share(0, 1)
+    if problems and len(problems) == len(images):
+        raise broken_images(list(problems.values()), len(images), where)
+    return problems
 
 
 def broken_images(problems: Sequence[DataError], count: int, where: str) -> DataError:

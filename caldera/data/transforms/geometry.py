@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import add
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -70,9 +71,8 @@ def along_axis(values: Expr, axes: int, axis: int) -> Expr:
     >>> along_axis(op.var("v", (5, 7)), axes=4, axis=2).shape
     (5, 1, 7, 1)
     """
-    shape = [1] * axes
-    shape[0], shape[axis] = values.shape
-    return op.reshape(values, shape)
+    samples, length = values.shape
+    return op.reshape(values, (samples, *(length if n == axis else 1 for n in range(1, axes))))
 
 
 @dataclass(frozen=True)
@@ -210,13 +210,12 @@ class Cutout(Transform):
     def lazily(self, x: Expr, draw: LazyDraw) -> Expr:
         size = image_size("data.Cutout", x)
         first = draw.whole(len(x), size) - self.size // 2
-        hidden = None
+        bands = []
         for number, length in enumerate(size):
             start = first[:, number : number + 1]
             inside = (arange(length) >= start) & (arange(length) < start + self.size)
-            band = along_axis(inside, x.ndim, x.ndim - 2 + number)
-            hidden = band if hidden is None else hidden & band
-        return op.where(hidden, 0, x)
+            bands.append(along_axis(inside, x.ndim, x.ndim - 2 + number))
+        return op.where(bands[0] & bands[1], 0, x)
 
 
 _ANGLES = 4096
@@ -295,12 +294,12 @@ class Rotate(Transform):
             framed, (len(x), math.prod(x.shape[1:-2]), math.prod(framed.shape[-2:]))
         )
         sums = _sum_dtype(x.dtype)
-        total: Any = None
-        for place, weight in corners:
-            found = op.take_along_axis(planes, op.unsqueeze(place, 1), 2)
-            part = op.cast(found, sums) * op.unsqueeze(op.cast(weight, sums), 1)
-            total = part if total is None else total + part
-        return op.reshape(op.cast(_mean(total), x.dtype), x.shape)
+        parts = (
+            op.cast(op.take_along_axis(planes, op.unsqueeze(place, 1), 2), sums)
+            * op.unsqueeze(op.cast(weight, sums), 1)
+            for place, weight in corners
+        )
+        return op.reshape(op.cast(_mean(reduce(add, parts)), x.dtype), x.shape)
 
 
 def _corners(xp: Any, cosine: Any, sine: Any, height: int, width: int) -> list[tuple[Any, Any]]:

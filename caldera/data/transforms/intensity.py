@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -41,8 +42,33 @@ class PixelScale(Transform):
         return op.cast(x, float32) / self.scale if x.dtype == uint8 else x
 
 
+class _Linear(Transform):
+    """A transform that multiplies by a factor and adds a shift, as floats."""
+
+    @abstractmethod
+    def _line(self, x: Array | Expr) -> tuple[Array, Array]:
+        """Factor and shift, in float64: single numbers, or arrays that meet the batch."""
+
+    def __call__(self, x: Array, draw: Draw) -> Array:
+        factor, shift, dtype = self._parts(x)
+        result = np.multiply(x, factor, dtype=factor.dtype)
+        result += shift
+        return result.astype(dtype, copy=False)
+
+    def lazily(self, x: Expr, draw: LazyDraw) -> Expr:
+        factor, shift, dtype = self._parts(x)
+        return op.cast(op.cast(x, factor.dtype) * factor + shift, dtype)
+
+    def _parts(self, x: Array | Expr) -> tuple[Array, Array, np.dtype[Any]]:
+        """Factor and shift, in the dtype to compute in, and the dtype of the result."""
+        dtype = x.dtype if is_float(x.dtype) else np.dtype(np.float32)
+        work = np.dtype(np.float64 if dtype == float64 else np.float32)
+        factor, shift = (np.asarray(each, work) for each in self._line(x))
+        return factor, shift, dtype
+
+
 @dataclass(frozen=True)
-class Normalise(Transform):
+class Normalise(_Linear):
     """(x - mean) / std as floats, for each channel (axis 1) or with one number for all.
 
     Bytes are divided by 255 first, so mean and std are those of images from 0 to 1.
@@ -91,18 +117,7 @@ class Normalise(Transform):
         std[std == 0] = 1
         return cls(tuple(mean.tolist()), tuple(std.tolist()))
 
-    def __call__(self, x: Array, draw: Draw) -> Array:
-        factor, shift, dtype = self._line(x)
-        result = np.multiply(x, factor, dtype=factor.dtype)
-        result += shift
-        return result.astype(dtype, copy=False)
-
-    def lazily(self, x: Expr, draw: LazyDraw) -> Expr:
-        factor, shift, dtype = self._line(x)
-        return op.cast(op.cast(x, factor.dtype) * factor + shift, dtype)
-
-    def _line(self, x: Array | Expr) -> tuple[Array, Array, np.dtype[Any]]:
-        """Factor and shift, in the dtype to compute in, and the dtype of the result."""
+    def _line(self, x: Array | Expr) -> tuple[Array, Array]:
         # One multiplication and one addition for each element: (x / 255 - mean) / std.
         factor = 1 / np.asarray(self.std, np.float64)
         shift = -np.asarray(self.mean, np.float64) * factor
@@ -116,12 +131,11 @@ class Normalise(Transform):
                     got=f"a batch of shape {x.shape}",
                     hint="data.Normalise.of(data) computes them",
                 )
-        work, dtype = _dtypes(x)
-        return _along_channels(factor, x.ndim, work), _along_channels(shift, x.ndim, work), dtype
+        return _along_channels(factor, x.ndim), _along_channels(shift, x.ndim)
 
 
 @dataclass(frozen=True, eq=False)
-class SubtractMean(Transform):
+class SubtractMean(_Linear):
     """x - mean as floats: the mean of a whole sample, of each channel (axis 1), or one number.
 
     Bytes are divided by 255 first, so the mean is that of images from 0 to 1.
@@ -152,24 +166,12 @@ class SubtractMean(Transform):
             total += x.sum(axis=0, dtype=np.float64)
         return cls(total / len(data))
 
-    def __call__(self, x: Array, draw: Draw) -> Array:
-        factor, mean, dtype = self._line(x)
-        result = np.multiply(x, factor, dtype=mean.dtype)
-        result -= mean
-        return result.astype(dtype, copy=False)
-
-    def lazily(self, x: Expr, draw: LazyDraw) -> Expr:
-        factor, mean, dtype = self._line(x)
-        return op.cast(op.cast(x, mean.dtype) * factor - mean, dtype)
-
-    def _line(self, x: Array | Expr) -> tuple[Array, Array, np.dtype[Any]]:
-        """Factor and mean, in the dtype to compute in, and the dtype of the result."""
-        work, dtype = _dtypes(x)
-        factor = np.asarray(1 / 255 if x.dtype == uint8 else 1.0, work)
+    def _line(self, x: Array | Expr) -> tuple[Array, Array]:
+        factor = np.asarray(1 / 255 if x.dtype == uint8 else 1.0)
         if self.mean.shape in ((), x.shape[1:]):
-            return factor, self.mean.astype(work), dtype
+            return factor, -self.mean
         if x.ndim > 1 and self.mean.shape == x.shape[1:2]:
-            return factor, _along_channels(self.mean, x.ndim, work), dtype
+            return factor, -_along_channels(self.mean, x.ndim)
         raise ShapeError.build(
             "data.SubtractMean",
             expected=f"samples of shape {self.mean.shape}, or as many channels",
@@ -181,15 +183,8 @@ class SubtractMean(Transform):
         return f"SubtractMean({self.mean.shape or float(self.mean)})"
 
 
-def _dtypes(x: Array | Expr) -> tuple[np.dtype[Any], np.dtype[Any]]:
-    """The dtype to compute in, and the dtype of the result."""
-    dtype = x.dtype if is_float(x.dtype) else np.dtype(np.float32)
-    return np.dtype(np.float64 if dtype == float64 else np.float32), dtype
-
-
-def _along_channels(values: Array, axes: int, dtype: np.dtype[Any]) -> Array:
+def _along_channels(values: Array, axes: int) -> Array:
     """Numbers for each channel, shaped to meet axis 1 of a batch."""
-    values = values.astype(dtype)
     return values.reshape(-1, *(1,) * (axes - 2)) if values.ndim else values
 
 
@@ -285,14 +280,16 @@ class Colour(Transform):
     def _whole_numbers(self, xp: Any, x: Any, factors: Any) -> Any:
         """The changed images, with the functions of NumPy or of `op`."""
         if self.brightness:
-            x = _bytes(xp, _nearest(x * _factor(xp, x, factors, 0)))
+            x = xp.clip(_nearest(x * _factor(xp, x, factors, 0)), 0, 255)
         if self.contrast:
-            mean = xp.sum(x, axis=tuple(range(1, x.ndim)), keepdims=True) // _pixels(x)
-            x = _bytes(xp, mean + _nearest((x - mean) * _factor(xp, x, factors, 1)))
+            mean = xp.sum(x, axis=tuple(range(1, x.ndim)), keepdims=True) // max(
+                math.prod(x.shape[1:]), 1
+            )
+            x = xp.clip(mean + _nearest((x - mean) * _factor(xp, x, factors, 1)), 0, 255)
         if self.saturation and _has_colours(x):
             parts = [x[:, i : i + 1] * weight for i, weight in enumerate(_GREY)]
             grey = _nearest(parts[0] + parts[1] + parts[2])
-            x = _bytes(xp, grey + _nearest((x - grey) * _factor(xp, x, factors, 2)))
+            x = xp.clip(grey + _nearest((x - grey) * _factor(xp, x, factors, 2)), 0, 255)
         return x
 
     def _floats(self, x: Array, factors: Array) -> Array:
@@ -315,14 +312,6 @@ def _factor(xp: Any, x: Any, factors: Any, number: int) -> Any:
 def _nearest(product: Any) -> Any:
     """A product with a factor, divided by 256 and rounded."""
     return (product + _UNIT // 2) // _UNIT
-
-
-def _bytes(xp: Any, x: Any) -> Any:
-    return xp.clip(x, 0, 255)
-
-
-def _pixels(x: Any) -> int:
-    return max(math.prod(x.shape[1:]), 1)
 
 
 def _has_colours(x: Any) -> bool:
