@@ -67,8 +67,7 @@ class PReLU(Layer):
     per_channel: bool = False
 
     def build(self, x: Expr) -> None:
-        if self.per_channel and x.ndim < 2:
-            raise self.refuse("a batch (N, C, ...)", f"shape {x.shape}")
+        self.require(not self.per_channel or x.ndim >= 2, "a batch (N, C, ...)", f"shape {x.shape}")
         shape = (x.shape[1] if self.per_channel else 1,)
         self.weight = self.parameter("weight", shape, constant(self.slope))
 

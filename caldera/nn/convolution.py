@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr
 from caldera.core.tensor import glorot_uniform
-from caldera.errors import ConfigError
 from caldera.nn.basic import activation_function, check_counts, register
 from caldera.nn.initialisers import fill_or
 from caldera.nn.layer import Layer
@@ -35,8 +35,7 @@ def _sizes(layer: str, name: str, value: int | Sequence[int], axes: int) -> tupl
     sizes = tuple(value) if isinstance(value, Sequence) else (value,) * axes
     for each in sizes:
         check_counts(layer, **{name: each})
-    if len(sizes) != axes:
-        raise ConfigError.build(layer, expected=f"{name}= {axes} sizes", got=repr(value))
+    require(len(sizes) == axes, layer, f"{name}= {axes} sizes", repr(value))
     return sizes
 
 
@@ -53,8 +52,7 @@ class Convolution(Layer):
         activation_function(self.activation)  # Refused now, not when it is first called.
 
     def build(self, x: Expr) -> None:
-        if x.ndim != 2 + self.axes:
-            raise self.refuse(INPUTS[self.axes], f"shape {x.shape}")
+        self.require(x.ndim == 2 + self.axes, INPUTS[self.axes], f"shape {x.shape}")
         shape, outputs = self.weight_shape(x.shape[1])
         self.weight = self.parameter("weight", shape, fill_or(self.fill, glorot_uniform()))
         self.offset = self.parameter("bias", (outputs,)) if self.bias else None
@@ -76,11 +74,11 @@ class Convolution(Layer):
     def check_groups(self, groups: int, channels: int, filters: int) -> None:
         """Refuse groups that do not divide the channels or the filters."""
         check_counts(self.path, groups=groups)
-        if channels % groups or filters % groups:
-            raise self.refuse(
-                f"channels and filters that {groups} groups divide",
-                f"{channels} channels and {filters} filters",
-            )
+        self.require(
+            not channels % groups and not filters % groups,
+            f"channels and filters that {groups} groups divide",
+            f"{channels} channels and {filters} filters",
+        )
 
 
 @register

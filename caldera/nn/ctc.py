@@ -9,6 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr
 from caldera.core.tensor.dtype import DType, int64
 from caldera.core.tensor.shape import Shape
@@ -164,12 +165,13 @@ def ctc_targets(
             )
     if counts is not None:
         for sample, (row, count) in enumerate(zip(rows, counts, strict=True)):
-            if count > len(row):
-                raise DataError.build(
-                    "nn.ctc_targets",
-                    expected=f"a length of at most {len(row)}, the labels of sample {sample}",
-                    got=f"{count}",
-                )
+            require(
+                count <= len(row),
+                "nn.ctc_targets",
+                f"a length of at most {len(row)}, the labels of sample {sample}",
+                count,
+                error=DataError,
+            )
         rows = [row[:count] for row, count in zip(rows, counts, strict=True)]
     found = np.full((len(rows), 1 + max(map(len, rows), default=0)), -1, np.int64)
     for target, length, row in zip(found, frames, rows, strict=True):
@@ -185,10 +187,11 @@ def _whole_numbers(given: Any, what: str) -> np.ndarray:
     except ValueError:
         # Rows of different lengths, say.
         array = np.empty((1, 1), object)
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise DataError.build(
-            "nn.ctc_targets",
-            expected=f"{what}, a row of whole numbers",
-            got=f"{array.dtype} of shape {array.shape}",
-        )
+    require(
+        array.ndim == 1 and (not array.size or array.dtype.kind in "iu"),
+        "nn.ctc_targets",
+        f"{what}, a row of whole numbers",
+        f"{array.dtype} of shape {array.shape}",
+        error=DataError,
+    )
     return array.astype(np.int64)

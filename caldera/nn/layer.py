@@ -31,7 +31,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 from caldera import op
-from caldera.base.arguments import checked
+from caldera.base.arguments import checked, require
 from caldera.compiler.lazy import Expr, Variable, lift
 from caldera.core.graph.node import Node, Spec, Symbol, current_pin, describe, pinned
 from caldera.core.graph.opdef import scope
@@ -206,6 +206,10 @@ class Layer(ABC):
     def refuse(self, expected: str, got: str, hint: str = "") -> ShapeError:
         """The error for inputs that do not fit; raise it."""
         return ShapeError.build(self.path, expected=expected, got=got, hint=hint)
+
+    def require(self, ok: object, expected: str, got: str, hint: str = "") -> None:
+        """Raise the error for inputs that do not fit, unless the condition holds."""
+        require(ok, self.path, expected, got, hint, ShapeError)
 
     # --- calling
 

@@ -15,6 +15,7 @@ from typing import Any, Self
 import numpy as np
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.base.configurable import Configurable, Family
 from caldera.compiler.lazy import Expr
 from caldera.core.tensor.dtype import DType, canonical, int64
@@ -116,21 +117,23 @@ class Loss(Configurable, ABC):
     ) -> Expr:
         where = type(self).__name__
         losses = self.per_sample(prediction, target)
-        if losses.ndim != 1 or losses.shape != tuple(prediction.shape)[:1]:
-            raise ShapeError.build(
-                where,
-                expected="one loss for each sample along the first axis",
-                got=f"losses of shape {losses.shape} for predictions of {prediction.shape}",
-            )
+        require(
+            losses.ndim == 1 and losses.shape == tuple(prediction.shape)[:1],
+            where,
+            "one loss for each sample along the first axis",
+            f"losses of shape {losses.shape} for predictions of {prediction.shape}",
+            error=ShapeError,
+        )
         count: Any = float(len(losses))
         if weights is not None:
             factors = op.cast(weights, losses.dtype)
-            if factors.shape != losses.shape:
-                raise ShapeError.build(
-                    where,
-                    expected=f"weights of shape {losses.shape}, one a sample",
-                    got=f"{factors.shape}",
-                )
+            require(
+                factors.shape == losses.shape,
+                where,
+                f"weights of shape {losses.shape}, one a sample",
+                factors.shape,
+                error=ShapeError,
+            )
             # Not a mere product: padding may have no loss at all (0 * nan would be nan).
             losses = op.where(factors == 0.0, 0.0, losses * factors)
             count = op.sum(factors)
@@ -213,10 +216,12 @@ class CrossEntropy(Loss):
     probabilities: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.label_smoothing < 1:
-            raise ConfigError.build(
-                "CrossEntropy", expected="0 <= label_smoothing < 1", got=f"{self.label_smoothing}"
-            )
+        require(
+            0 <= self.label_smoothing < 1,
+            "CrossEntropy",
+            "0 <= label_smoothing < 1",
+            self.label_smoothing,
+        )
 
     def per_sample(self, prediction: Expr, target: Expr) -> Expr:
         each = op.cross_entropy(prediction, target, reduction="none", axis=self.axis)
@@ -231,12 +236,13 @@ class CrossEntropy(Loss):
     ) -> tuple[Shape, DType]:
         shape = tuple(prediction_shape)
         axis = normalise_axis(self.axis, len(shape), "CrossEntropy")
-        if axis == 0:
-            raise ShapeError.build(
-                "CrossEntropy",
-                expected="a batch of samples with an axis of classes",
-                got=f"predictions of shape {shape} with axis={self.axis}",
-            )
+        require(
+            axis != 0,
+            "CrossEntropy",
+            "a batch of samples with an axis of classes",
+            f"predictions of shape {shape} with axis={self.axis}",
+            error=ShapeError,
+        )
         if self.probabilities:
             return shape, canonical(dtype)
         return (*shape[:axis], *shape[axis + 1 :]), int64
@@ -338,8 +344,7 @@ class Huber(Loss):
     delta: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.delta < math.inf:
-            raise ConfigError.build("Huber", expected="a delta above 0", got=f"{self.delta}")
+        require(0 < self.delta < math.inf, "Huber", "a delta above 0", self.delta)
 
     def per_sample(self, prediction: Expr, target: Expr) -> Expr:
         return mean_by_sample(op.huber(prediction, target, delta=self.delta, reduction="none"))

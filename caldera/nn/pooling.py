@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr
-from caldera.errors import ConfigError
 from caldera.nn.basic import check_counts, register
 from caldera.nn.layer import Layer
 from caldera.op.windows import MODES
@@ -38,8 +38,7 @@ class Pooling2D(Layer):
     padding: Any = 0
 
     def __post_init__(self) -> None:
-        if self.kind not in ("max", "average"):
-            raise ConfigError.build("Pooling2D", expected="'max' or 'average'", got=repr(self.kind))
+        require(self.kind in ("max", "average"), "Pooling2D", "'max' or 'average'", repr(self.kind))
 
     def forward(self, x: Expr) -> Expr:
         pool = op.max_pool2d if self.kind == "max" else op.avg_pool2d
@@ -158,10 +157,9 @@ class UpSampling2D(Layer):
     mode: str = "nearest"
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise ConfigError.build(
-                "UpSampling2D", expected=f"mode= one of {', '.join(MODES)}", got=repr(self.mode)
-            )
+        require(
+            self.mode in MODES, "UpSampling2D", f"mode= one of {', '.join(MODES)}", repr(self.mode)
+        )
 
     def forward(self, x: Expr) -> Expr:
         return op.interpolate(x, scale=self.scale, mode=self.mode)
@@ -194,12 +192,10 @@ class MeanPooling(Layer):
     """
 
     def forward(self, x: Expr, mask: Expr | None = None) -> Expr:
-        if x.ndim != 3:
-            raise self.refuse("sequences (N, T, C)", f"shape {x.shape}")
+        self.require(x.ndim == 3, "sequences (N, T, C)", f"shape {x.shape}")
         if mask is None:
             return op.mean(x, axis=1)
-        if mask.shape != x.shape[:2]:
-            raise self.refuse(f"a mask of shape {x.shape[:2]}", f"{mask.shape}")
+        self.require(mask.shape == x.shape[:2], f"a mask of shape {x.shape[:2]}", f"{mask.shape}")
         real = op.unsqueeze(op.cast(mask, x.dtype), 2)
         # A text without words has a mean of 0.
         return op.sum(x * real, axis=1) / op.maximum(op.sum(real, axis=1), 1.0)
@@ -223,15 +219,11 @@ class AdaptiveAveragePool2D(Layer):
     def __post_init__(self) -> None:
         pair = tuple(self.size) if isinstance(self.size, Sequence) else (self.size, self.size)
         check_counts("AdaptiveAveragePool2D", **{f"size {i}": each for i, each in enumerate(pair)})
-        if len(pair) != 2:
-            raise ConfigError.build(
-                "AdaptiveAveragePool2D", expected="size= one or two sizes", got=repr(self.size)
-            )
+        require(len(pair) == 2, "AdaptiveAveragePool2D", "size= one or two sizes", repr(self.size))
         self._size = pair
 
     def forward(self, x: Expr) -> Expr:
-        if x.ndim != 4:
-            raise self.refuse("images (N, C, H, W)", f"shape {x.shape}")
+        self.require(x.ndim == 4, "images (N, C, H, W)", f"shape {x.shape}")
         lengths = x.shape[2:]
         if all(length % size == 0 for length, size in zip(lengths, self._size, strict=True)):
             windows = [length // size for length, size in zip(lengths, self._size, strict=True)]

@@ -71,8 +71,11 @@ class Rescale(Layer):
     def forward(self, x: Expr) -> Expr:
         for name in ("scale", "offset"):
             given = getattr(self, name)
-            if isinstance(given, list) and len(given) != (x.shape[-1] if x.ndim else 1):
-                raise self.refuse(f"{len(given)} numbers along the last axis", f"shape {x.shape}")
+            self.require(
+                not isinstance(given, list) or len(given) == (x.shape[-1] if x.ndim else 1),
+                f"{len(given)} numbers along the last axis",
+                f"shape {x.shape}",
+            )
         scale, offset = (np.asarray(each, x.dtype) for each in (self.scale, self.offset))
         return x * scale + offset
 
@@ -139,12 +142,12 @@ class ColumnEmbedding(Layer):
         return min(self.width, (stop - start + 1) // 2)
 
     def forward(self, x: Expr) -> Expr:
-        if x.ndim != 2 or (self.spans and self.spans[-1][1] > x.shape[1]):
-            raise self.refuse(
-                "rows with all features of its spans",
-                f"shape {x.shape}",
-                "take the spans of the data that it is trained on",
-            )
+        self.require(
+            x.ndim == 2 and (not self.spans or self.spans[-1][1] <= x.shape[1]),
+            "rows with all features of its spans",
+            f"shape {x.shape}",
+            "take the spans of the data that it is trained on",
+        )
         others, embedded, last = [], [], 0
         for (start, stop), weight in zip(self.spans, self.weights, strict=True):
             others.append(x[:, last:start])

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr, Variable
 from caldera.core.tensor import glorot_uniform, orthogonal
 from caldera.core.tensor.dtype import bool_, is_integer
@@ -54,24 +55,26 @@ class Recurrent(Layer):
 
     def __post_init__(self) -> None:
         check_counts(type(self).__name__, units=self.units)
-        if self.bidirectional and self.go_backwards:
-            raise ConfigError.build(
-                type(self).__name__,
-                expected="both directions, or one",
-                got="bidirectional and go_backwards",
-            )
-        if self.return_mask and not self.return_sequences:
-            raise ConfigError.build(
-                type(self).__name__,
-                expected="a mask to go with sequences",
-                got="return_mask without return_sequences",
-            )
+        require(
+            not self.bidirectional or not self.go_backwards,
+            type(self).__name__,
+            "both directions, or one",
+            "bidirectional and go_backwards",
+        )
+        require(
+            not self.return_mask or self.return_sequences,
+            type(self).__name__,
+            "a mask to go with sequences",
+            "return_mask without return_sequences",
+        )
 
     def build(self, x: Expr, *rest: Any) -> None:
-        if x.ndim != 3:
-            raise self.refuse(
-                "sequences (N, T, C)", f"shape {x.shape}", "words need nn.Embedding before it"
-            )
+        self.require(
+            x.ndim == 3,
+            "sequences (N, T, C)",
+            f"shape {x.shape}",
+            "words need nn.Embedding before it",
+        )
         # Named as the two directions of PyTorch.
         suffixes = ("", "_reverse") if self.bidirectional else ("",)
         self._weights = [self._direction(x.shape[-1], suffix) for suffix in suffixes]

@@ -9,8 +9,8 @@ import math
 from typing import ClassVar, Unpack
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr
-from caldera.errors import ConfigError
 from caldera.optim.optimizer import Optimizer, OptimizerOptions, Rate, State, optimizers
 from caldera.optim.parameter_groups import Decay, Decoupled
 from caldera.optim.schedule import require_fraction
@@ -288,8 +288,7 @@ class LARS(Optimizer):
     ) -> None:
         super().__init__(learning_rate, **options)
         require_fraction("LARS", "momentum", momentum)
-        if not trust > 0:
-            raise ConfigError.build("LARS", expected="trust above 0", got=f"{trust}")
+        require(trust > 0, "LARS", "trust above 0", trust)
         self.momentum = momentum
         self.trust = trust
 

@@ -15,6 +15,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.base.configurable import Configurable, Family
 from caldera.compiler.lazy import Expr, Variable
 from caldera.core.graph.node import pinned
@@ -39,10 +40,7 @@ class Clip(Configurable, ABC):
     limit: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.limit < math.inf:
-            raise ConfigError.build(
-                type(self).__name__, expected="a limit above 0", got=f"{self.limit}"
-            )
+        require(0 < self.limit < math.inf, type(self).__name__, "a limit above 0", self.limit)
 
     @abstractmethod
     def clipped(self, gradients: Sequence[Expr]) -> list[Expr]:
@@ -172,12 +170,12 @@ class LossScale:
         growth_interval: int = 2000,
         device: Device | str | int | None = None,
     ) -> None:
-        if initial <= 0 or growth_interval < 1:
-            raise ConfigError.build(
-                "LossScale",
-                expected="initial > 0 and growth_interval >= 1",
-                got=f"{initial} and {growth_interval}",
-            )
+        require(
+            initial > 0 and growth_interval >= 1,
+            "LossScale",
+            "initial > 0 and growth_interval >= 1",
+            f"{initial} and {growth_interval}",
+        )
         self.growth_interval = growth_interval
         self.scale = op.var("loss scale", (), fill=float(initial), device=device)
         self.good_steps = op.var("good steps", (), dtype="int64", device=device)

@@ -6,8 +6,8 @@ from functools import partial
 from typing import ClassVar, Unpack
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr
-from caldera.errors import ConfigError
 from caldera.optim.optimizer import Optimizer, OptimizerOptions, Rate, State, optimizers
 from caldera.optim.parameter_groups import Decay, Decoupled
 from caldera.optim.schedule import require_fraction
@@ -39,10 +39,7 @@ class SGD(Optimizer):
     ) -> None:
         super().__init__(learning_rate, **options)
         require_fraction("SGD", "momentum", momentum)
-        if nesterov and not momentum:
-            raise ConfigError.build(
-                "SGD", expected="momentum above 0 with nesterov=True", got=f"{momentum}"
-            )
+        require(not nesterov or momentum, "SGD", "momentum above 0 with nesterov=True", momentum)
         self.momentum = momentum
         self.nesterov = nesterov
         self.keeps = ("velocity",) if momentum else ()

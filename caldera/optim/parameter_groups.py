@@ -11,6 +11,7 @@ from glob import escape
 from typing import Any, ClassVar
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.base.configurable import Configurable, Family
 from caldera.compiler.lazy import Expr, Variable
 from caldera.errors import ConfigError
@@ -43,18 +44,18 @@ class Group(Configurable):
     weight_decay: float | None = None
 
     def __post_init__(self) -> None:
-        if not all(isinstance(each, str | Variable) for each in self._matches()):
-            raise ConfigError.build(
-                "Group",
-                expected="match= a name pattern, a variable or a list of them",
-                got=repr(self.match),
-            )
-        if not 0 <= self.learning_rate_factor < math.inf:
-            raise ConfigError.build(
-                "Group",
-                expected="a learning rate factor of 0 or more",
-                got=f"{self.learning_rate_factor}",
-            )
+        require(
+            all(isinstance(each, str | Variable) for each in self._matches()),
+            "Group",
+            "match= a name pattern, a variable or a list of them",
+            repr(self.match),
+        )
+        require(
+            0 <= self.learning_rate_factor < math.inf,
+            "Group",
+            "a learning rate factor of 0 or more",
+            self.learning_rate_factor,
+        )
 
     def _matches(self) -> Sequence[Match]:
         return [self.match] if isinstance(self.match, str | Variable) else self.match
@@ -121,10 +122,12 @@ class Decay(Configurable, ABC):
     coupled: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not 0 <= self.strength < math.inf:
-            raise ConfigError.build(
-                type(self).__name__, expected="a strength of 0 or more", got=f"{self.strength}"
-            )
+        require(
+            0 <= self.strength < math.inf,
+            type(self).__name__,
+            "a strength of 0 or more",
+            self.strength,
+        )
 
     @abstractmethod
     def pull(self, parameter: Expr) -> Expr:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from caldera.base.arguments import guarded
+from caldera.base.arguments import guarded, require
 from caldera.base.registry import nearest
 from caldera.compress import LowPrecisionWeights
 from caldera.errors import ConfigError
@@ -356,8 +356,7 @@ def _improves(value: float, best: float | None, mode: str, by: float) -> bool:
 def _mode(where: str, monitor: str, mode: str | None) -> str:
     if mode is None:
         return "min" if monitor.endswith(_LOWER_IS_BETTER) else "max"
-    if mode not in ("min", "max"):
-        raise ConfigError.build(where, expected='mode "min" or "max"', got=repr(mode))
+    require(mode in ("min", "max"), where, 'mode "min" or "max"', repr(mode))
     return mode
 
 

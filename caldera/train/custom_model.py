@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from caldera import op, optim
-from caldera.base.arguments import checked, guarded
+from caldera.base.arguments import checked, guarded, require
 from caldera.base.config import settings
 from caldera.comm import world
 from caldera.compiler.lazy import Expr, Variable, compile
@@ -20,7 +20,7 @@ from caldera.core.memory import device as find_device
 from caldera.core.tensor.dtype import canonical
 from caldera.core.tensor.random import checked_seed, seeded
 from caldera.data import Loader, Pipeline, as_data
-from caldera.errors import ConfigError, NonFiniteError
+from caldera.errors import NonFiniteError
 from caldera.nn.layer import Layer
 from caldera.nn.tracing import trace
 from caldera.optim import Optimizer
@@ -69,8 +69,7 @@ class CustomModel(Layer):
         super().__init__(name=name)
         self._path = ""
         where = type(self).__name__
-        if not optimizers:
-            raise ConfigError.build(where, expected="an optimizer for each layer", got="none")
+        require(optimizers, where, "an optimizer for each layer")
         self.optimizers = {each: optim.get(given) for each, given in optimizers.items()}
         self.batch_size = whole_number(batch_size, "batch_size", 1, where)
         self.epochs = whole_number(epochs, "epochs", 0, where)
@@ -107,8 +106,7 @@ class CustomModel(Layer):
         model often depend on their size.
         """
         where = type(self).__name__
-        if world().size > 1:
-            raise ConfigError.build(where, expected="one process", got=f"{world().size} of them")
+        require(world().size <= 1, where, "one process", f"{world().size} of them")
         given = data if isinstance(data, Pipeline) else as_data(_alone(data))
         source = given if isinstance(given, Pipeline) else Pipeline(given)
         size = whole_number(self.batch_size if batch_size is None else batch_size, "batch_size", 1)
@@ -200,22 +198,22 @@ class CustomModel(Layer):
         where = type(self).__name__
         layers = dict(self.children())
         for name in self.optimizers:
-            if name not in layers or name not in found:
-                raise ConfigError.build(
-                    where,
-                    expected=f"a layer self.{name} and a loss {name!r}",
-                    got=f"the layers {', '.join(layers) or 'none'} and the losses "
-                    f"{', '.join(found) or 'none'}",
-                    hint="an optimizer goes by the name of the layer that it trains",
-                )
+            require(
+                name in layers and name in found,
+                where,
+                f"a layer self.{name} and a loss {name!r}",
+                f"the layers {', '.join(layers) or 'none'} and the losses "
+                f"{', '.join(found) or 'none'}",
+                "an optimizer goes by the name of the layer that it trains",
+            )
         for name, value in found.items():
-            if not isinstance(value, Expr) or value.ndim or name in ("steps", "seconds"):
-                raise ConfigError.build(
-                    where,
-                    expected="a scalar for each loss, and no name 'steps' or 'seconds'",
-                    got=f"{name}: {getattr(value, 'shape', value)!r}",
-                    hint="take op.mean of it",
-                )
+            require(
+                isinstance(value, Expr) and not value.ndim and name not in ("steps", "seconds"),
+                where,
+                "a scalar for each loss, and no name 'steps' or 'seconds'",
+                f"{name}: {getattr(value, 'shape', value)!r}",
+                "take op.mean of it",
+            )
         return found
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from caldera.base.arguments import within
+from caldera.base.arguments import require, within
 from caldera.base.formatting import note
 from caldera.data import Loader, Pipeline
 from caldera.draw.axis import axis_of
@@ -111,18 +111,17 @@ def lr_find(
     """
     steps = within("lr_find", "steps", steps, 2, 10**6)
     first, last = (plain_number(each, "rates", 0, "lr_find") for each in (lowest, highest))
-    if not 0 < first < last < math.inf:
-        raise ConfigError.build(
-            "lr_find", expected="0 < lowest < highest < inf", got=f"{lowest} and {highest}"
-        )
+    require(
+        0 < first < last < math.inf,
+        "lr_find",
+        "0 < lowest < highest < inf",
+        f"{lowest} and {highest}",
+    )
     size = model.batch_size
     if batch_size is not None:
         size = whole_number(batch_size, "batch_size", 1, "lr_find")
     pipeline = Pipeline.of(data)
-    if pipeline.is_stream:
-        raise ConfigError.build(
-            "lr_find", expected="data that can be asked for by number", got="a stream"
-        )
+    require(not pipeline.is_stream, "lr_find", "data that can be asked for by number", "a stream")
     given = model.optimizer
     optimizer = type(given)(**{**given.arguments(), "learning_rate": lowest})
     trial = dataclasses.replace(make_steps(model, pipeline), optimizer=optimizer)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from caldera import optim
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr
 from caldera.compiler.passes.precision import NAMES as PRECISIONS
 from caldera.core.memory import Device
@@ -228,13 +229,13 @@ class ModelSettings(Layer):
     @batch_size.setter
     def batch_size(self, given: int | optim.EpochRule) -> None:
         rules = [given] if isinstance(given, optim.EpochRule) else []
-        if rules and rules[0].controls != "batch_size":
-            raise ConfigError.build(
-                self._where,
-                expected="batch_size= a number or a rule for it",
-                got=repr(given),
-                hint="as optim.GrowingBatch is one",
-            )
+        require(
+            not rules or rules[0].controls == "batch_size",
+            self._where,
+            "batch_size= a number or a rule for it",
+            repr(given),
+            "as optim.GrowingBatch is one",
+        )
         size = int(rules[0].value) if rules else given
         self._batch_size = whole_number(size, "batch_size", 1, self._where)
         self.between_epochs: list[optim.EpochRule] = rules
@@ -271,13 +272,13 @@ class ModelSettings(Layer):
 
     @precision.setter
     def precision(self, given: str | None) -> None:
-        if given is not None and given not in PRECISIONS:
-            raise ConfigError.build(
-                "precision",
-                expected="one of " + ", ".join(PRECISIONS),
-                got=repr(given),
-                hint="None computes in the dtype of the model",
-            )
+        require(
+            given is None or given in PRECISIONS,
+            "precision",
+            "one of " + ", ".join(PRECISIONS),
+            repr(given),
+            "None computes in the dtype of the model",
+        )
         self._precision = given
         self._forget_plans()
 
@@ -339,13 +340,13 @@ def _device_here(name: str) -> Device:
 
 
 def _checked_dtype(given: Any, where: str) -> Any:
-    if not is_float(canonical(given)):
-        raise ConfigError.build(
-            where,
-            expected="dtype= a float, such as 'float32'",
-            got=repr(given),
-            hint="inputs may be integers: nn.Input(shape, dtype='int64')",
-        )
+    require(
+        is_float(canonical(given)),
+        where,
+        "dtype= a float, such as 'float32'",
+        repr(given),
+        "inputs may be integers: nn.Input(shape, dtype='int64')",
+    )
     return given
 
 
@@ -365,25 +366,25 @@ def _optimizer(given: str | Optimizer, rate: float | optim.Schedule | None) -> O
 def _objective(given: GivenLoss, weights: Mapping[str, float]) -> TrainingObjective:
     if not isinstance(given, Mapping):
         given = {MAIN: given}
-    if not given:
-        raise ConfigError.build("loss", expected="a loss for an output", got="none")
-    if not isinstance(weights, Mapping):
-        raise ConfigError.build(
-            "loss_weights", expected="a dict from outputs to weights", got=repr(weights)
-        )
+    require(given, "loss", "a loss for an output")
+    require(
+        isinstance(weights, Mapping),
+        "loss_weights",
+        "a dict from outputs to weights",
+        repr(weights),
+    )
     unknown = sorted(set(weights) - set(given))
-    if unknown:
-        raise ConfigError.build(
-            "loss_weights",
-            expected="weights for " + ", ".join(given),
-            got=", ".join(map(str, unknown)),
-        )
+    require(
+        not unknown, "loss_weights", "weights for " + ", ".join(given), ", ".join(map(str, unknown))
+    )
     for name, weight in weights.items():
         # Below 0 an output would learn to be wrong.
-        if isinstance(weight, bool | str) or not 0 <= weight < np.inf:
-            raise ConfigError.build(
-                "loss_weights", expected=f"a number of at least 0 for {name}", got=repr(weight)
-            )
+        require(
+            not isinstance(weight, bool | str) and 0 <= weight < np.inf,
+            "loss_weights",
+            f"a number of at least 0 for {name}",
+            repr(weight),
+        )
     return TrainingObjective({name: as_loss(each) for name, each in given.items()}, dict(weights))
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from caldera import op
-from caldera.base.arguments import guarded
+from caldera.base.arguments import guarded, require
 from caldera.compiler.lazy import Variable, compile
 from caldera.compiler.plan.plan import Plan
 from caldera.core.tensor.dtype import is_float
@@ -40,8 +40,7 @@ class WeightAverage(Callback):
 
     def __init__(self, decay: float = 0.999) -> None:
         self.decay = plain_number(decay, "decay", 0, "WeightAverage")
-        if not self.decay < 1:
-            raise ConfigError.build("WeightAverage", expected="0 <= decay < 1", got=f"{decay}")
+        require(self.decay < 1, "WeightAverage", "0 <= decay < 1", decay)
         self.steps = 0
         self._averages: dict[str, Variable] = {}
         self._taken: dict[str, np.ndarray] = {}

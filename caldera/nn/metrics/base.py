@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.base.configurable import Configurable, Family
 from caldera.compiler.lazy import Expr
 from caldera.errors import ShapeError
@@ -87,12 +88,13 @@ class MeanMetric(Metric):
 
     def sums(self, prediction: Any, target: Any, weights: Any = None) -> dict[str, Expr]:
         values = op.cast(self.per_sample(prediction, target), "float64")
-        if values.shape != tuple(prediction.shape)[:1]:
-            raise ShapeError.build(
-                self.name,
-                expected="one value for each sample along the first axis",
-                got=f"values of shape {values.shape} for predictions of {prediction.shape}",
-            )
+        require(
+            values.shape == tuple(prediction.shape)[:1],
+            self.name,
+            "one value for each sample along the first axis",
+            f"values of shape {values.shape} for predictions of {prediction.shape}",
+            error=ShapeError,
+        )
         factors = sample_factors(weights, prediction)
         # Not a mere product: padding may have no value at all (0 * nan would be nan).
         counted = op.where(factors == 0.0, 0.0, values * factors)
@@ -111,10 +113,13 @@ def sample_factors(weights: Any, prediction: Any) -> Expr:
     if weights is None:
         return op.broadcast(op.cast(1.0, "float64"), (count,))
     factors = op.cast(weights, "float64")
-    if factors.shape != (count,):
-        raise ShapeError.build(
-            "weights", expected=f"shape {(count,)}, one a sample", got=f"{factors.shape}"
-        )
+    require(
+        factors.shape == (count,),
+        "weights",
+        f"shape {(count,)}, one a sample",
+        factors.shape,
+        error=ShapeError,
+    )
     return factors
 
 

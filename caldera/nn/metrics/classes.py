@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr
 from caldera.errors import ConfigError
 from caldera.nn.losses import MULTILABEL, PredictionKind, mean_by_sample
@@ -88,8 +89,7 @@ class TopKAccuracy(ClassMetric, MeanMetric):
     threshold: float | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.k < 1:
-            raise ConfigError.build("TopK", expected="a k of 1 or more", got=f"{self.k}")
+        require(self.k >= 1, "TopK", "a k of 1 or more", self.k)
 
     @property
     def name(self) -> str:
@@ -258,8 +258,7 @@ class AUC(ClassMetric):
     threshold: float | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not 2 <= self.bins <= 1 << 20:
-            raise ConfigError.build("AUC", expected="2 to 2^20 bins", got=f"{self.bins}")
+        require(2 <= self.bins <= 1 << 20, "AUC", "2 to 2^20 bins", self.bins)
 
     @property
     def name(self) -> str:

@@ -166,10 +166,11 @@ class PaddedShortcut(Layer):
         check_counts("PaddedShortcut", channels=self.channels, stride=self.stride)
 
     def forward(self, x: Expr) -> Expr:
-        if x.ndim != 4 or x.shape[1] > self.channels:
-            raise self.refuse(
-                f"images (N, C, H, W) of at most {self.channels} channels", f"{x.shape}"
-            )
+        self.require(
+            x.ndim == 4 and x.shape[1] <= self.channels,
+            f"images (N, C, H, W) of at most {self.channels} channels",
+            f"{x.shape}",
+        )
         kept = x[:, :, :: self.stride, :: self.stride]
         missing = self.channels - x.shape[1]
         before = missing // 2

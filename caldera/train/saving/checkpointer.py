@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from caldera.base.arguments import guarded
+from caldera.base.arguments import guarded, require
 from caldera.base.plain_data import json_digest
 from caldera.data import Schema, Share
 from caldera.errors import CheckpointError, ConfigError
@@ -69,8 +69,12 @@ class Checkpointer(Callback):
         where = "Checkpointer"
         if every_steps is not None:
             whole_number(every_steps, "every_steps", 1, where)
-        if every_seconds is not None and not plain_number(every_seconds, "every_seconds", 0, where):
-            raise ConfigError.build(where, expected="every_seconds= a number above 0", got="0")
+        require(
+            every_seconds is None or plain_number(every_seconds, "every_seconds", 0, where),
+            where,
+            "every_seconds= a number above 0",
+            "0",
+        )
         self.folder = CheckpointFolder(folder, whole_number(keep, "keep", 1, where))
         self.every_steps = every_steps
         self.every_seconds = every_seconds

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from caldera.base.arguments import checked, shown
+from caldera.base.arguments import checked, require, shown
 from caldera.base.formatting import html_table, note, table_lines
 from caldera.base.plain_data import to_plain
 from caldera.base.registry import nearest
@@ -216,12 +216,13 @@ class History(Mapping[str, list[Any]]):
         [0.5]
         """
         made = cls()
-        if set(given) - {_RATES} != _KEYS or not isinstance(given["columns"], Mapping):
-            raise DataError.build(
-                "History.from_dict",
-                expected=", ".join(sorted(_KEYS)),
-                got=", ".join(map(str, given)),
-            )
+        require(
+            set(given) - {_RATES} == _KEYS and isinstance(given["columns"], Mapping),
+            "History.from_dict",
+            ", ".join(sorted(_KEYS)),
+            ", ".join(map(str, given)),
+            error=DataError,
+        )
         epochs = given["epochs"]
         if not isinstance(epochs, list) or not all(
             isinstance(epoch, int) and 0 <= epoch < _MOST_EPOCHS for epoch in epochs
@@ -235,12 +236,13 @@ class History(Mapping[str, list[Any]]):
         made.stopped = str(given["stopped"])
         made.learning_rates = _rates(given.get(_RATES, []), len(made.epochs))
         for name, column in given["columns"].items():
-            if not isinstance(column, list) or len(column) != len(made.epochs):
-                raise DataError.build(
-                    "History.from_dict",
-                    expected=f"{len(made.epochs)} values in a column",
-                    got=f"another number in {name!r}",
-                )
+            require(
+                isinstance(column, list) and len(column) == len(made.epochs),
+                "History.from_dict",
+                f"{len(made.epochs)} values in a column",
+                f"another number in {name!r}",
+                error=DataError,
+            )
             made._columns[str(name)] = [_read(value, name) for value in column]
         return made
 
@@ -288,10 +290,13 @@ def _plain(value: Any, name: str) -> Any:
 
 
 def _rates(given: Any, epochs: int) -> list[float]:
-    if not isinstance(given, list) or len(given) > epochs:
-        raise DataError.build(
-            "History.from_dict", expected=f"at most {epochs} learning rates", got=shown(given)
-        )
+    require(
+        isinstance(given, list) and len(given) <= epochs,
+        "History.from_dict",
+        f"at most {epochs} learning rates",
+        shown(given),
+        error=DataError,
+    )
     return [float(_read(value, _RATES)) for value in given]
 
 

@@ -9,10 +9,9 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from caldera.base.arguments import guarded
+from caldera.base.arguments import guarded, require
 from caldera.core.graph.node import Node
 from caldera.core.graph.program import topological
-from caldera.errors import ConfigError
 from caldera.io.events import EventFile, GraphNode
 from caldera.train.callbacks import Callback
 from caldera.train.metric_totals import TotalsReading
@@ -54,10 +53,8 @@ class TensorBoard(Callback):
     def __init__(
         self, folder: str | PathLike[str], *, every: int | None = None, histograms: int = 1
     ) -> None:
-        if every is not None and every < 1:
-            raise ConfigError.build("TensorBoard", expected="every >= 1 or None", got=f"{every}")
-        if histograms < 0:
-            raise ConfigError.build("TensorBoard", expected="histograms >= 0", got=f"{histograms}")
+        require(every is None or every >= 1, "TensorBoard", "every >= 1 or None", every)
+        require(histograms >= 0, "TensorBoard", "histograms >= 0", histograms)
         self.folder = Path(folder)
         self.every = every
         self.histograms = histograms
