@@ -9,7 +9,7 @@ PyTorch's shape; they begin with Glorot's uniform numbers unless `fill` says oth
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -43,13 +43,19 @@ class Convolution(Layer):
     """What all convolutions share: checking the input, weight and bias, the activation."""
 
     axes: ClassVar[int]
+    counted: ClassVar[str] = "filters"
+    """The setting that says how many channels the layer gives."""
 
+    kernel: int | Sequence[int]
     bias: bool
     activation: str | None
     fill: Any
 
     def __post_init__(self) -> None:
         activation_function(self.activation)  # Refused now, not when it is first called.
+        where = type(self).__name__
+        check_counts(where, **{self.counted: getattr(self, self.counted)})
+        self._kernel = _sizes(where, "kernel", self.kernel, self.axes)
 
     def build(self, x: Expr) -> None:
         self.require(x.ndim == 2 + self.axes, INPUTS[self.axes], f"shape {x.shape}")
@@ -95,6 +101,7 @@ class Conv2D(Convolution):
     """
 
     axes: ClassVar[int] = 2
+    operation: ClassVar[Callable[..., Expr]] = staticmethod(op.conv2d)
 
     ranges: ClassVar[Mapping[str, tuple[Any, ...]]] = RANGES
 
@@ -108,17 +115,12 @@ class Conv2D(Convolution):
     activation: str | None = None
     fill: Any = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_counts(type(self).__name__, filters=self.filters)
-        self._kernel = _sizes(type(self).__name__, "kernel", self.kernel, self.axes)
-
     def weight_shape(self, channels: int) -> tuple[tuple[int, ...], int]:
         self.check_groups(self.groups, channels, self.filters)
         return (self.filters, channels // self.groups, *self._kernel), self.filters
 
     def convolve(self, x: Expr) -> Expr:
-        return op.conv2d(x, self.weight, self.stride, self.padding, self.dilation, self.groups)
+        return self.operation(x, self.weight, self.stride, self.padding, self.dilation, self.groups)
 
 
 @register
@@ -132,14 +134,12 @@ class Conv3D(Conv2D):
     """
 
     axes: ClassVar[int] = 3
-
-    def convolve(self, x: Expr) -> Expr:
-        return op.conv3d(x, self.weight, self.stride, self.padding, self.dilation, self.groups)
+    operation = staticmethod(op.conv3d)
 
 
 @register
 @dataclass(eq=False)
-class Conv1D(Convolution):
+class Conv1D(Conv2D):
     """Sequences (N, C, L) convolved with `filters` kernels.
 
     >>> from caldera import nn, op
@@ -148,29 +148,7 @@ class Conv1D(Convolution):
     """
 
     axes: ClassVar[int] = 1
-
-    ranges: ClassVar[Mapping[str, tuple[Any, ...]]] = RANGES
-
-    filters: int
-    kernel: int
-    stride: int = 1
-    padding: Any = 0
-    dilation: int = 1
-    groups: int = 1
-    bias: bool = True
-    activation: str | None = None
-    fill: Any = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_counts("Conv1D", filters=self.filters, kernel=self.kernel)
-
-    def weight_shape(self, channels: int) -> tuple[tuple[int, ...], int]:
-        self.check_groups(self.groups, channels, self.filters)
-        return (self.filters, channels // self.groups, self.kernel), self.filters
-
-    def convolve(self, x: Expr) -> Expr:
-        return op.conv1d(x, self.weight, self.stride, self.padding, self.dilation, self.groups)
+    operation = staticmethod(op.conv1d)
 
 
 @register
@@ -200,11 +178,6 @@ class ConvTranspose2D(Convolution):
     activation: str | None = None
     fill: Any = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_counts("ConvTranspose2D", filters=self.filters)
-        self._kernel = _sizes("ConvTranspose2D", "kernel", self.kernel, self.axes)
-
     def weight_shape(self, channels: int) -> tuple[tuple[int, ...], int]:
         self.check_groups(self.groups, channels, self.filters)
         return (channels, self.filters // self.groups, *self._kernel), self.filters
@@ -233,6 +206,7 @@ class DepthwiseConv2D(Convolution):
     """
 
     axes: ClassVar[int] = 2
+    counted: ClassVar[str] = "multiplier"
 
     kernel: int | Sequence[int]
     multiplier: int = 1
@@ -242,11 +216,6 @@ class DepthwiseConv2D(Convolution):
     bias: bool = True
     activation: str | None = None
     fill: Any = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_counts("DepthwiseConv2D", multiplier=self.multiplier)
-        self._kernel = _sizes("DepthwiseConv2D", "kernel", self.kernel, self.axes)
 
     def weight_shape(self, channels: int) -> tuple[tuple[int, ...], int]:
         filters = channels * self.multiplier

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -14,13 +14,13 @@ from caldera.compiler.lazy import Expr
 from caldera.core.tensor.dtype import DType, int64
 from caldera.core.tensor.shape import Shape
 from caldera.errors import ConfigError, DataError
-from caldera.nn.losses import SEQUENCE, Loss, PredictionKind, losses
+from caldera.nn.losses import SEQUENCE, ClassLoss, PredictionKind, losses
 from caldera.op.loss import ctc_frames
 
 
 @losses.register("ctc")
 @dataclass(frozen=True)
-class CTCLoss(Loss):
+class CTCLoss(ClassLoss):
     """-log of the likelihood of the labels, by label: for predictions (N, frames, classes).
 
     Targets are (N, labels), integers padded with -1. Class `blank` says that a frame has no label.
@@ -40,6 +40,8 @@ class CTCLoss(Loss):
     >>> op.exp(-first).item()
     0.5
     """
+
+    axis: ClassVar[int] = -1
 
     blank: int = 0
     labels: int | None = None
@@ -121,12 +123,6 @@ class CTCLoss(Loss):
 
     def task(self) -> PredictionKind:
         return PredictionKind(SEQUENCE, logits=True, blank=self.blank, lengths=self.lengths)
-
-    def meaning(self, prediction: Expr) -> Expr:
-        return op.softmax(prediction, axis=-1)
-
-    def prediction_of(self, meaning: Expr) -> Expr:
-        return op.log(op.maximum(meaning, float(np.finfo(np.float32).tiny)))
 
 
 def ctc_targets(

@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -194,9 +194,37 @@ def as_loss(given: str | Loss | Callable[[Expr, Expr], Expr]) -> Loss:
     return FunctionLoss(given) if is_function else losses.make(given)  # type: ignore[arg-type]
 
 
+class ClassLoss(Loss):
+    """What losses of logits of classes share, which lie along `axis`."""
+
+    axis: int
+
+    def task(self) -> PredictionKind:
+        return PredictionKind(MULTICLASS, self.axis, logits=True)
+
+    def meaning(self, prediction: Expr) -> Expr:
+        return op.softmax(prediction, axis=self.axis)
+
+    def prediction_of(self, meaning: Expr) -> Expr:
+        return _log(meaning)
+
+
+class ElementLoss(Loss):
+    """What losses of single numbers share: an operation, of which each sample has the mean."""
+
+    kind: ClassVar[PredictionKind] = PredictionKind(REGRESSION)
+    operation: ClassVar[Callable[..., Expr]]
+
+    def per_sample(self, prediction: Expr, target: Expr) -> Expr:
+        return mean_by_sample(self.operation(prediction, target, reduction="none"))
+
+    def task(self) -> PredictionKind:
+        return self.kind
+
+
 @losses.register("cross_entropy")
 @dataclass(frozen=True)
-class CrossEntropy(Loss):
+class CrossEntropy(ClassLoss):
     """-log(softmax(prediction)) at the target's class: the loss of a classifier, from its logits.
 
     The classes lie along `axis` (1 for images of logits, (N, classes, H, W)). Targets are class
@@ -255,19 +283,10 @@ class CrossEntropy(Loss):
         if self.probabilities:
             _check_distributions(type(self).__name__, targets, self.axis)
 
-    def task(self) -> PredictionKind:
-        return PredictionKind(MULTICLASS, self.axis, logits=True)
-
-    def meaning(self, prediction: Expr) -> Expr:
-        return op.softmax(prediction, axis=self.axis)
-
-    def prediction_of(self, meaning: Expr) -> Expr:
-        return _log(meaning)
-
 
 @losses.register("binary_cross_entropy")
 @dataclass(frozen=True)
-class BinaryCrossEntropy(Loss):
+class BinaryCrossEntropy(ElementLoss):
     """-log(p) where the target is 1 and -log(1 - p) where it is 0, for p = sigmoid(prediction).
 
     >>> import caldera as cd
@@ -276,16 +295,13 @@ class BinaryCrossEntropy(Loss):
     500.0
     """
 
-    def per_sample(self, prediction: Expr, target: Expr) -> Expr:
-        return mean_by_sample(op.binary_cross_entropy(prediction, target, reduction="none"))
+    kind: ClassVar[PredictionKind] = PredictionKind(MULTILABEL, logits=True)
+    operation = staticmethod(op.binary_cross_entropy)
 
     def check_targets(self, targets: np.ndarray) -> None:
         if not np.all((targets >= 0) & (targets <= 1)):
             hint = "(y + 1) / 2 for -1 and 1; numbers of classes are what cross_entropy takes"
             raise _wrong_values(type(self).__name__, "from 0 (no) to 1 (yes)", targets, hint)
-
-    def task(self) -> PredictionKind:
-        return PredictionKind(MULTILABEL, logits=True)
 
     def meaning(self, prediction: Expr) -> Expr:
         return op.sigmoid(prediction)
@@ -296,7 +312,7 @@ class BinaryCrossEntropy(Loss):
 
 @losses.register("mean_squared", "mse")
 @dataclass(frozen=True)
-class MeanSquared(Loss):
+class MeanSquared(ElementLoss):
     """(prediction - target) ** 2.
 
     >>> import caldera as cd
@@ -305,16 +321,12 @@ class MeanSquared(Loss):
     8.0
     """
 
-    def per_sample(self, prediction: Expr, target: Expr) -> Expr:
-        return mean_by_sample(op.mean_squared_error(prediction, target, reduction="none"))
-
-    def task(self) -> PredictionKind:
-        return PredictionKind(REGRESSION)
+    operation = staticmethod(op.mean_squared_error)
 
 
 @losses.register("mean_absolute", "mae")
 @dataclass(frozen=True)
-class MeanAbsolute(Loss):
+class MeanAbsolute(ElementLoss):
     """|prediction - target|.
 
     >>> import caldera as cd
@@ -323,16 +335,12 @@ class MeanAbsolute(Loss):
     2.0
     """
 
-    def per_sample(self, prediction: Expr, target: Expr) -> Expr:
-        return mean_by_sample(op.mean_absolute_error(prediction, target, reduction="none"))
-
-    def task(self) -> PredictionKind:
-        return PredictionKind(REGRESSION)
+    operation = staticmethod(op.mean_absolute_error)
 
 
 @losses.register("huber")
 @dataclass(frozen=True)
-class Huber(Loss):
+class Huber(ElementLoss):
     """Half the squared error up to a difference of `delta`, and straight on from there.
 
     >>> import caldera as cd
@@ -349,13 +357,10 @@ class Huber(Loss):
     def per_sample(self, prediction: Expr, target: Expr) -> Expr:
         return mean_by_sample(op.huber(prediction, target, delta=self.delta, reduction="none"))
 
-    def task(self) -> PredictionKind:
-        return PredictionKind(REGRESSION)
-
 
 @losses.register("hinge")
 @dataclass(frozen=True)
-class Hinge(Loss):
+class Hinge(ElementLoss):
     """max(0, 1 - target * prediction) for targets -1 and 1: the loss of a support vector machine.
 
     >>> import caldera as cd
@@ -364,21 +369,18 @@ class Hinge(Loss):
     0.25
     """
 
-    def per_sample(self, prediction: Expr, target: Expr) -> Expr:
-        return mean_by_sample(op.hinge(prediction, target, reduction="none"))
+    kind: ClassVar[PredictionKind] = PredictionKind(MULTILABEL)
+    operation = staticmethod(op.hinge)
 
     def check_targets(self, targets: np.ndarray) -> None:
         if not np.all(np.abs(targets) == 1):
             hint = "2 * y - 1 for 0 and 1"
             raise _wrong_values(type(self).__name__, "-1 (no) or 1 (yes)", targets, hint)
 
-    def task(self) -> PredictionKind:
-        return PredictionKind(MULTILABEL)
-
 
 @losses.register("kl")
 @dataclass(frozen=True)
-class KullbackLeibler(Loss):
+class KullbackLeibler(ClassLoss):
     """sum(target * log(target / p)) for p = softmax(prediction), with the classes along `axis`.
 
     Targets are probabilities. Log-probabilities are logits as well, so both may be predicted.
@@ -398,15 +400,6 @@ class KullbackLeibler(Loss):
 
     def check_targets(self, targets: np.ndarray) -> None:
         _check_distributions(type(self).__name__, targets, self.axis)
-
-    def task(self) -> PredictionKind:
-        return PredictionKind(MULTICLASS, self.axis, logits=True)
-
-    def meaning(self, prediction: Expr) -> Expr:
-        return op.softmax(prediction, axis=self.axis)
-
-    def prediction_of(self, meaning: Expr) -> Expr:
-        return _log(meaning)
 
 
 def _check_distributions(where: str, targets: np.ndarray, axis: int) -> None:

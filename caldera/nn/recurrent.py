@@ -46,6 +46,7 @@ class Recurrent(Layer):
     """How many vectors of `units` numbers a step computes."""
     states_held: ClassVar[int] = 1
     """How many such vectors go from step to step; the first is the output."""
+    ranges: ClassVar[Mapping[str, tuple[Any, ...]]] = {"units": ("around", 4)}
 
     units: int
     return_sequences: bool
@@ -163,8 +164,6 @@ class RNN(Recurrent):
 
     gates: ClassVar[int] = 1
 
-    ranges: ClassVar[Mapping[str, tuple[Any, ...]]] = {"units": ("around", 4)}
-
     units: int
     activation: str = "tanh"
     return_sequences: bool = False
@@ -180,9 +179,20 @@ class RNN(Recurrent):
         return (activation_function(self.activation)(x + state[0] @ weights.state_weight),)
 
 
+@dataclass(eq=False)
+class Gated(Recurrent):
+    """What recurrent layers with gates share: their settings."""
+
+    units: int
+    return_sequences: bool = False
+    bidirectional: bool = False
+    go_backwards: bool = False
+    return_mask: bool = False
+
+
 @register
 @dataclass(eq=False)
-class LSTM(Recurrent):
+class LSTM(Gated):
     """Long short-term memory: the last output (N, units), or all of them (N, T, units).
 
     The gates are input, forget, cell, output, in this order. The switches are those of `nn.RNN`.
@@ -198,14 +208,6 @@ class LSTM(Recurrent):
     gates: ClassVar[int] = 4
     states_held: ClassVar[int] = 2
 
-    ranges: ClassVar[Mapping[str, tuple[Any, ...]]] = {"units": ("around", 4)}
-
-    units: int
-    return_sequences: bool = False
-    bidirectional: bool = False
-    go_backwards: bool = False
-    return_mask: bool = False
-
     def first_bias(self) -> Any:
         return np.repeat([0.0, 1.0, 0.0, 0.0], self.units)
 
@@ -218,7 +220,7 @@ class LSTM(Recurrent):
 
 @register
 @dataclass(eq=False)
-class GRU(Recurrent):
+class GRU(Gated):
     """Gated recurrent units: the last output (N, units), or all of them (N, T, units).
 
     The gates are reset, update, new, in this order; the reset acts after the product with the
@@ -230,14 +232,6 @@ class GRU(Recurrent):
     """
 
     gates: ClassVar[int] = 3
-
-    ranges: ClassVar[Mapping[str, tuple[Any, ...]]] = {"units": ("around", 4)}
-
-    units: int
-    return_sequences: bool = False
-    bidirectional: bool = False
-    go_backwards: bool = False
-    return_mask: bool = False
 
     def bias_outside(self, weights: Weights) -> Expr:
         return weights.input_bias

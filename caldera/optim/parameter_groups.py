@@ -14,7 +14,6 @@ from caldera import op
 from caldera.base.arguments import require
 from caldera.base.configurable import Configurable, Family
 from caldera.compiler.lazy import Expr, Variable
-from caldera.errors import ConfigError
 from caldera.optim.sharding import whole_of
 
 Match = str | Variable
@@ -90,13 +89,13 @@ def assign_groups(
         if group is not None:
             found[variable] = group
     for group in groups:
-        if group not in found.values():
-            raise ConfigError.build(
-                where,
-                expected=f"a parameter for the group {group.match!r}",
-                got="only " + ", ".join(variable.name for variable in variables),
-                hint="mend the pattern; a parameter belongs to the first group that matches it",
-            )
+        require(
+            group in found.values(),
+            where,
+            f"a parameter for the group {group.match!r}",
+            "only " + ", ".join(variable.name for variable in variables),
+            "mend the pattern; a parameter belongs to the first group that matches it",
+        )
     return found
 
 

@@ -82,9 +82,7 @@ class StepDecay(Schedule):
     def rate(self, step: Expr) -> Expr:
         if self.every is not None:
             return self.initial * self.factor ** op.floor(step / float(self.every))
-        passed: Expr | float = 0.0
-        for start in self.at:
-            passed = op.cast(step >= float(start), step.dtype) + passed
+        passed = sum((op.cast(step >= float(start), step.dtype) for start in self.at), 0.0)
         return self.initial * self.factor**passed
 
 
@@ -249,9 +247,10 @@ def require_count(where: str, name: str, value: object) -> None:
     )
 
 
-def require_fraction(where: str, name: str, value: float) -> None:
-    """Refuse a coefficient of a running mean that is not from 0 to just below 1."""
-    require(0 <= value < 1, where, f"0 <= {name} < 1", value)
+def require_fractions(where: str, **values: float) -> None:
+    """Refuse coefficients of running means that are not from 0 to just below 1."""
+    for name, value in values.items():
+        require(0 <= value < 1, where, f"0 <= {name} < 1", value)
 
 
 def _require_factor(where: str, value: float) -> None:

@@ -19,13 +19,14 @@ from caldera.core.memory import Device
 from caldera.core.memory import device as find_device
 from caldera.core.tensor.dtype import canonical
 from caldera.core.tensor.random import checked_seed, seeded
-from caldera.data import Loader, Pipeline, as_data
+from caldera.data import Loader, Pipeline
 from caldera.errors import NonFiniteError
 from caldera.nn.layer import Layer
 from caldera.nn.tracing import trace
 from caldera.optim import Optimizer
 from caldera.train.arguments import whole_number
 from caldera.train.batch_source import as_words
+from caldera.train.network_graph import input_dtype
 from caldera.train.step_graph import AFTER_PARAMETERS
 from caldera.train.tracking.history import History, shown_number
 
@@ -107,8 +108,7 @@ class CustomModel(Layer):
         """
         where = type(self).__name__
         require(world().size <= 1, where, "one process", f"{world().size} of them")
-        given = data if isinstance(data, Pipeline) else as_data(_alone(data))
-        source = given if isinstance(given, Pipeline) else Pipeline(given)
+        source = Pipeline.of((data,) if isinstance(data, np.ndarray) else data)
         size = whole_number(self.batch_size if batch_size is None else batch_size, "batch_size", 1)
         total = whole_number(self.epochs if epochs is None else epochs, "epochs", 0)
         size = size if source.is_stream else min(size, len(source))
@@ -155,13 +155,10 @@ class CustomModel(Layer):
     # --- a step
 
     def _step(self, arrays: tuple[np.ndarray, ...]) -> None:
-        key = tuple((each.shape, self._input_dtype(each)) for each in arrays)
+        key = tuple((each.shape, input_dtype(self.dtype, each)) for each in arrays)
         if key not in self._plans:
             self._plans[key] = self._compiled(key)
         self._plans[key].run({f"b{i}": each for i, each in enumerate(arrays)})
-
-    def _input_dtype(self, array: np.ndarray) -> str:
-        return str(self.dtype) if array.dtype.kind == "f" else array.dtype.name
 
     def _compiled(self, key: tuple[tuple[tuple[int, ...], str], ...]) -> Plan:
         if self._random is None:
@@ -215,8 +212,3 @@ class CustomModel(Layer):
                 "take op.mean of it",
             )
         return found
-
-
-def _alone(data: Any) -> Any:
-    """Arrays without targets are data as well."""
-    return (data,) if isinstance(data, np.ndarray) else data

@@ -78,13 +78,10 @@ def _column(model: Model, targets: Any) -> Any:
 
 def joined_validation(model: Model, given: Any) -> Any:
     """What `fit` validates on: like what it trains on, or the part of that to hold out."""
-    if isinstance(given, Mapping):
-        return joined(model, given, None, "fit")
-    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], tuple | Mapping):
+    is_pair = isinstance(given, tuple) and len(given) == 2
+    if is_pair and isinstance(given[0], tuple | Mapping):
         return joined(model, *given, "fit")
-    if isinstance(given, tuple) and len(given) == 2:
-        return joined(model, given, None, "fit")
-    return given
+    return joined(model, given, None, "fit") if is_pair or isinstance(given, Mapping) else given
 
 
 def own_batch_size(data: Any) -> int | None:

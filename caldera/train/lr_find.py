@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from itertools import chain, repeat
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -140,7 +141,7 @@ def _try(steps: StepPlans, loader: Loader, rates: np.ndarray) -> tuple[list[floa
     losses: list[float] = []
     recent = 0.0
     best = math.inf
-    for batch in _endless(loader):
+    for batch in chain.from_iterable(repeat(loader)):
         rate = float(rates[len(tried)])
         plan = steps.training(batch)
         steps.optimizer.learning_rate.assign(rate)
@@ -163,11 +164,6 @@ def _try(steps: StepPlans, loader: Loader, rates: np.ndarray) -> tuple[list[floa
             hint="choose a smaller lowest=, and look for nan in the data",
         )
     return tried, losses
-
-
-def _endless(loader: Loader) -> Any:
-    while True:
-        yield from loader
 
 
 def _smooth(losses: list[float], width: float) -> list[float]:

@@ -202,7 +202,13 @@ class Model(NetworkGraph):
         True
         """
         refuse_unknown(Model.fit, unknown)
-        _refuse_more(more)
+        require(
+            not more,
+            "fit",
+            "data, or inputs and targets",
+            f"{2 + len(more)} arguments",
+            "write fit(x, y) or fit((x1, x2), y), and options by name",
+        )
         if device is not None:
             self.to(device)
         batch_size = own_batch_size(data) if batch_size is None else batch_size
@@ -339,13 +345,3 @@ class Model(NetworkGraph):
         True
         """
         return profile(self, data, self._count(batch_size, "profile"), trace)
-
-
-def _refuse_more(arguments: tuple[Any, ...]) -> None:
-    require(
-        not arguments,
-        "fit",
-        "data, or inputs and targets",
-        f"{2 + len(arguments)} arguments",
-        "write fit(x, y) or fit((x1, x2), y), and options by name",
-    )

@@ -72,7 +72,14 @@ class ModelSettings(Layer):
         self._trainer = KeptSteps()
         self._watch: LayerWatch | None = None
         self._schema: Schema | None = None
-        self._dtype = _checked_dtype(dtype, self._where)
+        require(
+            is_float(canonical(dtype)),
+            self._where,
+            "dtype= a float, such as 'float32'",
+            repr(dtype),
+            "inputs may be integers: nn.Input(shape, dtype='int64')",
+        )
+        self._dtype = dtype
         self._device = find_device(device)
         self._optimizer = _optimizer(optimizer, learning_rate)
         self._objective = _objective(loss, loss_weights or {})
@@ -127,7 +134,7 @@ class ModelSettings(Layer):
         The network itself gives values of mean 0 and deviation 1, and its loss is that of such;
         predictions and metrics are in the units of the data.
         """
-        task = next(iter(self._objective.losses.values())).task()
+        task = self._objective.task
         if self._schema is None or task is None or task.kind != REGRESSION:
             return None
         return self._schema.target_scale
@@ -339,26 +346,15 @@ def _device_here(name: str) -> Device:
         return find_device(None)
 
 
-def _checked_dtype(given: Any, where: str) -> Any:
-    require(
-        is_float(canonical(given)),
-        where,
-        "dtype= a float, such as 'float32'",
-        repr(given),
-        "inputs may be integers: nn.Input(shape, dtype='int64')",
-    )
-    return given
-
-
 def _optimizer(given: str | Optimizer, rate: float | optim.Schedule | None) -> Optimizer:
     if isinstance(given, Optimizer):
-        if rate is not None:
-            raise ConfigError.build(
-                "optimizer",
-                expected="the learning rate in one place",
-                got="an optimizer object and learning_rate=",
-                hint="give it to the optimizer alone",
-            )
+        require(
+            rate is None,
+            "optimizer",
+            "the learning rate in one place",
+            "an optimizer object and learning_rate=",
+            "give it to the optimizer alone",
+        )
         return given
     return optim.get(given) if rate is None else optim.get(given, learning_rate=rate)
 
@@ -391,7 +387,7 @@ def _objective(given: GivenLoss, weights: Mapping[str, float]) -> TrainingObject
 def _usual_metrics(objective: TrainingObjective) -> list[str]:
     """Accuracy for classes and labels, the error rate for sequences, the mean absolute error for
     the rest."""
-    task = next(iter(objective.losses.values())).task()
+    task = objective.task
     if task is not None and task.kind == SEQUENCE:
         return ["cer"]
     return ["mae"] if task is None or task.kind == REGRESSION else ["accuracy"]

@@ -190,7 +190,7 @@ def _label(given: Any, data: Pipeline) -> int:
     names = data.schema.classes if data.schema is not None else ()
     if isinstance(given, str) and given in names:
         return names.index(given)
-    if _is_label(given):
+    if isinstance(given, int | np.integer) and not isinstance(given, bool) and given >= 0:
         return int(given)
     raise DataError.build(
         "fit",
@@ -199,11 +199,6 @@ def _label(given: Any, data: Pipeline) -> int:
         got=repr(given),
         hint=f"as in class_weights={{{(names or (1,))[0]!r}: 5.0}}",
     )
-
-
-def _is_label(given: Any) -> bool:
-    whole = isinstance(given, int | np.integer) and not isinstance(given, bool)
-    return whole and given >= 0
 
 
 def _numbers(given: Any, name: str) -> np.ndarray:

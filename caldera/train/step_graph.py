@@ -14,7 +14,7 @@ from caldera.compiler.lazy import Expr, Variable
 from caldera.core.tensor.random import seeded
 from caldera.data.series import TargetScale
 from caldera.errors import ShapeError
-from caldera.nn.losses import Loss, mean_by_sample
+from caldera.nn.losses import Loss, PredictionKind, mean_by_sample
 from caldera.nn.metrics import Metric
 from caldera.nn.tracing import Added, Context, trace
 from caldera.optim.sharding import sharded_parameters
@@ -74,6 +74,11 @@ class TrainingObjective:
     losses: Mapping[str, Loss]
     weights: Mapping[str, float]
 
+    @property
+    def task(self) -> PredictionKind | None:
+        """The kind of targets of the first loss, by which predictions are judged."""
+        return next(iter(self.losses.values())).task()
+
     def of(self, outputs: Mapping[str, Expr]) -> dict[str, tuple[Loss, float]]:
         """The loss of each output that counts while training."""
         unknown = sorted(set(self.losses) - set(outputs))
@@ -97,8 +102,7 @@ class TrainingObjective:
                 ", ".join(names),
                 "give a metric of your own another name",
             )
-        task = next(iter(self.losses.values())).task()
-        return [metric.for_task(task) for metric in metrics]
+        return [metric.for_task(self.task) for metric in metrics]
 
 
 class StepGraph:
@@ -204,10 +208,7 @@ class StepGraph:
             if weights is not None:
                 values = op.where(weights == 0.0, 0.0, values * weights)
             found.append(op.sum(values) / divisor)
-        result = found[0]
-        for term in found[1:]:
-            result = result + term
-        return result, total
+        return sum(found[1:], found[0]), total
 
     def _by_sample(self, added: Added) -> Expr:
         """A value for each sample: of a scalar the same for all, so that its mean is that."""

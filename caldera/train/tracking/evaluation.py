@@ -45,7 +45,7 @@ def tested_classes(
 ) -> tuple[list[list[int]] | None, ClassesRecord | None]:
     """How often classes were taken for each other, and how sure the model was of it."""
     outputs = next(iter(model.signature.outputs.values()))
-    task = _task(model)
+    task = model.objective.task
     single = data.classes == 2 and outputs == (1,) and task is not None and task.kind == MULTILABEL
     if not single and (outputs != (data.classes,) or data.classes > MOST_CLASSES):
         return None, None
@@ -58,7 +58,8 @@ def tested_classes(
         actual = _class_numbers(targets, data.classes)
         likely = _probabilities(predictions, task)
         np.add.at(counts, (actual, likely.argmax(axis=1)), 1)
-        kept = _most_confident([*kept, *_mistakes(first, inputs[0], actual, likely)])
+        kept += _mistakes(first, inputs[0], actual, likely)
+        kept = sorted(kept, key=lambda each: -each.confidence)[:MOST_MISTAKES]
         if first < _MOST_SCORED:
             scores.append(likely)
             truth.append(actual)
@@ -102,10 +103,6 @@ def _batches(
         yield inputs, targets, model.predict(*inputs)
 
 
-def _task(model: Model) -> PredictionKind | None:
-    return next(iter(model.objective.losses.values())).task()
-
-
 def _class_numbers(targets: np.ndarray, classes: int) -> np.ndarray:
     if targets.ndim == 2 and targets.shape[1] == classes > 1:
         return targets.argmax(axis=1)
@@ -146,10 +143,6 @@ def _mistakes(
         )
         for each in chosen
     ]
-
-
-def _most_confident(mistakes: Sequence[MistakeRecord]) -> list[MistakeRecord]:
-    return sorted(mistakes, key=lambda each: -each.confidence)[:MOST_MISTAKES]
 
 
 # --- curves

@@ -159,14 +159,24 @@ class History(Mapping[str, list[Any]]):
             if all(isinstance(value, int | float) for value in column)
         ]
 
+    def curves(self) -> tuple[list[int], dict[str, list[Any]]]:
+        """The epochs, counted from 1, and the columns of single numbers."""
+        columns = {name: self._columns[name] for name in self.numbers()}
+        return [epoch + 1 for epoch in self.epochs], columns
+
+    def table(self) -> list[list[str]]:
+        """The header and the rows of a table of the columns of single numbers."""
+        epochs, columns = self.curves()
+        rows = [
+            [str(epoch), *(shown_number(column[row]) for column in columns.values())]
+            for row, epoch in enumerate(epochs)
+        ]
+        return [["epoch", *columns], *rows]
+
     def __repr__(self) -> str:
         if not self.epochs:
             return "no epoch yet"
-        names = self.numbers()
-        table = [["epoch", *names]]
-        for row, epoch in enumerate(self.epochs):
-            values = [shown_number(self._columns[name][row]) for name in names]
-            table.append([str(epoch + 1), *values])
+        table = self.table()
         if len(table) > _ROWS_SHOWN + 1:
             half = _ROWS_SHOWN // 2
             table = [*table[: half + 1], ["..." for _ in table[0]], *table[-half:]]
@@ -178,14 +188,10 @@ class History(Mapping[str, list[Any]]):
     def _repr_html_(self) -> str:
         if not self.epochs:
             return note(repr(self))
-        names = self.numbers()
-        rows = [
-            [row["epoch"] + 1, *(shown_number(row[name]) for name in names)] for row in self.rows
-        ]
-        table = html_table(["epoch", *names], rows, numbers=range(len(names) + 1))
+        head, *rows = self.table()
+        table = html_table(head, rows, numbers=range(len(head)))
         stopped = note(f"stopped: {self.stopped}") if self.stopped else ""
-        columns = {name: self._columns[name] for name in names}
-        charts = learning_curve_charts([epoch + 1 for epoch in self.epochs], columns)
+        charts = learning_curve_charts(*self.curves())
         return (
             f"{figure_svg(charts)}<details><summary>All epochs</summary>{table}</details>{stopped}"
         )
@@ -260,8 +266,7 @@ class History(Mapping[str, list[Any]]):
         ...     history.plot(Path(folder) / "curves.svg").name
         'curves.svg'
         """
-        columns = {name: self._columns[name] for name in self.numbers()}
-        return learning_curves(path, [epoch + 1 for epoch in self.epochs], columns, title)
+        return learning_curves(path, *self.curves(), title)
 
 
 def shown_number(value: float) -> str:

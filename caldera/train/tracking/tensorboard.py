@@ -7,6 +7,7 @@ import sys
 from collections import Counter, deque
 from os import PathLike
 from pathlib import Path
+from textwrap import indent
 from typing import TYPE_CHECKING
 
 from caldera.base.arguments import guarded, require
@@ -74,7 +75,7 @@ class TensorBoard(Callback):
         if self._resumed_after:
             return
         training.hyper_parameters(hyper_parameters(run.model))
-        training.texts(0, {"summary": _as_it_stands(str(run.model.summary(show=False)))})
+        training.texts(0, {"summary": indent(str(run.model.summary(show=False)), "    ")})
         training.graph(network_graph(run.model))
         training.flush()
 
@@ -128,11 +129,6 @@ class TensorBoard(Callback):
     def _write_pending(self) -> None:
         step, reading = self._pending.popleft()
         self._file("train").scalars(step, {"loss_within_epoch": reading.loss()})
-
-
-def _as_it_stands(content: str) -> str:
-    """As Markdown that is shown letter by letter."""
-    return "\n".join(f"    {line}" for line in content.splitlines())
 
 
 # --- the graph of a network, with each node inside of the box of its layer
