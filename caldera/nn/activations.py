@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import ClassVar
+from dataclasses import dataclass
 
 from caldera import op
 from caldera.compiler.lazy import Expr
 from caldera.core.tensor import constant
-from caldera.nn.basic import register
+from caldera.nn.basic import FunctionLayer, register
 from caldera.nn.layer import Layer
-
-
-class FunctionLayer(Layer):
-    """What activations share: an operation, called with the input and the layer's own settings."""
-
-    function: ClassVar[Callable[..., Expr]]
-
-    def forward(self, x: Expr) -> Expr:
-        settings = [each.name for each in fields(self) if each.init and not each.kw_only]  # type: ignore[arg-type]
-        return self.function(x, *[getattr(self, name) for name in settings])
 
 
 @register

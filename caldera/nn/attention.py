@@ -10,8 +10,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from caldera import op
 from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr, Variable
@@ -126,9 +124,11 @@ class MultiHeadAttention(Layer):
             f"{x.shape}",
         )
         width = x.shape[-1]
-        # Queries, keys and values side by side: one product for the three.
+        # Queries, keys and values side by side: one product for the three, and Glorot's rule for
+        # each of the three square matrices.
+        limit = math.sqrt(3.0 / width)
         self.weight = self.parameter(
-            "input_weight", (width, 3 * width), fill_or(self.fill, _separate_glorot(width))
+            "input_weight", (width, 3 * width), fill_or(self.fill, uniform(-limit, limit))
         )
         self.offset = self.parameter("input_bias", (3 * width,)) if self.bias else None
         self.output_weight = self.parameter(
@@ -210,12 +210,6 @@ class MultiHeadAttention(Layer):
             f"{mask.shape}",
         )
         return mask
-
-
-def _separate_glorot(width: int) -> Any:
-    """Glorot's rule for each of three square matrices side by side, not for the wide one."""
-    limit = float(np.sqrt(3.0 / width))
-    return uniform(-limit, limit)
 
 
 @register

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
@@ -51,7 +51,7 @@ activations.add("gelu_tanh", partial(op.gelu, approximate=True))
 def register(kind: type[L]) -> type[L]:
     """Make a layer of your own known by its class name, so that models with it can be saved.
 
-    >>> from dataclasses import dataclass
+    >>> from dataclasses import dataclass, fields
     >>> from caldera import nn
     >>> @nn.register
     ... @dataclass(eq=False)
@@ -252,6 +252,16 @@ def samples_of(layer: Layer, x: Expr) -> int:
     return x.shape[0]
 
 
+class FunctionLayer(Layer):
+    """A layer that is an operation, called with the input and the layer's own settings in order."""
+
+    function: ClassVar[Callable[..., Expr]]
+
+    def forward(self, x: Expr) -> Expr:
+        settings = [each.name for each in fields(self) if each.init and not each.kw_only]  # type: ignore[arg-type]
+        return self.function(x, *[getattr(self, name) for name in settings])
+
+
 @register
 @dataclass(eq=False)
 class Flatten(Layer):
@@ -329,10 +339,12 @@ def check_layers(where: str, parts: Any) -> tuple[Layer, ...]:
                 got=repr(layer),
                 hint="use nn.Activation(name) for a function by name",
             )
-        if layer.name and found.setdefault(layer.name, layer) is not layer:
-            raise ConfigError.build(
-                where, expected="a name of its own for every layer", got=f"two named {layer.name!r}"
-            )
+        require(
+            not layer.name or found.setdefault(layer.name, layer) is layer,
+            where,
+            "a name of its own for every layer",
+            f"two named {layer.name!r}",
+        )
     return tuple(parts)
 
 

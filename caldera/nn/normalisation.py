@@ -11,7 +11,7 @@ from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr
 from caldera.core.tensor import one
 from caldera.core.tensor.shape import as_list
-from caldera.nn.basic import check_counts, register
+from caldera.nn.basic import FunctionLayer, check_counts, register
 from caldera.nn.layer import Layer
 from caldera.nn.tracing import context
 
@@ -178,7 +178,7 @@ class RMSNorm(Layer):
 
 @register
 @dataclass(eq=False)
-class LocalResponseNorm(Layer):
+class LocalResponseNorm(FunctionLayer):
     """x / (k + alpha / size * sum of x^2 over `size` neighbouring channels) ** beta.
 
     PyTorch's meaning and defaults; AlexNet's paper has k = 2 and does not divide alpha by the size:
@@ -194,5 +194,4 @@ class LocalResponseNorm(Layer):
     beta: float = 0.75
     k: float = 1.0
 
-    def forward(self, x: Expr) -> Expr:
-        return op.local_response_norm(x, self.size, self.alpha, self.beta, self.k)
+    function = staticmethod(op.local_response_norm)

@@ -17,7 +17,7 @@ import numpy as np
 from caldera import op
 from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr
-from caldera.nn.basic import check_counts, register
+from caldera.nn.basic import FunctionLayer, check_counts, register
 from caldera.nn.layer import Layer
 from caldera.op.windows import MODES
 
@@ -96,7 +96,7 @@ class MaxPool3D(MaxPool2D):
 
 @register
 @dataclass(eq=False)
-class AveragePool2D(Layer):
+class AveragePool2D(FunctionLayer):
     """The mean of each window; padding counts as zeros unless `count_padding` is False.
 
     >>> from caldera import nn
@@ -109,10 +109,7 @@ class AveragePool2D(Layer):
     padding: Any = 0
     count_padding: bool = True
 
-    pool: ClassVar[Callable[..., Expr]] = staticmethod(op.avg_pool2d)
-
-    def forward(self, x: Expr) -> Expr:
-        return self.pool(x, self.size, self.stride, self.padding, self.count_padding)
+    function = staticmethod(op.avg_pool2d)
 
 
 @register
@@ -125,7 +122,7 @@ class AveragePool1D(AveragePool2D):
     [[[3.0, 3.0]]]
     """
 
-    pool = staticmethod(op.avg_pool1d)
+    function = staticmethod(op.avg_pool1d)
 
 
 @register
@@ -138,7 +135,7 @@ class AveragePool3D(AveragePool2D):
     (5, 3, 4, 14, 14)
     """
 
-    pool = staticmethod(op.avg_pool3d)
+    function = staticmethod(op.avg_pool3d)
 
 
 @register
@@ -167,7 +164,7 @@ class UpSampling2D(Layer):
 
 @register
 @dataclass(eq=False)
-class GlobalAveragePool(Layer):
+class GlobalAveragePool(FunctionLayer):
     """The mean of each channel over all its positions: (N, C, ...) to (N, C).
 
     >>> from caldera import nn
@@ -175,8 +172,7 @@ class GlobalAveragePool(Layer):
     [[3.0]]
     """
 
-    def forward(self, x: Expr) -> Expr:
-        return op.global_average_pool(x)
+    function = staticmethod(op.global_average_pool)
 
 
 @register

@@ -71,11 +71,8 @@ class Rescale(Layer):
     def forward(self, x: Expr) -> Expr:
         for name in ("scale", "offset"):
             given = getattr(self, name)
-            self.require(
-                not isinstance(given, list) or len(given) == (x.shape[-1] if x.ndim else 1),
-                f"{len(given)} numbers along the last axis",
-                f"shape {x.shape}",
-            )
+            if isinstance(given, list) and len(given) != (x.shape[-1] if x.ndim else 1):
+                raise self.refuse(f"{len(given)} numbers along the last axis", f"shape {x.shape}")
         scale, offset = (np.asarray(each, x.dtype) for each in (self.scale, self.offset))
         return x * scale + offset
 

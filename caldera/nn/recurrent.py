@@ -21,11 +21,10 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from caldera import op
-from caldera.base.arguments import require
+from caldera.base.arguments import require, shown
 from caldera.compiler.lazy import Expr, Variable
 from caldera.core.tensor import glorot_uniform, orthogonal
 from caldera.core.tensor.dtype import bool_, is_integer
-from caldera.errors import ConfigError
 from caldera.nn.basic import activation_function, check_counts, register
 from caldera.nn.layer import Layer
 
@@ -255,9 +254,7 @@ def Bidirectional(layer: Recurrent) -> Recurrent:
     >>> nn.Bidirectional(nn.LSTM(4))(op.input("x", (5, 7, 3))).shape
     (5, 8)
     """
-    if not isinstance(layer, Recurrent):
-        raise ConfigError.build(
-            "Bidirectional", expected="a recurrent layer, such as nn.LSTM(64)", got=repr(layer)
-        )
     whole: Any = layer
+    is_recurrent = isinstance(layer, Recurrent)
+    require(is_recurrent, "Bidirectional", "a recurrent layer, such as nn.LSTM(64)", shown(layer))
     return replace(whole, bidirectional=True)

@@ -18,7 +18,7 @@ from caldera.compiler.lazy import Expr, Variable, compile
 from caldera.core.graph.node import pinned
 from caldera.core.memory import Device
 from caldera.core.tensor.dtype import float32, is_complex, promote
-from caldera.errors import ConfigError, DtypeError
+from caldera.errors import DtypeError
 from caldera.optim.gradients import Clip, LossScale
 from caldera.optim.parameter_groups import L2, Decay, Group, assign_groups
 from caldera.optim.schedule import EpochRule, Schedule, require_count, require_positive
@@ -264,13 +264,13 @@ class Optimizer(OptimizerState, ABC):
         count = 1 + len(gradients)
         for taken in range(1, steps + 1):
             value, *found = [result.numpy() for result in plan.run()[:count]]
-            if not np.isfinite(value):
-                raise ConfigError.build(
-                    f"{type(self).__name__}.minimize",
-                    expected="a finite loss",
-                    got=f"{value} at step {taken}",
-                    hint="use a smaller learning rate",
-                )
+            require(
+                np.isfinite(value),
+                f"{type(self).__name__}.minimize",
+                "a finite loss",
+                f"{value} at step {taken}",
+                "use a smaller learning rate",
+            )
             if max(float(np.abs(each).max(initial=0.0)) for each in found) <= tolerance:
                 return Minimum(float(value), taken, converged=True)
         return Minimum(float(loss), steps, converged=False)
@@ -319,13 +319,13 @@ class Optimizer(OptimizerState, ABC):
         return self.learning_rate
 
     def _check(self, variables: Sequence[Variable], gradients: Sequence[Expr]) -> None:
-        if not 0 < len(set(variables)) == len(variables) == len(gradients):
-            raise ConfigError.build(
-                type(self).__name__,
-                expected="different variables, and a gradient for each",
-                got=f"{len(gradients)} gradients for "
-                + (", ".join(variable.name for variable in variables) or "no variables"),
-            )
+        require(
+            0 < len(set(variables)) == len(variables) == len(gradients),
+            type(self).__name__,
+            "different variables, and a gradient for each",
+            f"{len(gradients)} gradients for "
+            + (", ".join(variable.name for variable in variables) or "no variables"),
+        )
         for variable in variables:
             require(
                 not is_complex(variable.dtype),

@@ -213,7 +213,16 @@ def by_name(made: dict[str, Expr]) -> Make:
     """Finds what a device has made, in the dtype in which it is wanted."""
 
     def find(name: str, shape: tuple[int, ...], dtype: Any) -> Expr:
-        return in_shape(_cast(made[name], canonical(dtype), name), shape, name)
+        value, wanted = made[name], canonical(dtype)
+        require(
+            not is_float(value.dtype) or is_float(wanted),
+            f"input {name}",
+            f"values that {wanted} can hold",
+            value.dtype,
+            "convert them with astype first, or choose another dtype",
+            error=DtypeError,
+        )
+        return in_shape(op.cast(value, wanted), shape, name)
 
     return find
 
@@ -222,18 +231,6 @@ def in_shape(value: Expr, shape: tuple[int, ...], name: str) -> Expr:
     """A value that must have this shape."""
     require(value.shape == shape, f"input {name}", f"shape {shape}", value.shape, error=ShapeError)
     return value
-
-
-def _cast(value: Expr, dtype: np.dtype[Any], name: str) -> Expr:
-    require(
-        not is_float(value.dtype) or is_float(dtype),
-        f"input {name}",
-        f"values that {dtype} can hold",
-        str(value.dtype),
-        "convert them with astype first, or choose another dtype",
-        error=DtypeError,
-    )
-    return op.cast(value, dtype)
 
 
 # --- streams on several ranks

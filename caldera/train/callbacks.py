@@ -332,10 +332,8 @@ def latest(run: Run, column: str, where: str) -> float:
 
 
 def _improves(value: float, best: float | None, mode: str, by: float) -> bool:
-    if math.isnan(value):
-        return False
-    if best is None:
-        return True
+    if math.isnan(value) or best is None:
+        return not math.isnan(value)
     return value < best - by if mode == "min" else value > best + by
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from itertools import chain, repeat
+from itertools import chain, repeat, takewhile
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,6 @@ from caldera.data import Loader, Pipeline
 from caldera.draw.axis import axis_of
 from caldera.draw.line_chart import Line, LineChart, figure, figure_svg
 from caldera.draw.svg import CATEGORICAL, Picture
-from caldera.errors import ConfigError
 from caldera.train.arguments import plain_number, whole_number
 from caldera.train.fit import make_steps
 from caldera.train.saving.snapshot import Snapshot
@@ -156,13 +155,12 @@ def _try(steps: StepPlans, loader: Loader, rates: np.ndarray) -> tuple[list[floa
         best = min(best, recent)
         if len(tried) == len(rates) or (recent > _DIVERGED * best and len(tried) >= _LEAST_STEPS):
             break
-    if len(tried) < 2:
-        raise ConfigError.build(
-            "lr_find",
-            expected="a finite loss at the lowest learning rates",
-            got="none",
-            hint="choose a smaller lowest=, and look for nan in the data",
-        )
+    require(
+        len(tried) >= 2,
+        "lr_find",
+        "a finite loss at the lowest learning rates",
+        hint="choose a smaller lowest=, and look for nan in the data",
+    )
     return tried, losses
 
 
@@ -190,9 +188,5 @@ def _suggestion(rates: list[float], smoothed: list[float]) -> float:
 
 def _below(line: Line, top: float) -> Line:
     """The line up to where it leaves the picture."""
-    points = []
-    for point in line.points:
-        if point[1] > top:
-            break
-        points.append(point)
-    return dataclasses.replace(line, points=points)
+    below = takewhile(lambda point: point[1] <= top, line.points)
+    return dataclasses.replace(line, points=list(below))

@@ -19,10 +19,10 @@ from caldera.data.schema import Schema
 from caldera.data.series import TargetScale
 from caldera.errors import ConfigError, DeviceError
 from caldera.nn.layer import Layer
-from caldera.nn.layer_watch import LayerWatch
 from caldera.nn.losses import REGRESSION, SEQUENCE, Loss, as_loss
 from caldera.nn.metrics import Metric
 from caldera.nn.metrics import metrics as metric_names
+from caldera.nn.tracing import LayerWatch
 from caldera.optim import Optimizer
 from caldera.train.arguments import whole_number
 from caldera.train.step import KeptSteps, Predictors, StepPlans
@@ -181,13 +181,13 @@ class ModelSettings(Layer):
     def metrics(self, given: Sequence[str | Metric] | None) -> None:
         chosen: tuple[Metric, ...] | None = None
         if given is not None:
-            if isinstance(given, str) or not isinstance(given, Sequence):
-                raise ConfigError.build(
-                    self._where,
-                    expected="metrics= a list",
-                    got=repr(given),
-                    hint=f"write metrics=[{given!r}]",
-                )
+            require(
+                isinstance(given, Sequence) and not isinstance(given, str),
+                self._where,
+                "metrics= a list",
+                repr(given),
+                f"write metrics=[{given!r}]",
+            )
             chosen = tuple(metric_names.make(each) for each in given)
             self._objective.judged_by(chosen)
         self._chosen_metrics = chosen

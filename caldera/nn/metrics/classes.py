@@ -106,7 +106,7 @@ class TopKAccuracy(ClassMetric, MeanMetric):
         return super().for_task(task)
 
     def per_sample(self, prediction: Any, target: Any) -> Expr:
-        axis = self.decision.position(prediction)
+        axis = self.decision.position(tuple(prediction.shape))
         wanted = labels(self.name, prediction, target, axis)
         _, best = op.top_k(prediction, self.k, axis=axis)
         found = op.any(best == op.unsqueeze(wanted, axis), axis=axis)
@@ -268,7 +268,7 @@ class AUC(ClassMetric):
         found = self.decision.of(prediction, target)
         _, actual = found.by_class()
         if found.label_axis is None:
-            scores = _log_odds(prediction, self.decision.position(prediction))
+            scores = _log_odds(prediction, self.decision.position(tuple(prediction.shape)))
         else:
             scores = found.in_order(op.cast(prediction, "float64"))
         factors = op.broadcast(found.spread(sample_factors(weights, prediction)), scores.shape)

@@ -70,7 +70,7 @@ class Decision:
         self.check()
         if self._kind(tuple(prediction.shape), tuple(target.shape)) == MULTILABEL:
             return self._labels(prediction, target)
-        axis = self.position(prediction)
+        axis = self.position(tuple(prediction.shape))
         return Classification(
             self.where,
             op.argmax(prediction, axis=axis),
@@ -78,11 +78,8 @@ class Decision:
             prediction.shape[axis],
         )
 
-    def position(self, prediction: Any) -> int:
-        """The axis of the classes."""
-        return self._position(tuple(prediction.shape))
-
-    def _position(self, shape: tuple[int, ...]) -> int:
+    def position(self, shape: tuple[int, ...]) -> int:
+        """The axis of the classes, in predictions of this shape."""
         axis = self.axis
         if axis is None:
             axis = -1 if self.task is None else self.task.axis
@@ -102,7 +99,7 @@ class Decision:
             return self.task.kind
         if self.threshold is not None or len(prediction) < 2:
             return MULTILABEL
-        if prediction[self._position(prediction)] == 1:
+        if prediction[self.position(prediction)] == 1:
             return MULTILABEL
         require(
             self.axis is not None or target != prediction,

@@ -181,10 +181,6 @@ def _conv(filters: int, kernel: int, stride: int, name: str) -> Layer:
     return Conv2D(filters, kernel, stride, kernel // 2, bias=False, fill="he_normal", name=name)
 
 
-def _projection(filters: int, stride: int) -> Layer:
-    return Sequential([_conv(filters, 1, stride, name="0"), BatchNorm(name="1")], name="downsample")
-
-
 def _basic(filters: int, stride: int, shortcut: Layer | None, name: str) -> Layer:
     """Two convolutions of 3 x 3."""
     layers = [
@@ -231,7 +227,8 @@ def _imagenet(
         for index in range(count):
             stride = 2 if stage and index == 0 else 1
             fits = stride == 1 and channels == widening * filters
-            shortcut = None if fits else _projection(widening * filters, stride)
+            projection = [_conv(widening * filters, 1, stride, name="0"), BatchNorm(name="1")]
+            shortcut = None if fits else Sequential(projection, name="downsample")
             layers.append(block(filters, stride, shortcut, f"layer{stage + 1}.{index}"))
             channels = widening * filters
     return [*layers, GlobalAveragePool(), Dense(classes, name="fc")]

@@ -160,17 +160,18 @@ def _shape_there(entry: TorchName) -> tuple[int, ...]:
 def compare_names(where: str, wanted: set[str], given: set[str]) -> None:
     """Refuse a file that lacks weights, or has others."""
     missing, unexpected = sorted(wanted - given), sorted(given - wanted)
-    if missing or unexpected:
-        raise CheckpointError.build(
-            where,
-            expected="a weight for every parameter of the layers, and no other",
-            got="; ".join(
-                f"{what} {listed(names)}"
-                for what, names in (("missing", missing), ("unexpected", unexpected))
-                if names
-            ),
-            hint="the file is of another model; name layers that differ in skip=",
-        )
+    require(
+        not missing and not unexpected,
+        where,
+        "a weight for every parameter of the layers, and no other",
+        "; ".join(
+            f"{what} {listed(names)}"
+            for what, names in (("missing", missing), ("unexpected", unexpected))
+            if names
+        ),
+        "the file is of another model; name layers that differ in skip=",
+        CheckpointError,
+    )
 
 
 def listed(names: Sequence[str]) -> str:

@@ -105,14 +105,7 @@ def read_checkpoint(path: Path, step: int) -> Checkpoint:
         error=CheckpointError,
     )
     tensors = safetensors_arrays(path / TENSORS)
-    problems = differences(content["tensors"], tensors)
-    if problems:
-        raise CheckpointError.build(
-            where,
-            expected="the tensors that were saved",
-            got="; ".join(problems[:8]),
-            hint="the file is damaged",
-        )
+    verify(where, content["tensors"], tensors)
     return Checkpoint(step, tensors, decoded(content["state"]))
 
 
@@ -148,17 +141,22 @@ def _content(path: Path) -> dict[str, Any]:
     return content
 
 
-def differences(expected: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> list[str]:
-    """How tensors differ from what was written about them, in words."""
+def verify(where: str, expected: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> None:
+    """Refuse tensors that differ from what was written about them."""
     problems = [f"{name!r} missing" for name in expected if name not in tensors]
     problems += [f"{name!r} unexpected" for name in tensors if name not in expected]
     for name in sorted(expected.keys() & tensors.keys()):
         found = described(tensors[name])
-        for part in found:
-            if found[part] != expected[name].get(part):
-                problems.append(f"{name!r} with another {part}")
-                break
-    return problems
+        other = [part for part in found if found[part] != expected[name].get(part)]
+        problems += [f"{name!r} with another {part}" for part in other[:1]]
+    require(
+        not problems,
+        where,
+        "the tensors that were saved",
+        "; ".join(problems[:8]),
+        "the file is damaged",
+        CheckpointError,
+    )
 
 
 def described(array: np.ndarray) -> dict[str, Any]:

@@ -17,10 +17,15 @@ from caldera.errors import CheckpointError, ConfigError
 from caldera.nn.config import to_config
 from caldera.optim import EpochRule
 from caldera.train.arguments import plain_number, truth, whole_number
-from caldera.train.broadcast import broadcast_arrays
 from caldera.train.callbacks import Callback
 from caldera.train.saving.checkpoint import Checkpoint, CheckpointFolder, state_of, state_text
-from caldera.train.saving.snapshot import assign_all, by_name, check_fit, model_variables
+from caldera.train.saving.snapshot import (
+    assign_all,
+    broadcast_arrays,
+    by_name,
+    check_fit,
+    model_variables,
+)
 from caldera.train.strategy import VariableView
 from caldera.train.tracking.history import History
 
@@ -202,13 +207,14 @@ class Checkpointer(Callback):
         variables = _holders(run)
         check_fit(variables, own, where)
         rules = _rules(run)
-        if state["model"] != fingerprint(run.model) or len(state["rules"]) != len(rules):
-            raise CheckpointError.build(
-                where,
-                expected="the layers and schedules of this model",
-                got="others with the same parameters",
-                hint="resume with the model that was saved, or load its weights alone",
-            )
+        require(
+            state["model"] == fingerprint(run.model) and len(state["rules"]) == len(rules),
+            where,
+            "the layers and schedules of this model",
+            "others with the same parameters",
+            "resume with the model that was saved, or load its weights alone",
+            CheckpointError,
+        )
         known = state.get("schema")
         if known is not None and run.model.schema is not None:
             Schema.from_plain(known, where).check(run.model.schema, where)

@@ -30,12 +30,12 @@ from caldera.base.arguments import require
 from caldera.base.file_cache import atomic_write
 from caldera.core.tensor.dtype import canonical
 from caldera.data import Schema
-from caldera.errors import CheckpointError, DataError
+from caldera.errors import DataError
 from caldera.io import load_safetensors_metadata, save_safetensors
 from caldera.io.files import Source, file_name_of, file_size, opened
 from caldera.io.safetensors_files import safetensors_arrays
 from caldera.nn.config import to_config
-from caldera.train.saving.checkpoint import described, differences, digest, nbytes
+from caldera.train.saving.checkpoint import described, digest, nbytes, verify
 from caldera.train.saving.snapshot import assign_all, model_variables
 from caldera.train.training_data import schema_of_inputs
 
@@ -234,14 +234,7 @@ def read_schema(content: Mapping[str, Any], where: str) -> Schema | None:
 def read_tensors(path: Source, content: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """The tensors of a file, compared with what `content` says about them."""
     tensors = safetensors_arrays(path)
-    problems = differences(content["tensors"], tensors)
-    if problems:
-        raise CheckpointError.build(
-            file_name_of(path),
-            expected="the tensors that were saved",
-            got="; ".join(problems[:8]),
-            hint="the file is damaged",
-        )
+    verify(file_name_of(path), content["tensors"], tensors)
     return tensors
 
 

@@ -68,7 +68,11 @@ def tested_classes(
     return counts.tolist(), ClassesRecord(
         train=_counts(data),
         mistakes=kept,
-        roc=[roc(likely[:, each], actual == each) for each in _shown(data.classes)],
+        # Of two classes the curve of the second is that of the first, from the other corner.
+        roc=[
+            roc(likely[:, each], actual == each)
+            for each in range(1 if data.classes == 2 else 0, data.classes)
+        ],
         calibration=calibration(likely, actual),
         columns=_columns(model, data, lambda found, y: _accuracy(found, y, data.classes)),
     )
@@ -146,11 +150,6 @@ def _mistakes(
 
 
 # --- curves
-
-
-def _shown(classes: int) -> range:
-    # Of two classes the curve of the second is that of the first, seen from the other corner.
-    return range(1, 2) if classes == 2 else range(classes)
 
 
 def roc(scores: np.ndarray, positive: np.ndarray) -> RocRecord:
@@ -240,10 +239,8 @@ def _spans(data: Dataset) -> list[FeatureSpan]:
 
 
 def _accuracy(predictions: np.ndarray, targets: np.ndarray, classes: int) -> float:
-    if predictions.shape[1] == 1:
-        said = (predictions[:, 0] > 0).astype(np.int64)
-    else:
-        said = predictions.argmax(axis=1)
+    single = predictions.shape[1] == 1
+    said = predictions[:, 0] > 0 if single else predictions.argmax(axis=1)
     return float((said == _class_numbers(targets, classes)).mean())
 
 
