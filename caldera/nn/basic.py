@@ -170,11 +170,8 @@ class Output(Layer):
     shape: Sequence[int] | None = None
 
     def forward(self, x: Expr) -> Expr:
-        self.require(
-            self.shape is None or x.shape[1:] == tuple(self.shape),
-            f"results of shape {tuple(self.shape)}",
-            f"{x.shape[1:]}",
-        )
+        wanted = x.shape[1:] if self.shape is None else tuple(self.shape)
+        self.require(x.shape[1:] == wanted, f"results of shape {wanted}", f"{x.shape[1:]}")
         return x
 
 
@@ -258,7 +255,7 @@ class FunctionLayer(Layer):
     function: ClassVar[Callable[..., Expr]]
 
     def forward(self, x: Expr) -> Expr:
-        settings = [each.name for each in fields(self) if each.init and not each.kw_only]  # type: ignore[arg-type]
+        settings = [each.name for each in fields(self) if each.init and not each.kw_only]
         return self.function(x, *[getattr(self, name) for name in settings])
 
 

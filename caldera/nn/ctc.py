@@ -41,7 +41,7 @@ class CTCLoss(ClassLoss):
     0.5
     """
 
-    axis: ClassVar[int] = -1
+    axis: ClassVar[int] = -1  # type: ignore[misc]
 
     blank: int = 0
     labels: int | None = None

@@ -109,7 +109,7 @@ class AveragePool2D(FunctionLayer):
     padding: Any = 0
     count_padding: bool = True
 
-    function = staticmethod(op.avg_pool2d)
+    function: ClassVar[Callable[..., Expr]] = staticmethod(op.avg_pool2d)
 
 
 @register

@@ -240,7 +240,7 @@ def require_positive(where: str, value: float) -> None:
 def require_count(where: str, name: str, value: object) -> None:
     """Refuse what is no whole number of at least 1."""
     require(
-        isinstance(value, Integral) and not isinstance(value, bool) and value >= 1,
+        isinstance(value, Integral) and not isinstance(value, bool) and not value < 1,
         where,
         f"{name} of 1 or more",
         f"{value!r}",

@@ -80,7 +80,7 @@ def joined_validation(model: Model, given: Any) -> Any:
     """What `fit` validates on: like what it trains on, or the part of that to hold out."""
     is_pair = isinstance(given, tuple) and len(given) == 2
     if is_pair and isinstance(given[0], tuple | Mapping):
-        return joined(model, *given, "fit")
+        return joined(model, given[0], given[1], "fit")
     return joined(model, given, None, "fit") if is_pair or isinstance(given, Mapping) else given
 
 
