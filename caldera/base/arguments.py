@@ -184,6 +184,24 @@ def refusal(where: str, argument: str, expected: str, value: Any) -> CalderaErro
     return ConfigError.build(where, expected=f"{argument}= {expected}", got=shown(value))
 
 
+def require(
+    ok: object,
+    where: str,
+    expected: str,
+    got: object = "none",
+    hint: str = "",
+    error: type[CalderaError] = ConfigError,
+) -> None:
+    """Raise an error, a ConfigError by default, unless the condition holds.
+
+    >>> require(0 <= 1.5 < 1, "Dropout", "0 <= rate < 1", 1.5)
+    Traceback (most recent call last):
+    caldera.errors.ConfigError: Dropout: expected 0 <= rate < 1, got 1.5
+    """
+    if not ok:
+        raise error.build(where, expected=expected, got=f"{got}", hint=hint)
+
+
 def shown(value: Any) -> str:
     """A value as an error message shows it: short, and whatever its own repr does.
 

@@ -103,6 +103,12 @@ def folded(title: str, content: Safe) -> Safe:
     return tag("details", tag("summary", title), content)
 
 
+def share_bar(share: float, title: str, class_: str = "share") -> Safe:
+    """A bar as long as a share of its cell."""
+    bar = tag("i", style=f"width:{100 * share:.1f}%")
+    return tag("span", bar, class_=class_, title=title)
+
+
 def tiles(values: Iterable[tuple[str, str]]) -> Safe:
     """Names with values that are seen first."""
     each = [tag("div", tag("b", value), tag("span", name), class_="tile") for name, value in values]

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from caldera import op
 from caldera.compiler.lazy import Expr
 from caldera.core.tensor import constant
-from caldera.nn.basic import register
+from caldera.nn.basic import FunctionLayer, register
 from caldera.nn.layer import Layer
 
 
 @register
 @dataclass(eq=False)
-class ReLU(Layer):
+class ReLU(FunctionLayer):
     """max(x, 0).
 
     >>> from caldera import nn
@@ -21,13 +21,12 @@ class ReLU(Layer):
     [0.0, 3.0]
     """
 
-    def forward(self, x: Expr) -> Expr:
-        return op.relu(x)
+    function = staticmethod(op.relu)
 
 
 @register
 @dataclass(eq=False)
-class Sigmoid(Layer):
+class Sigmoid(FunctionLayer):
     """1 / (1 + exp(-x)).
 
     >>> from caldera import nn
@@ -35,13 +34,12 @@ class Sigmoid(Layer):
     [0.5]
     """
 
-    def forward(self, x: Expr) -> Expr:
-        return op.sigmoid(x)
+    function = staticmethod(op.sigmoid)
 
 
 @register
 @dataclass(eq=False)
-class Tanh(Layer):
+class Tanh(FunctionLayer):
     """The hyperbolic tangent.
 
     >>> from caldera import nn
@@ -49,8 +47,7 @@ class Tanh(Layer):
     [0.0]
     """
 
-    def forward(self, x: Expr) -> Expr:
-        return op.tanh(x)
+    function = staticmethod(op.tanh)
 
 
 @register
@@ -67,8 +64,7 @@ class PReLU(Layer):
     per_channel: bool = False
 
     def build(self, x: Expr) -> None:
-        if self.per_channel and x.ndim < 2:
-            raise self.refuse("a batch (N, C, ...)", f"shape {x.shape}")
+        self.require(not self.per_channel or x.ndim >= 2, "a batch (N, C, ...)", f"shape {x.shape}")
         shape = (x.shape[1] if self.per_channel else 1,)
         self.weight = self.parameter("weight", shape, constant(self.slope))
 
@@ -79,7 +75,7 @@ class PReLU(Layer):
 
 @register
 @dataclass(eq=False)
-class LeakyReLU(Layer):
+class LeakyReLU(FunctionLayer):
     """x above 0, slope * x below.
 
     >>> from caldera import nn
@@ -87,15 +83,14 @@ class LeakyReLU(Layer):
     [-1.0, 3.0]
     """
 
-    slope: float = 0.01
+    function = staticmethod(op.leaky_relu)
 
-    def forward(self, x: Expr) -> Expr:
-        return op.leaky_relu(x, self.slope)
+    slope: float = 0.01
 
 
 @register
 @dataclass(eq=False)
-class ELU(Layer):
+class ELU(FunctionLayer):
     """x above 0, alpha * (exp(x) - 1) below.
 
     >>> from caldera import nn
@@ -103,15 +98,14 @@ class ELU(Layer):
     [-0.5, 3.0]
     """
 
-    alpha: float = 1.0
+    function = staticmethod(op.elu)
 
-    def forward(self, x: Expr) -> Expr:
-        return op.elu(x, self.alpha)
+    alpha: float = 1.0
 
 
 @register
 @dataclass(eq=False)
-class SELU(Layer):
+class SELU(FunctionLayer):
     """ELU, scaled so that values keep mean 0 and variance 1 from layer to layer.
 
     >>> from caldera import nn
@@ -119,13 +113,12 @@ class SELU(Layer):
     [0.0]
     """
 
-    def forward(self, x: Expr) -> Expr:
-        return op.selu(x)
+    function = staticmethod(op.selu)
 
 
 @register
 @dataclass(eq=False)
-class GELU(Layer):
+class GELU(FunctionLayer):
     """x times the probability that a standard normal number is below it.
 
     `approximate` takes the tanh formula of GPT-2.
@@ -135,15 +128,14 @@ class GELU(Layer):
     [0.0, 100.0]
     """
 
-    approximate: bool = False
+    function = staticmethod(op.gelu)
 
-    def forward(self, x: Expr) -> Expr:
-        return op.gelu(x, self.approximate)
+    approximate: bool = False
 
 
 @register
 @dataclass(eq=False)
-class SiLU(Layer):
+class SiLU(FunctionLayer):
     """x * sigmoid(x), also known as swish.
 
     >>> from caldera import nn
@@ -151,13 +143,12 @@ class SiLU(Layer):
     [0.0, 100.0]
     """
 
-    def forward(self, x: Expr) -> Expr:
-        return op.silu(x)
+    function = staticmethod(op.silu)
 
 
 @register
 @dataclass(eq=False)
-class Softplus(Layer):
+class Softplus(FunctionLayer):
     """log(1 + exp(x)).
 
     >>> from caldera import nn
@@ -165,13 +156,12 @@ class Softplus(Layer):
     [0.0, 1000.0]
     """
 
-    def forward(self, x: Expr) -> Expr:
-        return op.softplus(x)
+    function = staticmethod(op.softplus)
 
 
 @register
 @dataclass(eq=False)
-class HardSigmoid(Layer):
+class HardSigmoid(FunctionLayer):
     """x / 6 + 1/2, kept between 0 and 1.
 
     >>> from caldera import nn
@@ -179,13 +169,12 @@ class HardSigmoid(Layer):
     [0.0, 0.5, 1.0]
     """
 
-    def forward(self, x: Expr) -> Expr:
-        return op.hard_sigmoid(x)
+    function = staticmethod(op.hard_sigmoid)
 
 
 @register
 @dataclass(eq=False)
-class HardSwish(Layer):
+class HardSwish(FunctionLayer):
     """x times the hard sigmoid of x.
 
     >>> from caldera import nn
@@ -193,13 +182,12 @@ class HardSwish(Layer):
     [-0.0, 4.0]
     """
 
-    def forward(self, x: Expr) -> Expr:
-        return op.hard_swish(x)
+    function = staticmethod(op.hard_swish)
 
 
 @register
 @dataclass(eq=False)
-class Mish(Layer):
+class Mish(FunctionLayer):
     """x times tanh(softplus(x)).
 
     >>> from caldera import nn
@@ -207,13 +195,12 @@ class Mish(Layer):
     [0.0, 100.0]
     """
 
-    def forward(self, x: Expr) -> Expr:
-        return op.mish(x)
+    function = staticmethod(op.mish)
 
 
 @register
 @dataclass(eq=False)
-class Softsign(Layer):
+class Softsign(FunctionLayer):
     """x / (1 + |x|).
 
     >>> from caldera import nn
@@ -221,13 +208,12 @@ class Softsign(Layer):
     [0.5, -0.75]
     """
 
-    def forward(self, x: Expr) -> Expr:
-        return op.softsign(x)
+    function = staticmethod(op.softsign)
 
 
 @register
 @dataclass(eq=False)
-class RBF(Layer):
+class RBF(FunctionLayer):
     """The Gaussian radial basis function exp(-(eps x)^2).
 
     >>> from caldera import nn
@@ -235,15 +221,14 @@ class RBF(Layer):
     [1.0, 0.0]
     """
 
-    eps: float = 1.0
+    function = staticmethod(op.rbf)
 
-    def forward(self, x: Expr) -> Expr:
-        return op.rbf(x, self.eps)
+    eps: float = 1.0
 
 
 @register
 @dataclass(eq=False)
-class Softmax(Layer):
+class Softmax(FunctionLayer):
     """exp(x) / sum(exp(x)) along `axis`.
 
     >>> from caldera import nn
@@ -251,15 +236,14 @@ class Softmax(Layer):
     [[0.5, 0.5]]
     """
 
-    axis: int = -1
+    function = staticmethod(op.softmax)
 
-    def forward(self, x: Expr) -> Expr:
-        return op.softmax(x, self.axis)
+    axis: int = -1
 
 
 @register
 @dataclass(eq=False)
-class LogSoftmax(Layer):
+class LogSoftmax(FunctionLayer):
     """The logarithm of the softmax along `axis`.
 
     >>> from caldera import nn
@@ -267,7 +251,6 @@ class LogSoftmax(Layer):
     [[0.0, -1000.0]]
     """
 
-    axis: int = -1
+    function = staticmethod(op.log_softmax)
 
-    def forward(self, x: Expr) -> Expr:
-        return op.log_softmax(x, self.axis)
+    axis: int = -1

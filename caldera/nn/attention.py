@@ -10,13 +10,11 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from caldera import op
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr, Variable
 from caldera.core.tensor import glorot_uniform, normal, uniform
 from caldera.core.tensor.dtype import is_integer
-from caldera.errors import ConfigError
 from caldera.nn.basic import Dense, Dropout, check_counts, register, samples_of
 from caldera.nn.initialisers import fill_or
 from caldera.nn.layer import Layer
@@ -50,12 +48,12 @@ class Embedding(Layer):
         self.weight = self.parameter("weight", shape, fill_or(self.fill, uniform(-0.05, 0.05)))
 
     def forward(self, words: Expr) -> Any:
-        if not is_integer(words.dtype):
-            raise self.refuse(
-                "whole numbers",
-                f"{words.dtype.name} of shape {words.shape}",
-                "give the network nn.Input(shape, dtype='int64')",
-            )
+        self.require(
+            is_integer(words.dtype),
+            "whole numbers",
+            f"{words.dtype.name} of shape {words.shape}",
+            "give the network nn.Input(shape, dtype='int64')",
+        )
         vectors = op.embedding(self.weight, words)
         return (vectors, words != 0) if self.mask_zero else vectors
 
@@ -84,8 +82,11 @@ class PositionalEmbedding(Layer):
         self.weight = self.parameter("weight", shape, fill_or(self.fill, normal(0.0, 0.02)))
 
     def forward(self, x: Expr) -> Expr:
-        if x.ndim != 3 or x.shape[1] > self.length:
-            raise self.refuse(f"sequences (N, T, C) of at most {self.length} steps", f"{x.shape}")
+        self.require(
+            x.ndim == 3 and x.shape[1] <= self.length,
+            f"sequences (N, T, C) of at most {self.length} steps",
+            f"{x.shape}",
+        )
         return x + self.weight[: x.shape[1]]
 
 
@@ -117,14 +118,17 @@ class MultiHeadAttention(Layer):
         check_counts("MultiHeadAttention", heads=self.heads)
 
     def build(self, x: Expr, *rest: Any) -> None:
-        if x.ndim != 3 or x.shape[-1] % self.heads:
-            raise self.refuse(
-                f"sequences (N, T, C) with a width that {self.heads} heads divide", f"{x.shape}"
-            )
+        self.require(
+            x.ndim == 3 and not x.shape[-1] % self.heads,
+            f"sequences (N, T, C) with a width that {self.heads} heads divide",
+            f"{x.shape}",
+        )
         width = x.shape[-1]
-        # Queries, keys and values side by side: one product for the three.
+        # Queries, keys and values side by side: one product for the three, and Glorot's rule for
+        # each of the three square matrices.
+        limit = math.sqrt(3.0 / width)
         self.weight = self.parameter(
-            "input_weight", (width, 3 * width), fill_or(self.fill, _separate_glorot(width))
+            "input_weight", (width, 3 * width), fill_or(self.fill, uniform(-limit, limit))
         )
         self.offset = self.parameter("input_bias", (3 * width,)) if self.bias else None
         self.output_weight = self.parameter(
@@ -200,19 +204,12 @@ class MultiHeadAttention(Layer):
             return op.unsqueeze(mask, (1, 2))
         if mask.shape == shape:
             return op.unsqueeze(mask, 1)
-        if mask.ndim != 4:
-            raise self.refuse(
-                f"a mask of shape ({count}, {shape[2]}), {shape} or "
-                f"{(count, self.heads, *shape[1:])}",
-                f"{mask.shape}",
-            )
+        self.require(
+            mask.ndim == 4,
+            f"a mask of shape ({count}, {shape[2]}), {shape} or {(count, self.heads, *shape[1:])}",
+            f"{mask.shape}",
+        )
         return mask
-
-
-def _separate_glorot(width: int) -> Any:
-    """Glorot's rule for each of three square matrices side by side, not for the wide one."""
-    limit = float(np.sqrt(3.0 / width))
-    return uniform(-limit, limit)
 
 
 @register
@@ -243,8 +240,7 @@ class TransformerBlock(Layer):
     return_mask: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.ratio < math.inf:
-            raise ConfigError.build("TransformerBlock", expected="ratio > 0", got=f"{self.ratio}")
+        require(0 < self.ratio < math.inf, "TransformerBlock", "ratio > 0", self.ratio)
         self.norm1 = LayerNorm()
         self.attention = MultiHeadAttention(
             self.heads, causal=self.causal, fill=self.fill, output_fill=self.output_fill

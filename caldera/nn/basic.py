@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 from caldera import op
-from caldera.base.arguments import refusal
+from caldera.base.arguments import refusal, require
 from caldera.base.registry import Registry
 from caldera.compiler.lazy import Expr
 from caldera.core.tensor import glorot_uniform
@@ -51,7 +51,7 @@ activations.add("gelu_tanh", partial(op.gelu, approximate=True))
 def register(kind: type[L]) -> type[L]:
     """Make a layer of your own known by its class name, so that models with it can be saved.
 
-    >>> from dataclasses import dataclass
+    >>> from dataclasses import dataclass, fields
     >>> from caldera import nn
     >>> @nn.register
     ... @dataclass(eq=False)
@@ -82,10 +82,12 @@ def _identity(x: Expr) -> Expr:
 def check_counts(layer: str, **counts: Any) -> None:
     """Refuse settings of a layer that are not whole numbers of at least 1, or beyond all memory."""
     for name, value in counts.items():
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
-            raise ConfigError.build(
-                layer, expected=f"{name}= a whole number of at least 1", got=repr(value)
-            )
+        require(
+            not isinstance(value, bool) and isinstance(value, int) and 1 <= value < 2**31,
+            layer,
+            f"{name}= a whole number of at least 1",
+            repr(value),
+        )
 
 
 STEPS_TRACED = 64
@@ -113,25 +115,24 @@ class Input(Layer):
     layout: str = "NCHW"
 
     def __post_init__(self) -> None:
-        if isinstance(self.shape, int):
-            raise ConfigError.build(
-                "Input",
-                expected="the shape of a sample",
-                got=repr(self.shape),
-                hint=f"write nn.Input(({self.shape},))",
-            )
+        require(
+            not isinstance(self.shape, int),
+            "Input",
+            "the shape of a sample",
+            repr(self.shape),
+            f"write nn.Input(({self.shape},))",
+        )
         self.shape = tuple(self.shape)
-        if None in self.shape[1:]:
-            raise ConfigError.build(
-                "Input", expected="None for the first axis alone", got=repr(self.shape)
-            )
+        require(
+            None not in self.shape[1:], "Input", "None for the first axis alone", repr(self.shape)
+        )
         channels_last = self.layout == "NHWC" and len(self.shape) == 3
-        if self.layout != "NCHW" and not channels_last:
-            raise ConfigError.build(
-                "Input",
-                expected="layout= NCHW, or NHWC for images (height, width, channels)",
-                got=f"{self.layout!r} for {self.shape}",
-            )
+        require(
+            self.layout == "NCHW" or channels_last,
+            "Input",
+            "layout= NCHW, or NHWC for images (height, width, channels)",
+            f"{self.layout!r} for {self.shape}",
+        )
 
     @property
     def traced_shape(self) -> tuple[int, ...]:
@@ -145,12 +146,12 @@ class Input(Layer):
 
     def forward(self, x: Expr, mask: Expr | None = None) -> Any:
         first = 1 if self.is_open else 0
-        if x.ndim != 1 + len(self.shape) or x.shape[1 + first :] != self.shape[first:]:
-            raise self.refuse(
-                f"samples of shape {self.shape}",
-                f"{x.shape[1:]}",
-                "the first axis is that of the samples",
-            )
+        self.require(
+            x.ndim == 1 + len(self.shape) and x.shape[1 + first :] == self.shape[first:],
+            f"samples of shape {self.shape}",
+            f"{x.shape[1:]}",
+            "the first axis is that of the samples",
+        )
         if self.layout == "NHWC":
             x = op.transpose(x, (0, 3, 1, 2))
         return x if mask is None else (x, mask)
@@ -169,8 +170,8 @@ class Output(Layer):
     shape: Sequence[int] | None = None
 
     def forward(self, x: Expr) -> Expr:
-        if self.shape is not None and x.shape[1:] != tuple(self.shape):
-            raise self.refuse(f"results of shape {tuple(self.shape)}", f"{x.shape[1:]}")
+        wanted = x.shape[1:] if self.shape is None else tuple(self.shape)
+        self.require(x.shape[1:] == wanted, f"results of shape {wanted}", f"{x.shape[1:]}")
         return x
 
 
@@ -201,19 +202,20 @@ class Dense(Layer):
         activation_function(self.activation)  # Refused now, not when it is first called.
 
     def build(self, x: Expr) -> None:
-        if x.ndim < 2:
-            raise self.refuse("a batch of vectors", f"{x.shape}", "the first axis is the samples'")
+        self.require(
+            x.ndim >= 2, "a batch of vectors", f"{x.shape}", "the first axis is the samples'"
+        )
         shape = (x.shape[-1], self.units)
         self.weight = self.parameter("weight", shape, fill_or(self.fill, glorot_uniform()))
         self.offset = self.parameter("bias", (self.units,)) if self.bias else None
 
     def forward(self, x: Expr) -> Expr:
-        if x.shape[-1:] != self.weight.shape[:1]:
-            raise self.refuse(
-                f"{self.weight.shape[0]} values on the last axis",
-                f"{x.shape}",
-                "images need nn.Flatten before it" if x.ndim > 2 else "",
-            )
+        self.require(
+            x.shape[-1:] == self.weight.shape[:1],
+            f"{self.weight.shape[0]} values on the last axis",
+            f"{x.shape}",
+            "images need nn.Flatten before it" if x.ndim > 2 else "",
+        )
         return activation_function(self.activation)(op.linear(x, self.weight, self.offset))
 
 
@@ -243,9 +245,18 @@ class Activation(Layer):
 
 def samples_of(layer: Layer, x: Expr) -> int:
     """How many samples a layer is given."""
-    if not x.shape:
-        raise layer.refuse("a batch (N, ...)", "a scalar")
+    layer.require(x.shape, "a batch (N, ...)", "a scalar")
     return x.shape[0]
+
+
+class FunctionLayer(Layer):
+    """A layer that is an operation, called with the input and the layer's own settings in order."""
+
+    function: ClassVar[Callable[..., Expr]]
+
+    def forward(self, x: Expr) -> Expr:
+        settings = [each.name for each in fields(self) if each.init and not each.kw_only]
+        return self.function(x, *[getattr(self, name) for name in settings])
 
 
 @register
@@ -293,8 +304,7 @@ class Dropout(Layer):
     rate: float = 0.5
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rate < 1:
-            raise ConfigError.build("Dropout", expected="0 <= rate < 1", got=f"{self.rate}")
+        require(0 <= self.rate < 1, "Dropout", "0 <= rate < 1", self.rate)
 
     def forward(self, x: Expr) -> Expr:
         now = context()
@@ -326,10 +336,12 @@ def check_layers(where: str, parts: Any) -> tuple[Layer, ...]:
                 got=repr(layer),
                 hint="use nn.Activation(name) for a function by name",
             )
-        if layer.name and found.setdefault(layer.name, layer) is not layer:
-            raise ConfigError.build(
-                where, expected="a name of its own for every layer", got=f"two named {layer.name!r}"
-            )
+        require(
+            not layer.name or found.setdefault(layer.name, layer) is layer,
+            where,
+            "a name of its own for every layer",
+            f"two named {layer.name!r}",
+        )
     return tuple(parts)
 
 

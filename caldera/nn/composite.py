@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr
 from caldera.errors import ConfigError
 from caldera.nn.basic import (
@@ -55,12 +56,12 @@ class Residual(Layer):
         for layer in self.layers:
             y = layer(y)
         kept = x if self.shortcut is None else self.shortcut(x)
-        if y.shape != kept.shape:
-            raise self.refuse(
-                f"layers that give the shape of the shortcut, {kept.shape}",
-                f"{y.shape}",
-                "give a shortcut= with the same strides and channels",
-            )
+        self.require(
+            y.shape == kept.shape,
+            f"layers that give the shape of the shortcut, {kept.shape}",
+            f"{y.shape}",
+            "give a shortcut= with the same strides and channels",
+        )
         return activation_function(self.activation)(y + kept)
 
 
@@ -86,8 +87,7 @@ class Branches(Layer):
             for branch in self.branches
         ]
         self.branches = check_layers("Branches", wrapped)
-        if not self.branches:
-            raise ConfigError.build("Branches", expected="at least one branch", got="none")
+        require(self.branches, "Branches", "at least one branch")
 
     def children(self) -> Iterator[tuple[str, Layer]]:
         return named_in_order(self.branches, "branch{index}")
@@ -124,19 +124,22 @@ class Cell(Layer):
         self.layers = check_layers("Cell", wrapped)
         self.sources = [list(each) for each in self.sources]
         for number, seen in enumerate(self.sources, start=1):
-            if not seen or not all(isinstance(s, int) and 0 <= s < number for s in seen):
-                raise ConfigError.build(
-                    "Cell", expected=f"numbers of nodes before node {number}", got=repr(seen)
-                )
+            require(
+                seen and all(isinstance(s, int) and 0 <= s < number for s in seen),
+                "Cell",
+                f"numbers of nodes before node {number}",
+                repr(seen),
+            )
         count = sum(map(len, self.sources))
-        if not count or count != len(self.layers):
-            raise ConfigError.build(
-                "Cell", expected=f"a layer for each of {count} sources", got=f"{len(self.layers)}"
-            )
-        if self.output not in ("last", "loose"):
-            raise ConfigError.build(
-                "Cell", expected='output="last" or "loose"', got=repr(self.output)
-            )
+        require(
+            count and count == len(self.layers),
+            "Cell",
+            f"a layer for each of {count} sources",
+            len(self.layers),
+        )
+        require(
+            self.output in ("last", "loose"), "Cell", 'output="last" or "loose"', repr(self.output)
+        )
 
     def children(self) -> Iterator[tuple[str, Layer]]:
         return named_in_order(self.layers, "edge{index}")
@@ -147,8 +150,11 @@ class Cell(Layer):
             made = [next(layers)(nodes[source]) for source in seen]
             total = made[0]
             for other in made[1:]:
-                if other.shape != total.shape:
-                    raise self.refuse(f"layers that all give {total.shape}", f"{other.shape}")
+                self.require(
+                    other.shape == total.shape,
+                    f"layers that all give {total.shape}",
+                    f"{other.shape}",
+                )
                 total = total + other
             nodes.append(total)
         if self.output == "last":
@@ -195,17 +201,15 @@ class Add(Layer):
 
 
 def _joined(layer: Layer, parts: list[Expr], axis: int) -> Expr:
-    if any(part is None for part in parts):
-        raise layer.refuse("parts to join", "None")
+    layer.require(all(part is not None for part in parts), "parts to join", "None")
     shapes = [part.shape for part in parts]
     rank = len(shapes[0])
-    if not -rank <= axis < rank:
-        raise layer.refuse(f"parts that have an axis {axis}", f"shape {shapes[0]}")
+    layer.require(-rank <= axis < rank, f"parts that have an axis {axis}", f"shape {shapes[0]}")
     around = {(len(s), s[: axis % rank], s[axis % rank + 1 :]) for s in shapes}
-    if len(around) > 1:
-        raise layer.refuse(
-            f"parts that differ along axis {axis} only",
-            " and ".join(str(shape) for shape in shapes),
-            "strides and paddings of the branches must agree",
-        )
+    layer.require(
+        len(around) <= 1,
+        f"parts that differ along axis {axis} only",
+        " and ".join(str(shape) for shape in shapes),
+        "strides and paddings of the branches must agree",
+    )
     return op.concat(parts, axis=axis)

@@ -9,14 +9,14 @@ PyTorch's shape; they begin with Glorot's uniform numbers unless `fill` says oth
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr
 from caldera.core.tensor import glorot_uniform
-from caldera.errors import ConfigError
 from caldera.nn.basic import activation_function, check_counts, register
 from caldera.nn.initialisers import fill_or
 from caldera.nn.layer import Layer
@@ -35,8 +35,7 @@ def _sizes(layer: str, name: str, value: int | Sequence[int], axes: int) -> tupl
     sizes = tuple(value) if isinstance(value, Sequence) else (value,) * axes
     for each in sizes:
         check_counts(layer, **{name: each})
-    if len(sizes) != axes:
-        raise ConfigError.build(layer, expected=f"{name}= {axes} sizes", got=repr(value))
+    require(len(sizes) == axes, layer, f"{name}= {axes} sizes", repr(value))
     return sizes
 
 
@@ -44,17 +43,22 @@ class Convolution(Layer):
     """What all convolutions share: checking the input, weight and bias, the activation."""
 
     axes: ClassVar[int]
+    counted: ClassVar[str] = "filters"
+    """The setting that says how many channels the layer gives."""
 
+    kernel: int | Sequence[int]
     bias: bool
     activation: str | None
     fill: Any
 
     def __post_init__(self) -> None:
         activation_function(self.activation)  # Refused now, not when it is first called.
+        where = type(self).__name__
+        check_counts(where, **{self.counted: getattr(self, self.counted)})
+        self._kernel = _sizes(where, "kernel", self.kernel, self.axes)
 
     def build(self, x: Expr) -> None:
-        if x.ndim != 2 + self.axes:
-            raise self.refuse(INPUTS[self.axes], f"shape {x.shape}")
+        self.require(x.ndim == 2 + self.axes, INPUTS[self.axes], f"shape {x.shape}")
         shape, outputs = self.weight_shape(x.shape[1])
         self.weight = self.parameter("weight", shape, fill_or(self.fill, glorot_uniform()))
         self.offset = self.parameter("bias", (outputs,)) if self.bias else None
@@ -76,11 +80,11 @@ class Convolution(Layer):
     def check_groups(self, groups: int, channels: int, filters: int) -> None:
         """Refuse groups that do not divide the channels or the filters."""
         check_counts(self.path, groups=groups)
-        if channels % groups or filters % groups:
-            raise self.refuse(
-                f"channels and filters that {groups} groups divide",
-                f"{channels} channels and {filters} filters",
-            )
+        self.require(
+            not channels % groups and not filters % groups,
+            f"channels and filters that {groups} groups divide",
+            f"{channels} channels and {filters} filters",
+        )
 
 
 @register
@@ -97,6 +101,7 @@ class Conv2D(Convolution):
     """
 
     axes: ClassVar[int] = 2
+    operation: ClassVar[Callable[..., Expr]] = staticmethod(op.conv2d)
 
     ranges: ClassVar[Mapping[str, tuple[Any, ...]]] = RANGES
 
@@ -110,17 +115,12 @@ class Conv2D(Convolution):
     activation: str | None = None
     fill: Any = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_counts(type(self).__name__, filters=self.filters)
-        self._kernel = _sizes(type(self).__name__, "kernel", self.kernel, self.axes)
-
     def weight_shape(self, channels: int) -> tuple[tuple[int, ...], int]:
         self.check_groups(self.groups, channels, self.filters)
         return (self.filters, channels // self.groups, *self._kernel), self.filters
 
     def convolve(self, x: Expr) -> Expr:
-        return op.conv2d(x, self.weight, self.stride, self.padding, self.dilation, self.groups)
+        return self.operation(x, self.weight, self.stride, self.padding, self.dilation, self.groups)
 
 
 @register
@@ -134,14 +134,12 @@ class Conv3D(Conv2D):
     """
 
     axes: ClassVar[int] = 3
-
-    def convolve(self, x: Expr) -> Expr:
-        return op.conv3d(x, self.weight, self.stride, self.padding, self.dilation, self.groups)
+    operation = staticmethod(op.conv3d)
 
 
 @register
 @dataclass(eq=False)
-class Conv1D(Convolution):
+class Conv1D(Conv2D):
     """Sequences (N, C, L) convolved with `filters` kernels.
 
     >>> from caldera import nn, op
@@ -150,29 +148,7 @@ class Conv1D(Convolution):
     """
 
     axes: ClassVar[int] = 1
-
-    ranges: ClassVar[Mapping[str, tuple[Any, ...]]] = RANGES
-
-    filters: int
-    kernel: int
-    stride: int = 1
-    padding: Any = 0
-    dilation: int = 1
-    groups: int = 1
-    bias: bool = True
-    activation: str | None = None
-    fill: Any = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_counts("Conv1D", filters=self.filters, kernel=self.kernel)
-
-    def weight_shape(self, channels: int) -> tuple[tuple[int, ...], int]:
-        self.check_groups(self.groups, channels, self.filters)
-        return (self.filters, channels // self.groups, self.kernel), self.filters
-
-    def convolve(self, x: Expr) -> Expr:
-        return op.conv1d(x, self.weight, self.stride, self.padding, self.dilation, self.groups)
+    operation = staticmethod(op.conv1d)
 
 
 @register
@@ -202,11 +178,6 @@ class ConvTranspose2D(Convolution):
     activation: str | None = None
     fill: Any = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_counts("ConvTranspose2D", filters=self.filters)
-        self._kernel = _sizes("ConvTranspose2D", "kernel", self.kernel, self.axes)
-
     def weight_shape(self, channels: int) -> tuple[tuple[int, ...], int]:
         self.check_groups(self.groups, channels, self.filters)
         return (channels, self.filters // self.groups, *self._kernel), self.filters
@@ -235,6 +206,7 @@ class DepthwiseConv2D(Convolution):
     """
 
     axes: ClassVar[int] = 2
+    counted: ClassVar[str] = "multiplier"
 
     kernel: int | Sequence[int]
     multiplier: int = 1
@@ -244,11 +216,6 @@ class DepthwiseConv2D(Convolution):
     bias: bool = True
     activation: str | None = None
     fill: Any = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_counts("DepthwiseConv2D", multiplier=self.multiplier)
-        self._kernel = _sizes("DepthwiseConv2D", "kernel", self.kernel, self.axes)
 
     def weight_shape(self, channels: int) -> tuple[tuple[int, ...], int]:
         filters = channels * self.multiplier

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr
 from caldera.core.tensor.dtype import DType, int64
 from caldera.core.tensor.shape import Shape
 from caldera.errors import ConfigError, DataError
-from caldera.nn.losses import SEQUENCE, Loss, PredictionKind, losses
+from caldera.nn.losses import SEQUENCE, ClassLoss, PredictionKind, losses
 from caldera.op.loss import ctc_frames
 
 
 @losses.register("ctc")
 @dataclass(frozen=True)
-class CTCLoss(Loss):
+class CTCLoss(ClassLoss):
     """-log of the likelihood of the labels, by label: for predictions (N, frames, classes).
 
     Targets are (N, labels), integers padded with -1. Class `blank` says that a frame has no label.
@@ -39,6 +40,8 @@ class CTCLoss(Loss):
     >>> op.exp(-first).item()
     0.5
     """
+
+    axis: ClassVar[int] = -1  # type: ignore[misc]
 
     blank: int = 0
     labels: int | None = None
@@ -121,12 +124,6 @@ class CTCLoss(Loss):
     def task(self) -> PredictionKind:
         return PredictionKind(SEQUENCE, logits=True, blank=self.blank, lengths=self.lengths)
 
-    def meaning(self, prediction: Expr) -> Expr:
-        return op.softmax(prediction, axis=-1)
-
-    def prediction_of(self, meaning: Expr) -> Expr:
-        return op.log(op.maximum(meaning, float(np.finfo(np.float32).tiny)))
-
 
 def ctc_targets(
     labels: Sequence[Any] | np.ndarray, input_lengths: Any, label_lengths: Any = None
@@ -164,12 +161,13 @@ def ctc_targets(
             )
     if counts is not None:
         for sample, (row, count) in enumerate(zip(rows, counts, strict=True)):
-            if count > len(row):
-                raise DataError.build(
-                    "nn.ctc_targets",
-                    expected=f"a length of at most {len(row)}, the labels of sample {sample}",
-                    got=f"{count}",
-                )
+            require(
+                count <= len(row),
+                "nn.ctc_targets",
+                f"a length of at most {len(row)}, the labels of sample {sample}",
+                count,
+                error=DataError,
+            )
         rows = [row[:count] for row, count in zip(rows, counts, strict=True)]
     found = np.full((len(rows), 1 + max(map(len, rows), default=0)), -1, np.int64)
     for target, length, row in zip(found, frames, rows, strict=True):
@@ -185,10 +183,11 @@ def _whole_numbers(given: Any, what: str) -> np.ndarray:
     except ValueError:
         # Rows of different lengths, say.
         array = np.empty((1, 1), object)
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise DataError.build(
-            "nn.ctc_targets",
-            expected=f"{what}, a row of whole numbers",
-            got=f"{array.dtype} of shape {array.shape}",
-        )
+    require(
+        array.ndim == 1 and (not array.size or array.dtype.kind in "iu"),
+        "nn.ctc_targets",
+        f"{what}, a row of whole numbers",
+        f"{array.dtype} of shape {array.shape}",
+        error=DataError,
+    )
     return array.astype(np.int64)

@@ -31,15 +31,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 from caldera import op
-from caldera.base.arguments import checked
+from caldera.base.arguments import checked, require
 from caldera.compiler.lazy import Expr, Variable, lift
 from caldera.core.graph.node import Node, Spec, Symbol, current_pin, describe, pinned
 from caldera.core.graph.opdef import scope
 from caldera.core.memory import device as find_device
 from caldera.core.tensor.dtype import canonical, is_complex, is_float
 from caldera.errors import ConfigError, DtypeError, ShapeError
-from caldera.nn.layer_watch import LayerWatch
-from caldera.nn.tracing import Added, LayerCall, context, is_tracing, resumed
+from caldera.nn.tracing import Added, LayerCall, LayerWatch, context, is_tracing, resumed
 
 _NO_LAYERS = frozenset({bool, int, float, str, type(None), Expr, Variable})
 """What most attributes are: to ask whether somebody's class was registered as a layer is slow."""
@@ -207,6 +206,10 @@ class Layer(ABC):
         """The error for inputs that do not fit; raise it."""
         return ShapeError.build(self.path, expected=expected, got=got, hint=hint)
 
+    def require(self, ok: object, expected: str, got: str, hint: str = "") -> None:
+        """Raise the error for inputs that do not fit, unless the condition holds."""
+        require(ok, self.path, expected, got, hint, ShapeError)
+
     # --- calling
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
@@ -302,11 +305,8 @@ class Layer(ABC):
 
     def pinned_variables(self) -> set[Variable]:
         """The parameters and states of those below, or of this layer, that are pinned."""
-        found: set[Variable] = set()
-        for layer in self.walk():
-            if layer.pin is not None:
-                found.update(layer.parameters(), layer.states())
-        return found
+        pinned = [layer for layer in self.walk() if layer.pin is not None]
+        return {each for layer in pinned for each in (*layer.parameters(), *layer.states())}
 
     @checked
     def freeze(self, frozen: bool = True) -> None:

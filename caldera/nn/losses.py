@@ -10,11 +10,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.base.configurable import Configurable, Family
 from caldera.compiler.lazy import Expr
 from caldera.core.tensor.dtype import DType, canonical, int64
@@ -116,21 +117,23 @@ class Loss(Configurable, ABC):
     ) -> Expr:
         where = type(self).__name__
         losses = self.per_sample(prediction, target)
-        if losses.ndim != 1 or losses.shape != tuple(prediction.shape)[:1]:
-            raise ShapeError.build(
-                where,
-                expected="one loss for each sample along the first axis",
-                got=f"losses of shape {losses.shape} for predictions of {prediction.shape}",
-            )
+        require(
+            losses.ndim == 1 and losses.shape == tuple(prediction.shape)[:1],
+            where,
+            "one loss for each sample along the first axis",
+            f"losses of shape {losses.shape} for predictions of {prediction.shape}",
+            error=ShapeError,
+        )
         count: Any = float(len(losses))
         if weights is not None:
             factors = op.cast(weights, losses.dtype)
-            if factors.shape != losses.shape:
-                raise ShapeError.build(
-                    where,
-                    expected=f"weights of shape {losses.shape}, one a sample",
-                    got=f"{factors.shape}",
-                )
+            require(
+                factors.shape == losses.shape,
+                where,
+                f"weights of shape {losses.shape}, one a sample",
+                factors.shape,
+                error=ShapeError,
+            )
             # Not a mere product: padding may have no loss at all (0 * nan would be nan).
             losses = op.where(factors == 0.0, 0.0, losses * factors)
             count = op.sum(factors)
@@ -191,9 +194,37 @@ def as_loss(given: str | Loss | Callable[[Expr, Expr], Expr]) -> Loss:
     return FunctionLoss(given) if is_function else losses.make(given)  # type: ignore[arg-type]
 
 
+class ClassLoss(Loss):
+    """What losses of logits of classes share, which lie along `axis`."""
+
+    axis: int
+
+    def task(self) -> PredictionKind:
+        return PredictionKind(MULTICLASS, self.axis, logits=True)
+
+    def meaning(self, prediction: Expr) -> Expr:
+        return op.softmax(prediction, axis=self.axis)
+
+    def prediction_of(self, meaning: Expr) -> Expr:
+        return _log(meaning)
+
+
+class ElementLoss(Loss):
+    """What losses of single numbers share: an operation, of which each sample has the mean."""
+
+    kind: ClassVar[PredictionKind] = PredictionKind(REGRESSION)
+    operation: ClassVar[Callable[..., Expr]]
+
+    def per_sample(self, prediction: Expr, target: Expr) -> Expr:
+        return mean_by_sample(self.operation(prediction, target, reduction="none"))
+
+    def task(self) -> PredictionKind:
+        return self.kind
+
+
 @losses.register("cross_entropy")
 @dataclass(frozen=True)
-class CrossEntropy(Loss):
+class CrossEntropy(ClassLoss):
     """-log(softmax(prediction)) at the target's class: the loss of a classifier, from its logits.
 
     The classes lie along `axis` (1 for images of logits, (N, classes, H, W)). Targets are class
@@ -213,10 +244,12 @@ class CrossEntropy(Loss):
     probabilities: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.label_smoothing < 1:
-            raise ConfigError.build(
-                "CrossEntropy", expected="0 <= label_smoothing < 1", got=f"{self.label_smoothing}"
-            )
+        require(
+            0 <= self.label_smoothing < 1,
+            "CrossEntropy",
+            "0 <= label_smoothing < 1",
+            self.label_smoothing,
+        )
 
     def per_sample(self, prediction: Expr, target: Expr) -> Expr:
         each = op.cross_entropy(prediction, target, reduction="none", axis=self.axis)
@@ -231,12 +264,13 @@ class CrossEntropy(Loss):
     ) -> tuple[Shape, DType]:
         shape = tuple(prediction_shape)
         axis = normalise_axis(self.axis, len(shape), "CrossEntropy")
-        if axis == 0:
-            raise ShapeError.build(
-                "CrossEntropy",
-                expected="a batch of samples with an axis of classes",
-                got=f"predictions of shape {shape} with axis={self.axis}",
-            )
+        require(
+            axis != 0,
+            "CrossEntropy",
+            "a batch of samples with an axis of classes",
+            f"predictions of shape {shape} with axis={self.axis}",
+            error=ShapeError,
+        )
         if self.probabilities:
             return shape, canonical(dtype)
         return (*shape[:axis], *shape[axis + 1 :]), int64
@@ -249,19 +283,10 @@ class CrossEntropy(Loss):
         if self.probabilities:
             _check_distributions(type(self).__name__, targets, self.axis)
 
-    def task(self) -> PredictionKind:
-        return PredictionKind(MULTICLASS, self.axis, logits=True)
-
-    def meaning(self, prediction: Expr) -> Expr:
-        return op.softmax(prediction, axis=self.axis)
-
-    def prediction_of(self, meaning: Expr) -> Expr:
-        return _log(meaning)
-
 
 @losses.register("binary_cross_entropy")
 @dataclass(frozen=True)
-class BinaryCrossEntropy(Loss):
+class BinaryCrossEntropy(ElementLoss):
     """-log(p) where the target is 1 and -log(1 - p) where it is 0, for p = sigmoid(prediction).
 
     >>> import caldera as cd
@@ -270,16 +295,13 @@ class BinaryCrossEntropy(Loss):
     500.0
     """
 
-    def per_sample(self, prediction: Expr, target: Expr) -> Expr:
-        return mean_by_sample(op.binary_cross_entropy(prediction, target, reduction="none"))
+    kind: ClassVar[PredictionKind] = PredictionKind(MULTILABEL, logits=True)
+    operation = staticmethod(op.binary_cross_entropy)
 
     def check_targets(self, targets: np.ndarray) -> None:
         if not np.all((targets >= 0) & (targets <= 1)):
             hint = "(y + 1) / 2 for -1 and 1; numbers of classes are what cross_entropy takes"
             raise _wrong_values(type(self).__name__, "from 0 (no) to 1 (yes)", targets, hint)
-
-    def task(self) -> PredictionKind:
-        return PredictionKind(MULTILABEL, logits=True)
 
     def meaning(self, prediction: Expr) -> Expr:
         return op.sigmoid(prediction)
@@ -290,7 +312,7 @@ class BinaryCrossEntropy(Loss):
 
 @losses.register("mean_squared", "mse")
 @dataclass(frozen=True)
-class MeanSquared(Loss):
+class MeanSquared(ElementLoss):
     """(prediction - target) ** 2.
 
     >>> import caldera as cd
@@ -299,16 +321,12 @@ class MeanSquared(Loss):
     8.0
     """
 
-    def per_sample(self, prediction: Expr, target: Expr) -> Expr:
-        return mean_by_sample(op.mean_squared_error(prediction, target, reduction="none"))
-
-    def task(self) -> PredictionKind:
-        return PredictionKind(REGRESSION)
+    operation = staticmethod(op.mean_squared_error)
 
 
 @losses.register("mean_absolute", "mae")
 @dataclass(frozen=True)
-class MeanAbsolute(Loss):
+class MeanAbsolute(ElementLoss):
     """|prediction - target|.
 
     >>> import caldera as cd
@@ -317,16 +335,12 @@ class MeanAbsolute(Loss):
     2.0
     """
 
-    def per_sample(self, prediction: Expr, target: Expr) -> Expr:
-        return mean_by_sample(op.mean_absolute_error(prediction, target, reduction="none"))
-
-    def task(self) -> PredictionKind:
-        return PredictionKind(REGRESSION)
+    operation = staticmethod(op.mean_absolute_error)
 
 
 @losses.register("huber")
 @dataclass(frozen=True)
-class Huber(Loss):
+class Huber(ElementLoss):
     """Half the squared error up to a difference of `delta`, and straight on from there.
 
     >>> import caldera as cd
@@ -338,19 +352,15 @@ class Huber(Loss):
     delta: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.delta < math.inf:
-            raise ConfigError.build("Huber", expected="a delta above 0", got=f"{self.delta}")
+        require(0 < self.delta < math.inf, "Huber", "a delta above 0", self.delta)
 
     def per_sample(self, prediction: Expr, target: Expr) -> Expr:
         return mean_by_sample(op.huber(prediction, target, delta=self.delta, reduction="none"))
 
-    def task(self) -> PredictionKind:
-        return PredictionKind(REGRESSION)
-
 
 @losses.register("hinge")
 @dataclass(frozen=True)
-class Hinge(Loss):
+class Hinge(ElementLoss):
     """max(0, 1 - target * prediction) for targets -1 and 1: the loss of a support vector machine.
 
     >>> import caldera as cd
@@ -359,21 +369,18 @@ class Hinge(Loss):
     0.25
     """
 
-    def per_sample(self, prediction: Expr, target: Expr) -> Expr:
-        return mean_by_sample(op.hinge(prediction, target, reduction="none"))
+    kind: ClassVar[PredictionKind] = PredictionKind(MULTILABEL)
+    operation = staticmethod(op.hinge)
 
     def check_targets(self, targets: np.ndarray) -> None:
         if not np.all(np.abs(targets) == 1):
             hint = "2 * y - 1 for 0 and 1"
             raise _wrong_values(type(self).__name__, "-1 (no) or 1 (yes)", targets, hint)
 
-    def task(self) -> PredictionKind:
-        return PredictionKind(MULTILABEL)
-
 
 @losses.register("kl")
 @dataclass(frozen=True)
-class KullbackLeibler(Loss):
+class KullbackLeibler(ClassLoss):
     """sum(target * log(target / p)) for p = softmax(prediction), with the classes along `axis`.
 
     Targets are probabilities. Log-probabilities are logits as well, so both may be predicted.
@@ -393,15 +400,6 @@ class KullbackLeibler(Loss):
 
     def check_targets(self, targets: np.ndarray) -> None:
         _check_distributions(type(self).__name__, targets, self.axis)
-
-    def task(self) -> PredictionKind:
-        return PredictionKind(MULTICLASS, self.axis, logits=True)
-
-    def meaning(self, prediction: Expr) -> Expr:
-        return op.softmax(prediction, axis=self.axis)
-
-    def prediction_of(self, meaning: Expr) -> Expr:
-        return _log(meaning)
 
 
 def _check_distributions(where: str, targets: np.ndarray, axis: int) -> None:

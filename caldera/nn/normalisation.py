@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr
 from caldera.core.tensor import one
 from caldera.core.tensor.shape import as_list
-from caldera.errors import ConfigError
-from caldera.nn.basic import check_counts, register
+from caldera.nn.basic import FunctionLayer, check_counts, register
 from caldera.nn.layer import Layer
 from caldera.nn.tracing import context
 
@@ -38,14 +38,10 @@ class BatchNorm(Layer):
     eps: float = 1e-5
 
     def __post_init__(self) -> None:
-        if not 0 <= self.momentum <= 1:
-            raise ConfigError.build(
-                "BatchNorm", expected="0 <= momentum <= 1", got=f"{self.momentum}"
-            )
+        require(0 <= self.momentum <= 1, "BatchNorm", "0 <= momentum <= 1", self.momentum)
 
     def build(self, x: Expr) -> None:
-        if x.ndim < 2:
-            raise self.refuse("a batch (N, C, ...)", f"shape {x.shape}")
+        self.require(x.ndim >= 2, "a batch (N, C, ...)", f"shape {x.shape}")
         shape = (x.shape[1],)
         self.weight = self.parameter("weight", shape, one())
         self.bias = self.parameter("bias", shape)
@@ -74,8 +70,11 @@ class BatchNorm(Layer):
 def _sizes_along(layer: Layer, x: Expr, axis: int | Sequence[int]) -> list[int]:
     """The sizes of a layer's input along these axes, from the first on."""
     axes = as_list(axis)
-    if any(not -x.ndim <= each < x.ndim for each in axes):
-        raise layer.refuse(f"an input that has the axes {axes}", f"shape {x.shape}")
+    layer.require(
+        all(-x.ndim <= each < x.ndim for each in axes),
+        f"an input that has the axes {axes}",
+        f"shape {x.shape}",
+    )
     return [x.shape[each] for each in sorted(each % x.ndim for each in axes)]
 
 
@@ -118,10 +117,11 @@ class GroupNorm(Layer):
         check_counts("GroupNorm", groups=self.groups)
 
     def build(self, x: Expr) -> None:
-        if x.ndim < 2 or x.shape[1] % self.groups:
-            raise self.refuse(
-                f"(N, C, ...) with channels that {self.groups} groups divide", f"shape {x.shape}"
-            )
+        self.require(
+            x.ndim >= 2 and not x.shape[1] % self.groups,
+            f"(N, C, ...) with channels that {self.groups} groups divide",
+            f"shape {x.shape}",
+        )
         self.weight = self.parameter("weight", (x.shape[1],), one())
         self.bias = self.parameter("bias", (x.shape[1],))
 
@@ -145,8 +145,7 @@ class InstanceNorm(Layer):
     eps: float = 1e-5
 
     def build(self, x: Expr) -> None:
-        if x.ndim < 3:
-            raise self.refuse("(N, C, ...) with at least one axis behind", f"shape {x.shape}")
+        self.require(x.ndim >= 3, "(N, C, ...) with at least one axis behind", f"shape {x.shape}")
         if self.affine:
             self.weight = self.parameter("weight", (x.shape[1],), one())
             self.bias = self.parameter("bias", (x.shape[1],))
@@ -179,7 +178,7 @@ class RMSNorm(Layer):
 
 @register
 @dataclass(eq=False)
-class LocalResponseNorm(Layer):
+class LocalResponseNorm(FunctionLayer):
     """x / (k + alpha / size * sum of x^2 over `size` neighbouring channels) ** beta.
 
     PyTorch's meaning and defaults; AlexNet's paper has k = 2 and does not divide alpha by the size:
@@ -195,5 +194,4 @@ class LocalResponseNorm(Layer):
     beta: float = 0.75
     k: float = 1.0
 
-    def forward(self, x: Expr) -> Expr:
-        return op.local_response_norm(x, self.size, self.alpha, self.beta, self.k)
+    function = staticmethod(op.local_response_norm)

@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr
-from caldera.errors import ConfigError
-from caldera.nn.basic import check_counts, register
+from caldera.nn.basic import FunctionLayer, check_counts, register
 from caldera.nn.layer import Layer
 from caldera.op.windows import MODES
 
@@ -38,8 +38,7 @@ class Pooling2D(Layer):
     padding: Any = 0
 
     def __post_init__(self) -> None:
-        if self.kind not in ("max", "average"):
-            raise ConfigError.build("Pooling2D", expected="'max' or 'average'", got=repr(self.kind))
+        require(self.kind in ("max", "average"), "Pooling2D", "'max' or 'average'", repr(self.kind))
 
     def forward(self, x: Expr) -> Expr:
         pool = op.max_pool2d if self.kind == "max" else op.avg_pool2d
@@ -97,7 +96,7 @@ class MaxPool3D(MaxPool2D):
 
 @register
 @dataclass(eq=False)
-class AveragePool2D(Layer):
+class AveragePool2D(FunctionLayer):
     """The mean of each window; padding counts as zeros unless `count_padding` is False.
 
     >>> from caldera import nn
@@ -110,10 +109,7 @@ class AveragePool2D(Layer):
     padding: Any = 0
     count_padding: bool = True
 
-    pool: ClassVar[Callable[..., Expr]] = staticmethod(op.avg_pool2d)
-
-    def forward(self, x: Expr) -> Expr:
-        return self.pool(x, self.size, self.stride, self.padding, self.count_padding)
+    function: ClassVar[Callable[..., Expr]] = staticmethod(op.avg_pool2d)
 
 
 @register
@@ -126,7 +122,7 @@ class AveragePool1D(AveragePool2D):
     [[[3.0, 3.0]]]
     """
 
-    pool = staticmethod(op.avg_pool1d)
+    function = staticmethod(op.avg_pool1d)
 
 
 @register
@@ -139,7 +135,7 @@ class AveragePool3D(AveragePool2D):
     (5, 3, 4, 14, 14)
     """
 
-    pool = staticmethod(op.avg_pool3d)
+    function = staticmethod(op.avg_pool3d)
 
 
 @register
@@ -158,10 +154,9 @@ class UpSampling2D(Layer):
     mode: str = "nearest"
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise ConfigError.build(
-                "UpSampling2D", expected=f"mode= one of {', '.join(MODES)}", got=repr(self.mode)
-            )
+        require(
+            self.mode in MODES, "UpSampling2D", f"mode= one of {', '.join(MODES)}", repr(self.mode)
+        )
 
     def forward(self, x: Expr) -> Expr:
         return op.interpolate(x, scale=self.scale, mode=self.mode)
@@ -169,7 +164,7 @@ class UpSampling2D(Layer):
 
 @register
 @dataclass(eq=False)
-class GlobalAveragePool(Layer):
+class GlobalAveragePool(FunctionLayer):
     """The mean of each channel over all its positions: (N, C, ...) to (N, C).
 
     >>> from caldera import nn
@@ -177,8 +172,7 @@ class GlobalAveragePool(Layer):
     [[3.0]]
     """
 
-    def forward(self, x: Expr) -> Expr:
-        return op.global_average_pool(x)
+    function = staticmethod(op.global_average_pool)
 
 
 @register
@@ -194,12 +188,10 @@ class MeanPooling(Layer):
     """
 
     def forward(self, x: Expr, mask: Expr | None = None) -> Expr:
-        if x.ndim != 3:
-            raise self.refuse("sequences (N, T, C)", f"shape {x.shape}")
+        self.require(x.ndim == 3, "sequences (N, T, C)", f"shape {x.shape}")
         if mask is None:
             return op.mean(x, axis=1)
-        if mask.shape != x.shape[:2]:
-            raise self.refuse(f"a mask of shape {x.shape[:2]}", f"{mask.shape}")
+        self.require(mask.shape == x.shape[:2], f"a mask of shape {x.shape[:2]}", f"{mask.shape}")
         real = op.unsqueeze(op.cast(mask, x.dtype), 2)
         # A text without words has a mean of 0.
         return op.sum(x * real, axis=1) / op.maximum(op.sum(real, axis=1), 1.0)
@@ -223,15 +215,11 @@ class AdaptiveAveragePool2D(Layer):
     def __post_init__(self) -> None:
         pair = tuple(self.size) if isinstance(self.size, Sequence) else (self.size, self.size)
         check_counts("AdaptiveAveragePool2D", **{f"size {i}": each for i, each in enumerate(pair)})
-        if len(pair) != 2:
-            raise ConfigError.build(
-                "AdaptiveAveragePool2D", expected="size= one or two sizes", got=repr(self.size)
-            )
+        require(len(pair) == 2, "AdaptiveAveragePool2D", "size= one or two sizes", repr(self.size))
         self._size = pair
 
     def forward(self, x: Expr) -> Expr:
-        if x.ndim != 4:
-            raise self.refuse("images (N, C, H, W)", f"shape {x.shape}")
+        self.require(x.ndim == 4, "images (N, C, H, W)", f"shape {x.shape}")
         lengths = x.shape[2:]
         if all(length % size == 0 for length, size in zip(lengths, self._size, strict=True)):
             windows = [length // size for length, size in zip(lengths, self._size, strict=True)]

@@ -139,12 +139,12 @@ class ColumnEmbedding(Layer):
         return min(self.width, (stop - start + 1) // 2)
 
     def forward(self, x: Expr) -> Expr:
-        if x.ndim != 2 or (self.spans and self.spans[-1][1] > x.shape[1]):
-            raise self.refuse(
-                "rows with all features of its spans",
-                f"shape {x.shape}",
-                "take the spans of the data that it is trained on",
-            )
+        self.require(
+            x.ndim == 2 and (not self.spans or self.spans[-1][1] <= x.shape[1]),
+            "rows with all features of its spans",
+            f"shape {x.shape}",
+            "take the spans of the data that it is trained on",
+        )
         others, embedded, last = [], [], 0
         for (start, stop), weight in zip(self.spans, self.weights, strict=True):
             others.append(x[:, last:start])

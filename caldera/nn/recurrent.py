@@ -21,10 +21,10 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from caldera import op
+from caldera.base.arguments import require, shown
 from caldera.compiler.lazy import Expr, Variable
 from caldera.core.tensor import glorot_uniform, orthogonal
 from caldera.core.tensor.dtype import bool_, is_integer
-from caldera.errors import ConfigError
 from caldera.nn.basic import activation_function, check_counts, register
 from caldera.nn.layer import Layer
 
@@ -45,6 +45,7 @@ class Recurrent(Layer):
     """How many vectors of `units` numbers a step computes."""
     states_held: ClassVar[int] = 1
     """How many such vectors go from step to step; the first is the output."""
+    ranges: ClassVar[Mapping[str, tuple[Any, ...]]] = {"units": ("around", 4)}
 
     units: int
     return_sequences: bool
@@ -54,24 +55,26 @@ class Recurrent(Layer):
 
     def __post_init__(self) -> None:
         check_counts(type(self).__name__, units=self.units)
-        if self.bidirectional and self.go_backwards:
-            raise ConfigError.build(
-                type(self).__name__,
-                expected="both directions, or one",
-                got="bidirectional and go_backwards",
-            )
-        if self.return_mask and not self.return_sequences:
-            raise ConfigError.build(
-                type(self).__name__,
-                expected="a mask to go with sequences",
-                got="return_mask without return_sequences",
-            )
+        require(
+            not self.bidirectional or not self.go_backwards,
+            type(self).__name__,
+            "both directions, or one",
+            "bidirectional and go_backwards",
+        )
+        require(
+            not self.return_mask or self.return_sequences,
+            type(self).__name__,
+            "a mask to go with sequences",
+            "return_mask without return_sequences",
+        )
 
     def build(self, x: Expr, *rest: Any) -> None:
-        if x.ndim != 3:
-            raise self.refuse(
-                "sequences (N, T, C)", f"shape {x.shape}", "words need nn.Embedding before it"
-            )
+        self.require(
+            x.ndim == 3,
+            "sequences (N, T, C)",
+            f"shape {x.shape}",
+            "words need nn.Embedding before it",
+        )
         # Named as the two directions of PyTorch.
         suffixes = ("", "_reverse") if self.bidirectional else ("",)
         self._weights = [self._direction(x.shape[-1], suffix) for suffix in suffixes]
@@ -160,8 +163,6 @@ class RNN(Recurrent):
 
     gates: ClassVar[int] = 1
 
-    ranges: ClassVar[Mapping[str, tuple[Any, ...]]] = {"units": ("around", 4)}
-
     units: int
     activation: str = "tanh"
     return_sequences: bool = False
@@ -177,9 +178,20 @@ class RNN(Recurrent):
         return (activation_function(self.activation)(x + state[0] @ weights.state_weight),)
 
 
+@dataclass(eq=False)
+class Gated(Recurrent):
+    """What recurrent layers with gates share: their settings."""
+
+    units: int
+    return_sequences: bool = False
+    bidirectional: bool = False
+    go_backwards: bool = False
+    return_mask: bool = False
+
+
 @register
 @dataclass(eq=False)
-class LSTM(Recurrent):
+class LSTM(Gated):
     """Long short-term memory: the last output (N, units), or all of them (N, T, units).
 
     The gates are input, forget, cell, output, in this order. The switches are those of `nn.RNN`.
@@ -195,14 +207,6 @@ class LSTM(Recurrent):
     gates: ClassVar[int] = 4
     states_held: ClassVar[int] = 2
 
-    ranges: ClassVar[Mapping[str, tuple[Any, ...]]] = {"units": ("around", 4)}
-
-    units: int
-    return_sequences: bool = False
-    bidirectional: bool = False
-    go_backwards: bool = False
-    return_mask: bool = False
-
     def first_bias(self) -> Any:
         return np.repeat([0.0, 1.0, 0.0, 0.0], self.units)
 
@@ -215,7 +219,7 @@ class LSTM(Recurrent):
 
 @register
 @dataclass(eq=False)
-class GRU(Recurrent):
+class GRU(Gated):
     """Gated recurrent units: the last output (N, units), or all of them (N, T, units).
 
     The gates are reset, update, new, in this order; the reset acts after the product with the
@@ -227,14 +231,6 @@ class GRU(Recurrent):
     """
 
     gates: ClassVar[int] = 3
-
-    ranges: ClassVar[Mapping[str, tuple[Any, ...]]] = {"units": ("around", 4)}
-
-    units: int
-    return_sequences: bool = False
-    bidirectional: bool = False
-    go_backwards: bool = False
-    return_mask: bool = False
 
     def bias_outside(self, weights: Weights) -> Expr:
         return weights.input_bias
@@ -258,9 +254,7 @@ def Bidirectional(layer: Recurrent) -> Recurrent:
     >>> nn.Bidirectional(nn.LSTM(4))(op.input("x", (5, 7, 3))).shape
     (5, 8)
     """
-    if not isinstance(layer, Recurrent):
-        raise ConfigError.build(
-            "Bidirectional", expected="a recurrent layer, such as nn.LSTM(64)", got=repr(layer)
-        )
     whole: Any = layer
+    is_recurrent = isinstance(layer, Recurrent)
+    require(is_recurrent, "Bidirectional", "a recurrent layer, such as nn.LSTM(64)", shown(layer))
     return replace(whole, bidirectional=True)

@@ -9,11 +9,11 @@ import math
 from typing import ClassVar, Unpack
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr
-from caldera.errors import ConfigError
 from caldera.optim.optimizer import Optimizer, OptimizerOptions, Rate, State, optimizers
 from caldera.optim.parameter_groups import Decay, Decoupled
-from caldera.optim.schedule import require_fraction
+from caldera.optim.schedule import require_fractions
 from caldera.optim.sharding import length
 
 
@@ -74,21 +74,18 @@ class Adadelta(Optimizer):
         **options: Unpack[OptimizerOptions],
     ) -> None:
         super().__init__(learning_rate, **options)
-        require_fraction("Adadelta", "smoothing", smoothing)
+        require_fractions("Adadelta", smoothing=smoothing)
         self.smoothing = smoothing
         self.epsilon = epsilon
 
     def update(
         self, parameter: Expr, gradient: Expr, state: State, rate: Expr, step: Expr
     ) -> tuple[Expr, State]:
-        square = self._smoothed(state["square"], op.square(gradient))
+        square = running_mean(self.smoothing, state["square"], op.square(gradient))
         size = op.sqrt(state["moved"] + self.epsilon) / op.sqrt(square + self.epsilon)
         change = size * gradient
-        moved = self._smoothed(state["moved"], op.square(change))
+        moved = running_mean(self.smoothing, state["moved"], op.square(change))
         return parameter - rate * change, {"square": square, "moved": moved}
-
-    def _smoothed(self, old: Expr, new: Expr) -> Expr:
-        return self.smoothing * old + (1 - self.smoothing) * new
 
 
 @optimizers.register("rmsprop")
@@ -116,8 +113,7 @@ class RMSProp(Optimizer):
         **options: Unpack[OptimizerOptions],
     ) -> None:
         super().__init__(learning_rate, **options)
-        require_fraction("RMSProp", "smoothing", smoothing)
-        require_fraction("RMSProp", "momentum", momentum)
+        require_fractions("RMSProp", smoothing=smoothing, momentum=momentum)
         self.smoothing = smoothing
         self.momentum = momentum
         self.centered = centered
@@ -131,20 +127,17 @@ class RMSProp(Optimizer):
     def update(
         self, parameter: Expr, gradient: Expr, state: State, rate: Expr, step: Expr
     ) -> tuple[Expr, State]:
-        square = self._smoothed(state["square"], op.square(gradient))
+        square = running_mean(self.smoothing, state["square"], op.square(gradient))
         kept = {"square": square}
         spread = square
         if self.centered:
-            kept["mean"] = self._smoothed(state["mean"], gradient)
+            kept["mean"] = running_mean(self.smoothing, state["mean"], gradient)
             # A variance, which rounding must not take below zero.
             spread = op.maximum(square - op.square(kept["mean"]), 0.0)
         direction = gradient / (op.sqrt(spread) + self.epsilon)
         if self.momentum:
             direction = kept["velocity"] = self.momentum * state["velocity"] + direction
         return parameter - rate * direction, kept
-
-    def _smoothed(self, old: Expr, new: Expr) -> Expr:
-        return self.smoothing * old + (1 - self.smoothing) * new
 
 
 @optimizers.register("adam")
@@ -171,8 +164,7 @@ class Adam(Optimizer):
         **options: Unpack[OptimizerOptions],
     ) -> None:
         super().__init__(learning_rate, **options)
-        require_fraction(type(self).__name__, "beta1", beta1)
-        require_fraction(type(self).__name__, "beta2", beta2)
+        require_fractions(type(self).__name__, beta1=beta1, beta2=beta2)
         self.beta1 = beta1
         self.beta2 = beta2
         self.epsilon = epsilon
@@ -185,10 +177,15 @@ class Adam(Optimizer):
 
     def direction(self, gradient: Expr, state: State, step: Expr) -> tuple[Expr, State]:
         """The step for a rate of 1, and the new state."""
-        mean = self.beta1 * state["mean"] + (1 - self.beta1) * gradient
-        square = self.beta2 * state["square"] + (1 - self.beta2) * op.square(gradient)
+        kept, size = self.moments(gradient, state, step)
+        return kept["mean"] * _correction(self.beta1, step) / size, kept
+
+    def moments(self, gradient: Expr, state: State, step: Expr) -> tuple[State, Expr]:
+        """The running means of the gradient and its square, and the root of the latter."""
+        mean = running_mean(self.beta1, state["mean"], gradient)
+        square = running_mean(self.beta2, state["square"], op.square(gradient))
         size = op.sqrt(square) * op.sqrt(_correction(self.beta2, step)) + self.epsilon
-        return mean * _correction(self.beta1, step) / size, {"mean": mean, "square": square}
+        return {"mean": mean, "square": square}, size
 
 
 @optimizers.register("adamw")
@@ -220,12 +217,10 @@ class Nadam(Adam):
     """
 
     def direction(self, gradient: Expr, state: State, step: Expr) -> tuple[Expr, State]:
-        mean = self.beta1 * state["mean"] + (1 - self.beta1) * gradient
-        square = self.beta2 * state["square"] + (1 - self.beta2) * op.square(gradient)
-        size = op.sqrt(square) * op.sqrt(_correction(self.beta2, step)) + self.epsilon
+        kept, size = self.moments(gradient, state, step)
         ahead = self.beta1 * _correction(self.beta1, step + 1)
         here = (1 - self.beta1) * _correction(self.beta1, step)
-        return (ahead * mean + here * gradient) / size, {"mean": mean, "square": square}
+        return (ahead * kept["mean"] + here * gradient) / size, kept
 
 
 @optimizers.register("adamax")
@@ -243,9 +238,14 @@ class Adamax(Adam):
     keeps = ("mean", "largest")
 
     def direction(self, gradient: Expr, state: State, step: Expr) -> tuple[Expr, State]:
-        mean = self.beta1 * state["mean"] + (1 - self.beta1) * gradient
+        mean = running_mean(self.beta1, state["mean"], gradient)
         largest = op.maximum(self.beta2 * state["largest"], op.abs(gradient) + self.epsilon)
         return mean * _correction(self.beta1, step) / largest, {"mean": mean, "largest": largest}
+
+
+def running_mean(weight: float, old: Expr, new: Expr) -> Expr:
+    """The mean so far, by its weight, and the new value by the rest."""
+    return weight * old + (1 - weight) * new
 
 
 def _correction(beta: float, step: Expr) -> Expr | float:
@@ -287,9 +287,8 @@ class LARS(Optimizer):
         **options: Unpack[OptimizerOptions],
     ) -> None:
         super().__init__(learning_rate, **options)
-        require_fraction("LARS", "momentum", momentum)
-        if not trust > 0:
-            raise ConfigError.build("LARS", expected="trust above 0", got=f"{trust}")
+        require_fractions("LARS", momentum=momentum)
+        require(trust > 0, "LARS", "trust above 0", trust)
         self.momentum = momentum
         self.trust = trust
 

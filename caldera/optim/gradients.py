@@ -13,14 +13,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.base.configurable import Configurable, Family
 from caldera.compiler.lazy import Expr, Variable
 from caldera.core.graph.node import pinned
 from caldera.core.memory import Device
 from caldera.core.tensor.dtype import DType
-from caldera.errors import ConfigError
 from caldera.optim.sharding import total
 
 
@@ -39,10 +41,7 @@ class Clip(Configurable, ABC):
     limit: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.limit < math.inf:
-            raise ConfigError.build(
-                type(self).__name__, expected="a limit above 0", got=f"{self.limit}"
-            )
+        require(0 < self.limit < math.inf, type(self).__name__, "a limit above 0", self.limit)
 
     @abstractmethod
     def clipped(self, gradients: Sequence[Expr]) -> list[Expr]:
@@ -82,9 +81,7 @@ class ClipNorm(Clip):
     """
 
     def clipped(self, gradients: Sequence[Expr]) -> list[Expr]:
-        squares: Expr | float = 0.0
-        for gradient in gradients:
-            squares = total(op.square(gradient)) + squares
+        squares = sum((total(op.square(gradient)) for gradient in gradients), 0.0)
         factor = self.limit / op.maximum(op.sqrt(squares), self.limit)
         return [gradient * op.cast(factor, gradient.dtype) for gradient in gradients]
 
@@ -172,12 +169,12 @@ class LossScale:
         growth_interval: int = 2000,
         device: Device | str | int | None = None,
     ) -> None:
-        if initial <= 0 or growth_interval < 1:
-            raise ConfigError.build(
-                "LossScale",
-                expected="initial > 0 and growth_interval >= 1",
-                got=f"{initial} and {growth_interval}",
-            )
+        require(
+            initial > 0 and growth_interval >= 1,
+            "LossScale",
+            "initial > 0 and growth_interval >= 1",
+            f"{initial} and {growth_interval}",
+        )
         self.growth_interval = growth_interval
         self.scale = op.var("loss scale", (), fill=float(initial), device=device)
         self.good_steps = op.var("good steps", (), dtype="int64", device=device)
@@ -188,12 +185,8 @@ class LossScale:
 
     def unscaled(self, gradients: Sequence[Expr]) -> tuple[list[Expr], Expr]:
         """The gradients scaled down again, and whether all of them are finite."""
-        bad: Expr | None = None
-        for gradient in gradients:
-            count = total(op.logical_not(op.isfinite(gradient)))
-            bad = count if bad is None else bad + count
-        if bad is None:
-            raise ConfigError.build("LossScale", expected="at least one gradient", got="none")
+        require(gradients, "LossScale", "at least one gradient")
+        bad = reduce(add, [total(op.logical_not(op.isfinite(each))) for each in gradients])
         down = [gradient / op.cast(self.scale, gradient.dtype) for gradient in gradients]
         return down, bad == 0
 

@@ -6,11 +6,11 @@ from functools import partial
 from typing import ClassVar, Unpack
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr
-from caldera.errors import ConfigError
 from caldera.optim.optimizer import Optimizer, OptimizerOptions, Rate, State, optimizers
 from caldera.optim.parameter_groups import Decay, Decoupled
-from caldera.optim.schedule import require_fraction
+from caldera.optim.schedule import require_fractions
 
 
 @optimizers.register("sgd")
@@ -38,11 +38,8 @@ class SGD(Optimizer):
         **options: Unpack[OptimizerOptions],
     ) -> None:
         super().__init__(learning_rate, **options)
-        require_fraction("SGD", "momentum", momentum)
-        if nesterov and not momentum:
-            raise ConfigError.build(
-                "SGD", expected="momentum above 0 with nesterov=True", got=f"{momentum}"
-            )
+        require_fractions("SGD", momentum=momentum)
+        require(not nesterov or momentum, "SGD", "momentum above 0 with nesterov=True", momentum)
         self.momentum = momentum
         self.nesterov = nesterov
         self.keeps = ("velocity",) if momentum else ()
@@ -90,8 +87,7 @@ class Lion(Optimizer):
         **options: Unpack[OptimizerOptions],
     ) -> None:
         super().__init__(learning_rate, **options)
-        require_fraction("Lion", "beta1", beta1)
-        require_fraction("Lion", "beta2", beta2)
+        require_fractions("Lion", beta1=beta1, beta2=beta2)
         self.beta1 = beta1
         self.beta2 = beta2
 

@@ -7,17 +7,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NoReturn, Self, TypedDict
+from typing import Any, ClassVar, Self, TypedDict
 
 import numpy as np
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.base.configurable import Family
 from caldera.compiler.lazy import Expr, Variable, compile
 from caldera.core.graph.node import pinned
 from caldera.core.memory import Device
 from caldera.core.tensor.dtype import float32, is_complex, promote
-from caldera.errors import ConfigError, DtypeError
+from caldera.errors import DtypeError
 from caldera.optim.gradients import Clip, LossScale
 from caldera.optim.parameter_groups import L2, Decay, Group, assign_groups
 from caldera.optim.schedule import EpochRule, Schedule, require_count, require_positive
@@ -106,19 +107,20 @@ class Optimizer(OptimizerState, ABC):
         device: str | None = None,
     ) -> None:
         name = type(self).__name__
-        if isinstance(learning_rate, EpochRule):
-            if learning_rate.controls != "learning_rate":
-                _refuse(name, "a rule for the learning rate", learning_rate)
-        elif not isinstance(learning_rate, Schedule):
+        if not isinstance(learning_rate, EpochRule | Schedule):
             require_positive(name, learning_rate)
-        if weight_decay is not None and decay is not None:
-            _refuse(name, "weight_decay= or decay=", (weight_decay, decay))
-        if decay is not None and not isinstance(decay, Decay):
-            _refuse(name, "decay= an object such as optim.L2(1e-3)", decay)
-        if clip is not None and not isinstance(clip, Clip):
-            _refuse(name, "clip= an object such as optim.ClipNorm(1.0)", clip)
-        if isinstance(groups, Group) or not all(isinstance(each, Group) for each in groups):
-            _refuse(name, "groups= a list of optim.Group", groups)
+        decays = (weight_decay, decay)
+        controls = getattr(learning_rate, "controls", "learning_rate")
+        of_groups = not isinstance(groups, Group) and all(isinstance(g, Group) for g in groups)
+        for ok, expected, got in (
+            (controls == "learning_rate", "a rule for the learning rate", learning_rate),
+            (None in decays, "weight_decay= or decay=", decays),
+            (isinstance(decay, Decay | None), "decay= an object such as optim.L2(1e-3)", decay),
+            (isinstance(clip, Clip | None), "clip= an object such as optim.ClipNorm(1.0)", clip),
+            (of_groups, "groups= a list of optim.Group", groups),
+            (isinstance(device, str | None), 'device= a name such as "cpu"', device),
+        ):
+            require(ok, name, expected, repr(got))
         require_count(name, "accumulate", accumulate)
         strength = self.usual_strength if weight_decay is None else weight_decay
         self.decay = self.usual_decay(strength) if decay is None else decay
@@ -126,8 +128,6 @@ class Optimizer(OptimizerState, ABC):
         self.clip = clip
         self.accumulate = accumulate
         self.groups = tuple(groups)
-        if device is not None and not isinstance(device, str):
-            _refuse(name, 'device= a name such as "cpu"', device)
         self.device = device
         self._begin_state()
 
@@ -264,13 +264,13 @@ class Optimizer(OptimizerState, ABC):
         count = 1 + len(gradients)
         for taken in range(1, steps + 1):
             value, *found = [result.numpy() for result in plan.run()[:count]]
-            if not np.isfinite(value):
-                raise ConfigError.build(
-                    f"{type(self).__name__}.minimize",
-                    expected="a finite loss",
-                    got=f"{value} at step {taken}",
-                    hint="use a smaller learning rate",
-                )
+            require(
+                np.isfinite(value),
+                f"{type(self).__name__}.minimize",
+                "a finite loss",
+                f"{value} at step {taken}",
+                "use a smaller learning rate",
+            )
             if max(float(np.abs(each).max(initial=0.0)) for each in found) <= tolerance:
                 return Minimum(float(value), taken, converged=True)
         return Minimum(float(loss), steps, converged=False)
@@ -295,13 +295,13 @@ class Optimizer(OptimizerState, ABC):
         elif self.decay.strength and not self.decays_inside:
             parameter = parameter - rate * self.decay.pull(parameter)
         new, kept = self.update(parameter, gradient, state, rate, op.cast(taken, wide) + 1.0)
-        if kept.keys() != state.keys():
-            raise ConfigError.build(
-                f"{where}.update",
-                expected=f"new values for {sorted(state)}",
-                got=f"{sorted(kept)}",
-                hint="keeps and update must name the same state",
-            )
+        require(
+            kept.keys() == state.keys(),
+            f"{where}.update",
+            f"new values for {sorted(state)}",
+            sorted(kept),
+            "keeps and update must name the same state",
+        )
         check_sharded_update(where, [variable, given, *state.values()], [new, *kept.values()])
         return new, kept
 
@@ -319,28 +319,25 @@ class Optimizer(OptimizerState, ABC):
         return self.learning_rate
 
     def _check(self, variables: Sequence[Variable], gradients: Sequence[Expr]) -> None:
-        if not 0 < len(set(variables)) == len(variables) == len(gradients):
-            raise ConfigError.build(
-                type(self).__name__,
-                expected="different variables, and a gradient for each",
-                got=f"{len(gradients)} gradients for "
-                + (", ".join(variable.name for variable in variables) or "no variables"),
-            )
+        require(
+            0 < len(set(variables)) == len(variables) == len(gradients),
+            type(self).__name__,
+            "different variables, and a gradient for each",
+            f"{len(gradients)} gradients for "
+            + (", ".join(variable.name for variable in variables) or "no variables"),
+        )
         for variable in variables:
-            if is_complex(variable.dtype):
-                raise DtypeError.build(
-                    type(self).__name__,
-                    expected="real variables",
-                    got=f"{variable.name} {variable.dtype}",
-                    hint="train its parts: two real variables, joined by op.complex",
-                )
+            require(
+                not is_complex(variable.dtype),
+                type(self).__name__,
+                "real variables",
+                f"{variable.name} {variable.dtype}",
+                "train its parts: two real variables, joined by op.complex",
+                DtypeError,
+            )
 
 
 optimizers: Family[Optimizer] = Family("optimizer", Optimizer)
-
-
-def _refuse(where: str, expected: str, got: object) -> NoReturn:
-    raise ConfigError.build(where, expected=expected, got=repr(got))
 
 
 def _assign(variable: Variable, new: Expr, ok: Expr | None) -> Expr:

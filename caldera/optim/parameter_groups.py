@@ -11,9 +11,9 @@ from glob import escape
 from typing import Any, ClassVar
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.base.configurable import Configurable, Family
 from caldera.compiler.lazy import Expr, Variable
-from caldera.errors import ConfigError
 from caldera.optim.sharding import whole_of
 
 Match = str | Variable
@@ -43,18 +43,18 @@ class Group(Configurable):
     weight_decay: float | None = None
 
     def __post_init__(self) -> None:
-        if not all(isinstance(each, str | Variable) for each in self._matches()):
-            raise ConfigError.build(
-                "Group",
-                expected="match= a name pattern, a variable or a list of them",
-                got=repr(self.match),
-            )
-        if not 0 <= self.learning_rate_factor < math.inf:
-            raise ConfigError.build(
-                "Group",
-                expected="a learning rate factor of 0 or more",
-                got=f"{self.learning_rate_factor}",
-            )
+        require(
+            all(isinstance(each, str | Variable) for each in self._matches()),
+            "Group",
+            "match= a name pattern, a variable or a list of them",
+            repr(self.match),
+        )
+        require(
+            0 <= self.learning_rate_factor < math.inf,
+            "Group",
+            "a learning rate factor of 0 or more",
+            self.learning_rate_factor,
+        )
 
     def _matches(self) -> Sequence[Match]:
         return [self.match] if isinstance(self.match, str | Variable) else self.match
@@ -89,13 +89,13 @@ def assign_groups(
         if group is not None:
             found[variable] = group
     for group in groups:
-        if group not in found.values():
-            raise ConfigError.build(
-                where,
-                expected=f"a parameter for the group {group.match!r}",
-                got="only " + ", ".join(variable.name for variable in variables),
-                hint="mend the pattern; a parameter belongs to the first group that matches it",
-            )
+        require(
+            group in found.values(),
+            where,
+            f"a parameter for the group {group.match!r}",
+            "only " + ", ".join(variable.name for variable in variables),
+            "mend the pattern; a parameter belongs to the first group that matches it",
+        )
     return found
 
 
@@ -121,10 +121,12 @@ class Decay(Configurable, ABC):
     coupled: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not 0 <= self.strength < math.inf:
-            raise ConfigError.build(
-                type(self).__name__, expected="a strength of 0 or more", got=f"{self.strength}"
-            )
+        require(
+            0 <= self.strength < math.inf,
+            type(self).__name__,
+            "a strength of 0 or more",
+            self.strength,
+        )
 
     @abstractmethod
     def pull(self, parameter: Expr) -> Expr:

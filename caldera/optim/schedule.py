@@ -16,6 +16,7 @@ from numbers import Integral, Real
 from typing import Any, ClassVar
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.base.configurable import Configurable, Family
 from caldera.base.registry import nearest
 from caldera.compiler.lazy import Expr
@@ -69,21 +70,19 @@ class StepDecay(Schedule):
         require_positive("StepDecay", self.initial)
         _require_factor("StepDecay", self.factor)
         object.__setattr__(self, "at", tuple(self.at))
-        if (self.every is None) == (not self.at):
-            raise ConfigError.build(
-                "StepDecay",
-                expected="either every= or at=",
-                got=f"every={self.every}, at={list(self.at)}",
-            )
+        require(
+            (self.every is None) != (not self.at),
+            "StepDecay",
+            "either every= or at=",
+            f"every={self.every}, at={list(self.at)}",
+        )
         for count in self.at or (self.every,):
             require_count("StepDecay", "a step", count)
 
     def rate(self, step: Expr) -> Expr:
         if self.every is not None:
             return self.initial * self.factor ** op.floor(step / float(self.every))
-        passed: Expr | float = 0.0
-        for start in self.at:
-            passed = op.cast(step >= float(start), step.dtype) + passed
+        passed = sum((op.cast(step >= float(start), step.dtype) for start in self.at), 0.0)
         return self.initial * self.factor**passed
 
 
@@ -132,12 +131,12 @@ class Cosine(Schedule):
 
     def __post_init__(self) -> None:
         require_positive("Cosine", self.peak)
-        if not 0 <= self.warm_up < self.steps:
-            raise ConfigError.build(
-                "Cosine",
-                expected="0 <= warm_up < steps",
-                got=f"warm_up={self.warm_up}, steps={self.steps}",
-            )
+        require(
+            0 <= self.warm_up < self.steps,
+            "Cosine",
+            "0 <= warm_up < steps",
+            f"warm_up={self.warm_up}, steps={self.steps}",
+        )
 
     def rate(self, step: Expr) -> Expr:
         rising = (step + 1.0) * (self.peak / (self.warm_up + 1))
@@ -170,10 +169,7 @@ class LinearWarmUp(Schedule):
         require_count("LinearWarmUp", "steps", self.steps)
         if not isinstance(self.then, Schedule):
             require_positive("LinearWarmUp", self.then)
-        if not 0 <= self.start < math.inf:
-            raise ConfigError.build(
-                "LinearWarmUp", expected="a start of 0 or more", got=f"{self.start}"
-            )
+        require(0 <= self.start < math.inf, "LinearWarmUp", "a start of 0 or more", self.start)
 
     def rate(self, step: Expr) -> Expr:
         # The schedule that follows is asked for no step before its first.
@@ -208,18 +204,18 @@ class OneCycle(Schedule):
     def __post_init__(self) -> None:
         require_positive("OneCycle", self.peak)
         require_count("OneCycle", "steps", self.steps)
-        if not 1 < self.rising * self.steps < self.steps:
-            raise ConfigError.build(
-                "OneCycle",
-                expected="rising between 0 and 1, with more than one step to rise",
-                got=f"rising={self.rising}, steps={self.steps}",
-            )
-        if not min(self.start_divisor, self.final_divisor) >= 1:
-            raise ConfigError.build(
-                "OneCycle",
-                expected="divisors of 1 or more",
-                got=f"{self.start_divisor} and {self.final_divisor}",
-            )
+        require(
+            1 < self.rising * self.steps < self.steps,
+            "OneCycle",
+            "rising between 0 and 1, with more than one step to rise",
+            f"rising={self.rising}, steps={self.steps}",
+        )
+        require(
+            min(self.start_divisor, self.final_divisor) >= 1,
+            "OneCycle",
+            "divisors of 1 or more",
+            f"{self.start_divisor} and {self.final_divisor}",
+        )
 
     def rate(self, step: Expr) -> Expr:
         start = self.peak / self.start_divisor
@@ -238,25 +234,27 @@ def _eased(first: float, last: float, fraction: Expr) -> Expr:
 def require_positive(where: str, value: float) -> None:
     """Refuse a learning rate that is no positive number."""
     number = isinstance(value, Real) and not isinstance(value, bool)
-    if not number or not 0 < value < math.inf:
-        raise ConfigError.build(where, expected="a learning rate above 0", got=f"{value}")
+    require(number and 0 < value < math.inf, where, "a learning rate above 0", value)
 
 
 def require_count(where: str, name: str, value: object) -> None:
     """Refuse what is no whole number of at least 1."""
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
-        raise ConfigError.build(where, expected=f"{name} of 1 or more", got=f"{value!r}")
+    require(
+        isinstance(value, Integral) and not isinstance(value, bool) and not value < 1,
+        where,
+        f"{name} of 1 or more",
+        f"{value!r}",
+    )
 
 
-def require_fraction(where: str, name: str, value: float) -> None:
-    """Refuse a coefficient of a running mean that is not from 0 to just below 1."""
-    if not 0 <= value < 1:
-        raise ConfigError.build(where, expected=f"0 <= {name} < 1", got=f"{value}")
+def require_fractions(where: str, **values: float) -> None:
+    """Refuse coefficients of running means that are not from 0 to just below 1."""
+    for name, value in values.items():
+        require(0 <= value < 1, where, f"0 <= {name} < 1", value)
 
 
 def _require_factor(where: str, value: float) -> None:
-    if not 0 < value <= 1:
-        raise ConfigError.build(where, expected="0 < factor <= 1", got=f"{value}")
+    require(0 < value <= 1, where, "0 < factor <= 1", value)
 
 
 class EpochRule(Configurable, ABC):
@@ -342,14 +340,13 @@ class ReduceOnPlateau(EpochRule):
         minimum: float = 0.0,
     ) -> None:
         require_positive("ReduceOnPlateau", initial)
-        if not 0 < factor < 1:
-            raise ConfigError.build("ReduceOnPlateau", expected="0 < factor < 1", got=f"{factor}")
-        if min(patience, threshold, cooldown, minimum) < 0:
-            raise ConfigError.build(
-                "ReduceOnPlateau",
-                expected="patience, threshold, cooldown, minimum >= 0",
-                got=f"{patience}, {threshold}, {cooldown} and {minimum}",
-            )
+        require(0 < factor < 1, "ReduceOnPlateau", "0 < factor < 1", factor)
+        require(
+            min(patience, threshold, cooldown, minimum) >= 0,
+            "ReduceOnPlateau",
+            "patience, threshold, cooldown, minimum >= 0",
+            f"{patience}, {threshold}, {cooldown} and {minimum}",
+        )
         super().__init__(initial)
         self.factor = factor
         self.patience = patience
@@ -415,16 +412,13 @@ class GrowingBatch(EpochRule):
     ) -> None:
         require_count("GrowingBatch", "an initial batch size", initial)
         require_count("GrowingBatch", "every", every)
-        if not 1 <= factor < math.inf:
-            raise ConfigError.build(
-                "GrowingBatch", expected="a factor of 1 or more", got=f"{factor}"
-            )
-        if limit is not None and limit < initial:
-            raise ConfigError.build(
-                "GrowingBatch",
-                expected=f"a limit of at least {initial}, the first size",
-                got=f"{limit}",
-            )
+        require(1 <= factor < math.inf, "GrowingBatch", "a factor of 1 or more", factor)
+        require(
+            limit is None or limit >= initial,
+            "GrowingBatch",
+            f"a limit of at least {initial}, the first size",
+            limit,
+        )
         super().__init__(initial)
         self.initial = initial
         self.factor = factor

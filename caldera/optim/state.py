@@ -150,15 +150,11 @@ def host_if_full(variables: Sequence[Variable], kept: int) -> str | None:
     if not variables or not kept or settings.placement != "auto":
         return None
     device: Device = variables[0].tensor.device
-    if device.is_host:
-        return None
-    there = device.memory_bytes
+    there = None if device.is_host else device.memory_bytes
     if there is None:
         return None
-    needed = 0
-    for variable in variables:
-        tensor = variable.tensor
-        if tensor.device is device:
-            nbytes = size_class(tensor.nbytes)
-            needed += nbytes * (kept + 1 + (not tensor.memory.has_block))
+    tensors = [each.tensor for each in variables if each.tensor.device is device]
+    needed = sum(
+        size_class(each.nbytes) * (kept + 1 + (not each.memory.has_block)) for each in tensors
+    )
     return "cpu" if needed > there - device.pool.in_use else None

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from caldera.base.arguments import require, shown
 from caldera.core.tensor.dtype import real_array_of
 from caldera.errors import ConfigError, DataError
 
@@ -28,10 +29,7 @@ def whole_number(value: Any, name: str, least: int, where: str = "fit") -> int:
         number = least - 1 if isinstance(value, bool | np.bool_) else index(value)
     except TypeError:
         number = least - 1
-    if number < least:
-        raise ConfigError.build(
-            where, expected=f"{name}= a whole number of at least {least}", got=repr(value)
-        )
+    require(number >= least, where, f"{name}= a whole number of at least {least}", shown(value))
     return number
 
 
@@ -43,9 +41,8 @@ def plain_number(value: Any, name: str, least: float, where: str = "fit") -> flo
     caldera.errors.ConfigError: TimeLimit: expected seconds= a number of at least 0, got nan
     """
     is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    if not is_number or not value >= least:
-        limit = "" if least == -math.inf else f" of at least {least:g}"
-        raise ConfigError.build(where, expected=f"{name}= a number{limit}", got=repr(value))
+    limit = "" if least == -math.inf else f" of at least {least:g}"
+    require(is_number and value >= least, where, f"{name}= a number{limit}", shown(value))
     return value
 
 
@@ -56,8 +53,7 @@ def truth(value: Any, name: str, where: str = "fit") -> bool:
     Traceback (most recent call last):
     caldera.errors.ConfigError: fit: expected shuffle= True or False, got 'no'
     """
-    if not isinstance(value, bool | np.bool_):
-        raise ConfigError.build(where, expected=f"{name}= True or False", got=repr(value))
+    require(isinstance(value, bool | np.bool_), where, f"{name}= True or False", shown(value))
     return bool(value)
 
 
@@ -71,8 +67,8 @@ def folder(value: Any, name: str, where: str = "fit") -> Path | None:
     if value is None:
         return None
     is_path = isinstance(value, str | os.PathLike) and str(value).strip()
-    if not is_path or Path(value).is_file():
-        raise ConfigError.build(where, expected=f"{name}= the path of a folder", got=repr(value))
+    is_free = is_path and not Path(value).is_file()
+    require(is_free, where, f"{name}= the path of a folder", shown(value))
     return Path(value)
 
 
@@ -110,11 +106,12 @@ def arrays(given: Sequence[Any], where: str = "predict") -> list[np.ndarray]:
     """
     found = [real_array_of(each, where) for each in given]
     shapes = [array.shape for array in found]
-    if not found or () in shapes or len({shape[0] for shape in shapes}) > 1:
-        raise DataError.build(
-            where,
-            expected="inputs of as many samples each",
-            got="shapes " + ", ".join(map(str, shapes)) if found else "none",
-            hint="the first axis counts the samples" if () in shapes else "",
-        )
+    require(
+        found and () not in shapes and len({shape[0] for shape in shapes}) == 1,
+        where,
+        "inputs of as many samples each",
+        "shapes " + ", ".join(map(str, shapes)) if found else "none",
+        "the first axis counts the samples" if () in shapes else "",
+        DataError,
+    )
     return found

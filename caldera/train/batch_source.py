@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.comm import Communicator
 from caldera.compiler.lazy import Expr
 from caldera.compiler.plan.plan import Plan
@@ -18,7 +19,7 @@ from caldera.core.tensor.dtype import canonical, is_float
 from caldera.data import Batch, Loader, Pipeline, Share
 from caldera.data.loading.batch import device_splits
 from caldera.data.random_draws import LazyDraw
-from caldera.errors import ConfigError, DataError, DtypeError, ShapeError
+from caldera.errors import DataError, DtypeError, ShapeError
 
 MOST_KEPT = 256
 """Sizes of batches whose expressions are kept."""
@@ -52,13 +53,13 @@ class Values:
         if name not in self._made:
             self._made[name] = self._make(name, shape, dtype)
         found = self._made[name]
-        if found.shape != shape:
-            raise ConfigError.build(
-                "loss",
-                expected=f"outputs whose targets have one shape, {found.shape}",
-                got=f"{shape}",
-                hint="give one target array for each output",
-            )
+        require(
+            found.shape == shape,
+            "loss",
+            f"outputs whose targets have one shape, {found.shape}",
+            shape,
+            "give one target array for each output",
+        )
         return found
 
     def part(self, share: Share, take: Take) -> Values:
@@ -212,27 +213,24 @@ def by_name(made: dict[str, Expr]) -> Make:
     """Finds what a device has made, in the dtype in which it is wanted."""
 
     def find(name: str, shape: tuple[int, ...], dtype: Any) -> Expr:
-        return in_shape(_cast(made[name], canonical(dtype), name), shape, name)
+        value, wanted = made[name], canonical(dtype)
+        require(
+            not is_float(value.dtype) or is_float(wanted),
+            f"input {name}",
+            f"values that {wanted} can hold",
+            value.dtype,
+            "convert them with astype first, or choose another dtype",
+            error=DtypeError,
+        )
+        return in_shape(op.cast(value, wanted), shape, name)
 
     return find
 
 
 def in_shape(value: Expr, shape: tuple[int, ...], name: str) -> Expr:
     """A value that must have this shape."""
-    if value.shape != shape:
-        raise ShapeError.build(f"input {name}", expected=f"shape {shape}", got=f"{value.shape}")
+    require(value.shape == shape, f"input {name}", f"shape {shape}", value.shape, error=ShapeError)
     return value
-
-
-def _cast(value: Expr, dtype: np.dtype[Any], name: str) -> Expr:
-    if is_float(value.dtype) and not is_float(dtype):
-        raise DtypeError.build(
-            f"input {name}",
-            expected=f"values that {dtype} can hold",
-            got=str(value.dtype),
-            hint="convert them with astype first, or choose another dtype",
-        )
-    return op.cast(value, dtype)
 
 
 # --- streams on several ranks
@@ -248,13 +246,14 @@ def synchronised_stream(
     for number, batch in enumerate(chain(batches, [None])):
         count = 0 if batch is None else share_of(batch).count
         everyone = communicator.gather_objects(count)
-        if len(set(everyone)) > 1:
-            raise DataError.build(
-                "fit",
-                expected="the same stream on all ranks, of which each takes its samples",
-                got=f"batch {number} of " + ", ".join(map(str, everyone)) + " samples",
-                hint="give every rank all of the stream, or write it to shards, of which each "
-                "reads its own samples: data.write_shards",
-            )
+        require(
+            len(set(everyone)) <= 1,
+            "fit",
+            "the same stream on all ranks, of which each takes its samples",
+            f"batch {number} of " + ", ".join(map(str, everyone)) + " samples",
+            "give every rank all of the stream, or write it to shards, of which each "
+            "reads its own samples: data.write_shards",
+            error=DataError,
+        )
         if batch is not None:
             yield batch

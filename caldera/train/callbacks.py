@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from caldera.base.arguments import guarded
+from caldera.base.arguments import guarded, require
 from caldera.base.registry import nearest
 from caldera.compress import LowPrecisionWeights
 from caldera.errors import ConfigError
@@ -111,7 +111,7 @@ class KeepBest(Callback):
     ) -> None:
         self.monitor = self.decides_by = monitor
         self.mode = _mode(type(self).__name__, monitor, mode)
-        self.min_delta = _not_negative(type(self).__name__, "min_delta", min_delta)
+        self.min_delta = plain_number(min_delta, "min_delta", 0.0, type(self).__name__)
         self.best: float | None = None
         self.best_epoch: int | None = None
         self._snapshot: Snapshot | None = None
@@ -146,7 +146,7 @@ class KeepBest(Callback):
 
 
 @guarded
-class EarlyStopping(Callback):
+class EarlyStopping(KeepBest):
     """Ends the run once `monitor` has not become better for `patience` epochs.
 
     Better means by more than `min_delta`. With `restore_best` the model has the parameters of its
@@ -166,24 +166,13 @@ class EarlyStopping(Callback):
         restore_best: bool = True,
         mode: str | None = None,
     ) -> None:
-        self.monitor = self.decides_by = monitor
+        super().__init__(monitor, mode=mode, min_delta=min_delta)
         self.patience = whole_number(patience, "patience", 1, "EarlyStopping")
         self.restore_best = restore_best
         self.waited = 0
-        self._keeper = KeepBest(monitor, mode=mode, min_delta=min_delta)
-
-    @property
-    def best(self) -> float | None:
-        """The best value so far."""
-        return self._keeper.best
-
-    @property
-    def best_epoch(self) -> int | None:
-        """The epoch (from 0) that had it."""
-        return self._keeper.best_epoch
 
     def epoch_ends(self, run: Run) -> None:
-        if self._keeper.keep_if_better(run):
+        if self.keep_if_better(run):
             self.waited = 0
             return
         self.waited += 1
@@ -193,16 +182,13 @@ class EarlyStopping(Callback):
 
     def run_ends(self, run: Run) -> None:
         if self.restore_best:
-            self._keeper.run_ends(run)
+            super().run_ends(run)
 
     def state(self) -> dict[str, Any]:
-        return {**self._keeper.state(), "waited": self.waited}
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        return self._keeper.arrays()
+        return super().state() | {"waited": self.waited}
 
     def take_back(self, state: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        self._keeper.take_back(state, arrays)
+        super().take_back(state, arrays)
         self.waited = state["waited"]
 
 
@@ -216,7 +202,7 @@ class TimeLimit(Callback):
     """
 
     def __init__(self, seconds: float) -> None:
-        self.seconds = _not_negative("TimeLimit", "seconds", seconds)
+        self.seconds = plain_number(seconds, "seconds", 0.0, "TimeLimit")
 
     def batch_ends(self, run: Run) -> None:
         if run.seconds >= self.seconds:
@@ -346,20 +332,13 @@ def latest(run: Run, column: str, where: str) -> float:
 
 
 def _improves(value: float, best: float | None, mode: str, by: float) -> bool:
-    if math.isnan(value):
-        return False
-    if best is None:
-        return True
+    if math.isnan(value) or best is None:
+        return not math.isnan(value)
     return value < best - by if mode == "min" else value > best + by
 
 
 def _mode(where: str, monitor: str, mode: str | None) -> str:
     if mode is None:
         return "min" if monitor.endswith(_LOWER_IS_BETTER) else "max"
-    if mode not in ("min", "max"):
-        raise ConfigError.build(where, expected='mode "min" or "max"', got=repr(mode))
+    require(mode in ("min", "max"), where, 'mode "min" or "max"', repr(mode))
     return mode
-
-
-def _not_negative(where: str, name: str, value: float) -> float:
-    return plain_number(value, name, 0.0, where)

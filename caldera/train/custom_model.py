@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from caldera import op, optim
-from caldera.base.arguments import checked, guarded
+from caldera.base.arguments import checked, guarded, require
 from caldera.base.config import settings
 from caldera.comm import world
 from caldera.compiler.lazy import Expr, Variable, compile
@@ -19,13 +19,14 @@ from caldera.core.memory import Device
 from caldera.core.memory import device as find_device
 from caldera.core.tensor.dtype import canonical
 from caldera.core.tensor.random import checked_seed, seeded
-from caldera.data import Loader, Pipeline, as_data
-from caldera.errors import ConfigError, NonFiniteError
+from caldera.data import Loader, Pipeline
+from caldera.errors import NonFiniteError
 from caldera.nn.layer import Layer
 from caldera.nn.tracing import trace
 from caldera.optim import Optimizer
 from caldera.train.arguments import whole_number
 from caldera.train.batch_source import as_words
+from caldera.train.network_graph import input_dtype
 from caldera.train.step_graph import AFTER_PARAMETERS
 from caldera.train.tracking.history import History, shown_number
 
@@ -69,8 +70,7 @@ class CustomModel(Layer):
         super().__init__(name=name)
         self._path = ""
         where = type(self).__name__
-        if not optimizers:
-            raise ConfigError.build(where, expected="an optimizer for each layer", got="none")
+        require(optimizers, where, "an optimizer for each layer")
         self.optimizers = {each: optim.get(given) for each, given in optimizers.items()}
         self.batch_size = whole_number(batch_size, "batch_size", 1, where)
         self.epochs = whole_number(epochs, "epochs", 0, where)
@@ -107,10 +107,8 @@ class CustomModel(Layer):
         model often depend on their size.
         """
         where = type(self).__name__
-        if world().size > 1:
-            raise ConfigError.build(where, expected="one process", got=f"{world().size} of them")
-        given = data if isinstance(data, Pipeline) else as_data(_alone(data))
-        source = given if isinstance(given, Pipeline) else Pipeline(given)
+        require(world().size <= 1, where, "one process", f"{world().size} of them")
+        source = Pipeline.of((data,) if isinstance(data, np.ndarray) else data)
         size = whole_number(self.batch_size if batch_size is None else batch_size, "batch_size", 1)
         total = whole_number(self.epochs if epochs is None else epochs, "epochs", 0)
         size = size if source.is_stream else min(size, len(source))
@@ -157,13 +155,10 @@ class CustomModel(Layer):
     # --- a step
 
     def _step(self, arrays: tuple[np.ndarray, ...]) -> None:
-        key = tuple((each.shape, self._input_dtype(each)) for each in arrays)
+        key = tuple((each.shape, input_dtype(self.dtype, each)) for each in arrays)
         if key not in self._plans:
             self._plans[key] = self._compiled(key)
         self._plans[key].run({f"b{i}": each for i, each in enumerate(arrays)})
-
-    def _input_dtype(self, array: np.ndarray) -> str:
-        return str(self.dtype) if array.dtype.kind == "f" else array.dtype.name
 
     def _compiled(self, key: tuple[tuple[tuple[int, ...], str], ...]) -> Plan:
         if self._random is None:
@@ -200,25 +195,20 @@ class CustomModel(Layer):
         where = type(self).__name__
         layers = dict(self.children())
         for name in self.optimizers:
-            if name not in layers or name not in found:
-                raise ConfigError.build(
-                    where,
-                    expected=f"a layer self.{name} and a loss {name!r}",
-                    got=f"the layers {', '.join(layers) or 'none'} and the losses "
-                    f"{', '.join(found) or 'none'}",
-                    hint="an optimizer goes by the name of the layer that it trains",
-                )
+            require(
+                name in layers and name in found,
+                where,
+                f"a layer self.{name} and a loss {name!r}",
+                f"the layers {', '.join(layers) or 'none'} and the losses "
+                f"{', '.join(found) or 'none'}",
+                "an optimizer goes by the name of the layer that it trains",
+            )
         for name, value in found.items():
-            if not isinstance(value, Expr) or value.ndim or name in ("steps", "seconds"):
-                raise ConfigError.build(
-                    where,
-                    expected="a scalar for each loss, and no name 'steps' or 'seconds'",
-                    got=f"{name}: {getattr(value, 'shape', value)!r}",
-                    hint="take op.mean of it",
-                )
+            require(
+                isinstance(value, Expr) and not value.ndim and name not in ("steps", "seconds"),
+                where,
+                "a scalar for each loss, and no name 'steps' or 'seconds'",
+                f"{name}: {getattr(value, 'shape', value)!r}",
+                "take op.mean of it",
+            )
         return found
-
-
-def _alone(data: Any) -> Any:
-    """Arrays without targets are data as well."""
-    return (data,) if isinstance(data, np.ndarray) else data

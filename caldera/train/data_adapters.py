@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from caldera.base.arguments import require
 from caldera.data import Data, Dataset, IterableData, Pipeline, RaggedData
 from caldera.data.datasets.dataset import split_rows
 from caldera.data.sources.indexed_data import TARGETS, is_data_loader, is_indexed
@@ -46,13 +47,14 @@ def joined(model: Model, data: Any, targets: Any, where: str) -> Any:
     if targets is None:
         return data
     has_targets = isinstance(data, Data | IterableData | Dataset) or is_data_loader(data)
-    if has_targets or (is_indexed(data) and not isinstance(data, list | tuple)):
-        raise DataError.build(
-            where,
-            expected="data that have their targets, or arrays of inputs and of targets",
-            got=f"{type(data).__name__} and targets beside it",
-            hint="give the data alone; validation= takes others to validate with",
-        )
+    require(
+        not has_targets and (not is_indexed(data) or isinstance(data, list | tuple)),
+        where,
+        "data that have their targets, or arrays of inputs and of targets",
+        f"{type(data).__name__} and targets beside it",
+        "give the data alone; validation= takes others to validate with",
+        error=DataError,
+    )
     inputs = data if isinstance(data, tuple) else (data,)
     return (*inputs, *(targets if isinstance(targets, tuple) else (_column(model, targets),)))
 
@@ -76,13 +78,10 @@ def _column(model: Model, targets: Any) -> Any:
 
 def joined_validation(model: Model, given: Any) -> Any:
     """What `fit` validates on: like what it trains on, or the part of that to hold out."""
-    if isinstance(given, Mapping):
-        return joined(model, given, None, "fit")
-    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], tuple | Mapping):
-        return joined(model, *given, "fit")
-    if isinstance(given, tuple) and len(given) == 2:
-        return joined(model, given, None, "fit")
-    return given
+    is_pair = isinstance(given, tuple) and len(given) == 2
+    if is_pair and isinstance(given[0], tuple | Mapping):
+        return joined(model, given[0], given[1], "fit")
+    return joined(model, given, None, "fit") if is_pair or isinstance(given, Mapping) else given
 
 
 def own_batch_size(data: Any) -> int | None:
@@ -236,20 +235,22 @@ class Parts:
         pipeline = Pipeline.of(data)
         _check(pipeline, validation)
         train, apart = split_rows(pipeline, validation, seed)
-        if not len(train) or not len(apart):
-            raise DataError.build(
-                "fit",
-                expected=f"enough samples to hold out {validation:g} of them",
-                got=f"{len(pipeline)}",
-            )
+        require(
+            len(train) and len(apart),
+            "fit",
+            f"enough samples to hold out {validation:g} of them",
+            len(pipeline),
+            error=DataError,
+        )
         if sample_weights is not None:
             weights = np.asarray(sample_weights)
-            if weights.shape != (len(pipeline),):
-                raise DataError.build(
-                    "fit",
-                    expected=f"one weight for each of {len(pipeline)} samples",
-                    got=f"{weights.shape}",
-                )
+            require(
+                weights.shape == (len(pipeline),),
+                "fit",
+                f"one weight for each of {len(pipeline)} samples",
+                weights.shape,
+                error=DataError,
+            )
             sample_weights = weights[train]
         held = pipeline.subset(apart)
         return cls(pipeline.subset(train), sample_weights, held, part=float(validation))
@@ -279,25 +280,26 @@ class Parts:
 
 
 def _check(data: Pipeline, part: float) -> None:
-    if isinstance(part, bool) or not 0 < part < 1:
-        raise ConfigError.build(
-            "fit",
-            expected="validation data, or a part of the data between 0 and 1",
-            got=repr(part),
-        )
-    if data.is_stream:
-        raise DataError.build(
-            "fit",
-            expected="samples that have numbers, to hold out some of them",
-            got="a stream",
-            hint="pass other data as validation",
-        )
+    require(
+        not isinstance(part, bool) and 0 < part < 1,
+        "fit",
+        "validation data, or a part of the data between 0 and 1",
+        repr(part),
+    )
+    require(
+        not data.is_stream,
+        "fit",
+        "samples that have numbers, to hold out some of them",
+        "a stream",
+        "pass other data as validation",
+        error=DataError,
+    )
     changed = [stage.name for stage in data.own_stages if stage.is_random]
-    if changed:
-        raise ConfigError.build(
-            "fit",
-            expected="samples to hold out that are not changed at random",
-            got=f"a pipeline with {', '.join(changed)}",
-            hint="hold them out first: parts = dataset.hold_out(0.2), then "
-            "fit(data.Pipeline(parts.train, stages), validation=parts.validation)",
-        )
+    require(
+        not changed,
+        "fit",
+        "samples to hold out that are not changed at random",
+        f"a pipeline with {', '.join(changed)}",
+        "hold them out first: parts = dataset.hold_out(0.2), then "
+        "fit(data.Pipeline(parts.train, stages), validation=parts.validation)",
+    )

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
+from caldera.base.arguments import require, shown
 from caldera.base.config import settings
-from caldera.data import Data, IterableData, Loader, Pipeline
-from caldera.errors import ConfigError
+from caldera.data import Data, IterableData, Pipeline
 from caldera.optim import LossScale
 from caldera.train.batch_source import BatchSource, HostSource
 from caldera.train.callbacks import INTERRUPT, WARNINGS, Callback, StopOnSignal
@@ -119,13 +119,13 @@ def _agree_on_state(model: Model, options: FitOptions) -> tuple[Strategy, list[i
 
     The held-out samples, the order of samples and all random numbers are derived from these.
     """
-    if options.resume and options.checkpoint is None:
-        raise ConfigError.build(
-            "fit",
-            expected="checkpoint= with resume=True",
-            got="no checkpoint folder",
-            hint="say where the run was saved, as in fit(..., checkpoint='run/', resume=True)",
-        )
+    require(
+        not options.resume or options.checkpoint is not None,
+        "fit",
+        "checkpoint= with resume=True",
+        "no checkpoint folder",
+        "say where the run was saved, as in fit(..., checkpoint='run/', resume=True)",
+    )
     strategy = _usual_strategy() if options.parallel is None else _checked(options.parallel)
     known = [model.seed, model.epochs_done, model.steps_done]
     return strategy, strategy.communicator.bcast_object(known)
@@ -167,10 +167,14 @@ def _run(
 ) -> tuple[Run, Checkpointer | None]:
     """Return the run and the callback that saves it."""
     saver = Checkpointer(options.checkpoint) if options.checkpoint is not None else None
+    loader = loader_for(
+        strategy, given.pipeline, options.batch_size, shuffle=options.shuffle, seed=model.seed
+    )
+    loader.restore(loader.state() | {"epoch": model.epochs_done})
     run = Run(
         model,
         steps,
-        _loader(model, given, options, strategy),
+        loader,
         epochs=options.epochs,
         callbacks=_callbacks(options, saver, strategy),
         validation=None if held_out is None else _validation(model, held_out, strategy),
@@ -205,14 +209,6 @@ def _facts(
         # Ranks read samples by number: other data of the same size would go unnoticed.
         facts |= training_config(model) | given.digests(held_out)
     return facts
-
-
-def _loader(model: Model, given: TrainingData, options: FitOptions, strategy: Strategy) -> Loader:
-    loader = loader_for(
-        strategy, given.pipeline, options.batch_size, shuffle=options.shuffle, seed=model.seed
-    )
-    loader.restore(loader.state() | {"epoch": model.epochs_done})
-    return loader
 
 
 def _callbacks(
@@ -270,11 +266,11 @@ def evaluate(
 
 
 def _checked(parallel: Strategy) -> Strategy:
-    if not isinstance(parallel, Strategy):
-        raise ConfigError.build(
-            "parallel",
-            expected="a strategy",
-            got=repr(parallel),
-            hint="make one of caldera.parallel, as in parallel=parallel.DataParallel()",
-        )
+    require(
+        isinstance(parallel, Strategy),
+        "parallel",
+        "a strategy",
+        shown(parallel),
+        "make one of caldera.parallel, as in parallel=parallel.DataParallel()",
+    )
     return parallel

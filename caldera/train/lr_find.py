@@ -9,19 +9,19 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from itertools import chain, repeat, takewhile
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from caldera.base.arguments import within
+from caldera.base.arguments import require, within
 from caldera.base.formatting import note
 from caldera.data import Loader, Pipeline
 from caldera.draw.axis import axis_of
 from caldera.draw.line_chart import Line, LineChart, figure, figure_svg
 from caldera.draw.svg import CATEGORICAL, Picture
-from caldera.errors import ConfigError
 from caldera.train.arguments import plain_number, whole_number
 from caldera.train.fit import make_steps
 from caldera.train.saving.snapshot import Snapshot
@@ -111,18 +111,17 @@ def lr_find(
     """
     steps = within("lr_find", "steps", steps, 2, 10**6)
     first, last = (plain_number(each, "rates", 0, "lr_find") for each in (lowest, highest))
-    if not 0 < first < last < math.inf:
-        raise ConfigError.build(
-            "lr_find", expected="0 < lowest < highest < inf", got=f"{lowest} and {highest}"
-        )
+    require(
+        0 < first < last < math.inf,
+        "lr_find",
+        "0 < lowest < highest < inf",
+        f"{lowest} and {highest}",
+    )
     size = model.batch_size
     if batch_size is not None:
         size = whole_number(batch_size, "batch_size", 1, "lr_find")
     pipeline = Pipeline.of(data)
-    if pipeline.is_stream:
-        raise ConfigError.build(
-            "lr_find", expected="data that can be asked for by number", got="a stream"
-        )
+    require(not pipeline.is_stream, "lr_find", "data that can be asked for by number", "a stream")
     given = model.optimizer
     optimizer = type(given)(**{**given.arguments(), "learning_rate": lowest})
     trial = dataclasses.replace(make_steps(model, pipeline), optimizer=optimizer)
@@ -141,7 +140,7 @@ def _try(steps: StepPlans, loader: Loader, rates: np.ndarray) -> tuple[list[floa
     losses: list[float] = []
     recent = 0.0
     best = math.inf
-    for batch in _endless(loader):
+    for batch in chain.from_iterable(repeat(loader)):
         rate = float(rates[len(tried)])
         plan = steps.training(batch)
         steps.optimizer.learning_rate.assign(rate)
@@ -156,19 +155,13 @@ def _try(steps: StepPlans, loader: Loader, rates: np.ndarray) -> tuple[list[floa
         best = min(best, recent)
         if len(tried) == len(rates) or (recent > _DIVERGED * best and len(tried) >= _LEAST_STEPS):
             break
-    if len(tried) < 2:
-        raise ConfigError.build(
-            "lr_find",
-            expected="a finite loss at the lowest learning rates",
-            got="none",
-            hint="choose a smaller lowest=, and look for nan in the data",
-        )
+    require(
+        len(tried) >= 2,
+        "lr_find",
+        "a finite loss at the lowest learning rates",
+        hint="choose a smaller lowest=, and look for nan in the data",
+    )
     return tried, losses
-
-
-def _endless(loader: Loader) -> Any:
-    while True:
-        yield from loader
 
 
 def _smooth(losses: list[float], width: float) -> list[float]:
@@ -195,9 +188,5 @@ def _suggestion(rates: list[float], smoothed: list[float]) -> float:
 
 def _below(line: Line, top: float) -> Line:
     """The line up to where it leaves the picture."""
-    points = []
-    for point in line.points:
-        if point[1] > top:
-            break
-        points.append(point)
-    return dataclasses.replace(line, points=points)
+    below = takewhile(lambda point: point[1] <= top, line.points)
+    return dataclasses.replace(line, points=list(below))

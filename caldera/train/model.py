@@ -10,7 +10,7 @@ from typing import Any, Never, Self
 import numpy as np
 
 from caldera import optim
-from caldera.base.arguments import checked, guarded, refuse_unknown
+from caldera.base.arguments import checked, guarded, refuse_unknown, require
 from caldera.base.formatting import html_table, note
 from caldera.compiler.plan.explain import Explanation
 from caldera.core.memory import Device
@@ -18,7 +18,7 @@ from caldera.core.tensor.dtype import canonical, is_float
 from caldera.data.datasets.tables import table_inputs
 from caldera.data.sources.base import SCALE, scaled
 from caldera.data.tables.reading import is_table
-from caldera.errors import ConfigError, DataError
+from caldera.errors import DataError
 from caldera.nn.basic import Sequential
 from caldera.nn.metrics import Metric
 from caldera.optim import Optimizer
@@ -143,13 +143,14 @@ class Model(NetworkGraph):
         """What `fit` would have made of such arrays: bytes are images (see `data.ArrayData`)."""
         arrays[0] = scaled(arrays[0], self._byte_scale())
         self.ensure_built(arrays)
-        if len(arrays) != len(self.signature.inputs):
-            raise DataError.build(
-                "predict",
-                expected=f"{len(self.signature.inputs)} inputs",
-                got=f"{len(arrays)}",
-                hint="targets are no inputs",
-            )
+        require(
+            len(arrays) == len(self.signature.inputs),
+            "predict",
+            f"{len(self.signature.inputs)} inputs",
+            len(arrays),
+            "targets are no inputs",
+            error=DataError,
+        )
         return arrays
 
     def _byte_scale(self) -> float | None:
@@ -201,7 +202,13 @@ class Model(NetworkGraph):
         True
         """
         refuse_unknown(Model.fit, unknown)
-        _refuse_more(more)
+        require(
+            not more,
+            "fit",
+            "data, or inputs and targets",
+            f"{2 + len(more)} arguments",
+            "write fit(x, y) or fit((x1, x2), y), and options by name",
+        )
         if device is not None:
             self.to(device)
         batch_size = own_batch_size(data) if batch_size is None else batch_size
@@ -338,13 +345,3 @@ class Model(NetworkGraph):
         True
         """
         return profile(self, data, self._count(batch_size, "profile"), trace)
-
-
-def _refuse_more(arguments: tuple[Any, ...]) -> None:
-    if arguments:
-        raise ConfigError.build(
-            "fit",
-            expected="data, or inputs and targets",
-            got=f"{2 + len(arguments)} arguments",
-            hint="write fit(x, y) or fit((x1, x2), y), and options by name",
-        )

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from caldera import optim
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr
 from caldera.compiler.passes.precision import NAMES as PRECISIONS
 from caldera.core.memory import Device
@@ -18,10 +19,10 @@ from caldera.data.schema import Schema
 from caldera.data.series import TargetScale
 from caldera.errors import ConfigError, DeviceError
 from caldera.nn.layer import Layer
-from caldera.nn.layer_watch import LayerWatch
 from caldera.nn.losses import REGRESSION, SEQUENCE, Loss, as_loss
 from caldera.nn.metrics import Metric
 from caldera.nn.metrics import metrics as metric_names
+from caldera.nn.tracing import LayerWatch
 from caldera.optim import Optimizer
 from caldera.train.arguments import whole_number
 from caldera.train.step import KeptSteps, Predictors, StepPlans
@@ -71,7 +72,14 @@ class ModelSettings(Layer):
         self._trainer = KeptSteps()
         self._watch: LayerWatch | None = None
         self._schema: Schema | None = None
-        self._dtype = _checked_dtype(dtype, self._where)
+        require(
+            is_float(canonical(dtype)),
+            self._where,
+            "dtype= a float, such as 'float32'",
+            repr(dtype),
+            "inputs may be integers: nn.Input(shape, dtype='int64')",
+        )
+        self._dtype = dtype
         self._device = find_device(device)
         self._optimizer = _optimizer(optimizer, learning_rate)
         self._objective = _objective(loss, loss_weights or {})
@@ -126,7 +134,7 @@ class ModelSettings(Layer):
         The network itself gives values of mean 0 and deviation 1, and its loss is that of such;
         predictions and metrics are in the units of the data.
         """
-        task = next(iter(self._objective.losses.values())).task()
+        task = self._objective.task
         if self._schema is None or task is None or task.kind != REGRESSION:
             return None
         return self._schema.target_scale
@@ -173,13 +181,13 @@ class ModelSettings(Layer):
     def metrics(self, given: Sequence[str | Metric] | None) -> None:
         chosen: tuple[Metric, ...] | None = None
         if given is not None:
-            if isinstance(given, str) or not isinstance(given, Sequence):
-                raise ConfigError.build(
-                    self._where,
-                    expected="metrics= a list",
-                    got=repr(given),
-                    hint=f"write metrics=[{given!r}]",
-                )
+            require(
+                isinstance(given, Sequence) and not isinstance(given, str),
+                self._where,
+                "metrics= a list",
+                repr(given),
+                f"write metrics=[{given!r}]",
+            )
             chosen = tuple(metric_names.make(each) for each in given)
             self._objective.judged_by(chosen)
         self._chosen_metrics = chosen
@@ -228,13 +236,13 @@ class ModelSettings(Layer):
     @batch_size.setter
     def batch_size(self, given: int | optim.EpochRule) -> None:
         rules = [given] if isinstance(given, optim.EpochRule) else []
-        if rules and rules[0].controls != "batch_size":
-            raise ConfigError.build(
-                self._where,
-                expected="batch_size= a number or a rule for it",
-                got=repr(given),
-                hint="as optim.GrowingBatch is one",
-            )
+        require(
+            not rules or rules[0].controls == "batch_size",
+            self._where,
+            "batch_size= a number or a rule for it",
+            repr(given),
+            "as optim.GrowingBatch is one",
+        )
         size = int(rules[0].value) if rules else given
         self._batch_size = whole_number(size, "batch_size", 1, self._where)
         self.between_epochs: list[optim.EpochRule] = rules
@@ -271,13 +279,13 @@ class ModelSettings(Layer):
 
     @precision.setter
     def precision(self, given: str | None) -> None:
-        if given is not None and given not in PRECISIONS:
-            raise ConfigError.build(
-                "precision",
-                expected="one of " + ", ".join(PRECISIONS),
-                got=repr(given),
-                hint="None computes in the dtype of the model",
-            )
+        require(
+            given is None or given in PRECISIONS,
+            "precision",
+            "one of " + ", ".join(PRECISIONS),
+            repr(given),
+            "None computes in the dtype of the model",
+        )
         self._precision = given
         self._forget_plans()
 
@@ -338,26 +346,15 @@ def _device_here(name: str) -> Device:
         return find_device(None)
 
 
-def _checked_dtype(given: Any, where: str) -> Any:
-    if not is_float(canonical(given)):
-        raise ConfigError.build(
-            where,
-            expected="dtype= a float, such as 'float32'",
-            got=repr(given),
-            hint="inputs may be integers: nn.Input(shape, dtype='int64')",
-        )
-    return given
-
-
 def _optimizer(given: str | Optimizer, rate: float | optim.Schedule | None) -> Optimizer:
     if isinstance(given, Optimizer):
-        if rate is not None:
-            raise ConfigError.build(
-                "optimizer",
-                expected="the learning rate in one place",
-                got="an optimizer object and learning_rate=",
-                hint="give it to the optimizer alone",
-            )
+        require(
+            rate is None,
+            "optimizer",
+            "the learning rate in one place",
+            "an optimizer object and learning_rate=",
+            "give it to the optimizer alone",
+        )
         return given
     return optim.get(given) if rate is None else optim.get(given, learning_rate=rate)
 
@@ -365,32 +362,32 @@ def _optimizer(given: str | Optimizer, rate: float | optim.Schedule | None) -> O
 def _objective(given: GivenLoss, weights: Mapping[str, float]) -> TrainingObjective:
     if not isinstance(given, Mapping):
         given = {MAIN: given}
-    if not given:
-        raise ConfigError.build("loss", expected="a loss for an output", got="none")
-    if not isinstance(weights, Mapping):
-        raise ConfigError.build(
-            "loss_weights", expected="a dict from outputs to weights", got=repr(weights)
-        )
+    require(given, "loss", "a loss for an output")
+    require(
+        isinstance(weights, Mapping),
+        "loss_weights",
+        "a dict from outputs to weights",
+        repr(weights),
+    )
     unknown = sorted(set(weights) - set(given))
-    if unknown:
-        raise ConfigError.build(
-            "loss_weights",
-            expected="weights for " + ", ".join(given),
-            got=", ".join(map(str, unknown)),
-        )
+    require(
+        not unknown, "loss_weights", "weights for " + ", ".join(given), ", ".join(map(str, unknown))
+    )
     for name, weight in weights.items():
         # Below 0 an output would learn to be wrong.
-        if isinstance(weight, bool | str) or not 0 <= weight < np.inf:
-            raise ConfigError.build(
-                "loss_weights", expected=f"a number of at least 0 for {name}", got=repr(weight)
-            )
+        require(
+            not isinstance(weight, bool | str) and 0 <= weight < np.inf,
+            "loss_weights",
+            f"a number of at least 0 for {name}",
+            repr(weight),
+        )
     return TrainingObjective({name: as_loss(each) for name, each in given.items()}, dict(weights))
 
 
 def _usual_metrics(objective: TrainingObjective) -> list[str]:
     """Accuracy for classes and labels, the error rate for sequences, the mean absolute error for
     the rest."""
-    task = next(iter(objective.losses.values())).task()
+    task = objective.task
     if task is not None and task.kind == SEQUENCE:
         return ["cer"]
     return ["mae"] if task is None or task.kind == REGRESSION else ["accuracy"]

@@ -68,15 +68,12 @@ class NetworkGraph(ModelSettings):
         >>> [p.shape for p in model.parameters()]
         [(4, 3), (3,)]
         """
-        specs = tuple((np.shape(x)[1:], self._input_dtype(np.asarray(x))) for x in samples)
+        specs = tuple((np.shape(x)[1:], input_dtype(self.dtype, np.asarray(x))) for x in samples)
         return self._trace_once(specs)
 
     def build_again(self) -> Context:
         """Make all parameters that do not exist, for the inputs that are known."""
         return self._trace_once(self.signature.inputs)
-
-    def _input_dtype(self, array: np.ndarray) -> str:
-        return str(np.dtype(self.dtype)) if array.dtype.kind == "f" else array.dtype.name
 
     def _trace_once(self, specs: tuple[tuple[tuple[int, ...], str], ...]) -> Context:
         # Parameters take the model's seed, whatever was drawn before or is drawn by others.
@@ -154,6 +151,11 @@ class NetworkGraph(ModelSettings):
                     if open_lengths and not self.open_lengths
                     else "the first axis counts the samples",
                 )
+
+
+def input_dtype(dtype: Any, array: np.ndarray) -> str:
+    """The dtype of a network's input for such an array: floats become those of the model."""
+    return str(np.dtype(dtype)) if array.dtype.kind == "f" else array.dtype.name
 
 
 def _shape_text(shape: Sequence[Any]) -> str:

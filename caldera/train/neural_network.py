@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr
 from caldera.core.tensor.dtype import canonical, is_float
 from caldera.errors import ConfigError, DataError, DeviceError
@@ -181,13 +182,13 @@ def load_model(path: Source) -> NeuralNetwork:
     """
     where = file_name_of(path)
     content = read_content(path)
-    if content["kind"] != "NeuralNetwork":
-        raise ConfigError.build(
-            where,
-            expected="a NeuralNetwork",
-            got=f"the weights of {content['class']!r}",
-            hint=f"make a {content['class']} and call its load_weights(path)",
-        )
+    require(
+        content["kind"] == "NeuralNetwork",
+        where,
+        "a NeuralNetwork",
+        f"the weights of {content['class']!r}",
+        f"make a {content['class']} and call its load_weights(path)",
+    )
     inputs = _inputs(content["inputs"], where)
     settings = settings_from_config(content["settings"], where)
     schema = read_schema(content, where)
@@ -228,8 +229,13 @@ def settings_from_config(given: Any, where: str) -> dict[str, Any]:
     if not isinstance(given, Mapping) or set(given) != set(SETTINGS):
         got = ", ".join(given) if isinstance(given, Mapping) else repr(given)
         raise DataError.build(where, expected="settings " + ", ".join(SETTINGS), got=got[:200])
-    if not isinstance(given["loss"], Mapping) or not isinstance(given["metrics"], list):
-        raise DataError.build(where, expected="losses by name and a list of metrics", got="others")
+    require(
+        isinstance(given["loss"], Mapping) and isinstance(given["metrics"], list),
+        where,
+        "losses by name and a list of metrics",
+        "others",
+        error=DataError,
+    )
     return {
         **given,
         "loss": {name: losses.from_config(each) for name, each in given["loss"].items()},

@@ -156,7 +156,14 @@ class Run:
             self.stop("interrupted")
         except SystemExit as left:
             if self.communicator.size > 1:
-                raise _left_alone(self.communicator, left) from left
+                # Others would wait for this rank, and nobody is told of a rank that just ends.
+                raise CommError.build(
+                    "fit",
+                    expected=f"rank {self.communicator.rank} of {self.communicator.size} to train "
+                    "with the others",
+                    got=f"its end, by {left!r}",
+                    hint="run.stop(reason) ends the run on all ranks",
+                ) from left
             raise
         finally:
             self._tell("run_ends")
@@ -209,7 +216,7 @@ class Run:
             found = self.validation.results(self.model)
             results |= {f"val_{name}": each for name, each in found.items()}
         # Ranks that take steps of their own are at different ones: what the first says counts.
-        own = self._epoch_seconds(), self.model.optimizer.known_rate()
+        own = time.perf_counter() - self._epoch_started, self.model.optimizer.known_rate()
         results["seconds"], rate = self.communicator.bcast_object(own)
         self.history.add(self.epoch, results, rate)
         self.epoch += 1
@@ -217,9 +224,6 @@ class Run:
         self._adapt(results)
         self._tell("epoch_ends")
         self.agree()
-
-    def _epoch_seconds(self) -> float:
-        return time.perf_counter() - self._epoch_started
 
     def _adapt(self, results: dict[str, Any]) -> None:
         """Let what acts between epochs change the learning rate or the batch size."""
@@ -237,16 +241,6 @@ class Run:
     def _tell(self, event: str) -> None:
         for callback in self.callbacks:
             getattr(callback, event)(self)
-
-
-def _left_alone(communicator: Communicator, left: SystemExit) -> CommError:
-    """Others would wait for this rank, and nobody is told of a rank that just ends."""
-    return CommError.build(
-        "fit",
-        expected=f"rank {communicator.rank} of {communicator.size} to train with the others",
-        got=f"its end, by {left!r}",
-        hint="run.stop(reason) ends the run on all ranks",
-    )
 
 
 def loader_for(strategy: Strategy, data: Pipeline, batch_size: int, **options: Any) -> Loader:

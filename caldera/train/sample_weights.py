@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from caldera.base.arguments import require
 from caldera.core.tensor.dtype import is_float, real_array_of
 from caldera.data import Batch, Pipeline
 from caldera.errors import DataError
@@ -49,17 +50,21 @@ class SampleWeights:
         if self.by_class is None:
             return
         given = len(self.by_class)
-        if given > classes or (given < classes and not self.is_partial):
-            raise DataError.build(
-                "fit",
-                expected=f"class_weights for {classes} classes, 0 to {classes - 1}",
-                got=f"one for class {given - 1}" if self.is_partial else f"{given} of them",
-                hint="a dict such as {1: 5.0} has those that do not count once",
-            )
-        if given == classes and not self.by_class.any():
-            raise DataError.build(
-                "fit", expected="class_weights of which some are above 0", got="only 0"
-            )
+        require(
+            given <= classes and (given >= classes or self.is_partial),
+            "fit",
+            f"class_weights for {classes} classes, 0 to {classes - 1}",
+            f"one for class {given - 1}" if self.is_partial else f"{given} of them",
+            "a dict such as {1: 5.0} has those that do not count once",
+            error=DataError,
+        )
+        require(
+            given != classes or self.by_class.any(),
+            "fit",
+            "class_weights of which some are above 0",
+            "only 0",
+            error=DataError,
+        )
 
     def of_batch(self, batch: Batch) -> np.ndarray:
         """The weights of a batch's samples."""
@@ -99,26 +104,31 @@ def _classes(labels: np.ndarray | None) -> np.ndarray:
 
 
 def _by_sample(given: Any, data: Pipeline) -> np.ndarray:
-    if data.is_stream:
-        raise DataError.build(
-            "fit",
-            expected="data with numbered samples for sample_weights",
-            got="a stream",
-            hint="use arrays, or class_weights",
-        )
+    require(
+        not data.is_stream,
+        "fit",
+        "data with numbered samples for sample_weights",
+        "a stream",
+        "use arrays, or class_weights",
+        error=DataError,
+    )
     weights = _numbers(given, "sample_weights")
     count = len(data)
-    if weights.shape != (count,):
-        raise DataError.build(
-            "fit", expected=f"one weight for each of {count} samples", got=f"{weights.shape}"
-        )
-    if not weights.any():
-        raise DataError.build(
-            "fit",
-            expected="sample_weights of which some are above 0",
-            got="only 0",
-            hint="a sample of weight 0 counts for nothing",
-        )
+    require(
+        weights.shape == (count,),
+        "fit",
+        f"one weight for each of {count} samples",
+        weights.shape,
+        error=DataError,
+    )
+    require(
+        weights.any(),
+        "fit",
+        "sample_weights of which some are above 0",
+        "only 0",
+        "a sample of weight 0 counts for nothing",
+        error=DataError,
+    )
     return weights
 
 
@@ -129,23 +139,24 @@ def _by_label(given: Any, data: Pipeline) -> np.ndarray:
         return _balanced(given, data)
     if not isinstance(given, Mapping):
         weights = _numbers(given, "class_weights")
-        if weights.ndim != 1:
-            raise DataError.build(
-                "fit",
-                expected="class_weights= one for each class, a dict or 'balanced'",
-                got=f"an array of shape {weights.shape}",
-            )
+        require(
+            weights.ndim == 1,
+            "fit",
+            "class_weights= one for each class, a dict or 'balanced'",
+            f"an array of shape {weights.shape}",
+            error=DataError,
+        )
         return weights
     labels = [_label(each, data) for each in given]
-    if len(set(labels)) < len(labels):
-        raise DataError.build(
-            "fit",
-            expected="class_weights with each class once",
-            got=repr(dict(given)),
-            hint="a class has a number and perhaps a name; give one of them",
-        )
-    if not labels:
-        raise DataError.build("fit", expected="class_weights= of a class", got="an empty dict")
+    require(
+        len(set(labels)) >= len(labels),
+        "fit",
+        "class_weights with each class once",
+        repr(dict(given)),
+        "a class has a number and perhaps a name; give one of them",
+        error=DataError,
+    )
+    require(labels, "fit", "class_weights= of a class", "an empty dict", error=DataError)
     found = np.ones(max(labels) + 1)
     found[labels] = _numbers(list(given.values()), "class_weights")
     return found
@@ -153,19 +164,21 @@ def _by_label(given: Any, data: Pipeline) -> np.ndarray:
 
 def _balanced(given: str, data: Pipeline) -> np.ndarray:
     """Weights with which all classes that occur count the same, and samples 1 on average."""
-    if given != "balanced":
-        raise DataError.build(
-            "fit",
-            expected="class_weights= one for each class, a dict or 'balanced'",
-            got=repr(given),
-        )
-    if data.is_stream:
-        raise DataError.build(
-            "fit",
-            expected="data whose classes can be counted for class_weights='balanced'",
-            got="a stream",
-            hint="give the weights of classes, as in class_weights={1: 5.0}",
-        )
+    require(
+        given == "balanced",
+        "fit",
+        "class_weights= one for each class, a dict or 'balanced'",
+        repr(given),
+        error=DataError,
+    )
+    require(
+        not data.is_stream,
+        "fit",
+        "data whose classes can be counted for class_weights='balanced'",
+        "a stream",
+        "give the weights of classes, as in class_weights={1: 5.0}",
+        error=DataError,
+    )
     counts = np.bincount(np.maximum(_classes(data.y), 0))
     found = np.ones(len(counts))
     found[counts > 0] = counts.sum() / (np.count_nonzero(counts) * counts[counts > 0])
@@ -177,7 +190,7 @@ def _label(given: Any, data: Pipeline) -> int:
     names = data.schema.classes if data.schema is not None else ()
     if isinstance(given, str) and given in names:
         return names.index(given)
-    if _is_label(given):
+    if isinstance(given, int | np.integer) and not isinstance(given, bool) and given >= 0:
         return int(given)
     raise DataError.build(
         "fit",
@@ -188,16 +201,16 @@ def _label(given: Any, data: Pipeline) -> int:
     )
 
 
-def _is_label(given: Any) -> bool:
-    whole = isinstance(given, int | np.integer) and not isinstance(given, bool)
-    return whole and given >= 0
-
-
 def _numbers(given: Any, name: str) -> np.ndarray:
     """Weights: numbers of at least 0."""
     array = real_array_of(given, f"fit {name}")
-    if array.dtype.kind not in "biuf" and not is_float(array.dtype):
-        raise DataError.build("fit", expected=f"{name}= numbers", got=f"{array.dtype}")
+    require(
+        array.dtype.kind in "biuf" or is_float(array.dtype),
+        "fit",
+        f"{name}= numbers",
+        array.dtype,
+        error=DataError,
+    )
     weights = array.astype(np.float64)
     wrong = ~(np.isfinite(weights) & (weights >= 0))
     if wrong.any():

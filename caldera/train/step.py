@@ -21,9 +21,8 @@ from caldera.core.memory.pool import rounded_up
 from caldera.core.tensor.random import seeded
 from caldera.data import Batch, Loader, Share
 from caldera.errors import DataError
-from caldera.nn.layer_watch import LayerWatch
 from caldera.nn.metrics import Metric
-from caldera.nn.tracing import Context, trace
+from caldera.nn.tracing import Context, LayerWatch, trace
 from caldera.optim import LossScale, Optimizer
 from caldera.train.batch_source import BatchSource, HostSource, as_words, drawn, synchronised_stream
 from caldera.train.metric_totals import MetricTotals

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr, Variable
 from caldera.core.tensor.random import seeded
 from caldera.data.series import TargetScale
-from caldera.errors import ConfigError, ShapeError
-from caldera.nn.losses import Loss, mean_by_sample
+from caldera.errors import ShapeError
+from caldera.nn.losses import Loss, PredictionKind, mean_by_sample
 from caldera.nn.metrics import Metric
 from caldera.nn.tracing import Added, Context, trace
 from caldera.optim.sharding import sharded_parameters
@@ -73,31 +74,35 @@ class TrainingObjective:
     losses: Mapping[str, Loss]
     weights: Mapping[str, float]
 
+    @property
+    def task(self) -> PredictionKind | None:
+        """The kind of targets of the first loss, by which predictions are judged."""
+        return next(iter(self.losses.values())).task()
+
     def of(self, outputs: Mapping[str, Expr]) -> dict[str, tuple[Loss, float]]:
         """The loss of each output that counts while training."""
         unknown = sorted(set(self.losses) - set(outputs))
-        if unknown:
-            raise ConfigError.build(
-                "loss",
-                expected="losses for " + ", ".join(outputs),
-                got=", ".join(unknown),
-                hint="name them after what forward gives back",
-            )
+        require(
+            not unknown,
+            "loss",
+            "losses for " + ", ".join(outputs),
+            ", ".join(unknown),
+            "name them after what forward gives back",
+        )
         return {name: (loss, self.weights.get(name, 1.0)) for name, loss in self.losses.items()}
 
     def judged_by(self, metrics: Sequence[Metric]) -> list[Metric]:
         """Metrics for what the first loss is about; any that makes no sense for it is refused."""
         names = [metric.name for metric in metrics]
         for name in names:
-            if names.count(name) > 1 or name == "loss":
-                raise ConfigError.build(
-                    "metrics",
-                    expected="metrics that are reported under names of their own",
-                    got=", ".join(names),
-                    hint="give a metric of your own another name",
-                )
-        task = next(iter(self.losses.values())).task()
-        return [metric.for_task(task) for metric in metrics]
+            require(
+                names.count(name) <= 1 and name != "loss",
+                "metrics",
+                "metrics that are reported under names of their own",
+                ", ".join(names),
+                "give a metric of your own another name",
+            )
+        return [metric.for_task(self.task) for metric in metrics]
 
 
 class StepGraph:
@@ -203,23 +208,21 @@ class StepGraph:
             if weights is not None:
                 values = op.where(weights == 0.0, 0.0, values * weights)
             found.append(op.sum(values) / divisor)
-        result = found[0]
-        for term in found[1:]:
-            result = result + term
-        return result, total
+        return sum(found[1:], found[0]), total
 
     def _by_sample(self, added: Added) -> Expr:
         """A value for each sample: of a scalar the same for all, so that its mean is that."""
         values = added.values
         if not values.ndim:
             return op.broadcast(values, (self._count,))
-        if values.shape[0] != self._count:
-            raise ShapeError.build(
-                added.where,
-                expected=f"a scalar, or values for each of {self._count} samples",
-                got=f"shape {values.shape}",
-                hint="their first axis is that of the samples",
-            )
+        require(
+            values.shape[0] == self._count,
+            added.where,
+            f"a scalar, or values for each of {self._count} samples",
+            f"shape {values.shape}",
+            "their first axis is that of the samples",
+            error=ShapeError,
+        )
         return mean_by_sample(values)
 
     def _value(self, name: str, shape: tuple[int, ...], dtype: Any) -> Expr:
@@ -293,13 +296,13 @@ class StepGraph:
 
 
 def _added_metric(name: str, added: Added, others: Sequence[Metric]) -> AddedMetric:
-    if name in ("loss", "seconds", *(metric.name for metric in others)):
-        raise ConfigError.build(
-            added.where,
-            expected="a metric with a name of its own",
-            got=repr(name),
-            hint="that name is taken by what every history has, or by a metric of the model",
-        )
+    require(
+        name not in ("loss", "seconds", *(metric.name for metric in others)),
+        added.where,
+        "a metric with a name of its own",
+        repr(name),
+        "that name is taken by what every history has, or by a metric of the model",
+    )
     return AddedMetric(name)
 
 

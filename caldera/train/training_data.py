@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from caldera.base.arguments import require
 from caldera.data import Data, IterableData, Pipeline, Schema
 from caldera.errors import ConfigError, DataError, DtypeError, ShapeError
 from caldera.nn.ctc import CTCLoss
@@ -92,13 +93,14 @@ def warn_of_one_class(model: Model, data: Pipeline, sample: Sequence[np.ndarray]
 def _outputs(model: Model, sample: Sequence[np.ndarray]) -> Iterator[_Output]:
     inputs, known = len(model.signature.inputs), model.objective.losses
     targets = len(sample) - inputs
-    if targets not in (1, len(known)):
-        raise DataError.build(
-            "targets",
-            expected=f"an array for each of the {len(known)} losses, or one for all",
-            got=f"{targets}",
-            hint="pass (x, y), or (x1, x2, y1, y2) for several",
-        )
+    require(
+        targets in (1, len(known)),
+        "targets",
+        f"an array for each of the {len(known)} losses, or one for all",
+        targets,
+        "pass (x, y), or (x1, x2, y1, y2) for several",
+        error=DataError,
+    )
     for place, (name, loss) in enumerate(known.items()):
         if name in model.signature.outputs:
             number = inputs + (place if targets > 1 else 0)
@@ -110,14 +112,14 @@ def _check_output(output: _Output, last_op: str) -> None:
     task = output.loss.task()
     if task is None:
         return
-    if task.kind == MULTICLASS and output.prediction[task.axis] == 1:
-        raise ConfigError.build(
-            f"outputs for {output.what}",
-            expected="a number for each of at least 2 classes",
-            got="1, which is right whatever it is",
-            hint="give the last layer 2 outputs, or use loss='binary_cross_entropy', with targets "
-            "0.0 and 1.0 in a column; one class alone cannot be learned",
-        )
+    require(
+        task.kind != MULTICLASS or output.prediction[task.axis] != 1,
+        f"outputs for {output.what}",
+        "a number for each of at least 2 classes",
+        "1, which is right whatever it is",
+        "give the last layer 2 outputs, or use loss='binary_cross_entropy', with targets "
+        "0.0 and 1.0 in a column; one class alone cannot be learned",
+    )
     of_classes = task.kind in (MULTICLASS, SEQUENCE)
     twice = {"softmax", "sigmoid"} | (set() if of_classes else {"log_softmax"})
     if task.logits and last_op in twice:
@@ -134,24 +136,25 @@ def _check_output(output: _Output, last_op: str) -> None:
 def _check_kind(output: _Output, float_dtype: object) -> None:
     target = output.target
     shape, dtype = output.loss.target_spec(output.prediction, float_dtype)
-    if dtype.kind == "i" and target.dtype.kind not in "iub":
-        raise DtypeError.build(
-            f"targets for {output.what}",
-            expected="the number of a class for each sample, as int64",
-            got=f"targets of {target.dtype}",
-            hint="rows of probabilities, such as one-hot ones, are what "
-            "loss=nn.losses.CrossEntropy(probabilities=True) takes; fit sets it by itself"
-            if target.shape == output.prediction
-            else "predict values with loss='mean_squared', or convert classes with "
-            "y.astype('int64')",
-        )
-    if target.shape[1:] != shape[1:]:
-        raise ShapeError.build(
-            f"targets for {output.what}",
-            expected=f"targets of shape {shape[1:]} for each sample",
-            got=f"{target.shape[1:]}",
-            hint=_reshaped(target.shape[1:], shape[1:]),
-        )
+    require(
+        dtype.kind != "i" or target.dtype.kind in "iub",
+        f"targets for {output.what}",
+        "the number of a class for each sample, as int64",
+        f"targets of {target.dtype}",
+        "rows of probabilities, such as one-hot ones, are what "
+        "loss=nn.losses.CrossEntropy(probabilities=True) takes; fit sets it by itself"
+        if target.shape == output.prediction
+        else "predict values with loss='mean_squared', or convert classes with y.astype('int64')",
+        error=DtypeError,
+    )
+    require(
+        target.shape[1:] == shape[1:],
+        f"targets for {output.what}",
+        f"targets of shape {shape[1:]} for each sample",
+        target.shape[1:],
+        _reshaped(target.shape[1:], shape[1:]),
+        error=ShapeError,
+    )
 
 
 def _labels(data: Data | IterableData, output: _Output) -> np.ndarray:
@@ -209,14 +212,15 @@ def check_schema(model: Model, data: Pipeline) -> None:
 
 def _check_tokenizers(model: Model, given: Schema) -> None:
     known = model.schema.text if model.schema is not None else None
-    if known is not None and given.text is not None and given.text != known:
-        raise DataError.build(
-            type(model).__name__,
-            expected="texts with the numbers it was trained on",
-            got="those of another tokenizer",
-            hint="read them with "
-            "data.texts(..., schema=model.schema); or set model.schema = None to train for others",
-        )
+    require(
+        known is None or given.text is None or given.text == known,
+        type(model).__name__,
+        "texts with the numbers it was trained on",
+        "those of another tokenizer",
+        "read them with "
+        "data.texts(..., schema=model.schema); or set model.schema = None to train for others",
+        error=DataError,
+    )
 
 
 def learn_schema(model: Model, data: Pipeline) -> None:
@@ -332,23 +336,25 @@ class TrainingData:
         weights = SampleWeights.of(pipeline, by_sample, by_class)
         sample = pipeline.blank()
         count = 1 if pipeline.is_stream else len(pipeline)
-        if len(sample) < 2 or not count:
-            raise DataError.build(
-                where,
-                expected="samples with inputs and targets",
-                got=f"{len(sample)} arrays of {count} samples",
-                hint="pass (x, y)",
-            )
+        require(
+            len(sample) >= 2 and count,
+            where,
+            "samples with inputs and targets",
+            f"{len(sample)} arrays of {count} samples",
+            "pass (x, y)",
+            error=DataError,
+        )
         model.ensure_built(sample, inputs=pipeline.inputs, open_lengths=pipeline.is_ragged)
         check_schema(model, pipeline)
         given = cls(pipeline, sample, len(model.signature.inputs), weights)
-        if by_class is not None and given.targets > 1:
-            raise DataError.build(
-                where,
-                expected="one array of targets for class_weights",
-                got="several",
-                hint="weigh the samples with sample_weights instead",
-            )
+        require(
+            by_class is None or given.targets <= 1,
+            where,
+            "one array of targets for class_weights",
+            "several",
+            "weigh the samples with sample_weights instead",
+            error=DataError,
+        )
         classes = _classes(model)
         if weights is not None and classes is not None:
             weights.check_classes(classes)

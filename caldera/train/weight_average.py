@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from caldera import op
-from caldera.base.arguments import guarded
+from caldera.base.arguments import guarded, require
 from caldera.compiler.lazy import Variable, compile
 from caldera.compiler.plan.plan import Plan
 from caldera.core.tensor.dtype import is_float
-from caldera.errors import ConfigError
 from caldera.train.arguments import plain_number
 from caldera.train.callbacks import Callback
 from caldera.train.saving.snapshot import model_variables
@@ -40,21 +39,20 @@ class WeightAverage(Callback):
 
     def __init__(self, decay: float = 0.999) -> None:
         self.decay = plain_number(decay, "decay", 0, "WeightAverage")
-        if not self.decay < 1:
-            raise ConfigError.build("WeightAverage", expected="0 <= decay < 1", got=f"{decay}")
+        require(self.decay < 1, "WeightAverage", "0 <= decay < 1", decay)
         self.steps = 0
         self._averages: dict[str, Variable] = {}
         self._taken: dict[str, np.ndarray] = {}
         self._plan: Plan | None = None
 
     def run_begins(self, run: Run) -> None:
-        if run.communicator.size > 1 and not run.steps.strategy.replicas_are_equal:
-            raise ConfigError.build(
-                "WeightAverage",
-                expected="all weights on every rank after each step",
-                got=type(run.steps.strategy).__name__,
-                hint="average with parallel.DataParallel(), or in one process",
-            )
+        require(
+            run.communicator.size == 1 or run.steps.strategy.replicas_are_equal,
+            "WeightAverage",
+            "all weights on every rank after each step",
+            type(run.steps.strategy).__name__,
+            "average with parallel.DataParallel(), or in one process",
+        )
         weights = {
             name: each for name, each in model_variables(run.model).items() if is_float(each.dtype)
         }

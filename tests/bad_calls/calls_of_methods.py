@@ -245,6 +245,7 @@ CALLED_BY_CALDERA = {
     "make_parameters",
     "open_expressions",
     "refuse",
+    "require",
     "finish",
     "make",
     "get",

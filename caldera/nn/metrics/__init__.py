@@ -10,7 +10,15 @@ metric, which refuses what makes no sense for it.
 from __future__ import annotations
 
 from caldera.base.arguments import guard as _guard
-from caldera.nn.metrics.base import MeanMetric, Metric, metrics
+from caldera.nn.metrics.base import (
+    R2,
+    MeanAbsoluteError,
+    MeanMetric,
+    MeanSquaredError,
+    Metric,
+    ValueMetric,
+    metrics,
+)
 from caldera.nn.metrics.classes import (
     AUC,
     F1,
@@ -30,7 +38,6 @@ from caldera.nn.metrics.sequences import (
     edit_distance,
     error_rate,
 )
-from caldera.nn.metrics.values import R2, MeanAbsoluteError, MeanSquaredError, ValueMetric
 
 __all__ = [
     "AUC",

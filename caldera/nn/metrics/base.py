@@ -1,18 +1,21 @@
-"""What metrics are: sums that add up over batches and ranks."""
+"""What metrics are: sums that add up over batches and ranks; and those that compare numbers."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.base.configurable import Configurable, Family
 from caldera.compiler.lazy import Expr
-from caldera.errors import ShapeError
-from caldera.nn.losses import PredictionKind
+from caldera.errors import ConfigError, ShapeError
+from caldera.nn.losses import REGRESSION, PredictionKind, mean_by_sample
+from caldera.nn.metrics.decision import in_shape_of
 
 
 class Metric(Configurable, ABC):
@@ -87,12 +90,13 @@ class MeanMetric(Metric):
 
     def sums(self, prediction: Any, target: Any, weights: Any = None) -> dict[str, Expr]:
         values = op.cast(self.per_sample(prediction, target), "float64")
-        if values.shape != tuple(prediction.shape)[:1]:
-            raise ShapeError.build(
-                self.name,
-                expected="one value for each sample along the first axis",
-                got=f"values of shape {values.shape} for predictions of {prediction.shape}",
-            )
+        require(
+            values.shape == tuple(prediction.shape)[:1],
+            self.name,
+            "one value for each sample along the first axis",
+            f"values of shape {values.shape} for predictions of {prediction.shape}",
+            error=ShapeError,
+        )
         factors = sample_factors(weights, prediction)
         # Not a mere product: padding may have no value at all (0 * nan would be nan).
         counted = op.where(factors == 0.0, 0.0, values * factors)
@@ -111,13 +115,112 @@ def sample_factors(weights: Any, prediction: Any) -> Expr:
     if weights is None:
         return op.broadcast(op.cast(1.0, "float64"), (count,))
     factors = op.cast(weights, "float64")
-    if factors.shape != (count,):
-        raise ShapeError.build(
-            "weights", expected=f"shape {(count,)}, one a sample", got=f"{factors.shape}"
-        )
+    require(
+        factors.shape == (count,),
+        "weights",
+        f"shape {(count,)}, one a sample",
+        factors.shape,
+        error=ShapeError,
+    )
     return factors
 
 
 def ratio(part: np.ndarray, whole: np.ndarray, empty: float = 0.0) -> np.ndarray:
     """part / whole, and `empty` where the whole is 0."""
     return np.where(whole > 0, part / np.where(whole > 0, whole, 1.0), empty)
+
+
+# --- metrics that compare numbers
+
+
+class ValueMetric(Metric):
+    """A metric that compares predictions with targets as numbers.
+
+    >>> from caldera.nn.metrics import R2, ValueMetric
+    >>> issubclass(R2, ValueMetric)
+    True
+    """
+
+    def for_task(self, task: PredictionKind | None) -> Self:
+        if task is not None and task.kind != REGRESSION:
+            raise ConfigError.build(
+                self.name,
+                expected="a loss of values",
+                got=f"a {task.kind} one",
+                hint="use metrics=['accuracy'] there",
+            )
+        return self
+
+
+@metrics.register("mae", "mean_absolute")
+@dataclass(frozen=True)
+class MeanAbsoluteError(ValueMetric, MeanMetric):
+    """The mean of |prediction - target|.
+
+    >>> import caldera as cd
+    >>> from caldera.nn.metrics import MeanAbsoluteError
+    >>> sums = MeanAbsoluteError().sums(cd.tensor([[1.0], [5.0]]), cd.tensor([[1.0], [1.0]]))
+    >>> MeanAbsoluteError().result({name: value.numpy() for name, value in sums.items()})
+    2.0
+    """
+
+    def per_sample(self, prediction: Any, target: Any) -> Expr:
+        return mean_by_sample(op.abs(_difference(self.name, prediction, target)))
+
+
+@metrics.register("mse", "mean_squared")
+@dataclass(frozen=True)
+class MeanSquaredError(ValueMetric, MeanMetric):
+    """The mean of (prediction - target) ** 2.
+
+    >>> import caldera as cd
+    >>> from caldera.nn.metrics import MeanSquaredError
+    >>> sums = MeanSquaredError().sums(cd.tensor([[1.0], [5.0]]), cd.tensor([[1.0], [1.0]]))
+    >>> MeanSquaredError().result({name: value.numpy() for name, value in sums.items()})
+    8.0
+    """
+
+    def per_sample(self, prediction: Any, target: Any) -> Expr:
+        return mean_by_sample(op.square(_difference(self.name, prediction, target)))
+
+
+@metrics.register("r2")
+@dataclass(frozen=True)
+class R2(ValueMetric):
+    """The part of the targets' variance that predictions explain; the mean over several outputs.
+
+    1 is perfect, 0 no better than the mean of the targets. Where targets do not vary, it is 1 if
+    they are met and 0 if not.
+
+    >>> import caldera as cd
+    >>> from caldera.nn.metrics import R2
+    >>> sums = R2().sums(cd.tensor([1.0, 2.0, 4.0]), cd.tensor([1.0, 2.0, 3.0]))
+    >>> R2().result({name: value.numpy() for name, value in sums.items()})
+    0.5
+    """
+
+    def sums(self, prediction: Any, target: Any, weights: Any = None) -> dict[str, Expr]:
+        count = prediction.shape[0]
+        missed = op.reshape(_difference(self.name, prediction, target), (count, -1))
+        wanted = op.reshape(op.cast(target, "float64"), (count, -1))
+        factors = op.unsqueeze(sample_factors(weights, prediction), 1)
+        parts = {"missed": op.square(missed), "target": wanted, "square": op.square(wanted)}
+        counted = {
+            name: op.sum(op.where(factors == 0.0, 0.0, factors * part), axis=0)
+            for name, part in parts.items()
+        }
+        return {"weight": op.sum(factors), **counted}
+
+    def result(self, sums: Mapping[str, np.ndarray]) -> float:
+        if not sums["weight"] > 0:
+            return float("nan")
+        spread = sums["square"] - sums["target"] ** 2 / sums["weight"]
+        # Below rounding, there is no variance to explain.
+        varies = spread > 1e-14 * sums["square"]
+        explained = 1 - sums["missed"] / np.where(varies, spread, 1.0)
+        return float(np.where(varies, explained, sums["missed"] == 0).mean())
+
+
+def _difference(where: str, prediction: Any, target: Any) -> Expr:
+    wanted = op.cast(in_shape_of(where, prediction, target), "float64")
+    return op.cast(prediction, "float64") - wanted

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr
 from caldera.errors import ConfigError
 from caldera.nn.losses import MULTILABEL, PredictionKind, mean_by_sample
@@ -88,8 +89,7 @@ class TopKAccuracy(ClassMetric, MeanMetric):
     threshold: float | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.k < 1:
-            raise ConfigError.build("TopK", expected="a k of 1 or more", got=f"{self.k}")
+        require(self.k >= 1, "TopK", "a k of 1 or more", self.k)
 
     @property
     def name(self) -> str:
@@ -106,7 +106,7 @@ class TopKAccuracy(ClassMetric, MeanMetric):
         return super().for_task(task)
 
     def per_sample(self, prediction: Any, target: Any) -> Expr:
-        axis = self.decision.position(prediction)
+        axis = self.decision.position(tuple(prediction.shape))
         wanted = labels(self.name, prediction, target, axis)
         _, best = op.top_k(prediction, self.k, axis=axis)
         found = op.any(best == op.unsqueeze(wanted, axis), axis=axis)
@@ -258,8 +258,7 @@ class AUC(ClassMetric):
     threshold: float | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not 2 <= self.bins <= 1 << 20:
-            raise ConfigError.build("AUC", expected="2 to 2^20 bins", got=f"{self.bins}")
+        require(2 <= self.bins <= 1 << 20, "AUC", "2 to 2^20 bins", self.bins)
 
     @property
     def name(self) -> str:
@@ -269,7 +268,7 @@ class AUC(ClassMetric):
         found = self.decision.of(prediction, target)
         _, actual = found.by_class()
         if found.label_axis is None:
-            scores = _log_odds(prediction, self.decision.position(prediction))
+            scores = _log_odds(prediction, self.decision.position(tuple(prediction.shape)))
         else:
             scores = found.in_order(op.cast(prediction, "float64"))
         factors = op.broadcast(found.spread(sample_factors(weights, prediction)), scores.shape)

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr
 from caldera.core.tensor.shape import normalise_axis
-from caldera.errors import ConfigError, ShapeError
+from caldera.errors import ShapeError
 from caldera.nn.losses import MULTICLASS, MULTILABEL, REGRESSION, SEQUENCE, PredictionKind
 
 UNKNOWN = -1
@@ -35,41 +36,41 @@ class Decision:
     def check(self) -> None:
         """Refuse what cannot be decided for such a task."""
         kind = None if self.task is None else self.task.kind
-        if kind == MULTICLASS and self.threshold is not None:
-            raise ConfigError.build(
-                self.where,
-                expected="no threshold where the largest number says the class",
-                got=f"threshold={self.threshold}",
-                hint="leave it out, or use a loss of labels: binary_cross_entropy",
-            )
-        if kind == SEQUENCE:
-            raise ConfigError.build(
-                self.where,
-                expected="a loss of classes or labels",
-                got="one of sequences",
-                hint="use metrics=['cer'] or ['wer'] there",
-            )
-        if kind == REGRESSION and self.threshold is None and self.axis is None:
-            raise ConfigError.build(
-                self.where,
-                expected="a loss of classes or labels",
-                got="one of values",
-                hint="use metrics=['mae'], or say how values decide: threshold= above which each "
-                "is a yes, or axis= along which the largest is the class",
-            )
-        if self._logits and self.threshold is not None and not 0 < self.threshold < 1:
-            raise ConfigError.build(
-                self.where,
-                expected="a threshold between 0 and 1, for probabilities",
-                got=f"{self.threshold}",
-            )
+        require(
+            kind != MULTICLASS or self.threshold is None,
+            self.where,
+            "no threshold where the largest number says the class",
+            f"threshold={self.threshold}",
+            "leave it out, or use a loss of labels: binary_cross_entropy",
+        )
+        require(
+            kind != SEQUENCE,
+            self.where,
+            "a loss of classes or labels",
+            "one of sequences",
+            "use metrics=['cer'] or ['wer'] there",
+        )
+        require(
+            kind != REGRESSION or self.threshold is not None or self.axis is not None,
+            self.where,
+            "a loss of classes or labels",
+            "one of values",
+            "use metrics=['mae'], or say how values decide: threshold= above which each "
+            "is a yes, or axis= along which the largest is the class",
+        )
+        require(
+            not self._logits or self.threshold is None or 0 < self.threshold < 1,
+            self.where,
+            "a threshold between 0 and 1, for probabilities",
+            self.threshold,
+        )
 
     def of(self, prediction: Any, target: Any) -> Classification:
         """What is predicted and what is true."""
         self.check()
         if self._kind(tuple(prediction.shape), tuple(target.shape)) == MULTILABEL:
             return self._labels(prediction, target)
-        axis = self.position(prediction)
+        axis = self.position(tuple(prediction.shape))
         return Classification(
             self.where,
             op.argmax(prediction, axis=axis),
@@ -77,21 +78,19 @@ class Decision:
             prediction.shape[axis],
         )
 
-    def position(self, prediction: Any) -> int:
-        """The axis of the classes."""
-        return self._position(tuple(prediction.shape))
-
-    def _position(self, shape: tuple[int, ...]) -> int:
+    def position(self, shape: tuple[int, ...]) -> int:
+        """The axis of the classes, in predictions of this shape."""
         axis = self.axis
         if axis is None:
             axis = -1 if self.task is None else self.task.axis
         found = normalise_axis(axis, len(shape), self.where)
-        if found == 0:
-            raise ShapeError.build(
-                self.where,
-                expected="classes along an axis after that of the samples",
-                got=f"axis={axis} of predictions of shape {shape}",
-            )
+        require(
+            found != 0,
+            self.where,
+            "classes along an axis after that of the samples",
+            f"axis={axis} of predictions of shape {shape}",
+            error=ShapeError,
+        )
         return found
 
     def _kind(self, prediction: tuple[int, ...], target: tuple[int, ...]) -> str:
@@ -100,16 +99,17 @@ class Decision:
             return self.task.kind
         if self.threshold is not None or len(prediction) < 2:
             return MULTILABEL
-        if prediction[self._position(prediction)] == 1:
+        if prediction[self.position(prediction)] == 1:
             return MULTILABEL
-        if self.axis is None and target == prediction:
-            raise ShapeError.build(
-                self.where,
-                expected="a class for each sample, or to know what numbers stand for",
-                got=f"targets in the shape of the predictions, {prediction}",
-                hint="say axis=-1 for one-hot targets, threshold= for labels, of which several can "
-                "be right, or for_task(loss.task())",
-            )
+        require(
+            self.axis is not None or target != prediction,
+            self.where,
+            "a class for each sample, or to know what numbers stand for",
+            f"targets in the shape of the predictions, {prediction}",
+            "say axis=-1 for one-hot targets, threshold= for labels, of which several can "
+            "be right, or for_task(loss.task())",
+            error=ShapeError,
+        )
         return MULTICLASS
 
     @property
@@ -152,13 +152,14 @@ class Classification:
         """1 at each class or label of each position: predicted and true, (positions, classes)."""
         if self.label_axis is None:
             return self.one_hot()
-        if self.label_axis == UNKNOWN:
-            raise ShapeError.build(
-                self.where,
-                expected="axis=, along which the labels lie",
-                got=f"predictions of shape {self.predicted.shape}",
-                hint="as in nn.metrics.F1(axis=1) for images of labels",
-            )
+        require(
+            self.label_axis != UNKNOWN,
+            self.where,
+            "axis=, along which the labels lie",
+            f"predictions of shape {self.predicted.shape}",
+            "as in nn.metrics.F1(axis=1) for images of labels",
+            error=ShapeError,
+        )
         return self.in_order(self.predicted), self.in_order(self.actual)
 
     def in_order(self, values: Expr) -> Expr:
@@ -173,13 +174,14 @@ class Classification:
 
     def one_hot(self) -> tuple[Expr, Expr]:
         """1 at the class of each position: predicted and true, of shape (positions, classes)."""
-        if self.label_axis is not None and self.by_class()[0].shape[1] > 1:
-            raise ShapeError.build(
-                self.where,
-                expected="one label, or classes of which one is right",
-                got=f"predictions of shape {self.predicted.shape}, each number a label",
-                hint="see labels one by one with nn.metrics.F1(per_class=True)",
-            )
+        require(
+            self.label_axis is None or self.by_class()[0].shape[1] <= 1,
+            self.where,
+            "one label, or classes of which one is right",
+            f"predictions of shape {self.predicted.shape}, each number a label",
+            "see labels one by one with nn.metrics.F1(per_class=True)",
+            error=ShapeError,
+        )
         return (
             op.one_hot(op.flatten(self.predicted, 0), self.classes, dtype="float64"),
             op.one_hot(op.flatten(self.actual, 0), self.classes, dtype="float64"),
@@ -199,23 +201,27 @@ def labels(where: str, prediction: Any, target: Any, axis: int) -> Expr:
     shape = tuple(prediction.shape)
     if tuple(target.shape) == shape:
         return op.argmax(target, axis=axis)
-    if tuple(target.shape) != (*shape[:axis], *shape[axis + 1 :]):
-        raise ShapeError.build(
-            where,
-            expected="a class for each sample, or as many numbers as the prediction has",
-            got=f"targets of shape {tuple(target.shape)} for predictions of {shape}",
-            hint="say along which axis= the classes are",
-        )
+    require(
+        tuple(target.shape) == (*shape[:axis], *shape[axis + 1 :]),
+        where,
+        "a class for each sample, or as many numbers as the prediction has",
+        f"targets of shape {tuple(target.shape)} for predictions of {shape}",
+        "say along which axis= the classes are",
+        error=ShapeError,
+    )
     return op.cast(target, "int64")
 
 
 def in_shape_of(where: str, prediction: Any, target: Any) -> Expr:
     """The targets in the shape of the predictions; (N,) and (N, 1) stand for each other."""
     shape, given = tuple(prediction.shape), tuple(target.shape)
-    if given[:1] != shape[:1] or _long_axes(given) != _long_axes(shape):
-        raise ShapeError.build(
-            where, expected="targets in the shape of the predictions", got=f"{given} and {shape}"
-        )
+    require(
+        given[:1] == shape[:1] and _long_axes(given) == _long_axes(shape),
+        where,
+        "targets in the shape of the predictions",
+        f"{given} and {shape}",
+        error=ShapeError,
+    )
     return op.reshape(target, shape)
 
 

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr
 from caldera.errors import ConfigError, DataError, ShapeError
 from caldera.nn.losses import SEQUENCE, PredictionKind
@@ -56,21 +57,20 @@ def error_rate(found: Sequence[str], wanted: Sequence[str], unit: str = "word") 
     >>> error_rate(["the cat sat"], ["the cat sat down"]), error_rate(["cab"], ["cat"], "character")
     (0.25, 0.3333333333333333)
     """
-    if unit not in ("word", "character"):
-        raise ConfigError.build("error_rate", expected="unit='word' or 'character'", got=repr(unit))
-    if len(found) != len(wanted) or isinstance(found, str) or isinstance(wanted, str):
-        raise DataError.build(
-            "error_rate",
-            expected="a list of found texts and one of wanted texts, of one length",
-            got=f"{len(found)} and {len(wanted)}",
-        )
+    require(unit in ("word", "character"), "error_rate", "unit='word' or 'character'", repr(unit))
+    require(
+        len(found) == len(wanted) and not isinstance(found, str) and not isinstance(wanted, str),
+        "error_rate",
+        "a list of found texts and one of wanted texts, of one length",
+        f"{len(found)} and {len(wanted)}",
+        error=DataError,
+    )
     pairs = [
         (a.split(), b.split()) if unit == "word" else (list(a), list(b))
         for a, b in zip(found, wanted, strict=True)
     ]
     total = sum(len(b) for _, b in pairs)
-    if not total:
-        raise DataError.build("error_rate", expected=f"wanted texts with a {unit}", got="none")
+    require(total, "error_rate", f"wanted texts with a {unit}", error=DataError)
     return sum(edit_distance(a, b) for a, b in pairs) / total
 
 
@@ -156,12 +156,13 @@ class _ErrorRate(Metric):
         return _greedy(prediction, blank, frames), labels
 
     def sums(self, prediction: Any, target: Any, weights: Any = None) -> dict[str, Expr]:
-        if len(prediction.shape) != 3 or len(target.shape) != 2:
-            raise ShapeError.build(
-                self.name,
-                expected="predictions (N, frames, classes) and targets (N, labels)",
-                got=f"{tuple(prediction.shape)} and {tuple(target.shape)}",
-            )
+        require(
+            len(prediction.shape) == 3 and len(target.shape) == 2,
+            self.name,
+            "predictions (N, frames, classes) and targets (N, labels)",
+            f"{tuple(prediction.shape)} and {tuple(target.shape)}",
+            error=ShapeError,
+        )
         found, wanted = self._labels(prediction, target)
         factors = sample_factors(weights, prediction)
         edits = op.cast(_edits(found, wanted), "float64")

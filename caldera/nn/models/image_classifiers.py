@@ -166,10 +166,11 @@ class PaddedShortcut(Layer):
         check_counts("PaddedShortcut", channels=self.channels, stride=self.stride)
 
     def forward(self, x: Expr) -> Expr:
-        if x.ndim != 4 or x.shape[1] > self.channels:
-            raise self.refuse(
-                f"images (N, C, H, W) of at most {self.channels} channels", f"{x.shape}"
-            )
+        self.require(
+            x.ndim == 4 and x.shape[1] <= self.channels,
+            f"images (N, C, H, W) of at most {self.channels} channels",
+            f"{x.shape}",
+        )
         kept = x[:, :, :: self.stride, :: self.stride]
         missing = self.channels - x.shape[1]
         before = missing // 2
@@ -178,10 +179,6 @@ class PaddedShortcut(Layer):
 
 def _conv(filters: int, kernel: int, stride: int, name: str) -> Layer:
     return Conv2D(filters, kernel, stride, kernel // 2, bias=False, fill="he_normal", name=name)
-
-
-def _projection(filters: int, stride: int) -> Layer:
-    return Sequential([_conv(filters, 1, stride, name="0"), BatchNorm(name="1")], name="downsample")
 
 
 def _basic(filters: int, stride: int, shortcut: Layer | None, name: str) -> Layer:
@@ -230,7 +227,8 @@ def _imagenet(
         for index in range(count):
             stride = 2 if stage and index == 0 else 1
             fits = stride == 1 and channels == widening * filters
-            shortcut = None if fits else _projection(widening * filters, stride)
+            projection = [_conv(widening * filters, 1, stride, name="0"), BatchNorm(name="1")]
+            shortcut = None if fits else Sequential(projection, name="downsample")
             layers.append(block(filters, stride, shortcut, f"layer{stage + 1}.{index}"))
             channels = widening * filters
     return [*layers, GlobalAveragePool(), Dense(classes, name="fc")]

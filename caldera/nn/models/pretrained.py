@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from caldera.base.arguments import refusal
+from caldera.base.arguments import refusal, require
 from caldera.compiler.lazy import Variable
 from caldera.errors import CheckpointError
 from caldera.io.safetensors_files import safetensors_arrays
@@ -104,11 +104,16 @@ def load_torchvision(
     >>> layers[1].weight.numpy().tolist()
     [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
     """
+    whole = _built(layers)
+    given = safetensors_arrays(path)
+    assign_by_torch_names(whole, given, tuple(skip), f"load_torchvision({str(path)!r})")
+
+
+def _built(layers: Layer | Sequence[Layer]) -> Layer:
     whole = network(layers)
     if not all(layer.built for layer in whole.walk() if layer is not whole):
         whole(sample_input(whole))
-    given = safetensors_arrays(path)
-    assign_by_torch_names(whole, given, tuple(skip), f"load_torchvision({str(path)!r})")
+    return whole
 
 
 def assign_by_torch_names(
@@ -127,6 +132,13 @@ def assign_by_torch_names(
         for entry in torchvision_names(whole)
         if not entry.name.startswith(skipped)
     }
+    assign_entries(wanted, given, where, "name layers that differ in skip=")
+
+
+def assign_entries(
+    wanted: dict[str, TorchName], given: dict[str, np.ndarray], where: str, hint: str
+) -> None:
+    """Give the variables of entries their arrays, if names and shapes are those of the layers."""
     compare_names(where, set(wanted), set(given))
     values = {name: given[name].T if wanted[name].transposed else given[name] for name in wanted}
     wrong = [
@@ -134,13 +146,9 @@ def assign_by_torch_names(
         for name, entry in wanted.items()
         if values[name].shape != entry.variable.shape
     ]
-    if wrong:
-        raise CheckpointError.build(
-            where,
-            expected="the shapes of the layers",
-            got=listed(wrong),
-            hint="name layers that differ in skip=",
-        )
+    require(
+        not wrong, where, "the shapes of the layers", listed(wrong), hint, error=CheckpointError
+    )
     for name, entry in wanted.items():
         entry.variable.assign(values[name])
 
@@ -152,17 +160,18 @@ def _shape_there(entry: TorchName) -> tuple[int, ...]:
 def compare_names(where: str, wanted: set[str], given: set[str]) -> None:
     """Refuse a file that lacks weights, or has others."""
     missing, unexpected = sorted(wanted - given), sorted(given - wanted)
-    if missing or unexpected:
-        raise CheckpointError.build(
-            where,
-            expected="a weight for every parameter of the layers, and no other",
-            got="; ".join(
-                f"{what} {listed(names)}"
-                for what, names in (("missing", missing), ("unexpected", unexpected))
-                if names
-            ),
-            hint="the file is of another model; name layers that differ in skip=",
-        )
+    require(
+        not missing and not unexpected,
+        where,
+        "a weight for every parameter of the layers, and no other",
+        "; ".join(
+            f"{what} {listed(names)}"
+            for what, names in (("missing", missing), ("unexpected", unexpected))
+            if names
+        ),
+        "the file is of another model; name layers that differ in skip=",
+        CheckpointError,
+    )
 
 
 def listed(names: Sequence[str]) -> str:
@@ -209,9 +218,7 @@ def load_huggingface(
     >>> layers[1].weight.numpy().tolist()
     [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
     """
-    whole = network(layers)
-    if not all(layer.built for layer in whole.walk() if layer is not whole):
-        whole(sample_input(whole))
+    whole = _built(layers)
     where = f"load_huggingface({str(path)!r})"
     given = safetensors_arrays(path)
     gpt = next((layer for layer in whole.walk() if isinstance(layer, GPT)), None)
@@ -241,22 +248,9 @@ def _assign_gpt(gpt: GPT, given: dict[str, np.ndarray], where: str) -> None:
         for name, each in given.items()
         if not _NOT_WEIGHTS.search(name)
     }
-    wanted = _gpt_names(gpt)
-    compare_names(where, set(wanted), set(found))
-    wrong = [
-        f"{name} {found[name].shape} for {variable.shape}"
-        for name, variable in wanted.items()
-        if found[name].shape != variable.shape
-    ]
-    if wrong:
-        raise CheckpointError.build(
-            where,
-            expected="the shapes of the layers",
-            got=listed(wrong),
-            hint="make the model of the file's sizes: vocabulary, context, width and depth",
-        )
-    for name, variable in wanted.items():
-        variable.assign(found[name])
+    wanted = {name: TorchName(name, each, False) for name, each in _gpt_names(gpt).items()}
+    hint = "make the model of the file's sizes: vocabulary, context, width and depth"
+    assign_entries(wanted, found, where, hint)
 
 
 def _gpt_names(gpt: GPT) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from caldera import op
-from caldera.base.arguments import within
+from caldera.base.arguments import require, within
 from caldera.compiler.lazy import Expr, compile
 from caldera.compiler.plan.plan import Plan
 from caldera.core.tensor import normal
@@ -172,8 +172,12 @@ class GPT(Layer):
         text, here = self._checked(prompt), f"{self.path}.generate"
         count = within(here, "count", count, 0, MOST_WORDS)
         seed = within(here, "seed", seed, 0, 2**63 - 1)
-        if not isinstance(temperature, Real) or not temperature >= 0:
-            raise ConfigError.build(here, expected="temperature >= 0", got=f"{temperature}")
+        require(
+            isinstance(temperature, Real) and temperature >= 0,
+            here,
+            "temperature >= 0",
+            temperature,
+        )
         lines, given = text.reshape(-1, text.shape[-1]), text.shape[-1]
         text = np.concatenate([lines, np.zeros((len(lines), count), np.int64)], axis=1)
         reader = self._reader(len(lines), min(given + count, self.context))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from caldera import op
-from caldera.base.arguments import checked, refusal
+from caldera.base.arguments import checked, refusal, require
 from caldera.compiler.lazy import Expr, Variable, compile, input, lift, var
 from caldera.compiler.plan.plan import Plan
 from caldera.core.graph.node import Node, Spec, Symbol
@@ -15,7 +15,6 @@ from caldera.core.graph.opdef import ITEM, item, parameter
 from caldera.core.graph.program import Body, topological
 from caldera.core.tensor.dtype import array_of, float64, is_float
 from caldera.data import ArrayData
-from caldera.errors import ConfigError
 from caldera.train.fit import make_steps
 from caldera.train.step import StepPlans
 
@@ -52,10 +51,12 @@ def check_model_gradients(
     """
     if not hasattr(model, "ensure_built"):
         raise refusal("check_model_gradients", "model", "a model", model)
-    if samples < 1 or seed < 0:
-        raise ConfigError.build(
-            "check_model_gradients", expected="samples >= 1 and seed >= 0", got=f"{samples}, {seed}"
-        )
+    require(
+        samples >= 1 and seed >= 0,
+        "check_model_gradients",
+        "samples >= 1 and seed >= 0",
+        f"{samples}, {seed}",
+    )
     data = ArrayData(*[array_of(array, "check_model_gradients") for array in arrays])
     steps = make_steps(model, data)
     count = len(data)

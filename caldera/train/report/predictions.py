@@ -10,7 +10,18 @@ import numpy as np
 from caldera.base.formatting import percent_text
 from caldera.draw.axis import ChartAxis, axis_of
 from caldera.draw.line_chart import Line, LineChart, inline
-from caldera.draw.page import Safe, card, folded, image, scrolled, section, table, tag, tiles
+from caldera.draw.page import (
+    Safe,
+    card,
+    folded,
+    image,
+    scrolled,
+    section,
+    share_bar,
+    table,
+    tag,
+    tiles,
+)
 from caldera.draw.svg import CATEGORICAL, QUIET
 from caldera.train.tracking.history import shown_number
 from caldera.train.tracking.run_record import (
@@ -232,8 +243,7 @@ def _by_class(counts: np.ndarray, names: Sequence[str], known: ClassesRecord | N
 
 def _balance(count: int, most: int) -> Safe:
     share = count / most if most else 0.0
-    bar = tag("i", style=f"width:{100 * share:.1f}%")
-    return tag("span", bar, class_="share", title=f"{percent_text(share)} of the largest class")
+    return share_bar(share, f"{percent_text(share)} of the largest class")
 
 
 def _balance_note(trained: Sequence[int], names: Sequence[str]) -> str:
@@ -409,12 +419,7 @@ def _table(columns: Sequence[ColumnRecord], most: float, measure: str) -> Safe:
     rows = []
     for each in columns:
         share = max(each.loss, 0.0) / most if most > 0 else 0.0
-        bar = tag(
-            "span",
-            tag("i", style=f"width:{100 * share:.1f}%"),
-            class_="share long",
-            title=percent_text(share),
-        )
+        bar = share_bar(share, percent_text(share), class_="share long")
         rows.append((each.name, f"{each.loss:.4f}", f"\u00b1 {each.deviation:.4f}", bar))
     return table(
         ("column", f"{measure} lost", "deviation", "beside the largest"), rows, numbers=(1, 2)

@@ -39,10 +39,8 @@ def curves_section(record: RunRecord, history: History) -> Safe:
     """Loss, metrics and learning rate over the epochs."""
     if not history.epochs:
         return section("curves", "Learning curves", note="No epoch was finished.")
-    columns = {name: history[name] for name in history.numbers()}
-    epochs = [epoch + 1 for epoch in history.epochs]
-    charts = learning_curve_charts(epochs, columns)
-    charts += _rate(history, epochs)
+    epochs, columns = history.curves()
+    charts = learning_curve_charts(epochs, columns) + _rate(history, epochs)
     said = [tag("p", words) for words in _remarks(record, history)]
     notes = [tag("div", *said, class_="card note")] if said else []
     return section(
@@ -65,12 +63,8 @@ def _rate(history: History, epochs: list[int]) -> list[LineChart]:
 
 
 def _epochs(history: History) -> Safe:
-    names = history.numbers()
-    rows = [
-        [str(row["epoch"] + 1), *(shown_number(row[name]) for name in names)]
-        for row in history.rows
-    ]
-    return folded("All epochs", table(["epoch", *names], rows, numbers=range(len(names) + 1)))
+    head, *rows = history.table()
+    return folded("All epochs", table(head, rows, numbers=range(len(head))))
 
 
 def _remarks(record: RunRecord, history: History) -> Iterator[str]:
@@ -129,12 +123,13 @@ def run_page(run: RunFolder) -> str:
         "memory": ("Memory", memory_section(record.profile)),
     }
     index = {anchor: title for anchor, (title, part) in (people | engineers).items() if part}
+    version = record.machine.get("caldera", {}).get("version", "")
     parts = [
         *_top(record, history),
         *(part for _, part in people.values()),
         tag("p", _ENGINEERING, class_="divider"),
         *(part for _, part in engineers.values()),
-        _footer(record),
+        tag("footer", f"Written by caldera report. The run was made with Caldera {version}."),
     ]
     return document(f"{record.name}: a run of Caldera", index, parts)
 
@@ -177,7 +172,9 @@ def _top(record: RunRecord, history: History) -> Iterator[Safe]:
 
 
 def _tiles(record: RunRecord, history: History) -> Iterator[tuple[str, str]]:
-    for name, value in _results_first(record.results):
+    # The accuracy, if there is one, comes first; not more than fit in a row.
+    first = sorted(record.results.items(), key=lambda each: each[0] != "accuracy")[:4]
+    for name, value in first:
         shown = f"{value:.2%}" if name == "accuracy" else shown_number(value)
         yield f"{name} on test data", shown
     planned = record.settings.get("epochs")
@@ -187,11 +184,6 @@ def _tiles(record: RunRecord, history: History) -> Iterator[tuple[str, str]]:
     yield "parameters", f"{record.network.parameters:,}"
     if record.profile is not None and record.profile.seconds:
         yield "a training step", seconds_text(record.profile.seconds)
-
-
-def _results_first(results: dict[str, float]) -> list[tuple[str, float]]:
-    """The accuracy, if there is one, before everything else; not more than fit in a row."""
-    return sorted(results.items(), key=lambda each: each[0] != "accuracy")[:4]
 
 
 def _time(text: str) -> str:
@@ -262,8 +254,3 @@ def shown_setting(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _footer(record: RunRecord) -> Safe:
-    version = record.machine.get("caldera", {}).get("version", "")
-    return tag("footer", f"Written by caldera report. The run was made with Caldera {version}.")

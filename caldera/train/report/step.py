@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 from caldera.base.formatting import bytes_text, flops_text, percent_text, seconds_text
 from caldera.draw.axis import axis_of, whole_axis
 from caldera.draw.line_chart import Line, LineChart, inline
-from caldera.draw.page import Safe, card, folded, join, section, table, tag
+from caldera.draw.page import Safe, card, folded, join, section, share_bar, table, tag
 from caldera.draw.svg import CATEGORICAL, element, named, safe
 from caldera.errors import DataError
 from caldera.train.tracking.history import History
@@ -91,7 +91,6 @@ def _steps_table(steps: Sequence[KernelRecord], profile: ProfileRecord) -> Safe:
 
 def _step_row(step: KernelRecord, total: float) -> list[str]:
     share = step.seconds / total if total else 0.0
-    width = tag("i", style=f"width:{100 * share:.1f}%")
     return [
         _with_small(step.op, f"writes {step.target}" if step.target else ""),
         _with_small(step.kernel, _beaten(step)),
@@ -99,7 +98,7 @@ def _step_row(step: KernelRecord, total: float) -> list[str]:
         bytes_text(step.nbytes),
         flops_text(step.flops).removesuffix("FLOP").strip() if step.flops else "\u2013",
         seconds_text(step.seconds),
-        tag("span", width, class_="share", title=percent_text(share)),
+        share_bar(share, percent_text(share)),
         "" if step.roofline is None else percent_text(step.roofline),
     ]
 

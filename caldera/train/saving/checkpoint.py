@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from caldera.base.arguments import require
 from caldera.base.file_cache import sync, write_file
 from caldera.base.plain_data import decoded, encoded
 from caldera.core.tensor.dtype import canonical, little_endian
@@ -93,32 +94,30 @@ def read_checkpoint(path: Path, step: int) -> Checkpoint:
     """What the folder `path` holds, verified; anything amiss is an error that says what."""
     content = _content(path / STATE)
     where = f"checkpoint {path.name}"
-    if content["step"] != step:
-        raise CheckpointError.build(where, expected=f"step {step}", got=f"{content['step']}")
+    require(content["step"] == step, where, f"step {step}", content["step"], error=CheckpointError)
     wanted = sum(nbytes(each, f"{where}, {name!r}") for name, each in content["tensors"].items())
     there = (path / TENSORS).stat().st_size
-    if not wanted <= there <= wanted + _LARGEST_HEADER:
-        raise CheckpointError.build(
-            where, expected=f"{wanted} bytes of tensors", got=f"a file of {there} bytes"
-        )
+    require(
+        wanted <= there <= wanted + _LARGEST_HEADER,
+        where,
+        f"{wanted} bytes of tensors",
+        f"a file of {there} bytes",
+        error=CheckpointError,
+    )
     tensors = safetensors_arrays(path / TENSORS)
-    problems = differences(content["tensors"], tensors)
-    if problems:
-        raise CheckpointError.build(
-            where,
-            expected="the tensors that were saved",
-            got="; ".join(problems[:8]),
-            hint="the file is damaged",
-        )
+    verify(where, content["tensors"], tensors)
     return Checkpoint(step, tensors, decoded(content["state"]))
 
 
 def _content(path: Path) -> dict[str, Any]:
     where = f"checkpoint {path.parent.name}"
-    if path.stat().st_size > LARGEST_STATE:
-        raise CheckpointError.build(
-            where, expected=f"at most {LARGEST_STATE} bytes of JSON", got=f"{path.stat().st_size}"
-        )
+    require(
+        path.stat().st_size <= LARGEST_STATE,
+        where,
+        f"at most {LARGEST_STATE} bytes of JSON",
+        path.stat().st_size,
+        error=CheckpointError,
+    )
     try:
         whole = json.loads(path.read_bytes())
         content: Any = whole["content"]
@@ -131,27 +130,33 @@ def _content(path: Path) -> dict[str, Any]:
         )
     except (ValueError, KeyError, TypeError, RecursionError):
         intact = False
-    if not intact:
-        raise CheckpointError.build(
-            f"{where}, {path.name}",
-            expected=f"the JSON of {FORMAT} with its digest",
-            got="something else",
-            hint="the file is damaged",
-        )
+    require(
+        intact,
+        f"{where}, {path.name}",
+        f"the JSON of {FORMAT} with its digest",
+        "something else",
+        "the file is damaged",
+        error=CheckpointError,
+    )
     return content
 
 
-def differences(expected: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> list[str]:
-    """How tensors differ from what was written about them, in words."""
+def verify(where: str, expected: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> None:
+    """Refuse tensors that differ from what was written about them."""
     problems = [f"{name!r} missing" for name in expected if name not in tensors]
     problems += [f"{name!r} unexpected" for name in tensors if name not in expected]
     for name in sorted(expected.keys() & tensors.keys()):
         found = described(tensors[name])
-        for part in found:
-            if found[part] != expected[name].get(part):
-                problems.append(f"{name!r} with another {part}")
-                break
-    return problems
+        other = [part for part in found if found[part] != expected[name].get(part)]
+        problems += [f"{name!r} with another {part}" for part in other[:1]]
+    require(
+        not problems,
+        where,
+        "the tensors that were saved",
+        "; ".join(problems[:8]),
+        "the file is damaged",
+        CheckpointError,
+    )
 
 
 def described(array: np.ndarray) -> dict[str, Any]:
@@ -201,8 +206,7 @@ class CheckpointFolder:
     """
 
     def __init__(self, path: str | os.PathLike[str], keep: int = 2) -> None:
-        if keep < 1:
-            raise CheckpointError.build("checkpoints", expected="keep >= 1", got=f"{keep}")
+        require(keep >= 1, "checkpoints", "keep >= 1", keep, error=CheckpointError)
         self.path = Path(path)
         self.keep = keep
         self._thread: threading.Thread | None = None
@@ -301,13 +305,14 @@ class CheckpointFolder:
                 warnings.warn(
                     f"checkpoint {path} is left out: {problem}", RuntimeWarning, stacklevel=2
                 )
-        if damaged:
-            raise CheckpointError.build(
-                f"checkpoints in {self.path}",
-                expected="at least one that verifies",
-                got="damage in " + ", ".join(damaged),
-                hint="move them away to start anew",
-            )
+        require(
+            not damaged,
+            f"checkpoints in {self.path}",
+            "at least one that verifies",
+            "damage in " + ", ".join(damaged),
+            "move them away to start anew",
+            error=CheckpointError,
+        )
         return None
 
     def _found(self) -> list[tuple[int, Path]]:

@@ -10,17 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from caldera.base.arguments import guarded
+from caldera.base.arguments import guarded, require
 from caldera.base.plain_data import json_digest
 from caldera.data import Schema, Share
 from caldera.errors import CheckpointError, ConfigError
 from caldera.nn.config import to_config
 from caldera.optim import EpochRule
 from caldera.train.arguments import plain_number, truth, whole_number
-from caldera.train.broadcast import broadcast_arrays
 from caldera.train.callbacks import Callback
 from caldera.train.saving.checkpoint import Checkpoint, CheckpointFolder, state_of, state_text
-from caldera.train.saving.snapshot import assign_all, by_name, check_fit, model_variables
+from caldera.train.saving.snapshot import (
+    assign_all,
+    broadcast_arrays,
+    by_name,
+    check_fit,
+    model_variables,
+)
 from caldera.train.strategy import VariableView
 from caldera.train.tracking.history import History
 
@@ -69,8 +74,12 @@ class Checkpointer(Callback):
         where = "Checkpointer"
         if every_steps is not None:
             whole_number(every_steps, "every_steps", 1, where)
-        if every_seconds is not None and not plain_number(every_seconds, "every_seconds", 0, where):
-            raise ConfigError.build(where, expected="every_seconds= a number above 0", got="0")
+        require(
+            every_seconds is None or plain_number(every_seconds, "every_seconds", 0, where),
+            where,
+            "every_seconds= a number above 0",
+            "0",
+        )
         self.folder = CheckpointFolder(folder, whole_number(keep, "keep", 1, where))
         self.every_steps = every_steps
         self.every_seconds = every_seconds
@@ -198,13 +207,14 @@ class Checkpointer(Callback):
         variables = _holders(run)
         check_fit(variables, own, where)
         rules = _rules(run)
-        if state["model"] != fingerprint(run.model) or len(state["rules"]) != len(rules):
-            raise CheckpointError.build(
-                where,
-                expected="the layers and schedules of this model",
-                got="others with the same parameters",
-                hint="resume with the model that was saved, or load its weights alone",
-            )
+        require(
+            state["model"] == fingerprint(run.model) and len(state["rules"]) == len(rules),
+            where,
+            "the layers and schedules of this model",
+            "others with the same parameters",
+            "resume with the model that was saved, or load its weights alone",
+            CheckpointError,
+        )
         known = state.get("schema")
         if known is not None and run.model.schema is not None:
             Schema.from_plain(known, where).check(run.model.schema, where)

@@ -26,15 +26,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from caldera.base.arguments import require
 from caldera.base.file_cache import atomic_write
 from caldera.core.tensor.dtype import canonical
 from caldera.data import Schema
-from caldera.errors import CheckpointError, ConfigError, DataError
+from caldera.errors import DataError
 from caldera.io import load_safetensors_metadata, save_safetensors
 from caldera.io.files import Source, file_name_of, file_size, opened
 from caldera.io.safetensors_files import safetensors_arrays
 from caldera.nn.config import to_config
-from caldera.train.saving.checkpoint import described, differences, digest, nbytes
+from caldera.train.saving.checkpoint import described, digest, nbytes, verify
 from caldera.train.saving.snapshot import assign_all, model_variables
 from caldera.train.training_data import schema_of_inputs
 
@@ -81,10 +82,12 @@ def save_model(model: Model, path: str | os.PathLike[str], schema: Schema | None
     target = Path(path)
     # Asked for first: a model that was never built has no weights to save.
     tensors, metadata = _described_model(model, schema)
-    if target.is_dir() or not target.parent.is_dir():
-        raise ConfigError.build(
-            "save", expected="a file in a folder that exists", got=repr(str(target))
-        )
+    require(
+        not target.is_dir() and target.parent.is_dir(),
+        "save",
+        "a file in a folder that exists",
+        repr(str(target)),
+    )
     with atomic_write(target, durable=True) as unfinished:
         save_safetensors(unfinished, tensors, metadata)
     return target
@@ -172,27 +175,32 @@ def read_content(path: Source) -> dict[str, Any]:
     said = content.get("format") if isinstance(content, dict) else None
     if said == FORMAT and DIGEST not in metadata:
         raise _damaged(where)
-    if not isinstance(content, dict) or said not in (FORMAT, WITHOUT_DIGEST):
-        raise DataError.build(
-            where,
-            expected=f"the format {FORMAT}",
-            got=repr(content.get("format") if isinstance(content, dict) else content)[:100],
-            hint="a newer Caldera may have written it",
-        )
-    if not _KEYS <= set(content) <= _KEYS | _LATER_KEYS or not isinstance(content["tensors"], dict):
-        raise DataError.build(
-            where, expected=", ".join(sorted(_KEYS)), got=", ".join(sorted(content))
-        )
+    require(
+        isinstance(content, dict) and said in (FORMAT, WITHOUT_DIGEST),
+        where,
+        f"the format {FORMAT}",
+        repr(content.get("format") if isinstance(content, dict) else content)[:100],
+        "a newer Caldera may have written it",
+        error=DataError,
+    )
+    require(
+        _KEYS <= set(content) <= _KEYS | _LATER_KEYS and isinstance(content["tensors"], dict),
+        where,
+        ", ".join(sorted(_KEYS)),
+        ", ".join(sorted(content)),
+        error=DataError,
+    )
     wanted = sum(nbytes(each, f"{where}, {name!r}") for name, each in content["tensors"].items())
     with opened(path, "rb", where) as file:
         there = file_size(file)
-    if wanted > there:
-        raise DataError.build(
-            where,
-            expected=f"{wanted} bytes of tensors",
-            got=f"a file of {there} bytes",
-            hint="the file is damaged",
-        )
+    require(
+        wanted <= there,
+        where,
+        f"{wanted} bytes of tensors",
+        f"a file of {there} bytes",
+        "the file is damaged",
+        error=DataError,
+    )
     return content
 
 
@@ -212,27 +220,21 @@ def read_schema(content: Mapping[str, Any], where: str) -> Schema | None:
         return None
     schema = Schema.from_plain(given, f"{where} schema")
     shape = content["inputs"][0][0]
-    if schema.columns and list(shape) != [len(schema.features)]:
-        raise DataError.build(
-            where,
-            expected=f"a schema of {shape} features",
-            got=f"{len(schema.features)}",
-            hint="the file is damaged",
-        )
+    require(
+        not schema.columns or list(shape) == [len(schema.features)],
+        where,
+        f"a schema of {shape} features",
+        len(schema.features),
+        "the file is damaged",
+        error=DataError,
+    )
     return schema
 
 
 def read_tensors(path: Source, content: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """The tensors of a file, compared with what `content` says about them."""
     tensors = safetensors_arrays(path)
-    problems = differences(content["tensors"], tensors)
-    if problems:
-        raise CheckpointError.build(
-            file_name_of(path),
-            expected="the tensors that were saved",
-            got="; ".join(problems[:8]),
-            hint="the file is damaged",
-        )
+    verify(file_name_of(path), content["tensors"], tensors)
     return tensors
 
 

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from caldera.comm import Communicator
 from caldera.compiler.lazy import Variable
+from caldera.core.tensor.dtype import canonical
 from caldera.errors import CheckpointError, DataError
 from caldera.io import load_safetensors_metadata, save_safetensors
 from caldera.io.safetensors_files import safetensors_arrays
@@ -124,6 +126,28 @@ def check_fit(
             got=shown + more,
             hint="was it made for another model?",
         )
+
+
+def broadcast_arrays(
+    communicator: Communicator, arrays: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """The arrays of rank 0, on every rank; what others give is not looked at.
+
+    >>> import numpy as np
+    >>> from caldera.comm import SingleProcess
+    >>> broadcast_arrays(SingleProcess(), {"w": np.arange(3)})
+    {'w': array([0, 1, 2])}
+    """
+    described = [[name, list(each.shape), each.dtype.name] for name, each in arrays.items()]
+    found = {}
+    for name, shape, dtype in communicator.bcast_object(described):
+        array = np.empty(shape, canonical(dtype))
+        if communicator.rank == 0:
+            array[...] = arrays[name]
+        # As bytes: what an MPI knows of dtypes does not matter.
+        communicator.Bcast(array.reshape(-1).view(np.uint8))
+        found[name] = array
+    return found
 
 
 # --- as it was before anything was learned

@@ -45,7 +45,7 @@ def tested_classes(
 ) -> tuple[list[list[int]] | None, ClassesRecord | None]:
     """How often classes were taken for each other, and how sure the model was of it."""
     outputs = next(iter(model.signature.outputs.values()))
-    task = _task(model)
+    task = model.objective.task
     single = data.classes == 2 and outputs == (1,) and task is not None and task.kind == MULTILABEL
     if not single and (outputs != (data.classes,) or data.classes > MOST_CLASSES):
         return None, None
@@ -58,7 +58,8 @@ def tested_classes(
         actual = _class_numbers(targets, data.classes)
         likely = _probabilities(predictions, task)
         np.add.at(counts, (actual, likely.argmax(axis=1)), 1)
-        kept = _most_confident([*kept, *_mistakes(first, inputs[0], actual, likely)])
+        kept += _mistakes(first, inputs[0], actual, likely)
+        kept = sorted(kept, key=lambda each: -each.confidence)[:MOST_MISTAKES]
         if first < _MOST_SCORED:
             scores.append(likely)
             truth.append(actual)
@@ -67,7 +68,11 @@ def tested_classes(
     return counts.tolist(), ClassesRecord(
         train=_counts(data),
         mistakes=kept,
-        roc=[roc(likely[:, each], actual == each) for each in _shown(data.classes)],
+        # Of two classes the curve of the second is that of the first, from the other corner.
+        roc=[
+            roc(likely[:, each], actual == each)
+            for each in range(1 if data.classes == 2 else 0, data.classes)
+        ],
         calibration=calibration(likely, actual),
         columns=_columns(model, data, lambda found, y: _accuracy(found, y, data.classes)),
     )
@@ -100,10 +105,6 @@ def _batches(
     for batch in Loader(data.test, model.batch_size, shuffle=False):
         *inputs, targets = batch.arrays
         yield inputs, targets, model.predict(*inputs)
-
-
-def _task(model: Model) -> PredictionKind | None:
-    return next(iter(model.objective.losses.values())).task()
 
 
 def _class_numbers(targets: np.ndarray, classes: int) -> np.ndarray:
@@ -148,16 +149,7 @@ def _mistakes(
     ]
 
 
-def _most_confident(mistakes: Sequence[MistakeRecord]) -> list[MistakeRecord]:
-    return sorted(mistakes, key=lambda each: -each.confidence)[:MOST_MISTAKES]
-
-
 # --- curves
-
-
-def _shown(classes: int) -> range:
-    # Of two classes the curve of the second is that of the first, seen from the other corner.
-    return range(1, 2) if classes == 2 else range(classes)
 
 
 def roc(scores: np.ndarray, positive: np.ndarray) -> RocRecord:
@@ -247,10 +239,8 @@ def _spans(data: Dataset) -> list[FeatureSpan]:
 
 
 def _accuracy(predictions: np.ndarray, targets: np.ndarray, classes: int) -> float:
-    if predictions.shape[1] == 1:
-        said = (predictions[:, 0] > 0).astype(np.int64)
-    else:
-        said = predictions.argmax(axis=1)
+    single = predictions.shape[1] == 1
+    said = predictions[:, 0] > 0 if single else predictions.argmax(axis=1)
     return float((said == _class_numbers(targets, classes)).mean())
 
 

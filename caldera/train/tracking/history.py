@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from caldera.base.arguments import checked, shown
+from caldera.base.arguments import checked, require, shown
 from caldera.base.formatting import html_table, note, table_lines
 from caldera.base.plain_data import to_plain
 from caldera.base.registry import nearest
@@ -159,14 +159,24 @@ class History(Mapping[str, list[Any]]):
             if all(isinstance(value, int | float) for value in column)
         ]
 
+    def curves(self) -> tuple[list[int], dict[str, list[Any]]]:
+        """The epochs, counted from 1, and the columns of single numbers."""
+        columns = {name: self._columns[name] for name in self.numbers()}
+        return [epoch + 1 for epoch in self.epochs], columns
+
+    def table(self) -> list[list[str]]:
+        """The header and the rows of a table of the columns of single numbers."""
+        epochs, columns = self.curves()
+        rows = [
+            [str(epoch), *(shown_number(column[row]) for column in columns.values())]
+            for row, epoch in enumerate(epochs)
+        ]
+        return [["epoch", *columns], *rows]
+
     def __repr__(self) -> str:
         if not self.epochs:
             return "no epoch yet"
-        names = self.numbers()
-        table = [["epoch", *names]]
-        for row, epoch in enumerate(self.epochs):
-            values = [shown_number(self._columns[name][row]) for name in names]
-            table.append([str(epoch + 1), *values])
+        table = self.table()
         if len(table) > _ROWS_SHOWN + 1:
             half = _ROWS_SHOWN // 2
             table = [*table[: half + 1], ["..." for _ in table[0]], *table[-half:]]
@@ -178,14 +188,10 @@ class History(Mapping[str, list[Any]]):
     def _repr_html_(self) -> str:
         if not self.epochs:
             return note(repr(self))
-        names = self.numbers()
-        rows = [
-            [row["epoch"] + 1, *(shown_number(row[name]) for name in names)] for row in self.rows
-        ]
-        table = html_table(["epoch", *names], rows, numbers=range(len(names) + 1))
+        head, *rows = self.table()
+        table = html_table(head, rows, numbers=range(len(head)))
         stopped = note(f"stopped: {self.stopped}") if self.stopped else ""
-        columns = {name: self._columns[name] for name in names}
-        charts = learning_curve_charts([epoch + 1 for epoch in self.epochs], columns)
+        charts = learning_curve_charts(*self.curves())
         return (
             f"{figure_svg(charts)}<details><summary>All epochs</summary>{table}</details>{stopped}"
         )
@@ -216,12 +222,13 @@ class History(Mapping[str, list[Any]]):
         [0.5]
         """
         made = cls()
-        if set(given) - {_RATES} != _KEYS or not isinstance(given["columns"], Mapping):
-            raise DataError.build(
-                "History.from_dict",
-                expected=", ".join(sorted(_KEYS)),
-                got=", ".join(map(str, given)),
-            )
+        require(
+            set(given) - {_RATES} == _KEYS and isinstance(given["columns"], Mapping),
+            "History.from_dict",
+            ", ".join(sorted(_KEYS)),
+            ", ".join(map(str, given)),
+            error=DataError,
+        )
         epochs = given["epochs"]
         if not isinstance(epochs, list) or not all(
             isinstance(epoch, int) and 0 <= epoch < _MOST_EPOCHS for epoch in epochs
@@ -235,12 +242,13 @@ class History(Mapping[str, list[Any]]):
         made.stopped = str(given["stopped"])
         made.learning_rates = _rates(given.get(_RATES, []), len(made.epochs))
         for name, column in given["columns"].items():
-            if not isinstance(column, list) or len(column) != len(made.epochs):
-                raise DataError.build(
-                    "History.from_dict",
-                    expected=f"{len(made.epochs)} values in a column",
-                    got=f"another number in {name!r}",
-                )
+            require(
+                isinstance(column, list) and len(column) == len(made.epochs),
+                "History.from_dict",
+                f"{len(made.epochs)} values in a column",
+                f"another number in {name!r}",
+                error=DataError,
+            )
             made._columns[str(name)] = [_read(value, name) for value in column]
         return made
 
@@ -258,8 +266,7 @@ class History(Mapping[str, list[Any]]):
         ...     history.plot(Path(folder) / "curves.svg").name
         'curves.svg'
         """
-        columns = {name: self._columns[name] for name in self.numbers()}
-        return learning_curves(path, [epoch + 1 for epoch in self.epochs], columns, title)
+        return learning_curves(path, *self.curves(), title)
 
 
 def shown_number(value: float) -> str:
@@ -288,10 +295,13 @@ def _plain(value: Any, name: str) -> Any:
 
 
 def _rates(given: Any, epochs: int) -> list[float]:
-    if not isinstance(given, list) or len(given) > epochs:
-        raise DataError.build(
-            "History.from_dict", expected=f"at most {epochs} learning rates", got=shown(given)
-        )
+    require(
+        isinstance(given, list) and len(given) <= epochs,
+        "History.from_dict",
+        f"at most {epochs} learning rates",
+        shown(given),
+        error=DataError,
+    )
     return [float(_read(value, _RATES)) for value in given]
 
 

@@ -53,6 +53,8 @@ def record_of(
     asked = tested and not data.classes
     pairs, values = tested_values(model, data) if asked else (None, None)
     profile, plan = _profiled(model, data) if measured else (None, None)
+    results = model.evaluate(data.test) if tested else {}
+    chosen = history.selection
     started = datetime.now().astimezone() - timedelta(seconds=seconds)
     return RunRecord(
         name=data.name,
@@ -62,22 +64,18 @@ def record_of(
         settings=settings,
         seeds=_seeds(model, settings),
         machine=_machine(),
-        data=_data(data),
+        data=DataRecord(
+            data.name, len(data.train), len(data.test), list(data.shape), list(data.class_names)
+        ),
         network=network_record(model),
-        results=_single_numbers(model.evaluate(data.test)) if tested else {},
+        results={name: float(value) for name, value in results.items() if np.ndim(value) == 0},
         confusion=confusion,
         predictions=pairs,
         profile=profile,
-        selection=_selection(history, data),
+        selection=chosen.text(data.train, data.validation) if chosen is not None else "",
         classes=classes,
         values=values,
     ), plan
-
-
-def _selection(history: History, data: Dataset) -> str:
-    if history.selection is None:
-        return ""
-    return history.selection.text(data.train, data.validation)
 
 
 def _seeds(model: Model, settings: Mapping[str, Setting]) -> dict[str, int]:
@@ -92,16 +90,6 @@ def _machine() -> dict[str, dict[str, int | str]]:
         title: {name: value for name, value in rows.items() if name not in _PASSING}
         for title, rows in environment().items()
     }
-
-
-def _single_numbers(results: Mapping[str, Any]) -> dict[str, float]:
-    return {name: float(value) for name, value in results.items() if np.ndim(value) == 0}
-
-
-def _data(data: Dataset) -> DataRecord:
-    return DataRecord(
-        data.name, len(data.train), len(data.test), list(data.shape), list(data.class_names)
-    )
 
 
 def network_record(model: Model) -> NetworkRecord:

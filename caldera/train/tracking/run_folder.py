@@ -16,7 +16,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from caldera.base.arguments import checked, guarded
+from caldera.base.arguments import checked, guarded, require
 from caldera.base.file_access import file_name
 from caldera.base.file_cache import write_file
 from caldera.base.plain_data import from_plain, to_plain
@@ -114,13 +114,14 @@ class RunFolder:
     def record(self) -> RunRecord:
         """What `write` wrote down."""
         content = self._read_json(RUN)
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise DataError.build(
-                str(self.path / RUN),
-                expected=f"the format {FORMAT}",
-                got=repr(content.get("format") if isinstance(content, dict) else content)[:80],
-                hint="another version of Caldera may have written it",
-            )
+        require(
+            isinstance(content, dict) and content.get("format") == FORMAT,
+            str(self.path / RUN),
+            f"the format {FORMAT}",
+            repr(content.get("format") if isinstance(content, dict) else content)[:80],
+            "another version of Caldera may have written it",
+            error=DataError,
+        )
         record = from_plain(RunRecord, content, RUN)
         _check_shapes(record)
         return record
@@ -151,17 +152,21 @@ class RunFolder:
 
     def _text(self, name: str) -> str:
         path = self.path / name
-        if not path.is_file():
-            raise DataError.build(
-                str(self.path),
-                expected="the folder of a run",
-                got=f"none that has {name}",
-                hint="`caldera train --out FOLDER` writes one, and so does cd.RunFolder(FOLDER)",
-            )
-        if path.stat().st_size > _MOST_BYTES:
-            raise DataError.build(
-                str(path), expected=f"at most {_MOST_BYTES} bytes", got=f"{path.stat().st_size}"
-            )
+        require(
+            path.is_file(),
+            str(self.path),
+            "the folder of a run",
+            f"none that has {name}",
+            "`caldera train --out FOLDER` writes one, and so does cd.RunFolder(FOLDER)",
+            error=DataError,
+        )
+        require(
+            path.stat().st_size <= _MOST_BYTES,
+            str(path),
+            f"at most {_MOST_BYTES} bytes",
+            path.stat().st_size,
+            error=DataError,
+        )
         return path.read_text(encoding="utf-8", errors="replace")
 
 
@@ -176,44 +181,80 @@ def _whole_number(digits: str) -> int:
 def _check_shapes(record: RunRecord) -> None:
     """What types do not say: tables have as many columns as they should."""
     counts = record.confusion or []
-    if any(len(row) != len(counts) for row in counts):
-        raise DataError.build(f"{RUN}.confusion", expected="a square table", got="another")
-    if any(len(pair) != 2 for pair in record.predictions or []):
-        raise DataError.build(f"{RUN}.predictions", expected="pairs of values", got="others")
+    require(
+        all(len(row) == len(counts) for row in counts),
+        f"{RUN}.confusion",
+        "a square table",
+        "another",
+        error=DataError,
+    )
+    require(
+        all(len(pair) == 2 for pair in record.predictions or []),
+        f"{RUN}.predictions",
+        "pairs of values",
+        "others",
+        error=DataError,
+    )
     if record.classes is not None:
         _check_classes(record.classes, len(counts))
     for number, block in enumerate(record.network.blocks or []):
-        if any(not -1 <= each < number for each in block.reads):
-            raise DataError.build(
-                f"{RUN}.network.blocks[{number}]",
-                expected="blocks that come before it",
-                got=repr(block.reads)[:80],
-            )
+        require(
+            all(-1 <= each < number for each in block.reads),
+            f"{RUN}.network.blocks[{number}]",
+            "blocks that come before it",
+            repr(block.reads)[:80],
+            error=DataError,
+        )
 
 
 def _check_classes(found: ClassesRecord, classes: int) -> None:
     where = f"{RUN}.classes"
     numbers = [each for wrong in found.mistakes for each in (wrong.true, wrong.predicted)]
-    if any(not 0 <= each < classes for each in numbers):
-        raise DataError.build(
-            f"{where}.mistakes", expected=f"classes from 0 to {classes - 1}", got="others"
-        )
-    if found.train and (len(found.train) != classes or min(found.train) < 0):
-        raise DataError.build(
-            f"{where}.train", expected=f"{classes} counts", got=repr(found.train)[:80]
-        )
-    if len(found.roc) != (1 if classes == 2 else classes):
-        raise DataError.build(f"{where}.roc", expected="a curve a class", got=f"{len(found.roc)}")
+    require(
+        all(0 <= each < classes for each in numbers),
+        f"{where}.mistakes",
+        f"classes from 0 to {classes - 1}",
+        "others",
+        error=DataError,
+    )
+    require(
+        not found.train or (len(found.train) == classes and min(found.train) >= 0),
+        f"{where}.train",
+        f"{classes} counts",
+        repr(found.train)[:80],
+        error=DataError,
+    )
+    require(
+        len(found.roc) == (1 if classes == 2 else classes),
+        f"{where}.roc",
+        "a curve a class",
+        len(found.roc),
+        error=DataError,
+    )
     shares = [each for bin_ in found.calibration for each in (bin_.confidence, bin_.accuracy)]
     for curve in found.roc:
-        if len(curve.false_positive) != len(curve.true_positive):
-            raise DataError.build(f"{where}.roc", expected="lists of one length", got="others")
+        require(
+            len(curve.false_positive) == len(curve.true_positive),
+            f"{where}.roc",
+            "lists of one length",
+            "others",
+            error=DataError,
+        )
         shares += [*curve.false_positive, *curve.true_positive]
     # nan is not in that range either.
-    if not all(0 <= each <= 1 for each in shares):
-        raise DataError.build(where, expected="shares from 0 to 1", got="others")
-    if any(each.samples < 1 for each in found.calibration):
-        raise DataError.build(f"{where}.calibration", expected="samples in each bin", got="none")
+    require(
+        all(0 <= each <= 1 for each in shares),
+        where,
+        "shares from 0 to 1",
+        "others",
+        error=DataError,
+    )
+    require(
+        all(each.samples >= 1 for each in found.calibration),
+        f"{where}.calibration",
+        "samples in each bin",
+        error=DataError,
+    )
 
 
 # --- the names of the classes, as they were kept before model files had a schema

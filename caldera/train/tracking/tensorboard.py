@@ -7,12 +7,12 @@ import sys
 from collections import Counter, deque
 from os import PathLike
 from pathlib import Path
+from textwrap import indent
 from typing import TYPE_CHECKING
 
-from caldera.base.arguments import guarded
+from caldera.base.arguments import guarded, require
 from caldera.core.graph.node import Node
 from caldera.core.graph.program import topological
-from caldera.errors import ConfigError
 from caldera.io.events import EventFile, GraphNode
 from caldera.train.callbacks import Callback
 from caldera.train.metric_totals import TotalsReading
@@ -54,10 +54,8 @@ class TensorBoard(Callback):
     def __init__(
         self, folder: str | PathLike[str], *, every: int | None = None, histograms: int = 1
     ) -> None:
-        if every is not None and every < 1:
-            raise ConfigError.build("TensorBoard", expected="every >= 1 or None", got=f"{every}")
-        if histograms < 0:
-            raise ConfigError.build("TensorBoard", expected="histograms >= 0", got=f"{histograms}")
+        require(every is None or every >= 1, "TensorBoard", "every >= 1 or None", every)
+        require(histograms >= 0, "TensorBoard", "histograms >= 0", histograms)
         self.folder = Path(folder)
         self.every = every
         self.histograms = histograms
@@ -77,7 +75,7 @@ class TensorBoard(Callback):
         if self._resumed_after:
             return
         training.hyper_parameters(hyper_parameters(run.model))
-        training.texts(0, {"summary": _as_it_stands(str(run.model.summary(show=False)))})
+        training.texts(0, {"summary": indent(str(run.model.summary(show=False)), "    ")})
         training.graph(network_graph(run.model))
         training.flush()
 
@@ -131,11 +129,6 @@ class TensorBoard(Callback):
     def _write_pending(self) -> None:
         step, reading = self._pending.popleft()
         self._file("train").scalars(step, {"loss_within_epoch": reading.loss()})
-
-
-def _as_it_stands(content: str) -> str:
-    """As Markdown that is shown letter by letter."""
-    return "\n".join(f"    {line}" for line in content.splitlines())
 
 
 # --- the graph of a network, with each node inside of the box of its layer
