@@ -23,6 +23,7 @@ from caldera.onnx.library import STRING
 from caldera.onnx.operators.movement import concat
 from caldera.onnx.operators.registry import (
     Value,
+    axis_moved,
     axis_of,
     check_size,
     evaluated,
@@ -97,13 +98,6 @@ def _no_rows(declared: Any) -> np.ndarray:
     return np.zeros((0, *sizes), declared.dtype or np.float32)
 
 
-def _moved(x: Value, source: int, target: int) -> Value:
-    """One axis moved to another place."""
-    order = [axis for axis in range(len(x.shape)) if axis != source]
-    order.insert(target, source)
-    return x if source == target else op.transpose(x, order)
-
-
 @operator("Scan")
 def scan(
     *inputs: Value,
@@ -122,8 +116,7 @@ def scan(
         return _scan_batches(inputs[1:], body, num_scan_inputs, directions, scope)
     states, sequences = inputs[:-num_scan_inputs], list(inputs[-num_scan_inputs:])
     for i, each in enumerate(sequences):
-        axis = scan_input_axes[i] if scan_input_axes else 0
-        moved = _moved(each, axis_of(axis, len(each.shape)), 0)
+        moved = axis_moved(each, scan_input_axes[i] if scan_input_axes else 0, 0)
         turned = scan_input_directions and scan_input_directions[i]
         sequences[i] = known_if_possible(op.flip(moved, 0) if turned else moved)
     results = _run_scan(states, sequences, body, scope)
@@ -132,7 +125,7 @@ def scan(
         if scan_output_directions and scan_output_directions[i]:
             found = op.flip(found, 0)
         axis = scan_output_axes[i] if scan_output_axes else 0
-        results[len(states) + i] = _moved(found, 0, axis_of(axis, len(found.shape)))
+        results[len(states) + i] = axis_moved(found, 0, axis)
     return tuple(results)
 
 

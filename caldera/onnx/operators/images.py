@@ -18,6 +18,7 @@ from caldera.core.tensor.dtype import float32, is_float
 from caldera.errors import ConfigError, DataError
 from caldera.onnx.operators.registry import (
     Value,
+    axis_moved,
     axis_of,
     check_size,
     evaluated,
@@ -123,10 +124,8 @@ def _resized(x: Value, given: _Axis, rule: _Rule) -> Value:
         chosen = np.clip(_nearest(places, rule.nearest), 0, given.length - 1)
         return op.gather(x, chosen.astype(np.int64), given.axis)
     matrix = _weights(given, places, rule).astype(x.dtype)
-    order = [axis for axis in range(len(x.shape)) if axis != given.axis]
-    last = op.transpose(x, (*order, given.axis))
-    back = np.argsort([*order, given.axis]).tolist()
-    return op.transpose(op.matmul(last, matrix, transpose_b=True), back)
+    product = op.matmul(axis_moved(x, given.axis, -1), matrix, transpose_b=True)
+    return axis_moved(product, -1, given.axis)
 
 
 def _outside(given: _Axis, rank: int) -> np.ndarray:

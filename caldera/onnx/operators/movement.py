@@ -13,6 +13,7 @@ from caldera.core.tensor.dtype import is_float
 from caldera.errors import ConfigError
 from caldera.onnx.operators.registry import (
     Value,
+    axis_moved,
     axis_of,
     check_size,
     evaluated,
@@ -282,11 +283,8 @@ def one_hot(indices: Value, depth: Value, values: Value, *, axis: int = -1) -> E
     whole = op.cast(indices, "int64")
     counted = op.where(op.less(whole, 0), op.add(whole, classes), whole)
     chosen = op.one_hot(counted, classes, "bool")
-    rank = len(indices.shape) + 1
-    order = list(range(rank - 1))
-    order.insert(axis_of(axis, rank), rank - 1)
     off, on = op.split(values, 2)
-    return op.where(op.transpose(chosen, order), op.reshape(on, ()), op.reshape(off, ()))
+    return op.where(axis_moved(chosen, -1, axis), op.reshape(on, ()), op.reshape(off, ()))
 
 
 @operator("TopK")

@@ -132,17 +132,24 @@ def unfold(x: Any, windows: AxisWindows) -> list[Any]:
 
 def fold(parts: Sequence[Value], windows: AxisWindows, sizes: Sequence[int]) -> Expr:
     """The opposite: values of each element of the window added where they came from."""
-    total: Expr | None = None
+    wholes = []
     for position, part in zip(positions(windows.kernel), parts, strict=True):
         widths = [(0, 0), (0, 0)]
         for i, place in enumerate(position):
             part = _spread(part, 2 + i, windows.strides[i])
             start = place * windows.dilations[i]
             widths.append((start, sizes[i] - start - part.shape[2 + i]))
-        whole = op.pad(part, widths)
-        total = whole if total is None else op.add(total, whole)
-    assert total is not None
-    return total
+        wholes.append(op.pad(part, widths))
+    return reduce(op.add, wholes)
+
+
+def filtered(columns: Value, w: Value, group: int, windows: AxisWindows) -> Expr:
+    """The elements of all windows, (N, C, elements, windows), times kernels (M, C / group, ...)."""
+    inner, spots = math.prod(w.shape[1:]), math.prod(windows.outputs)
+    grouped = op.reshape(columns, (columns.shape[0], group, inner, spots))
+    kernels = op.reshape(w, (group, w.shape[0] // group, inner))
+    product = op.matmul(kernels, grouped)
+    return op.reshape(product, (columns.shape[0], w.shape[0], *windows.outputs))
 
 
 def _spread(x: Value, axis: int, stride: int) -> Value:

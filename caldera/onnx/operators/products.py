@@ -20,6 +20,7 @@ from caldera.onnx.operators.dtype_shape import converted
 from caldera.onnx.operators.pooling import (
     PLACING,
     AxisWindows,
+    filtered,
     fold,
     lay_windows,
     padded,
@@ -81,10 +82,7 @@ def convolve(
     windows = lay_windows(
         x.shape[2:], kernel, strides=strides, dilations=dilations, pads=pads, auto_pad=auto_pad
     )
-    if len(kernel) <= 2:
-        y = _plane(x, w, windows, group)
-    else:
-        y = _by_product(x, w, windows, group)
+    y = (_plane if len(kernel) <= 2 else _by_product)(x, w, windows, group)
     return y if bias is None else op.bias_add(y, bias, axis=1)
 
 
@@ -100,13 +98,7 @@ def _plane(x: Value, w: Value, windows: AxisWindows, group: int) -> Expr:
 
 def _by_product(x: Value, w: Value, windows: AxisWindows, group: int) -> Expr:
     """The elements of all windows side by side, times the kernels."""
-    count, channels = x.shape[:2]
-    parts = unfold(padded(x, windows, 0.0), windows)
-    spots = math.prod(windows.outputs)
-    inner = channels // group
-    columns = op.reshape(op.stack(parts, axis=2), (count, group, inner * len(parts), spots))
-    kernels = op.reshape(w, (group, w.shape[0] // group, inner * len(parts)))
-    return op.reshape(op.matmul(kernels, columns), (count, w.shape[0], *windows.outputs))
+    return filtered(op.stack(unfold(padded(x, windows, 0.0), windows), axis=2), w, group, windows)
 
 
 @operator("ConvTranspose")

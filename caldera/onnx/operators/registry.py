@@ -161,6 +161,14 @@ def axis_of(axis: int, rank: int) -> int:
     return axis + rank if axis < 0 else axis
 
 
+def axis_moved(x: Value, source: int, target: int) -> Expr:
+    """x with one axis at another place, the others in their order."""
+    rank = len(x.shape)
+    order = [axis for axis in range(rank) if axis != axis_of(source, rank)]
+    order.insert(axis_of(target, rank), axis_of(source, rank))
+    return op.transpose(x, order)
+
+
 Function = Callable[..., Any]
 OPERATORS: dict[tuple[str, str], Operator] = {}
 """By domain and name."""
