@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from caldera.onnx.operators.registry import (
     integer,
     integers,
     known,
+    laid_out,
     numbers,
     operator,
 )
@@ -96,8 +98,7 @@ def pad(
     for i, axis in enumerate(chosen):
         widths[axis] = (given[i], given[i + len(given) // 2])
     if mode == "constant":
-        filler: Any = value if constant_value is None else known(constant_value).item()
-        return op.pad(_cut(x, widths), _positive(widths), filler)
+        return widened(x, widths, value if constant_value is None else known(constant_value).item())
     for axis, (before, after) in enumerate(widths):
         if before or after:
             places = _places(x.shape[axis], before, after, mode)
@@ -105,16 +106,14 @@ def pad(
     return expression(x)
 
 
-def _cut(x: Value, widths: list[tuple[int, int]]) -> Expr:
+def widened(x: Value, widths: Sequence[tuple[int, int]], filler: Any = 0) -> Expr:
+    """x with so many elements around it; negative widths cut."""
     parts = [
         slice(max(-before, 0), n - max(-after, 0))
         for n, (before, after) in zip(x.shape, widths, strict=True)
     ]
-    return expression(x)[tuple(parts)]
-
-
-def _positive(widths: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    return [(max(before, 0), max(after, 0)) for before, after in widths]
+    more = [(max(before, 0), max(after, 0)) for before, after in widths]
+    return op.pad(expression(x)[tuple(parts)], more, filler)
 
 
 def _places(length: int, before: int, after: int, mode: str) -> np.ndarray:
@@ -137,14 +136,12 @@ def depth_to_space(x: Value, *, blocksize: int, mode: str = "DCR") -> Expr:
     """Channels spread over blocks of the image."""
     count, channels, height, width = x.shape
     inner = channels // blocksize**2
+    shape = (count, inner, height * blocksize, width * blocksize)
     if mode == "DCR":
         parts = op.reshape(x, (count, blocksize, blocksize, inner, height, width))
-        order = (0, 3, 4, 1, 5, 2)
-    else:
-        parts = op.reshape(x, (count, inner, blocksize, blocksize, height, width))
-        order = (0, 1, 4, 2, 5, 3)
-    shape = (count, inner, height * blocksize, width * blocksize)
-    return op.reshape(op.transpose(parts, order), shape)
+        return op.reshape(op.transpose(parts, (0, 3, 4, 1, 5, 2)), shape)
+    parts = op.reshape(x, (count, inner, blocksize, blocksize, height, width))
+    return op.reshape(op.transpose(parts, (0, 1, 4, 2, 5, 3)), shape)
 
 
 @operator("SpaceToDepth", moves=True)
@@ -161,13 +158,8 @@ def space_to_depth(x: Value, *, blocksize: int, mode: str = "DCR") -> Expr:
 @operator("ReverseSequence", moves=True)
 def reverse_sequence(x: Value, lengths: Value, *, batch_axis: int = 1, time_axis: int = 0) -> Expr:
     """The first steps of each sequence in reverse order, as many as it has."""
-    steps = x.shape[time_axis]
-    real = op.cast(lengths, "int64")
-    shape = [1] * len(x.shape)
-    shape[time_axis] = steps
-    time = np.arange(steps).reshape(shape)
-    shape[time_axis], shape[batch_axis] = 1, x.shape[batch_axis]
-    real = op.reshape(real, shape)
+    time = laid_out(np.arange(x.shape[time_axis]), time_axis, len(x.shape))
+    real = laid_out(op.cast(lengths, "int64"), batch_axis, len(x.shape))
     places = op.where(op.less(time, real), op.sub(op.sub(real, 1), time), time)
     return op.take_along_axis(x, places, time_axis)
 
@@ -183,7 +175,7 @@ def center_crop_pad(x: Value, shape: Value, *, axes: tuple[int, ...] | None = No
         # The odd one is cut from the right side, or added there.
         before = more // 2 if more > 0 else -(-more // 2)
         widths[axis] = (before, more - before)
-    return op.pad(_cut(x, widths), _positive(widths))
+    return widened(x, widths)
 
 
 @operator("Upsample")
@@ -227,11 +219,8 @@ def tensor_scatter(
     position = axis_of(axis, len(past.shape))
     length, steps = past.shape[position], update.shape[position]
     first = np.zeros(past.shape[0], np.int64) if write_indices is None else write_indices
-    shape = [1] * len(past.shape)
-    shape[0] = past.shape[0]
-    start = op.reshape(op.cast(first, "int64"), shape)
-    shape[0], shape[position] = 1, length
-    step = op.sub(np.arange(length).reshape(shape), start)
+    start = laid_out(op.cast(first, "int64"), 0, len(past.shape))
+    step = op.sub(laid_out(np.arange(length), position, len(past.shape)), start)
     if mode == "circular":
         step = op.mod(step, length)
     is_new = op.logical_and(op.greater_equal(step, 0), op.less(step, steps))
