@@ -211,8 +211,7 @@ def _x_ticks(axis: ChartAxis, label: str) -> str:
         x = _x(axis, tick)
         tick_line = element("path", d=f"M{number(x)} {number(bottom)}v4", stroke=QUIET)
         parts += [tick_line, _small(written, x, bottom + 17, "middle")]
-    middle = (_LEFT + WIDTH - _RIGHT) / 2
-    parts.append(_small(label, middle, bottom + 36, "middle"))
+    parts.append(_small(label, (_LEFT + WIDTH - _RIGHT) / 2, bottom + 36, "middle"))
     return "".join(parts)
 
 

@@ -269,10 +269,8 @@ class _Drawing:
         total = 0
         for upper, lower in pairwise(self.rows):
             position = {item: i for i, item in enumerate(lower)}
-            ends: list[int] = []
-            for item in upper:
-                ends += sorted(position[other] for other in self.below[item])
-            total += _inversions(ends)
+            ends = [sorted(position[other] for other in self.below[item]) for item in upper]
+            total += _inversions(end for each in ends for end in each)
         return total
 
     # --- across
@@ -395,7 +393,7 @@ class _Drawing:
         return points
 
 
-def _inversions(values: list[int]) -> int:
+def _inversions(values: Iterable[int]) -> int:
     """How many pairs stand in the wrong order."""
     seen: list[int] = []
     total = 0

@@ -124,8 +124,7 @@ def _attend(
     Halves are computed in float32 and rounded at the end.
     """
     dtype, working = q.dtype, _wide(q.dtype)
-    root = math.sqrt(scale)
-    query, key = (op.mul(op.cast(each, working), root) for each in (q, k))
+    query, key = (op.mul(op.cast(each, working), math.sqrt(scale)) for each in (q, k))
     scores = op.matmul(query, key, transpose_b=True)
     capped = op.mul(op.tanh(op.div(scores, softcap)), softcap) if softcap else scores
     masked = capped if added is None else op.add(capped, op.cast(added, working))

@@ -35,8 +35,7 @@ def _quotient(a: Value, b: Value) -> Expr:
         return op.div(a, b)
     down = op.floor_div(a, b)
     inexact = op.not_equal(op.mul(down, b), a)
-    is_negative = op.less(down, 0)
-    return op.where(op.logical_and(inexact, is_negative), op.add(down, 1), down)
+    return op.where(op.logical_and(inexact, op.less(down, 0)), op.add(down, 1), down)
 
 
 @operator("Mod")
@@ -214,8 +213,7 @@ def _along_axis(function: Any) -> Any:
 
 
 def _hardmax(x: Value, axis: int) -> Expr:
-    chosen = op.one_hot(op.argmax(x, axis), x.shape[axis], x.dtype)
-    return axis_moved(chosen, -1, axis)
+    return axis_moved(op.one_hot(op.argmax(x, axis), x.shape[axis], x.dtype), -1, axis)
 
 
 operator("Softmax")(_along_axis(op.softmax))

@@ -49,8 +49,7 @@ def split(
 ) -> tuple[Expr, ...]:
     """x cut along an axis."""
     position = axis_of(axis, len(x.shape))
-    sizes = pieces(x, split, num_outputs or wanted, position)
-    return op.split(x, sizes, position)
+    return op.split(x, pieces(x, split, num_outputs or wanted, position), position)
 
 
 @operator("Slice", moves=True)
@@ -61,9 +60,8 @@ def slice_(x: Value, starts: Value, ends: Value, axes: Value = None, steps: Valu
     strides = (1,) * len(first) if steps is None else integers(steps, "steps")
     parts = [slice(None)] * len(x.shape)
     for axis, begin, end, step in zip(chosen, first, last, strides, strict=True):
-        length = x.shape[axis]
         # Going backwards, a number below the first index means that the first is part of it.
-        stop = None if step < 0 and end < -length else end
+        stop = None if step < 0 and end < -x.shape[axis] else end
         parts[axis] = slice(begin, stop, step)
     return expression(x)[tuple(parts)]
 
@@ -101,8 +99,7 @@ def pad(
         return widened(x, widths, value if constant_value is None else known(constant_value).item())
     for axis, (before, after) in enumerate(widths):
         if before or after:
-            places = _places(x.shape[axis], before, after, mode)
-            x = op.gather(x, places, axis)
+            x = op.gather(x, _places(x.shape[axis], before, after, mode), axis)
     return expression(x)
 
 
@@ -192,8 +189,7 @@ def upsample(x: Value, scales: Value, *, mode: str = "nearest") -> Expr:
 @operator("Einsum")
 def einsum(*operands: Value, equation: str) -> Expr:
     """Products summed over the axes that share a letter."""
-    plain = equation.replace(" ", "")
-    given, arrow, result = plain.partition("->")
+    given, arrow, result = equation.replace(" ", "").partition("->")
     parts = given.split(",")
     for i, letters in enumerate(parts):
         parts[i], operands = _without_diagonals(letters, i, operands)
@@ -322,8 +318,7 @@ def scatter_nd(x: Value, indices: Value, updates: Value, *, reduction: str = "no
     depth = indices.shape[-1]
     inner, rest = x.shape[:depth], x.shape[depth:]
     rows = op.reshape(x, (math.prod(inner), *rest))
-    places = _flat(indices, inner)
-    flat = op.reshape(places, (-1,))
+    flat = op.reshape(_flat(indices, inner), (-1,))
     parts = op.reshape(updates, (flat.shape[0], *rest))
     if reduction == "add":
         return op.reshape(op.scatter_add(rows, flat, parts), x.shape)
@@ -338,8 +333,7 @@ def _scattered(rows: Value, places: np.ndarray, parts: Value, reduction: str) ->
     order = np.argsort(places, kind="stable")
     turn = np.empty(len(places), np.int64)
     named = places[order]
-    starts = np.searchsorted(named, named, side="left")
-    turn[order] = np.arange(len(places)) - starts
+    turn[order] = np.arange(len(places)) - np.searchsorted(named, named, side="left")
     result = rows
     for number in range(int(turn.max(initial=-1)) + 1):
         chosen = np.flatnonzero(turn == number)

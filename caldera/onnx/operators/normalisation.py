@@ -143,8 +143,7 @@ def lrn(x: Value, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: f
     """
     if size % 2:
         return op.local_response_norm(x, size, alpha, beta, bias)
-    turned = op.local_response_norm(op.flip(x, 1), size, alpha, beta, bias)
-    return op.flip(turned, 1)
+    return op.flip(op.local_response_norm(op.flip(x, 1), size, alpha, beta, bias), 1)
 
 
 @operator("Dropout")

@@ -151,8 +151,7 @@ def _transposed(
         return op.reshape(y, (*y.shape[:2], *sizes))
     count, channels = x.shape[:2]
     inner, filters = channels // group, w.shape[1]
-    spots = math.prod(x.shape[2:])
-    images = op.reshape(x, (count, group, inner, spots))
+    images = op.reshape(x, (count, group, inner, math.prod(x.shape[2:])))
     parts = []
     for position in positions(w.shape[2:]):
         kernel = op.reshape(
@@ -160,8 +159,7 @@ def _transposed(
         )
         part = op.matmul(op.transpose(kernel, (0, 2, 1)), images)
         parts.append(op.reshape(part, (count, group * filters, *x.shape[2:])))
-    windows = lay_windows(sizes, w.shape[2:], strides=strides, dilations=dilations)
-    return fold(parts, windows, sizes)
+    return fold(parts, lay_windows(sizes, w.shape[2:], strides=strides, dilations=dilations), sizes)
 
 
 @operator("Col2Im")

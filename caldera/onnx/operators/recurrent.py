@@ -108,8 +108,7 @@ class _Layer:
     def _weights(
         self, w: Value, r: Value, b: Value, i: int, functions: list[Activation]
     ) -> _Weights:
-        width = w.shape[1]
-        both = np.zeros(2 * width, w.dtype) if b is None else op.gather(b, i)
+        both = np.zeros(2 * w.shape[1], w.dtype) if b is None else op.gather(b, i)
         input_bias, state_bias = op.split(both, 2)
         if not self.adds_state_bias_inside:
             input_bias = op.add(input_bias, state_bias)

@@ -10,6 +10,7 @@ import numpy as np
 from caldera import op
 from caldera.compiler.lazy import Expr
 from caldera.core.tensor.dtype import HALVES, bool_, float32, int8, is_float
+from caldera.onnx.operators.movement import widened
 from caldera.onnx.operators.registry import Value, axis_of, integer, integers, operator
 
 Axes = tuple[int, ...]
@@ -117,6 +118,5 @@ def _products(x: Value, axis: int) -> Expr:
 
 def _later(x: Value, axis: int, by: int, value: int) -> Expr:
     """Moved to higher indices, with `value` in the places that come free."""
-    widths = [(by, 0) if each == axis else (0, 0) for each in range(len(x.shape))]
-    kept = [None] * axis + [x.shape[axis] - by]
-    return op.pad(op.slice(x, [None] * (axis + 1), kept), widths, value)
+    widths = [(by, -by) if each == axis else (0, 0) for each in range(len(x.shape))]
+    return widened(x, widths, value)

@@ -204,6 +204,7 @@ def operator(
     *names: str,
     domain: str = "",
     numpy: Function | None = None,
+    in_numpy: bool = False,
     moves: bool = False,
     foreign: bool = False,
     further: Sequence[str] = (),
@@ -214,7 +215,16 @@ def operator(
     """
 
     def register(function: Function) -> Function:
-        _add(names, domain, function, further, moves=moves, foreign=foreign, twin=numpy)
+        signature = inspect.signature(function)
+        several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        own = (p.name for p in signature.parameters.values() if p.kind not in several)
+        named = frozenset([*own, *further])
+        for name in names:
+            if (domain, name) in OPERATORS:
+                raise ValueError(f"operator {name!r} is defined twice")
+            OPERATORS[domain, name] = Operator(
+                name, function, signature, named, in_numpy, moves, foreign, numpy
+            )
         return function
 
     return register
@@ -222,25 +232,7 @@ def operator(
 
 def evaluated(*names: str, domain: str = "") -> Callable[[Function], Function]:
     """Register a NumPy function under these names of operators."""
-
-    def register(function: Function) -> Function:
-        _add(names, domain, function, (), in_numpy=True)
-        return function
-
-    return register
-
-
-def _add(
-    names: Sequence[str], domain: str, function: Function, further: Sequence[str], **facts: Any
-) -> None:
-    signature = inspect.signature(function)
-    parameters = signature.parameters.values()
-    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    named = frozenset(p.name for p in parameters if p.kind not in several) | set(further)
-    for name in names:
-        if (domain, name) in OPERATORS:
-            raise ValueError(f"operator {name!r} is defined twice")
-        OPERATORS[domain, name] = Operator(name, function, signature, named, **facts)
+    return operator(*names, domain=domain, in_numpy=True)
 
 
 @dataclass(frozen=True)

@@ -239,8 +239,7 @@ class _Regions:
         kept = [op.clip(place, 0.0, n - 1.0) for place, n in zip(places, sizes, strict=True)]
         # ONNX's "max" is the largest weighted one of the four elements around a place.
         combine = op.add if self.mode == "avg" else op.maximum
-        read = _fetch(images, "border", True)
-        found = reduce(combine, _corners(read, *_linear(kept), 0))
+        found = reduce(combine, _corners(_fetch(images, "border", True), *_linear(kept), 0))
         return op.where(op.unsqueeze(_inside(places, sizes, 1), 1), found, 0.0)
 
 

@@ -225,7 +225,7 @@ def _numbers(write: Any, both: Both, node: Node) -> str:
 
 def _unknown(both: Both, node: Node) -> Exception:
     wanted = "arrays that are plain functions of the number of samples"
-    return not_open(wanted, *map(_briefly, both), node)
+    return not_open(wanted, _briefly(both[0]), _briefly(both[1]), node)
 
 
 def _briefly(array: np.ndarray) -> str:

@@ -146,8 +146,7 @@ def _attention(write: Any, pair: Any) -> Any:
     scores = write.add("MatMul", scaled, turned)
     if pair.attrs["causal"]:
         is_later = np.triu(np.ones((queries, keys), np.bool_), keys - queries + 1)
-        mask = np.where(is_later, -np.inf, 0).astype(dtype)
-        scores = write.add("Add", scores, write.array(mask))
+        scores = write.add("Add", scores, write.array(np.where(is_later, -np.inf, 0).astype(dtype)))
     shares = write.add("Softmax", scores, axis=len(k.spec.shape) - 1)
     return (write.add("MatMul", shares, write.name(v)),)
 
@@ -174,18 +173,15 @@ def _broadcast_to(write: Any, pair: Any) -> str:
 @writes("slice", by_samples=("bounds",))
 def _slice(write: Any, pair: Any) -> str:
     given = pair.inputs[0]
-    starts, ends, axes, steps = [], [], [], []
+    parts = []
     bounds = zip(pair.node.attrs["bounds"], pair.twin.attrs["bounds"], strict=True)
     for axis, (first, second) in enumerate(bounds):
         start, stop, step = sizes(first, second, pair.node)
         goes_to_end = first[1] == given.node.shape[axis] and second[1] == given.twin.shape[axis]
         if goes_to_end and start == 0 and step == 1:
             continue
-        starts.append(start)
-        ends.append(_END if goes_to_end else stop)
-        axes.append(axis)
-        steps.append(step)
-    vectors = [write.shape(each) for each in (starts, ends, axes, steps)]
+        parts.append((start, _END if goes_to_end else stop, axis, step))
+    vectors = [write.shape([part[i] for part in parts]) for i in range(4)]
     return write.add("Slice", *inputs(write, pair), *vectors)
 
 
@@ -255,8 +251,7 @@ def _scatter_add(write: Any, pair: Any) -> str:
     turned = write.add("Transpose", write.name(x), perm=order)
     added = write.add("Transpose", write.name(updates), perm=rows)
     result = write.add("ScatterND", turned, places, added, reduction="add")
-    back = [order.index(each) for each in range(rank)]
-    return write.add("Transpose", result, perm=back)
+    return write.add("Transpose", result, perm=[order.index(each) for each in range(rank)])
 
 
 @writes("sort")

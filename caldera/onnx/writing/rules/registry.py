@@ -22,7 +22,7 @@ import numpy as np
 from caldera.core.graph.opdef import parameter
 from caldera.onnx.writing.dynamic_batch import Pair, array_by_samples, counting
 
-Function = Callable[[Any, Any], Any]
+Function = Callable[..., Any]
 RULES: dict[str, ExportRule] = {}
 """By the name of Caldera's op."""
 
