@@ -84,7 +84,8 @@ def speech_commands(
 
 def _split_by_lists(root: Path, files: list[Path]) -> tuple[list[Path], list[Path], list[Path]]:
     """Return the files to train with, to test with and to validate with, by the lists in `root`."""
-    listed = [_listed(root / f"{part}_list.txt") for part in ("testing", "validation")]
+    lists = [root / f"{part}_list.txt" for part in ("testing", "validation")]
+    listed = [set(path.read_text().split()) if path.is_file() else set() for path in lists]
     testing, validation = (
         [path for path in files if f"{path.parent.name}/{path.name}" in names] for names in listed
     )
@@ -99,10 +100,6 @@ def _split_by_lists(root: Path, files: list[Path]) -> tuple[list[Path], list[Pat
             hint="mend the lists of files",
         )
     return train, testing, validation
-
-
-def _listed(path: Path) -> set[str]:
-    return set(path.read_text().split()) if path.is_file() else set()
 
 
 def _speaker(path: Path) -> str:

@@ -72,8 +72,7 @@ def greedy(logits: Any, blank: int = 0, *, lengths: Any = None) -> list[list[int
     >>> audio.greedy(np.eye(3)[[[1, 1, 0, 1, 2, 0]]])
     [[1, 1, 2]]
     """
-    frames = _counted(_frames(logits, "greedy"), lengths, "greedy")
-    best = [each.argmax(-1) for each in frames]
+    best = [each.argmax(-1) for each in _counted(_frames(logits, "greedy"), lengths, "greedy")]
     return [[int(each) for each, _ in groupby(row) if each != blank] for row in best]
 
 

@@ -216,25 +216,21 @@ def deltas(x: Any, order: int = 2, window: int = 2) -> Expr:
             expected=f"order= from 0 and window= from 1 to {MOST_FRAMES}",
             got=f"{order} and {window}",
         )
-    frames = x.shape[-2]
-    kernel, scales = np.ones(1), []
+    frames, parts, kernel = x.shape[-2], [x], np.ones(1)
     base = np.arange(-window, window + 1) / (2 * np.sum(np.arange(1, window + 1) ** 2))
-    for _ in range(order):
+    for number in range(1, order + 1):
         kernel = np.convolve(kernel, base)
-        scales.append(kernel)
-    parts = [x]
-    for each in scales:
-        reach = len(each) // 2
         # One product with a matrix of frames, whose ends repeat the first and the last.
         matrix = np.zeros((frames, frames))
-        for offset, weight in zip(range(-reach, reach + 1), each, strict=True):
-            np.add.at(
-                matrix,
-                (np.arange(frames), np.clip(np.arange(frames) + offset, 0, frames - 1)),
-                weight,
-            )
+        for offset, weight in enumerate(kernel, -number * window):
+            np.add.at(matrix, (np.arange(frames), _shifted(frames, offset)), weight)
         parts.append(_constant(matrix, x) @ x)
     return op.concat(parts, axis=-1)
+
+
+def _shifted(frames: int, offset: int) -> np.ndarray:
+    """The frames so many places on; the ends are repeated."""
+    return np.clip(np.arange(frames) + offset, 0, frames - 1)
 
 
 def normalise(x: Any, lengths: Any = None, *, variance: bool = True, eps: float = 1e-5) -> Expr:
@@ -250,18 +246,14 @@ def normalise(x: Any, lengths: Any = None, *, variance: bool = True, eps: float 
     x = _expr(x)
     if lengths is None:
         centred = x - op.mean(x, axis=-2, keepdims=True)
-        if not variance:
-            return centred
         size = op.mean(op.square(centred), axis=-2, keepdims=True)
-        return centred * op.rsqrt(op.maximum(size, eps))
-    inside = mask(lengths, x.shape[-2])
-    weight = op.reshape(op.cast(inside, x.dtype), (*inside.shape, 1))
-    count = op.maximum(op.sum(weight, axis=-2, keepdims=True), 1.0)
-    centred = (x - op.sum(x * weight, axis=-2, keepdims=True) / count) * weight
-    if not variance:
-        return centred
-    size = op.sum(op.square(centred), axis=-2, keepdims=True) / count
-    return centred * op.rsqrt(op.maximum(size, eps))
+    else:
+        inside = mask(lengths, x.shape[-2])
+        weight = op.reshape(op.cast(inside, x.dtype), (*inside.shape, 1))
+        count = op.maximum(op.sum(weight, axis=-2, keepdims=True), 1.0)
+        centred = (x - op.sum(x * weight, axis=-2, keepdims=True) / count) * weight
+        size = op.sum(op.square(centred), axis=-2, keepdims=True) / count
+    return centred * op.rsqrt(op.maximum(size, eps)) if variance else centred
 
 
 def mask(lengths: Any, frames: int) -> Expr:
@@ -271,8 +263,7 @@ def mask(lengths: Any, frames: int) -> Expr:
     >>> audio.mask([1, 2], frames=3).tolist()
     [[True, False, False], [True, True, False]]
     """
-    counts = op.cast(_expr(lengths), "int64")
-    return op.arange(frames) < op.reshape(counts, (-1, 1))
+    return op.arange(frames) < op.reshape(op.cast(_expr(lengths), "int64"), (-1, 1))
 
 
 def splice(x: Any, left: int, right: int) -> Expr:
@@ -291,18 +282,11 @@ def splice(x: Any, left: int, right: int) -> Expr:
             expected=f"left= and right= from 0 to {MOST_FRAMES}",
             got=f"{left} and {right}",
         )
-    frames = x.shape[-2]
-    parts = [
-        op.gather(x, np.clip(np.arange(frames) + offset, 0, frames - 1), axis=-2)
-        for offset in range(-left, right + 1)
-    ]
-    return op.concat(parts, axis=-1)
+    shifted = [_shifted(x.shape[-2], offset) for offset in range(-left, right + 1)]
+    return op.concat([op.gather(x, places, axis=-2) for places in shifted], axis=-1)
 
 
 # --- what they are made of
-
-
-"""Slaney's scale: straight up to 1 kHz, logarithmic from there."""
 
 
 def _window(name: str, length: int, *, periodic: bool) -> np.ndarray:

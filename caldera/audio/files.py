@@ -113,8 +113,7 @@ def _read_wav(path: Path) -> tuple[np.ndarray, int]:
         # What the standard library does not know (floats, compressed samples) others may.
         return _read_other(path)
     usable = len(raw) // (width * channels) * width * channels
-    values = _wide(np.frombuffer(raw[:usable], np.uint8), width)
-    return values.reshape(-1, channels).T, rate
+    return _wide(np.frombuffer(raw[:usable], np.uint8), width).reshape(-1, channels).T, rate
 
 
 def _wide(raw: np.ndarray, width: int) -> np.ndarray:
@@ -124,8 +123,7 @@ def _wide(raw: np.ndarray, width: int) -> np.ndarray:
         # The three bytes become the upper ones of four.
         raw = np.pad(raw.reshape(-1, 3), ((0, 0), (1, 0))).reshape(-1)
         width = 4
-    kind = {2: "<i2", 4: "<i4"}[width]
-    return raw.view(kind).astype(np.float64) / (1 << (8 * width - 1))
+    return raw.view({2: "<i2", 4: "<i4"}[width]).astype(np.float64) / (1 << (8 * width - 1))
 
 
 def _read_other(path: Path) -> tuple[np.ndarray, int]:

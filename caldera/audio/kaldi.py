@@ -189,8 +189,7 @@ def _integers(file: IO[bytes], where: str, held: int) -> np.ndarray:
 
 
 def _compressed(file: IO[bytes], kind: str, where: str, held: int) -> np.ndarray:
-    header = _exactly(file, 16, where, held)
-    low, width, rows, columns = struct.unpack("<ffii", header)
+    low, width, rows, columns = struct.unpack("<ffii", _exactly(file, 16, where, held))
     if rows < 0 or columns < 0:
         raise DataError.build(where, expected="a matrix", got=f"one of {rows} by {columns}")
     if kind != "CM":
@@ -289,8 +288,7 @@ def _write_compressed(file: IO[bytes], array: np.ndarray) -> None:
     low, high = float(array.min()), float(array.max())
     width = max(high - low, abs(low) * 1e-5 + 1e-10)
     rows, columns = array.shape
-    order = np.sort(array, axis=0)
-    picks = order[[0, rows // 4, (3 * rows) // 4, rows - 1]]
+    picks = np.sort(array, axis=0)[[0, rows // 4, (3 * rows) // 4, rows - 1]]
     marks = np.floor(np.clip((picks - low) / width, 0, 1) * 65535 + 0.499).astype(np.int64)
     # Each above the one before it, with room for those that follow.
     for i in range(1, 4):

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike, fspath
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -44,14 +45,11 @@ class FilterBank(nn.Layer):
     augment: bool = False
 
     def forward(self, x: Expr) -> Expr:
-        found = fbank(
-            x * 32768.0,
-            self.rate,
-            self.bins,
-            frame_length=self.frame_length,
-            frame_shift=self.frame_shift,
-        )
-        found = normalise(found)
+        lengths: dict[str, Any] = {
+            "frame_length": self.frame_length,
+            "frame_shift": self.frame_shift,
+        }
+        found = normalise(fbank(x * 32768.0, self.rate, self.bins, **lengths))
         if self.augment and nn.context().training:
             found = spec_augment(found, band_width=self.bins // 5, time_part=0.2)
         return found
@@ -244,9 +242,11 @@ def tdnn(
     >>> nn.count_parameters(audio.models.tdnn((98, 40), classes=10))
     515594
     """
-    hidden: Layers = []
-    for each in offsets:
-        hidden += [TimeDelay(units, tuple(each)), nn.ReLU(), nn.LayerNorm()]
+    hidden = [
+        layer
+        for each in offsets
+        for layer in (TimeDelay(units, tuple(each)), nn.ReLU(), nn.LayerNorm())
+    ]
     return [nn.Input(tuple(input_shape)), *hidden, *_head(classes, pooled)]
 
 

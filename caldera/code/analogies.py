@@ -133,18 +133,19 @@ def _operations(words: Iterable[str]) -> Iterator[re.Match[str]]:
     return (match for word in sorted(words) if (match := _OPERATION.match(word)) is not None)
 
 
-def _questions(pairs: Iterable[tuple[str, str]]) -> Iterator[Question]:
-    for (a, b), (c, d) in combinations(pairs, 2):
-        if len({a, b, c, d}) == 4:
-            yield a, b, c, d
+def _questions(groups: Iterable[list[tuple[str, str]]]) -> Iterator[Question]:
+    """Two pairs of each group as a question."""
+    for pairs in groups:
+        for (a, b), (c, d) in combinations(pairs, 2):
+            if len({a, b, c, d}) == 4:
+                yield a, b, c, d
 
 
 def _types(words: Iterable[str]) -> Iterator[Question]:
     """Two operations with two types, on the same kinds of operands."""
     rows: dict[str, dict[tuple[str, str], dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
     for each in _operations(words):
-        row = rows[each["operands"]][each["name"], each["options"]]
-        row[each["type"]] = each.string
+        rows[each["operands"]][each["name"], each["options"]][each["type"]] = each.string
     for templates in rows.values():
         for (one, first), (other, second) in combinations(templates.items(), 2):
             if one[0] == other[0]:
@@ -155,31 +156,25 @@ def _types(words: Iterable[str]) -> Iterator[Question]:
 
 def _options(words: Iterable[str]) -> Iterator[Question]:
     """Two operations without and with an option, of one type."""
-    plain: dict[tuple[str, str, str], str] = {}
-    having: list[re.Match[str]] = []
-    for each in _operations(words):
-        if each["options"]:
-            having.append(each)
-        else:
-            plain[each["name"], each["type"], each["operands"]] = each.string
-    groups: dict[tuple[str, str, str], list[tuple[str, str]]] = defaultdict(list)
-    for each in having:
-        without = plain.get((each["name"], each["type"], each["operands"]))
-        if without is not None:
-            alike = (each["options"], each["type"], each["operands"])
-            groups[alike].append((without, each.string))
-    for pairs in groups.values():
-        yield from _questions(pairs)
+    found = {
+        each.group("name", "options", "type", "operands"): each.string
+        for each in _operations(words)
+    }
+    groups: dict[tuple[str, ...], list[tuple[str, str]]] = defaultdict(list)
+    for (name, options, *alike), word in found.items():
+        without = found.get((name, "", *alike))
+        if options and without is not None:
+            groups[options, *alike].append((without, word))
+    yield from _questions(groups.values())
 
 
 def _conversions(words: Iterable[str]) -> Iterator[Question]:
     """A conversion or an operation, and the one that undoes it."""
     groups: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    found: dict[tuple[str, str, str], str] = {}
+    found: dict[tuple[str, ...], str] = {}
     for word in sorted(words):
-        match = _CONVERSION.search(word)
-        if match:
-            found.setdefault((match.group(1), match.group(2), match.group(3)), word)
+        if match := _CONVERSION.search(word):
+            found.setdefault(match.group(1, 2, 3), word)
     for (name, source, target), word in found.items():
         undone = INVERSE_CONVERSIONS.get(name)
         if (undone, target, source) in found:
@@ -190,8 +185,7 @@ def _conversions(words: Iterable[str]) -> Iterator[Question]:
         other = each.string.replace(f" {each['name']} ", f" {inverse} ", 1)
         if inverse is not None and other in known:
             groups[each["name"]].append((each.string, other))
-    for pairs in groups.values():
-        yield from _questions(pairs)
+    yield from _questions(groups.values())
 
 
 def _structures(words: Iterable[str]) -> Iterator[Question]:
@@ -203,20 +197,16 @@ def _structures(words: Iterable[str]) -> Iterator[Question]:
             count, kind = int(match.group(2)), match.group(3)
             if count > MOST_MEMBERS:
                 continue
-            others = {
-                "structure": "{ " + ", ".join([kind] * count) + " }",
-                "vector": f"<{count} x {kind}>",
-            }
+            own = "vector" if match.group(1) == "<" else "array"
+            others = {"structure": "{ " + ", ".join([kind] * count) + " }"}
             # Each two forms are met from one side alone.
-            own, wanted = ("array", ["structure", "vector"])
-            if match.group(1) == "<":
-                own, wanted = "vector", ["structure"]
-            for form in wanted:
-                other = word.replace(match.group(), others[form])
+            if own == "array":
+                others["vector"] = f"<{count} x {kind}>"
+            for form, written in others.items():
+                other = word.replace(match.group(), written)
                 if other in known:
                     forms[own, form].append((word, other))
-    for pairs in forms.values():
-        yield from _questions(pairs)
+    yield from _questions(forms.values())
 
 
 _QUESTIONS: dict[str, Callable[[Iterable[str]], Iterator[Question]]] = {

@@ -58,13 +58,10 @@ def _edges_of(statements: Sequence[tuple[int, Statement]]) -> Iterator[Edge]:
             jumps[block].append(i)
     for i, statement in statements:
         sources = [writer[name] for name in statement.reads if name in writer]
-        for j, _ in sources:
-            if i != j:
-                yield min(i, j), max(i, j)
+        others = [j for j, _ in sources]
         if all(block != statement.block or j > i for j, block in sources):
-            for j in jumps[statement.block]:
-                if i != j:
-                    yield min(i, j), max(i, j)
+            others += jumps[statement.block]
+        yield from ((min(i, j), max(i, j)) for j in others if i != j)
 
 
 def context_pairs(

@@ -115,8 +115,7 @@ def _decomposed_step(
     word = reshape(gather(of_words, words, axis=0), (pairs, 1, of_words.shape[1]))
     scores = sum_(mul(word, context), (2,))
 
-    number = iota(shape=contexts.shape, axis=1, dtype=int64)
-    is_own = equal(number, constant(0, int64))
+    is_own = equal(iota(shape=contexts.shape, axis=1, dtype=int64), constant(0, int64))
     says_nothing = logical_and(logical_not(is_own), equal(contexts, narrow(contexts, 1, 0, 1)))
     zero, one = constant(0, scores.dtype), constant(1, scores.dtype)
     sign = where(is_own, one, neg(one))
@@ -291,8 +290,7 @@ class SkipGram:
             total, seen = 0.0, 0
             for words, contexts, done in self._parts(given, batch):
                 speed = np.float32(rate * max(0.01, 1 - (epoch + done) / epochs))
-                feeds = {"words": words, "contexts": contexts, "rate": speed}
-                total += self._run(feeds, batch)
+                total += self._run({"words": words, "contexts": contexts, "rate": speed}, batch)
                 seen += len(words)
             losses.append(total / max(seen, 1))
             self.epoch += 1
@@ -361,12 +359,11 @@ class SkipGram:
     def _run(self, feeds: dict[str, Any], batch: int) -> float:
         """Train on a part, and its loss."""
         key = (len(feeds["words"]), batch, settings.threads)
-        plan = self._plans.get(key)
-        if plan is None:
+        if key not in self._plans:
             if len(self._plans) >= _MOST_PLANS:
                 self._plans.clear()
-            plan = self._plans[key] = self._plan(key[0], batch)
-        return float(plan.run(feeds)[0].item())
+            self._plans[key] = self._plan(key[0], batch)
+        return float(self._plans[key].run(feeds)[0].item())
 
     def _plan(self, pairs: int, batch_size: int) -> Any:
         words = op.input("words", (pairs,), dtype="int32")

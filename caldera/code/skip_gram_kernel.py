@@ -9,8 +9,9 @@ sums are added up in one order: so bits are the same on any number of threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from typing import NoReturn
 
@@ -204,8 +205,7 @@ def _lane_sums(k: Emitter, given: Sequence[RegisterValue]) -> RegisterValue:
         low = [first + i for first in range(0, rows[0].lanes, 2 * segment) for i in range(segment)]
         high = [pick + segment for pick in low]
         rows = [k.shuffle(row, None, low) + k.shuffle(row, None, high) for row in rows]
-    sums = [row.lane(lane) for row in rows for lane in range(row.lanes)]
-    return k.vector_of(sums[:count])
+    return k.vector_of([row.lane(lane) for row in rows for lane in range(row.lanes)][:count])
 
 
 # --- all pairs of a batch
@@ -227,10 +227,8 @@ def _wrong(
 ) -> RegisterValue:
     """How wrong scores are, as many as fit into a vector."""
     lanes = natural_lanes(batch.sums.type)
-    total = batch.sums.load(place, lanes)
-    for number in range(1, slices):
-        total = total + batch.sums.load(stride * number + place, lanes)
-    return total
+    more = (batch.sums.load(stride * number + place, lanes) for number in range(1, slices))
+    return sum(more, start=batch.sums.load(place, lanes))
 
 
 def _slopes(
@@ -336,13 +334,10 @@ def _step(
                 following.sums.store(stride * number + place, scores)
 
 
-def _refusal(words: np.ndarray, contexts: np.ndarray, count: int) -> Callable[[], NoReturn]:
-    def refuse() -> NoReturn:
-        check_range("skip_gram", words, count)
-        check_range("skip_gram", contexts, count)
-        raise AssertionError("a row was refused that is there")
-
-    return refuse
+def _refuse(words: np.ndarray, contexts: np.ndarray, count: int) -> NoReturn:
+    for rows in (words, contexts):
+        check_range("skip_gram", rows, count)
+    raise AssertionError("a row was refused that is there")
 
 
 def _bind(call: Call) -> Runner | None:
@@ -357,7 +352,7 @@ def _bind(call: Call) -> Runner | None:
     check = _check_rows.call(
         words=words, contexts=contexts, status=status, pairs=pairs, many=many, count=count
     )
-    calls = [replace(check, refuse=_refusal(words, contexts, count)), *copy]
+    calls = [replace(check, refuse=partial(_refuse, words, contexts, count)), *copy]
     batch = max(1, min(call.node.attrs["batch"], pairs))
     slices, stride = _sizes(vectors.shape, vectors.itemsize, batch * many)
     moves, rest = np.split(call.workspace.view(vectors.dtype), [batch * width])

@@ -111,8 +111,7 @@ def whole_axis(values: Sequence[int], count: int = 8) -> ChartAxis:
     if low == high:
         return ChartAxis(low - 0.5, low + 0.5, (low,))
     step = max(1, round(_nice_step((high - low) / count)))
-    first = math.ceil(low / step) * step
-    return ChartAxis(low, high, tuple(range(first, high + 1, step)))
+    return ChartAxis(low, high, tuple(range(math.ceil(low / step) * step, high + 1, step)))
 
 
 def _linear_axis(low: float, high: float, most: float, count: int) -> ChartAxis:

@@ -136,23 +136,21 @@ def heat_map(cells: Sequence[Sequence[float]], label: str) -> Safe:
     """
     rows, columns = len(cells), max((len(row) for row in cells), default=0)
     most = max((each for row in cells for each in row), default=0.0)
-    parts = []
-    for i, row in enumerate(cells):
-        for j, value in enumerate(row):
-            share = value / most if most else 0.0
-            parts.append(
-                element(
-                    "rect",
-                    element("title", safe(f"{value:.3g}")),
-                    x=_EDGE + _CELL * j,
-                    y=_EDGE + _CELL * i,
-                    width=_CELL,
-                    height=_CELL,
-                    fill=WORSE,
-                    fill_opacity=round(share, 3),
-                    stroke=LINE,
-                )
-            )
+    parts = [
+        element(
+            "rect",
+            element("title", safe(f"{value:.3g}")),
+            x=_EDGE + _CELL * j,
+            y=_EDGE + _CELL * i,
+            width=_CELL,
+            height=_CELL,
+            fill=WORSE,
+            fill_opacity=round(value / most if most else 0.0, 3),
+            stroke=LINE,
+        )
+        for i, row in enumerate(cells)
+        for j, value in enumerate(row)
+    ]
     note = element(
         "text",
         safe(f"at most {most:.3g}"),
@@ -241,8 +239,8 @@ def _chart(
 ) -> LineChart:
     lines: list[Line] = []
     legend: list[Line] = []
+    several = len(quantities) > 1
     for index, quantity in enumerate(quantities):
-        several = len(quantities) > 1
         colour = CATEGORICAL[index % len(CATEGORICAL)]
         other = colour if several else CATEGORICAL[1]
         validated = _VALIDATION + quantity in columns
@@ -339,7 +337,8 @@ def parallel_coordinates(
     >>> "rate" in parallel_coordinates([one, one], [0.1, 1.0], ["0", "1"], "two trials", chosen=1)
     True
     """
-    places = [_place_of(index, len(coordinates)) for index in range(len(coordinates))]
+    width, last = _PLOT_WIDTH - _PLOT_LEFT - _PLOT_RIGHT, len(coordinates) - 1
+    places = [_PLOT_LEFT + width * (i / last if last else 0.5) for i in range(last + 1)]
     order = sorted(range(len(strengths)), key=lambda case: (case == chosen, strengths[case]))
     parts = [
         _case(coordinates, places, case, strengths[case], names[case], case == chosen)
@@ -347,12 +346,6 @@ def parallel_coordinates(
     ]
     parts += map(_coordinate, places, coordinates)
     return inline_svg(_PLOT_WIDTH, _PLOT_HEIGHT, *parts, class_="wide", label=label)
-
-
-def _place_of(index: int, count: int) -> float:
-    return _PLOT_LEFT + (_PLOT_WIDTH - _PLOT_LEFT - _PLOT_RIGHT) * (
-        index / (count - 1) if count > 1 else 0.5
-    )
 
 
 def _height_of(axis: ChartAxis, value: float | None) -> float:
@@ -395,9 +388,13 @@ def _coordinate(x: float, coordinate: Coordinate) -> str:
     axis = coordinate.axis
     for tick, written in zip(axis.ticks, axis.labels(), strict=True):
         y = _height_of(axis, tick)
-        parts.append(element("path", d=f"M{number(x - 4)} {number(y)}h8", stroke=QUIET))
-        parts.append(_rimmed(shortened(written, _LONGEST), x - 8, y + 4, "end", QUIET))
+        parts += [
+            element("path", d=f"M{number(x - 4)} {number(y)}h8", stroke=QUIET),
+            _rimmed(shortened(written, _LONGEST), x - 8, y + 4, "end", QUIET),
+        ]
     if any(value is None or not axis.shows(value) for value in coordinate.values):
-        parts.append(element("circle", cx=x, cy=bottom + _NONE, r=3.0, fill=CARD, stroke=LINE))
-        parts.append(_rimmed("none", x - 8, bottom + _NONE + 4, "end", QUIET))
+        parts += [
+            element("circle", cx=x, cy=bottom + _NONE, r=3.0, fill=CARD, stroke=LINE),
+            _rimmed("none", x - 8, bottom + _NONE + 4, "end", QUIET),
+        ]
     return "".join(parts)

@@ -194,8 +194,7 @@ def _y_ticks(chart: LineChart) -> str:
     parts = [_level(_y(chart, tick), opacity=0.45) for tick in axis.minor]
     for tick, label in zip(axis.ticks, axis.labels(), strict=True):
         y = _y(chart, tick)
-        parts.append(_level(y))
-        parts.append(_small(label, _LEFT - 8, y + 4, "end"))
+        parts += [_level(y), _small(label, _LEFT - 8, y + 4, "end")]
     return "".join(parts)
 
 
@@ -210,10 +209,9 @@ def _x_ticks(axis: ChartAxis, label: str) -> str:
     parts = [element("path", d=frame, stroke=QUIET)]
     for tick, written in zip(axis.ticks, axis.labels(), strict=True):
         x = _x(axis, tick)
-        parts.append(element("path", d=f"M{number(x)} {number(bottom)}v4", stroke=QUIET))
-        parts.append(_small(written, x, bottom + 17, "middle"))
-    middle = (_LEFT + WIDTH - _RIGHT) / 2
-    parts.append(_small(label, middle, bottom + 36, "middle"))
+        tick_line = element("path", d=f"M{number(x)} {number(bottom)}v4", stroke=QUIET)
+        parts += [tick_line, _small(written, x, bottom + 17, "middle")]
+    parts.append(_small(label, (_LEFT + WIDTH - _RIGHT) / 2, bottom + 36, "middle"))
     return "".join(parts)
 
 
@@ -255,18 +253,19 @@ def _stroke(route: str, line: Line) -> str:
     )
 
 
+def _route(points: Sequence[Point]) -> str:
+    return "M" + "L".join(f"{number(x)} {number(y)}" for x, y in points)
+
+
 def _line(line: Line, chart: LineChart) -> str:
-    parts = []
+    parts: list[str] = []
     runs = _runs(line, chart)
     if line.thin:
         # A point alone is a line to itself: its round ends are a dot.
-        routes = [[*run, run[-1]] if len(run) == 1 else run for run in runs]
-        route = "".join("M" + "L".join(f"{number(x)} {number(y)}" for x, y in r) for r in routes)
+        route = "".join(_route([*run, run[-1]] if len(run) == 1 else run) for run in runs)
         return element("g", _stroke(route, line), element("title", safe(line.label)))
-    for run in runs:
-        route = "L".join(f"{number(x)} {number(y)}" for x, y in run)
-        if not line.dots_only:
-            parts.append(_stroke(f"M{route}", line))
+    if not line.dots_only:
+        parts += [_stroke(_route(run), line) for run in runs]
     dots = line.dots_only or (len(line.points) <= _DOTS_UP_TO and not line.bare)
     for run in runs:
         # A point between two gaps has no line: only a dot shows it.
@@ -274,10 +273,8 @@ def _line(line: Line, chart: LineChart) -> str:
             parts += [element("circle", cx=x, cy=y, r=2.6, fill=line.colour) for x, y in run]
     if line.ring is not None:
         x, y = _x(chart.x_axis, line.ring[0]), _y(chart, line.ring[1])
-        ring = element(
-            "circle", cx=x, cy=y, r=5.5, fill="none", stroke=line.colour, stroke_width=1.6
-        )
-        parts.append(ring)
+        ring = {"fill": "none", "stroke": line.colour, "stroke_width": 1.6}
+        parts.append(element("circle", cx=x, cy=y, r=5.5, **ring))
     parts += [_missing(point, line, chart) for point in line.points if not _visible(point, chart)]
     if len(line.points) <= _HINTS_UP_TO:
         parts += [_hint(point, line, chart) for point in line.points if _visible(point, chart)]

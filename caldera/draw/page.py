@@ -88,14 +88,16 @@ def facts(values: Mapping[str, object]) -> Safe:
 
 def card(title: str, *content: Safe, note: str = "", class_: str = "") -> Safe:
     """A box with a title."""
-    head = [tag("h3", title)] + ([tag("p", note, class_="quiet")] if note else [])
-    return tag("div", *head, *content, class_=f"card {class_}".strip())
+    return tag("div", *_headed("h3", title, note), *content, class_=f"card {class_}".strip())
 
 
 def section(anchor: str, title: str, *content: Safe, note: str = "") -> Safe:
     """A part of the page that its index leads to."""
-    head = [tag("h2", title)] + ([tag("p", note, class_="quiet")] if note else [])
-    return tag("section", *head, *content, id=anchor)
+    return tag("section", *_headed("h2", title, note), *content, id=anchor)
+
+
+def _headed(name: str, title: str, note: str) -> list[Safe]:
+    return [tag(name, title)] + ([tag("p", note, class_="quiet")] if note else [])
 
 
 def folded(title: str, content: Safe) -> Safe:
@@ -137,7 +139,7 @@ def inline_svg(
 
 def document(title: str, index: Mapping[str, str], content: Iterable[Safe]) -> str:
     """The text of a page; `index` has the title of each part by its anchor."""
-    script = _file("page.js")
+    script = file_beside(__file__, "page.js")
     body = join([_header(index), tag("main", *content), Safe(f"<script>{script}</script>")])
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -149,33 +151,42 @@ def document(title: str, index: Mapping[str, str], content: Iterable[Safe]) -> s
 
 
 @cache
-def _file(name: str) -> str:
-    return (Path(__file__).parent / name).read_text(encoding="utf-8")
+def file_beside(module: str, name: str) -> str:
+    """The text of a file that lies beside a module."""
+    return (Path(module).parent / name).read_text(encoding="utf-8")
 
 
 @cache
 def _style() -> str:
     """The colours of both themes and the fonts, then the rules that use them."""
-    light = f"color-scheme:light;{_variables(LIGHT)}"
-    dark = f"color-scheme:dark;{_variables(DARK)}"
+    light = f"color-scheme:light;{variables(LIGHT)}"
+    dark = f"color-scheme:dark;{variables(DARK)}"
     return (
-        f":root{{{_variables({'sans': SANS, 'mono': MONO})}{light}}}"
+        f":root{{{variables(FONTS)}{light}}}"
         f"@media (prefers-color-scheme:dark){{:root{{{dark}}}:root[data-theme=light]{{{light}}}}}"
         f":root[data-theme=dark]{{{dark}}}"
-        f"{_file('page.css')}"
+        f"{file_beside(__file__, 'page.css')}"
     )
 
 
-def _variables(values: Mapping[str, str]) -> str:
+FONTS = {"sans": SANS, "mono": MONO}
+
+
+def variables(values: Mapping[str, str]) -> str:
+    """Values as variables of a style sheet."""
     return "".join(f"--{name}:{value};" for name, value in values.items())
 
 
 def _policy(script: str) -> str:
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (
-        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
+        f"default-src 'none'; style-src 'unsafe-inline'; script-src {digest(script)}; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
+
+
+def digest(text: str) -> str:
+    """The checksum of a script or style by which a policy names it."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def _header(index: Mapping[str, str]) -> Safe:

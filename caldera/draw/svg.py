@@ -86,9 +86,7 @@ BETTER, WORSE, UNCLEAR = CATEGORICAL[2], CATEGORICAL[1], CATEGORICAL[6]
 """Of a comparison's outcomes."""
 
 # The first name of a colour counts; those of several names are alike in the dark as well.
-_NAMES: dict[str, str] = {}
-for _name, _colour in LIGHT.items():
-    _NAMES.setdefault(_colour, _name)
+_NAMES = {colour: name for name, colour in reversed(list(LIGHT.items()))}
 _HEX = re.compile(r"#[0-9a-f]{6}\b")
 
 

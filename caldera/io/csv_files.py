@@ -65,8 +65,7 @@ def read_csv(
     _refuse_complex(wanted, "read_csv")
     with opened(path, "r", where, encoding="utf-8-sig") as file:
         try:
-            table = _Table(file, delimiter, header, columns, where)
-            return Tensor.from_numpy(table.read(wanted))
+            return Tensor.from_numpy(_Table(file, delimiter, header, columns, where).read(wanted))
         except UnicodeDecodeError as error:
             raise DataError.build(
                 where, expected="UTF-8 text", got=f"other bytes at {error.start}"
@@ -208,19 +207,16 @@ class _Table:
         columns = range(self._width) if self._columns is None else self._columns
         for position, (line, row) in enumerate(rows):
             for column in columns:
-                expected = _problem(row[column], dtype)
-                if expected:
+                if expected := _problem(row[column], dtype):
                     may_be_names = position == 0 and not self._has_header
                     hint = "pass header=True if this line holds names" if may_be_names else ""
+                    label = f"{column} ({self._names[column]!r})" if self._names else str(column)
                     raise self._error(
                         line,
-                        f"{expected} in column {self._label(column)}",
+                        f"{expected} in column {label}",
                         repr(row[column]),
                         hint or way_out(row[column]),
                     )
-
-    def _label(self, column: int) -> str:
-        return f"{column} ({self._names[column]!r})" if self._names else str(column)
 
     def _error(self, line: int, expected: str, got: str, hint: str = "") -> DataError:
         return DataError.build(f"{self._where}, line {line}", expected=expected, got=got, hint=hint)

@@ -106,26 +106,6 @@ class GraphNode:
     """Of its outputs."""
 
 
-def event(seconds: float, step: int, *content: bytes) -> bytes:
-    """An event at a time (seconds since 1970) and a step."""
-    return double(1, seconds) + whole(2, step) + b"".join(content)
-
-
-def version() -> bytes:
-    """What the first event of a file has to say."""
-    return text(3, "brain.Event:2")
-
-
-def restarted() -> bytes:
-    """Of this step or later ones, nothing that was written before counts."""
-    return message(7, whole(1, _STARTED))
-
-
-def summary(*values: bytes) -> bytes:
-    """Values that belong to one step."""
-    return message(5, *[message(1, value) for value in values])
-
-
 # --- values
 
 
@@ -140,8 +120,7 @@ def histogram(tag: str, values: np.ndarray) -> bytes:
     Values that are not finite have no place among them, and are left out.
     """
     finite = values[np.isfinite(values)].astype(np.float64)
-    if not finite.size:
-        finite = np.zeros(1)
+    finite = finite if finite.size else np.zeros(1)
     counts, edges = np.histogram(finite, BUCKETS)
     parts = [
         double(1, finite.min()),
@@ -160,18 +139,6 @@ def words(tag: str, content: str) -> bytes:
     """A text, which TensorBoard reads as Markdown."""
     tensor = whole(1, _STRING) + message(2) + text(8, content)
     return text(1, tag) + message(8, tensor) + _metadata("text")
-
-
-def hyper_parameters(settings: Mapping[str, Setting], started: float) -> bytes:
-    """What a run was made with, for the table that compares runs."""
-    entries = [message(1, text(1, name), message(2, _value(v))) for name, v in settings.items()]
-    return _of_hparams("_hparams_/session_start_info", message(3, *entries, double(5, started)))
-
-
-def run_ended(well: bool, seconds: float) -> bytes:
-    """How a run ended, for the same table."""
-    ended = message(4, whole(1, _SUCCESS if well else _FAILURE), double(2, seconds))
-    return _of_hparams("_hparams_/session_end_info", ended)
 
 
 def _of_hparams(tag: str, content: bytes) -> bytes:
@@ -195,8 +162,7 @@ def _metadata(plugin: str, content: bytes = b"") -> bytes:
 
 def graph(nodes: Iterable[GraphNode]) -> bytes:
     """A graph, as the field of an event."""
-    producer = message(4, whole(1, 22))
-    return message(4, *[message(1, _node(node)) for node in nodes], producer)
+    return message(4, *[message(1, _node(node)) for node in nodes], message(4, whole(1, 22)))
 
 
 def _node(node: GraphNode) -> bytes:
@@ -227,7 +193,8 @@ class EventFile:
         self.path = Path(folder) / f"events.out.tfevents.{name}"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self.path.open("wb")
-        self._write(0, version())
+        # What the first event of a file has to say.
+        self._write(0, text(3, "brain.Event:2"))
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Numbers by tag."""
@@ -242,12 +209,15 @@ class EventFile:
         self._summary(step, [words(tag, content) for tag, content in values.items()])
 
     def hyper_parameters(self, settings: Mapping[str, Setting]) -> None:
-        """What this run is made with; say how it ended with `ended`."""
-        self._summary(0, [hyper_parameters(settings, time.time())])
+        """What this run is made with, for the table that compares runs; see `ended`."""
+        entries = [message(1, text(1, name), message(2, _value(v))) for name, v in settings.items()]
+        started = message(3, *entries, double(5, time.time()))
+        self._summary(0, [_of_hparams("_hparams_/session_start_info", started)])
 
     def ended(self, *, well: bool) -> None:
         """This run is over."""
-        self._summary(0, [run_ended(well, time.time())])
+        ended = message(4, whole(1, _SUCCESS if well else _FAILURE), double(2, time.time()))
+        self._summary(0, [_of_hparams("_hparams_/session_end_info", ended)])
 
     def graph(self, nodes: Iterable[GraphNode]) -> None:
         """The graph of this run."""
@@ -255,7 +225,7 @@ class EventFile:
 
     def restart(self, step: int) -> None:
         """From this step on, nothing counts that other files of the folder have."""
-        self._write(step, restarted())
+        self._write(step, message(7, whole(1, _STARTED)))
 
     def flush(self) -> None:
         """Hand everything to the system, where readers see it."""
@@ -273,27 +243,23 @@ class EventFile:
 
     def _summary(self, step: int, values: list[bytes]) -> None:
         if values:
-            self._write(step, summary(*values))
+            self._write(step, message(5, *[message(1, value) for value in values]))
 
     def _write(self, step: int, content: bytes) -> None:
-        self._file.write(record(event(time.time(), step, content)))
+        self._file.write(record(double(1, time.time()) + whole(2, step) + content))
 
 
 _POLYNOMIAL = 0x82F63B78
 _MASK = 0xA282EAD8
 
 
-def _table() -> tuple[int, ...]:
-    entries = []
-    for byte in range(256):
-        value = byte
-        for _ in range(8):
-            value = value >> 1 ^ (_POLYNOMIAL if value & 1 else 0)
-        entries.append(value)
-    return tuple(entries)
+def _entry(byte: int) -> int:
+    for _ in range(8):
+        byte = byte >> 1 ^ (_POLYNOMIAL if byte & 1 else 0)
+    return byte
 
 
-_TABLE = _table()
+_TABLE = tuple(map(_entry, range(256)))
 
 
 def crc32c(data: bytes) -> int:

@@ -84,9 +84,7 @@ def map_npy(path: PathLike) -> NDArray[Any]:
     """
     where = named("map_npy", path)
     with opened(path, "rb", where) as file:
-        shape, column_major, stored = _header(file, where)
-        _checked_dtype(stored, where)
-        _check_size(shape, stored, file_size(file) - file.tell(), where)
+        shape, column_major, stored = _header(file, file_size(file), where)
         if not size(shape):
             return np.zeros(shape, stored)
         order: Literal["C", "F"] = "F" if column_major else "C"
@@ -178,8 +176,7 @@ def _array(tensor: Tensor | NDArray[Any], where: str) -> NDArray[Any]:
 
 def _elements(read: Read[T], file: IO[bytes], total: int, where: str) -> T:
     """Read one npy file of `total` bytes, as a tensor or an array."""
-    shape, column_major, stored = _header(file, where)
-    _check_size(shape, _checked_dtype(stored, where), total - file.tell(), where)
+    shape, column_major, stored = _header(file, total, where)
     found: Any = read(file, shape[::-1] if column_major else shape, canonical(stored), where)
     if not stored.isnative:
         elements = found.host_array(write=True) if isinstance(found, Tensor) else found
@@ -187,31 +184,8 @@ def _elements(read: Read[T], file: IO[bytes], total: int, where: str) -> T:
     return found.T.copy() if column_major else found
 
 
-def _checked_dtype(stored: DType, where: str) -> DType:
-    try:
-        return canonical(stored)
-    except DtypeError:
-        raise DataError.build(
-            where,
-            expected="numbers of a dtype that Caldera has",
-            got=f"dtype {stored}",
-            hint="objects, records and dates are not read",
-        ) from None
-
-
-def _check_size(shape: Shape, dtype: DType, left: int, where: str) -> None:
-    wanted = size(shape) * dtype.itemsize
-    if wanted != left:
-        raise DataError.build(
-            where,
-            expected=f"{wanted} bytes of elements for shape {shape} and {dtype}",
-            got=f"{left} in the file",
-            hint="the file is truncated or damaged",
-        )
-
-
-def _header(file: IO[bytes], where: str) -> tuple[Shape, bool, DType]:
-    """Shape, whether the first axis is the dense one, and dtype."""
+def _header(file: IO[bytes], total: int, where: str) -> tuple[Shape, bool, DType]:
+    """Shape, whether the first axis is the dense one, and dtype, in a file of `total` bytes."""
     readers = {
         (1, 0): (2, np.lib.format.read_array_header_1_0),
         (2, 0): (4, np.lib.format.read_array_header_2_0),
@@ -233,6 +207,23 @@ def _header(file: IO[bytes], where: str) -> tuple[Shape, bool, DType]:
         ) from None
     if any(length < 0 for length in shape):
         raise DataError.build(where, expected="sizes of 0 or more", got=str(shape))
+    try:
+        canonical(dtype)
+    except DtypeError:
+        raise DataError.build(
+            where,
+            expected="numbers of a dtype that Caldera has",
+            got=f"dtype {dtype}",
+            hint="objects, records and dates are not read",
+        ) from None
+    wanted, left = size(shape) * dtype.itemsize, total - file.tell()
+    if wanted != left:
+        raise DataError.build(
+            where,
+            expected=f"{wanted} bytes of elements for shape {shape} and {dtype}",
+            got=f"{left} in the file",
+            hint="the file is truncated or damaged",
+        )
     return shape, column_major, dtype
 
 

@@ -205,8 +205,7 @@ def load_safetensors_metadata(path: Source) -> dict[str, str]:
 
 
 def _check_texts(where: str, tensors: Mapping[str, object], metadata: Mapping[str, str]) -> None:
-    texts = [*tensors, *metadata, *metadata.values()]
-    for text in texts:
+    for text in [*tensors, *metadata, *metadata.values()]:
         if not isinstance(text, str):
             raise ConfigError.build(
                 where, expected="names and metadata of type str", got=repr(text)

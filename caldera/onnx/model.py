@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Never
 
 import numpy as np
@@ -53,7 +53,14 @@ class ImportedModel(Model):
         self.program = program
         graph = program.graph
         self._fed = [each for each in graph.inputs if each.name not in graph.constants]
-        self._check_inputs()
+        wrong = [each.name for each in self._fed if each.kind != "tensor" or each.shape == ()]
+        if wrong or not self._fed:
+            raise ConfigError.build(
+                "onnx load",
+                expected="tensors with an axis of samples as inputs",
+                got=", ".join(wrong) or "none",
+                hint="run it with caldera.onnx.Backend",
+            )
         fixed = {
             each.shape[0] for each in self._fed if each.shape and isinstance(each.shape[0], int)
         }
@@ -68,8 +75,7 @@ class ImportedModel(Model):
             settings["loss"] = {graph.outputs[0].name: loss}
         super().__init__(**settings)
         self._replaced: dict[str, Variable] = {}
-        specs = self.input_specs()
-        if specs is not None:
+        if (specs := self.input_specs()) is not None:
             self._trace_once(specs)
 
     def open_expressions(self, count: int) -> tuple[list[Expr], dict[str, Expr], Context]:
@@ -97,16 +103,6 @@ class ImportedModel(Model):
         )
         return self._expressions(specs, self.fixed_batch)
 
-    def _check_inputs(self) -> None:
-        wrong = [each.name for each in self._fed if each.kind != "tensor" or each.shape == ()]
-        if wrong or not self._fed:
-            raise ConfigError.build(
-                "onnx load",
-                expected="tensors with an axis of samples as inputs",
-                got=", ".join(wrong) or "none",
-                hint="run it with caldera.onnx.Backend",
-            )
-
     def input_specs(self) -> tuple[tuple[tuple[int, ...], str], ...] | None:
         found = [_spec(each) for each in self._fed]
         if any(each is None for each in found):
@@ -131,7 +127,12 @@ class ImportedModel(Model):
         }
         for name in self._asked_for_now(inputs, candidates):
             del candidates[name]
-        statistics = set(_statistics(graph))
+        statistics = {
+            name
+            for call in graph.calls
+            if call.operator == "BatchNormalization"
+            for name in call.inputs[3:5]
+        }
         for name, array in candidates.items():
             make = self.state if name in statistics else self.parameter
             self._replaced[name] = make(name, array.shape, array)
@@ -204,10 +205,3 @@ def _dtype_of(graph: Graph) -> DType:
         if is_float(array.dtype):
             counts[array.dtype] = counts.get(array.dtype, 0) + array.size
     return max(counts, key=lambda dtype: counts[dtype]) if counts else float32
-
-
-def _statistics(graph: Graph) -> Iterator[str]:
-    """Means and variances that batch normalisation is given."""
-    for call in graph.calls:
-        if call.operator == "BatchNormalization":
-            yield from call.inputs[3:5]

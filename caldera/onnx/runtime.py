@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from caldera.core.memory import device as find_device
 from caldera.errors import CalderaError, DataError
 from caldera.onnx.library import backend_base, helper, is_ours, onnx
 from caldera.onnx.operators import OPERATORS
-from caldera.onnx.operators.registry import NeedsValue, Value, all_known
+from caldera.onnx.operators.registry import NeedsValue, Value, all_known, mapped
 from caldera.onnx.reading import Program
 from caldera.onnx.reading.parser import parse, plain_domain
 from caldera.onnx.translate import translate
@@ -44,13 +45,8 @@ class Compiled:
         """The outputs for these inputs."""
         needed = {name: feeds[name] for name in self.plan.inputs}
         found = [tensor.numpy().copy() for tensor in self.plan.run(needed)]
-        return [_filled(each, found) for each in self.outputs]
-
-
-def _filled(value: Value, found: Sequence[np.ndarray]) -> Value:
-    if isinstance(value, list):
-        return [_filled(each, found) for each in value]
-    return found[value] if isinstance(value, int) else value
+        filled = partial(mapped, lambda value: found[value] if isinstance(value, int) else value)
+        return [filled(each) for each in self.outputs]
 
 
 def _is_small(symbol: Symbol, feeds: Mapping[str, np.ndarray]) -> bool:
@@ -122,14 +118,12 @@ class InferenceSession:
         expressions: list[Expr] = []
 
         def numbered(value: Value) -> Value:
-            if isinstance(value, list):
-                return [numbered(each) for each in value]
             if not isinstance(value, Expr):
                 return value
             expressions.append(value)
             return len(expressions) - 1
 
-        outputs = [numbered(each) for each in translation.outputs]
+        outputs = [mapped(numbered, each) for each in translation.outputs]
         if not expressions:
             return None
         plan = compile(expressions, device=self.device, remember=False)
@@ -198,8 +192,7 @@ class Backend(backend_base.Backend):
         cls, model: Any, device: str = "CPU", compiled: bool = True, **options: Any
     ) -> Prepared:
         """A model that can be run many times; `compiled=False` computes call by call."""
-        program = parse(model)
-        return Prepared(InferenceSession(program, compiled=compiled, device=_device(device)))
+        return Prepared(InferenceSession(parse(model), compiled=compiled, device=_device(device)))
 
     @classmethod
     def run_model(cls, model: Any, inputs: Any, device: str = "CPU", **options: Any) -> Any:

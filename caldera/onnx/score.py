@@ -17,7 +17,7 @@ import re
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -82,14 +82,9 @@ def cases(pattern: str = "") -> list[Any]:
         # Making them overflows here and there, as it should.
         warnings.simplefilter("ignore")
         nodes = loader.load_model_tests(kind="node")
+    models = [case for kind in _IN_FILES for case in loader.load_model_tests(kind=kind)]
     found = [case for case in nodes if re.search(pattern, case.name)]
-    for kind in _IN_FILES:
-        found += [
-            _from_files(case)
-            for case in loader.load_model_tests(kind=kind)
-            if re.search(pattern, case.name)
-        ]
-    return found
+    return found + [_from_files(case) for case in models if re.search(pattern, case.name)]
 
 
 def _from_files(case: Any) -> Any:
@@ -111,11 +106,10 @@ def _from_files(case: Any) -> Any:
 
 
 def _message(path: Path, kind: Any) -> Any:
-    helper = onnx.numpy_helper
     raw = path.read_bytes()
     if kind.HasField("sequence_type"):
-        return helper.to_list(onnx.SequenceProto.FromString(raw))
-    return np.array(helper.to_array(onnx.TensorProto.FromString(raw)))
+        return onnx.numpy_helper.to_list(onnx.SequenceProto.FromString(raw))
+    return _array(onnx.TensorProto.FromString(raw))
 
 
 def run_case(case: Any, backend: Any = Backend, device: str = "CPU", **options: Any) -> TestResult:
@@ -152,20 +146,23 @@ def _array(value: Any) -> Any:
 def report(outcomes: Sequence[TestResult], title: str) -> str:
     """The counts, and every test that did not pass with the reason."""
     passed = [each for each in outcomes if each.has_passed]
-    ours = [each for each in outcomes if _is_ours(each.operators)]
+    ours = [
+        each
+        for each in outcomes
+        if all(own in OPERATORS and not OPERATORS[own].in_numpy for own in each.operators)
+    ]
     names = {operator for each in outcomes for operator in each.operators}
     lines = [
         title,
         "",
         f"passed {len(passed)} of {len(outcomes)} tests ({len(names)} operators)",
     ]
-    if any(each.was_compiled for each in passed):
-        lines.append(f"  {sum(each.was_compiled for each in passed):5} as one compiled plan")
-        stepwise = sum(not each.was_compiled for each in passed)
-        lines.append(
-            f"  {stepwise:5} call by call: shapes or branches follow from values that are fed, or "
-            "Caldera has no such dtype"
-        )
+    if compiled := sum(each.was_compiled for each in passed):
+        lines += [
+            f"  {compiled:5} as one compiled plan",
+            f"  {len(passed) - compiled:5} call by call: shapes or branches follow from values "
+            "that are fed, or Caldera has no such dtype",
+        ]
     in_numpy = Counter(name for each in passed for name in each.in_numpy)
     if in_numpy:
         some = sum(bool(each.in_numpy) for each in passed)
@@ -176,25 +173,21 @@ def report(outcomes: Sequence[TestResult], title: str) -> str:
         ]
     failed = [each for each in outcomes if not each.has_passed]
     if failed:
-        lines += ["", f"{len(failed)} do not pass:"]
-        lines += [f"  {each.name}: {each.reason or each.problem}" for each in failed]
+        said = [f"  {each.name}: {each.reason or each.problem}" for each in failed]
+        lines += ["", f"{len(failed)} do not pass:", *said]
     if in_numpy:
         counts = ", ".join(f"{name} {count}" for name, count in sorted(in_numpy.items()))
         lines += ["", f"tests in which NumPy computes an operator: {counts}"]
     return "\n".join(lines)
 
 
-def _is_ours(operators: Iterable[tuple[str, str]]) -> bool:
-    return all(each in OPERATORS and not OPERATORS[each].in_numpy for each in operators)
-
-
 def surprises(outcomes: Sequence[TestResult]) -> list[str]:
     """Tests that fail without a reason, and those that pass in spite of one."""
-    found = [
-        f"{each.name}: {each.problem}" for each in outcomes if each.problem and not each.reason
+    wrong = [each for each in outcomes if each.has_passed == bool(each.reason)]
+    return [
+        f"{each.name} passes" if each.has_passed else f"{each.name}: {each.problem}"
+        for each in wrong
     ]
-    found += [f"{each.name} passes" for each in outcomes if each.has_passed and each.reason]
-    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -206,19 +199,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="CPU", help="CPU, or CUDA with a card")
     chosen = parser.parse_args(arguments)
     title = f"onnx {onnx.__version__}"
-    if chosen.backend == "caldera":
-        how = {"compiled": not chosen.call_by_call}
-        outcomes = [run_case(each, Backend, chosen.device, **how) for each in cases(chosen.pattern)]
-    else:
-        other = optional_import("onnxruntime.backend", "onnxruntime", WHERE)
-        version = optional_import("onnxruntime", "onnxruntime", WHERE).__version__
-        title += f", on onnxruntime {version}"
-        outcomes = [run_case(each, other, chosen.device) for each in cases(chosen.pattern)]
+    backend, how = Backend, {"compiled": not chosen.call_by_call}
+    if chosen.backend != "caldera":
+        backend, how = optional_import("onnxruntime.backend", "onnxruntime", WHERE), {}
+        title += (
+            f", on onnxruntime {optional_import('onnxruntime', 'onnxruntime', WHERE).__version__}"
+        )
+    outcomes = [run_case(each, backend, chosen.device, **how) for each in cases(chosen.pattern)]
     print(report(outcomes, title))
     if chosen.backend != "caldera":
         return 0
-    unexpected = surprises(outcomes)
-    if unexpected:
+    if unexpected := surprises(outcomes):
         print("\nnot as expected:", *unexpected, sep="\n  ")
     return 1 if unexpected else 0
 

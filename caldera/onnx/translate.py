@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Any
 
 from caldera.compiler.lazy import Expr
@@ -73,16 +74,12 @@ class Scope:
                 expected=f"at most {len(graph.inputs)} inputs",
                 got=f"{len(inputs)}",
             )
-        values: dict[str, Value] = dict(graph.constants)
-        values |= {each.name: value for each, value in zip(graph.inputs, inputs, strict=False)}
-        inside = Scope(
-            self.program, self.versions, values, self.budget, self, self.in_numpy, self.given
-        )
-        inside.perform(graph.calls)
-        return [inside.value(each.name) for each in graph.outputs]
+        fed = {each.name: value for each, value in zip(graph.inputs, inputs, strict=False)}
+        inside = replace(self, values={**graph.constants, **fed}, outer=self)
+        return inside.perform(graph.calls, [each.name for each in graph.outputs])
 
-    def perform(self, calls: Sequence[Call]) -> None:
-        """Add the outputs of these calls."""
+    def perform(self, calls: Sequence[Call], results: Sequence[str] = ()) -> list[Value]:
+        """Add the outputs of these calls; the values of some names then."""
         self.calls = calls
         for call in calls:
             attributes = _resolved(call.attributes, self.given)
@@ -95,6 +92,7 @@ class Scope:
             for name, value in zip(call.outputs, outputs, strict=False):
                 if name:
                     self.values[name] = value
+        return [self.value(name) for name in results]
 
     def computed_from(self, name: str, values: Mapping[str, Value]) -> Value:
         """What a name here stands for if other values are given to some names."""
@@ -103,11 +101,7 @@ class Scope:
             if wanted & (set(call.outputs) - values.keys()):
                 needed.append(call)
                 wanted.update(call.inputs)
-        inside = Scope(
-            self.program, self.versions, dict(values), self.budget, self, self.in_numpy, self.given
-        )
-        inside.perform(needed[::-1])
-        return inside.value(name)
+        return replace(self, values=dict(values), outer=self).perform(needed[::-1], [name])[0]
 
     def _outputs(
         self, call: Call, inputs: list[Value], attributes: dict[str, Any]
@@ -138,25 +132,19 @@ class Scope:
     def _call_function(
         self, function: Function, inputs: list[Value], attributes: dict[str, Any]
     ) -> list[Value]:
-        values: dict[str, Value] = dict.fromkeys(function.inputs)
-        values |= dict(zip(function.inputs, inputs, strict=False))
+        values = dict(zip_longest(function.inputs, inputs[: len(function.inputs)]))
         given = {**function.defaults, **attributes}
-        inside = Scope(
-            self.program, function.versions, values, self.budget, None, self.in_numpy, given
-        )
-        inside.perform(function.calls)
-        return [inside.value(name) for name in function.outputs]
+        inside = replace(self, versions=function.versions, values=values, outer=None, given=given)
+        return inside.perform(function.calls, function.outputs)
 
 
 def _resolved(attributes: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Attributes with those of the function around in place of references to them."""
-    found: dict[str, Any] = {}
-    for name, value in attributes.items():
-        if not isinstance(value, Reference):
-            found[name] = value
-        elif value.name in given:
-            found[name] = given[value.name]
-    return found
+    return {
+        name: given[value.name] if isinstance(value, Reference) else value
+        for name, value in attributes.items()
+        if not isinstance(value, Reference) or value.name in given
+    }
 
 
 def _bytes_of(value: Value) -> int:
@@ -186,7 +174,5 @@ def translate(program: Program, values: Mapping[str, Value]) -> Translation:
             expected="a value for each input",
             got="none for " + ", ".join(missing),
         )
-    scope.perform(graph.calls)
-    return Translation(
-        [scope.value(each.name) for each in graph.outputs], frozenset(scope.in_numpy)
-    )
+    outputs = scope.perform(graph.calls, [each.name for each in graph.outputs])
+    return Translation(outputs, frozenset(scope.in_numpy))

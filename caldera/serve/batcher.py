@@ -102,12 +102,12 @@ def _head(name: str, kind: str, help_text: str) -> list[str]:
     return [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"]
 
 
+_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+
+
 def _labels(values: Mapping[str, str]) -> str:
     """Labels in braces; quotes, backslashes and new lines are escaped."""
-    inside = []
-    for name, value in values.items():
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-        inside.append(f'{name}="{escaped}"')
+    inside = (f'{name}="{value.translate(_ESCAPES)}"' for name, value in values.items())
     return "{" + ",".join(inside) + "}"
 
 
@@ -194,16 +194,12 @@ class Batcher:
             loop.call_soon(self._next, loop)
         else:
             done = loop.run_in_executor(self._thread, self._outcomes, batch)
-            done.add_done_callback(lambda found: self._thread_is_done(loop, batch, found))
 
-    def _thread_is_done(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        batch: list[_Waiting],
-        found: asyncio.Future[list[np.ndarray | Exception]],
-    ) -> None:
-        self._answer(batch, found.result())
-        self._next(loop)
+            def answered(found: asyncio.Future[list[np.ndarray | Exception]]) -> None:
+                self._answer(batch, found.result())
+                self._next(loop)
+
+            done.add_done_callback(answered)
 
     def _take(self) -> list[_Waiting]:
         """Those at the front, as many as fit together; one that is too large goes alone."""
@@ -239,7 +235,8 @@ class Batcher:
         parts = []
         for start in range(0, len(x), most):
             part = x[start : start + most]
-            missing = _filled_up(len(part), most) - len(part)
+            size = next(size for size in sizes_up_to(most) if size >= len(part))
+            missing = size - len(part)
             filled = np.concatenate([part, np.repeat(part[-1:], missing, axis=0)])
             parts.append(self._predict(filled if missing else part)[: len(part)])
             self._metrics.batches.add(len(part))
@@ -266,7 +263,3 @@ def sizes_up_to(most: int) -> list[int]:
     [1, 2, 4, 8, 16, 32, 48]
     """
     return sorted({*(1 << power for power in range(most.bit_length())), most})
-
-
-def _filled_up(samples: int, most: int) -> int:
-    return next(size for size in sizes_up_to(most) if size >= samples)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
-from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 
 from caldera.data import Column
-from caldera.draw.page import Safe, join, tag
-from caldera.draw.svg import DARK, LIGHT, MONO, SANS
+from caldera.draw.page import FONTS, Safe, digest, file_beside, join, tag, variables
+from caldera.draw.svg import DARK, LIGHT
 from caldera.serve.signature import Contract
 
 _LARGEST_DRAWN = 64
@@ -36,7 +32,7 @@ def page(contract: Contract) -> bytes:
         [
             tag("main", *content),
             Safe(f'<script type="application/json" id="contract">{known}</script>'),
-            Safe(f"<script>{_file('page.js')}</script>"),
+            Safe(f"<script>{file_beside(__file__, 'page.js')}</script>"),
         ]
     )
     text = (
@@ -52,7 +48,7 @@ def page(contract: Contract) -> bytes:
 @cache
 def policy() -> str:
     """What the page may do: run its own script, and ask this service."""
-    script, style = _digest(_file("page.js")), _digest(_style())
+    script, style = digest(file_beside(__file__, "page.js")), digest(_style())
     return (
         f"default-src 'none'; script-src {script}; style-src {style};"
         " connect-src 'self'; img-src data: blob:; base-uri 'none'; form-action 'none';"
@@ -69,61 +65,34 @@ def _about(contract: Contract) -> str:
     }[contract.kind]
     if contract.classes:
         return f"{takes}; says which of {len(contract.classes)} classes each belongs to."
-    target = contract.schema.target.name if contract.schema and contract.schema.target else ""
-    return f"{takes}; gives {target or 'values'}."
+    return f"{takes}; gives {contract.target or 'values'}."
 
 
 def _form(contract: Contract) -> list[Safe]:
-    if contract.kind == "table":
-        return _table_form(contract)
     if contract.kind == "image":
         return _image_form(contract)
-    if contract.kind == "text":
-        return _text_form(contract)
-    example = json.dumps(contract.example())
-    return [
-        tag("h2", "An array"),
-        tag(
-            "form",
-            tag("label", "One sample, as JSON", for_="array"),
-            tag("textarea", example, id="array", rows="8", spellcheck="false"),
-            tag("button", "Predict", type="submit", class_="strong"),
-            id="form",
-        ),
-    ]
+    if contract.kind == "table":
+        title, fields = "A row", [_table_fields(contract)]
+    elif contract.kind == "text":
+        title = "A text"
+        label = tag("label", contract.text_column, for_="text")
+        fields = [label, tag("textarea", id="text", rows="8")]
+    else:
+        title, example = "An array", json.dumps(contract.example())
+        label = tag("label", "One sample, as JSON", for_="array")
+        fields = [label, tag("textarea", example, id="array", rows="8", spellcheck="false")]
+    button = tag("button", "Predict", type="submit", class_="strong")
+    return [tag("h2", title), tag("form", *fields, button, id="form")]
 
 
-def _text_form(contract: Contract) -> list[Safe]:
-    return [
-        tag("h2", "A text"),
-        tag(
-            "form",
-            tag("label", contract.text_column, for_="text"),
-            tag("textarea", id="text", rows="8"),
-            tag("button", "Predict", type="submit", class_="strong"),
-            id="form",
-        ),
-    ]
-
-
-def _table_form(contract: Contract) -> list[Safe]:
+def _table_fields(contract: Contract) -> Safe:
     assert contract.schema is not None
     fields = []
     for number, column in enumerate(contract.schema.columns):
         anchor = f"column{number}"
-        label = column.name or f"column {column.position}"
-        fields.append(
-            tag(
-                "div",
-                tag("label", label, for_=anchor),
-                _field(column, anchor, number),
-            )
-        )
-    button = tag("button", "Predict", type="submit", class_="strong")
-    return [
-        tag("h2", "A row"),
-        tag("form", tag("div", *fields, class_="fields"), button, id="form"),
-    ]
+        label = tag("label", column.name or f"column {column.position}", for_=anchor)
+        fields.append(tag("div", label, _field(column, anchor, number)))
+    return tag("div", *fields, class_="fields")
 
 
 def _field(column: Column, anchor: str, number: int) -> Safe:
@@ -209,36 +178,16 @@ def _usage(contract: Contract) -> Safe:
         "section",
         tag("h2", "From a program"),
         tag("pre", tag("code", "\n".join(lines)), id="curl", tabindex="0"),
-        tag("p", *_between(links), class_="quiet"),
+        tag("p", *[part for link in links for part in (link, " ")], class_="quiet"),
         class_="card",
         aria_label="from a program",
     )
 
 
-def _between(links: list[Safe]) -> list[str]:
-    parts: list[str] = []
-    for link in links:
-        parts += [link, " "]
-    return parts
-
-
-@cache
-def _file(name: str) -> str:
-    return (Path(__file__).parent / name).read_text(encoding="utf-8")
-
-
 @cache
 def _style() -> str:
-    fonts = _variables({"sans": SANS, "mono": MONO})
     return (
-        f":root{{color-scheme:light dark;{fonts}{_variables(LIGHT)}}}"
-        f"@media (prefers-color-scheme:dark){{:root{{{_variables(DARK)}}}}}{_file('page.css')}"
+        f":root{{color-scheme:light dark;{variables(FONTS)}{variables(LIGHT)}}}"
+        f"@media (prefers-color-scheme:dark){{:root{{{variables(DARK)}}}}}"
+        f"{file_beside(__file__, 'page.css')}"
     )
-
-
-def _variables(values: Mapping[str, str]) -> str:
-    return "".join(f"--{name}:{value};" for name, value in values.items())
-
-
-def _digest(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

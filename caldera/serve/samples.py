@@ -124,8 +124,7 @@ class RequestReader:
         """Rows of a table as the model takes them."""
         schema = self._contract.schema
         assert schema is not None
-        places = schema.place(table.names, table.width, "samples").inputs
-        x, notes = schema.encode(table, places)
+        x, notes = schema.encode(table, schema.place(table.names, table.width, "samples").inputs)
         return Features(self._checked(x), notes)
 
     def _from_lists(self, samples: list[Any]) -> np.ndarray:
@@ -285,9 +284,6 @@ def _kind_of(value: Any) -> str:
 def _leaf_types(lists: Sequence[Any]) -> set[type]:
     """The types of what is in lists of lists; for the innermost ones without a loop in Python."""
     found = set(map(type, lists))
-    if list in found:
-        found.discard(list)
-        for each in lists:
-            if type(each) is list:
-                found |= _leaf_types(each)
-    return found
+    if list not in found:
+        return found
+    return (found - {list}).union(*(_leaf_types(each) for each in lists if type(each) is list))

@@ -153,14 +153,12 @@ def csv_answer(outputs: np.ndarray, contract: Contract) -> bytes:
     writer = csv.writer(text, lineterminator="\n")
     if contract.classes:
         writer.writerow(["sample", contract.target or "class", "probability"])
-        for number, each in enumerate(_classes(outputs, contract)):
-            writer.writerow([number, each["class"], each["probability"]])
+        found = enumerate(_classes(outputs, contract))
+        writer.writerows([i, each["class"], each["probability"]] for i, each in found)
     else:
         flat = outputs.reshape(len(outputs), -1)
-        named = (contract.schema or Schema()).decode(flat)
-        writer.writerow(["sample", *named])
-        for number, row in enumerate(flat.tolist()):
-            writer.writerow([number, *row])
+        writer.writerow(["sample", *(contract.schema or Schema()).decode(flat)])
+        writer.writerows([number, *row] for number, row in enumerate(flat.tolist()))
     return text.getvalue().encode()
 
 

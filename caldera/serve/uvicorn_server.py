@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -171,11 +172,9 @@ class DrainingServer(uvicorn.Server):
         with pending, suppress(BlockingIOError):
             while True:
                 last.append(pending.accept()[0])
+        made = partial(HttpConnection, self.config, self.server_state, self.lifespan.state)
         for each in last:
-            await loop.connect_accepted_socket(self._connection, each)
-
-    def _connection(self) -> HttpConnection:
-        return HttpConnection(self.config, self.server_state, self.lifespan.state)
+            await loop.connect_accepted_socket(made, each)
 
     def _connections(self) -> list[HttpConnection]:
         return [each for each in self.server_state.connections if isinstance(each, HttpConnection)]

@@ -101,7 +101,8 @@ class NetworkEstimator(BaseEstimator, ABC):
 
     # --- training
 
-    def _fit(self, X: Any, y: Any, sample_weight: Any) -> Self:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Train a new network on the rows of `X` and their labels or values `y`."""
         rows, y, weights = self._checked(X, y, sample_weight, first=True)
         self._learn_targets(y, weights, None)
         seed = self._begin(rows, weights)

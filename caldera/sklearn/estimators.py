@@ -44,10 +44,6 @@ class CalderaClassifier(ClassifierMixin, NetworkEstimator):
 
     _loss: ClassVar[str] = "cross_entropy"
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Train a new network on the rows of `X` and their labels `y`."""
-        return self._fit(X, y, sample_weight)
-
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Train for one more epoch, on these samples.
 
@@ -126,10 +122,6 @@ class CalderaRegressor(RegressorMixin, NetworkEstimator):
     """
 
     _loss: ClassVar[str] = "mean_squared"
-
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Train a new network on the rows of `X` and their values `y`, of one column or more."""
-        return self._fit(X, y, sample_weight)
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train for one more epoch, on these samples.

@@ -36,8 +36,7 @@ def of_rank(rank: int, size: int, dtype: str | np.dtype = "float64") -> np.ndarr
     >>> of_rank(1, 3).shape
     (3,)
     """
-    generator = np.random.default_rng([rank, size])
-    return generator.integers(0, 8, size).astype(dtype)
+    return np.random.default_rng([rank, size]).integers(0, 8, size).astype(dtype)
 
 
 def _everybody(comm: Communicator, size: int, dtype: str | np.dtype = "float64") -> np.ndarray:
@@ -180,8 +179,7 @@ def sums_of_halves(comm: Communicator) -> None:
         np.testing.assert_array_equal(total, largest)
         counts = _uneven(comm)
         mine = np.empty(counts[comm.rank], dtype)
-        sent = np.ones(sum(counts), dtype)
-        comm.ReduceScatter(sent, mine, counts)
+        comm.ReduceScatter(np.ones(sum(counts), dtype), mine, counts)
         np.testing.assert_array_equal(mine, np.full(mine.shape, comm.size, dtype))
         comm.Allreduce(parts[comm.rank].copy(), total, "max")
         np.testing.assert_array_equal(total, parts.max(0))
@@ -229,8 +227,7 @@ def gathering(comm: Communicator) -> None:
     for scale in (1, 3, 9_001):
         receive = np.empty(comm.size * scale, np.float32)
         comm.Allgather(of_rank(comm.rank, scale, "float32"), receive)
-        expected = np.concatenate(list(_everybody(comm, scale)))
-        np.testing.assert_array_equal(receive, expected)
+        np.testing.assert_array_equal(receive, np.concatenate(list(_everybody(comm, scale))))
         counts = _uneven(comm, scale)
         gathered = np.zeros(sum(counts))
         begin = sum(counts[: comm.rank])

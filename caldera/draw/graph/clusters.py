@@ -142,10 +142,7 @@ def mark_of(node: Node, *, small: bool = False) -> Mark:
         return node_mark(node, small=small)
     through = node.op.name == "fused"
     parts = [n for n in body.order() if _is_part(n, through)]
-    if len(parts) > MOST_INSIDE:
-        inner = _listed(parts)
-    else:
-        inner = _nested(body, parts, through)
+    inner = _listed(parts) if len(parts) > MOST_INSIDE else _nested(body, parts, through)
     return group_mark(node, inner, len(parts))
 
 
@@ -177,8 +174,7 @@ def _nested(body: Body, parts: Sequence[Node], through: bool) -> Scene:
 
     for node in parts:
         for slot, given in drawn_inputs(node):
-            source = source_of(given)
-            if source is not None:
+            if (source := source_of(given)) is not None:
                 scene.arrows.append(
                     Arrow(source[0], marks[node], dtype_colour(given.dtype), source[1], slot)
                 )

@@ -8,6 +8,7 @@ allows.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -45,11 +46,7 @@ def levels_of(
     boxes must grow along links. A level too wide to be read is spread over several.
     """
     count = len(widths)
-    above: list[list[int]] = [[] for _ in range(count)]
-    below: list[list[int]] = [[] for _ in range(count)]
-    for link in links:
-        above[link.target].append(link.source)
-        below[link.source].append(link.target)
+    above, below = _neighbours(count, ((link.source, link.target) for link in links))
     level = [0] * count
     for box in range(count):
         level[box] = max((level[source] + 1 for source in above[box]), default=0)
@@ -62,6 +59,18 @@ def levels_of(
         level[box] = 0
     highest = min(level, default=0)
     return [each - highest for each in level]
+
+
+def _neighbours(
+    count: int, lines: Iterable[tuple[int, int]]
+) -> tuple[list[list[int]], list[list[int]]]:
+    """For each item those above and those below that lines (from, to) connect it with."""
+    above: list[list[int]] = [[] for _ in range(count)]
+    below: list[list[int]] = [[] for _ in range(count)]
+    for upper, lower in lines:
+        above[lower].append(upper)
+        below[upper].append(lower)
+    return above, below
 
 
 def _pull_down(level: list[int], above: list[list[int]], below: list[list[int]]) -> None:
@@ -177,13 +186,8 @@ class _Drawing:
             first = len(self.level)
             self.level.extend(bends)
             self.chains.append([link.source, *range(first, first + len(bends)), link.target])
-        count = len(self.level)
-        self.above: list[list[int]] = [[] for _ in range(count)]
-        self.below: list[list[int]] = [[] for _ in range(count)]
-        for chain in self.chains:
-            for upper, lower in pairwise(chain):
-                self.above[lower].append(upper)
-                self.below[upper].append(lower)
+        lines = (line for chain in self.chains for line in pairwise(chain))
+        self.above, self.below = _neighbours(len(self.level), lines)
         self.rows: list[list[int]] = [[] for _ in range(max(self.level) + 1)]
         for item in self._first_order():
             self.rows[self.level[item]].append(item)
@@ -219,15 +223,13 @@ class _Drawing:
         """Depth first from the bottom, so that what belongs together starts out together."""
         seen: set[int] = set()
         order: list[int] = []
-        ends = [item for item in range(len(self.level)) if not self.below[item]]
-        for end in ends:
-            stack = [end]
-            while stack:
-                item = stack.pop()
-                if item not in seen:
-                    seen.add(item)
-                    order.append(item)
-                    stack.extend(reversed(self.above[item]))
+        stack = [item for item in reversed(range(len(self.level))) if not self.below[item]]
+        while stack:
+            item = stack.pop()
+            if item not in seen:
+                seen.add(item)
+                order.append(item)
+                stack.extend(reversed(self.above[item]))
         return order
 
     def _remove_crossings(self) -> None:
@@ -267,17 +269,15 @@ class _Drawing:
         total = 0
         for upper, lower in pairwise(self.rows):
             position = {item: i for i, item in enumerate(lower)}
-            ends: list[int] = []
-            for item in upper:
-                ends += sorted(position[other] for other in self.below[item])
-            total += _inversions(ends)
+            ends = [sorted(position[other] for other in self.below[item]) for item in upper]
+            total += _inversions(end for each in ends for end in each)
         return total
 
     # --- across
 
     def _attractions(self) -> list[list[tuple[int, float, float]]]:
         """For each item those it wants to be near: (other, wanted distance, strength)."""
-        enters = self._entries()
+        self.entries = enters = self._entries()
         result: list[list[tuple[int, float, float]]] = [[] for _ in self.level]
         follower = self._followers()
         for index, chain in enumerate(self.chains):
@@ -321,15 +321,14 @@ class _Drawing:
             step = min(BETWEEN_ENTRIES, 0.42 * self._width(target) / furthest)
             for i, index in enumerate(indices):
                 entries[index] = (i - middle) * step
-        self.entries = entries
         return entries
 
     def _across(self, attractions: list[list[tuple[int, float, float]]]) -> list[float]:
         x = [0.0] * len(self.level)
-        for row in self.rows:
-            for left, right in pairwise(row):
-                x[right] = x[left] + self._apart(left, right)
         apart = [[self._apart(a, b) for a, b in pairwise(row)] for row in self.rows]
+        for row, gaps in zip(self.rows, apart, strict=True):
+            for item, place in zip(row, accumulate(gaps, initial=0.0), strict=False):
+                x[item] = place
         totals = [sum(force for _, _, force in near) for near in attractions]
         strength = [[totals[item] or 1e-3 for item in row] for row in self.rows]
         downwards = range(len(self.rows))
@@ -394,22 +393,14 @@ class _Drawing:
         return points
 
 
-def _inversions(values: list[int]) -> int:
-    """How many pairs stand in the wrong order (Fenwick tree)."""
-    size = max(values, default=0) + 1
-    tree = [0] * (size + 1)
+def _inversions(values: Iterable[int]) -> int:
+    """How many pairs stand in the wrong order."""
+    seen: list[int] = []
     total = 0
-    for seen, value in enumerate(values):
-        # Those seen so far less those not larger.
-        at, smaller = value + 1, 0
-        while at:
-            smaller += tree[at]
-            at &= at - 1
-        total += seen - smaller
-        at = value + 1
-        while at <= size:
-            tree[at] += 1
-            at += at & -at
+    for value in values:
+        place = bisect_right(seen, value)
+        total += len(seen) - place
+        seen.insert(place, value)
     return total
 
 

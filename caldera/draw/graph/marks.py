@@ -32,6 +32,7 @@ SMALL_SIZE = 10.0
 HEADER = 20.0
 """Height of the strip on top of a group, which has its name."""
 _LONGEST = {"label": 30, "detail": 28}
+_KIND_ROLES: dict[str, Role] = {"product": "product", "movement": "movement"}
 _LEAF_ROLES: dict[str, Role] = {"variable": "variable", "input": "input"}
 
 
@@ -77,13 +78,12 @@ class Mark:
         first = text_width(self.label, self.label_size, bold=self.bold)
         if self.badge:
             first += 6 + text_width(self.badge, DETAIL_SIZE)
+        second = text_width(self.detail, DETAIL_SIZE, mono=True)
         if self.inner is not None:
-            second = text_width(self.detail, DETAIL_SIZE, mono=True)
             between = 10 if self.detail else 0
             self.width = max(first + between + second + 16, self.inner.width + 16)
             self.height = HEADER + self.inner.height
             return
-        second = text_width(self.detail, DETAIL_SIZE, mono=True)
         self.width = max(first, second) + (12 if self.small else 18)
         if self.role in ("variable", "input", "array", "output", "update"):
             # Round or slanted ends take room from the words.
@@ -184,9 +184,7 @@ def node_mark(node: Node, *, small: bool = False, label: str = "") -> Mark:
         return Mark(
             role, symbol.name or symbol.role, dtype_colour(node.dtype), detail, tip_of(node)
         )
-    role = "product" if node.op.kind == "product" else "operation"
-    if node.op.kind == "movement":
-        role = "movement"
+    role = _KIND_ROLES.get(node.op.kind, "operation")
     colour = dtype_colour(node.outputs[0].dtype)
     return Mark(role, label or label_of(node), colour, detail, tip_of(node), small)
 
@@ -209,12 +207,9 @@ def constant_mark(node: Node, shown: str, *, small: bool = False) -> Mark:
 
 def result_mark(outputs: list[int], updated: list[Symbol]) -> Mark:
     """The mark below a value that leaves the program."""
-    words = []
-    if updated:
-        words.append("update " + ", ".join(symbol.name or "variable" for symbol in updated))
-    if outputs:
-        plural = "outputs" if len(outputs) > 1 else "output"
-        words.append(f"{plural} {', '.join(map(str, outputs))}")
+    update = "update " + ", ".join(symbol.name or "variable" for symbol in updated)
+    output = f"output{'s' * (len(outputs) > 1)} {', '.join(map(str, outputs))}"
+    words = [update] * bool(updated) + [output] * bool(outputs)
     label, detail = (*words, "")[:2]
     return Mark("update" if updated else "output", label, BOOL, detail, " and ".join(words))
 

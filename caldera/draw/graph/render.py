@@ -230,10 +230,7 @@ def _mark(mark: Mark, names: Mapping[Mark, str], dx: float, dy: float) -> str:
         return element("circle", class_="port", cx=x, cy=y, r=2.2, fill=mark.colour.strong)
     parts = [element("title", safe(mark.tip))] if mark.tip else []
     parts.append(_shape(mark, x, y))
-    if mark.inner is not None:
-        parts += _inside(mark, x, y)
-    else:
-        parts += _words(mark, x, y)
+    parts += _words(mark, x, y) if mark.inner is None else _inside(mark, x, y)
     attributes = {"class_": f"mark {mark.role}"}
     if mark in names:
         attributes["id"] = names[mark]
@@ -404,21 +401,15 @@ def block_picture(blocks: Sequence[LayerBlock], source: str) -> Safe:
     >>> "Dense" in block_picture([LayerBlock("Dense", "10", (-1,))], "64")
     True
     """
-    scene = Scene()
-    given = Mark("input", "input", FLOAT32, source)
-    marks = [
-        Mark(
-            "product" if each.label.startswith(_PRODUCTS) else "operation",
-            each.label,
-            FLOAT32,
-            each.detail,
-        )
-        for each in blocks
+    marks = [Mark("input", "input", FLOAT32, source)]
+    for each in blocks:
+        role: Role = "product" if each.label.startswith(_PRODUCTS) else "operation"
+        marks.append(Mark(role, each.label, FLOAT32, each.detail))
+    # The input, -1, is the first of them.
+    pairs = [
+        (i, j) for i, each in enumerate(blocks) for j in sorted({max(j, -1) for j in each.reads})
     ]
-    scene.marks = [given, *marks]
-    for mark, each in zip(marks, blocks, strict=True):
-        for index in sorted(set(each.reads)):
-            scene.arrows.append(Arrow(given if index < 0 else marks[index], mark, FLOAT32))
+    scene = Scene(marks, [Arrow(marks[j + 1], marks[i + 1], FLOAT32) for i, j in pairs])
     place(scene)
     scene.move(MARGIN, MARGIN / 2)
     width, height = scene.width + 2 * MARGIN, scene.height + MARGIN

@@ -142,8 +142,7 @@ class _SceneBuilder:
                 for level in range(1, len(self.heights))
                 if abs(starts[level] - index * part) <= max(0.15 * part, self.heights[level])
             ]
-            ideal = index * part
-            cuts.add(min(near, key=lambda k: (passing[k], abs(starts[k] - ideal))))
+            cuts.add(min(near, key=lambda k: (passing[k], abs(starts[k] - index * part))))
         return sorted(cuts)
 
     def _passing(self) -> list[int]:
@@ -249,9 +248,8 @@ class _SceneBuilder:
                 source = self._again(use)
             colour = dtype_colour(use.value.dtype)
             scene.arrows.append(Arrow(source, use.reader, colour, use.output, use.slot))
-        for node in self.nodes:
-            self.scenes[self.column[node]].marks.append(self.marks[node])
-        for column, mark in ends:
+        drawn = [(self.column[node], self.marks[node]) for node in self.nodes]
+        for column, mark in drawn + ends:
             self.scenes[column].marks.append(mark)
 
     def _again(self, use: _Use) -> Mark:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -41,10 +42,7 @@ def _visible(
         limits.append(op.greater_equal(key, op.sub(place, left)))
     if right >= 0:
         limits.append(op.less_equal(key, op.add(place, right)))
-    seen = None
-    for each in limits:
-        seen = each if seen is None else op.logical_and(seen, each)
-    return seen
+    return reduce(op.logical_and, limits) if limits else None
 
 
 def _mask_to_length(mask: Value, keys: int) -> Value:
@@ -78,30 +76,22 @@ def attention(
 ) -> tuple[Value, ...]:
     """softmax(scale q k^T + masks) v, with the cache of keys and values, and the scores."""
     is_packed = len(q.shape) == 3
-    query, key, value = (
-        _in_heads(q, q_num_heads),
-        _in_heads(k, kv_num_heads),
-        _in_heads(v, kv_num_heads),
-    )
+    query = _in_heads(q, q_num_heads)
+    key, value = (_in_heads(each, kv_num_heads) for each in (k, v))
     offset: Any = np.zeros(1, np.int64)
     if past_key is not None:
         offset = np.array([past_key.shape[2]])
         key, value = op.concat([past_key, key], axis=2), op.concat([past_value, value], axis=2)
     elif nonpad_kv_seqlen is not None:
         offset = op.sub(op.cast(nonpad_kv_seqlen, "int64"), query.shape[2])
-    count, heads, queries, width = query.shape
-    keys = key.shape[2]
+    (count, heads, queries, width), keys = query.shape, key.shape[2]
     seen = _visible((count, queries, keys), offset, is_causal, left_window_size, right_window_size)
     if nonpad_kv_seqlen is not None:
         real = op.less(np.arange(keys), op.reshape(nonpad_kv_seqlen, (-1, 1, 1, 1)))
         seen = real if seen is None else op.logical_and(seen, real)
-    added = None
-    if attn_mask is not None:
-        mask = _mask_to_length(attn_mask, keys)
-        if mask.dtype == bool_:
-            seen = mask if seen is None else op.logical_and(seen, mask)
-        else:
-            added = mask
+    added = None if attn_mask is None else _mask_to_length(attn_mask, keys)
+    if added is not None and added.dtype == bool_:
+        seen, added = added if seen is None else op.logical_and(seen, added), None
     precision = None if softmax_precision is None else dtype_of(softmax_precision)
     factor = 1 / math.sqrt(width) if scale is None else scale
     y, stages = _attend(
@@ -134,8 +124,7 @@ def _attend(
     Halves are computed in float32 and rounded at the end.
     """
     dtype, working = q.dtype, _wide(q.dtype)
-    root = math.sqrt(scale)
-    query, key = (op.mul(op.cast(each, working), root) for each in (q, k))
+    query, key = (op.mul(op.cast(each, working), math.sqrt(scale)) for each in (q, k))
     scores = op.matmul(query, key, transpose_b=True)
     capped = op.mul(op.tanh(op.div(scores, softcap)), softcap) if softcap else scores
     masked = capped if added is None else op.add(capped, op.cast(added, working))
@@ -202,8 +191,7 @@ def linear_attention(
 ) -> tuple[Expr, Expr]:
     """A state of (keys, values) that each step changes and each query reads."""
     count, steps = query.shape[:2]
-    dtype = query.dtype
-    working = _wide(dtype)
+    dtype, working = query.dtype, _wide(query.dtype)
 
     def by_step(x: Value, heads: int) -> Expr:
         parts = op.reshape(op.cast(x, working), (count, steps, heads, -1))
@@ -218,8 +206,7 @@ def linear_attention(
     if decay is not None:
         sequences.append(op.exp(by_step(decay, kv_num_heads)))
     if beta is not None:
-        heads = beta.shape[-1]
-        sequences.append(by_step(beta, heads))
+        sequences.append(by_step(beta, beta.shape[-1]))
 
     def step(state: Expr, given: tuple[Expr, ...]) -> tuple[Expr, Expr]:
         now, rest = given[:3], list(given[3:])
@@ -261,7 +248,6 @@ def rotary_embedding(
     moving, still = (
         op.split(heads, (turned, width - turned), 3) if turned < width else (heads, None)
     )
-    shape = (count, number, steps, turned)
     # Partners stand side by side, or half the width apart.
     grid = (turned // 2, 2) if interleaved else (2, turned // 2)
     axis = 4 if interleaved else 3
@@ -269,7 +255,7 @@ def rotary_embedding(
     first, second = (op.squeeze(each, axis) for each in op.split(pairs, 2, axis))
     real = op.sub(op.mul(cosines, first), op.mul(sines, second))
     imaginary = op.add(op.mul(sines, first), op.mul(cosines, second))
-    y = op.reshape(op.stack([real, imaginary], axis), shape)
+    y = op.reshape(op.stack([real, imaginary], axis), (count, number, steps, turned))
     whole = y if still is None else op.concat([y, still], axis=3)
     if len(x.shape) == 4:
         return whole

@@ -23,6 +23,7 @@ from caldera.onnx.library import STRING
 from caldera.onnx.operators.movement import concat
 from caldera.onnx.operators.registry import (
     Value,
+    axis_moved,
     axis_of,
     check_size,
     evaluated,
@@ -97,13 +98,6 @@ def _no_rows(declared: Any) -> np.ndarray:
     return np.zeros((0, *sizes), declared.dtype or np.float32)
 
 
-def _moved(x: Value, source: int, target: int) -> Value:
-    """One axis moved to another place."""
-    order = [axis for axis in range(len(x.shape)) if axis != source]
-    order.insert(target, source)
-    return x if source == target else op.transpose(x, order)
-
-
 @operator("Scan")
 def scan(
     *inputs: Value,
@@ -122,17 +116,14 @@ def scan(
         return _scan_batches(inputs[1:], body, num_scan_inputs, directions, scope)
     states, sequences = inputs[:-num_scan_inputs], list(inputs[-num_scan_inputs:])
     for i, each in enumerate(sequences):
-        axis = scan_input_axes[i] if scan_input_axes else 0
-        moved = _moved(each, axis_of(axis, len(each.shape)), 0)
+        moved = axis_moved(each, scan_input_axes[i] if scan_input_axes else 0, 0)
         turned = scan_input_directions and scan_input_directions[i]
         sequences[i] = known_if_possible(op.flip(moved, 0) if turned else moved)
     results = _run_scan(states, sequences, body, scope)
-    for i in range(len(results) - len(states)):
-        found = results[len(states) + i]
-        if scan_output_directions and scan_output_directions[i]:
-            found = op.flip(found, 0)
+    for i, found in enumerate(results[len(states) :]):
+        turned = scan_output_directions and scan_output_directions[i]
         axis = scan_output_axes[i] if scan_output_axes else 0
-        results[len(states) + i] = _moved(found, 0, axis_of(axis, len(found.shape)))
+        results[len(states) + i] = axis_moved(op.flip(found, 0) if turned else found, 0, axis)
     return tuple(results)
 
 
@@ -141,12 +132,11 @@ def _scan_batches(
 ) -> tuple[Value, ...]:
     """Version 8 had an axis of samples before that of the steps."""
     samples = []
+    turned = [0] * (len(inputs) - count) + (list(directions) or [0] * count)
     for i in range(inputs[0].shape[0]):
-        parts = [op.gather(each, i) for each in inputs]
-        for j, direction in enumerate(directions, len(parts) - count):
-            if direction:
-                parts[j] = op.flip(parts[j], 0)
-        parts = [known_if_possible(each) for each in parts]
+        rows = [op.gather(each, i) for each in inputs]
+        flipped = [op.flip(x, 0) if turn else x for x, turn in zip(rows, turned, strict=True)]
+        parts = [known_if_possible(each) for each in flipped]
         samples.append(_run_scan(parts[:-count], parts[-count:], body, scope))
     return tuple(_stacked(list(each)) for each in zip(*samples, strict=True))
 
@@ -194,9 +184,7 @@ def sequence_construct(*values: Value) -> list[Value]:
 def sequence_insert(sequence: list[Value], value: Value, position: Value = None) -> list[Value]:
     """One element more, at the end or before a position."""
     place = len(sequence) if position is None else integer(position, "a position")
-    found = list(sequence)
-    found.insert(place, value)
-    return found
+    return [*sequence[:place], value, *sequence[place:]]
 
 
 @operator("SequenceErase", foreign=True)
@@ -285,9 +273,7 @@ def _texts(values: list[Any], shape: tuple[int, ...]) -> np.ndarray:
 @evaluated("StringConcat")
 def string_concat(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Texts one after the other."""
-    left, right = np.broadcast_arrays(a, b)
-    joined = [x + y for x, y in zip(left.reshape(-1), right.reshape(-1), strict=True)]
-    return _texts(joined, left.shape)
+    return np.asarray(a + b, STRING)
 
 
 @evaluated("StringSplit")

@@ -49,7 +49,8 @@ def converted(x: Value, dtype: DType, saturate: bool = True, round_mode: str = "
     array = known(x, "elements of such a dtype")
     with np.errstate(all="ignore"):
         if dtype == STRING:
-            return _texts(array)
+            texts = [str(each) for each in array.reshape(-1)]
+            return np.array(texts, STRING).reshape(array.shape)
         if array.dtype == STRING:
             return _from_texts(array, dtype)
         if dtype == _POWERS_OF_TWO:
@@ -60,10 +61,6 @@ def converted(x: Value, dtype: DType, saturate: bool = True, round_mode: str = "
             largest = float(ml_dtypes.finfo(dtype).max)
             array = np.clip(array.astype(np.float32), -largest, largest)
         return array.astype(dtype)
-
-
-def _texts(array: np.ndarray) -> np.ndarray:
-    return np.array([str(each) for each in array.reshape(-1)], STRING).reshape(array.shape)
 
 
 def _from_texts(array: np.ndarray, dtype: DType) -> np.ndarray:

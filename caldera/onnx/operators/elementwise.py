@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import reduce
 from typing import Any
 
@@ -11,7 +12,14 @@ import numpy as np
 from caldera import op
 from caldera.compiler.lazy import Expr
 from caldera.core.tensor.dtype import HALVES, bool_, float32, is_float
-from caldera.onnx.operators.registry import Value, axis_of, evaluated, laid_along, operator
+from caldera.onnx.operators.registry import (
+    Value,
+    axis_moved,
+    axis_of,
+    evaluated,
+    laid_along,
+    operator,
+)
 
 
 def _binary(function: Any) -> Any:
@@ -21,22 +29,13 @@ def _binary(function: Any) -> Any:
     return translate
 
 
-operator("Add")(_binary(op.add))
-operator("Sub")(_binary(op.sub))
-operator("Mul")(_binary(op.mul))
-
-
 def _quotient(a: Value, b: Value) -> Expr:
     """Integers are divided towards zero."""
     if is_float(a.dtype):
         return op.div(a, b)
     down = op.floor_div(a, b)
     inexact = op.not_equal(op.mul(down, b), a)
-    is_negative = op.less(down, 0)
-    return op.where(op.logical_and(inexact, is_negative), op.add(down, 1), down)
-
-
-operator("Div")(_binary(_quotient))
+    return op.where(op.logical_and(inexact, op.less(down, 0)), op.add(down, 1), down)
 
 
 @operator("Mod")
@@ -125,51 +124,36 @@ for _name, _function in {
     operator(_name)(_same_dtype(_function))
 
 
-for _logic_name, _logic_function in (
-    ("And", op.logical_and),
-    ("Or", op.logical_or),
-    ("Xor", op.logical_xor),
-    ("Less", op.less),
-    ("LessOrEqual", op.less_equal),
-    ("Greater", op.greater),
-    ("GreaterOrEqual", op.greater_equal),
-):
-    operator(_logic_name)(_binary(_logic_function))
+for _binary_name, _binary_function in {
+    "Add": op.add,
+    "Sub": op.sub,
+    "Mul": op.mul,
+    "Div": _quotient,
+    "And": op.logical_and,
+    "Or": op.logical_or,
+    "Xor": op.logical_xor,
+    "Less": op.less,
+    "LessOrEqual": op.less_equal,
+    "Greater": op.greater,
+    "GreaterOrEqual": op.greater_equal,
+}.items():
+    operator(_binary_name)(_binary(_binary_function))
 
 operator("Equal", numpy=np.equal)(_binary(op.equal))
-operator("Not")(lambda x: op.logical_not(x))
-operator("IsNaN")(lambda x: op.isnan(x))
 
 
 @operator("IsInf")
 def is_inf(x: Value, *, detect_negative: int = 1, detect_positive: int = 1) -> Expr:
     """Whether it is infinite, on the sides that count."""
-    above = op.equal(x, np.inf) if detect_positive else _never(x)
-    below = op.equal(x, -np.inf) if detect_negative else _never(x)
-    return op.logical_or(above, below)
-
-
-def _never(x: Value) -> Expr:
-    return op.broadcast(op.cast(False, bool_), x.shape)
+    never = op.broadcast(op.cast(False, bool_), x.shape)
+    above = op.equal(x, np.inf) if detect_positive else never
+    return op.logical_or(above, op.equal(x, -np.inf) if detect_negative else never)
 
 
 @operator("Where", moves=True)
 def where(condition: Value, a: Value, b: Value) -> Expr:
     """a where the condition is true, b elsewhere."""
     return op.where(condition, a, b)
-
-
-operator("Relu")(lambda x: op.relu(x))
-operator("Softplus")(lambda x: op.softplus(x))
-operator("HardSwish")(lambda x: op.hard_swish(x))
-operator("Softsign")(lambda x: op.softsign(x))
-operator("Mish")(lambda x: op.mish(x))
-
-
-@operator("LeakyRelu")
-def leaky_relu(x: Value, *, alpha: float = 0.01) -> Expr:
-    """x above 0, alpha x below."""
-    return op.leaky_relu(x, alpha)
 
 
 @operator("PRelu")
@@ -180,52 +164,32 @@ def prelu(x: Value, slope: Value, *, opset: int) -> Expr:
     return op.where(op.less(x, 0), op.mul(x, slope), x)
 
 
-@operator("Elu")
-def elu(x: Value, *, alpha: float = 1.0) -> Expr:
-    """x above 0, alpha (exp(x) - 1) below."""
-    return op.elu(x, alpha)
+FORMULAS: dict[str, Callable[..., Expr]] = {
+    "Not": lambda x: op.logical_not(x),
+    "IsNaN": lambda x: op.isnan(x),
+    "Relu": lambda x: op.relu(x),
+    "Softplus": lambda x: op.softplus(x),
+    "HardSwish": lambda x: op.hard_swish(x),
+    "Softsign": lambda x: op.softsign(x),
+    "Mish": lambda x: op.mish(x),
+    "LeakyRelu": lambda x, *, alpha=0.01: op.leaky_relu(x, alpha),
+    "Elu": lambda x, *, alpha=1.0: op.elu(x, alpha),
+    "Celu": lambda x, *, alpha=1.0: op.mul(op.elu(op.div(x, alpha)), alpha),
+    "Selu": lambda x, *, alpha=1.6732631921768188, gamma=1.0507010221481323: op.mul(
+        op.elu(x, alpha), gamma
+    ),
+    "ThresholdedRelu": lambda x, *, alpha=1.0: op.where(op.greater(x, alpha), x, 0.0),
+    "HardSigmoid": lambda x, *, alpha=0.2, beta=0.5: op.clip(
+        op.add(op.mul(x, alpha), beta), 0.0, 1.0
+    ),
+    "Gelu": lambda x, *, approximate="none": op.gelu(x, approximate == "tanh"),
+    "Swish": lambda x, *, alpha=1.0: op.mul(x, op.sigmoid(op.mul(x, alpha))),
+    "SwiGLU": lambda gate, x, *, alpha=1.0: op.mul(FORMULAS["Swish"](gate, alpha=alpha), x),
+}
+"""Operators that a line says; their attributes come by name."""
 
-
-@operator("Celu")
-def celu(x: Value, *, alpha: float = 1.0) -> Expr:
-    """max(0, x) + min(0, alpha (exp(x / alpha) - 1))."""
-    return op.mul(op.elu(op.div(x, alpha)), alpha)
-
-
-@operator("Selu")
-def selu(x: Value, *, alpha: float = 1.6732631921768188, gamma: float = 1.0507010221481323) -> Expr:
-    """gamma times elu."""
-    return op.mul(op.elu(x, alpha), gamma)
-
-
-@operator("ThresholdedRelu")
-def thresholded_relu(x: Value, *, alpha: float = 1.0) -> Expr:
-    """x above alpha, 0 below."""
-    return op.where(op.greater(x, alpha), x, 0.0)
-
-
-@operator("HardSigmoid")
-def hard_sigmoid(x: Value, *, alpha: float = 0.2, beta: float = 0.5) -> Expr:
-    """alpha x + beta, kept between 0 and 1."""
-    return op.clip(op.add(op.mul(x, alpha), beta), 0.0, 1.0)
-
-
-@operator("Gelu")
-def gelu(x: Value, *, approximate: str = "none") -> Expr:
-    """x times the probability that a normal number lies below it."""
-    return op.gelu(x, approximate == "tanh")
-
-
-@operator("Swish")
-def swish(x: Value, *, alpha: float = 1.0) -> Expr:
-    """x sigmoid(alpha x)."""
-    return op.mul(x, op.sigmoid(op.mul(x, alpha)))
-
-
-@operator("SwiGLU")
-def swiglu(gate: Value, x: Value, *, alpha: float = 1.0) -> Expr:
-    """x times the swish of its gate."""
-    return op.mul(swish(gate, alpha=alpha), x)
+for _formula_name, _formula in FORMULAS.items():
+    operator(_formula_name)(_formula)
 
 
 @operator("Shrink")
@@ -249,11 +213,7 @@ def _along_axis(function: Any) -> Any:
 
 
 def _hardmax(x: Value, axis: int) -> Expr:
-    position = axis_of(axis, len(x.shape))
-    chosen = op.one_hot(op.argmax(x, position), x.shape[position], x.dtype)
-    order = list(range(len(x.shape) - 1))
-    order.insert(position, len(x.shape) - 1)
-    return op.transpose(chosen, order)
+    return axis_moved(op.one_hot(op.argmax(x, axis), x.shape[axis], x.dtype), -1, axis)
 
 
 operator("Softmax")(_along_axis(op.softmax))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,7 @@ from caldera.core.tensor.dtype import float32, is_float
 from caldera.errors import ConfigError, DataError
 from caldera.onnx.operators.registry import (
     Value,
+    axis_moved,
     axis_of,
     check_size,
     evaluated,
@@ -77,13 +79,12 @@ def _places(given: _Axis, how: str) -> np.ndarray:
     raise ConfigError.build("onnx Resize", expected="a transformation that is known", got=how)
 
 
-def _nearest(places: np.ndarray, how: str) -> np.ndarray:
-    if how == "floor":
-        return np.floor(places)
-    if how == "ceil":
-        return np.ceil(places)
-    # Halves go down or up; otherwise it is the nearest.
-    return np.ceil(places - 0.5) if how == "round_prefer_floor" else np.floor(places + 0.5)
+_ROUNDINGS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "round_prefer_floor": lambda places: np.ceil(places - 0.5),
+}
+"""Halves go up in all other modes."""
 
 
 def _kernel(distance: np.ndarray, mode: str, a: float) -> np.ndarray:
@@ -102,8 +103,7 @@ def _weights(given: _Axis, places: np.ndarray, rule: _Rule) -> np.ndarray:
     stretch = max(1.0, 1 / given.scale) if rule.is_antialiased else 1.0
     reach = math.ceil((1 if rule.mode == "linear" else 2) * stretch)
     check_size((given.wanted, 2 * reach + 1))
-    base = np.floor(places).astype(np.int64)
-    around = base[:, None] + np.arange(-reach, reach + 1)
+    around = np.floor(places).astype(np.int64)[:, None] + np.arange(-reach, reach + 1)
     weights = _kernel((around - places[:, None]) / stretch, rule.mode, rule.cubic)
     is_inside = (around >= 0) & (around < given.length)
     if rule.excludes_outside:
@@ -120,13 +120,12 @@ def _weights(given: _Axis, places: np.ndarray, rule: _Rule) -> np.ndarray:
 def _resized(x: Value, given: _Axis, rule: _Rule) -> Value:
     places = _places(given, rule.transformation)
     if rule.mode == "nearest":
-        chosen = np.clip(_nearest(places, rule.nearest), 0, given.length - 1)
+        rounded = _ROUNDINGS.get(rule.nearest, lambda places: np.floor(places + 0.5))(places)
+        chosen = np.clip(rounded, 0, given.length - 1)
         return op.gather(x, chosen.astype(np.int64), given.axis)
     matrix = _weights(given, places, rule).astype(x.dtype)
-    order = [axis for axis in range(len(x.shape)) if axis != given.axis]
-    last = op.transpose(x, (*order, given.axis))
-    back = np.argsort([*order, given.axis]).tolist()
-    return op.transpose(op.matmul(last, matrix, transpose_b=True), back)
+    product = op.matmul(axis_moved(x, given.axis, -1), matrix, transpose_b=True)
+    return axis_moved(product, -1, given.axis)
 
 
 def _outside(given: _Axis, rank: int) -> np.ndarray:
@@ -254,11 +253,10 @@ def non_max_suppression(
             left = np.argsort(-each, kind="stable")
             if score_threshold is not None:
                 left = left[each[left] > float(score_threshold.item())]
-            taken = 0
-            while taken < most and len(left):
+            end = len(found) + most
+            while len(found) < end and len(left):
                 best, left = int(left[0]), left[1:]
                 found.append((sample, label, best))
-                taken += 1
                 left = left[_overlap(corners[best], corners[left]) <= allowed]
     return np.array(found, np.int64).reshape(-1, 3)
 

@@ -155,23 +155,21 @@ def _aggregated(values: list[float], how: int, trees: int) -> float:
 
 def _member_sets(modes: np.ndarray, values: np.ndarray | None) -> dict[int, set[float]]:
     """The sets that nodes ask for membership in, which NaN keep apart."""
-    sets: list[set[float]] = [set()]
-    for value in () if values is None else values.tolist():
-        if np.isnan(value):
-            sets.append(set())
-        else:
-            sets[-1].add(value)
+    flat = np.zeros(0) if values is None else values
+    sets = [
+        set(part[~np.isnan(part)].tolist()) for part in np.split(flat, np.flatnonzero(flat != flat))
+    ]
     nodes = [node for node, mode in enumerate(modes.tolist()) if mode == _MEMBER]
     return dict(zip(nodes, sets, strict=False))
 
 
-def _in_parts(values: Sequence[Value], parts: int) -> list[tuple[Value, ...]]:
-    """Tensors, then their gradients, then what is kept of each, as one tuple a tensor."""
+def _for_each(
+    step: Callable[..., tuple[Expr, ...]], values: Sequence[Value], parts: int
+) -> tuple[Expr, ...]:
+    """A step of each tensor; `values` are tensors, then their gradients, then what is kept."""
     count = len(values) // parts
-    return list(zip(*[values[i * count : (i + 1) * count] for i in range(parts)], strict=True))
-
-
-def _joined(results: Sequence[tuple[Expr, ...]]) -> tuple[Expr, ...]:
+    tensors = zip(*[values[i * count : (i + 1) * count] for i in range(parts)], strict=True)
+    results = [step(*each) for each in tensors]
     return tuple(each for column in zip(*results, strict=True) for each in column)
 
 
@@ -199,13 +197,14 @@ def adagrad(
 ) -> tuple[Expr, ...]:
     """A step of Adagrad."""
     own = op.div(rate, op.add(1.0, op.mul(op.cast(steps, rate.dtype), decay_factor)))
-    results = []
-    for x, gradient, total in _in_parts(values, 3):
+
+    def step(x: Value, gradient: Value, total: Value) -> tuple[Expr, ...]:
         slope = op.add(op.mul(x, norm_coefficient), gradient)
         squares = op.add(total, op.square(slope))
-        step = op.div(op.mul(own, slope), op.add(op.sqrt(squares), epsilon))
-        results.append((op.sub(x, step), squares))
-    return _joined(results)
+        change = op.div(op.mul(own, slope), op.add(op.sqrt(squares), epsilon))
+        return op.sub(x, change), squares
+
+    return _for_each(step, values, 3)
 
 
 @operator("Adam", domain=TRAINING)
@@ -223,14 +222,15 @@ def adam(
     count = op.cast(steps, rate.dtype)
     bias = op.div(op.sqrt(op.sub(1.0, op.pow(beta, count))), op.sub(1.0, op.pow(alpha, count)))
     own = op.mul(rate, op.where(op.greater(steps, 0), bias, 1.0))
-    results = []
-    for x, gradient, mean, squares in _in_parts(values, 4):
+
+    def step(x: Value, gradient: Value, mean: Value, squares: Value) -> tuple[Expr, ...]:
         slope = op.add(op.mul(x, norm_coefficient), gradient)
         mean = op.add(op.mul(mean, alpha), op.mul(slope, 1 - alpha))
         squares = op.add(op.mul(squares, beta), op.mul(op.square(slope), 1 - beta))
-        step = op.div(op.mul(own, mean), op.add(op.sqrt(squares), epsilon))
-        results.append((op.mul(op.sub(x, step), 1 - norm_coefficient_post), mean, squares))
-    return _joined(results)
+        change = op.div(op.mul(own, mean), op.add(op.sqrt(squares), epsilon))
+        return op.mul(op.sub(x, change), 1 - norm_coefficient_post), mean, squares
+
+    return _for_each(step, values, 4)
 
 
 @operator("Momentum", domain=TRAINING)
@@ -245,10 +245,11 @@ def momentum(
 ) -> tuple[Expr, ...]:
     """A step of gradient descent with momentum, standard or Nesterov's."""
     share = op.where(op.greater(steps, 0), op.cast(beta, rate.dtype), 1.0)
-    results = []
-    for x, gradient, speed in _in_parts(values, 3):
+
+    def step(x: Value, gradient: Value, speed: Value) -> tuple[Expr, ...]:
         slope = op.add(op.mul(x, norm_coefficient), gradient)
         speed = op.add(op.mul(speed, alpha), op.mul(slope, share))
-        step = op.add(slope, op.mul(speed, alpha)) if mode == "nesterov" else speed
-        results.append((op.sub(x, op.mul(rate, step)), speed))
-    return _joined(results)
+        change = op.add(slope, op.mul(speed, alpha)) if mode == "nesterov" else speed
+        return op.sub(x, op.mul(rate, change)), speed
+
+    return _for_each(step, values, 3)

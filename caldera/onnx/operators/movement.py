@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from caldera.core.tensor.dtype import is_float
 from caldera.errors import ConfigError
 from caldera.onnx.operators.registry import (
     Value,
+    axis_moved,
     axis_of,
     check_size,
     evaluated,
@@ -20,6 +22,7 @@ from caldera.onnx.operators.registry import (
     integer,
     integers,
     known,
+    laid_out,
     numbers,
     operator,
 )
@@ -46,8 +49,7 @@ def split(
 ) -> tuple[Expr, ...]:
     """x cut along an axis."""
     position = axis_of(axis, len(x.shape))
-    sizes = pieces(x, split, num_outputs or wanted, position)
-    return op.split(x, sizes, position)
+    return op.split(x, pieces(x, split, num_outputs or wanted, position), position)
 
 
 @operator("Slice", moves=True)
@@ -58,9 +60,8 @@ def slice_(x: Value, starts: Value, ends: Value, axes: Value = None, steps: Valu
     strides = (1,) * len(first) if steps is None else integers(steps, "steps")
     parts = [slice(None)] * len(x.shape)
     for axis, begin, end, step in zip(chosen, first, last, strides, strict=True):
-        length = x.shape[axis]
         # Going backwards, a number below the first index means that the first is part of it.
-        stop = None if step < 0 and end < -length else end
+        stop = None if step < 0 and end < -x.shape[axis] else end
         parts[axis] = slice(begin, stop, step)
     return expression(x)[tuple(parts)]
 
@@ -95,25 +96,21 @@ def pad(
     for i, axis in enumerate(chosen):
         widths[axis] = (given[i], given[i + len(given) // 2])
     if mode == "constant":
-        filler: Any = value if constant_value is None else known(constant_value).item()
-        return op.pad(_cut(x, widths), _positive(widths), filler)
+        return widened(x, widths, value if constant_value is None else known(constant_value).item())
     for axis, (before, after) in enumerate(widths):
         if before or after:
-            places = _places(x.shape[axis], before, after, mode)
-            x = op.gather(x, places, axis)
+            x = op.gather(x, _places(x.shape[axis], before, after, mode), axis)
     return expression(x)
 
 
-def _cut(x: Value, widths: list[tuple[int, int]]) -> Expr:
+def widened(x: Value, widths: Sequence[tuple[int, int]], filler: Any = 0) -> Expr:
+    """x with so many elements around it; negative widths cut."""
     parts = [
         slice(max(-before, 0), n - max(-after, 0))
         for n, (before, after) in zip(x.shape, widths, strict=True)
     ]
-    return expression(x)[tuple(parts)]
-
-
-def _positive(widths: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    return [(max(before, 0), max(after, 0)) for before, after in widths]
+    more = [(max(before, 0), max(after, 0)) for before, after in widths]
+    return op.pad(expression(x)[tuple(parts)], more, filler)
 
 
 def _places(length: int, before: int, after: int, mode: str) -> np.ndarray:
@@ -136,14 +133,12 @@ def depth_to_space(x: Value, *, blocksize: int, mode: str = "DCR") -> Expr:
     """Channels spread over blocks of the image."""
     count, channels, height, width = x.shape
     inner = channels // blocksize**2
+    shape = (count, inner, height * blocksize, width * blocksize)
     if mode == "DCR":
         parts = op.reshape(x, (count, blocksize, blocksize, inner, height, width))
-        order = (0, 3, 4, 1, 5, 2)
-    else:
-        parts = op.reshape(x, (count, inner, blocksize, blocksize, height, width))
-        order = (0, 1, 4, 2, 5, 3)
-    shape = (count, inner, height * blocksize, width * blocksize)
-    return op.reshape(op.transpose(parts, order), shape)
+        return op.reshape(op.transpose(parts, (0, 3, 4, 1, 5, 2)), shape)
+    parts = op.reshape(x, (count, inner, blocksize, blocksize, height, width))
+    return op.reshape(op.transpose(parts, (0, 1, 4, 2, 5, 3)), shape)
 
 
 @operator("SpaceToDepth", moves=True)
@@ -160,13 +155,8 @@ def space_to_depth(x: Value, *, blocksize: int, mode: str = "DCR") -> Expr:
 @operator("ReverseSequence", moves=True)
 def reverse_sequence(x: Value, lengths: Value, *, batch_axis: int = 1, time_axis: int = 0) -> Expr:
     """The first steps of each sequence in reverse order, as many as it has."""
-    steps = x.shape[time_axis]
-    real = op.cast(lengths, "int64")
-    shape = [1] * len(x.shape)
-    shape[time_axis] = steps
-    time = np.arange(steps).reshape(shape)
-    shape[time_axis], shape[batch_axis] = 1, x.shape[batch_axis]
-    real = op.reshape(real, shape)
+    time = laid_out(np.arange(x.shape[time_axis]), time_axis, len(x.shape))
+    real = laid_out(op.cast(lengths, "int64"), batch_axis, len(x.shape))
     places = op.where(op.less(time, real), op.sub(op.sub(real, 1), time), time)
     return op.take_along_axis(x, places, time_axis)
 
@@ -182,7 +172,7 @@ def center_crop_pad(x: Value, shape: Value, *, axes: tuple[int, ...] | None = No
         # The odd one is cut from the right side, or added there.
         before = more // 2 if more > 0 else -(-more // 2)
         widths[axis] = (before, more - before)
-    return op.pad(_cut(x, widths), _positive(widths))
+    return widened(x, widths)
 
 
 @operator("Upsample")
@@ -199,8 +189,7 @@ def upsample(x: Value, scales: Value, *, mode: str = "nearest") -> Expr:
 @operator("Einsum")
 def einsum(*operands: Value, equation: str) -> Expr:
     """Products summed over the axes that share a letter."""
-    plain = equation.replace(" ", "")
-    given, arrow, result = plain.partition("->")
+    given, arrow, result = equation.replace(" ", "").partition("->")
     parts = given.split(",")
     for i, letters in enumerate(parts):
         parts[i], operands = _without_diagonals(letters, i, operands)
@@ -226,11 +215,8 @@ def tensor_scatter(
     position = axis_of(axis, len(past.shape))
     length, steps = past.shape[position], update.shape[position]
     first = np.zeros(past.shape[0], np.int64) if write_indices is None else write_indices
-    shape = [1] * len(past.shape)
-    shape[0] = past.shape[0]
-    start = op.reshape(op.cast(first, "int64"), shape)
-    shape[0], shape[position] = 1, length
-    step = op.sub(np.arange(length).reshape(shape), start)
+    start = laid_out(op.cast(first, "int64"), 0, len(past.shape))
+    step = op.sub(laid_out(np.arange(length), position, len(past.shape)), start)
     if mode == "circular":
         step = op.mod(step, length)
     is_new = op.logical_and(op.greater_equal(step, 0), op.less(step, steps))
@@ -282,11 +268,8 @@ def one_hot(indices: Value, depth: Value, values: Value, *, axis: int = -1) -> E
     whole = op.cast(indices, "int64")
     counted = op.where(op.less(whole, 0), op.add(whole, classes), whole)
     chosen = op.one_hot(counted, classes, "bool")
-    rank = len(indices.shape) + 1
-    order = list(range(rank - 1))
-    order.insert(axis_of(axis, rank), rank - 1)
     off, on = op.split(values, 2)
-    return op.where(op.transpose(chosen, order), op.reshape(on, ()), op.reshape(off, ()))
+    return op.where(axis_moved(chosen, -1, axis), op.reshape(on, ()), op.reshape(off, ()))
 
 
 @operator("TopK")
@@ -335,8 +318,7 @@ def scatter_nd(x: Value, indices: Value, updates: Value, *, reduction: str = "no
     depth = indices.shape[-1]
     inner, rest = x.shape[:depth], x.shape[depth:]
     rows = op.reshape(x, (math.prod(inner), *rest))
-    places = _flat(indices, inner)
-    flat = op.reshape(places, (-1,))
+    flat = op.reshape(_flat(indices, inner), (-1,))
     parts = op.reshape(updates, (flat.shape[0], *rest))
     if reduction == "add":
         return op.reshape(op.scatter_add(rows, flat, parts), x.shape)
@@ -351,8 +333,7 @@ def _scattered(rows: Value, places: np.ndarray, parts: Value, reduction: str) ->
     order = np.argsort(places, kind="stable")
     turn = np.empty(len(places), np.int64)
     named = places[order]
-    starts = np.searchsorted(named, named, side="left")
-    turn[order] = np.arange(len(places)) - starts
+    turn[order] = np.arange(len(places)) - np.searchsorted(named, named, side="left")
     result = rows
     for number in range(int(turn.max(initial=-1)) + 1):
         chosen = np.flatnonzero(turn == number)

@@ -143,8 +143,7 @@ def lrn(x: Value, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: f
     """
     if size % 2:
         return op.local_response_norm(x, size, alpha, beta, bias)
-    turned = op.local_response_norm(op.flip(x, 1), size, alpha, beta, bias)
-    return op.flip(turned, 1)
+    return op.flip(op.local_response_norm(op.flip(x, 1), size, alpha, beta, bias), 1)
 
 
 @operator("Dropout")
@@ -158,11 +157,6 @@ def dropout(
     consumed_inputs: Any = None,
 ) -> tuple[Value, np.ndarray]:
     """Nothing at all, and a mask that says so: only training would drop anything."""
-    _refuse_training(ratio, training_mode)
-    return x, np.ones(x.shape, np.bool_)
-
-
-def _refuse_training(ratio: Value, training_mode: Value) -> None:
     is_training = training_mode is not None and bool(known(training_mode).item())
     if is_training and (ratio is None or float(known(ratio).item()) != 0):
         raise ConfigError.build(
@@ -171,6 +165,7 @@ def _refuse_training(ratio: Value, training_mode: Value) -> None:
             got="training_mode",
             hint="random numbers of ONNX are not defined; use nn.Dropout to train",
         )
+    return x, np.ones(x.shape, np.bool_)
 
 
 @operator("NegativeLogLikelihoodLoss")

@@ -39,22 +39,13 @@ class AxisWindows:
     beyond: Sizes
     outputs: Sizes
 
-    @property
-    def reach(self) -> Sizes:
-        """How much of the image a window covers, the gaps of its dilation included."""
-        return _reach(self.kernel, self.dilations)
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether every window lies inside the padding."""
-        return not any(self.beyond)
-
     def padding(self) -> list[tuple[int, int]]:
         """(before, after) for each axis, with what the last window needs."""
         return [(a, b + c) for a, b, c in zip(self.before, self.after, self.beyond, strict=True)]
 
 
 def _reach(kernel: Sizes, dilations: Sizes) -> Sizes:
+    """How much of the image a window covers, the gaps of its dilation included."""
     return tuple(d * (k - 1) + 1 for k, d in zip(kernel, dilations, strict=True))
 
 
@@ -102,8 +93,7 @@ def _automatic(n: int, reach: int, stride: int, how: str) -> tuple[int, int, int
         raise ConfigError.build("onnx", expected="a way to pad that is known", got=repr(how))
     count = -(-n // stride)
     total = max((count - 1) * stride + reach - n, 0)
-    small = total // 2
-    before = small if how == "SAME_UPPER" else total - small
+    before = total // 2 if how == "SAME_UPPER" else total - total // 2
     return before, total - before, 0, count
 
 
@@ -132,17 +122,24 @@ def unfold(x: Any, windows: AxisWindows) -> list[Any]:
 
 def fold(parts: Sequence[Value], windows: AxisWindows, sizes: Sequence[int]) -> Expr:
     """The opposite: values of each element of the window added where they came from."""
-    total: Expr | None = None
+    wholes = []
     for position, part in zip(positions(windows.kernel), parts, strict=True):
         widths = [(0, 0), (0, 0)]
         for i, place in enumerate(position):
             part = _spread(part, 2 + i, windows.strides[i])
             start = place * windows.dilations[i]
             widths.append((start, sizes[i] - start - part.shape[2 + i]))
-        whole = op.pad(part, widths)
-        total = whole if total is None else op.add(total, whole)
-    assert total is not None
-    return total
+        wholes.append(op.pad(part, widths))
+    return reduce(op.add, wholes)
+
+
+def filtered(columns: Value, w: Value, group: int, windows: AxisWindows) -> Expr:
+    """The elements of all windows, (N, C, elements, windows), times kernels (M, C / group, ...)."""
+    inner, spots = math.prod(w.shape[1:]), math.prod(windows.outputs)
+    grouped = op.reshape(columns, (columns.shape[0], group, inner, spots))
+    kernels = op.reshape(w, (group, w.shape[0] // group, inner))
+    product = op.matmul(kernels, grouped)
+    return op.reshape(product, (columns.shape[0], w.shape[0], *windows.outputs))
 
 
 def _spread(x: Value, axis: int, stride: int) -> Value:
@@ -183,9 +180,8 @@ def _plane(function: Any, x: Value, windows: AxisWindows, *more: Any) -> Expr:
 
 
 def _is_plane(windows: AxisWindows) -> bool:
-    narrow = all(
-        max(widths) < reach for widths, reach in zip(windows.padding(), windows.reach, strict=True)
-    )
+    reach = _reach(windows.kernel, windows.dilations)
+    narrow = all(max(widths) < n for widths, n in zip(windows.padding(), reach, strict=True))
     return len(windows.kernel) <= 2 and narrow
 
 
@@ -229,7 +225,9 @@ def average_pool(
 ) -> Expr:
     """The mean of each window, with or without its padding."""
     windows = lay_windows(x.shape[2:], kernel_shape, **how)
-    if _is_plane(windows) and windows.is_plain and set(windows.dilations) == {1}:
+    # Every window lies inside of the padding.
+    is_plain = not any(windows.beyond)
+    if _is_plane(windows) and is_plain and set(windows.dilations) == {1}:
         return _plane(op.avg_pool2d, x, windows, bool(count_include_pad))
     total = reduce(op.add, unfold(padded(x, windows, 0.0), windows))
     # What counts: the image, perhaps its padding, but never what lies beyond that.

@@ -17,9 +17,11 @@ from caldera.compiler.lazy import Expr
 from caldera.core.tensor.dtype import DType, float32, float64, int32, is_float, uint8
 from caldera.onnx.library import dtype_of, is_ours
 from caldera.onnx.operators.dtype_shape import converted
+from caldera.onnx.operators.movement import widened
 from caldera.onnx.operators.pooling import (
     PLACING,
     AxisWindows,
+    filtered,
     fold,
     lay_windows,
     padded,
@@ -81,10 +83,7 @@ def convolve(
     windows = lay_windows(
         x.shape[2:], kernel, strides=strides, dilations=dilations, pads=pads, auto_pad=auto_pad
     )
-    if len(kernel) <= 2:
-        y = _plane(x, w, windows, group)
-    else:
-        y = _by_product(x, w, windows, group)
+    y = (_plane if len(kernel) <= 2 else _by_product)(x, w, windows, group)
     return y if bias is None else op.bias_add(y, bias, axis=1)
 
 
@@ -100,13 +99,7 @@ def _plane(x: Value, w: Value, windows: AxisWindows, group: int) -> Expr:
 
 def _by_product(x: Value, w: Value, windows: AxisWindows, group: int) -> Expr:
     """The elements of all windows side by side, times the kernels."""
-    count, channels = x.shape[:2]
-    parts = unfold(padded(x, windows, 0.0), windows)
-    spots = math.prod(windows.outputs)
-    inner = channels // group
-    columns = op.reshape(op.stack(parts, axis=2), (count, group, inner * len(parts), spots))
-    kernels = op.reshape(w, (group, w.shape[0] // group, inner * len(parts)))
-    return op.reshape(op.matmul(kernels, columns), (count, w.shape[0], *windows.outputs))
+    return filtered(op.stack(unfold(padded(x, windows, 0.0), windows), axis=2), w, group, windows)
 
 
 @operator("ConvTranspose")
@@ -134,25 +127,13 @@ def conv_transpose(
     if output_shape is not None or auto_pad.startswith("SAME"):
         wanted = output_shape or [x.shape[2 + i] * steps[i] for i in range(rank)]
         total = [sizes[i] + extra[i] - wanted[-rank:][i] for i in range(rank)]
-        small = [each // 2 for each in total]
-        large = [each - each // 2 for each in total]
+        small, large = [each // 2 for each in total], [each - each // 2 for each in total]
         before, after = (small, large) if auto_pad == "SAME_UPPER" else (large, small)
     else:
-        given = pads or (0,) * (2 * rank)
-        before, after = list(given[:rank]), list(given[rank:])
+        before, after = (list((pads or (0,) * (2 * rank))[i : i + rank]) for i in (0, rank))
     whole = _transposed(x, w, steps, gaps, group, sizes)
-    y = _resized(whole, before, [after[i] - extra[i] for i in range(rank)])
+    y = widened(whole, [(0, 0), (0, 0), *[(-before[i], extra[i] - after[i]) for i in range(rank)]])
     return y if bias is None else op.bias_add(y, bias, axis=1)
-
-
-def _resized(x: Expr, before: list[int], after: list[int]) -> Expr:
-    """Cut at both ends; negative widths add zeros."""
-    cut = [slice(None), slice(None)]
-    widths = [(0, 0), (0, 0)]
-    for i, (first, last) in enumerate(zip(before, after, strict=True)):
-        cut.append(slice(max(first, 0), x.shape[2 + i] - max(last, 0)))
-        widths.append((max(-first, 0), max(-last, 0)))
-    return op.pad(x[tuple(cut)], widths)
 
 
 def _transposed(
@@ -170,8 +151,7 @@ def _transposed(
         return op.reshape(y, (*y.shape[:2], *sizes))
     count, channels = x.shape[:2]
     inner, filters = channels // group, w.shape[1]
-    spots = math.prod(x.shape[2:])
-    images = op.reshape(x, (count, group, inner, spots))
+    images = op.reshape(x, (count, group, inner, math.prod(x.shape[2:])))
     parts = []
     for position in positions(w.shape[2:]):
         kernel = op.reshape(
@@ -179,8 +159,7 @@ def _transposed(
         )
         part = op.matmul(op.transpose(kernel, (0, 2, 1)), images)
         parts.append(op.reshape(part, (count, group * filters, *x.shape[2:])))
-    windows = lay_windows(sizes, w.shape[2:], strides=strides, dilations=dilations)
-    return fold(parts, windows, sizes)
+    return fold(parts, lay_windows(sizes, w.shape[2:], strides=strides, dilations=dilations), sizes)
 
 
 @operator("Col2Im")
@@ -262,10 +241,8 @@ def quantize_linear(
     """round(x / scale) + zero point, kept within the range of its dtype."""
     wanted = zero_point.dtype if zero_point is not None else uint8
     wanted = dtype_of(output_dtype) if output_dtype else wanted
-    if precision:
-        working = dtype_of(precision)
-    else:
-        working = scale.dtype if is_ours(scale.dtype) else float32
+    usual = scale.dtype if is_ours(scale.dtype) else float32
+    working = dtype_of(precision) if precision else usual
     factor = _along(converted(scale, working), x, axis, block_size)
     ratio = op.div(converted(x, working), factor)
     if "float" in wanted.name:

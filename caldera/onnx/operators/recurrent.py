@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -11,55 +13,39 @@ import numpy as np
 from caldera import op
 from caldera.compiler.lazy import Expr
 from caldera.errors import ConfigError
+from caldera.onnx.operators.elementwise import FORMULAS
 from caldera.onnx.operators.registry import Value, operator
 
 Activation = Callable[[Value], Expr]
 State = tuple[Expr, ...]
 
 _FUNCTIONS: dict[str, Callable[..., Expr]] = {
-    "relu": lambda x, a, b: op.relu(x),
-    "tanh": lambda x, a, b: op.tanh(x),
-    "sigmoid": lambda x, a, b: op.sigmoid(x),
-    "softsign": lambda x, a, b: op.softsign(x),
-    "softplus": lambda x, a, b: op.softplus(x),
-    "affine": lambda x, a, b: op.add(op.mul(x, a), b),
-    "leakyrelu": lambda x, a, b: op.leaky_relu(x, a),
-    "thresholdedrelu": lambda x, a, b: op.where(op.greater_equal(x, a), x, 0.0),
-    "scaledtanh": lambda x, a, b: op.mul(op.tanh(op.mul(x, b)), a),
-    "hardsigmoid": lambda x, a, b: op.clip(op.add(op.mul(x, a), b), 0.0, 1.0),
-    "elu": lambda x, a, b: op.elu(x, a),
+    "tanh": lambda x: op.tanh(x),
+    "sigmoid": lambda x: op.sigmoid(x),
+    "affine": lambda x, *, alpha=1.0, beta=0.0: op.add(op.mul(x, alpha), beta),
+    "thresholdedrelu": lambda x, *, alpha=1.0: op.where(op.greater_equal(x, alpha), x, 0.0),
+    "scaledtanh": lambda x, *, alpha=1.0, beta=1.0: op.mul(op.tanh(op.mul(x, beta)), alpha),
+    **{
+        name.lower(): FORMULAS[name]
+        for name in ("Relu", "Softsign", "Softplus", "LeakyRelu", "HardSigmoid", "Elu")
+    },
 }
-_DEFAULTS = {
-    "affine": (1.0, 0.0),
-    "leakyrelu": (0.01, 0.0),
-    "thresholdedrelu": (1.0, 0.0),
-    "scaledtanh": (1.0, 1.0),
-    "hardsigmoid": (0.2, 0.5),
-    "elu": (1.0, 0.0),
-}
-_TAKES_BETA = ("affine", "scaledtanh", "hardsigmoid")
 
 
 def _activations(
     names: Sequence[str], alphas: Sequence[float], betas: Sequence[float]
 ) -> list[Activation]:
     """The functions by name; those that take numbers take the next ones from the lists."""
-    more_alphas, more_betas = iter(alphas), iter(betas)
+    lists = {"alpha": iter(alphas), "beta": iter(betas)}
     found: list[Activation] = []
     for name in map(str.lower, names):
         if name not in _FUNCTIONS:
             raise ConfigError.build("onnx", expected=", ".join(_FUNCTIONS), got=repr(name))
-        alpha, beta = _DEFAULTS.get(name, (0.0, 0.0))
-        if name in _DEFAULTS:
-            alpha = next(more_alphas, alpha)
-        if name in _TAKES_BETA:
-            beta = next(more_betas, beta)
-        found.append(_bound(_FUNCTIONS[name], alpha, beta))
+        wanted = lists.keys() & signature(_FUNCTIONS[name]).parameters.keys()
+        numbers = {each: next(lists[each], None) for each in wanted}
+        given = {each: number for each, number in numbers.items() if number is not None}
+        found.append(partial(_FUNCTIONS[name], **given))
     return found
-
-
-def _bound(function: Callable[..., Expr], alpha: float, beta: float) -> Activation:
-    return lambda x: function(x, alpha, beta)
 
 
 @dataclass(frozen=True)
@@ -111,9 +97,7 @@ class _Layer:
             weights = self._weights(w, r, b, i, each[share * i : share * (i + 1)])
             starts = [self._first(first, i, layout, sequence, r) for first in firsts]
             backwards = direction == "reverse" or i == 1
-            results.append(
-                self._loop(sequence, weights, starts, lengths, step(i), reverse=backwards)
-            )
+            results.append(_loop(sequence, weights, starts, lengths, step(i), reverse=backwards))
         y = op.stack([outputs for outputs, _ in results], axis=1)
         lasts = [op.stack([last[j] for _, last in results], axis=0) for j in range(len(firsts))]
         if layout:
@@ -124,8 +108,7 @@ class _Layer:
     def _weights(
         self, w: Value, r: Value, b: Value, i: int, functions: list[Activation]
     ) -> _Weights:
-        width = w.shape[1]
-        both = np.zeros(2 * width, w.dtype) if b is None else op.gather(b, i)
+        both = np.zeros(2 * w.shape[1], w.dtype) if b is None else op.gather(b, i)
         input_bias, state_bias = op.split(both, 2)
         if not self.adds_state_bias_inside:
             input_bias = op.add(input_bias, state_bias)
@@ -137,33 +120,31 @@ class _Layer:
             return op.broadcast(op.cast(0.0, x.dtype), (x.shape[1], r.shape[2]))
         return op.gather(first, i, axis=1 if layout else 0)
 
-    def _loop(
-        self,
-        x: Value,
-        weights: _Weights,
-        starts: Sequence[Expr],
-        lengths: Value,
-        step: Step,
-        *,
-        reverse: bool,
-    ) -> tuple[Expr, State]:
-        products = op.linear(x, weights.inputs, weights.input_bias)
-        real = None
-        if lengths is not None:
-            real = op.less(np.arange(x.shape[0])[:, None], op.cast(lengths, "int64"))
-            real = op.unsqueeze(real, 2)
 
-        def body(state: State, given: Any) -> tuple[State, Expr]:
-            product, is_real = given if real is not None else (given, None)
-            new = step(weights, product, state)
-            if is_real is None:
-                return new, new[0]
-            kept = tuple(op.where(is_real, a, b) for a, b in zip(new, state, strict=True))
-            return kept, op.where(is_real, new[0], 0.0)
+def _loop(
+    x: Value,
+    weights: _Weights,
+    starts: Sequence[Expr],
+    lengths: Value,
+    step: Step,
+    *,
+    reverse: bool,
+) -> tuple[Expr, State]:
+    given: tuple[Value, ...] = (op.linear(x, weights.inputs, weights.input_bias),)
+    if lengths is not None:
+        real = op.less(np.arange(x.shape[0])[:, None], op.cast(lengths, "int64"))
+        given = (*given, op.unsqueeze(real, 2))
 
-        given = products if real is None else (products, real)
-        last, outputs = op.scan(body, tuple(starts), given, reverse=reverse)
-        return outputs, last
+    def body(state: State, given: tuple[Expr, ...]) -> tuple[State, Expr]:
+        product, *is_real = given
+        new = step(weights, product, state)
+        if not is_real:
+            return new, new[0]
+        kept = tuple(op.where(is_real[0], a, b) for a, b in zip(new, state, strict=True))
+        return kept, op.where(is_real[0], new[0], 0.0)
+
+    last, outputs = op.scan(body, tuple(starts), given, reverse=reverse)
+    return outputs, last
 
 
 def _clipped(clip: float | None) -> Callable[[Value], Value]:
@@ -199,8 +180,7 @@ def rnn(
         total = op.add(product, op.matmul(state[0], weights.states))
         return (weights.functions[0](bounded(total)),)
 
-    layer = _Layer(("Tanh",))
-    return layer.run(x, w, r, b, sequence_lens, [initial_h], lambda i: step, **how)
+    return _Layer(("Tanh",)).run(x, w, r, b, sequence_lens, [initial_h], lambda i: step, **how)
 
 
 @operator("GRU", further=_SHARED)
@@ -275,5 +255,6 @@ def lstm(
 
         return step
 
-    layer = _Layer(("Sigmoid", "Tanh", "Tanh"))
-    return layer.run(x, w, r, b, sequence_lens, [initial_h, initial_c], step_of, **how)
+    return _Layer(("Sigmoid", "Tanh", "Tanh")).run(
+        x, w, r, b, sequence_lens, [initial_h, initial_c], step_of, **how
+    )

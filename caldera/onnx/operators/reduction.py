@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from caldera import op
 from caldera.compiler.lazy import Expr
 from caldera.core.tensor.dtype import HALVES, bool_, float32, int8, is_float
+from caldera.onnx.operators.movement import widened
 from caldera.onnx.operators.registry import Value, axis_of, integer, integers, operator
 
 Axes = tuple[int, ...]
@@ -29,26 +31,6 @@ def _reduction(function: Any) -> Any:
         return op.cast(function(wide, over, bool(keepdims)), x.dtype)
 
     return translate
-
-
-def _mean(x: Value, axes: Axes, keepdims: bool) -> Expr:
-    return op.mean(x, axes, keepdims)
-
-
-def _l1(x: Value, axes: Axes, keepdims: bool) -> Expr:
-    return op.sum(op.abs(x), axes, keepdims)
-
-
-def _l2(x: Value, axes: Axes, keepdims: bool) -> Expr:
-    return op.sqrt(op.sum(op.square(x), axes, keepdims))
-
-
-def _log_sum(x: Value, axes: Axes, keepdims: bool) -> Expr:
-    return op.log(op.sum(x, axes, keepdims))
-
-
-def _sum_square(x: Value, axes: Axes, keepdims: bool) -> Expr:
-    return op.sum(op.square(x), axes, keepdims)
 
 
 def _extreme(function: Any, is_max: bool) -> Any:
@@ -72,18 +54,19 @@ def _neutral(dtype: Any, is_max: bool) -> Any:
     return int(limits.min if is_max else limits.max)
 
 
-for _name, _function in {
+_REDUCTIONS: dict[str, Callable[..., Expr]] = {
     "ReduceSum": op.sum,
-    "ReduceMean": _mean,
+    "ReduceMean": op.mean,
     "ReduceProd": op.prod,
     "ReduceMax": _extreme(op.max, True),
     "ReduceMin": _extreme(op.min, False),
-    "ReduceL1": _l1,
-    "ReduceL2": _l2,
-    "ReduceLogSum": _log_sum,
+    "ReduceL1": lambda x, *how: op.sum(op.abs(x), *how),
+    "ReduceL2": lambda x, *how: op.sqrt(op.sum(op.square(x), *how)),
+    "ReduceLogSum": lambda x, *how: op.log(op.sum(x, *how)),
     "ReduceLogSumExp": op.logsumexp,
-    "ReduceSumSquare": _sum_square,
-}.items():
+    "ReduceSumSquare": lambda x, *how: op.sum(op.square(x), *how),
+}
+for _name, _function in _REDUCTIONS.items():
     operator(_name)(_reduction(_function))
 
 
@@ -107,30 +90,33 @@ operator("ArgMin")(_place(op.argmin))
 @operator("CumSum")
 def cumsum(x: Value, axis: Value, *, exclusive: int = 0, reverse: int = 0) -> Expr:
     """The running sum, with or without the element itself."""
-    position = axis_of(integer(axis, "axis"), len(x.shape))
-    forward = op.flip(x, position) if reverse else x
-    if exclusive:
-        forward = _later(forward, position, 1, 0)
-    total = op.cumsum(forward, position)
-    return op.cast(op.flip(total, position) if reverse else total, x.dtype)
+    return op.cast(_running(op.cumsum, x, axis, exclusive, reverse, 0), x.dtype)
 
 
 @operator("CumProd")
 def cumprod(x: Value, axis: Value, *, exclusive: int = 0, reverse: int = 0) -> Value:
     """The running product, in log2(n) doubling steps."""
+    return _running(_products, x, axis, exclusive, reverse, 1)
+
+
+def _running(
+    function: Callable[..., Expr], x: Value, axis: Value, exclusive: int, reverse: int, first: int
+) -> Expr:
     position = axis_of(integer(axis, "axis"), len(x.shape))
-    result = op.flip(x, position) if reverse else x
-    if exclusive:
-        result = _later(result, position, 1, 1)
-    step = 1
-    while step < x.shape[position]:
-        result = op.mul(result, _later(result, position, step, 1))
-        step *= 2
+    forward = op.flip(x, position) if reverse else x
+    result = function(_later(forward, position, 1, first) if exclusive else forward, position)
     return op.flip(result, position) if reverse else result
+
+
+def _products(x: Value, axis: int) -> Expr:
+    step = 1
+    while step < x.shape[axis]:
+        x = op.mul(x, _later(x, axis, step, 1))
+        step *= 2
+    return x
 
 
 def _later(x: Value, axis: int, by: int, value: int) -> Expr:
     """Moved to higher indices, with `value` in the places that come free."""
-    widths = [(by, 0) if each == axis else (0, 0) for each in range(len(x.shape))]
-    kept = [None] * axis + [x.shape[axis] - by]
-    return op.pad(op.slice(x, [None] * (axis + 1), kept), widths, value)
+    widths = [(by, -by) if each == axis else (0, 0) for each in range(len(x.shape))]
+    return widened(x, widths, value)

@@ -36,6 +36,7 @@ from caldera import op
 from caldera.base.file_access import check_asked
 from caldera.compiler.lazy import Expr
 from caldera.core.graph.node import Node, Symbol
+from caldera.core.graph.opdef import as_tuple
 from caldera.core.graph.program import topological
 from caldera.errors import CalderaError, ConfigError, DataError, DtypeError
 from caldera.kernels.reference import interpret
@@ -65,8 +66,7 @@ def known(value: Value, what: str = "a value") -> np.ndarray:
         for spec in node.outputs:
             check_size(spec.shape, spec.dtype)
     leaves = _leaves(value)
-    free = _free(leaves)
-    if free:
+    if free := _free(leaves):
         names = ", ".join(symbol.name for symbol in free[:4])
         message = NeedsValue.build(
             "onnx", expected=f"{what} that is known before the model runs", got=f"one from {names}"
@@ -88,13 +88,20 @@ def _free(leaves: Mapping[Node, Symbol]) -> list[Symbol]:
     return [symbol for symbol in leaves.values() if symbol.role != "array"]
 
 
+def mapped(function: Callable[[Value], Value], value: Value) -> Value:
+    """A function of a value, or of each in a sequence.
+
+    >>> mapped(abs, [-1, [2, -3]])
+    [1, [2, 3]]
+    """
+    if isinstance(value, list):
+        return [mapped(function, each) for each in value]
+    return function(value)
+
+
 def known_if_possible(value: Value) -> Value:
     """The same with arrays for those expressions that can be computed now."""
-    if isinstance(value, list):
-        return [known_if_possible(each) for each in value]
-    if not isinstance(value, Expr) or _free(_leaves(value)):
-        return value
-    return known(value)
+    return mapped(lambda x: known(x) if isinstance(x, Expr) and not _free(_leaves(x)) else x, value)
 
 
 def check_size(shape: Iterable[int], dtype: Any = np.float64, *, held: int = 0) -> None:
@@ -117,9 +124,7 @@ def laid_along(x: Value, y: Value, axis: int | None, broadcast: int) -> Value:
 
 def all_known(value: Value) -> Value:
     """The same with arrays for expressions, also inside sequences."""
-    if isinstance(value, list):
-        return [all_known(each) for each in value]
-    return known(value) if isinstance(value, Expr) else value
+    return mapped(lambda x: known(x) if isinstance(x, Expr) else x, value)
 
 
 def is_known(value: Value) -> bool:
@@ -161,6 +166,19 @@ def axis_of(axis: int, rank: int) -> int:
     return axis + rank if axis < 0 else axis
 
 
+def laid_out(x: Value, axis: int, rank: int) -> Value:
+    """A vector along one of `rank` axes; the others have size 1."""
+    return op.reshape(x, [-1 if each == axis_of(axis, rank) else 1 for each in range(rank)])
+
+
+def axis_moved(x: Value, source: int, target: int) -> Expr:
+    """x with one axis at another place, the others in their order."""
+    rank = len(x.shape)
+    order = [axis for axis in range(rank) if axis != axis_of(source, rank)]
+    order.insert(axis_of(target, rank), axis_of(source, rank))
+    return op.transpose(x, order)
+
+
 Function = Callable[..., Any]
 OPERATORS: dict[tuple[str, str], Operator] = {}
 """By domain and name."""
@@ -186,6 +204,7 @@ def operator(
     *names: str,
     domain: str = "",
     numpy: Function | None = None,
+    in_numpy: bool = False,
     moves: bool = False,
     foreign: bool = False,
     further: Sequence[str] = (),
@@ -196,7 +215,16 @@ def operator(
     """
 
     def register(function: Function) -> Function:
-        _add(names, domain, function, further, moves=moves, foreign=foreign, twin=numpy)
+        signature = inspect.signature(function)
+        several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        own = (p.name for p in signature.parameters.values() if p.kind not in several)
+        named = frozenset([*own, *further])
+        for name in names:
+            if (domain, name) in OPERATORS:
+                raise ValueError(f"operator {name!r} is defined twice")
+            OPERATORS[domain, name] = Operator(
+                name, function, signature, named, in_numpy, moves, foreign, numpy
+            )
         return function
 
     return register
@@ -204,25 +232,7 @@ def operator(
 
 def evaluated(*names: str, domain: str = "") -> Callable[[Function], Function]:
     """Register a NumPy function under these names of operators."""
-
-    def register(function: Function) -> Function:
-        _add(names, domain, function, (), in_numpy=True)
-        return function
-
-    return register
-
-
-def _add(
-    names: Sequence[str], domain: str, function: Function, further: Sequence[str], **facts: Any
-) -> None:
-    signature = inspect.signature(function)
-    parameters = signature.parameters.values()
-    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    named = frozenset(p.name for p in parameters if p.kind not in several) | set(further)
-    for name in names:
-        if (domain, name) in OPERATORS:
-            raise ValueError(f"operator {name!r} is defined twice")
-        OPERATORS[domain, name] = Operator(name, function, signature, named, **facts)
+    return operator(*names, domain=domain, in_numpy=True)
 
 
 @dataclass(frozen=True)
@@ -245,8 +255,8 @@ def apply(
             expected="attributes that are known",
             got=", ".join(map(str, unknown)),
         )
-    named = dict(attributes)
-    named |= {name: getattr(now, name) for name in _ASKED_FOR if name in found.attributes}
+    asked = {name: getattr(now, name) for name in _ASKED_FOR if name in found.attributes}
+    named = {**attributes, **asked}
     try:
         found.signature.bind(*inputs, **named)
     except TypeError as problem:
@@ -268,8 +278,9 @@ def apply(
 
 
 def _tuple(results: Any) -> tuple[Value, ...]:
-    several = results if isinstance(results, tuple) else (results,)
-    return tuple(np.asarray(each) if isinstance(each, np.generic) else each for each in several)
+    return tuple(
+        np.asarray(each) if isinstance(each, np.generic) else each for each in as_tuple(results)
+    )
 
 
 def _on_foreign(
@@ -297,20 +308,16 @@ def _moved(
 
     def numbered(value: Value) -> Value:
         nonlocal count
-        if isinstance(value, list):
-            return [numbered(each) for each in value]
         if not is_foreign(value):
             return value
         pool.append(value.reshape(-1))
         count += value.size
         return np.arange(count - value.size, count).reshape(value.shape)
 
-    stand_ins = [numbered(each) for each in inputs]
+    stand_ins = [mapped(numbered, each) for each in inputs]
     elements = np.concatenate(pool)
 
     def elements_at(value: Value) -> Value:
-        if isinstance(value, list):
-            return [elements_at(each) for each in value]
         return elements[known(value)] if isinstance(value, Expr | np.ndarray) else value
 
-    return tuple(elements_at(each) for each in _tuple(function(*stand_ins, **named)))
+    return tuple(mapped(elements_at, each) for each in _tuple(function(*stand_ins, **named)))

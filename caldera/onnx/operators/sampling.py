@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from typing import Any
 
 import numpy as np
 
 from caldera import op
 from caldera.compiler.lazy import Expr
 from caldera.core.tensor.dtype import is_float
-from caldera.onnx.operators.pooling import lay_windows, positions
+from caldera.onnx.operators.pooling import filtered, lay_windows, positions
 from caldera.onnx.operators.registry import Value, check_size, integers, known, operator
 
 _CUBIC = -0.75
@@ -25,23 +27,27 @@ def _fetch(x: Value, padding: str, is_aligned: bool) -> Fetch:
     flat = op.reshape(x, (*x.shape[:2], math.prod(sizes)))
 
     def read(whole: Sequence[Expr]) -> Expr:
-        index: Expr | None = None
-        inside: Expr | None = None
+        index: Any = np.int64(0)
         for place, n in zip(whole, sizes, strict=True):
             if padding == "reflection":
                 place = op.round(_reflected(place, n, is_aligned))
-            fits = op.logical_and(op.greater_equal(place, 0), op.less_equal(place, n - 1))
-            inside = fits if inside is None else op.logical_and(inside, fits)
-            kept = op.cast(op.clip(place, 0, n - 1), "int64")
-            index = kept if index is None else op.add(op.mul(index, n), kept)
-        assert index is not None
-        assert inside is not None
+            index = op.add(index * n, op.cast(op.clip(place, 0, n - 1), "int64"))
         found = op.take_along_axis(flat, op.unsqueeze(index, 1), 2)
         if padding == "zeros":
-            found = op.where(op.unsqueeze(inside, 1), found, 0)
+            found = op.where(op.unsqueeze(_inside(whole, sizes, 0), 1), found, 0)
         return found
 
     return read
+
+
+def _inside(places: Sequence[Expr], sizes: Sequence[int], beyond: int) -> Expr:
+    """Which places lie in an image, or up to `beyond` elements outside."""
+    limits = [(-beyond, n - 1 + beyond) for n in sizes]
+    fits = [
+        op.logical_and(op.greater_equal(place, low), op.less_equal(place, high))
+        for place, (low, high) in zip(places, limits, strict=True)
+    ]
+    return reduce(op.logical_and, fits)
 
 
 def _reflected(place: Expr, n: int, is_aligned: bool) -> Expr:
@@ -77,22 +83,28 @@ def sampled(x: Value, places: Sequence[Expr], mode: str, padding: str, is_aligne
     read = _fetch(x, padding, is_aligned)
     if mode == "nearest":
         return read([op.round(place) for place in places])
-    bases = [op.floor(place) for place in places]
-    fractions = [op.sub(place, base) for place, base in zip(places, bases, strict=True)]
+    (bases, weights), first = _linear(places), 0
     if mode == "cubic":
-        weights = [_cubic_weights(fraction) for fraction in fractions]
-        first = -1
-    else:
-        weights = [[op.sub(1.0, fraction), fraction] for fraction in fractions]
-        first = 0
-    total: Expr | None = None
-    for corner in itertools.product(range(len(weights[0])), repeat=len(places)):
+        weights, first = [_cubic_weights(fraction) for _, fraction in weights], -1
+    return reduce(op.add, _corners(read, bases, weights, first))
+
+
+def _corners(
+    read: Fetch, bases: Sequence[Expr], weights: Sequence[Sequence[Expr]], first: int
+) -> Iterator[Expr]:
+    """The elements around a place, from `first` beside its base on, times their weights."""
+    for corner in itertools.product(range(len(weights[0])), repeat=len(bases)):
         found = read([op.add(base, step + first) for base, step in zip(bases, corner, strict=True)])
         for axis, step in enumerate(corner):
             found = op.mul(found, op.unsqueeze(weights[axis][step], 1))
-        total = found if total is None else op.add(total, found)
-    assert total is not None
-    return total
+        yield found
+
+
+def _linear(places: Sequence[Expr]) -> tuple[list[Expr], list[list[Expr]]]:
+    """The elements before places, and the weights of these and of those behind, by axis."""
+    bases = [op.floor(place) for place in places]
+    fractions = [op.sub(place, base) for place, base in zip(places, bases, strict=True)]
+    return bases, [[op.sub(1.0, fraction), fraction] for fraction in fractions]
 
 
 @operator("GridSample")
@@ -130,11 +142,8 @@ def affine_grid(theta: Value, size: Value, *, align_corners: int = 0) -> Expr:
     check_size((*sizes, rank + 1))
     lines = []
     for n in sizes:
-        steps = np.arange(n, dtype=np.float64)
-        if align_corners:
-            lines.append(-1 + 2 * steps / max(n - 1, 1))
-        else:
-            lines.append((2 * steps + 1) / n - 1)
+        steps = 2 * np.arange(n, dtype=np.float64)
+        lines.append(steps / max(n - 1, 1) - 1 if align_corners else (steps + 1) / n - 1)
     # The last axis of the image is the first coordinate.
     grids = np.meshgrid(*lines, indexing="ij")[::-1]
     points = np.stack([*grids, np.ones(sizes)], axis=-1).reshape(-1, rank + 1)
@@ -165,9 +174,8 @@ def deform_conv(
     spots = math.prod(windows.outputs)
     moves = op.reshape(offset, (count, offset_group, elements, rank, spots))
     grids = [grid.reshape(-1) for grid in np.indices(windows.outputs)]
-    shares = None
     if mask is not None:
-        shares = op.reshape(mask, (count, offset_group, elements, spots))
+        mask = op.reshape(mask, (count, offset_group, elements, spots))
     columns = []
     own = channels // offset_group
     images = op.reshape(x, (count, offset_group, own, *sizes))
@@ -181,15 +189,11 @@ def deform_conv(
                 regular = (grids[axis] * windows.strides[axis] + start).astype(x.dtype)
                 places.append(op.add(moves[:, g, e, axis], regular))
             part = sampled(image, places, "linear", "zeros", True)
-            if shares is not None:
-                part = op.mul(part, op.unsqueeze(shares[:, g, e], 1))
+            if mask is not None:
+                part = op.mul(part, op.unsqueeze(mask[:, g, e], 1))
             parts.append(part)
         columns.append(op.stack(parts, axis=2))
-    whole = op.concat(columns, axis=1)
-    inner = channels // group
-    whole = op.reshape(whole, (count, group, inner * elements, spots))
-    kernels = op.reshape(w, (group, w.shape[0] // group, inner * elements))
-    y = op.reshape(op.matmul(kernels, whole), (count, w.shape[0], *windows.outputs))
+    y = filtered(op.concat(columns, axis=1), w, group, windows)
     return y if bias is None else op.bias_add(y, bias, axis=1)
 
 
@@ -231,32 +235,12 @@ class _Regions:
 
     def _values(self, images: Value, places: list[Expr]) -> Expr:
         """Places up to one element outside count as the border; beyond that there is 0."""
-        kept, inside = [], None
-        for place, n in zip(places, images.shape[2:], strict=True):
-            near = op.logical_and(op.greater_equal(place, -1.0), op.less_equal(place, float(n)))
-            inside = near if inside is None else op.logical_and(inside, near)
-            kept.append(op.clip(place, 0.0, n - 1.0))
-        if self.mode == "avg":
-            found = sampled(images, kept, "linear", "border", True)
-        else:
-            found = _largest_share(images, kept)
-        return op.where(op.unsqueeze(inside, 1), found, 0.0)
-
-
-def _largest_share(images: Value, places: list[Expr]) -> Expr:
-    """Of the four elements around a place, the largest weighted one (ONNX's "max")."""
-    read = _fetch(images, "border", True)
-    bases = [op.floor(place) for place in places]
-    fractions = [op.sub(place, base) for place, base in zip(places, bases, strict=True)]
-    best: Expr | None = None
-    for corner in itertools.product((0, 1), repeat=2):
-        found = read([op.add(base, step) for base, step in zip(bases, corner, strict=True)])
-        for axis, step in enumerate(corner):
-            share = fractions[axis] if step else op.sub(1.0, fractions[axis])
-            found = op.mul(found, op.unsqueeze(share, 1))
-        best = found if best is None else op.maximum(best, found)
-    assert best is not None
-    return best
+        sizes = images.shape[2:]
+        kept = [op.clip(place, 0.0, n - 1.0) for place, n in zip(places, sizes, strict=True)]
+        # ONNX's "max" is the largest weighted one of the four elements around a place.
+        combine = op.add if self.mode == "avg" else op.maximum
+        found = reduce(combine, _corners(_fetch(images, "border", True), *_linear(kept), 0))
+        return op.where(op.unsqueeze(_inside(places, sizes, 1), 1), found, 0.0)
 
 
 @operator("RoiAlign")
@@ -280,9 +264,9 @@ def roi_align(
     is_half = coordinate_transformation_mode == "half_pixel" and opset >= 16
     boxes = op.sub(op.mul(rois, spatial_scale), 0.5 if is_half else 0.0)
     images = op.gather(x, batch_indices)
-    ratio = sampling_ratio
-    if ratio > 0:
-        regions = _Regions(output_height, output_width, ratio, ratio, mode, is_half)
+    if sampling_ratio > 0:
+        each = sampling_ratio
+        regions = _Regions(output_height, output_width, each, each, mode, is_half)
         return regions.pooled(images, boxes)
     results = []
     for i, (left, top, right, bottom) in enumerate(known(boxes, "regions").tolist()):

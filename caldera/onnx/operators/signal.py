@@ -9,22 +9,18 @@ import numpy as np
 from caldera import op
 from caldera.compiler.lazy import Expr
 from caldera.onnx.library import dtype_of
+from caldera.onnx.operators.movement import widened
 from caldera.onnx.operators.registry import Value, axis_of, check_size, integer, numbers, operator
 
 
 def _length_changed(x: Value, axis: int, length: int) -> Value:
     """Cut, or padded with zeros at the end."""
-    kept = op.slice(x, [None] * (axis + 1), [None] * axis + [length])
-    widths = [(0, 0)] * len(x.shape)
-    widths[axis] = (0, length - kept.shape[axis])
-    return op.pad(kept, widths)
+    return widened(x, [(0, (length - n) * (i == axis)) for i, n in enumerate(x.shape)])
 
 
 def _complex(x: Value) -> Value:
     """Complex numbers from pairs, or from real parts alone."""
-    if x.shape[-1] == 2:
-        return op.view_as_complex(x)
-    return op.squeeze(x, -1)
+    return op.view_as_complex(x) if x.shape[-1] == 2 else op.squeeze(x, -1)
 
 
 @operator("DFT")
@@ -39,13 +35,10 @@ def dft(
 ) -> Expr:
     """The Fourier transform along an axis; the last axis holds real and imaginary parts."""
     default = -2 if opset >= 20 else 1
-    given = default if axis is None else integer(axis, "an axis")
-    position = axis_of(given, len(x.shape))
-    length = x.shape[position]
-    if dft_length is not None:
-        length = integer(dft_length, "a length")
+    position = axis_of(default if axis is None else integer(axis, "an axis"), len(x.shape))
+    own = 2 * (x.shape[position] - 1) if inverse and onesided else x.shape[position]
+    length = own if dft_length is None else integer(dft_length, "a length")
     if inverse and onesided:
-        length = length if dft_length is not None else 2 * (x.shape[position] - 1)
         return op.unsqueeze(op.irfft(_complex(x), length, position), -1)
     transform = op.ifft if inverse else op.fft
     spectrum = op.view_as_real(transform(_complex(x), length, position))

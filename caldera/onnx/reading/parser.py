@@ -11,6 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -160,8 +161,7 @@ def dense(sparse: Any, folder: Folder | None, where: str) -> np.ndarray:
 
 
 def _needed_bytes(shape: tuple[int, ...], dtype: DType) -> int:
-    bits = _PACKED_BITS.get(dtype.name, 8 * dtype.itemsize)
-    return -(-size(shape) * bits // 8)
+    return -(-size(shape) * _PACKED_BITS.get(dtype.name, 8 * dtype.itemsize) // 8)
 
 
 def _check_length(there: int, shape: tuple[int, ...], dtype: DType, where: str) -> None:
@@ -188,8 +188,7 @@ def _stored_bytes(tensor: Any, shape: tuple[int, ...], dtype: DType) -> int:
     fields = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data")
     elements = sum(len(getattr(tensor, field)) for field in fields)
     # Numbers of less than a byte come several in an element, but those of 6 bits.
-    packed = _PACKED_BITS.get(dtype.name) in (2, 4)
-    if packed:
+    if _PACKED_BITS.get(dtype.name) in (2, 4):
         return elements
     return elements * dtype.itemsize if elements != size(shape) else _needed_bytes(shape, dtype)
 
@@ -237,9 +236,10 @@ def _versions(imports: Iterable[Any]) -> dict[str, int]:
 
 class _Reader:
     def __init__(self, folder: Folder | None, where: str) -> None:
-        self.folder = folder
         self.where = where
         self.depth = 0
+        self._array = partial(array_of, folder=folder, where=where)
+        self._dense = partial(dense, folder=folder, where=where)
 
     def graph(self, proto: Any) -> ModelGraph:
         self.depth += 1
@@ -247,13 +247,12 @@ class _Reader:
             raise DataError.build(
                 self.where, expected=f"at most {_DEEPEST} graphs inside each other", got="more"
             )
-        constants = {each.name: self._array(each) for each in proto.initializer}
-        constants |= {each.values.name: self._dense(each) for each in proto.sparse_initializer}
+        sparse = {each.values.name: self._dense(each) for each in proto.sparse_initializer}
         found = ModelGraph(
             proto.name,
-            tuple(_declared(each) for each in proto.input),
-            tuple(_declared(each) for each in proto.output),
-            constants,
+            tuple(_of_type(each.name, each.type) for each in proto.input),
+            tuple(_of_type(each.name, each.type) for each in proto.output),
+            {each.name: self._array(each) for each in proto.initializer} | sparse,
             tuple(self._call(each) for each in proto.node),
         )
         self.depth -= 1
@@ -277,12 +276,6 @@ class _Reader:
             tuple(proto.output),
             attributes,
         )
-
-    def _array(self, proto: Any) -> np.ndarray:
-        return array_of(proto, self.folder, self.where)
-
-    def _dense(self, proto: Any) -> np.ndarray:
-        return dense(proto, self.folder, self.where)
 
     def _attribute(self, proto: Any) -> Any:
         if proto.ref_attr_name:
@@ -319,20 +312,12 @@ class _Reader:
             ) from None
 
 
-def _declared(proto: Any) -> Declared:
-    return _of_type(proto.name, proto.type)
-
-
 def _of_type(name: str, proto: Any) -> Declared:
     kind = (proto.WhichOneof("value") or "other").removesuffix("_type")
-    if kind not in ("tensor", "sequence", "optional"):
-        return Declared(name, "other")
     if kind != "tensor":
-        return Declared(name, kind)
+        return Declared(name, kind if kind in ("sequence", "optional") else "other")
     tensor = proto.tensor_type
-    shape = None
-    if tensor.HasField("shape"):
-        shape = tuple(_size(each) for each in tensor.shape.dim)
+    shape = tuple(map(_size, tensor.shape.dim)) if tensor.HasField("shape") else None
     return Declared(name, "tensor", BY_NUMBER.get(tensor.elem_type), shape)
 
 
@@ -364,8 +349,7 @@ def read_model(path: str | os.PathLike[str]) -> OnnxModel:
             got=f"{file.stat().st_size}",
             hint="save it with its arrays in a file beside it",
         )
-    model = message(file.read_bytes(), where)
-    return parse(model, file.parent, where)
+    return parse(message(file.read_bytes(), where), file.parent, where)
 
 
 def message(raw: bytes, where: str) -> Any:

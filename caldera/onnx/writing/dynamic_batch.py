@@ -125,26 +125,20 @@ def in_order(roots: Iterable[Pair]) -> list[Pair]:
     """Every pair that the roots depend on, inputs before users."""
     order: list[Pair] = []
     done: set[Pair] = set()
-    for root in roots:
-        stack = [(root, False)]
-        while stack:
-            pair, is_ready = stack.pop()
-            if is_ready:
-                order.append(pair)
-                continue
-            if pair in done:
-                continue
+    stack = [(root, False) for root in reversed(list(roots))]
+    while stack:
+        pair, is_ready = stack.pop()
+        if is_ready:
+            order.append(pair)
+        elif pair not in done:
             done.add(pair)
-            _check(pair)
+            a, b = pair.node, pair.twin
+            if a.op is not b.op or len(a.inputs) != len(b.inputs):
+                same = "the same ops for every number of samples"
+                raise not_open(same, describe(a), describe(b), a)
             stack.append((pair, True))
             stack.extend((given, False) for given in reversed(pair.inputs) if given not in done)
     return order
-
-
-def _check(pair: Pair) -> None:
-    a, b = pair.node, pair.twin
-    if a.op is not b.op or len(a.inputs) != len(b.inputs):
-        raise not_open("the same ops for every number of samples", describe(a), describe(b), a)
 
 
 Both = tuple[np.ndarray, np.ndarray]
@@ -230,12 +224,8 @@ def _numbers(write: Any, both: Both, node: Node) -> str:
 
 
 def _unknown(both: Both, node: Node) -> Exception:
-    return not_open(
-        "arrays that are plain functions of the number of samples",
-        _briefly(both[0]),
-        _briefly(both[1]),
-        node,
-    )
+    wanted = "arrays that are plain functions of the number of samples"
+    return not_open(wanted, _briefly(both[0]), _briefly(both[1]), node)
 
 
 def _briefly(array: np.ndarray) -> str:

@@ -150,8 +150,7 @@ def _compare(name: str, found: Any, expected: np.ndarray, count: int) -> None:
         largest = float(np.abs(b[np.isfinite(b)]).max(initial=0))
         digits = _DIGITS[expected.dtype.itemsize]
         # Results that cancel to nothing are as inexact as what they were made of.
-        limit = digits * largest + 0.01 * digits
-        agrees = np.allclose(a, b, rtol=0, atol=limit, equal_nan=True)
+        agrees = np.allclose(a, b, rtol=0, atol=digits * largest + 0.01 * digits, equal_nan=True)
     if not agrees:
         raise _wrong(f"the model's own output {name!r} for {count} samples", "other numbers")
 

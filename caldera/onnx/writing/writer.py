@@ -142,7 +142,8 @@ class Writer:
 
     def declared(self, name: str, pair: Pair) -> Any:
         """An input or output of a graph."""
-        shape = ["samples" if each == BatchMultiple(1) else _fixed(each) for each in pair.shape]
+        names: dict[Size, str] = {BatchMultiple(1): "samples"}
+        shape = [each if isinstance(each, int) else names.get(each) for each in pair.shape]
         return helper.make_tensor_value_info(name, NUMBERS[pair.spec.dtype], shape)
 
     def body(
@@ -213,10 +214,6 @@ def _takes_bias(product: Pair, bias: Pair) -> bool:
     filters = product.spec.shape[1]
     is_column = bias.name == "reshape" and bias.spec.shape == (filters, 1, 1)
     return is_column and bias.inputs[0].spec.shape == (filters,)
-
-
-def _fixed(size: Size) -> int | None:
-    return size if isinstance(size, int) else None
 
 
 def as_proto(name: str, array: np.ndarray) -> Any:

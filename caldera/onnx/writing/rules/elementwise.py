@@ -1,8 +1,9 @@
-"""Export rules of elementwise ops and reductions."""
+"""Export rules of ops that one operator or a short formula of ONNX expresses; reductions."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -59,67 +60,71 @@ _SAME = {
     "softsign": "Softsign",
     "mish": "Mish",
     "prelu": "PRelu",
+    "determinant": "Det",
 }
 
 
-def _as(operator: str) -> Any:
-    return lambda write, pair: write.add(operator, *inputs(write, pair))
+_WITH_ATTRIBUTES: dict[str, tuple[str, dict[str, str]]] = {
+    "leaky_relu": ("LeakyRelu", {"alpha": "slope"}),
+    "elu": ("Elu", {"alpha": "alpha"}),
+    "softmax": ("Softmax", {"axis": "axis"}),
+    "log_softmax": ("LogSoftmax", {"axis": "axis"}),
+    "argmax": ("ArgMax", {"axis": "axis", "keepdims": "keepdims"}),
+    "argmin": ("ArgMin", {"axis": "axis", "keepdims": "keepdims"}),
+    "transpose": ("Transpose", {"perm": "axes"}),
+    "concat": ("Concat", {"axis": "axis"}),
+}
+"""The operator, and Caldera's name of each of its attributes."""
+
+_FORMULAS: dict[str, Callable[..., str]] = {
+    "not_equal": lambda add, number, a, b: add("Not", add("Equal", a, b)),
+    "isfinite": lambda add, number, x: add("Not", add("Or", add("IsInf", x), add("IsNaN", x))),
+    "square": lambda add, number, x: add("Mul", x, x),
+    "rsqrt": lambda add, number, x: add("Reciprocal", add("Sqrt", x)),
+    "log1p": lambda add, number, x: add("Log", add("Add", x, number(1))),
+    "expm1": lambda add, number, x: add("Sub", add("Exp", x), number(1)),
+    "log2": lambda add, number, x: add("Mul", add("Log", x), number(1 / math.log(2))),
+    "log10": lambda add, number, x: add("Mul", add("Log", x), number(1 / math.log(10))),
+    "exp2": lambda add, number, x: add("Pow", number(2), x),
+    "erfc": lambda add, number, x: add("Sub", number(1), add("Erf", x)),
+    "silu": lambda add, number, x: add("Mul", x, add("Sigmoid", x)),
+    "hard_sigmoid": lambda add, number, x: add("HardSigmoid", x, alpha=1 / 6, beta=0.5),
+}
+"""By `add`, which writes an operator, and `number`, a constant of the result's dtype."""
+
+_REDUCTIONS = {
+    "sum": "ReduceSum",
+    "mean": "ReduceMean",
+    "max": "ReduceMax",
+    "min": "ReduceMin",
+    "prod": "ReduceProd",
+    "logsumexp": "ReduceLogSumExp",
+}
 
 
-for _ours, _theirs in _SAME.items():
-    writes(_ours)(_as(_theirs))
+@writes(*_SAME, *_WITH_ATTRIBUTES)
+def _operator(write: Any, pair: Any) -> str:
+    operator, names = _WITH_ATTRIBUTES.get(pair.name) or (_SAME[pair.name], {})
+    attributes = {theirs: pair.attrs[ours] for theirs, ours in names.items()}
+    return write.add(operator, *inputs(write, pair), **attributes)
 
 
-@writes("not_equal")
-def _not_equal(write: Any, pair: Any) -> str:
-    return write.add("Not", write.add("Equal", *inputs(write, pair)))
+@writes(*_FORMULAS)
+def _formula(write: Any, pair: Any) -> str:
+    def number(value: float) -> str:
+        return write.scalar(value, pair.spec.dtype)
+
+    return _FORMULAS[pair.name](write.add, number, *inputs(write, pair))
 
 
-@writes("isfinite")
-def _isfinite(write: Any, pair: Any) -> str:
-    (x,) = inputs(write, pair)
-    return write.add("Not", write.add("Or", write.add("IsInf", x), write.add("IsNaN", x)))
-
-
-@writes("square")
-def _square(write: Any, pair: Any) -> str:
-    (x,) = inputs(write, pair)
-    return write.add("Mul", x, x)
-
-
-@writes("rsqrt")
-def _rsqrt(write: Any, pair: Any) -> str:
-    return write.add("Reciprocal", write.add("Sqrt", *inputs(write, pair)))
-
-
-@writes("log1p")
-def _log1p(write: Any, pair: Any) -> str:
-    one = write.scalar(1, pair.spec.dtype)
-    return write.add("Log", write.add("Add", *inputs(write, pair), one))
-
-
-@writes("expm1")
-def _expm1(write: Any, pair: Any) -> str:
-    one = write.scalar(1, pair.spec.dtype)
-    return write.add("Sub", write.add("Exp", *inputs(write, pair)), one)
-
-
-@writes("log2", "log10")
-def _other_logarithm(write: Any, pair: Any) -> str:
-    base = 2 if pair.name == "log2" else 10
-    scale = write.scalar(1 / math.log(base), pair.spec.dtype)
-    return write.add("Mul", write.add("Log", *inputs(write, pair)), scale)
-
-
-@writes("exp2")
-def _exp2(write: Any, pair: Any) -> str:
-    return write.add("Pow", write.scalar(2, pair.spec.dtype), *inputs(write, pair))
-
-
-@writes("erfc")
-def _erfc(write: Any, pair: Any) -> str:
-    one = write.scalar(1, pair.spec.dtype)
-    return write.add("Sub", one, write.add("Erf", *inputs(write, pair)))
+@writes(*_REDUCTIONS)
+def _reduced(write: Any, pair: Any) -> str:
+    axes, keepdims = list(pair.attrs["axis"]), int(pair.attrs["keepdims"])
+    if not axes:
+        # Without axes ONNX would take all of them.
+        return NotImplemented
+    over = write.integers(axes)
+    return write.add(_REDUCTIONS[pair.name], *inputs(write, pair), over, keepdims=keepdims)
 
 
 @writes("floor_div")
@@ -138,73 +143,6 @@ def _mod(write: Any, pair: Any) -> str:
         return write.add("Mod", a, b)
     whole = write.add("Floor", write.add("Div", a, b))
     return write.add("Sub", a, write.add("Mul", whole, b))
-
-
-@writes("leaky_relu")
-def _leaky_relu(write: Any, pair: Any) -> str:
-    return write.add("LeakyRelu", *inputs(write, pair), alpha=pair.attrs["slope"])
-
-
-@writes("elu")
-def _elu(write: Any, pair: Any) -> str:
-    return write.add("Elu", *inputs(write, pair), alpha=pair.attrs["alpha"])
-
-
-@writes("hard_sigmoid")
-def _hard_sigmoid(write: Any, pair: Any) -> str:
-    return write.add("HardSigmoid", *inputs(write, pair), alpha=1 / 6, beta=0.5)
-
-
-@writes("silu")
-def _silu(write: Any, pair: Any) -> str:
-    (x,) = inputs(write, pair)
-    return write.add("Mul", x, write.add("Sigmoid", x))
-
-
-@writes("softmax")
-def _softmax(write: Any, pair: Any) -> str:
-    return write.add("Softmax", *inputs(write, pair), axis=pair.attrs["axis"])
-
-
-@writes("log_softmax")
-def _log_softmax(write: Any, pair: Any) -> str:
-    return write.add("LogSoftmax", *inputs(write, pair), axis=pair.attrs["axis"])
-
-
-_OPERATORS = {
-    "sum": "ReduceSum",
-    "mean": "ReduceMean",
-    "max": "ReduceMax",
-    "min": "ReduceMin",
-    "prod": "ReduceProd",
-    "logsumexp": "ReduceLogSumExp",
-}
-
-
-def _reduced(write: Any, pair: Any) -> str:
-    axes = list(pair.attrs["axis"])
-    (x,) = inputs(write, pair)
-    if not axes:
-        # Without axes ONNX would take all of them.
-        return NotImplemented
-    return write.add(
-        _OPERATORS[pair.name], x, write.integers(axes), keepdims=int(pair.attrs["keepdims"])
-    )
-
-
-writes(*_OPERATORS)(_reduced)
-
-
-def _position(operator: str) -> Any:
-    def rule(write: Any, pair: Any) -> str:
-        keepdims = int(pair.attrs["keepdims"])
-        return write.add(operator, *inputs(write, pair), axis=pair.attrs["axis"], keepdims=keepdims)
-
-    return rule
-
-
-writes("argmax")(_position("ArgMax"))
-writes("argmin")(_position("ArgMin"))
 
 
 @writes("cumsum")

@@ -24,14 +24,15 @@ def _add(write: Any, pair: Any) -> str:
 
 @writes("matmul")
 def _matmul(write: Any, pair: Any) -> str:
-    operands = []
-    for given, turned in zip(pair.inputs, (pair.attrs["ta"], pair.attrs["tb"]), strict=True):
-        name = write.name(given)
-        if turned:
-            rank = len(given.spec.shape)
-            name = write.add("Transpose", name, perm=[*range(rank - 2), rank - 1, rank - 2])
-        operands.append(name)
+    turns = zip(pair.inputs, (pair.attrs["ta"], pair.attrs["tb"]), strict=True)
+    operands = [_turned(write, x) if turned else write.name(x) for x, turned in turns]
     return write.add("MatMul", *operands)
+
+
+def _turned(write: Any, pair: Any) -> str:
+    """Transposed matrices."""
+    rank = len(pair.spec.shape)
+    return write.add("Transpose", write.name(pair), perm=[*range(rank - 2), rank - 1, rank - 2])
 
 
 def placing(pair: Any) -> dict[str, Any]:
@@ -40,6 +41,7 @@ def placing(pair: Any) -> dict[str, Any]:
     return {"strides": list(pair.attrs["stride"]), "pads": [top, left, bottom, right]}
 
 
+@writes("conv2d")
 def _convolution(write: Any, pair: Any, *bias: str) -> str:
     return write.add(
         "Conv",
@@ -50,11 +52,6 @@ def _convolution(write: Any, pair: Any, *bias: str) -> str:
         group=pair.attrs["groups"],
         **placing(pair),
     )
-
-
-@writes("conv2d")
-def _conv2d(write: Any, pair: Any) -> str:
-    return _convolution(write, pair)
 
 
 @writes("conv2d_input", by_samples=("shape",))
@@ -144,15 +141,13 @@ def _attention(write: Any, pair: Any) -> Any:
     # result of 0 is part of the decomposition.
     if len(pair.inputs) > 3 or (pair.attrs["causal"] and queries > keys):
         return NotImplemented
-    dtype, rank = q.spec.dtype, len(k.spec.shape)
-    turned = write.add("Transpose", write.name(k), perm=[*range(rank - 2), rank - 1, rank - 2])
+    dtype, turned = q.spec.dtype, _turned(write, k)
     scaled = write.add("Mul", write.name(q), write.scalar(pair.attrs["scale"], dtype))
     scores = write.add("MatMul", scaled, turned)
     if pair.attrs["causal"]:
         is_later = np.triu(np.ones((queries, keys), np.bool_), keys - queries + 1)
-        mask = np.where(is_later, -np.inf, 0).astype(dtype)
-        scores = write.add("Add", scores, write.array(mask))
-    shares = write.add("Softmax", scores, axis=rank - 1)
+        scores = write.add("Add", scores, write.array(np.where(is_later, -np.inf, 0).astype(dtype)))
+    shares = write.add("Softmax", scores, axis=len(k.spec.shape) - 1)
     return (write.add("MatMul", shares, write.name(v)),)
 
 
@@ -175,26 +170,18 @@ def _broadcast_to(write: Any, pair: Any) -> str:
     return write.add("Expand", *inputs(write, pair), write.shape(pair.sizes("shape")))
 
 
-@writes("transpose")
-def _transpose(write: Any, pair: Any) -> str:
-    return write.add("Transpose", *inputs(write, pair), perm=list(pair.attrs["axes"]))
-
-
 @writes("slice", by_samples=("bounds",))
 def _slice(write: Any, pair: Any) -> str:
     given = pair.inputs[0]
-    starts, ends, axes, steps = [], [], [], []
+    parts = []
     bounds = zip(pair.node.attrs["bounds"], pair.twin.attrs["bounds"], strict=True)
     for axis, (first, second) in enumerate(bounds):
         start, stop, step = sizes(first, second, pair.node)
         goes_to_end = first[1] == given.node.shape[axis] and second[1] == given.twin.shape[axis]
         if goes_to_end and start == 0 and step == 1:
             continue
-        starts.append(start)
-        ends.append(_END if goes_to_end else stop)
-        axes.append(axis)
-        steps.append(step)
-    vectors = [write.shape(each) for each in (starts, ends, axes, steps)]
+        parts.append((start, _END if goes_to_end else stop, axis, step))
+    vectors = [write.shape([part[i] for part in parts]) for i in range(4)]
     return write.add("Slice", *inputs(write, pair), *vectors)
 
 
@@ -213,22 +200,16 @@ def _pad(write: Any, pair: Any) -> str:
     return write.add("Pad", *inputs(write, pair), write.integers(flat), value)
 
 
-@writes("concat")
-def _concat(write: Any, pair: Any) -> str:
-    return write.add("Concat", *inputs(write, pair), axis=pair.attrs["axis"])
-
-
 @writes("split", by_samples=("sizes",))
-def _split(write: Any, pair: Any) -> tuple[str, ...]:
+def _split(write: Any, pair: Any) -> Any:
     parts = pair.sizes("sizes")
-    names = write.add(
+    return write.add(
         "Split",
         *inputs(write, pair),
         write.shape(parts),
         outputs=len(parts),
         axis=pair.attrs["axis"],
     )
-    return tuple(names)
 
 
 def _as_index(write: Any, pair: Any) -> str:
@@ -242,17 +223,11 @@ def _as_index(write: Any, pair: Any) -> str:
     return write.add("Cast", name, to=write.element_type(int64))
 
 
-@writes("gather")
+@writes("gather", "take_along_axis")
 def _gather(write: Any, pair: Any) -> str:
     x, indices = pair.inputs
-    return write.add("Gather", write.name(x), _as_index(write, indices), axis=pair.attrs["axis"])
-
-
-@writes("take_along_axis")
-def _take_along_axis(write: Any, pair: Any) -> str:
-    x, indices = pair.inputs
-    axis = pair.attrs["axis"]
-    return write.add("GatherElements", write.name(x), _as_index(write, indices), axis=axis)
+    operator = "Gather" if pair.name == "gather" else "GatherElements"
+    return write.add(operator, write.name(x), _as_index(write, indices), axis=pair.attrs["axis"])
 
 
 @writes("put_along_axis_add")
@@ -276,20 +251,13 @@ def _scatter_add(write: Any, pair: Any) -> str:
     turned = write.add("Transpose", write.name(x), perm=order)
     added = write.add("Transpose", write.name(updates), perm=rows)
     result = write.add("ScatterND", turned, places, added, reduction="add")
-    back = [order.index(each) for each in range(rank)]
-    return write.add("Transpose", result, perm=back)
+    return write.add("Transpose", result, perm=[order.index(each) for each in range(rank)])
 
 
 @writes("sort")
-def _sort(write: Any, pair: Any) -> tuple[str, ...]:
+def _sort(write: Any, pair: Any) -> Any:
     (x,) = inputs(write, pair)
     axis = pair.attrs["axis"]
     length = write.add("Shape", x, start=axis, end=axis + 1)
     largest = int(pair.attrs["descending"])
-    names = write.add("TopK", x, length, outputs=2, axis=axis, largest=largest, sorted=1)
-    return tuple(names)
-
-
-@writes("determinant")
-def _determinant(write: Any, pair: Any) -> str:
-    return write.add("Det", *inputs(write, pair))
+    return write.add("TopK", x, length, outputs=2, axis=axis, largest=largest, sorted=1)

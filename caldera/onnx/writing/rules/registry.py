@@ -22,7 +22,7 @@ import numpy as np
 from caldera.core.graph.opdef import parameter
 from caldera.onnx.writing.dynamic_batch import Pair, array_by_samples, counting
 
-Function = Callable[[Any, Any], Any]
+Function = Callable[..., Any]
 RULES: dict[str, ExportRule] = {}
 """By the name of Caldera's op."""
 
@@ -55,22 +55,16 @@ def inputs(write: Any, pair: Any) -> list[str]:
 
 @writes("constant", by_samples=("value",))
 def _constant(write: Any, pair: Any) -> str:
-    first, second = (
-        np.array(each.attrs["value"], pair.spec.dtype) for each in (pair.node, pair.twin)
-    )
+    values = (each.attrs["value"] for each in (pair.node, pair.twin))
+    first, second = (np.array(value, pair.spec.dtype) for value in values)
     return array_by_samples(write, (first, second), pair.node)
-
-
-def _arrays(pair: Any) -> tuple[np.ndarray, np.ndarray]:
-    first, second = (
-        np.array(each.attrs["symbol"].value.numpy()) for each in (pair.node, pair.twin)
-    )
-    return first, second
 
 
 @writes("array", by_samples=("symbol",))
 def _array(write: Any, pair: Any) -> str:
-    return array_by_samples(write, _arrays(pair), pair.node)
+    symbols = (each.attrs["symbol"] for each in (pair.node, pair.twin))
+    first, second = (np.array(symbol.value.numpy()) for symbol in symbols)
+    return array_by_samples(write, (first, second), pair.node)
 
 
 @writes("variable", "tensor", by_samples=("symbol",))
@@ -78,7 +72,7 @@ def _held(write: Any, pair: Any) -> str:
     symbol = pair.attrs["symbol"]
     if symbol is not pair.twin.attrs["symbol"]:
         # Made while the model was written down, and so each time anew.
-        return array_by_samples(write, _arrays(pair), pair.node)
+        return _array(write, pair)
     return write.held(np.array(symbol.value.numpy()), symbol.name or "tensor")
 
 
@@ -91,18 +85,16 @@ def _iota(write: Any, pair: Any) -> str:
 
 @writes("item")
 def _item(write: Any, pair: Any) -> str:
-    names = write.find(pair.inputs[0])
-    return names[pair.attrs["index"]]
+    return write.find(pair.inputs[0])[pair.attrs["index"]]
 
 
 @writes("cast")
 def _cast(write: Any, pair: Any) -> str:
-    source = write.name(pair.inputs[0])
-    return write.add("Cast", source, to=write.element_type(pair.spec.dtype))
+    return write.add("Cast", *inputs(write, pair), to=write.element_type(pair.spec.dtype))
 
 
 @writes("scan", by_samples=("body", "length"))
-def _scan(write: Any, pair: Any) -> tuple[str, ...]:
+def _scan(write: Any, pair: Any) -> Any:
     attrs = pair.attrs
     carries, sequences = attrs["carries"], attrs["sequences"]
     if not sequences:
@@ -123,7 +115,7 @@ def _scan(write: Any, pair: Any) -> tuple[str, ...]:
         }
         # ONNX takes no empty list.
         directions = {name: [1] * count for name, count in counts.items() if count}
-    names = write.add(
+    return write.add(
         "Scan",
         *given[: carries + sequences],
         outputs=len(roots),
@@ -131,4 +123,3 @@ def _scan(write: Any, pair: Any) -> tuple[str, ...]:
         num_scan_inputs=sequences,
         **directions,
     )
-    return names if isinstance(names, tuple) else (names,)
