@@ -6,6 +6,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -325,6 +326,21 @@ class TrainingWay:
         return found
 
 
-def refuse(setting: Setting, why: str) -> Prediction:
-    """A prediction for what cannot be done."""
-    return Prediction(setting.batch, float("inf"), 0.0, refused=why)
+class CannotTrain(Exception):
+    """Reason for which ranks cannot share a training in one way."""
+
+
+Cost = Callable[..., Prediction]
+
+
+def priced(cost: Cost) -> Cost:
+    """Return a cost whose `CannotTrain` becomes a refused prediction."""
+
+    @wraps(cost)
+    def found(setting: Setting, *given: Any, **named: Any) -> Prediction:
+        try:
+            return cost(setting, *given, **named)
+        except CannotTrain as why:
+            return Prediction(setting.batch, float("inf"), 0.0, refused=str(why))
+
+    return found
