@@ -177,8 +177,7 @@ def compare_in_precision(
     epochs."""
     equality = Equality(precision=precision, float64=_curves_apart(reference, found, "float64"))
     if "epochs" in found:
-        means = _means(reference["curve"], found["mean of"])
-        equality.curve = _farthest(means, found["epochs"])
+        equality.curve = _farthest(_means(reference["curve"], found["mean of"]), found["epochs"])
         return equality
     equality.first_loss = relative(found["first loss"], reference["first loss"])
     equality.curve = _curves_apart(reference, found, "curve")

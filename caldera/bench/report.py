@@ -51,8 +51,7 @@ def training_lines(entry: ResultEntry, number: int, machine: dict[str, Any]) -> 
     """The lines of one training of an entry."""
     training = entry.trainings[number]
     start = int(training["began"] * 1e3)
-    cold = int((entry.first_cold_s or 0.0) * 1e3)
-    log = _Log(start - cold - 2)
+    log = _Log(start - int((entry.first_cold_s or 0.0) * 1e3) - 2)
     about = {"network": entry.case, "framework": entry.label, "submission": False}
     log.add("cache_clear", True)
     log.add("init_start", None, kind=_START)

@@ -111,8 +111,7 @@ def _sum_together(arrays: Sequence[np.ndarray], communicator: Communicator) -> l
     wide = [each.astype(np.float32) if each.dtype in HALVES else each for each in flat]
     buffer = np.concatenate(wide)
     communicator.Allreduce(buffer, buffer)
-    edges = np.cumsum([array.size for array in arrays])[:-1]
-    parts = np.split(buffer, edges)
+    parts = np.split(buffer, np.cumsum([array.size for array in arrays])[:-1])
     return [part.reshape(a.shape) for part, a in zip(parts, arrays, strict=True)]
 
 

@@ -50,8 +50,7 @@ def exact(vectors: Sequence[np.ndarray], count: int) -> list[np.ndarray]:
     """
     magnitudes = [_magnitudes(vector) for vector in vectors]
     together = magnitudes[0] if len(vectors) == 1 else np.concatenate(magnitudes)
-    chosen = _largest(together, count)
-    return _apart(chosen, vectors)
+    return _apart(_largest(together, count), vectors)
 
 
 def sampled(vectors: Sequence[np.ndarray], count: int, offset: int) -> list[np.ndarray]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -13,7 +13,8 @@ from caldera.base.plain_data import json_digest
 from caldera.comm import Communicator
 from caldera.compiler.lazy import Variable
 from caldera.compiler.plan.plan import Plan
-from caldera.core.graph.ops.collective import TOKEN, start
+from caldera.core.graph.node import Node
+from caldera.core.graph.ops.collective import TOKEN, Message, start
 from caldera.errors import CommError, ConfigError
 from caldera.kernels.tuning.choose import choices
 from caldera.kernels.tuning.database import TuningRecord
@@ -73,21 +74,23 @@ def messages(plan: Plan) -> list[str]:
     []
     """
     found = []
-    for step in plan.schedule.steps:
-        if step.node.op is not start:
-            continue
-        message = step.node.attrs["message"]
+    for node, message in _started(plan):
         if message.is_point_to_point:
             # How large it is, is for those two alone to know.
             found.append(f"{message.kind} at {message.peer} along {message.axis}")
             continue
-        values = [str(given.spec) for given in step.node.inputs if given.spec != TOKEN]
-        leaves = "" if message.leaves is None else f" over a tree of {message.leaves[2]}"
+        values = [str(given.spec) for given in node.inputs if given.spec != TOKEN]
+        leaves = ""
         if message.leaves is not None:
-            values = [str(step.node.outputs[1])]
-        sent = ", ".join(values)
-        found.append(f"{message.kind}{leaves} along {message.axis} of {sent}")
+            values, leaves = [str(node.outputs[1])], f" over a tree of {message.leaves[2]}"
+        found.append(f"{message.kind}{leaves} along {message.axis} of {', '.join(values)}")
     return found
+
+
+def _started(plan: Plan) -> Iterator[tuple[Node, Message]]:
+    """Yield the collectives that a plan starts, in order, with their messages."""
+    steps = (step.node for step in plan.schedule.steps if step.node.op is start)
+    return ((node, node.attrs["message"]) for node in steps)
 
 
 def check_neighbours(communicator: Communicator, plan: Plan, axis: str) -> None:
@@ -101,12 +104,9 @@ def check_neighbours(communicator: Communicator, plan: Plan, axis: str) -> None:
     if communicator.size == 1:
         return
     here: dict[str, list[str]] = {}
-    for step in plan.schedule.steps:
-        if step.node.op is not start:
-            continue
-        message = step.node.attrs["message"]
+    for node, message in _started(plan):
         if message.is_point_to_point and message.axis == axis:
-            here.setdefault(f"{message.kind} {message.peer}", []).append(str(step.node.outputs[0]))
+            here.setdefault(f"{message.kind} {message.peer}", []).append(str(node.outputs[0]))
     everyone = communicator.gather_objects(here)
     ranks = range(communicator.size)
     for sender, receiver in ((a, b) for a in ranks for b in ranks):

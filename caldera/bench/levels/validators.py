@@ -163,8 +163,7 @@ def validate_sampler(
 
 def _check_order(found: PartValidation, orders: Array, samples: int) -> None:
     """Every sample comes early as often as late, and epochs differ."""
-    equal = sum(np.array_equal(a, b) for a, b in pairwise(orders))
-    found.add("epochs in the same order", equal, 0)
+    found.add("epochs in the same order", sum(np.array_equal(a, b) for a, b in pairwise(orders)), 0)
     places = np.argsort(orders, axis=1)
     deviation = np.sqrt((samples**2 - 1) / 12 / len(orders))
     mean = np.abs(places.mean(0) - (samples - 1) / 2).max() / deviation
@@ -361,9 +360,8 @@ def validate_scheme(
             rule = lambda: ReferenceSGD(0.2)  # noqa: E731
 
         def work(communicator: Communicator) -> tuple[list[Array], list[float], int]:
-            network = networks[communicator.rank]
             weights, losses = distributed_weights(
-                communicator, network, make(), rule(), batches, steps
+                communicator, networks[communicator.rank], make(), rule(), batches, steps
             )
             return weights, losses, communicator.traffic.total.bytes_sent
 

@@ -81,8 +81,7 @@ def guesses(
     workload = workload_of(model)
     found = []
     for ranks, batch in sizes.items():
-        cluster = Cluster(ranks, wire, memory=memory)
-        setting = Setting(workload, compute, cluster, batch)
+        setting = Setting(workload, compute, Cluster(ranks, wire, memory=memory), batch)
         if hybrid or ranks == 1:
             best = rank(setting).best
             way, guess = best.way, best.prediction
@@ -155,9 +154,8 @@ def consistency(communicator: Communicator, options: Options) -> dict[str, Any]:
     """Train digits with one model of consistency: seconds and accuracy after each epoch."""
     digits = data.digits()
     strategy = CONSISTENCY[options["model"]](communicator)
-    layers = nn.models.mlp(digits.shape, hidden=(64,), classes=digits.outputs)
     model = NeuralNetwork(
-        layers,
+        nn.models.mlp(digits.shape, hidden=(64,), classes=digits.outputs),
         optimizer=optim.SGD(options["rate"]),
         batch_size=options["batch"],
         seed=options["seed"],

@@ -293,8 +293,7 @@ class JaxLayers(LayerTranslator):
         def apply(run: Any, given: Any) -> Any:
             x = self.to_ours(self._wide(given))
             centred = x - x.mean(axes, keepdims=True)
-            variance = (centred * centred).mean(axes, keepdims=True)
-            y = centred * lax.rsqrt(variance + layer.eps)
+            y = centred * lax.rsqrt((centred * centred).mean(axes, keepdims=True) + layer.eps)
             y = y * run.params[scale] + run.params[shift]
             return self.from_ours(y.astype(given.dtype))
 
@@ -347,8 +346,7 @@ class JaxLayers(LayerTranslator):
                 return x
             run.draws += 1
             key = self.jax.random.fold_in(run.state.key, run.draws)
-            mask = self.jax.random.bernoulli(key, kept, x.shape)
-            return self.jax.numpy.where(mask, x / kept, 0)
+            return self.jax.numpy.where(self.jax.random.bernoulli(key, kept, x.shape), x / kept, 0)
 
         return apply
 

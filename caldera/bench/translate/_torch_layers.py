@@ -161,8 +161,7 @@ class TorchLayers(LayerTranslator):
             return lambda run, x: plain(self._padded(x, windows, 0.0))
 
         def apply(run: Any, x: Any) -> Any:
-            covered = self.torch.ones_like(x[:1, :1])
-            share = plain(self._padded(covered, windows, 0.0))
+            share = plain(self._padded(self.torch.ones_like(x[:1, :1]), windows, 0.0))
             return plain(self._padded(x, windows, 0.0)) / share
 
         return apply
@@ -263,8 +262,7 @@ class TorchLayers(LayerTranslator):
                 part.unflatten(2, (layer.heads, -1)).transpose(1, 2)
                 for part in inputs(x).chunk(3, dim=2)
             )
-            mixed = attend(q, k, v, is_causal=layer.causal)
-            return outputs(mixed.transpose(1, 2).flatten(2))
+            return outputs(attend(q, k, v, is_causal=layer.causal).transpose(1, 2).flatten(2))
 
         return apply
 
@@ -318,8 +316,7 @@ class TorchLayers(LayerTranslator):
         outputs, _ = rnn.pad_packed_sequence(outputs, batch_first=True, total_length=x.shape[1])
         places = torch.argsort(order, dim=1)
         outputs = outputs.gather(1, places[:, :, None].expand_as(outputs)) * real[:, :, None]
-        any_real = (lengths > 0)[None, :, None]
-        last = (last[0] if isinstance(last, tuple) else last) * any_real
+        last = (last[0] if isinstance(last, tuple) else last) * (lengths > 0)[None, :, None]
         return outputs, last
 
 

@@ -26,6 +26,7 @@ from caldera.errors import ConfigError
 from caldera.optim.sharding import Sharding
 from caldera.parallel.consistency import (
     broadcast_model,
+    check_choice,
     check_counts,
     check_same_options,
     check_same_setup,
@@ -224,8 +225,7 @@ def gather_buckets(
     >>> gather_buckets([40] * 5, ["float32"] * 5, bucket_bytes=80)
     [[0], [2, 1], [4, 3]]
     """
-    last_first = range(len(nbytes))[::-1]
-    return bucket_indices(nbytes, dtypes, last_first, bucket_bytes)[::-1]
+    return bucket_indices(nbytes, dtypes, range(len(nbytes))[::-1], bucket_bytes)[::-1]
 
 
 class Sharded(DataParallel):
@@ -267,13 +267,11 @@ class Sharded(DataParallel):
         overlap: bool = True,
         communicator: Communicator | None = None,
     ) -> None:
-        if stage not in (1, 2, 3):
-            raise ConfigError.build("Sharded", expected="stage 1, 2 or 3", got=repr(stage))
+        check_choice("Sharded", "stage", stage, (1, 2, 3))
         super().__init__(bucket_bytes=bucket_bytes, overlap=overlap, communicator=communicator)
         self.stage = stage
         self._shards = ParameterShards(self.communicator, release=stage == 3)
         self._parameters: list[Variable] = []
-        self._is_sharded = False
 
     # --- graphs
 
@@ -343,11 +341,9 @@ class Sharded(DataParallel):
             self._shards.add(parameter, layout, setup.optimizer)
 
     def shard(self) -> None:
-        self._is_sharded = True
         self._shards.shard()
 
     def unshard(self) -> None:
-        self._is_sharded = False
         self._shards.unshard()
 
     def end(self) -> None:
@@ -357,5 +353,4 @@ class Sharded(DataParallel):
     # --- checkpoints
 
     def checkpoint_views(self, variables: Mapping[str, Variable]) -> Mapping[str, VariableView]:
-        found = self._shards.views({}, is_sharded=self._is_sharded)
-        return {name: found.get(each, each) for name, each in variables.items()}
+        return self._shards.views(variables)

@@ -116,8 +116,7 @@ def _hogwild(setting: Setting) -> Prediction:
         raise CannotTrain(f"{ranks} ranks are not on one machine")
     computing = setting.seconds(samples)
     shared = (workload.parameters + workload.optimizer) * (1 - 1 / ranks)
-    memory = workload.memory(samples) - shared
-    return Prediction(setting.batch, computing, computing, memory=memory)
+    return Prediction(setting.batch, computing, computing, memory=workload.memory(samples) - shared)
 
 
 def _local(setting: Setting) -> Prediction:

@@ -221,9 +221,7 @@ def measured_turn(communicator: Communicator, wire: Wire, cores: int) -> float:
     >>> run_virtual_ranks(2, lambda comm: measured_turn(comm, Wire(1.0, 1e9), 1))
     [0.0, 0.0]
     """
-    number = np.zeros(1, np.float64)
-    seconds = _around(communicator, number)
-    each = seconds / (2 * (communicator.size - 1))
+    each = _around(communicator, np.zeros(1, np.float64)) / (2 * (communicator.size - 1))
     return max(0.0, each - wire.in_background().latency) / (communicator.size / cores - 1)
 
 

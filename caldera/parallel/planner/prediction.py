@@ -167,8 +167,7 @@ def _made_up(model: Model, batch: int) -> tuple[np.ndarray, ...]:
         for shape, dtype in model.signature.inputs
     ]
     name, loss = next(iter(model.objective.losses.items()))
-    prediction = (batch, *model.signature.outputs[name])
-    shape, dtype = loss.target_spec(prediction, np.dtype(model.dtype))
+    shape, dtype = loss.target_spec((batch, *model.signature.outputs[name]), np.dtype(model.dtype))
     return (*inputs, np.zeros(shape, dtype))
 
 

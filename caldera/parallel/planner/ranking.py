@@ -156,8 +156,7 @@ def build_strategy(way: TrainingWay, ranks: int, communicator: Communicator | No
             got=f"{everyone.size}",
             hint="start as many, or plan for those that are there",
         )
-    given = {key: _own(value) for key, value in arguments.items()}
-    return made(**given, communicator=everyone)
+    return made(**{key: _own(value) for key, value in arguments.items()}, communicator=everyone)
 
 
 def _own(value: Any) -> Any:

@@ -211,10 +211,9 @@ def rank_network(
     outputs = traced.calls[0].outputs
     found: Mapping[Variable, ShardLayout] = {}
     if ranks > 1:
-        chosen = chosen_layouts(
+        found = chosen_layouts(
             "splits", model, splits, traced.calls, ranks, least=least, dense_only=dense_only
-        )
-        found = chosen.of_parameters(outputs, rank, ranks, links)
+        ).of_parameters(outputs, rank, ranks, links)
     parts = {whole: stand_in(whole, layout, rank) for whole, layout in found.items()}
     leaves = {whole.node: (part.node, found[whole]) for whole, part in parts.items()}
 

@@ -18,7 +18,7 @@ from caldera.compiler.sharding.rank_graph import RankGraph
 from caldera.data import Share
 from caldera.errors import ConfigError
 from caldera.nn.layer import Layer
-from caldera.parallel.consistency import check_same_options
+from caldera.parallel.consistency import check_choice, check_same_options
 from caldera.parallel.data.data_parallel import BUCKET_BYTES, DataParallel
 from caldera.parallel.data.sums import bucketed_sums, in_backward_order, sum_over_axis
 from caldera.parallel.distributed_variables import AXIS, OwnedVariable
@@ -99,8 +99,7 @@ class Hybrid(DataParallel):
                 got=repr(axes),
                 hint="stages of such ranks are made by parallel.PipelineParallel(model=...)",
             )
-        if samples not in ("data", EVERYONE):
-            raise ConfigError.build(where, expected='samples="data" or "all"', got=repr(samples))
+        check_choice(where, "samples", samples, ("data", EVERYONE))
         super().__init__(
             bucket_bytes=bucket_bytes,
             algorithm=algorithm,
@@ -124,7 +123,6 @@ class Hybrid(DataParallel):
             self.argument, self.mesh.axis(AXIS), self.communicator, splits, least
         )
         self._rank, self._ranks = self._layers.rank, self._layers.ranks
-        self._is_sharded = False
         self._outputs: Mapping[Layer, Distribution] = {}
         self._states: list[Variable] = []
 
@@ -218,8 +216,7 @@ class Hybrid(DataParallel):
 
     def agree(self, given: Mapping[str, Any]) -> None:
         layers = self._layers
-        splits = described(layers.wanted)
-        how = {"mesh": self.mesh.shape, "splits": splits, "samples": self.samples}
+        how = {"mesh": self.mesh.shape, "splits": described(layers.wanted), "samples": self.samples}
         super().agree({**given, **how, "least": layers.least})
 
     def begin(self, setup: RunSetup) -> None:
@@ -230,18 +227,15 @@ class Hybrid(DataParallel):
             return
         layers.direct = setup.device.kernels == "cpu" and layers.may_place
         traced = setup.trace(self._ranks if layers.wanted is None else setup.batch_size)
-        dense_only = self.samples == EVERYONE
         self._outputs = layers.choose(
-            setup.model, setup.optimizer, traced.calls, dense_only=dense_only
+            setup.model, setup.optimizer, traced.calls, dense_only=self.samples == EVERYONE
         )
         self._states = setup.model.states() if layers.may_place else []
 
     def shard(self) -> None:
-        self._is_sharded = True
         self._layers.shards.shard()
 
     def unshard(self) -> None:
-        self._is_sharded = False
         self._layers.shards.unshard()
         # What all ranks compute alike they may round differently, beside parts of different sizes.
         for each in self._states:
@@ -254,8 +248,7 @@ class Hybrid(DataParallel):
     # --- checkpoints
 
     def checkpoint_views(self, variables: Mapping[str, Variable]) -> Mapping[str, VariableView]:
-        found = self._layers.shards.views({}, is_sharded=self._is_sharded)
-        return {name: found.get(each, each) for name, each in variables.items()}
+        return self._layers.shards.views(variables)
 
 
 @dataclass(frozen=True)

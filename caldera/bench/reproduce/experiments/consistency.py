@@ -90,8 +90,7 @@ def trained(
             communicator=communicator,
         )
         assert watch.watched.epoch == epochs
-        nbytes = communicator.traffic.total.bytes_sent
-        return curve.points, float(nbytes), network
+        return curve.points, float(communicator.traffic.total.bytes_sent), network
 
     found = run_virtual_ranks(ranks, work)
     return found[0][0], sum(each[1] for each in found), [each[2] for each in found]
@@ -279,8 +278,7 @@ def constants(share: float, steps: int) -> list[float]:
         given = [slope + rest for slope, rest in zip(slopes, left, strict=True)]
         sent = [top(each, share) for each in given]
         left = [each - gone for each, gone in zip(given, sent, strict=True)]
-        whole = top(np.mean(given, axis=0), share)
-        apart = float(np.linalg.norm(whole - np.mean(sent, axis=0)))
+        apart = float(np.linalg.norm(top(np.mean(given, axis=0), share) - np.mean(sent, axis=0)))
         size = float(np.linalg.norm(np.mean(slopes, axis=0)))
         found.append(apart / max(size, 1e-30))
         weights = parted(joined(weights) - np.mean(sent, axis=0), weights)

@@ -153,8 +153,7 @@ def measured(
             gain = median(one["seconds"]) / taken
             model = NeuralNetwork(NETWORKS[network][0](), batch_size=batch)
             compute = Compute(tuple(sorted(alone.items())))
-            wire = Wire(**found[0]["link"])
-            (guess,) = guesses(model, compute, {count: batch}, wire=wire)
+            (guess,) = guesses(model, compute, {count: batch}, wire=Wire(**found[0]["link"]))
             rows.append(
                 ComparisonRow(
                     f"{network}, {count} ranks are times as fast as one",
@@ -180,8 +179,7 @@ def inception(context: ExperimentContext) -> ExperimentResult:
     for cards, (each, rate) in INCEPTION.items():
         # Nobody has told what one card does: at least its part of what all do.
         counts = (1, 2, 4, 8, 16, 32, 64, *((96,) if cards == 96 else ()))
-        sizes = {ranks: each * ranks for ranks in counts}
-        found = guesses(model, _one_card(rate / cards), sizes)
+        found = guesses(model, _one_card(rate / cards), {ranks: each * ranks for ranks in counts})
         last = found[-1]
         rows += [
             _predicted(
@@ -203,10 +201,9 @@ def inception(context: ExperimentContext) -> ExperimentResult:
         lines[f"{each} images a card"] = [(float(g.ranks), g.rate) for g in found]
     if not context.quick:
         measured(context, "inception3", rows, samples)
-    plot = Plot("Inception v3, predicted", "cards", "images/s", lines)
     return ExperimentResult(
         rows,
-        [plot],
+        [Plot("Inception v3, predicted", "cards", "images/s", lines)],
         samples,
         [*context.skipped("a step of Inception v3 on this machine"), "ImageNet, and its accuracy"],
     )
