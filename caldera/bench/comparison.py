@@ -147,9 +147,7 @@ def _curve_steps(case: TrainingCase, quick: bool) -> int:
 
 def _sampled(array: Array) -> Array:
     flat = np.ascontiguousarray(array).reshape(-1)
-    if flat.size <= MOST_COMPARED:
-        return flat
-    return flat[:: -(-flat.size // MOST_COMPARED)]
+    return flat if flat.size <= MOST_COMPARED else flat[:: -(-flat.size // MOST_COMPARED)]
 
 
 def _write(folder: Path, arrays: list[Array]) -> None:

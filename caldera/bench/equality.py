@@ -113,9 +113,7 @@ class Equality:
             self.result,
             self.distance,
         )
-        if all(each is None for each in compared):
-            return None
-        return not self.broken
+        return None if all(each is None for each in compared) else not self.broken
 
     @property
     def _as_near_as_reference(self) -> bool:

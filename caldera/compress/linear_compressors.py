@@ -185,6 +185,4 @@ class RandomK(Compressor):
         key = (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF)
         words = random_bits(key, first * 64, size, (step, stream))
         count = self.count(size)
-        if count == size:
-            return np.arange(size)
-        return np.sort(np.argpartition(words, count)[:count])
+        return np.arange(size) if count == size else np.sort(np.argpartition(words, count)[:count])

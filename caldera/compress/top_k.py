@@ -234,9 +234,7 @@ class TopK(Compressor):
     def expected(self, sizes: Sequence[int]) -> int:
         """How many elements of parameters of these sizes a rank sends: the same number on all of
         them, whatever they found."""
-        if self.scope == "global":
-            return self._count(sum(sizes))
-        return sum(map(self._count, sizes))
+        return self._count(sum(sizes)) if self.scope == "global" else sum(map(self._count, sizes))
 
     def _forget_what_is_no_number(self, gradients: Mapping[str, np.ndarray]) -> None:
         """Infinities and nans are sent, so that the step shows them, but must not stay."""

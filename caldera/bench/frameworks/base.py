@@ -189,9 +189,7 @@ class Framework(ABC):
     def batches(self, case: TrainingCase, dtype: str, batch: int | None = None) -> Batches:
         """The batches of a case, or the first samples of each."""
         folder = self.options.get("data")
-        if folder:
-            return read_batches(case, Path(folder), dtype, batch)
-        return case.data(dtype, batch)
+        return read_batches(case, Path(folder), dtype, batch) if folder else case.data(dtype, batch)
 
     def reset_card_peak(self) -> None:  # noqa: B027 - only some can
         """Count the peak of the card's memory from here on."""

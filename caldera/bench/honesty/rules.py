@@ -77,9 +77,7 @@ def violated_by(
     >>> violated_by([], "only kernels", "Say so.") is None
     True
     """
-    if not runs:
-        return None
-    return violated(f"{names(runs)}: {why}", sentence, excusable=excusable)
+    return None if not runs else violated(f"{names(runs)}: {why}", sentence, excusable=excusable)
 
 
 def not_shown_of(runs: Sequence[ClaimedRun], why: str, sentence: str) -> RuleVerdict | None:

@@ -26,7 +26,6 @@ from caldera.errors import ConfigError
 from caldera.optim.sharding import Sharding
 from caldera.parallel.consistency import (
     broadcast_model,
-    check_choice,
     check_counts,
     check_same_options,
     check_same_setup,
@@ -267,7 +266,8 @@ class Sharded(DataParallel):
         overlap: bool = True,
         communicator: Communicator | None = None,
     ) -> None:
-        check_choice("Sharded", "stage", stage, (1, 2, 3))
+        if stage not in (1, 2, 3):
+            raise ConfigError.build("Sharded", expected="stage 1, 2 or 3", got=repr(stage))
         super().__init__(bucket_bytes=bucket_bytes, overlap=overlap, communicator=communicator)
         self.stage = stage
         self._shards = ParameterShards(self.communicator, release=stage == 3)
