@@ -133,32 +133,21 @@ class TorchLayers(LayerTranslator):
             2 * width > size for width, size in zip(even, windows.size, strict=True)
         ):
             even = None
-        is_max = isinstance(layer, nn.MaxPool2D) or getattr(layer, "kind", "") == "max"
-        if is_max:
-            return self._max_pool(windows, even)
-        counts = not isinstance(layer, nn.AveragePool2D) or layer.count_padding
-        return self._average_pool(windows, even, counts)
-
-    def _max_pool(self, windows: WindowShape, even: tuple[int, int] | None) -> Function:
         size, stride = windows.size, windows.stride
-        if even is not None:
-            return self._function(
-                self.torch.nn.MaxPool2d(size, stride, even, ceil_mode=windows.partial)
+        if isinstance(layer, nn.MaxPool2D) or getattr(layer, "kind", "") == "max":
+            pools, outside, more = (
+                self.torch.nn.MaxPool2d,
+                -math.inf,
+                {"ceil_mode": windows.partial},
             )
-        plain = self._hold(self.torch.nn.MaxPool2d(size, stride))
-        return lambda run, x: plain(self._padded(x, windows, -math.inf))
-
-    def _average_pool(
-        self, windows: WindowShape, even: tuple[int, int] | None, counts: bool
-    ) -> Function:
-        size, stride = windows.size, windows.stride
+        else:
+            counts = not isinstance(layer, nn.AveragePool2D) or layer.count_padding
+            pools, outside, more = self.torch.nn.AvgPool2d, 0.0, {"count_include_pad": counts}
         if even is not None:
-            return self._function(
-                self.torch.nn.AvgPool2d(size, stride, even, count_include_pad=counts)
-            )
-        plain = self._hold(self.torch.nn.AvgPool2d(size, stride))
-        if counts:
-            return lambda run, x: plain(self._padded(x, windows, 0.0))
+            return self._function(pools(size, stride, even, **more))
+        plain = self._hold(pools(size, stride))
+        if more.get("count_include_pad", True):
+            return lambda run, x: plain(self._padded(x, windows, outside))
 
         def apply(run: Any, x: Any) -> Any:
             share = plain(self._padded(self.torch.ones_like(x[:1, :1]), windows, 0.0))

@@ -20,7 +20,7 @@ from caldera.errors import ConfigError
 from caldera.parallel.data.data_parallel import BUCKET_BYTES, gather_buckets
 from caldera.parallel.data.sums import bucket_indices
 from caldera.parallel.planner.cluster import Cluster, Wire
-from caldera.parallel.planner.stages import StageGradient
+from caldera.parallel.planner.model_network import StageGradient
 from caldera.parallel.planner.workload import ModelWorkload
 
 ALGORITHMS = tuple(name for name in ALLREDUCE if name not in WITHIN_A_MACHINE)

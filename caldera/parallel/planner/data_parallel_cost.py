@@ -27,6 +27,7 @@ from caldera.parallel.planner.communication_cost import (
     without_overlap,
 )
 from caldera.parallel.planner.compression_cost import CodecCost
+from caldera.parallel.planner.model_network import LayerCost
 from caldera.parallel.planner.prediction import (
     CannotTrain,
     Prediction,
@@ -34,7 +35,6 @@ from caldera.parallel.planner.prediction import (
     TrainingWay,
     priced,
 )
-from caldera.parallel.planner.stages import LayerCost
 
 STATUS_BYTES = 40
 """The losses and metrics that ranks add up in each step, before they go on."""
@@ -107,11 +107,11 @@ def _computing(setting: Setting, samples: int) -> tuple[float, float]:
 @priced
 def _plain(setting: Setting, algorithm: str) -> Prediction:
     cluster = setting.cluster.in_background()
-
-    def cost(bucket: BucketCost) -> CollectiveCost:
-        return allreduce(algorithm, bucket.nbytes, setting.ranks, cluster)
-
-    return _exchanged(setting, cost, waited=_waited_for(setting, algorithm))
+    return _exchanged(
+        setting,
+        lambda bucket: allreduce(algorithm, bucket.nbytes, setting.ranks, cluster),
+        waited=_waited_for(setting, algorithm),
+    )
 
 
 @priced
@@ -145,11 +145,9 @@ def _by_factors(setting: Setting) -> Prediction:
     if not factored:
         raise CannotTrain("no dense layer's inputs and outputs are less than its gradient")
     rest = [number for number in workload.backward if number not in factored]
-
-    def cost(bucket: BucketCost) -> CollectiveCost:
-        return allreduce("auto", bucket.nbytes, ranks, cluster)
-
-    found = _exchanged(setting, cost, order=rest)
+    found = _exchanged(
+        setting, lambda bucket: allreduce("auto", bucket.nbytes, ranks, cluster), order=rest
+    )
     # Ranks with fewer samples than others send as many rows.
     rows = ranks * samples_per_rank(setting, ranks) * workload.value
     moved = sum(

@@ -29,6 +29,7 @@ from caldera.parallel.planner.data_parallel_cost import (
     statistics_sums,
     status_sums,
 )
+from caldera.parallel.planner.model_network import PipelineStage, StageCollective
 from caldera.parallel.planner.prediction import (
     CannotTrain,
     Prediction,
@@ -36,7 +37,6 @@ from caldera.parallel.planner.prediction import (
     TrainingWay,
     priced,
 )
-from caldera.parallel.planner.stages import PipelineStage, StageCollective
 
 PIPELINE, TENSOR, HYBRID = "pipeline", "tensor", "hybrid"
 FILL_DRAIN, ONE_F_ONE_B = "fill-drain", "1F1B"

@@ -18,7 +18,7 @@ from caldera.compiler.sharding.rank_graph import RankGraph
 from caldera.data import Share
 from caldera.errors import ConfigError
 from caldera.nn.layer import Layer
-from caldera.parallel.consistency import check_choice, check_same_options
+from caldera.parallel.consistency import check_same_options
 from caldera.parallel.data.data_parallel import BUCKET_BYTES, DataParallel
 from caldera.parallel.data.sums import bucketed_sums, in_backward_order, sum_over_axis
 from caldera.parallel.distributed_variables import AXIS, OwnedVariable
@@ -99,7 +99,8 @@ class Hybrid(DataParallel):
                 got=repr(axes),
                 hint="stages of such ranks are made by parallel.PipelineParallel(model=...)",
             )
-        check_choice(where, "samples", samples, ("data", EVERYONE))
+        if samples not in ("data", EVERYONE):
+            raise ConfigError.build(where, expected='samples="data" or "all"', got=repr(samples))
         super().__init__(
             bucket_bytes=bucket_bytes,
             algorithm=algorithm,
