@@ -46,8 +46,7 @@ def median_of(rounds: Rounds) -> Estimate:
     >>> median_of([[1.0, 1.1], [0.9, 1.0], [1.0, 1.2]]).value
     1.0
     """
-    medians = _drawn_medians(rounds, _draws(_count(rounds)))
-    return _estimate(_median(rounds), medians)
+    return _estimate(_median(rounds), _drawn_medians(rounds, _draws(_count(rounds))))
 
 
 def ratio_of(ours: Rounds, theirs: Rounds) -> Estimate:

@@ -169,11 +169,10 @@ class RandomK(Compressor):
         buffer = np.concatenate(sent)
         communicator.Allreduce(buffer, buffer)
         buffer = self._scaled(buffer, communicator.size)
-        start = 0
-        for gradient, places in zip(gradients.values(), chosen, strict=True):
+        parts = np.split(buffer, np.cumsum([places.size for places in chosen])[:-1])
+        for gradient, places, part in zip(gradients.values(), chosen, parts, strict=True):
             gradient.fill(0)
-            gradient.reshape(-1)[places] = buffer[start : start + places.size]
-            start += places.size
+            gradient.reshape(-1)[places] = part
 
     def count(self, size: int) -> int:
         """How many of so many elements are sent."""

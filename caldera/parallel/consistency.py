@@ -11,7 +11,6 @@ import numpy as np
 from caldera.base.config import settings
 from caldera.base.plain_data import json_digest
 from caldera.comm import Communicator
-from caldera.compiler.lazy import Variable
 from caldera.compiler.plan.plan import Plan
 from caldera.core.graph.node import Node
 from caldera.core.graph.ops.collective import TOKEN, Message, start
@@ -159,12 +158,7 @@ def check_same_setup(communicator: Communicator, given: Mapping[str, object]) ->
 def broadcast_model(communicator: Communicator, model: Layer, optimizer: Optimizer) -> None:
     """Every rank gets the model of rank 0, and what its optimizer keeps."""
     kept = optimizer.variables() if optimizer.state else []
-    _broadcast_values(communicator, [*model.parameters(), *model.states(), *kept])
-
-
-def _broadcast_values(communicator: Communicator, variables: Iterable[Variable]) -> None:
-    """Every rank gets the values of rank 0, and the variables must be the same ones."""
-    known = list(variables)
+    known = [*model.parameters(), *model.states(), *kept]
     names = [f"{each.name} {each.shape} {each.dtype.name}" for each in known]
     check_same(communicator, "variables of the model", names)
     for variable in known:

@@ -276,11 +276,6 @@ def learned(
     }
 
 
-def _metrics(case: LearningCase) -> list[Measure]:
-    found = [WallTime(), TimeToAccuracy(case.target), AccuracyMeasure(), DatasetLatency(), Memory()]
-    return [*found, Energy(), Communication(), MessageCount(), Curve()]
-
-
 def _trained(
     network: Trainer,
     case: LearningCase,
@@ -293,7 +288,17 @@ def _trained(
     return watch_training(
         network,
         samples,
-        _metrics(case),
+        [
+            WallTime(),
+            TimeToAccuracy(case.target),
+            AccuracyMeasure(),
+            DatasetLatency(),
+            Memory(),
+            Energy(),
+            Communication(),
+            MessageCount(),
+            Curve(),
+        ],
         sampler=Shuffled(seed),
         batch=case.network.batch,
         epochs=epochs,

@@ -75,11 +75,11 @@ def heat_map(values: Array) -> list[list[float]]:
     """
     flat = values.reshape(-1, values.shape[-1]) if values.ndim > 1 else values.reshape(1, -1)
     rows = np.array_split(flat, min(CELLS, max(1, len(flat))), axis=0)
-    found = []
-    for row in rows:
-        columns = np.array_split(row, min(CELLS, max(1, row.shape[1])), axis=1)
-        found.append([float(each.max(initial=0.0)) for each in columns])
-    return found
+    columns = min(CELLS, max(1, flat.shape[1]))
+    return [
+        [float(each.max(initial=0.0)) for each in np.array_split(row, columns, axis=1)]
+        for row in rows
+    ]
 
 
 def _finite(value: float) -> float:

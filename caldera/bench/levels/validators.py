@@ -101,9 +101,9 @@ def trajectory(
     found = []
     for step in range(1, steps + 1):
         batch = batches[(step - 1) % len(batches)]
-        weights = stepped(network, weights, optimizer, Alone(), SingleProcess(), batch, 1.0, step)[
-            1
-        ]
+        _, weights = stepped(
+            network, weights, optimizer, Alone(), SingleProcess(), batch, 1.0, step
+        )
         found.append([each.copy() for each in weights])
     return found
 
@@ -346,7 +346,7 @@ def distributed_weights(
         x, y = batches[(step - 1) % len(batches)]
         mine = shares(len(x), communicator.size)[communicator.rank]
         batch, part = (x[mine], y[mine]), (mine.stop - mine.start) / len(x)
-        weights = stepped(network, weights, optimizer, scheme, communicator, batch, part, step)[1]
+        _, weights = stepped(network, weights, optimizer, scheme, communicator, batch, part, step)
     return weights
 
 

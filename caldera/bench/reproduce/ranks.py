@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -110,13 +111,9 @@ def setting_of(
 
 
 def _data_parallel(setting: Setting) -> list[Way]:
-    found = []
-    for way in all_ways(setting):
-        if not way.name.startswith(("DataParallel", "Sharded")):
-            # They come first: what follows are thousands.
-            break
-        found.append(way)
-    return found
+    # They come first: what follows are thousands.
+    kinds = ("DataParallel", "Sharded")
+    return list(takewhile(lambda way: way.name.startswith(kinds), all_ways(setting)))
 
 
 def _fastest(ways: Sequence[Way], setting: Setting) -> tuple[Way, Prediction]:

@@ -34,7 +34,7 @@ def ways(ranks: int, every: int) -> Iterator[TrainingWay]:
     if ranks < 2:
         return
     for mode, exact in _MODES.items():
-        for servers in _powers(ranks):
+        for servers in (2**power for power in range(int(math.log2(ranks)) + 1)):
             given = {"servers": servers, "mode": mode}
             given |= {"bound": _BOUND} if mode == "stale" else {}
             name = f"ParameterServer, {mode}, {servers} server{'s' * (servers > 1)}"
@@ -184,8 +184,3 @@ def _after_each_step(setting: Setting, cost: CollectiveCost, more_memory: float)
         sent=cost.sent,
         memory=memory,
     )
-
-
-def _powers(most: int) -> list[int]:
-    """1, 2, 4, ... up to a number."""
-    return [2**power for power in range(int(math.log2(most)) + 1)]

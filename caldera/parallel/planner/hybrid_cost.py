@@ -77,18 +77,13 @@ def ways(ranks: int) -> Iterator[TrainingWay]:
             for schedule in (ONE_F_ONE_B, FILL_DRAIN) if pipeline > 1 else (ONE_F_ONE_B,):
                 for factor in _MICRO if pipeline > 1 else (0,):
                     mix = HybridConfig(data, pipeline, model, max(1, factor * pipeline), schedule)
-                    yield _way(mix)
+                    maker = _maker(mix)
+                    cost = partial(predict_hybrid, mix=mix)
+                    yield TrainingWay(mix.family, f"{maker[0]}, {mix}", maker, True, cost)
     if ranks > 1:
         name = "Hybrid, dense layers split"
         maker = ("Hybrid", {"axes": {"model": ranks}, "samples": "all"})
         yield TrainingWay(HYBRID, name, maker, True, split_dense_layers)
-
-
-def _way(mix: HybridConfig) -> TrainingWay:
-    name, given = _maker(mix)
-    return TrainingWay(
-        mix.family, f"{name}, {mix}", (name, given), True, partial(predict_hybrid, mix=mix)
-    )
 
 
 def _maker(mix: HybridConfig) -> tuple[str, dict[str, Any]]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +76,8 @@ class Compute:
 
     def seconds(self, samples: float) -> float:
         """The time of a step on so many samples; more samples never take less."""
-        known = _rising(self.points)
+        # A time that is shorter than that of fewer samples was disturbed.
+        known = list(accumulate(self.points, lambda last, new: (new[0], max(last[1], new[1]))))
         if samples <= known[0][0]:
             # Fewer samples than were tried: a part of one is computed as a whole one.
             return known[0][1] if len(known) > 1 else known[0][1] * samples / known[0][0]
@@ -92,14 +93,6 @@ class Compute:
         """That of a machine so many times as fast."""
         points = tuple((size, seconds / factor) for size, seconds in self.points)
         return dataclasses.replace(self, points=points, handing_over=self.handing_over / factor)
-
-
-def _rising(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The points, none below the one before it: noise must not make more work quicker."""
-    found: list[tuple[float, float]] = []
-    for size, seconds in points:
-        found.append((size, max(seconds, found[-1][1] if found else 0.0)))
-    return found
 
 
 def measured(

@@ -104,13 +104,14 @@ def workload_of(model: Model) -> ModelWorkload:
         for each in parameters
     )
     trained = sum(gradient.nbytes for gradient in gradients)
+    kept = len(model.optimizer.keeps) + (model.optimizer.accumulate > 1)
     inputs = sum(row.nbytes for row in found.rows[:1])
     ends = [op.sum(op.cast(each, "float32")) for each in traced.calls[0].outputs]
     return ModelWorkload(
         name=model.name or found.name,
         layers=layers,
         flops=found.flops,
-        optimizer=_kept_a_parameter(model) * trained,
+        optimizer=kept * trained,
         activations=found.activation_bytes + inputs,
         workspace=trained,
         value=round(value),
@@ -129,11 +130,6 @@ def _owners(traced: Context, leaves: Sequence[int]) -> dict[Variable, int]:
         for each in call.layer.variables().values():
             found.setdefault(each, first)
     return found
-
-
-def _kept_a_parameter(model: Model) -> int:
-    """How many values the optimizer keeps for each that it changes."""
-    return len(model.optimizer.keeps) + (model.optimizer.accumulate > 1)
 
 
 def _layers(rows: Sequence[LayerRow], value: float, units: Sequence[int]) -> tuple[LayerCost, ...]:

@@ -294,13 +294,19 @@ class StepExplanation:
     summed: int
 
     def __str__(self) -> str:
-        lines = [f"{'parameter':30}  {'shape':18}  layout"]
-        for name, layout in self.parameters.items():
-            lines.append(f"{shortened(name, 30):30}  {layout.shape!s:18}  {summary(layout)}")
-        lines += ["", *moves_table(self.moves), ""]
-        moved = sum(move.nbytes for move in self.moves)
-        lines.append(f"forwards in all: {bytes_text(moved)}")
-        return "\n".join([*lines, f"gradients summed over all ranks: {bytes_text(self.summed)}"])
+        lines = [
+            f"{'parameter':30}  {'shape':18}  layout",
+            *(
+                f"{shortened(name, 30):30}  {layout.shape!s:18}  {summary(layout)}"
+                for name, layout in self.parameters.items()
+            ),
+            "",
+            *moves_table(self.moves),
+            "",
+            f"forwards in all: {bytes_text(sum(move.nbytes for move in self.moves))}",
+            f"gradients summed over all ranks: {bytes_text(self.summed)}",
+        ]
+        return "\n".join(lines)
 
     __repr__ = __str__
 

@@ -177,10 +177,11 @@ def ensemble(context: ExperimentContext) -> ExperimentResult:
     rows_of: dict[str, list[float]] = {"one of them": [], "the ensemble": [], "their average": []}
     for seed in range(seeds):
         context.tell(f"seed {seed}")
-        members = []
-        for number in range(RANKS):
-            # Each begins elsewhere: an ensemble of equal networks would be one.
-            members += trained(AllReduce, samples, epochs, 100 * seed + number, ranks=1)[2]
+        # Each begins elsewhere: an ensemble of equal networks would be one.
+        members = [
+            trained(AllReduce, samples, epochs, 100 * seed + number, ranks=1)[2][0]
+            for number in range(RANKS)
+        ]
         scores = [each.predict(samples.test_x) for each in members]
         right = [float((each.argmax(1) == samples.test_y).mean()) for each in scores]
         powers = [np.exp(each - each.max(1, keepdims=True)) for each in scores]
