@@ -298,11 +298,12 @@ class JaxFramework(Framework):
             return self.jax.vjp(lambda given: forward(x, given), w)[1](g)[0]
 
         order = (3, 2, 0, 1) if case.what == "filter gradient" else (0, 3, 1, 2)
-        function, given = {
+        ways: dict[str, tuple[Callable[..., Any], tuple[Array, ...]]] = {
             "forward": (forward, (x, w)),
             "input gradient": (input_gradient, (x, w, g)),
             "filter gradient": (filter_gradient, (x, w, g)),
-        }[case.what]
+        }
+        function, given = ways[case.what]
         return jitted(self.jax, function, *given, order=order if last else None)
 
     def product(self, case: ProductCase) -> BenchTask:

@@ -270,7 +270,8 @@ def micro_batching(context: ExperimentContext) -> ExperimentResult:
 
 def _convolution(batch: int, channels: int, pixels: int, kernel: int) -> Expr:
     shapes = (batch, channels, pixels, pixels), (channels, channels, kernel, kernel)
-    return op.conv2d(*map(_filled, _drawn(*shapes)), padding=kernel // 2)
+    x, w = map(_filled, _drawn(*shapes))
+    return op.conv2d(x, w, padding=kernel // 2)
 
 
 def _plans(expression: Expr) -> dict[str, Plan]:
