@@ -122,8 +122,7 @@ def trained_accuracy(framework: Framework, case: TrainingCase, epochs: int) -> f
     trainer.wait()
     right = total = 0
     for batch in Loader(found.test, case.batch, shuffle=False, drop_last=True):
-        scores = trainer.predict(batch.x.reshape(shape))
-        right += int((scores.argmax(-1) == batch.y).sum())
+        right += int((trainer.predict(batch.x.reshape(shape)).argmax(-1) == batch.y).sum())
         total += len(batch)
     return right / total
 
@@ -148,9 +147,7 @@ def _curve_steps(case: TrainingCase, quick: bool) -> int:
 
 def _sampled(array: Array) -> Array:
     flat = np.ascontiguousarray(array).reshape(-1)
-    if flat.size <= MOST_COMPARED:
-        return flat
-    return flat[:: -(-flat.size // MOST_COMPARED)]
+    return flat if flat.size <= MOST_COMPARED else flat[:: -(-flat.size // MOST_COMPARED)]
 
 
 def _write(folder: Path, arrays: list[Array]) -> None:

@@ -69,8 +69,7 @@ class Contestant:
         >>> Contestant("torch", "eager").rounded_to("bfloat16").label
         'torch eager, bfloat16'
         """
-        options = {**self.options, "precision": precision}
-        return replace(self, precision=precision, options=options)
+        return replace(self, precision=precision, options={**self.options, "precision": precision})
 
     def only_compared(self) -> Contestant:
         """The same one, with which others are only compared."""

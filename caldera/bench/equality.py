@@ -113,9 +113,7 @@ class Equality:
             self.result,
             self.distance,
         )
-        if all(each is None for each in compared):
-            return None
-        return not self.broken
+        return None if all(each is None for each in compared) else not self.broken
 
     @property
     def _as_near_as_reference(self) -> bool:
@@ -177,8 +175,7 @@ def compare_in_precision(
     epochs."""
     equality = Equality(precision=precision, float64=_curves_apart(reference, found, "float64"))
     if "epochs" in found:
-        means = _means(reference["curve"], found["mean of"])
-        equality.curve = _farthest(means, found["epochs"])
+        equality.curve = _farthest(_means(reference["curve"], found["mean of"]), found["epochs"])
         return equality
     equality.first_loss = relative(found["first loss"], reference["first loss"])
     equality.curve = _curves_apart(reference, found, "curve")

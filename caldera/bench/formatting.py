@@ -142,9 +142,7 @@ def _sent_text(entry: ResultEntry) -> str:
 
 def images_text(entry: ResultEntry, seconds: Estimate | None) -> str:
     """How many images a second are trained on."""
-    if seconds is None or not entry.images:
-        return NOTHING
-    return f"{entry.batch / seconds.value:,.0f}"
+    return NOTHING if seconds is None or not entry.images else f"{entry.batch / seconds.value:,.0f}"
 
 
 def interval_text(seconds: Estimate | None) -> str:

@@ -103,10 +103,9 @@ def previous_sources(
 
 
 def _git(folder: Path, *words: str) -> bytes:
-    done = subprocess.run(
+    return subprocess.run(
         ["git", "-C", str(folder), *words], capture_output=True, timeout=_GIT_SECONDS, check=True
-    )
-    return done.stdout
+    ).stdout
 
 
 CHANCE = 0.01
@@ -209,8 +208,7 @@ def compare(name: str, before: Rounds, after: Rounds) -> Again:
     old, new = (fast_times(rounds).tolist() for rounds in (before, after))
     if not old or not new:
         return Again(name, MISSING, math.nan, math.nan)
-    shift = statistics.fmean(new) - statistics.fmean(old)
-    ratio, chance = math.exp(shift), welch_chance(old, new)
+    ratio, chance = math.exp(statistics.fmean(new) - statistics.fmean(old)), welch_chance(old, new)
     if chance >= CHANCE or abs(ratio - 1.0) <= LEAST:
         return Again(name, WITHIN, ratio, chance)
     return Again(name, SLOWER if ratio > 1.0 else FASTER, ratio, chance)

@@ -51,23 +51,21 @@ def training_lines(entry: ResultEntry, number: int, machine: dict[str, Any]) -> 
     """The lines of one training of an entry."""
     training = entry.trainings[number]
     start = int(training["began"] * 1e3)
-    cold = int((entry.first_cold_s or 0.0) * 1e3)
-    log = _Log(start - cold - 2)
+    log = _Log(start - int((entry.first_cold_s or 0.0) * 1e3) - 2)
     about = {"network": entry.case, "framework": entry.label, "submission": False}
-    log.add("cache_clear", True)
-    log.add("init_start", None, kind=_START)
-    for key, value in {
-        "submission_org": "none",
-        "submission_platform": machine.get("cpu", "unknown"),
-        "submission_division": "open",
-        "submission_status": "research",
-        "submission_benchmark": _BENCHMARK,
-    }.items():
-        log.add(key, value, about if key == "submission_benchmark" else {})
-    log.add("seed", entry.seeds[number])
-    log.add("global_batch_size", entry.batch)
-    log.add("train_samples", training["samples"])
-    log.add("eval_samples", training["test samples"])
+    log.add_all(
+        ("cache_clear", True),
+        ("init_start", None, {}, _START),
+        ("submission_org", "none"),
+        ("submission_platform", machine.get("cpu", "unknown")),
+        ("submission_division", "open"),
+        ("submission_status", "research"),
+        ("submission_benchmark", _BENCHMARK, about),
+        ("seed", entry.seeds[number]),
+        ("global_batch_size", entry.batch),
+        ("train_samples", training["samples"]),
+        ("eval_samples", training["test samples"]),
+    )
     log.at(start - 1)
     log.add("init_stop", None, kind=_STOP)
     log.at(start)
@@ -77,10 +75,12 @@ def training_lines(entry: ResultEntry, number: int, machine: dict[str, Any]) -> 
         place = {"epoch_num": epoch}
         log.add("epoch_start", None, place, _START)
         log.at(start + int(seconds * 1e3))
-        log.add("epoch_stop", None, place, _STOP)
-        log.add("eval_start", None, place, _START)
-        log.add("eval_accuracy", accuracy, place)
-        log.add("eval_stop", None, place, _STOP)
+        log.add_all(
+            ("epoch_stop", None, place, _STOP),
+            ("eval_start", None, place, _START),
+            ("eval_accuracy", accuracy, place),
+            ("eval_stop", None, place, _STOP),
+        )
     reached = training["accuracy"] >= (entry.target or 0.0)
     log.add("run_stop", None, {"status": "success" if reached else "aborted"}, _STOP)
     return log.lines
@@ -95,6 +95,10 @@ class _Log:
 
     def at(self, now: int) -> None:
         self._now = max(self._now, now)
+
+    def add_all(self, *lines: tuple[Any, ...]) -> None:
+        for line in lines:
+            self.add(*line)
 
     def add(
         self, key: str, value: Any, metadata: dict[str, Any] | None = None, kind: str = _POINT

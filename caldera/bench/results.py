@@ -33,7 +33,7 @@ def machine_facts(threads: int, device: str = "cpu") -> dict[str, Any]:
         "architecture": here.architecture,
         "cores": here.cores,
         "threads": threads,
-        "load before": _load(),
+        "load before": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "system": here.system,
         "python": here.libraries["python"],
         "blas": here.libraries["blas"],
@@ -90,11 +90,6 @@ def sources_digest(package: Path) -> str:
         digest.update(path.relative_to(package).as_posix().encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()
-
-
-def _load() -> float | None:
-    """How busy the machine is already."""
-    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
 
 
 FORMAT = "caldera bench 2"
@@ -263,19 +258,25 @@ class Report:
             for each in self.cases(entry.work)[entry.case]
             if each.framework != OURS and is_as_strict(each.precision, entry.precision)
         ]
-        found = []
-        for peer, best in _best_by_peer(rivals).items():
-            found.append(Ratio(peer, best.label, ratio_of(entry.rounds, best.rounds)))
-        return found
+        return [
+            Ratio(peer, best.label, ratio_of(entry.rounds, best.rounds))
+            for peer, best in _best_by_peer(rivals).items()
+        ]
 
     def means(self) -> list[Mean]:
         """Geometric means over groups of cases; cases that are parts of one are added up first."""
-        found = []
-        for work in self.works():
-            for group in dict.fromkeys(e.group for e in self.entries if e.work == work and e.group):
-                members = [e for e in self.entries if e.work == work and e.group == group]
-                found += self._group_means(work, group, members)
-        return found
+        named = sorted(
+            (entry for entry in self.entries if entry.group),
+            key=lambda entry: self.works().index(entry.work),
+        )
+        pairs = dict.fromkeys((entry.work, entry.group) for entry in named)
+        return [
+            mean
+            for work, group in pairs
+            for mean in self._group_means(
+                work, group, [e for e in named if (e.work, e.group) == (work, group)]
+            )
+        ]
 
     def _group_means(self, work: str, group: str, members: list[ResultEntry]) -> list[Mean]:
         wholes: dict[str, list[ResultEntry]] = {}

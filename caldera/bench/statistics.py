@@ -46,8 +46,7 @@ def median_of(rounds: Rounds) -> Estimate:
     >>> median_of([[1.0, 1.1], [0.9, 1.0], [1.0, 1.2]]).value
     1.0
     """
-    medians = _drawn_medians(rounds, _draws(_count(rounds)))
-    return _estimate(_median(rounds), medians)
+    return _estimate(_median(rounds), _drawn_medians(rounds, _draws(_count(rounds))))
 
 
 def ratio_of(ours: Rounds, theirs: Rounds) -> Estimate:
@@ -168,8 +167,7 @@ def _drawn_medians(rounds: Rounds, draws: NDArray[np.int64]) -> Values:
     before = np.cumsum(counts[:, round_of], axis=1, dtype=np.int32)
     total = before[:, -1:]
     lower = np.argmax(2 * before >= total, axis=1)
-    upper = np.argmax(2 * before > total, axis=1)
-    return (times[lower] + times[upper]) / 2
+    return (times[lower] + times[np.argmax(2 * before > total, axis=1)]) / 2
 
 
 def _estimate(value: float, drawn: Values) -> Estimate:
@@ -213,5 +211,4 @@ def _both_tails(t: float, degrees: float) -> float:
     density = np.cos(angles) ** (degrees - 1.0) if degrees > 1.0 else np.ones_like(angles)
     density = np.where(np.isfinite(density), density, 0.0)
     total = np.trapezoid(density, angles)
-    tail = np.trapezoid(np.where(angles >= start, density, 0.0), angles)
-    return float(min(1.0, tail / total))
+    return float(min(1.0, np.trapezoid(np.where(angles >= start, density, 0.0), angles) / total))

@@ -31,14 +31,8 @@ from caldera.bench.contestants import Contestant
 from caldera.data.datasets.dataset_cache import ENVIRONMENT, cache_folder
 from caldera.errors import CalderaError
 
-HELLO = "hello"
-PREPARE = "prepare"
-MEASURE = "measure"
-LOSSES = "losses"
-CHECK = "check"
-TRAIN = "train"
-LEARN = "learn"
-END = "end"
+HELLO, PREPARE, MEASURE, LOSSES = "hello", "prepare", "measure", "losses"
+CHECK, TRAIN, LEARN, END = "check", "train", "learn", "end"
 
 
 class WorkerError(CalderaError, RuntimeError):

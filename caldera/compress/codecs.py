@@ -116,8 +116,7 @@ class HalfPrecisionCodec(Codec):
         scale = np.float32(1)
         if 0 < largest < np.inf:
             # Not below float32's own range: 2 ** 100 is more than any gradient needs.
-            exponent = int(np.frexp(largest)[1])
-            scale = np.float32(2.0 ** max(exponent - _HIGHEST_EXPONENT, -100))
+            scale = np.float32(2.0 ** max(int(np.frexp(largest)[1]) - _HIGHEST_EXPONENT, -100))
         # A power of two, so the division is exact where nothing leaves float32's range.
         return as_bytes(np.atleast_1d(scale), (values / scale).astype(self.dtype))
 
@@ -186,8 +185,7 @@ class LosslessCodec(Codec):
     def encode(self, values: np.ndarray, draws: Draws | None) -> np.ndarray:
         values = np.ascontiguousarray(values)
         words = values.view(_WORDS[values.itemsize])
-        plain = as_bytes(np.array([_PLAIN], np.uint8), values)
-        best = plain
+        best = as_bytes(np.array([_PLAIN], np.uint8), values)
         for form, kept in ((_SPARSE, words != 0), (_REPEATED, _begins(words))):
             # Values, and at least half a bit for every place.
             if np.count_nonzero(kept) * (values.itemsize + 1 / 16) < best.size:

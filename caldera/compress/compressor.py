@@ -80,8 +80,7 @@ def allgather_messages(
     communicator.Allgather(np.array([message.size], np.int64), lengths)
     received = np.empty(int(lengths.sum()), np.uint8)
     communicator.Allgather(message, received, lengths.tolist())
-    edges = [0, *np.cumsum(lengths).tolist()]
-    return [received[begin:end] for begin, end in pairwise(edges)]
+    return [received[begin:end] for begin, end in pairwise([0, *np.cumsum(lengths).tolist()])]
 
 
 # --- arrays in a message

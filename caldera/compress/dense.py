@@ -140,10 +140,9 @@ def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 def _spread(vector: np.ndarray, arrays: Sequence[np.ndarray]) -> None:
     """Write the parts of a vector to arrays, one after the other."""
-    start = 0
-    for array in arrays:
-        array[...] = vector[start : start + array.size]
-        start += array.size
+    ends = np.cumsum([array.size for array in arrays])[:-1]
+    for array, part in zip(arrays, np.split(vector, ends), strict=True):
+        array[...] = part
 
 
 @compressors.register("cast")
@@ -307,11 +306,9 @@ class LowPrecisionWeights:
         if communicator.rank == root and stored:
             message[:] = np.concatenate([array.reshape(-1).view(np.uint8) for array in stored])
         communicator.Bcast(message, root)
-        start = 0
-        for array, size in zip(weights.values(), bytes_each, strict=True):
-            part = message[start : start + size].copy().view(self.dtype)
-            array[...] = part.astype(np.float32).reshape(array.shape)
-            start += size
+        parts = np.split(message, np.cumsum(bytes_each)[:-1])
+        for array, part in zip(weights.values(), parts, strict=False):
+            array[...] = part.copy().view(self.dtype).astype(np.float32).reshape(array.shape)
 
     def state(self) -> State:
         """How often each parameter was rounded, for a checkpoint."""

@@ -111,8 +111,7 @@ def _sum_together(arrays: Sequence[np.ndarray], communicator: Communicator) -> l
     wide = [each.astype(np.float32) if each.dtype in HALVES else each for each in flat]
     buffer = np.concatenate(wide)
     communicator.Allreduce(buffer, buffer)
-    edges = np.cumsum([array.size for array in arrays])[:-1]
-    parts = np.split(buffer, edges)
+    parts = np.split(buffer, np.cumsum([array.size for array in arrays])[:-1])
     return [part.reshape(a.shape) for part, a in zip(parts, arrays, strict=True)]
 
 
@@ -170,11 +169,10 @@ class RandomK(Compressor):
         buffer = np.concatenate(sent)
         communicator.Allreduce(buffer, buffer)
         buffer = self._scaled(buffer, communicator.size)
-        start = 0
-        for gradient, places in zip(gradients.values(), chosen, strict=True):
+        parts = np.split(buffer, np.cumsum([places.size for places in chosen])[:-1])
+        for gradient, places, part in zip(gradients.values(), chosen, parts, strict=True):
             gradient.fill(0)
-            gradient.reshape(-1)[places] = buffer[start : start + places.size]
-            start += places.size
+            gradient.reshape(-1)[places] = part
 
     def count(self, size: int) -> int:
         """How many of so many elements are sent."""
@@ -186,6 +184,4 @@ class RandomK(Compressor):
         key = (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF)
         words = random_bits(key, first * 64, size, (step, stream))
         count = self.count(size)
-        if count == size:
-            return np.arange(size)
-        return np.sort(np.argpartition(words, count)[:count])
+        return np.arange(size) if count == size else np.sort(np.argpartition(words, count)[:count])

@@ -211,8 +211,7 @@ class SparseCodec:
         free = [self._size(high - low) for low, high in spans]
         messages = pack(vector.places, spans, parts, free)
         behind = [each[each.size - size :] for each, size in zip(messages, free, strict=True)]
-        draws = self._chance.of(owner, stage)
-        lost = self.code.encode_all(vector.values, spans, behind, draws)
+        lost = self.code.encode_all(vector.values, spans, behind, self._chance.of(owner, stage))
         if lost is not None and self._kept is not None and owner == self._rank:
             add_at(self._kept, vector.places, lost.astype(self._kept.dtype, copy=False))
         return messages
@@ -283,8 +282,7 @@ def recursive_doubling(
         vector = vector + decoded(swap({}, rank + paired)[0])
     messages: list[np.ndarray] = []
     for stage in range(paired.bit_length() - 1):
-        leader = rank >> stage << stage
-        (mine,) = coding.encode(vector, [whole], stage + 1, leader)
+        (mine,) = coding.encode(vector, [whole], stage + 1, rank >> stage << stage)
         other = rank ^ (1 << stage)
         (theirs,) = swap({other: mine}, other)
         messages = [mine, theirs] if rank < other else [theirs, mine]
@@ -303,8 +301,7 @@ def split_allgather(
     mine = parts[communicator.rank]
     summed = SparseVector.of(total, mine[0], vector.length)
     (message,) = coding.encode(summed, [mine], _SUMS, communicator.rank)
-    longest = [coding.longest(part) for part in parts]
-    messages = allgather_messages(communicator, message, longest)
+    messages = allgather_messages(communicator, message, [coding.longest(part) for part in parts])
     places, values, _ = coding.decode(messages, parts, total.dtype)
     return SparseVector(vector.length, places, values)
 
@@ -328,8 +325,7 @@ def _sum_of_part(
     rank, size = communicator.rank, communicator.size
     parts = list(pairwise(bounds(vector.length, size)))
     mine = parts[rank]
-    others = parts[:rank] + parts[rank + 1 :]
-    leaving = coding.encode(vector, others, _SUMMANDS, rank)
+    leaving = coding.encode(vector, parts[:rank] + parts[rank + 1 :], _SUMMANDS, rank)
     leaving.insert(rank, EMPTY)
     arriving = alltoall_messages(communicator, leaving, coding.longest(mine))
     del arriving[rank]

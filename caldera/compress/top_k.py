@@ -48,10 +48,7 @@ def exact(vectors: Sequence[np.ndarray], count: int) -> list[np.ndarray]:
     >>> exact([np.array([1.0, -7.0]), np.array([3.0, 9.0])], 2)
     [array([1], dtype=int32), array([1], dtype=int32)]
     """
-    magnitudes = [_magnitudes(vector) for vector in vectors]
-    together = magnitudes[0] if len(vectors) == 1 else np.concatenate(magnitudes)
-    chosen = _largest(together, count)
-    return _apart(chosen, vectors)
+    return _apart(_largest(_magnitudes(vectors), count), vectors)
 
 
 def sampled(vectors: Sequence[np.ndarray], count: int, offset: int) -> list[np.ndarray]:
@@ -59,8 +56,7 @@ def sampled(vectors: Sequence[np.ndarray], count: int, offset: int) -> list[np.n
 
     Every so-manieth element is in the sample, from `offset` on.
     """
-    magnitudes = [_magnitudes(vector) for vector in vectors]
-    together = magnitudes[0] if len(vectors) == 1 else np.concatenate(magnitudes)
+    together = _magnitudes(vectors)
     stride = max(together.size // max(_SAMPLE, together.size // 100), 1)
     sample = together[offset % stride :: stride]
     wanted = max(round(count * sample.size / together.size), 1)
@@ -71,8 +67,12 @@ def sampled(vectors: Sequence[np.ndarray], count: int, offset: int) -> list[np.n
     return _apart(chosen, vectors)
 
 
-def _magnitudes(vector: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(vector, np.float32).view(np.int32) & _MAGNITUDE
+def _magnitudes(vectors: Sequence[np.ndarray]) -> np.ndarray:
+    """The bits of absolute values of all vectors together, which are in the order of the values."""
+    found = [
+        np.ascontiguousarray(vector, np.float32).view(np.int32) & _MAGNITUDE for vector in vectors
+    ]
+    return found[0] if len(found) == 1 else np.concatenate(found)
 
 
 def _largest(magnitudes: np.ndarray, count: int) -> np.ndarray:
@@ -219,10 +219,9 @@ class TopK(Compressor):
         chosen: list[np.ndarray] = []
         for group in [residuals] if self.scope == "global" else [[each] for each in residuals]:
             count = self._count(sum(each.size for each in group))
-            if self.sampled:
-                chosen += sampled(group, count, random_stream.step)
-            else:
-                chosen += exact(group, count)
+            chosen += (
+                sampled(group, count, random_stream.step) if self.sampled else exact(group, count)
+            )
         return chosen
 
     def _count(self, size: int) -> int:
@@ -235,9 +234,7 @@ class TopK(Compressor):
     def expected(self, sizes: Sequence[int]) -> int:
         """How many elements of parameters of these sizes a rank sends: the same number on all of
         them, whatever they found."""
-        if self.scope == "global":
-            return self._count(sum(sizes))
-        return sum(map(self._count, sizes))
+        return self._count(sum(sizes)) if self.scope == "global" else sum(map(self._count, sizes))
 
     def _forget_what_is_no_number(self, gradients: Mapping[str, np.ndarray]) -> None:
         """Infinities and nans are sent, so that the step shows them, but must not stay."""

@@ -117,8 +117,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'caldera.parallel' has no attribute {name!r}")
     found = getattr(import_module(_LATER[name]), name)
     globals()[name] = found
-    if _LATER[name].startswith("caldera.parallel."):
-        _guard({"__all__": [name], name: found})
+    _guard({"__all__": [name], name: found})
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -11,9 +11,9 @@ import numpy as np
 from caldera.base.config import settings
 from caldera.base.plain_data import json_digest
 from caldera.comm import Communicator
-from caldera.compiler.lazy import Variable
 from caldera.compiler.plan.plan import Plan
-from caldera.core.graph.ops.collective import TOKEN, start
+from caldera.core.graph.node import Node
+from caldera.core.graph.ops.collective import TOKEN, Message, start
 from caldera.errors import CommError, ConfigError
 from caldera.kernels.tuning.choose import choices
 from caldera.kernels.tuning.database import TuningRecord
@@ -73,21 +73,23 @@ def messages(plan: Plan) -> list[str]:
     []
     """
     found = []
-    for step in plan.schedule.steps:
-        if step.node.op is not start:
-            continue
-        message = step.node.attrs["message"]
+    for node, message in _started(plan):
         if message.is_point_to_point:
             # How large it is, is for those two alone to know.
             found.append(f"{message.kind} at {message.peer} along {message.axis}")
             continue
-        values = [str(given.spec) for given in step.node.inputs if given.spec != TOKEN]
-        leaves = "" if message.leaves is None else f" over a tree of {message.leaves[2]}"
+        values = [str(given.spec) for given in node.inputs if given.spec != TOKEN]
+        leaves = ""
         if message.leaves is not None:
-            values = [str(step.node.outputs[1])]
-        sent = ", ".join(values)
-        found.append(f"{message.kind}{leaves} along {message.axis} of {sent}")
+            values, leaves = [str(node.outputs[1])], f" over a tree of {message.leaves[2]}"
+        found.append(f"{message.kind}{leaves} along {message.axis} of {', '.join(values)}")
     return found
+
+
+def _started(plan: Plan) -> Iterator[tuple[Node, Message]]:
+    """Yield the collectives that a plan starts, in order, with their messages."""
+    steps = (step.node for step in plan.schedule.steps if step.node.op is start)
+    return ((node, node.attrs["message"]) for node in steps)
 
 
 def check_neighbours(communicator: Communicator, plan: Plan, axis: str) -> None:
@@ -101,12 +103,9 @@ def check_neighbours(communicator: Communicator, plan: Plan, axis: str) -> None:
     if communicator.size == 1:
         return
     here: dict[str, list[str]] = {}
-    for step in plan.schedule.steps:
-        if step.node.op is not start:
-            continue
-        message = step.node.attrs["message"]
+    for node, message in _started(plan):
         if message.is_point_to_point and message.axis == axis:
-            here.setdefault(f"{message.kind} {message.peer}", []).append(str(step.node.outputs[0]))
+            here.setdefault(f"{message.kind} {message.peer}", []).append(str(node.outputs[0]))
     everyone = communicator.gather_objects(here)
     ranks = range(communicator.size)
     for sender, receiver in ((a, b) for a in ranks for b in ranks):
@@ -159,12 +158,7 @@ def check_same_setup(communicator: Communicator, given: Mapping[str, object]) ->
 def broadcast_model(communicator: Communicator, model: Layer, optimizer: Optimizer) -> None:
     """Every rank gets the model of rank 0, and what its optimizer keeps."""
     kept = optimizer.variables() if optimizer.state else []
-    _broadcast_values(communicator, [*model.parameters(), *model.states(), *kept])
-
-
-def _broadcast_values(communicator: Communicator, variables: Iterable[Variable]) -> None:
-    """Every rank gets the values of rank 0, and the variables must be the same ones."""
-    known = list(variables)
+    known = [*model.parameters(), *model.states(), *kept]
     names = [f"{each.name} {each.shape} {each.dtype.name}" for each in known]
     check_same(communicator, "variables of the model", names)
     for variable in known:

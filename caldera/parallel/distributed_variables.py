@@ -9,7 +9,7 @@ of which a rank has only a part during steps.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
@@ -207,6 +207,9 @@ class PerRankVariable(DistributedVariable):
 # --- parameters in parts, while steps run
 
 
+NO_VIEWS: Mapping[Variable, VariableView] = {}
+
+
 class ParameterShards:
     """The parameters of which ranks have parts while steps run, and what an optimizer keeps for
     them.
@@ -222,6 +225,7 @@ class ParameterShards:
         self._optimizer: Optimizer | None = None
         self._parts: dict[Variable, tuple[Variable, RankLayout]] = {}
         self.wholes: dict[Variable, Variable] = {}
+        self.is_sharded = False
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -249,6 +253,7 @@ class ParameterShards:
 
     def shard(self) -> None:
         """From now on ranks have parts."""
+        self.is_sharded = True
         for whole, (part, layout) in self._parts.items():
             part.assign(layout.part_of(whole.numpy(), self._communicator.rank))
             if self._release:
@@ -256,6 +261,7 @@ class ParameterShards:
 
     def unshard(self) -> None:
         """From now on each has all; they have to call this together."""
+        self.is_sharded = False
         for whole, (part, _) in self._parts.items():
             value = self._view(part, whole).numpy()
             if self._release:
@@ -275,18 +281,18 @@ class ParameterShards:
         self._parts, self.wholes, self._optimizer = {}, {}, None
 
     def views(
-        self, held: dict[Variable, VariableView], *, is_sharded: bool
-    ) -> dict[Variable, VariableView]:
+        self, variables: Mapping[str, Variable], held: Mapping[Variable, VariableView] = NO_VIEWS
+    ) -> Mapping[str, VariableView]:
         """What stands for variables in a checkpoint, where `held` stands for some of those that
         this rank has; `is_sharded`: parameters are in parts now, and not only what is kept."""
-        found = dict(held)
+        found: dict[Any, VariableView] = dict(held)
         for whole, (part, _) in self._parts.items():
             assert self._optimizer is not None
-            if is_sharded:
+            if self.is_sharded:
                 found[whole] = self._view(held.get(part, part), whole)
             for kept in self._optimizer.kept_for(part):
                 found[kept] = self._view(held.get(kept, kept), whole)
-        return found
+        return {name: found.get(each, each) for name, each in variables.items()}
 
     def _view(self, local: VariableView, whole: Variable) -> ShardedVariable:
         _, layout = self._parts[whole]

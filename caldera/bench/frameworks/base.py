@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +53,11 @@ class BenchTask(ABC):
 
 
 class EpochTask(BenchTask):
-    """Batches of a loader, epoch after epoch."""
+    """Batches of a loader, epoch after epoch; the result is the sum of the inputs of an epoch."""
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: Any, inputs_of: Callable[[Any], Array]) -> None:
         self._loader = loader
+        self._inputs_of = inputs_of
         self._batches = iter(loader)
 
     def call(self) -> None:
@@ -63,13 +65,42 @@ class EpochTask(BenchTask):
             self._batches = iter(self._loader)
             next(self._batches)
 
-
-class CustomTask(BenchTask):
-    """A user's operator in a framework: `call` computes the result and the gradients."""
-
-    @abstractmethod
     def results(self) -> list[Array]:
-        """The result, then the gradient of each input."""
+        sums = (self._inputs_of(batch).sum(0, np.float64) for batch in self._loader)
+        return [sum(sums, np.zeros(()))]
+
+
+@dataclass
+class FunctionTask(BenchTask):
+    """A function without arguments, its results as arrays, and how to wait for what it returned."""
+
+    run: Callable[[], Any]
+    computed: Callable[[], list[Array]]
+    ready: Callable[[Any], object] = id
+    last: Any = None
+
+    def call(self) -> None:
+        self.last = self.run()
+
+    def wait(self) -> None:
+        self.ready(self.last)
+
+    def results(self) -> list[Array]:
+        return self.computed()
+
+
+def updating(
+    run: Callable[[], Any],
+    parameters: Callable[[], list[Array]],
+    ready: Callable[[Any], object] = id,
+) -> FunctionTask:
+    """Return a task whose results are the parameters after a call."""
+
+    def computed() -> list[Array]:
+        run()
+        return parameters()
+
+    return FunctionTask(run, computed, ready)
 
 
 class Trainer(BenchTask):
@@ -158,9 +189,7 @@ class Framework(ABC):
     def batches(self, case: TrainingCase, dtype: str, batch: int | None = None) -> Batches:
         """The batches of a case, or the first samples of each."""
         folder = self.options.get("data")
-        if folder:
-            return read_batches(case, Path(folder), dtype, batch)
-        return case.data(dtype, batch)
+        return read_batches(case, Path(folder), dtype, batch) if folder else case.data(dtype, batch)
 
     def reset_card_peak(self) -> None:  # noqa: B027 - only some can
         """Count the peak of the card's memory from here on."""
@@ -177,7 +206,7 @@ class Framework(ABC):
     def trainer(self, case: TrainingCase, dtype: str, batch: int | None = None) -> Trainer:
         """The network of a case with its initial weights."""
 
-    def custom(self, operator: OperatorPart, inputs: Sequence[Array], seed: Array) -> CustomTask:
+    def custom(self, operator: OperatorPart, inputs: Sequence[Array], seed: Array) -> BenchTask:
         """A user's operator as an operator of this framework; `seed` is its result's gradient."""
         raise ConfigError.build(
             type(self).__name__, expected="a framework with operators of a user", got="this one"

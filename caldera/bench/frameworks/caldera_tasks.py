@@ -21,17 +21,18 @@ from caldera.bench.frameworks.base import (
     Array,
     Batches,
     BenchTask,
-    CustomTask,
     EpochTask,
     Framework,
+    FunctionTask,
     Restartable,
     Trainer,
     as_dtype,
     built,
     caldera_optimizer,
     initial_weights,
+    updating,
 )
-from caldera.bench.frameworks.custom import CalderaCustom
+from caldera.bench.frameworks.custom import custom_outputs
 from caldera.bench.parts import OperatorPart
 from caldera.bench.workloads import (
     Case,
@@ -286,44 +287,10 @@ class FedTrainer(CalderaTrainer):
         self.plan.run(self._feeds[self.turn()])
 
 
-class PlanTask(BenchTask):
-    """A plan whose inputs are variables."""
-
-    def __init__(self, *outputs: Expr) -> None:
-        self._plan = compile(list(outputs))
-
-    def call(self) -> None:
-        self._plan.run()
-
-    def results(self) -> list[Array]:
-        return [np.array(result.numpy()) for result in self._plan.run()]
-
-
-class CalderaUpdateTask(PlanTask):
-    """A plan that changes parameters."""
-
-    def __init__(self, case: UpdateCase) -> None:
-        parameters, gradients = case.arrays()
-        self._parameters = [_variable(f"w{i}", array) for i, array in enumerate(parameters)]
-        given = [_variable(f"g{i}", array) for i, array in enumerate(gradients)]
-        super().__init__(*caldera_optimizer(case.rule).apply(self._parameters, given))
-
-    def results(self) -> list[Array]:
-        self.call()
-        return [parameter.numpy() for parameter in self._parameters]
-
-
-class CalderaLoaderTask(EpochTask):
-    """Batches of Caldera's loader."""
-
-    def __init__(self, case: InputCase) -> None:
-        self._samples = ArrayData(*case.arrays())
-        super().__init__(Loader(self._samples, case.batch))
-
-    def results(self) -> list[Array]:
-        """Sums over an epoch: they do not depend on the order."""
-        epoch = Loader(self._samples, self._loader.batch_size)
-        return [sum((each.x.sum(0, np.float64) for each in epoch), np.zeros(()))]
+def plan_task(*outputs: Expr) -> FunctionTask:
+    """Return a plan whose inputs are variables as a task."""
+    plan = compile(list(outputs))
+    return FunctionTask(plan.run, lambda: [np.array(each.numpy()) for each in plan.run()])
 
 
 class CalderaFramework(Framework):
@@ -368,28 +335,32 @@ class CalderaFramework(Framework):
 
     def convolution(self, case: ConvolutionCase) -> BenchTask:
         x, w, g = (_variable(name, array) for name, array in case.arrays().items())
-        (top, left) = case.padding
-        result = op.conv2d(x, w, stride=case.stride, padding=(top, left))
+        result = op.conv2d(x, w, stride=case.stride, padding=case.padding)
         if case.what == "forward":
-            return PlanTask(result)
-        return PlanTask(op.grad(result, x if case.what == "input gradient" else w, seed=g))
+            return plan_task(result)
+        return plan_task(op.grad(result, x if case.what == "input gradient" else w, seed=g))
 
     def product(self, case: ProductCase) -> BenchTask:
         a, b = (_variable(name, array) for name, array in case.arrays().items())
-        return PlanTask(op.matmul(a, b, case.transpose_a, case.transpose_b))
+        return plan_task(op.matmul(a, b, case.transpose_a, case.transpose_b))
 
     def formula(self, case: FormulaCase) -> BenchTask:
         given = [_variable(f"x{i}", array) for i, array in enumerate(case.arrays())]
-        return PlanTask(case.formula(FUNCTIONS, *given))
+        return plan_task(case.formula(FUNCTIONS, *given))
 
     def update(self, case: UpdateCase) -> BenchTask:
-        return CalderaUpdateTask(case)
+        parameters, gradients = (
+            [_variable(f"{name}{i}", array) for i, array in enumerate(arrays)]
+            for name, arrays in zip("wg", case.arrays(), strict=True)
+        )
+        plan = compile(list(caldera_optimizer(case.rule).apply(parameters, gradients)))
+        return updating(plan.run, lambda: [each.numpy() for each in parameters])
 
     def loader(self, case: InputCase) -> BenchTask:
-        return CalderaLoaderTask(case)
+        return EpochTask(Loader(ArrayData(*case.arrays()), case.batch), lambda batch: batch.x)
 
-    def custom(self, operator: OperatorPart, inputs: Sequence[Array], seed: Array) -> CustomTask:
-        return CalderaCustom(operator, inputs, seed)
+    def custom(self, operator: OperatorPart, inputs: Sequence[Array], seed: Array) -> BenchTask:
+        return plan_task(*custom_outputs(operator, inputs, seed))
 
 
 def _variable(name: str, array: Array) -> Variable:

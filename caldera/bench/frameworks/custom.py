@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from caldera import op
-from caldera.bench.frameworks.base import Array, CustomTask
+from caldera.bench.frameworks.base import Array, FunctionTask
 from caldera.bench.parts import OperatorPart
-from caldera.compiler.lazy import Expr, compile, lift
+from caldera.compiler.lazy import Expr, lift
 from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.opdef import Op
 from caldera.kernels.reference import FUNCTIONS, reference
@@ -42,71 +42,53 @@ def _backward_values(gradient: Array, *inputs: Array, key: int) -> tuple[Array, 
     return tuple(_OPERATORS[key].backward(gradient, *inputs))
 
 
-class CalderaCustom(CustomTask):
-    """The operator as an op of Caldera's graph, in one plan with its gradients."""
-
-    def __init__(self, operator: OperatorPart, inputs: Sequence[Array], seed: Array) -> None:
-        if _FORWARD not in FUNCTIONS:
-            reference(_FORWARD)(_forward_values)
-            reference(_BACKWARD)(_backward_values)
-        self._key = next(_KEYS)
-        _OPERATORS[self._key] = operator
-        given = [
-            op.var(f"x{i}", each.shape, fill=each, dtype=each.dtype.name, device="cpu")
-            for i, each in enumerate(inputs)
-        ]
-        nodes = [lift(each) for each in given]
-        result = Expr(_forward(*nodes, key=self._key, shape=seed.shape))
-        slope = op.var("g", seed.shape, fill=seed, dtype=seed.dtype.name, device="cpu")
-        gradients = op.grad(result, given, seed=slope)
-        self._plan = compile([result, *gradients])
-
-    def call(self) -> None:
-        self._plan.run()
-
-    def results(self) -> list[Array]:
-        return [np.array(each.numpy()) for each in self._plan.run()]
+def custom_outputs(operator: OperatorPart, inputs: Sequence[Array], seed: Array) -> list[Expr]:
+    """Return the result of an operator as an op of Caldera's graph, and its gradients."""
+    if _FORWARD not in FUNCTIONS:
+        reference(_FORWARD)(_forward_values)
+        reference(_BACKWARD)(_backward_values)
+    key = next(_KEYS)
+    _OPERATORS[key] = operator
+    slope, *given = (
+        op.var(f"x{i}", each.shape, fill=each, dtype=each.dtype.name, device="cpu")
+        for i, each in enumerate((seed, *inputs))
+    )
+    result = Expr(_forward(*map(lift, given), key=key, shape=seed.shape))
+    return [result, *op.grad(result, given, seed=slope)]
 
 
 # --- PyTorch
 
 
-class TorchCustom(CustomTask):
-    """The operator as a `torch.autograd.Function`."""
+def torch_custom(
+    torch: Any, operator: OperatorPart, inputs: Sequence[Array], seed: Array
+) -> FunctionTask:
+    """Return an operator as a `torch.autograd.Function`, in a task with its gradients."""
 
-    def __init__(
-        self, torch: Any, operator: OperatorPart, inputs: Sequence[Array], seed: Array
-    ) -> None:
-        class Custom(torch.autograd.Function):
-            """Computes in the arrays of the tensors."""
+    class Custom(torch.autograd.Function):
+        """Computes in the arrays of the tensors."""
 
-            @staticmethod
-            def forward(ctx: Any, *given: Any) -> Any:
-                ctx.save_for_backward(*given)
-                return torch.from_numpy(_owned(operator.forward(*_arrays(given))))
+        @staticmethod
+        def forward(ctx: Any, *given: Any) -> Any:
+            ctx.save_for_backward(*given)
+            return torch.from_numpy(_owned(operator.forward(*_arrays(given))))
 
-            @staticmethod
-            def backward(ctx: Any, slope: Any) -> Any:
-                found = operator.backward(*_arrays((slope, *ctx.saved_tensors)))
-                return tuple(torch.from_numpy(_owned(each)) for each in found)
+        @staticmethod
+        def backward(ctx: Any, slope: Any) -> Any:
+            found = operator.backward(*_arrays((slope, *ctx.saved_tensors)))
+            return tuple(torch.from_numpy(_owned(each)) for each in found)
 
-        self._apply = Custom.apply
-        self._given = [torch.from_numpy(each.copy()).requires_grad_() for each in inputs]
-        self._seed = torch.from_numpy(seed.copy())
+    given = [torch.from_numpy(each.copy()).requires_grad_() for each in inputs]
+    slope = torch.from_numpy(seed.copy())
 
-    def call(self) -> None:
-        self._computed()
-
-    def _computed(self) -> Any:
-        for each in self._given:
+    def computed() -> list[Array]:
+        for each in given:
             each.grad = None
-        result = self._apply(*self._given)
-        result.backward(self._seed)
-        return result
+        result = Custom.apply(*given)
+        result.backward(slope)
+        return [result.detach().numpy(), *(each.grad.numpy() for each in given)]
 
-    def results(self) -> list[Array]:
-        result = self._computed()
-        return [result.detach().numpy(), *(each.grad.numpy() for each in self._given)]
+    return FunctionTask(computed, computed)
 
 
 def _arrays(tensors: Sequence[Any]) -> list[Array]:

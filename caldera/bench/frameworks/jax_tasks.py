@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,14 +20,15 @@ from caldera.bench.frameworks.base import (
     Array,
     Batches,
     BenchTask,
-    CustomTask,
     Framework,
+    FunctionTask,
     Restartable,
     Trainer,
     as_dtype,
     built,
     held_by,
     initial_weights,
+    updating,
 )
 from caldera.bench.parts import OperatorPart
 from caldera.bench.translate import to_jax
@@ -75,8 +77,7 @@ class JaxTrainer(Restartable):
             if half:
                 scores = scores.astype(jax.numpy.float32)
             logarithms = jax.nn.log_softmax(scores, axis=-1)
-            chosen = jax.numpy.take_along_axis(logarithms, y[..., None], axis=-1)
-            return -chosen.mean(), new_state
+            return -jax.numpy.take_along_axis(logarithms, y[..., None], axis=-1).mean(), new_state
 
         def step(carried: Any, batch: Any) -> Any:
             params, state, memory = carried
@@ -200,83 +201,52 @@ _MATMUL_PRECISION = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": 
 """What JAX calls them; in bfloat16 the factors are rounded before."""
 
 
-class JaxFunctionTask(BenchTask):
-    """A compiled function and what it is applied to."""
+def jitted(
+    jax: Any,
+    function: Callable[..., Any],
+    *given: Array,
+    order: tuple[int, ...] | None = None,
+) -> FunctionTask:
+    """Return a compiled function as a task; its results are compared in another order of axes."""
+    run = partial(jax.jit(function), *map(jax.numpy.asarray, given))
 
-    def __init__(self, jax: Any, function: Callable[..., Any], *given: Array) -> None:
-        self._jax = jax
-        self._function = jax.jit(function)
-        self._given = [jax.numpy.asarray(each) for each in given]
-        self._last: Any = None
+    def computed() -> list[Array]:
+        found = [np.asarray(each) for each in jax.tree.leaves(run())]
+        return found if order is None else [each.transpose(order) for each in found]
 
-    def call(self) -> None:
-        self._last = self._function(*self._given)
-
-    def wait(self) -> None:
-        self._jax.block_until_ready(self._last)
-
-    def results(self) -> list[Array]:
-        results = self._function(*self._given)
-        return [np.asarray(each) for each in self._jax.tree.leaves(results)]
+    return FunctionTask(run, computed, jax.block_until_ready)
 
 
-class JaxCustom(JaxFunctionTask, CustomTask):
-    """The operator as a `jax.custom_vjp` that calls back to NumPy, inside one jit."""
+def custom_task(
+    jax: Any, operator: OperatorPart, inputs: Sequence[Array], seed: Array
+) -> FunctionTask:
+    """Return an operator as a `jax.custom_vjp` that calls back to NumPy, inside one jit."""
+    if seed.dtype == np.float64:
+        jax.config.update("jax_enable_x64", True)
+    shape, *shapes = (jax.ShapeDtypeStruct(each.shape, each.dtype) for each in (seed, *inputs))
 
-    def __init__(
-        self, jax: Any, operator: OperatorPart, inputs: Sequence[Array], seed: Array
-    ) -> None:
-        if seed.dtype == np.float64:
-            jax.config.update("jax_enable_x64", True)
-        as_shape = jax.ShapeDtypeStruct
-        shape = as_shape(seed.shape, seed.dtype)
-        shapes = tuple(as_shape(each.shape, each.dtype) for each in inputs)
+    def forward(*given: Any) -> Array:
+        return np.array(operator.forward(*map(np.asarray, given)), order="C")
 
-        def forward(*given: Any) -> Array:
-            return np.array(operator.forward(*map(np.asarray, given)), order="C")
-
-        def backward(*given: Any) -> tuple[Array, ...]:
-            return tuple(
-                np.array(each, order="C") for each in operator.backward(*map(np.asarray, given))
-            )
-
-        @jax.custom_vjp
-        def apply(*given: Any) -> Any:
-            return jax.pure_callback(forward, shape, *given)
-
-        apply.defvjp(
-            lambda *given: (apply(*given), given),
-            lambda given, slope: jax.pure_callback(backward, shapes, slope, *given),
+    def backward(*given: Any) -> tuple[Array, ...]:
+        return tuple(
+            np.array(each, order="C") for each in operator.backward(*map(np.asarray, given))
         )
 
-        def both(slope: Any, *given: Any) -> Any:
-            result, pull_back = jax.vjp(apply, *given)
-            return result, pull_back(slope)
+    @jax.custom_vjp
+    def apply(*given: Any) -> Any:
+        return jax.pure_callback(forward, shape, *given)
 
-        super().__init__(jax, both, seed, *inputs)
+    apply.defvjp(
+        lambda *given: (apply(*given), given),
+        lambda given, slope: jax.pure_callback(backward, tuple(shapes), slope, *given),
+    )
 
+    def both(slope: Any, *given: Any) -> Any:
+        result, pull_back = jax.vjp(apply, *given)
+        return result, pull_back(slope)
 
-class JaxUpdateTask(BenchTask):
-    """An optimizer's update, written to the memory of the old parameters."""
-
-    def __init__(self, jax: Any, case: UpdateCase) -> None:
-        parameters, gradients = case.arrays()
-        self._jax = jax
-        self._params = [jax.numpy.array(each) for each in parameters]
-        self._gradients = [jax.numpy.array(each) for each in gradients]
-        create, update = jax_rule(jax, case.rule)
-        self._memory = create(self._params)
-        self._update = jax.jit(update, donate_argnums=(0, 2))
-
-    def call(self) -> None:
-        self._params, self._memory = self._update(self._params, self._gradients, self._memory)
-
-    def wait(self) -> None:
-        self._jax.block_until_ready((self._params, self._memory))
-
-    def results(self) -> list[Array]:
-        self.call()
-        return [np.array(each) for each in self._params]
+    return jitted(jax, both, seed, *inputs)
 
 
 class JaxFramework(Framework):
@@ -304,8 +274,7 @@ class JaxFramework(Framework):
 
     def card_peak(self) -> int:
         # It counts from the start of the process, and cannot be told to begin anew.
-        stats = self.jax.devices()[0].memory_stats() or {}
-        return int(stats.get("peak_bytes_in_use", 0))
+        return int((self.jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0))
 
     def convolution(self, case: ConvolutionCase) -> BenchTask:
         last = bool(self.options.get("channels_last"))
@@ -328,23 +297,21 @@ class JaxFramework(Framework):
         def filter_gradient(x: Any, w: Any, g: Any) -> Any:
             return self.jax.vjp(lambda given: forward(x, given), w)[1](g)[0]
 
-        if case.what == "forward":
-            task = JaxFunctionTask(self.jax, forward, x, w)
-        elif case.what == "input gradient":
-            task = JaxFunctionTask(self.jax, input_gradient, x, w, g)
-        else:
-            task = JaxFunctionTask(self.jax, filter_gradient, x, w, g)
-        if not last:
-            return task
-        back = (3, 2, 0, 1) if case.what == "filter gradient" else (0, 3, 1, 2)
-        return _Transposed(task, back)
+        order = (3, 2, 0, 1) if case.what == "filter gradient" else (0, 3, 1, 2)
+        ways: dict[str, tuple[Callable[..., Any], tuple[Array, ...]]] = {
+            "forward": (forward, (x, w)),
+            "input gradient": (input_gradient, (x, w, g)),
+            "filter gradient": (filter_gradient, (x, w, g)),
+        }
+        function, given = ways[case.what]
+        return jitted(self.jax, function, *given, order=order if last else None)
 
     def product(self, case: ProductCase) -> BenchTask:
         def multiply(a: Any, b: Any) -> Any:
             left = a.T if case.transpose_a else a
             return left @ (b.T if case.transpose_b else b)
 
-        return JaxFunctionTask(self.jax, multiply, *case.arrays().values())
+        return jitted(self.jax, multiply, *case.arrays().values())
 
     def formula(self, case: FormulaCase) -> BenchTask:
         jnp, own = self.jax.numpy, self.jax.nn
@@ -357,29 +324,22 @@ class JaxFramework(Framework):
             softmax=lambda x: own.softmax(x, -1),
             sum_of_rows=lambda x: jnp.sum(x, -1),
         )
-        return JaxFunctionTask(
-            self.jax, lambda *given: case.formula(functions, *given), *case.arrays()
-        )
+        return jitted(self.jax, lambda *given: case.formula(functions, *given), *case.arrays())
 
     def update(self, case: UpdateCase) -> BenchTask:
-        return JaxUpdateTask(self.jax, case)
+        array = self.jax.numpy.array
+        parameters, gradients = ([array(each) for each in own] for own in case.arrays())
+        create, update = jax_rule(self.jax, case.rule)
+        # The update is written to the memory of the old parameters.
+        step = self.jax.jit(update, donate_argnums=(0, 2))
+        held = [parameters, create(parameters)]
 
-    def custom(self, operator: OperatorPart, inputs: Sequence[Array], seed: Array) -> CustomTask:
-        return JaxCustom(self.jax, operator, inputs, seed)
+        def run() -> list[Any]:
+            held[:] = step(held[0], gradients, held[1])
+            return held
 
+        ready = self.jax.block_until_ready
+        return updating(run, lambda: [np.array(each) for each in held[0]], ready)
 
-class _Transposed(BenchTask):
-    """A task whose result is compared in another order of axes."""
-
-    def __init__(self, task: BenchTask, axes: tuple[int, ...]) -> None:
-        self._task = task
-        self._axes = axes
-
-    def call(self) -> None:
-        self._task.call()
-
-    def wait(self) -> None:
-        self._task.wait()
-
-    def results(self) -> list[Array]:
-        return [each.transpose(self._axes) for each in self._task.results()]
+    def custom(self, operator: OperatorPart, inputs: Sequence[Array], seed: Array) -> BenchTask:
+        return custom_task(self.jax, operator, inputs, seed)

@@ -19,17 +19,18 @@ from caldera.bench.frameworks.base import (
     Array,
     Batches,
     BenchTask,
-    CustomTask,
     EpochTask,
     Framework,
+    FunctionTask,
     Restartable,
     Trainer,
     as_dtype,
     built,
     held_by,
     initial_weights,
+    updating,
 )
-from caldera.bench.frameworks.custom import TorchCustom
+from caldera.bench.frameworks.custom import torch_custom
 from caldera.bench.parts import OperatorPart
 from caldera.bench.translate import to_torch
 from caldera.bench.workloads import (
@@ -96,8 +97,7 @@ class TorchTrainer(Restartable):
         values = self._torch.from_numpy(np.ascontiguousarray(x)).to(self._device)
         if self.case.has_images:
             values = values.contiguous(memory_format=self._format)
-        classes = self._torch.from_numpy(np.ascontiguousarray(y)).flatten()
-        return values, classes.to(self._device)
+        return values, self._torch.from_numpy(np.ascontiguousarray(y)).flatten().to(self._device)
 
     def _plain_loss(self, x: Any, y: Any) -> Any:
         if not self._half:
@@ -106,8 +106,7 @@ class TorchTrainer(Restartable):
             return self._cross_entropy(x, y)
 
     def _cross_entropy(self, x: Any, y: Any) -> Any:
-        scores = self._module(x)
-        return self._torch.nn.functional.cross_entropy(scores.flatten(0, -2), y)
+        return self._torch.nn.functional.cross_entropy(self._module(x).flatten(0, -2), y)
 
     def _backward(self, x: Any, y: Any) -> Any:
         if self._has_trees:
@@ -254,58 +253,14 @@ def torch_optimizer(
     return made[rule.name](parameters, **common, capturable=capturable)
 
 
-class TorchFunctionTask(BenchTask):
-    """A function without arguments, perhaps compiled, without gradients."""
+def without_gradients(torch: Any, function: Callable[[], Any]) -> FunctionTask:
+    """Return a function without arguments, perhaps compiled, as a task without gradients."""
 
-    def __init__(self, torch: Any, function: Callable[[], Any]) -> None:
-        self._torch = torch
-        self._function = function
+    def run() -> Any:
+        with torch.inference_mode():
+            return function()
 
-    def call(self) -> None:
-        with self._torch.inference_mode():
-            self._function()
-
-    def results(self) -> list[Array]:
-        with self._torch.inference_mode():
-            return [self._function().contiguous().numpy()]
-
-
-class TorchUpdateTask(BenchTask):
-    """An optimizer's step."""
-
-    def __init__(self, torch: Any, case: UpdateCase, style: str) -> None:
-        parameters, gradients = case.arrays()
-        self._parameters = [torch.from_numpy(each).requires_grad_() for each in parameters]
-        for parameter, gradient in zip(self._parameters, gradients, strict=True):
-            parameter.grad = torch.from_numpy(gradient)
-        self._optimizer = torch_optimizer(torch, case.rule, self._parameters, style)
-        step = self._optimizer.step
-        self._step = torch.compile(lambda: step()) if style == "compiled" else step
-
-    def call(self) -> None:
-        self._step()
-
-    def results(self) -> list[Array]:
-        self.call()
-        return [parameter.detach().numpy().copy() for parameter in self._parameters]
-
-
-class TorchLoaderTask(EpochTask):
-    """Batches of a DataLoader."""
-
-    def __init__(self, torch: Any, case: InputCase, whole: bool) -> None:
-        tools = optional_import("torch.utils.data", "torch", "caldera bench")
-        samples = tools.TensorDataset(*(torch.from_numpy(array) for array in case.arrays()))
-        if whole:
-            order = tools.RandomSampler(samples)
-            numbers = tools.BatchSampler(order, case.batch, drop_last=False)
-            super().__init__(tools.DataLoader(samples, sampler=numbers, batch_size=None))
-        else:
-            super().__init__(tools.DataLoader(samples, case.batch, shuffle=True))
-
-    def results(self) -> list[Array]:
-        total = sum(x.numpy().sum(0, np.float64) for x, _ in self._loader)
-        return [np.asarray(total)]
+    return FunctionTask(run, lambda: [run().contiguous().numpy()])
 
 
 class TorchFramework(Framework):
@@ -356,13 +311,13 @@ class TorchFramework(Framework):
         strides, padding, ones = [case.stride] * 2, list(case.padding), [1, 1]
         if case.what == "forward":
             apply = self.torch.nn.functional.conv2d
-            return TorchFunctionTask(
+            return without_gradients(
                 self.torch, lambda: apply(x, w, stride=strides, padding=padding)
             )
         backward = self.torch.ops.aten.convolution_backward
         wanted = 0 if case.what == "input gradient" else 1
         mask = [wanted == place for place in range(3)]
-        return TorchFunctionTask(
+        return without_gradients(
             self.torch,
             lambda: backward(g, x, w, None, strides, padding, ones, False, [0, 0], 1, mask)[wanted],
         )
@@ -371,7 +326,7 @@ class TorchFramework(Framework):
         a, b = (self.torch.from_numpy(array) for array in case.arrays().values())
         left = a.T if case.transpose_a else a
         right = b.T if case.transpose_b else b
-        return TorchFunctionTask(self.torch, lambda: self.torch.mm(left, right))
+        return without_gradients(self.torch, lambda: self.torch.mm(left, right))
 
     def formula(self, case: FormulaCase) -> BenchTask:
         given = [self.torch.from_numpy(array) for array in case.arrays()]
@@ -381,7 +336,7 @@ class TorchFramework(Framework):
             return case.formula(functions, *values)
 
         function = self.torch.compile(compute) if self.options.get("compiled") else compute
-        return TorchFunctionTask(self.torch, lambda: function(*given))
+        return without_gradients(self.torch, lambda: function(*given))
 
     def _functions(self) -> SimpleNamespace:
         torch = self.torch
@@ -396,10 +351,24 @@ class TorchFramework(Framework):
         )
 
     def update(self, case: UpdateCase) -> BenchTask:
-        return TorchUpdateTask(self.torch, case, self.options["style"])
+        values, gradients = case.arrays()
+        parameters = [self.torch.from_numpy(each).requires_grad_() for each in values]
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = self.torch.from_numpy(gradient)
+        style = self.options["style"]
+        step = torch_optimizer(self.torch, case.rule, parameters, style).step
+        run = self.torch.compile(lambda: step()) if style == "compiled" else step
+        return updating(run, lambda: [each.detach().numpy().copy() for each in parameters])
 
     def loader(self, case: InputCase) -> BenchTask:
-        return TorchLoaderTask(self.torch, case, bool(self.options.get("whole")))
+        tools = optional_import("torch.utils.data", "torch", "caldera bench")
+        samples = tools.TensorDataset(*map(self.torch.from_numpy, case.arrays()))
+        order: dict[str, Any] = {"batch_size": case.batch, "shuffle": True}
+        if self.options.get("whole"):
+            drawn = tools.RandomSampler(samples)
+            batches = tools.BatchSampler(drawn, case.batch, drop_last=False)
+            order = {"sampler": batches, "batch_size": None}
+        return EpochTask(tools.DataLoader(samples, **order), lambda batch: batch[0].numpy())
 
-    def custom(self, operator: OperatorPart, inputs: Sequence[Array], seed: Array) -> CustomTask:
-        return TorchCustom(self.torch, operator, inputs, seed)
+    def custom(self, operator: OperatorPart, inputs: Sequence[Array], seed: Array) -> BenchTask:
+        return torch_custom(self.torch, operator, inputs, seed)

@@ -108,9 +108,7 @@ def check(report: str | PathLike[str] | Mapping[str, Any] | Claims) -> Findings:
 def _excused(verdict: RuleVerdict, name: str, claims: Claims) -> RuleVerdict:
     """What a report says of itself counts where its numbers do not contradict it."""
     sentence = (claims.statements or {}).get(name, "").strip()
-    if sentence and verdict.excusable:
-        return RuleVerdict(FINE, f"it says: {sentence}")
-    return verdict
+    return RuleVerdict(FINE, f"it says: {sentence}") if sentence and verdict.excusable else verdict
 
 
 def _check_statements(claims: Claims) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean as mean
+from statistics import variance
 
 from caldera.bench.honesty.claims import KERNEL, STORAGE, SUBSET, WHOLE, ClaimedRun, Claims
 
@@ -77,9 +79,7 @@ def violated_by(
     >>> violated_by([], "only kernels", "Say so.") is None
     True
     """
-    if not runs:
-        return None
-    return violated(f"{names(runs)}: {why}", sentence, excusable=excusable)
+    return None if not runs else violated(f"{names(runs)}: {why}", sentence, excusable=excusable)
 
 
 def not_shown_of(runs: Sequence[ClaimedRun], why: str, sentence: str) -> RuleVerdict | None:
@@ -95,15 +95,6 @@ LEAST = 0.005
 """Half a per cent of the test samples: less is not called a difference."""
 
 
-def mean(values: Sequence[float]) -> float:
-    """The mean.
-
-    >>> mean([0.5, 0.7])
-    0.6
-    """
-    return math.fsum(values) / len(values)
-
-
 def is_lower(values: Sequence[float], than: Sequence[float]) -> bool:
     """Whether an accuracy is lower by more than `LEAST` and more than seeds explain.
 
@@ -116,10 +107,7 @@ def is_lower(values: Sequence[float], than: Sequence[float]) -> bool:
 
 def _error(values: Sequence[float]) -> float:
     """The square of the standard error."""
-    if len(values) < 2:
-        return 0.0
-    middle = mean(values)
-    return math.fsum((each - middle) ** 2 for each in values) / (len(values) - 1) / len(values)
+    return variance(values) / len(values) if len(values) > 1 else 0.0
 
 
 SAME_AGE = 2

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ from caldera.bench.levels.metrics import (
 from caldera.bench.levels.reference import Quantized, ReferenceSGD, ReferenceTopK, Shuffled
 from caldera.bench.levels.schemes import AllReduce, Averaging, CentralServer, Compressed
 from caldera.bench.levels.validation import Difference
-from caldera.bench.levels.validators import shares
+from caldera.bench.levels.validators import Alone, shares, stepped
 from caldera.bench.parts import Array, OptimizerPart, Sampler, Scheme
 from caldera.bench.timing import OthersWatch, Stopwatch
 from caldera.bench.workloads import LearningCase
@@ -174,12 +175,12 @@ def watch_training(
             watch.watched.data_seconds = time.perf_counter() - asked
             if optimizer is None:
                 assert isinstance(network, Trainer)
-                watch.timed(lambda x=x, y=y: network.train(x, y))  # type: ignore[misc]
+                watch.timed(partial(network.train, x, y))
             else:
-                part = len(mine) / len(chosen)
-                step = _Step(network, weights, optimizer, scheme, ranks, watch.watched.step + 1)
-                weights = watch.timed(lambda s=step, x=x, y=y, p=part: s(x, y, p))  # type: ignore[misc]
-                watch.watched.loss = step.loss
+                part = 1.0 if scheme is None else len(mine) / len(chosen)
+                step = partial(stepped, network, weights, optimizer, scheme or Alone(), ranks)
+                number = watch.watched.step + 1
+                watch.watched.loss, weights = watch.timed(partial(step, (x, y), part, number))
             asked = time.perf_counter()
         if optimizer is not None:
             network.load(weights)
@@ -189,30 +190,6 @@ def watch_training(
         if target is not None and (watch.watched.accuracy or 0.0) >= target:
             break
     return watch
-
-
-@dataclass
-class _Step:
-    """Gradients, what ranks tell each other, and the update."""
-
-    network: Learner
-    weights: list[Array]
-    optimizer: OptimizerPart
-    scheme: Scheme | None
-    ranks: Communicator
-    number: int
-    loss: float = 0.0
-
-    def __call__(self, x: Array, y: Array, part: float) -> list[Array]:
-        self.network.load(self.weights)
-        self.loss, gradients = self.network.gradients_at(x, y)
-        if self.scheme is not None:
-            gradients = self.scheme.gradients(self.ranks, [part * each for each in gradients])
-        pairs = enumerate(zip(self.weights, gradients, strict=True))
-        new = [self.optimizer.update(n, weight, slope, self.number) for n, (weight, slope) in pairs]
-        if self.scheme is not None:
-            new = self.scheme.weights(self.ranks, new, self.number)
-        return new
 
 
 def tested(network: Learner, samples: DataSplits, batch: int) -> float:
@@ -299,11 +276,6 @@ def learned(
     }
 
 
-def _metrics(case: LearningCase) -> list[Measure]:
-    found = [WallTime(), TimeToAccuracy(case.target), AccuracyMeasure(), DatasetLatency(), Memory()]
-    return [*found, Energy(), Communication(), MessageCount(), Curve()]
-
-
 def _trained(
     network: Trainer,
     case: LearningCase,
@@ -316,7 +288,17 @@ def _trained(
     return watch_training(
         network,
         samples,
-        _metrics(case),
+        [
+            WallTime(),
+            TimeToAccuracy(case.target),
+            AccuracyMeasure(),
+            DatasetLatency(),
+            Memory(),
+            Energy(),
+            Communication(),
+            MessageCount(),
+            Curve(),
+        ],
         sampler=Shuffled(seed),
         batch=case.network.batch,
         epochs=epochs,

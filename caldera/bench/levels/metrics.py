@@ -319,8 +319,7 @@ class Bias(Measure):
         if self._count < 2:
             return None
         mean = self._sum / self._count
-        variance = np.maximum(self._squares / self._count - mean**2, 0.0) / (self._count - 1)
-        error = np.sqrt(variance)
+        error = np.sqrt(np.maximum(self._squares / self._count - mean**2, 0.0) / (self._count - 1))
         certain = error <= 1e-12 * np.maximum(1.0, np.abs(self._expected))
         scaled = np.where(
             certain,

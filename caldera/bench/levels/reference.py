@@ -128,8 +128,7 @@ class ReferenceTopK(CompressionPart):
     def encode(self, values: Array) -> Array:
         kept = max(1, round(self.share * values.size))
         places = np.argpartition(np.abs(values), values.size - kept)[-kept:].astype(np.int32)
-        chosen = values[places].astype(np.float32)
-        return np.concatenate([places, chosen.view(np.int32)])
+        return np.concatenate([places, values[places].astype(np.float32).view(np.int32)])
 
     def decode(self, message: Array, count: int) -> Array:
         places, chosen = np.split(message, 2)

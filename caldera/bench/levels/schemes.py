@@ -129,8 +129,7 @@ def parted(row: Array, like: list[Array]) -> list[Array]:
     [array([0.]), array([[1.],
            [2.]])]
     """
-    ends = np.cumsum([each.size for each in like])[:-1]
-    pieces = np.split(row, ends.tolist())
+    pieces = np.split(row, np.cumsum([each.size for each in like])[:-1].tolist())
     return [piece.reshape(each.shape) for piece, each in zip(pieces, like, strict=True)]
 
 

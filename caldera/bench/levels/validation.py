@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -74,11 +75,11 @@ def heat_map(values: Array) -> list[list[float]]:
     """
     flat = values.reshape(-1, values.shape[-1]) if values.ndim > 1 else values.reshape(1, -1)
     rows = np.array_split(flat, min(CELLS, max(1, len(flat))), axis=0)
-    found = []
-    for row in rows:
-        columns = np.array_split(row, min(CELLS, max(1, row.shape[1])), axis=1)
-        found.append([float(each.max(initial=0.0)) for each in columns])
-    return found
+    columns = min(CELLS, max(1, flat.shape[1]))
+    return [
+        [float(each.max(initial=0.0)) for each in np.array_split(row, columns, axis=1)]
+        for row in rows
+    ]
 
 
 def _finite(value: float) -> float:
@@ -146,10 +147,19 @@ class PartValidation:
         """One check more."""
         self.findings.append(Finding(check, float(value), allowed, detail))
 
-    def add_difference(self, check: str, apart: Difference, allowed: float) -> None:
+    def add_all(self, *checks: tuple[Any, ...]) -> None:
+        """Add checks, each as `add` takes it."""
+        for each in checks:
+            self.add(*each)
+
+    def add_difference(
+        self, check: str, found: Sequence[Array], expected: Sequence[Array], allowed: float
+    ) -> Difference:
         """One check more, of arrays."""
+        apart = Difference.of(found, expected)
         heat = tuple(map(tuple, apart.heat))
         self.findings.append(Finding(check, apart.largest, allowed, apart.where, heat))
+        return apart
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -251,8 +261,9 @@ def validate_operator(
             _check_gradients(found, operator, kept, slope_kept, gradients, random)
         if against is not None:
             expected = [np.asarray(against.forward(*kept)), *against.backward(slope_kept, *kept)]
-            apart = Difference.of([result, *gradients], expected)
-            found.add_difference("distance to the reference", apart, FORWARD64)
+            found.add_difference(
+                "distance to the reference", [result, *gradients], expected, FORWARD64
+            )
         narrow = operator.forward(*(each.astype(np.float32) for each in kept))
         found.add(
             "float32 in, float32 out", float(narrow.dtype != np.float32), 0, str(narrow.dtype)
@@ -261,8 +272,9 @@ def validate_operator(
         if framework != REFERENCE:
             with framework_here(framework) as here:
                 computed = here.custom(operator, kept, slope_kept).results()
-            apart = Difference.of(computed, [result, *gradients])
-            found.add_difference(f"the same in {framework}", apart, FRAMEWORK)
+            found.add_difference(
+                f"the same in {framework}", computed, [result, *gradients], FRAMEWORK
+            )
     return found
 
 

@@ -34,8 +34,7 @@ def validate_network(
     with found.running():
         start = [np.array(each) for each in against.weights()]
         network.load(start)
-        same = Difference.of(network.weights(), start)
-        found.add_difference("weights are those that were loaded", same, 0)
+        found.add_difference("weights are those that were loaded", network.weights(), start, 0)
         random = np.random.default_rng(0)
         for number, (x, y) in enumerate(batches):
             # Other weights for every batch: those of before must be forgotten.
@@ -44,14 +43,17 @@ def validate_network(
             against.load(weights)
             loss, gradients = network.gradients_at(x, y)
             expected, true = against.gradients_at(x, y)
-            apart = Difference.of(gradients, true)
             found.add(
                 f"loss of batch {number}", abs(loss - expected) / max(1.0, abs(expected)), NETWORK
             )
-            found.add_difference(f"gradients of batch {number}", apart, NETWORK)
+            apart = found.add_difference(f"gradients of batch {number}", gradients, true, NETWORK)
             found.add(f"gradients of batch {number} (L2)", apart.l2, NETWORK)
-            scores = Difference.of([network.predict(x)], [against.predict(x)])
-            found.add_difference(f"predictions of batch {number}", scores, NETWORK)
+            found.add_difference(
+                f"predictions of batch {number}",
+                [network.predict(x)],
+                [against.predict(x)],
+                NETWORK,
+            )
         x, y = batches[0]
         cut = len(x) // 3
         whole = joined(network.gradients_at(x, y)[1])
@@ -59,9 +61,38 @@ def validate_network(
             joined(network.gradients_at(x[a:b], y[a:b])[1]) * (b - a) / len(x)
             for a, b in ((0, cut), (cut, len(x)))
         ]
-        micro = Difference.of([parts[0] + parts[1]], [whole])
-        found.add_difference("micro-batches add up to the batch", micro, NETWORK)
+        found.add_difference(
+            "micro-batches add up to the batch", [parts[0] + parts[1]], [whole], NETWORK
+        )
     return found
+
+
+class Alone(Scheme):
+    """One process, which has nobody to tell anything."""
+
+    def gradients(self, communicator: Communicator, gradients: list[Array]) -> list[Array]:
+        return gradients
+
+
+def stepped(
+    network: Learner,
+    weights: list[Array],
+    optimizer: OptimizerPart,
+    scheme: Scheme,
+    ranks: Communicator,
+    batch: tuple[Array, Array],
+    part: float,
+    number: int,
+) -> tuple[float, list[Array]]:
+    """Return the loss and the weights after a step on a rank's part of a batch."""
+    network.load(weights)
+    loss, gradients = network.gradients_at(*batch)
+    slopes = scheme.gradients(ranks, [part * each for each in gradients])
+    new = [
+        np.asarray(optimizer.update(place, weight, slope, number))
+        for place, (weight, slope) in enumerate(zip(weights, slopes, strict=True))
+    ]
+    return loss, scheme.weights(ranks, new, number)
 
 
 def trajectory(
@@ -71,12 +102,10 @@ def trajectory(
     weights = network.weights()
     found = []
     for step in range(1, steps + 1):
-        network.load(weights)
-        _, gradients = network.gradients_at(*batches[(step - 1) % len(batches)])
-        weights = [
-            np.asarray(optimizer.update(number, weight, gradient, step))
-            for number, (weight, gradient) in enumerate(zip(weights, gradients, strict=True))
-        ]
+        batch = batches[(step - 1) % len(batches)]
+        _, weights = stepped(
+            network, weights, optimizer, Alone(), SingleProcess(), batch, 1.0, step
+        )
         found.append([each.copy() for each in weights])
     return found
 
@@ -106,8 +135,7 @@ def validate_optimizer(
         network.load(start)
         theirs = trajectory(network, against(), batches, steps)
         for step, (got, expected) in enumerate(zip(mine, theirs, strict=True), start=1):
-            apart = Difference.of(got, expected)
-            found.add_difference(f"weights after step {step}", apart, tolerance)
+            found.add_difference(f"weights after step {step}", got, expected, tolerance)
             if not found.passes:
                 break
         network.load(start)
@@ -122,9 +150,11 @@ def _check_manners(found: PartValidation, optimizer: OptimizerPart) -> None:
     kept = weight.copy(), gradient.copy()
     new = np.asarray(optimizer.update(0, weight, gradient, 1))
     changed = not (np.array_equal(weight, kept[0]) and np.array_equal(gradient, kept[1]))
-    found.add("weights and gradients are left alone", float(changed), 0)
-    found.add("new weights have their shape", float(new.shape != (2, 3)), 0, str(new.shape))
-    found.add("new weights are finite", float(not np.isfinite(new).all()), 0)
+    found.add_all(
+        ("weights and gradients are left alone", float(changed), 0),
+        ("new weights have their shape", float(new.shape != (2, 3)), 0, str(new.shape)),
+        ("new weights are finite", float(not np.isfinite(new).all()), 0),
+    )
 
 
 def validate_sampler(
@@ -146,14 +176,15 @@ def validate_sampler(
             order = np.concatenate(batches) if batches else np.zeros(0, int)
             orders.append(order)
             if number < 3:
-                missing = sorted(set(range(samples)) - set(order.tolist()))
-                found.add(f"samples left out of epoch {number}", len(missing), 0, str(missing[:5]))
-                extra = len(order) - len(set(order.tolist()))
-                found.add(f"samples repeated in epoch {number}", extra, 0)
+                known, sizes = set(order.tolist()), [len(each) for each in batches]
+                missing = sorted(set(range(samples)) - known)
                 outside = int(((order < 0) | (order >= samples)).sum())
-                found.add(f"indices outside in epoch {number}", outside, 0)
-                sizes = [len(each) for each in batches]
-                found.add("batches of the size asked for", float(sizes != wanted), 0, str(sizes))
+                found.add_all(
+                    (f"samples left out of epoch {number}", len(missing), 0, str(missing[:5])),
+                    (f"samples repeated in epoch {number}", len(order) - len(known), 0),
+                    (f"indices outside in epoch {number}", outside, 0),
+                    ("batches of the size asked for", float(sizes != wanted), 0, str(sizes)),
+                )
         again = np.concatenate([np.asarray(each) for each in make().epoch(samples, batch, 1)])
         found.add("the same seed, the same order", float(not np.array_equal(again, orders[1])), 0)
         if found.passes and sampler.shuffles:
@@ -163,15 +194,16 @@ def validate_sampler(
 
 def _check_order(found: PartValidation, orders: Array, samples: int) -> None:
     """Every sample comes early as often as late, and epochs differ."""
-    equal = sum(np.array_equal(a, b) for a, b in pairwise(orders))
-    found.add("epochs in the same order", equal, 0)
+    found.add("epochs in the same order", sum(np.array_equal(a, b) for a, b in pairwise(orders)), 0)
     places = np.argsort(orders, axis=1)
     deviation = np.sqrt((samples**2 - 1) / 12 / len(orders))
     mean = np.abs(places.mean(0) - (samples - 1) / 2).max() / deviation
-    found.add("a sample's mean place, in standard deviations", float(mean), SIGMAS)
     together = (np.diff(orders, axis=1) == 1).mean() * samples
     spread = SIGMAS / np.sqrt(len(orders)) + 1.0
-    found.add("neighbours that stay neighbours in an epoch", float(together), float(spread))
+    found.add_all(
+        ("a sample's mean place, in standard deviations", float(mean), SIGMAS),
+        ("neighbours that stay neighbours in an epoch", float(together), float(spread)),
+    )
 
 
 def validate_batches(
@@ -199,10 +231,12 @@ def validate_batches(
             else:
                 wanted[key] -= 1
                 repeated += wanted[key] < 0
-    found.add("samples dropped", sum(max(0, each) for each in wanted.values()), 0)
-    found.add("samples repeated", repeated, 0)
-    found.add("samples with another's label", mislabelled, 0)
-    found.add("samples that nobody gave", unknown, 0)
+    found.add_all(
+        ("samples dropped", sum(max(0, each) for each in wanted.values()), 0),
+        ("samples repeated", repeated, 0),
+        ("samples with another's label", mislabelled, 0),
+        ("samples that nobody gave", unknown, 0),
+    )
     return found
 
 
@@ -239,10 +273,12 @@ def validate_compression(
         kept = values.copy()
         message = np.asarray(compression.encode(values))
         got = np.asarray(compression.decode(message, values.size))
-        found.add("the gradient is left alone", float(not np.array_equal(values, kept)), 0)
-        found.add("as many numbers as before", abs(got.size - values.size), 0)
-        found.add("bytes of a message beside float32", message.nbytes / (4 * values.size), 1.0)
-        found.add("numbers are finite", float(not np.isfinite(got).all()), 0)
+        found.add_all(
+            ("the gradient is left alone", float(not np.array_equal(values, kept)), 0),
+            ("as many numbers as before", abs(got.size - values.size), 0),
+            ("bytes of a message beside float32", message.nbytes / (4 * values.size), 1.0),
+            ("numbers are finite", float(not np.isfinite(got).all()), 0),
+        )
         if not found.passes:
             return found
         zero = compression.decode(compression.encode(np.zeros(64)), 64)
@@ -250,9 +286,11 @@ def validate_compression(
         twice = np.asarray(make().decode(make().encode(2.0 * kept), values.size))
         first = np.asarray(make().decode(make().encode(kept), values.size))
         scale = Difference.of([twice], [2.0 * first]).largest
-        found.add("twice the gradient, twice the message", scale, 1e-5)
         flipped = float(((np.sign(got) * np.sign(kept)) < 0).sum())
-        found.add("numbers whose sign is turned", flipped, 0)
+        found.add_all(
+            ("twice the gradient, twice the message", scale, 1e-5),
+            ("numbers whose sign is turned", flipped, 0),
+        )
         if compression.unbiased:
             _check_bias(found, compression, kept)
         else:
@@ -270,10 +308,12 @@ def _check_bias(found: PartValidation, compression: CompressionPart, values: Arr
     # Rare messages are seen too seldom for their spread to be known.
     floor = np.median(error)
     bias = np.abs(drawn.mean(0) - values) / np.maximum(error, floor)
-    found.add("bias, in standard errors", float(bias.max()), SIGMAS, f"number {int(bias.argmax())}")
     total = abs(float((drawn.mean(0) - values) @ values))
     allowed = SIGMAS * float(np.sqrt(((error * values) ** 2).sum()))
-    found.add("bias along the gradient", total, allowed)
+    found.add_all(
+        ("bias, in standard errors", float(bias.max()), SIGMAS, f"number {int(bias.argmax())}"),
+        ("bias along the gradient", total, allowed),
+    )
 
 
 def _check_feedback(found: PartValidation, compression: CompressionPart, values: Array) -> None:
@@ -301,24 +341,15 @@ def distributed_weights(
     optimizer: OptimizerPart,
     batches: Sequence[tuple[Array, Array]],
     steps: int,
-) -> tuple[list[Array], list[float]]:
+) -> list[Array]:
     """The weights after some steps, and this rank's losses; ranks have unequal shares."""
     weights = network.weights()
-    losses = []
     for step in range(1, steps + 1):
         x, y = batches[(step - 1) % len(batches)]
         mine = shares(len(x), communicator.size)[communicator.rank]
-        network.load(weights)
-        loss, gradients = network.gradients_at(x[mine], y[mine])
-        losses.append(loss)
-        part = (mine.stop - mine.start) / len(x)
-        used = scheme.gradients(communicator, [part * each for each in gradients])
-        weights = [
-            np.asarray(optimizer.update(number, weight, gradient, step))
-            for number, (weight, gradient) in enumerate(zip(weights, used, strict=True))
-        ]
-        weights = scheme.weights(communicator, weights, step)
-    return weights, losses
+        batch, part = (x[mine], y[mine]), (mine.stop - mine.start) / len(x)
+        _, weights = stepped(network, weights, optimizer, scheme, communicator, batch, part, step)
+    return weights
 
 
 def shares(count: int, ranks: int) -> list[slice]:
@@ -360,28 +391,26 @@ def validate_scheme(
         if not scheme.equals_one_process:
             rule = lambda: ReferenceSGD(0.2)  # noqa: E731
 
-        def work(communicator: Communicator) -> tuple[list[Array], list[float], int]:
-            network = networks[communicator.rank]
-            weights, losses = distributed_weights(
-                communicator, network, make(), rule(), batches, steps
+        def work(communicator: Communicator) -> tuple[list[Array], int]:
+            weights = distributed_weights(
+                communicator, networks[communicator.rank], make(), rule(), batches, steps
             )
-            return weights, losses, communicator.traffic.total.bytes_sent
+            return weights, communicator.traffic.total.bytes_sent
 
         _check_agreement(found, make, before, ranks)
         results = run_virtual_ranks(ranks, work)
-        for rank, (weights, _, _) in enumerate(results[1:], start=1):
-            apart = Difference.of(weights, results[0][0])
-            found.add_difference(f"rank {rank} has the weights of rank 0", apart, 1e-12)
+        for rank, (weights, _) in enumerate(results[1:], start=1):
+            found.add_difference(
+                f"rank {rank} has the weights of rank 0", weights, results[0][0], 1e-12
+            )
         alone = networks[0]
         alone.load(before)
-        plain = _Alone()
-        expected, _ = distributed_weights(SingleProcess(), alone, plain, rule(), batches, steps)
+        expected = distributed_weights(SingleProcess(), alone, Alone(), rule(), batches, steps)
         if scheme.equals_one_process:
-            apart = Difference.of(results[0][0], expected)
-            found.add_difference("weights of one process", apart, tolerance)
+            found.add_difference("weights of one process", results[0][0], expected, tolerance)
         else:
             _check_learning(found, alone, before, results[0][0], expected, batches)
-        found.add("ranks that sent nothing", sum(not sent for _, _, sent in results), 0)
+        found.add("ranks that sent nothing", sum(not sent for _, sent in results), 0)
     return found
 
 
@@ -398,13 +427,6 @@ def _check_agreement(
     found.add("equal weights stay as they are", max(run_virtual_ranks(ranks, work)), 1e-12)
 
 
-class _Alone(Scheme):
-    """One process, which has nobody to tell anything."""
-
-    def gradients(self, communicator: Communicator, gradients: list[Array]) -> list[Array]:
-        return gradients
-
-
 def _check_learning(
     found: PartValidation,
     network: Learner,
@@ -419,9 +441,11 @@ def _check_learning(
 
     first, last, wanted = loss(before), loss(after), loss(expected)
     fallen = (first - last) / max(first - wanted, 1e-12)
-    found.add("loss beside the first", last / first, LEARNS)
-    found.add("fall of the loss beside that of one process", abs(fallen - 1.0), 0.5)
     moved = joined(after) - joined(before)
     true = joined(expected) - joined(before)
     cosine = float(moved @ true / max(np.linalg.norm(moved) * np.linalg.norm(true), 1e-30))
-    found.add("angle to the way of one process (1 - cosine)", 1.0 - cosine, 0.5)
+    found.add_all(
+        ("loss beside the first", last / first, LEARNS),
+        ("fall of the loss beside that of one process", abs(fallen - 1.0), 0.5),
+        ("angle to the way of one process (1 - cosine)", 1.0 - cosine, 0.5),
+    )

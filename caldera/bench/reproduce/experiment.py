@@ -55,6 +55,7 @@ class Plot:
     """Whether the axis of y begins there: not where all lines would lie in a narrow band."""
 
 
+@dataclass
 class Sweep:
     """Times of several methods over a parameter: a line for each method, and every sample.
 
@@ -64,9 +65,8 @@ class Sweep:
     ({'ours': [(4.0, 250.0)]}, {'ours, 4: s': [0.5, 0.25]})
     """
 
-    def __init__(self) -> None:
-        self.lines: dict[str, list[tuple[float, float]]] = {}
-        self.samples: dict[str, list[float]] = {}
+    lines: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    samples: dict[str, list[float]] = field(default_factory=dict)
 
     def add(
         self,
@@ -104,10 +104,10 @@ class ExperimentResult:
         """Whether all claims of the seed hold that can be judged here; what is predicted counts
         only where nothing was measured, and is called so."""
         judged = [row for row in self.rows if row.verdict != BESIDE]
-        if not judged:
-            return BESIDE
         measured = [row for row in judged if not row.predicted]
         verdicts = [row.verdict for row in measured or judged]
+        if not verdicts:
+            return BESIDE
         found = next((each for each in (FAILS, UNDECIDED) if each in verdicts), HOLDS)
         return found if measured else f"{found} (predicted)"
 
@@ -160,29 +160,21 @@ class Experiment:
         return self.run is not None
 
 
-_FOUND: list[Experiment] = []
+FOUND: list[Experiment] = []
+"""The experiments of the modules that were imported, in their order."""
 
 
-def claim(
-    name: str, source: str, text: str
-) -> Callable[
-    [Callable[[ExperimentContext], ExperimentResult]],
-    Callable[[ExperimentContext], ExperimentResult],
-]:
+Run = Callable[[ExperimentContext], ExperimentResult]
+
+
+def claim(name: str, source: str, text: str) -> Callable[[Run], Run]:
     """Make a function the experiment about what a seed says at some place."""
 
-    def add(
-        run: Callable[[ExperimentContext], ExperimentResult],
-    ) -> Callable[[ExperimentContext], ExperimentResult]:
-        _FOUND.append(Experiment(name, source, text, run))
+    def add(run: Run) -> Run:
+        FOUND.append(Experiment(name, source, text, run))
         return run
 
     return add
-
-
-def not_run(name: str, source: str, claim: str, *, reason: str, nearest: str) -> None:
-    """Say what cannot be run here, why, and what was run instead."""
-    _FOUND.append(Experiment(name, source, claim, reason=reason, nearest=nearest))
 
 
 @cache
@@ -194,7 +186,7 @@ def find_experiments() -> dict[str, Experiment]:
     """
     for module in pkgutil.iter_modules(experiments.__path__):
         importlib.import_module(f"{experiments.__name__}.{module.name}")
-    ordered = sorted(_FOUND, key=lambda each: (not each.can_run, each.source, each.name))
+    ordered = sorted(FOUND, key=lambda each: (not each.can_run, each.source, each.name))
     return {each.name: each for each in ordered}
 
 

@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +82,7 @@ def guesses(
     workload = workload_of(model)
     found = []
     for ranks, batch in sizes.items():
-        cluster = Cluster(ranks, wire, memory=memory)
-        setting = Setting(workload, compute, cluster, batch)
+        setting = Setting(workload, compute, Cluster(ranks, wire, memory=memory), batch)
         if hybrid or ranks == 1:
             best = rank(setting).best
             way, guess = best.way, best.prediction
@@ -111,13 +111,9 @@ def setting_of(
 
 
 def _data_parallel(setting: Setting) -> list[Way]:
-    found = []
-    for way in all_ways(setting):
-        if not way.name.startswith(("DataParallel", "Sharded")):
-            # They come first: what follows are thousands.
-            break
-        found.append(way)
-    return found
+    # They come first: what follows are thousands.
+    kinds = ("DataParallel", "Sharded")
+    return list(takewhile(lambda way: way.name.startswith(kinds), all_ways(setting)))
 
 
 def _fastest(ways: Sequence[Way], setting: Setting) -> tuple[Way, Prediction]:
@@ -155,9 +151,8 @@ def consistency(communicator: Communicator, options: Options) -> dict[str, Any]:
     """Train digits with one model of consistency: seconds and accuracy after each epoch."""
     digits = data.digits()
     strategy = CONSISTENCY[options["model"]](communicator)
-    layers = nn.models.mlp(digits.shape, hidden=(64,), classes=digits.outputs)
     model = NeuralNetwork(
-        layers,
+        nn.models.mlp(digits.shape, hidden=(64,), classes=digits.outputs),
         optimizer=optim.SGD(options["rate"]),
         batch_size=options["batch"],
         seed=options["seed"],

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from caldera.base.config import settings
 from caldera.base.file_cache import write_file
-from caldera.base.formatting import seconds_text
+from caldera.base.formatting import seconds_text, table_lines
 from caldera.base.plain_data import to_plain
 from caldera.bench.reproduce.experiment import (
     BESIDE,
@@ -48,14 +48,17 @@ def verdict_text(row: ComparisonRow) -> str:
 
 def text_of(experiment: Experiment, outcome: ExperimentResult) -> str:
     """A table of plain text."""
-    rows = [HEAD, *((r.what, r.seed, r.ours, verdict_text(r)) for r in outcome.rows)]
-    widths = [max(len(row[i]) for row in rows) for i in range(4)]
-    lines = [f"{experiment.name}: {experiment.source}", f"  {experiment.claim}"]
-    for row in rows:
-        cells = zip(row, widths, strict=True)
-        lines.append("  " + "  ".join(each.ljust(width) for each, width in cells).rstrip())
-    lines += [f"  left out: {each}" for each in outcome.left_out]
-    return "\n".join([*lines, f"  {outcome.verdict}, {seconds_text(outcome.seconds)}"])
+    lines = [
+        experiment.claim,
+        *table_lines([HEAD, *_plain_rows(outcome)], left=range(len(HEAD))),
+        *(f"left out: {each}" for each in outcome.left_out),
+        f"{outcome.verdict}, {seconds_text(outcome.seconds)}",
+    ]
+    return "\n  ".join([f"{experiment.name}: {experiment.source}", *lines])
+
+
+def _plain_rows(outcome: ExperimentResult) -> list[tuple[str, ...]]:
+    return [(row.what, row.seed, row.ours, verdict_text(row)) for row in outcome.rows]
 
 
 def markdown_of(experiment: Experiment, outcome: ExperimentResult, *, quick: bool) -> str:
@@ -70,17 +73,15 @@ def markdown_of(experiment: Experiment, outcome: ExperimentResult, *, quick: boo
         f"{machine['time'][:10]}; "
         f"every sample is in `{file_name(experiment, 'json')}`.",
         "",
-        "| " + " | ".join(HEAD) + " |",
-        "|---|---|---|---|",
+        *_table(HEAD, [_cells(row) for row in outcome.rows]),
+        "",
+        f"Verdict: {outcome.verdict}.",
     ]
-    lines += [_line(*_cells(row)) for row in outcome.rows]
-    lines += ["", f"Verdict: {outcome.verdict}."]
     if BESIDE in {row.verdict for row in outcome.rows}:
         lines.append(
             '"Beside": the seed\'s machine is another one, so the numbers only stand side by side.'
         )
-    lines += _busy(machine)
-    lines += [f"Left out: {each}." for each in outcome.left_out]
+    lines += [*_busy(machine), *(f"Left out: {each}." for each in outcome.left_out)]
     return "\n".join(lines) + "\n"
 
 
@@ -88,8 +89,11 @@ def _cells(row: ComparisonRow) -> tuple[str, ...]:
     return (row.what, row.seed or "-", row.ours or "-", verdict_text(row))
 
 
-def _line(*cells: str) -> str:
-    return "| " + " | ".join(each.replace("|", "\\|") for each in cells) + " |"
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a table in Markdown."""
+    escaped = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    lines = [f"| {' | '.join(cells)} |" for cells in (head, *escaped)]
+    return [lines[0], "|---" * len(head) + "|", *lines[1:]]
 
 
 def _busy(machine: Mapping[str, Any]) -> list[str]:
@@ -134,12 +138,10 @@ def write_results(
         "md": markdown_of(experiment, outcome, quick=quick),
         "json": json.dumps(to_plain(json_of(experiment, outcome, quick=quick)), indent=1) + "\n",
     }
-    found = []
-    for ending, text in texts.items():
-        path = folder / file_name(experiment, ending)
+    paths = [folder / file_name(experiment, ending) for ending in texts]
+    for path, text in zip(paths, texts.values(), strict=True):
         write_file(path, text)
-        found.append(path)
-    return found
+    return paths
 
 
 def summary_of(
@@ -158,35 +160,28 @@ def summary_of(
         + ", which are not files of the bench: `caldera check` does not read them.",
         *_busy(machine),
         "",
-        "| experiment | source | claim | verdict | took | CPU | left out |",
-        "|---|---|---|---|---|---|---|",
     ]
-    for each, outcome in done.items():
-        times = (seconds_text(outcome.seconds), seconds_text(outcome.cpu_seconds))
-        lines.append(
-            _line(
+    lines += _table(
+        ("experiment", "source", "claim", "verdict", "took", "CPU", "left out"),
+        [
+            (
                 f"[{each.name}]({file_name(each, 'md')})",
                 each.source,
                 each.claim,
                 outcome.verdict,
-                *times,
+                seconds_text(outcome.seconds),
+                seconds_text(outcome.cpu_seconds),
                 "; ".join(outcome.left_out),
             )
-        )
+            for each, outcome in done.items()
+        ],
+    )
     if others:
-        head = "| experiment | source | claim | why not | the nearest thing |"
-        lines += ["", "Not run:", "", head, "|---|---|---|---|---|"]
-    for each in others:
-        lines.append(_line(each.name, each.source, each.claim, each.reason, each.nearest))
-    lines += [
-        "",
-        "Every number:",
-        "",
-        _line("experiment", "what", *HEAD[1:]),
-        "|---|---|---|---|---|",
-    ]
-    for each, outcome in done.items():
-        lines += [_line(each.name, *_cells(row)) for row in outcome.rows]
+        head = ("experiment", "source", "claim", "why not", "the nearest thing")
+        rows = [(each.name, each.source, each.claim, each.reason, each.nearest) for each in others]
+        lines += ["", "Not run:", "", *_table(head, rows)]
+    every = [(each.name, *_cells(row)) for each, outcome in done.items() for row in outcome.rows]
+    lines += ["", "Every number:", "", *_table(("experiment", "what", *HEAD[1:]), every)]
     return "\n".join(lines) + "\n"
 
 
@@ -197,9 +192,9 @@ def totals_text(outcomes: Collection[ExperimentResult]) -> str:
     >>> totals_text([ExperimentResult([row], seconds=2.0, cpu_seconds=3.0)])
     '1 experiments in 2.0 s (3.0 s of CPU time): 1 holds'
     """
-    counts = Counter(outcome.verdict for outcome in outcomes)
     taken = math.fsum(outcome.seconds for outcome in outcomes)
     cpu = math.fsum(outcome.cpu_seconds for outcome in outcomes)
+    counts = Counter(outcome.verdict for outcome in outcomes)
     verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
     return (
         f"{len(outcomes)} experiments in {seconds_text(taken)} "
@@ -212,16 +207,13 @@ def page_of(done: Mapping[Experiment, ExperimentResult], others: Sequence[Experi
     parts = [tag("h1", "caldera reproduce")]
     index = {}
     for experiment, outcome in done.items():
-        rows = [(r.what, r.seed, r.ours, verdict_text(r)) for r in outcome.rows]
-        plots = [inline(chart(plot)) for plot in outcome.plots]
         index[experiment.name] = experiment.name
-        title = f"{experiment.source}: {experiment.name}"
         parts.append(
             section(
                 experiment.name,
-                title,
-                tag("div", *plots, class_="columns"),
-                table(HEAD, rows),
+                f"{experiment.source}: {experiment.name}",
+                tag("div", *(inline(chart(plot)) for plot in outcome.plots), class_="columns"),
+                table(HEAD, _plain_rows(outcome)),
                 note=f"{experiment.claim}: {outcome.verdict}",
             )
         )

@@ -128,24 +128,34 @@ class JaxLayers(LayerTranslator):
 
     def conv2d(self, layer: nn.Conv2D | nn.DepthwiseConv2D) -> Function:
         windows = windows_of_convolution(layer)
-        place = self._place(layer.weight)
-        offset = None if layer.offset is None else self._place(layer.offset)
-        kernels = "OIHW"
         if self.channels_last:
-            kernels = "HWIO"
             self.reorder(layer.weight, (2, 3, 1, 0))
-        layout = (self.data_format, kernels, self.data_format)
 
-        def apply(run: Any, x: Any) -> Any:
-            y = self.jax.lax.conv_general_dilated(
+        def convolved(x: Any, filters: Any, layout: tuple[str, str, str]) -> Any:
+            return self.jax.lax.conv_general_dilated(
                 x,
-                run.factor(place),
+                filters,
                 windows.stride,
                 windows.padding(self._image(x)),
                 rhs_dilation=windows.dilation,
                 dimension_numbers=layout,
                 feature_group_count=groups_of(layer),
             )
+
+        return self._convolution(layer, "HWIO" if self.channels_last else "OIHW", convolved)
+
+    def _convolution(
+        self,
+        layer: nn.Conv2D | nn.DepthwiseConv2D | nn.ConvTranspose2D,
+        kernels: str,
+        convolved: Callable[[Any, Any, tuple[str, str, str]], Any],
+    ) -> Function:
+        place = self._place(layer.weight)
+        offset = None if layer.offset is None else self._place(layer.offset)
+        layout = (self.data_format, kernels, self.data_format)
+
+        def apply(run: Any, x: Any) -> Any:
+            y = convolved(x, run.factor(place), layout)
             return y if offset is None else y + self._by_channel(run.factor(offset), 4)
 
         return self.then(apply, layer.activation)
@@ -159,13 +169,10 @@ class JaxLayers(LayerTranslator):
                 "as much padding on both sides, and one group",
                 f"padding={layer.padding}, groups={layer.groups}",
             )
-        place = self._place(layer.weight)
-        offset = None if layer.offset is None else self._place(layer.offset)
         kernels, taps = "IOHW", (2, 3)
         if self.channels_last:
             kernels, taps = "HWIO", (0, 1)
             self.reorder(layer.weight, (2, 3, 0, 1))
-        layout = (self.data_format, kernels, self.data_format)
         more = as_pair(layer.output_padding, "output_padding", layer.path, 0)
         # A convolution of the image with zeros between its pixels, by the filters turned round.
         reach = [
@@ -174,19 +181,18 @@ class JaxLayers(LayerTranslator):
         ]
         padding = [(width, width + end) for width, end in zip(reach, more, strict=True)]
 
-        def apply(run: Any, x: Any) -> Any:
-            y = self.jax.lax.conv_general_dilated(
+        def convolved(x: Any, filters: Any, layout: tuple[str, str, str]) -> Any:
+            return self.jax.lax.conv_general_dilated(
                 x,
-                self.jax.numpy.flip(run.factor(place), taps),
+                self.jax.numpy.flip(filters, taps),
                 (1, 1),
                 padding,
                 lhs_dilation=windows.stride,
                 rhs_dilation=windows.dilation,
                 dimension_numbers=layout,
             )
-            return y if offset is None else y + self._by_channel(run.factor(offset), 4)
 
-        return self.then(apply, layer.activation)
+        return self._convolution(layer, kernels, convolved)
 
     # --- pools
 
@@ -293,8 +299,7 @@ class JaxLayers(LayerTranslator):
         def apply(run: Any, given: Any) -> Any:
             x = self.to_ours(self._wide(given))
             centred = x - x.mean(axes, keepdims=True)
-            variance = (centred * centred).mean(axes, keepdims=True)
-            y = centred * lax.rsqrt(variance + layer.eps)
+            y = centred * lax.rsqrt((centred * centred).mean(axes, keepdims=True) + layer.eps)
             y = y * run.params[scale] + run.params[shift]
             return self.from_ours(y.astype(given.dtype))
 
@@ -347,8 +352,7 @@ class JaxLayers(LayerTranslator):
                 return x
             run.draws += 1
             key = self.jax.random.fold_in(run.state.key, run.draws)
-            mask = self.jax.random.bernoulli(key, kept, x.shape)
-            return self.jax.numpy.where(mask, x / kept, 0)
+            return self.jax.numpy.where(self.jax.random.bernoulli(key, kept, x.shape), x / kept, 0)
 
         return apply
 

@@ -133,36 +133,24 @@ class TorchLayers(LayerTranslator):
             2 * width > size for width, size in zip(even, windows.size, strict=True)
         ):
             even = None
-        is_max = isinstance(layer, nn.MaxPool2D) or getattr(layer, "kind", "") == "max"
-        if is_max:
-            return self._max_pool(windows, even)
-        counts = not isinstance(layer, nn.AveragePool2D) or layer.count_padding
-        return self._average_pool(windows, even, counts)
-
-    def _max_pool(self, windows: WindowShape, even: tuple[int, int] | None) -> Function:
         size, stride = windows.size, windows.stride
-        if even is not None:
-            return self._function(
-                self.torch.nn.MaxPool2d(size, stride, even, ceil_mode=windows.partial)
+        if isinstance(layer, nn.MaxPool2D) or getattr(layer, "kind", "") == "max":
+            pools, outside, more = (
+                self.torch.nn.MaxPool2d,
+                -math.inf,
+                {"ceil_mode": windows.partial},
             )
-        plain = self._hold(self.torch.nn.MaxPool2d(size, stride))
-        return lambda run, x: plain(self._padded(x, windows, -math.inf))
-
-    def _average_pool(
-        self, windows: WindowShape, even: tuple[int, int] | None, counts: bool
-    ) -> Function:
-        size, stride = windows.size, windows.stride
+        else:
+            counts = not isinstance(layer, nn.AveragePool2D) or layer.count_padding
+            pools, outside, more = self.torch.nn.AvgPool2d, 0.0, {"count_include_pad": counts}
         if even is not None:
-            return self._function(
-                self.torch.nn.AvgPool2d(size, stride, even, count_include_pad=counts)
-            )
-        plain = self._hold(self.torch.nn.AvgPool2d(size, stride))
-        if counts:
-            return lambda run, x: plain(self._padded(x, windows, 0.0))
+            return self._function(pools(size, stride, even, **more))
+        plain = self._hold(pools(size, stride))
+        if more.get("count_include_pad", True):
+            return lambda run, x: plain(self._padded(x, windows, outside))
 
         def apply(run: Any, x: Any) -> Any:
-            covered = self.torch.ones_like(x[:1, :1])
-            share = plain(self._padded(covered, windows, 0.0))
+            share = plain(self._padded(self.torch.ones_like(x[:1, :1]), windows, 0.0))
             return plain(self._padded(x, windows, 0.0)) / share
 
         return apply
@@ -263,8 +251,7 @@ class TorchLayers(LayerTranslator):
                 part.unflatten(2, (layer.heads, -1)).transpose(1, 2)
                 for part in inputs(x).chunk(3, dim=2)
             )
-            mixed = attend(q, k, v, is_causal=layer.causal)
-            return outputs(mixed.transpose(1, 2).flatten(2))
+            return outputs(attend(q, k, v, is_causal=layer.causal).transpose(1, 2).flatten(2))
 
         return apply
 
@@ -318,8 +305,7 @@ class TorchLayers(LayerTranslator):
         outputs, _ = rnn.pad_packed_sequence(outputs, batch_first=True, total_length=x.shape[1])
         places = torch.argsort(order, dim=1)
         outputs = outputs.gather(1, places[:, :, None].expand_as(outputs)) * real[:, :, None]
-        any_real = (lengths > 0)[None, :, None]
-        last = (last[0] if isinstance(last, tuple) else last) * any_real
+        last = (last[0] if isinstance(last, tuple) else last) * (lengths > 0)[None, :, None]
         return outputs, last
 
 

@@ -224,8 +224,7 @@ class LayerTranslator(ABC):
 
     def transformer_block(self, layer: nn.TransformerBlock) -> Function:
         """Attention and two dense layers, each added to what went in."""
-        inner = [layer.norm1, layer.attention, layer.drop1]
-        attend = self._in_order(inner)
+        attend = self._in_order([layer.norm1, layer.attention, layer.drop1])
         think = self._in_order([layer.norm2, layer.hidden, layer.output, layer.drop2])
 
         def apply(run: Any, x: Any, *rest: Any) -> Any:

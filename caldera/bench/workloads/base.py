@@ -157,8 +157,7 @@ class TrainingCase(Case):
     def _enlarged(self, pictures: Array) -> Array:
         """Coarse pictures in the size of samples."""
         for axis, length in enumerate(self.shape, start=1):
-            coarse = pictures.shape[axis]
-            pictures = pictures.take(np.arange(length) * coarse // length, axis=axis)
+            pictures = pictures.take(np.arange(length) * pictures.shape[axis] // length, axis=axis)
         return pictures.astype(np.float32)
 
 
@@ -180,8 +179,7 @@ class ConvolutionCase(Case):
     def out(self) -> tuple[int, int]:
         """Height and width of the result."""
         rows = (self.height + 2 * self.padding[0] - self.kernel[0]) // self.stride + 1
-        columns = (self.width + 2 * self.padding[1] - self.kernel[1]) // self.stride + 1
-        return rows, columns
+        return rows, (self.width + 2 * self.padding[1] - self.kernel[1]) // self.stride + 1
 
     @property
     def flops(self) -> float:
@@ -251,8 +249,7 @@ class UpdateCase(Case):
         """Parameters and gradients."""
         draw = self.generator()
         parameters = [draw.standard_normal(shape, np.float32) for shape in self.shapes]
-        gradients = [draw.standard_normal(shape, np.float32) for shape in self.shapes]
-        return parameters, gradients
+        return parameters, [draw.standard_normal(shape, np.float32) for shape in self.shapes]
 
 
 @dataclass(frozen=True)

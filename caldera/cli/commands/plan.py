@@ -12,7 +12,7 @@ from caldera.cli.option_types import CountOption
 from caldera.cli.zoo import ZOO
 from caldera.comm import world
 from caldera.parallel.planner import plan
-from caldera.parallel.planner.page import plan_page
+from caldera.parallel.planner.report import plan_page
 
 _PICTURES = (".svg", ".html", ".htm")
 

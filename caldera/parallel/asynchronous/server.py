@@ -303,14 +303,12 @@ class ServerThread:
     # --- answers
 
     def _answer_those_who_may_go_on(self, bound: int) -> None:
-        waiting = []
+        # The next step of a worker comes after number + 1 others.
+        last = self._version + bound - 1
         for worker, number, tally in self._unanswered:
-            # The next step of this worker comes after number + 1 others.
-            if number + 1 - self._version <= bound:
+            if number <= last:
                 self._answer(worker, tally)
-            else:
-                waiting.append((worker, number, tally))
-        self._unanswered = waiting
+        self._unanswered = [each for each in self._unanswered if each[1] > last]
 
     def _answer(self, worker: int, tally: tuple[float, ...]) -> None:
         if self._parameters is None:

@@ -182,8 +182,7 @@ class RemoteConnection(Connection):
         for each in self._sending:
             each.wait()
         words = self._message[:REPLY_HEADER_BYTES].view(np.float64).tolist()
-        parameters = self._message[REPLY_HEADER_BYTES:].view(self._dtype)
-        return Reply(parameters, int(words[0]), words[1:])
+        return Reply(self._message[REPLY_HEADER_BYTES:].view(self._dtype), int(words[0]), words[1:])
 
 
 def replies(connections: Sequence[Connection], check: Callable[[], object]) -> list[Reply]:
@@ -343,12 +342,11 @@ class PushCodec(ABC):
 
     def state(self) -> dict[str, np.ndarray]:
         """What a checkpoint keeps of this rank, by "kind/parameter"."""
-        found = {
+        return {
             f"{_RESIDUAL}/{name}": part
             for shard, flat in self._residuals.items()
             for name, part in shard.parts(flat).items()
-        }
-        return found | {f"{_STEP}/pushes": np.array([self._steps])}
+        } | {f"{_STEP}/pushes": np.array([self._steps])}
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
         """Take up what `state` gave."""

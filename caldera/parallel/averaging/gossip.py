@@ -192,7 +192,6 @@ class _Mixer:
         everyone = {communicator.rank: mine} | theirs
         total = sum(mine.dtype.type(row[rank]) * everyone[rank] for rank in sorted(everyone))
         mean = np.asarray(total) / mine.dtype.type(row.sum())
-        place = 0
-        for each in values.values():
-            each[...] = mean[place : place + each.size].reshape(each.shape)
-            place += each.size
+        ends = np.cumsum([each.size for each in values.values()])[:-1]
+        for each, part in zip(values.values(), np.split(mean, ends), strict=True):
+            each[...] = part.reshape(each.shape)

@@ -7,7 +7,7 @@ averaging, ranks are drawn to a common centre, and the centre to the ranks.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from caldera.parallel.data.sums import State, bucketed_sums, mean_over_ranks, me
 from caldera.parallel.distributed_variables import PerRankVariable
 from caldera.train.strategy import Gradients, RunSetup, VariableView
 
+Start = Callable[[Variable], np.ndarray]
 _STEPS = "steps since the last exchange"
 _WEIGHT = "weight since the last exchange"
 
@@ -46,6 +47,7 @@ class PeriodicAveraging(ReplicaStrategy):
         self._weight: Variable | None = None
         self._plan: Plan | None = None
         self._own: dict[Variable, np.ndarray] = {}
+        self._followed: dict[str, tuple[dict[Variable, Variable], Start]] = {}
 
     # --- what a strategy says
 
@@ -89,7 +91,7 @@ class PeriodicAveraging(ReplicaStrategy):
     def begin(self, setup: RunSetup) -> None:
         self.together.begin(setup)
         super().begin(setup)
-        self._steps, self._plan, self._own = 0, None, {}
+        self._steps, self._plan, self._own, self._followed = 0, None, {}, {}
         self._weight = op.var("weight", (), dtype="float64", device=setup.device)
 
     def after_step(self, votes: Sequence[float]) -> Sequence[float] | None:
@@ -145,6 +147,23 @@ class PeriodicAveraging(ReplicaStrategy):
         for variable, value in zip(kept, means, strict=True):
             variable.assign(value)
 
+    def _follow(
+        self, prefix: str, parameters: Iterable[Variable], start: Start
+    ) -> dict[Variable, Variable]:
+        """Return wide variables beside parameters, which are saved and begin with `start`."""
+        made = {
+            each: op.var(
+                each.name,
+                each.shape,
+                fill=start(each),
+                dtype=promote(each.dtype, float32),
+                device=each.tensor.device,
+            )
+            for each in parameters
+        }
+        self._followed[prefix] = made, start
+        return made
+
     # --- checkpoints
 
     def _checkpoint_view(self, name: str, variable: Variable) -> VariableView:
@@ -156,6 +175,19 @@ class PeriodicAveraging(ReplicaStrategy):
             if variable in set(self.kept()):
                 return mean_view(variable, self.communicator)
         return super()._checkpoint_view(name, variable)
+
+    def saved(self) -> dict[str, np.ndarray]:
+        return super().saved() | {
+            f"{prefix}{each.name}": kept.numpy()
+            for prefix, (made, _) in self._followed.items()
+            for each, kept in made.items()
+        }
+
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+        for prefix, (made, start) in self._followed.items():
+            for each, kept in made.items():
+                kept.assign(arrays.get(f"{prefix}{each.name}", start(each)))
+        super().restore(arrays)
 
     def own(self) -> dict[str, np.ndarray]:
         apart = {name: self._own.get(each) for name, each in self._named.items()}
@@ -186,10 +218,8 @@ def wide(variable: Variable) -> Expr:
     return op.cast(variable, promote(variable.dtype, float32))
 
 
-def wide_copy(variable: Variable, fill: np.ndarray) -> Variable:
-    """A variable like another, in float32 at least, with these values."""
-    device = variable.tensor.device
-    return op.var(variable.name, variable.shape, fill=fill, dtype=fill.dtype, device=device)
+def _value(variable: Variable) -> np.ndarray:
+    return wide(variable).numpy()
 
 
 STATE = ("average", "keep")
@@ -261,11 +291,10 @@ class LocalSGD(PeriodicAveraging):
 
     def begin(self, setup: RunSetup) -> None:
         super().begin(setup)
-        self._began, self._update = {}, {}
-        for each in setup.model.trainable() if self.momentum else []:
-            start = wide(each).numpy()
-            self._began[each] = wide_copy(each, start)
-            self._update[each] = wide_copy(each, np.zeros_like(start))
+        chosen = setup.model.trainable() if self.momentum else []
+        # A run without block momentum has none of these: then a block begins with the model.
+        self._began = self._follow(BEGAN, chosen, _value)
+        self._update = self._follow(UPDATE, chosen, lambda each: np.zeros_like(_value(each)))
 
     @property
     def is_whole(self) -> bool:
@@ -287,27 +316,11 @@ class LocalSGD(PeriodicAveraging):
             update = self.momentum * self._update[each] + (found[each] - began)
             found[each] = began + update
             updates += [op.assign(self._update[each], update), op.assign(began, found[each])]
-        own_updates = [op.assign(each, op.cast(new, each.dtype)) for each, new in found.items()]
-        return own_updates + updates
+        return [op.assign(each, op.cast(new, each.dtype)) for each, new in found.items()] + updates
 
     def whole(self, variables: Sequence[Variable]) -> list[np.ndarray]:
         values = [each.numpy() for each in variables]
         return mean_over_ranks(self.communicator, values, float(self.weight.numpy()))
-
-    # --- checkpoints
-
-    def saved(self) -> dict[str, np.ndarray]:
-        kept = {f"{BEGAN}{each.name}": began.numpy() for each, began in self._began.items()}
-        kept |= {f"{UPDATE}{each.name}": update.numpy() for each, update in self._update.items()}
-        return super().saved() | kept
-
-    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        for each, began in self._began.items():
-            # A run without block momentum has none of these: then a block begins with the model.
-            began.assign(arrays.get(f"{BEGAN}{each.name}", wide(each).numpy()))
-            still = np.zeros(each.shape, began.dtype)
-            self._update[each].assign(arrays.get(f"{UPDATE}{each.name}", still))
-        super().restore(arrays)
 
 
 CENTRE = "centre/"
@@ -360,8 +373,10 @@ class ElasticAveraging(PeriodicAveraging):
 
     def begin(self, setup: RunSetup) -> None:
         super().begin(setup)
-        own = [] if self.is_whole else setup.model.trainable()
-        self._centre = {each: wide_copy(each, wide(each).numpy()) for each in own}
+        # A run of another strategy has no centre: then it begins where the model is.
+        self._centre = self._follow(
+            CENTRE, [] if self.is_whole else setup.model.trainable(), _value
+        )
 
     def exchanged(self) -> list[Expr]:
         rate = self.coupling / self.communicator.size
@@ -384,16 +399,3 @@ class ElasticAveraging(PeriodicAveraging):
     def end(self) -> None:
         if self.coupling:
             super().end()
-
-    # --- checkpoints
-
-    def saved(self) -> dict[str, np.ndarray]:
-        centre = {f"{CENTRE}{each.name}": c.numpy() for each, c in self._centre.items()}
-        return super().saved() | centre
-
-    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        for each, centre in self._centre.items():
-            # A run of another strategy has no centre: then it begins where the model is.
-            kept = arrays.get(f"{CENTRE}{each.name}")
-            centre.assign(wide(each).numpy() if kept is None else kept)
-        super().restore(arrays)

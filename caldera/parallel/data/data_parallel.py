@@ -224,8 +224,7 @@ def gather_buckets(
     >>> gather_buckets([40] * 5, ["float32"] * 5, bucket_bytes=80)
     [[0], [2, 1], [4, 3]]
     """
-    last_first = range(len(nbytes))[::-1]
-    return bucket_indices(nbytes, dtypes, last_first, bucket_bytes)[::-1]
+    return bucket_indices(nbytes, dtypes, range(len(nbytes))[::-1], bucket_bytes)[::-1]
 
 
 class Sharded(DataParallel):
@@ -273,7 +272,6 @@ class Sharded(DataParallel):
         self.stage = stage
         self._shards = ParameterShards(self.communicator, release=stage == 3)
         self._parameters: list[Variable] = []
-        self._is_sharded = False
 
     # --- graphs
 
@@ -343,11 +341,9 @@ class Sharded(DataParallel):
             self._shards.add(parameter, layout, setup.optimizer)
 
     def shard(self) -> None:
-        self._is_sharded = True
         self._shards.shard()
 
     def unshard(self) -> None:
-        self._is_sharded = False
         self._shards.unshard()
 
     def end(self) -> None:
@@ -357,5 +353,4 @@ class Sharded(DataParallel):
     # --- checkpoints
 
     def checkpoint_views(self, variables: Mapping[str, Variable]) -> Mapping[str, VariableView]:
-        found = self._shards.views({}, is_sharded=self._is_sharded)
-        return {name: found.get(each, each) for name, each in variables.items()}
+        return self._shards.views(variables)

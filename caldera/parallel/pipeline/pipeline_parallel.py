@@ -158,7 +158,6 @@ class PipelineParallel(Strategy):
             )
         self._stage_of: dict[Variable, int] = {}
         self._evaluating: DataParallel | None = None
-        self._is_sharded = False
 
     @property
     def reader(self) -> tuple[int, int]:
@@ -178,8 +177,7 @@ class PipelineParallel(Strategy):
 
     def parts(self, share: Share) -> list[Share]:
         # As many on all ranks, so that none waits for another: the largest share decides.
-        largest = -(-share.count // self.mesh.shape[DATA])
-        count = max(1, min(self.micro_batches, largest))
+        count = max(1, min(self.micro_batches, -(-share.count // self.mesh.shape[DATA])))
         ends = [share.samples * k // count for k in range(count + 1)]
         return [
             Share(share.start, share.first + begin, end - begin, share.count, share.size)
@@ -371,19 +369,17 @@ class PipelineParallel(Strategy):
         layers.choose(setup.model, setup.optimizer, traced.calls, dense_only=False)
 
     def shard(self) -> None:
-        self._is_sharded = True
         self._layers.shards.shard()
         # Whose variables are which is known with the first plan.
         self._release()
 
     def _release(self) -> None:
-        if self._is_sharded:
+        if self._layers.shards.is_sharded:
             for variable, stage in self._owners().items():
                 if stage != self.stage:
                     release(variable)
 
     def unshard(self) -> None:
-        self._is_sharded = False
         for owned in self._owned().values():
             owned.give_to_all()
         self._layers.shards.unshard()
@@ -408,14 +404,10 @@ class PipelineParallel(Strategy):
     # --- checkpoints
 
     def checkpoint_views(self, variables: Mapping[str, Variable]) -> Mapping[str, VariableView]:
-        held: dict[Variable, VariableView] = {}
-        if self._is_sharded:
-            held |= self._owned()
-        found = self._layers.shards.views(held, is_sharded=self._is_sharded)
-        return {name: found.get(each, each) for name, each in variables.items()}
+        shards = self._layers.shards
+        return shards.views(variables, self._owned() if shards.is_sharded else {})
 
 
 def _states(part: StepProgram) -> dict[Node, Node]:
     """The new values of variables that layers change, by the nodes of those."""
-    changes = [update.node.inputs for update in part.context.updates]
-    return {each[0]: each[1] for each in changes}
+    return {each.node.inputs[0]: each.node.inputs[1] for each in part.context.updates}

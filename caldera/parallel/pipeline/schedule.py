@@ -8,6 +8,7 @@ once, between their steps forward and back: all m of them, or at most p.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from caldera.compiler.plan.plan import Plan
@@ -59,12 +60,9 @@ SCHEDULES: dict[str, Callable[[int, int, int], list[Action]]] = {
 
 def recorded(plan: Plan) -> list[Action]:
     """The actions of a plan, in the order in which it performs them."""
-    found = []
-    for step in plan.schedule.steps:
-        if step.node.op is turn:
-            kind, part = step.node.attrs["action"].split()
-            found.append(Action(kind, int(part)))
-    return found
+    turns = (step.node for step in plan.schedule.steps if step.node.op is turn)
+    actions = (node.attrs["action"].split() for node in turns)
+    return [Action(kind, int(part)) for kind, part in actions]
 
 
 def timeline(orders: Sequence[Sequence[Action]]) -> list[list[Action | None]]:
@@ -118,8 +116,5 @@ def in_flight(order: Sequence[Action]) -> int:
     >>> in_flight(fill_drain(0, 2, 8)), in_flight(one_forward_one_backward(0, 2, 8))
     (8, 2)
     """
-    most = now = 0
-    for action in order:
-        now += 1 if action.kind == "forward" else -1
-        most = max(most, now)
-    return most
+    steps = (1 if action.kind == "forward" else -1 for action in order)
+    return max(accumulate(steps, initial=0))

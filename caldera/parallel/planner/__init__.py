@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from caldera.base.arguments import guard as _guard
 from caldera.parallel.planner.cluster import Cluster, Wire, measured_wire
+from caldera.parallel.planner.model_network import LayerCost
 from caldera.parallel.planner.prediction import Compute, Prediction, Setting
 from caldera.parallel.planner.prediction import TrainingWay as Way
 from caldera.parallel.planner.proposal import Proposal, plan, proposed
 from caldera.parallel.planner.ranking import Ranking, rank
-from caldera.parallel.planner.stages import LayerCost
 from caldera.parallel.planner.workload import ModelWorkload as Workload
 from caldera.parallel.planner.workload import workload_of
 

@@ -11,12 +11,17 @@ from caldera.parallel.data.data_parallel import BUCKET_BYTES
 from caldera.parallel.data.sums import bucket_indices
 from caldera.parallel.planner.communication_cost import CollectiveCost, allreduce
 from caldera.parallel.planner.data_parallel_cost import (
-    batch_too_small,
     samples_per_rank,
     statistics_sums,
     status_sums,
 )
-from caldera.parallel.planner.prediction import Prediction, Setting, TrainingWay, refuse
+from caldera.parallel.planner.prediction import (
+    CannotTrain,
+    Prediction,
+    Setting,
+    TrainingWay,
+    priced,
+)
 
 SERVER, AVERAGING, ENSEMBLE = "parameter server", "averaging", "ensemble"
 _MODES = {"synchronous": True, "asynchronous": False, "stale": False}
@@ -29,7 +34,7 @@ def ways(ranks: int, every: int) -> Iterator[TrainingWay]:
     if ranks < 2:
         return
     for mode, exact in _MODES.items():
-        for servers in _powers(ranks):
+        for servers in (2**power for power in range(int(math.log2(ranks)) + 1)):
             given = {"servers": servers, "mode": mode}
             given |= {"bound": _BOUND} if mode == "stale" else {}
             name = f"ParameterServer, {mode}, {servers} server{'s' * (servers > 1)}"
@@ -47,6 +52,7 @@ def ways(ranks: int, every: int) -> Iterator[TrainingWay]:
     yield TrainingWay(ENSEMBLE, f"Ensemble of {ranks} models", ("Ensemble", {}), False, _ensemble)
 
 
+@priced
 def parameter_server_cost(setting: Setting, servers: int, mode: str) -> Prediction:
     """Every rank sends its gradients to servers and gets parameters. Some ranks are servers as
     well, and their links carry what all others send and get.
@@ -55,13 +61,9 @@ def parameter_server_cost(setting: Setting, servers: int, mode: str) -> Predicti
     steps are done as servers can carry.
     """
     ranks, workload = setting.ranks, setting.workload
-    reason = batch_too_small(setting, ranks)
-    if not reason and servers > len(workload.gradients):
-        count = len(workload.gradients)
-        reason = f"{servers} servers would share {count} parameters, which stay whole"
-    if reason:
-        return refuse(setting, reason)
-    samples = samples_per_rank(setting, ranks)
+    samples, count = samples_per_rank(setting, ranks), len(workload.gradients)
+    if servers > count:
+        raise CannotTrain(f"{servers} servers would share {count} parameters, which stay whole")
     # Gradients are packed and added up, parameters packed and unpacked.
     computing = setting.seconds(samples) + 4 * setting.handing_over()
     wire = setting.cluster.in_background().between(ranks, neighbours=False)
@@ -105,19 +107,16 @@ def server_bytes(setting: Setting, servers: int) -> list[float]:
     ]
 
 
+@priced
 def _hogwild(setting: Setting) -> Prediction:
     """All ranks of a machine change one copy of the parameters: nothing is sent."""
     ranks, workload = setting.ranks, setting.workload
-    reason = batch_too_small(setting, ranks)
-    if not reason and ranks > setting.cluster.per_node:
-        reason = f"{ranks} ranks are not on one machine"
-    if reason:
-        return refuse(setting, reason)
     samples = samples_per_rank(setting, ranks)
+    if ranks > setting.cluster.per_node:
+        raise CannotTrain(f"{ranks} ranks are not on one machine")
     computing = setting.seconds(samples)
     shared = (workload.parameters + workload.optimizer) * (1 - 1 / ranks)
-    memory = workload.memory(samples) - shared
-    return Prediction(setting.batch, computing, computing, memory=memory)
+    return Prediction(setting.batch, computing, computing, memory=workload.memory(samples) - shared)
 
 
 def _local(setting: Setting) -> Prediction:
@@ -142,9 +141,6 @@ def _statistics(setting: Setting) -> list[int]:
 
 def _now_and_then(setting: Setting, sizes: list[int], more_memory: float) -> Prediction:
     ranks, cluster = setting.ranks, setting.cluster.in_background()
-    reason = batch_too_small(setting, ranks)
-    if reason:
-        return refuse(setting, reason)
     buckets = bucket_indices(sizes, [""] * len(sizes), range(len(sizes)), BUCKET_BYTES)
     messages = [sum(sizes[index] for index in bucket) for bucket in buckets]
     whole = sum(
@@ -161,9 +157,6 @@ def _gossip(setting: Setting, partners: int) -> Prediction:
     partners = min(partners, setting.ranks - 1)
     wire = setting.cluster.between(setting.ranks, neighbours=partners == 2)
     wire = wire.met() if partners == 2 else wire
-    reason = batch_too_small(setting, setting.ranks)
-    if reason:
-        return refuse(setting, reason)
     # The mean is over as many models: they are packed, weighed, added, divided and unpacked.
     mixing = (partners + 3) * setting.handing_over()
     cost = CollectiveCost(wire.seconds(partners * nbytes, partners) + mixing, partners * nbytes)
@@ -177,6 +170,7 @@ def _ensemble(setting: Setting) -> Prediction:
     return Prediction(setting.batch, computing, computing, memory=memory)
 
 
+@priced
 def _after_each_step(setting: Setting, cost: CollectiveCost, more_memory: float) -> Prediction:
     samples = samples_per_rank(setting, setting.ranks)
     computing = setting.seconds(samples)
@@ -190,8 +184,3 @@ def _after_each_step(setting: Setting, cost: CollectiveCost, more_memory: float)
         sent=cost.sent,
         memory=memory,
     )
-
-
-def _powers(most: int) -> list[int]:
-    """1, 2, 4, ... up to a number."""
-    return [2**power for power in range(int(math.log2(most)) + 1)]

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -219,9 +221,7 @@ def measured_turn(communicator: Communicator, wire: Wire, cores: int) -> float:
     >>> run_virtual_ranks(2, lambda comm: measured_turn(comm, Wire(1.0, 1e9), 1))
     [0.0, 0.0]
     """
-    number = np.zeros(1, np.float64)
-    seconds = _around(communicator, number)
-    each = seconds / (2 * (communicator.size - 1))
+    each = _around(communicator, np.zeros(1, np.float64)) / (2 * (communicator.size - 1))
     return max(0.0, each - wire.in_background().latency) / (communicator.size / cores - 1)
 
 
@@ -268,7 +268,7 @@ def _median(communicator: Communicator, work: Callable[[Communicator], None]) ->
 
 _NUMBER = r"\s*([0-9]+(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?)\s*"
 _RATE = re.compile(_NUMBER + r"([kKMGTP]i?|m|g)?(b|B|bit|Bit)(?:ps|/s)?\s*")
-_BYTES = re.compile(_NUMBER + r"([kKMGTP]i?)?(b|B)?\s*")
+_BYTES = re.compile(_NUMBER + r"([kKMGTP]i?)?B\s*")
 _SECONDS = re.compile(_NUMBER + r"(ns|us|µs|ms|s)\s*")
 _FLOPS = re.compile(_NUMBER + r"([kKMGTP])?(?:FLOP)?(?:S|/s)?\s*")
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
@@ -284,16 +284,9 @@ def rate_of(text: str, where: str = "link") -> float:
     Traceback (most recent call last):
     caldera.errors.ConfigError: link: expected a speed such as 100Gb (bits a second) or 12.5GB ...
     """
-    found = _RATE.fullmatch(text)
-    value = float(found[1]) * _scale(found[2]) if found else 0.0
-    if found is None or value <= 0 or not math.isfinite(value):
-        raise ConfigError.build(
-            where,
-            expected="a speed such as 100Gb (bits a second) or 12.5GB (bytes a second)",
-            got=repr(text),
-            hint="b is for bits, B for bytes",
-        )
-    return value if found[3] == "B" else value / 8
+    expected = "a speed such as 100Gb (bits a second) or 12.5GB (bytes a second)"
+    value, prefix, unit = _read(_RATE, text, where, expected, "b is for bits, B for bytes")
+    return value * _scale(prefix) / (1 if unit == "B" else 8)
 
 
 def seconds_of(text: str, where: str = "latency") -> float:
@@ -302,10 +295,8 @@ def seconds_of(text: str, where: str = "latency") -> float:
     >>> seconds_of("2us"), seconds_of("0.5 ms")
     (2e-06, 0.0005)
     """
-    found = _SECONDS.fullmatch(text)
-    if found is None:
-        raise ConfigError.build(where, expected="a time such as 2us, 0.1ms or 1s", got=repr(text))
-    return float(found[1]) * _SCALES[found[2]]
+    value, unit = _read(_SECONDS, text, where, "a time such as 2us, 0.1ms or 1s", least=0.0)
+    return value * _SCALES[unit]
 
 
 def bytes_of(text: str, where: str = "memory") -> int:
@@ -317,15 +308,9 @@ def bytes_of(text: str, where: str = "memory") -> int:
     Traceback (most recent call last):
     caldera.errors.ConfigError: memory: expected bytes such as 80GB or 16GiB, got '80Gb'; b is ...
     """
-    found = _BYTES.fullmatch(text)
-    if found is None or found[3] != "B" or float(found[1]) <= 0:
-        raise ConfigError.build(
-            where,
-            expected="bytes such as 80GB or 16GiB",
-            got=repr(text),
-            hint="b is for bits, B for bytes",
-        )
-    return round(float(found[1]) * _scale(found[2]))
+    hint = "b is for bits, B for bytes"
+    value, prefix = _read(_BYTES, text, where, "bytes such as 80GB or 16GiB", hint)
+    return round(value * _scale(prefix))
 
 
 def flops_of(text: str, where: str = "speed") -> float:
@@ -334,12 +319,8 @@ def flops_of(text: str, where: str = "speed") -> float:
     >>> flops_of("30T"), flops_of("500 GFLOP/s")
     (30000000000000.0, 500000000000.0)
     """
-    found = _FLOPS.fullmatch(text)
-    if found is None or float(found[1]) <= 0:
-        raise ConfigError.build(
-            where, expected="operations a second such as 30T or 500G", got=repr(text)
-        )
-    return float(found[1]) * _scale(found[2])
+    value, prefix = _read(_FLOPS, text, where, "operations a second such as 30T or 500G")
+    return value * _scale(prefix)
 
 
 def rate_text(rate: float) -> str:
@@ -353,6 +334,22 @@ def rate_text(rate: float) -> str:
         if bits >= 0.9995 * scale:
             return f"{bits / scale:.3g} {unit}/s"
     return f"{bits / 1e3:.3g} kbit/s"
+
+
+def _read(
+    pattern: re.Pattern[str],
+    text: str,
+    where: str,
+    expected: str,
+    hint: str = "",
+    least: float = sys.float_info.min,
+) -> tuple[float, *tuple[Any, ...]]:
+    """Return the number and the units of a text; raise if it has another form."""
+    found = pattern.fullmatch(text)
+    if found is None or not least <= float(found[1]) < math.inf:
+        raise ConfigError.build(where, expected=expected, got=repr(text), hint=hint)
+    number, *units = found.groups()
+    return float(number), *units
 
 
 def _scale(prefix: str | None) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from caldera.comm.algorithms import ALLREDUCE
 from caldera.comm.algorithms.allreduce import WITHIN_A_MACHINE, core_ranks
@@ -20,7 +20,7 @@ from caldera.errors import ConfigError
 from caldera.parallel.data.data_parallel import BUCKET_BYTES, gather_buckets
 from caldera.parallel.data.sums import bucket_indices
 from caldera.parallel.planner.cluster import Cluster, Wire
-from caldera.parallel.planner.stages import StageGradient
+from caldera.parallel.planner.model_network import StageGradient
 from caldera.parallel.planner.workload import ModelWorkload
 
 ALGORITHMS = tuple(name for name in ALLREDUCE if name not in WITHIN_A_MACHINE)
@@ -210,13 +210,9 @@ def parameter_buckets(workload: ModelWorkload, seconds: float) -> list[BucketCos
     groups = gather_buckets(
         [round(each.nbytes) for each in given], [each.dtype for each in given], BUCKET_BYTES
     )
-    begun = [0.0]
-    for layer in workload.layers:
-        begun.append(begun[-1] + seconds * layer.weight)
-    starts, now = [], 0.0
-    for bucket in groups:
-        now = max(now, min(begun[given[index].layer] for index in bucket))
-        starts.append(now)
+    begun = list(accumulate((seconds * each.weight for each in workload.layers), initial=0.0))
+    firsts = (min(begun[given[index].layer] for index in bucket) for bucket in groups)
+    starts = list(accumulate(firsts, max))
     found = [BucketCost(starts[0], 0.0)] if starts and starts[0] else []
     for bucket, (start, end) in zip(groups, pairwise([*starts, begun[-1]]), strict=True):
         gradients = tuple(given[index] for index in bucket)

@@ -27,8 +27,14 @@ from caldera.parallel.planner.communication_cost import (
     without_overlap,
 )
 from caldera.parallel.planner.compression_cost import CodecCost
-from caldera.parallel.planner.prediction import Prediction, Setting, TrainingWay, refuse
-from caldera.parallel.planner.stages import LayerCost
+from caldera.parallel.planner.model_network import LayerCost
+from caldera.parallel.planner.prediction import (
+    CannotTrain,
+    Prediction,
+    Setting,
+    TrainingWay,
+    priced,
+)
 
 STATUS_BYTES = 40
 """The losses and metrics that ranks add up in each step, before they go on."""
@@ -56,15 +62,10 @@ def ways(codes: Mapping[str, CodecCost]) -> Iterator[TrainingWay]:
 
 
 def samples_per_rank(setting: Setting, ranks: int) -> int:
-    """The samples of the rank that has most."""
+    """Return the samples of the rank that has most; raise if a rank would have none."""
+    if ranks > setting.batch:
+        raise CannotTrain(f"{ranks} ranks would share a batch of {setting.batch} samples")
     return math.ceil(setting.batch / ranks)
-
-
-def batch_too_small(setting: Setting, ranks: int) -> str:
-    """Why so many ranks cannot share a batch; empty if they can."""
-    if ranks <= setting.batch:
-        return ""
-    return f"{ranks} ranks would share a batch of {setting.batch} samples"
 
 
 def status_sums(setting: Setting, ranks: int, algorithm: str = "auto") -> CollectiveCost:
@@ -103,15 +104,17 @@ def _computing(setting: Setting, samples: int) -> tuple[float, float]:
     return computing + setting.handing_over(), setting.compute.forward * computing
 
 
+@priced
 def _plain(setting: Setting, algorithm: str) -> Prediction:
     cluster = setting.cluster.in_background()
+    return _exchanged(
+        setting,
+        lambda bucket: allreduce(algorithm, bucket.nbytes, setting.ranks, cluster),
+        waited=_waited_for(setting, algorithm),
+    )
 
-    def cost(bucket: BucketCost) -> CollectiveCost:
-        return allreduce(algorithm, bucket.nbytes, setting.ranks, cluster)
 
-    return _exchanged(setting, cost, waited=_waited_for(setting, algorithm))
-
-
+@priced
 def _compressed(setting: Setting, name: str) -> Prediction:
     code, workload = setting.codes[name], setting.workload
     wire = setting.cluster.in_background().between(setting.ranks, neighbours=False)
@@ -128,6 +131,7 @@ def _compressed(setting: Setting, name: str) -> Prediction:
     return replace(found, memory=found.memory + workload.trained)
 
 
+@priced
 def _by_factors(setting: Setting) -> Prediction:
     """Dense layers send what their gradients are products of, wherever that is less, and every rank
     multiplies those of all samples."""
@@ -139,15 +143,11 @@ def _by_factors(setting: Setting) -> Prediction:
         if _has_factors(gradient.shape, workload.layers[gradient.layer], setting)
     }
     if not factored:
-        return refuse(setting, "no dense layer's inputs and outputs are less than its gradient")
+        raise CannotTrain("no dense layer's inputs and outputs are less than its gradient")
     rest = [number for number in workload.backward if number not in factored]
-
-    def cost(bucket: BucketCost) -> CollectiveCost:
-        return allreduce("auto", bucket.nbytes, ranks, cluster)
-
-    found = _exchanged(setting, cost, order=rest)
-    if found.refused:
-        return found
+    found = _exchanged(
+        setting, lambda bucket: allreduce("auto", bucket.nbytes, ranks, cluster), order=rest
+    )
     # Ranks with fewer samples than others send as many rows.
     rows = ranks * samples_per_rank(setting, ranks) * workload.value
     moved = sum(
@@ -194,9 +194,6 @@ def _exchanged(
     Encoding takes a core: where none is left, the rank computes that much later.
     """
     ranks, workload = setting.ranks, setting.workload
-    reason = batch_too_small(setting, ranks)
-    if reason:
-        return refuse(setting, reason)
     samples = samples_per_rank(setting, ranks)
     computing, forward = _computing(setting, samples)
     behind = gradient_buckets(workload, computing - forward, order)
@@ -220,11 +217,9 @@ def _exchanged(
     )
 
 
+@priced
 def _sharded(setting: Setting, stage: int) -> Prediction:
     ranks, workload, cluster = setting.ranks, setting.workload, setting.cluster
-    reason = batch_too_small(setting, ranks)
-    if reason:
-        return refuse(setting, reason)
     samples = samples_per_rank(setting, ranks)
     computing, forward = _computing(setting, samples)
     wire = cluster.in_background().between(ranks)

@@ -25,13 +25,18 @@ from caldera.parallel.planner.communication_cost import (
     without_overlap,
 )
 from caldera.parallel.planner.data_parallel_cost import (
-    batch_too_small,
     samples_per_rank,
     statistics_sums,
     status_sums,
 )
-from caldera.parallel.planner.prediction import Prediction, Setting, TrainingWay, refuse
-from caldera.parallel.planner.stages import PipelineStage, StageCollective
+from caldera.parallel.planner.model_network import PipelineStage, StageCollective
+from caldera.parallel.planner.prediction import (
+    CannotTrain,
+    Prediction,
+    Setting,
+    TrainingWay,
+    priced,
+)
 
 PIPELINE, TENSOR, HYBRID = "pipeline", "tensor", "hybrid"
 FILL_DRAIN, ONE_F_ONE_B = "fill-drain", "1F1B"
@@ -72,18 +77,13 @@ def ways(ranks: int) -> Iterator[TrainingWay]:
             for schedule in (ONE_F_ONE_B, FILL_DRAIN) if pipeline > 1 else (ONE_F_ONE_B,):
                 for factor in _MICRO if pipeline > 1 else (0,):
                     mix = HybridConfig(data, pipeline, model, max(1, factor * pipeline), schedule)
-                    yield _way(mix)
+                    maker = _maker(mix)
+                    cost = partial(predict_hybrid, mix=mix)
+                    yield TrainingWay(mix.family, f"{maker[0]}, {mix}", maker, True, cost)
     if ranks > 1:
         name = "Hybrid, dense layers split"
         maker = ("Hybrid", {"axes": {"model": ranks}, "samples": "all"})
         yield TrainingWay(HYBRID, name, maker, True, split_dense_layers)
-
-
-def _way(mix: HybridConfig) -> TrainingWay:
-    name, given = _maker(mix)
-    return TrainingWay(
-        mix.family, f"{name}, {mix}", (name, given), True, partial(predict_hybrid, mix=mix)
-    )
 
 
 def _maker(mix: HybridConfig) -> tuple[str, dict[str, Any]]:
@@ -96,32 +96,31 @@ def _maker(mix: HybridConfig) -> tuple[str, dict[str, Any]]:
     return "Hybrid", {"axes": {"data": mix.data, "model": mix.model}}
 
 
-def too_narrow(what: str, widest: int, ranks: int) -> str:
-    """Why layers cannot be split over so many ranks.
+def check_width(what: str, widest: int, ranks: int) -> None:
+    """Raise if the widest layer has fewer units than there are ranks.
 
-    >>> too_narrow("layer", 1, 2)
-    'no layer has units that could be split over ranks'
-    >>> too_narrow("dense layer", 10, 16)
-    'the widest dense layer has 10 units, fewer than 16 ranks'
+    >>> check_width("dense layer", 10, 16)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ...
+    caldera.parallel.planner.prediction.CannotTrain: the widest dense layer has 10 units, fewer...
     """
-    if widest <= 1:
-        return f"no {what} has units that could be split over ranks"
-    return f"the widest {what} has {widest} units, fewer than {ranks} ranks"
+    if widest <= 1 < ranks:
+        raise CannotTrain(f"no {what} has units that could be split over ranks")
+    if widest < ranks:
+        raise CannotTrain(f"the widest {what} has {widest} units, fewer than {ranks} ranks")
 
 
+@priced
 def predict_hybrid(setting: Setting, mix: HybridConfig) -> Prediction:
     """What a step costs with so many ranks along each axis."""
+    check_width("layer", setting.workload.widest, mix.model)
     samples = samples_per_rank(setting, mix.data)
-    micro = samples / mix.micro
-    widest = setting.workload.widest
-    reason = batch_too_small(setting, mix.data)
-    if mix.model > widest:
-        reason = too_narrow("layer", widest, mix.model)
-    elif not reason and mix.micro > samples:
-        reason = f"{mix.micro} micro-batches would share {samples} samples"
-    stages = None if reason else stages_of(setting, mix)
+    if mix.micro > samples:
+        raise CannotTrain(f"{mix.micro} micro-batches would share {samples} samples")
+    stages = stages_of(setting, mix)
     if stages is None:
-        return refuse(setting, reason or f"the model has fewer than {mix.pipeline} blocks")
+        raise CannotTrain(f"the model has fewer than {mix.pipeline} blocks")
+    micro = samples / mix.micro
     whole = setting.seconds(math.ceil(micro))
     times = [whole * stage.split(mix.model) for stage in stages]
     split = [_shared(stage.exchanges, mix, setting) for stage in stages]
@@ -258,6 +257,7 @@ def _memory(
     return whole * (1 - split) + flying * samples * workload.activations * stage.output / outputs
 
 
+@priced
 def split_dense_layers(setting: Setting) -> Prediction:
     """Convolutions data parallel, dense layers split over all ranks (Krizhevsky, 2014).
 
@@ -266,15 +266,10 @@ def split_dense_layers(setting: Setting) -> Prediction:
     """
     ranks, workload, cluster = setting.ranks, setting.workload, setting.cluster
     dense = [layer for layer in workload.layers if layer.is_dense]
-    widest = max((layer.units for layer in dense), default=0)
-    reason = batch_too_small(setting, ranks)
-    if not reason and not (dense and any(e.trained for e in workload.layers if not e.is_dense)):
-        reason = "it takes both dense layers and others with parameters"
-    if not reason and ranks > widest:
-        reason = too_narrow("dense layer", widest, ranks)
-    if reason:
-        return refuse(setting, reason)
     samples = samples_per_rank(setting, ranks)
+    if not (dense and any(each.trained for each in workload.layers if not each.is_dense)):
+        raise CannotTrain("it takes both dense layers and others with parameters")
+    check_width("dense layer", max(layer.units for layer in dense), ranks)
     computing = setting.seconds(samples) + setting.handing_over()
     backward = computing - setting.compute.forward * setting.seconds(samples)
     hidden = cluster.in_background()

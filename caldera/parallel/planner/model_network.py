@@ -9,9 +9,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from caldera import op
 from caldera.core.graph.node import Node
@@ -30,12 +30,122 @@ from caldera.parallel.pipeline.stage_partition import (
     unit_starts,
     with_gradients,
 )
-from caldera.parallel.planner.stages import LayerCost, PipelineStage, StageCollective
 from caldera.parallel.tensor.layer_sharding import RankNetwork, rank_network
 from caldera.train.step import trace_network
 
 if TYPE_CHECKING:
     from caldera.train.model import Model
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """One layer, for one sample.
+
+    - `block`: the part of the model it belongs to; a pipeline is cut between those.
+    - `weight`: its part of the time of a step; those of all layers add up to 1. `operations` is
+      its part of those of the forward pass.
+    - `parameters`, `trained`: bytes; `output`, `given`: bytes of what it makes and of its input.
+    - `units`: over how many ranks it can be split at the most; 1 if it cannot.
+    - `synchronised`: channels whose statistics are summed over ranks, for batch normalisation.
+    """
+
+    path: str
+    kind: str
+    block: str
+    weight: float
+    operations: float
+    parameters: float
+    trained: float
+    output: float
+    given: float
+    units: int = 1
+    synchronised: int = 0
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether it has many parameters for the work it does."""
+        return self.kind == "Dense"
+
+
+@dataclass(frozen=True)
+class StageGradient:
+    """The gradient of a parameter, which belongs to the layer of that number."""
+
+    shape: tuple[int, ...]
+    nbytes: float
+    layer: int
+    dtype: str = "float32"
+
+
+class StageCollective(NamedTuple):
+    """Something that all ranks which share layers wait for: "sum", "gather" or "scatter", and the
+    bytes of the whole value."""
+
+    kind: str
+    nbytes: float
+
+
+@dataclass(frozen=True, eq=False)
+class PipelineStage:
+    """Layers that follow each other, on one rank of a pipeline or on several that share them.
+
+    `first` is the number of its first layer, `gradients` has those of the gradients that are its
+    own, `shared` those of parameters that several stages read, which all of them have. For a
+    micro-batch it sends `sent_on` bytes to the next stage and gets `sent_back`, and the ranks that
+    share its layers make the `exchanges`.
+    """
+
+    first: int
+    layers: tuple[LayerCost, ...]
+    gradients: tuple[int, ...] = ()
+    shared: tuple[int, ...] = ()
+    sent_on: float = 0.0
+    sent_back: float = 0.0
+    exchanges: tuple[StageCollective, ...] = ()
+
+    @cached_property
+    def weight(self) -> float:
+        """Its part of the time of a step."""
+        return sum(layer.weight for layer in self.layers)
+
+    @cached_property
+    def trained(self) -> float:
+        """Bytes of its gradients."""
+        return sum(layer.trained for layer in self.layers)
+
+    @cached_property
+    def parameters(self) -> float:
+        """Bytes of its parameters."""
+        return sum(layer.parameters for layer in self.layers)
+
+    @cached_property
+    def output(self) -> float:
+        """Bytes of everything that its layers make of one sample."""
+        return sum(layer.output for layer in self.layers)
+
+    def split(self, ways: int) -> float:
+        """The part of a step's time that a rank has left if so many split its layers."""
+        able = sum(layer.weight for layer in self.layers if layer.units >= ways)
+        return able / ways + self.weight - able
+
+
+class StageNetwork(Protocol):
+    """Who knows how ranks share layers."""
+
+    def stages(
+        self, count: int, ranks: int, samples: float, traced: int
+    ) -> list[PipelineStage] | None:
+        """The network in so many stages, each of which is so many ranks; None if it has too few
+        layers. `samples` are those of a micro-batch, `traced` those that decide about the cuts."""
+
+    def shards(self, ranks: int, *, dense_only: bool = False) -> Sequence[float | None]:
+        """For each gradient the bytes of a rank's part of it, if so many ranks share layers; None
+        if it stays whole."""
+
+    def of_all_samples(self, ranks: int, samples: float) -> tuple[StageCollective, ...]:
+        """What so many ranks exchange that share dense layers, where each has so many samples of
+        its own and those of all are gathered."""
+
 
 _BACK = {"sum": "sum", "gather": "scatter", "scatter": "gather"}
 """What a collective is on the way back."""

@@ -6,7 +6,8 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from functools import wraps
+from itertools import accumulate, pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +76,8 @@ class Compute:
 
     def seconds(self, samples: float) -> float:
         """The time of a step on so many samples; more samples never take less."""
-        known = _rising(self.points)
+        # A time that is shorter than that of fewer samples was disturbed.
+        known = list(accumulate(self.points, lambda last, new: (new[0], max(last[1], new[1]))))
         if samples <= known[0][0]:
             # Fewer samples than were tried: a part of one is computed as a whole one.
             return known[0][1] if len(known) > 1 else known[0][1] * samples / known[0][0]
@@ -91,14 +93,6 @@ class Compute:
         """That of a machine so many times as fast."""
         points = tuple((size, seconds / factor) for size, seconds in self.points)
         return dataclasses.replace(self, points=points, handing_over=self.handing_over / factor)
-
-
-def _rising(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The points, none below the one before it: noise must not make more work quicker."""
-    found: list[tuple[float, float]] = []
-    for size, seconds in points:
-        found.append((size, max(seconds, found[-1][1] if found else 0.0)))
-    return found
 
 
 def measured(
@@ -166,8 +160,7 @@ def _made_up(model: Model, batch: int) -> tuple[np.ndarray, ...]:
         for shape, dtype in model.signature.inputs
     ]
     name, loss = next(iter(model.objective.losses.items()))
-    prediction = (batch, *model.signature.outputs[name])
-    shape, dtype = loss.target_spec(prediction, np.dtype(model.dtype))
+    shape, dtype = loss.target_spec((batch, *model.signature.outputs[name]), np.dtype(model.dtype))
     return (*inputs, np.zeros(shape, dtype))
 
 
@@ -325,6 +318,21 @@ class TrainingWay:
         return found
 
 
-def refuse(setting: Setting, why: str) -> Prediction:
-    """A prediction for what cannot be done."""
-    return Prediction(setting.batch, float("inf"), 0.0, refused=why)
+class CannotTrain(Exception):
+    """Reason for which ranks cannot share a training in one way."""
+
+
+Cost = Callable[..., Prediction]
+
+
+def priced(cost: Cost) -> Cost:
+    """Return a cost whose `CannotTrain` becomes a refused prediction."""
+
+    @wraps(cost)
+    def found(setting: Setting, *given: Any, **named: Any) -> Prediction:
+        try:
+            return cost(setting, *given, **named)
+        except CannotTrain as why:
+            return Prediction(setting.batch, float("inf"), 0.0, refused=str(why))
+
+    return found

@@ -188,8 +188,7 @@ def plan(
     memory_bytes = bytes_of(memory) if isinstance(memory, str) else memory
     cluster = Cluster(ranks, wire, nearby, ranks_per_node, at_full_speed, memory_bytes, TURN)
     codes = {name: timed(code) for name, code in default_codecs(wire).items()}
-    setting = Setting(workload, compute, cluster, batch, codes, every)
-    return proposed(setting, each, exact=exact)
+    return proposed(Setting(workload, compute, cluster, batch, codes, every), each, exact=exact)
 
 
 def proposed(setting: Setting, batch_per_rank: int, *, exact: bool = True) -> Proposal:

@@ -81,7 +81,13 @@ def rank(setting: Setting, *, exact: bool = True) -> Ranking:
     """Predict everything; with `exact` only what equals one process may be chosen."""
     entries = [RankedStrategy(way, way.predict(setting)) for way in all_ways(setting)]
     entries.sort(key=lambda each: (bool(each.prediction.refused), each.prediction.seconds))
-    allowed = [e for e in entries if not e.prediction.refused and _may_be_chosen(e.way, exact)]
+    # An ensemble makes no model sooner than one rank alone would.
+    allowed = [
+        each
+        for each in entries
+        if not each.prediction.refused
+        and (each.way.exact or (not exact and each.way.family != asynchronous_cost.ENSEMBLE))
+    ]
     if not allowed:
         closest = min(entries, key=lambda each: each.prediction.memory or float("inf"))
         raise ConfigError.build(
@@ -98,11 +104,6 @@ def _best(allowed: Sequence[RankedStrategy]) -> RankedStrategy:
     limit = CLEARLY * allowed[0].prediction.seconds
     close = [entry for entry in allowed if entry.prediction.seconds <= limit]
     return min(close, key=lambda entry: _FAMILIES.index(entry.way.family))
-
-
-def _may_be_chosen(way: TrainingWay, exact: bool) -> bool:
-    # An ensemble makes no model sooner than one rank alone would.
-    return way.exact or (not exact and way.family != asynchronous_cost.ENSEMBLE)
 
 
 def _alone() -> TrainingWay:
@@ -156,8 +157,7 @@ def build_strategy(way: TrainingWay, ranks: int, communicator: Communicator | No
             got=f"{everyone.size}",
             hint="start as many, or plan for those that are there",
         )
-    given = {key: _own(value) for key, value in arguments.items()}
-    return made(**given, communicator=everyone)
+    return made(**{key: _own(value) for key, value in arguments.items()}, communicator=everyone)
 
 
 def _own(value: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -12,8 +12,13 @@ from caldera.base.arguments import refusal
 from caldera.compiler.lazy import Variable
 from caldera.nn.tracing import Context
 from caldera.parallel.data.sums import in_backward_order
-from caldera.parallel.planner.model_network import ModelNetwork, leaf_calls
-from caldera.parallel.planner.stages import EstimatedNetwork, LayerCost, StageGradient, StageNetwork
+from caldera.parallel.planner.model_network import (
+    LayerCost,
+    ModelNetwork,
+    StageGradient,
+    StageNetwork,
+    leaf_calls,
+)
 from caldera.parallel.tensor.candidates import most_ranks
 from caldera.train.step import trace_network
 from caldera.train.tracking.summary import LayerRow
@@ -33,12 +38,10 @@ class ModelWorkload:
     - `optimizer`: bytes that the optimizer keeps.
     - `activations`: bytes of one more sample in a step, its input included; `workspace`: bytes
       that a step takes for gradients and the like however few samples it has.
-    - `shapes`: of the parameters that are trained.
     - `value`: bytes of one number.
     - `gradients`: of the parameters that are trained, in the order of the model, and `backward`
-      their numbers in the order in which the backward pass is done with them; if not given, there
-      is one a layer.
-    - `network`: who knows how ranks share the layers; if not given, that is estimated.
+      their numbers in the order in which the backward pass is done with them.
+    - `network`: the stages of the model, and what ranks that share its layers exchange.
     """
 
     name: str
@@ -47,18 +50,10 @@ class ModelWorkload:
     optimizer: float
     activations: float
     workspace: float
-    shapes: tuple[tuple[int, ...], ...] = ()
-    value: int = 4
-    gradients: tuple[StageGradient, ...] = ()
-    backward: tuple[int, ...] = ()
-    network: StageNetwork = field(default=None, repr=False)  # type: ignore[assignment]
-
-    def __post_init__(self) -> None:
-        given = self.gradients or tuple(_one_a_layer(self.layers, self.shapes, self.value))
-        object.__setattr__(self, "gradients", given)
-        object.__setattr__(self, "backward", self.backward or tuple(range(len(given)))[::-1])
-        if self.network is None:
-            object.__setattr__(self, "network", EstimatedNetwork(self.layers, given))
+    value: int
+    gradients: tuple[StageGradient, ...]
+    backward: tuple[int, ...]
+    network: StageNetwork = field(repr=False)
 
     @cached_property
     def parameters(self) -> float:
@@ -109,32 +104,21 @@ def workload_of(model: Model) -> ModelWorkload:
         for each in parameters
     )
     trained = sum(gradient.nbytes for gradient in gradients)
+    kept = len(model.optimizer.keeps) + (model.optimizer.accumulate > 1)
     inputs = sum(row.nbytes for row in found.rows[:1])
     ends = [op.sum(op.cast(each, "float32")) for each in traced.calls[0].outputs]
     return ModelWorkload(
         name=model.name or found.name,
         layers=layers,
         flops=found.flops,
-        optimizer=_kept_a_parameter(model) * trained,
+        optimizer=kept * trained,
         activations=found.activation_bytes + inputs,
         workspace=trained,
-        shapes=tuple(each.shape for each in parameters),
         value=round(value),
         gradients=gradients,
         backward=tuple(in_backward_order(sum(ends[1:], ends[0]), parameters)),
         network=ModelNetwork(model, layers),
     )
-
-
-def _one_a_layer(
-    layers: Sequence[LayerCost], shapes: Sequence[tuple[int, ...]], value: int
-) -> Iterator[StageGradient]:
-    """A gradient for each layer that is trained, of these shapes if there are as many."""
-    trained = [(number, layer) for number, layer in enumerate(layers) if layer.trained]
-    flat = [(round(layer.trained / value),) for _, layer in trained]
-    known = shapes if len(shapes) == len(trained) else flat
-    for (number, layer), shape in zip(trained, known, strict=True):
-        yield StageGradient(shape, layer.trained, number)
 
 
 def _owners(traced: Context, leaves: Sequence[int]) -> dict[Variable, int]:
@@ -146,11 +130,6 @@ def _owners(traced: Context, leaves: Sequence[int]) -> dict[Variable, int]:
         for each in call.layer.variables().values():
             found.setdefault(each, first)
     return found
-
-
-def _kept_a_parameter(model: Model) -> int:
-    """How many values the optimizer keeps for each that it changes."""
-    return len(model.optimizer.keeps) + (model.optimizer.accumulate > 1)
 
 
 def _layers(rows: Sequence[LayerRow], value: float, units: Sequence[int]) -> tuple[LayerCost, ...]:

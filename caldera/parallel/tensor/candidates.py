@@ -56,8 +56,7 @@ def _by_features(
 def _by_heads(
     layer: nn.MultiHeadAttention, own: Mapping[str, Variable], ranks: int
 ) -> dict[Variable, CartesianLayout]:
-    width = own["output_weight"].shape[0]
-    unit = width // layer.heads
+    unit = own["output_weight"].shape[0] // layer.heads
     found = {
         own["input_weight"]: evenly(own["input_weight"].shape, 1, ranks, unit, blocks=3),
         own["output_weight"]: evenly(own["output_weight"].shape, 0, ranks, unit),

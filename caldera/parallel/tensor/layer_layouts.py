@@ -212,7 +212,7 @@ def chosen_layouts(
             for layer, each in open_.items()
             if not isinstance(layer, nn.Conv1D | nn.Conv2D)
             and layer in inputs
-            and _is_worth_parts(each, inputs[layer], shapes[layer][0])
+            and each.weight.size > size(inputs[layer]) + size(shapes[layer][0])
         ]
         return found
     for layer, meant in layers_meant(where, model, given).items():
@@ -224,11 +224,6 @@ def chosen_layouts(
             for variable, layout in layouts.items():
                 found.parameters.setdefault(variable, layout)
     return found
-
-
-def _is_worth_parts(each: Candidate, given: Shape, made: Shape) -> bool:
-    """Whether a layer's parameters are more to send than the features it takes and gives."""
-    return each.weight.size > size(given) + size(made)
 
 
 def _output_shapes(calls: Sequence[LayerCall]) -> dict[Layer, list[Shape]]:

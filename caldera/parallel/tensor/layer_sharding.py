@@ -6,7 +6,7 @@ is split.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from functools import cached_property
 
@@ -112,7 +112,8 @@ class ShardedLayers:
         wholes = self.shards.wholes
         pairs = zip(variables, gradients, strict=True)
         parts = {each: variable if variable in wholes else None for variable, each in pairs}
-        return Sharding(wholes, AXIS, parts, {part: n for part, n in self._copies() if n > 1})
+        alike = {part: copies(self._layout(part)) for part in wholes}
+        return Sharding(wholes, AXIS, parts, {part: n for part, n in alike.items() if n > 1})
 
     def over_copies(self, part: Variable, gradient: Expr) -> Expr:
         """The sum of the terms that ranks have which have the same part of a parameter."""
@@ -122,9 +123,6 @@ class ShardedLayers:
             return gradient
         moves = CollectiveMoves(self.rank, self.ranks, AXIS, self.links, direct=True)
         return Expr(moves.written(gradient.node, ShardPlacement(layout, alike), layout))
-
-    def _copies(self) -> Iterator[tuple[Variable, int]]:
-        return ((part, copies(self._layout(part))) for part in self.shards.wholes)
 
     def _layout(self, part: Variable) -> ShardLayout:
         _, layout = self.shards.leaves()[self.shards.wholes[part].node]
@@ -211,10 +209,9 @@ def rank_network(
     outputs = traced.calls[0].outputs
     found: Mapping[Variable, ShardLayout] = {}
     if ranks > 1:
-        chosen = chosen_layouts(
+        found = chosen_layouts(
             "splits", model, splits, traced.calls, ranks, least=least, dense_only=dense_only
-        )
-        found = chosen.of_parameters(outputs, rank, ranks, links)
+        ).of_parameters(outputs, rank, ranks, links)
     parts = {whole: stand_in(whole, layout, rank) for whole, layout in found.items()}
     leaves = {whole.node: (part.node, found[whole]) for whole, part in parts.items()}
 

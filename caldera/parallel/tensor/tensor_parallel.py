@@ -124,7 +124,6 @@ class Hybrid(DataParallel):
             self.argument, self.mesh.axis(AXIS), self.communicator, splits, least
         )
         self._rank, self._ranks = self._layers.rank, self._layers.ranks
-        self._is_sharded = False
         self._outputs: Mapping[Layer, Distribution] = {}
         self._states: list[Variable] = []
 
@@ -218,8 +217,7 @@ class Hybrid(DataParallel):
 
     def agree(self, given: Mapping[str, Any]) -> None:
         layers = self._layers
-        splits = described(layers.wanted)
-        how = {"mesh": self.mesh.shape, "splits": splits, "samples": self.samples}
+        how = {"mesh": self.mesh.shape, "splits": described(layers.wanted), "samples": self.samples}
         super().agree({**given, **how, "least": layers.least})
 
     def begin(self, setup: RunSetup) -> None:
@@ -230,18 +228,15 @@ class Hybrid(DataParallel):
             return
         layers.direct = setup.device.kernels == "cpu" and layers.may_place
         traced = setup.trace(self._ranks if layers.wanted is None else setup.batch_size)
-        dense_only = self.samples == EVERYONE
         self._outputs = layers.choose(
-            setup.model, setup.optimizer, traced.calls, dense_only=dense_only
+            setup.model, setup.optimizer, traced.calls, dense_only=self.samples == EVERYONE
         )
         self._states = setup.model.states() if layers.may_place else []
 
     def shard(self) -> None:
-        self._is_sharded = True
         self._layers.shards.shard()
 
     def unshard(self) -> None:
-        self._is_sharded = False
         self._layers.shards.unshard()
         # What all ranks compute alike they may round differently, beside parts of different sizes.
         for each in self._states:
@@ -254,8 +249,7 @@ class Hybrid(DataParallel):
     # --- checkpoints
 
     def checkpoint_views(self, variables: Mapping[str, Variable]) -> Mapping[str, VariableView]:
-        found = self._layers.shards.views({}, is_sharded=self._is_sharded)
-        return {name: found.get(each, each) for name, each in variables.items()}
+        return self._layers.shards.views(variables)
 
 
 @dataclass(frozen=True)
@@ -300,13 +294,19 @@ class StepExplanation:
     summed: int
 
     def __str__(self) -> str:
-        lines = [f"{'parameter':30}  {'shape':18}  layout"]
-        for name, layout in self.parameters.items():
-            lines.append(f"{shortened(name, 30):30}  {layout.shape!s:18}  {summary(layout)}")
-        lines += ["", *moves_table(self.moves), ""]
-        moved = sum(move.nbytes for move in self.moves)
-        lines.append(f"forwards in all: {bytes_text(moved)}")
-        return "\n".join([*lines, f"gradients summed over all ranks: {bytes_text(self.summed)}"])
+        lines = [
+            f"{'parameter':30}  {'shape':18}  layout",
+            *(
+                f"{shortened(name, 30):30}  {layout.shape!s:18}  {summary(layout)}"
+                for name, layout in self.parameters.items()
+            ),
+            "",
+            *moves_table(self.moves),
+            "",
+            f"forwards in all: {bytes_text(sum(move.nbytes for move in self.moves))}",
+            f"gradients summed over all ranks: {bytes_text(self.summed)}",
+        ]
+        return "\n".join(lines)
 
     __repr__ = __str__
 

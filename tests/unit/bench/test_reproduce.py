@@ -23,8 +23,7 @@ from caldera.bench.reproduce.experiment import (
     faster,
     find_experiments,
 )
-from caldera.bench.reproduce.experiments.consistency import ReferenceTernGrad
-from caldera.bench.reproduce.experiments.topk_assumption import constants
+from caldera.bench.reproduce.experiments.consistency import ReferenceTernGrad, constants
 from caldera.bench.reproduce.writing import markdown_of, page_of, text_of, write_results
 from caldera.bench.timing import StepClock, best_in_turns, in_turns
 from caldera.cli import main

@@ -44,6 +44,11 @@ HERE = {"alexnet": 8, "googlenet": 4, "inception3": 2}
 """Images of a batch that two cores can do in seconds."""
 
 
+def _one_card(rate: float) -> Compute:
+    """Return the computing of a card with this number of samples a second."""
+    return Compute(((1.0, 1.0 / rate),))
+
+
 def _predicted(what: str, seed: str, ours: str) -> ComparisonRow:
     return ComparisonRow(what, seed, ours, BESIDE, predicted=True)
 
@@ -58,8 +63,9 @@ def table(context: ExperimentContext) -> ExperimentResult:
         kind, batch = name.split()
         model = NeuralNetwork(NETWORKS[kind.lower()][0](), batch_size=int(batch))
         sizes = {each: FIRST_BATCH.get(name, {}).get(each, int(batch)) for each in RANKS}
-        compute = Compute(((1.0, 1.0 / rates[0]),))
-        found = guesses(model, compute, sizes, memory=CARD_MEMORY, hybrid=kind == "AlexNet")
+        found = guesses(
+            model, _one_card(rates[0]), sizes, memory=CARD_MEMORY, hybrid=kind == "AlexNet"
+        )
         samples[f"{name}: predicted images/s"] = [each.rate for each in found]
         rows += _table_rows(name, rates, found)
         lines = {
@@ -70,9 +76,8 @@ def table(context: ExperimentContext) -> ExperimentResult:
     for network in ["alexnet"] if context.quick else ["alexnet", "googlenet"]:
         measured(context, network, rows, samples)
     left = context.skipped("ranks of GoogLeNet on this machine")
-    return ExperimentResult(
-        rows, plots, samples, [*left, "batches of 256 and 1024 on this machine"]
-    )
+    left.append("batches of 256 and 1024 on this machine")
+    return ExperimentResult(rows, plots, samples, left)
 
 
 def _table_rows(name: str, rates: Sequence[int], found: Sequence[Guess]) -> list[ComparisonRow]:
@@ -148,8 +153,7 @@ def measured(
             gain = median(one["seconds"]) / taken
             model = NeuralNetwork(NETWORKS[network][0](), batch_size=batch)
             compute = Compute(tuple(sorted(alone.items())))
-            wire = Wire(**found[0]["link"])
-            (guess,) = guesses(model, compute, {count: batch}, wire=wire)
+            (guess,) = guesses(model, compute, {count: batch}, wire=Wire(**found[0]["link"]))
             rows.append(
                 ComparisonRow(
                     f"{network}, {count} ranks are times as fast as one",
@@ -174,11 +178,9 @@ def inception(context: ExperimentContext) -> ExperimentResult:
     lines: dict[str, list[tuple[float, float]]] = {}
     for cards, (each, rate) in INCEPTION.items():
         # Nobody has told what one card does: at least its part of what all do.
-        compute = Compute(((1.0, cards / rate),))
         counts = (1, 2, 4, 8, 16, 32, 64, *((96,) if cards == 96 else ()))
-        found = guesses(model, compute, {ranks: each * ranks for ranks in counts})
+        found = guesses(model, _one_card(rate / cards), {ranks: each * ranks for ranks in counts})
         last = found[-1]
-        hours = 200 * 1_281_167 / last.rate / 3600
         rows += [
             _predicted(
                 f"Inception v3, {cards} cards, {each} images each, images/s",
@@ -193,16 +195,15 @@ def inception(context: ExperimentContext) -> ExperimentResult:
             _predicted(
                 f"200 epochs of ImageNet on {cards} cards, hours",
                 "49.3" if cards == 64 else "14",
-                f"{hours:.1f}",
+                f"{200 * 1_281_167 / last.rate / 3600:.1f}",
             ),
         ]
         lines[f"{each} images a card"] = [(float(g.ranks), g.rate) for g in found]
     if not context.quick:
         measured(context, "inception3", rows, samples)
-    plot = Plot("Inception v3, predicted", "cards", "images/s", lines)
     return ExperimentResult(
         rows,
-        [plot],
+        [Plot("Inception v3, predicted", "cards", "images/s", lines)],
         samples,
         [*context.skipped("a step of Inception v3 on this machine"), "ImageNet, and its accuracy"],
     )

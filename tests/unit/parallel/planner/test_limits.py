@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from caldera import compress
-from caldera.parallel.planner import Cluster, Setting, Wire, Workload
+from caldera.parallel.planner import Cluster, Setting, Wire
 from caldera.parallel.planner.asynchronous_cost import ENSEMBLE
 from caldera.parallel.planner.communication_cost import (
     ALGORITHMS,
@@ -28,8 +28,15 @@ from caldera.parallel.planner.hybrid_cost import (
     predict_hybrid,
 )
 from caldera.parallel.planner.ranking import all_ways
-from caldera.parallel.planner.stages import EstimatedNetwork
-from tests.unit.parallel.planner.examples import MEGABYTE, free, layer, setting, workload
+from tests.unit.parallel.planner.examples import (
+    MEGABYTE,
+    EstimatedNetwork,
+    free,
+    layer,
+    made,
+    setting,
+    workload,
+)
 
 RANKS = (2, 3, 4, 8, 64)
 
@@ -113,7 +120,7 @@ def test_a_piece_waits_for_its_message() -> None:
 
 def test_layers_fill_messages_in_their_order() -> None:
     layers = (layer("c", 0.5, 4), layer("b", 0.25, 12), layer("a", 0.25, 12))
-    work = Workload("made", layers, 1e9, 0, activations=1e5, workspace=0)
+    work = made(layers, 0, 0)
     found = gradient_buckets(work, 8.0, bucket_bytes=20)
     assert [(each.seconds, each.nbytes) for each in found] == [(4.0, 24), (4.0, 4)]
 
@@ -223,7 +230,7 @@ def test_split_layers_share_parameters_and_send_activations() -> None:
 def test_a_layer_with_few_units_stays_whole() -> None:
     given = setting(8, work=workload(layers=4))
     narrow = (*given.workload.layers[:3], layer("last", 0.25, MEGABYTE, units=2))
-    work = type(given.workload)("made", narrow, 1e9, 0, activations=1e5, workspace=0)
+    work = made(narrow, 0, 0)
     found = predict_hybrid(setting(8, work=work), HybridConfig(model=8))
     assert found.computing == pytest.approx(given.alone() * (0.75 / 8 + 0.25))
     refused = predict_hybrid(setting(128, work=work), HybridConfig(model=128)).refused

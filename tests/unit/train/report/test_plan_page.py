@@ -8,7 +8,7 @@ import pytest
 
 import caldera as cd
 from caldera import nn, parallel
-from caldera.parallel.planner.page import plan_page
+from caldera.parallel.planner.report import plan_page
 from tests.browser import Browser
 
 
