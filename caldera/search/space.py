@@ -24,8 +24,6 @@ Pick = Callable[[str, Dimension], Stored]
 Point = dict[str, Stored]
 """What was picked, by path: all that a study keeps of a trial's parameters."""
 
-_MOST_GRID = 1_000_000
-
 
 class Walk(Protocol):
     """Resolves a part of a space that has a path of its own."""
@@ -162,18 +160,20 @@ class Space:
         *,
         width: float = 0.1,
         part: float | None = None,
+        path: str | None = None,
     ) -> Point:
         """A neighbour of a point: at least one of its values differs, each with the chance `part`
-        (one value on average, unless told). What a changed choice opens is drawn."""
+        (one value on average, unless told), or the value at `path` alone. What a changed choice
+        opens is drawn."""
         chance = 1.0 / max(len(point), 1) if part is None else part
-        forced = list(point)[random.integers(len(point))]
+        forced = list(point)[random.integers(len(point))] if path is None else path
 
-        def pick(path: str, dimension: Dimension) -> Stored:
-            if path not in point or not dimension.holds(point[path]):
+        def pick(here: str, dimension: Dimension) -> Stored:
+            if here not in point or not dimension.holds(point[here]):
                 return dimension.stored(random.random())
-            if path == forced or random.random() < chance:
-                return dimension.near(point[path], random, width)
-            return point[path]
+            if here == forced or (path is None and random.random() < chance):
+                return dimension.near(point[here], random, width)
+            return point[here]
 
         return self.walk(pick)[0]
 
