@@ -33,6 +33,7 @@ HOPELESS = 1.5
 CLEARLY = 0.9
 """Another algorithm than the usual one must take less than so much of its time: a few measurements
 on a busy network cannot tell more."""
+_SIZES = [4**power for power in range(5, 14)]
 _ENVIRONMENT = ("OMPI_MCA_btl", "OMPI_MCA_pml", "UCX_TLS", "FI_PROVIDER")
 
 
@@ -88,10 +89,7 @@ def size_class(nbytes: int) -> int:
     >>> size_class(4), size_class(5000), size_class(2**22), size_class(2**40)
     (1024, 16384, 4194304, 67108864)
     """
-    size = 1024
-    while size < min(nbytes, 1 << 26):
-        size *= 4
-    return size
+    return next(size for size in _SIZES if size >= min(nbytes, _SIZES[-1]))
 
 
 def _measure(comm: Communicator, size: int) -> dict[str, float]:

@@ -100,12 +100,9 @@ class Staging:
         """A buffer whose content will be that of the given one; the same as was read, if it is."""
         if self._reaches(buffer):
             return buffer
-        for there, here in self._moved:
-            if same_memory(there, buffer):
-                found = here.reshape(buffer.shape)
-                break
-        else:
-            found = pinned_like(buffer)
+        known = (here for there, here in self._moved if same_memory(there, buffer))
+        here = next(known, None)
+        found = pinned_like(buffer) if here is None else here.reshape(buffer.shape)
         self._written.append((buffer, found))
         return found
 
@@ -132,10 +129,9 @@ class StagedReceive(Request):
         self._store()
 
     def test(self) -> bool:
-        if self._request.test():
+        if is_there := self._request.test():
             self._store()
-            return True
-        return False
+        return is_there
 
     def _store(self) -> None:
         self.source = self._request.source

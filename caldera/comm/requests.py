@@ -121,10 +121,9 @@ class _Work(Request):
             raise self._error
 
     def test(self) -> bool:
-        if self._ended.is_set():
+        if is_there := self._ended.is_set():
             self.wait()
-            return True
-        return False
+        return is_there
 
 
 class ProgressThread:
