@@ -111,17 +111,16 @@ def _number_from(environment: Mapping[str, str], name: str) -> int | None:
     return _whole_number(1)(f"environment variable {name}", value)
 
 
+_CACHES = {"win32": ("LOCALAPPDATA", "AppData/Local"), "darwin": ("", "Library/Caches")}
+"""By system: the variable that names the folder of caches, and where it is in the user's folder."""
+
+
 def _cache_dir_from(environment: Mapping[str, str]) -> Path:
     text = environment.get("CALDERA_CACHE")
     if text is not None:
         return _check_folder("environment variable CALDERA_CACHE", text)
-    if sys.platform == "win32":
-        base = Path(environment.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        base = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "caldera"
+    name, usual = _CACHES.get(sys.platform, ("XDG_CACHE_HOME", ".cache"))
+    return Path(environment.get(name) or Path.home() / usual) / "caldera"
 
 
 def _threads_from(environment: Mapping[str, str]) -> int:

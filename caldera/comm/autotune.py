@@ -11,6 +11,7 @@ import os
 import statistics
 import time
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,15 +38,15 @@ _SIZES = [4**power for power in range(5, 14)]
 _ENVIRONMENT = ("OMPI_MCA_btl", "OMPI_MCA_pml", "UCX_TLS", "FI_PROVIDER")
 
 
+@dataclass(eq=False)
 class AllreduceTuner:
     """The algorithm for each size that one communicator has met.
 
     - `chosen`: the algorithm for each size in bytes; `times`: the seconds that each one took.
     """
 
-    def __init__(self) -> None:
-        self.chosen: dict[int, str] = {}
-        self.times: dict[int, dict[str, float]] = {}
+    chosen: dict[int, str] = field(default_factory=dict)
+    times: dict[int, dict[str, float]] = field(default_factory=dict)
 
     def for_bytes(self, comm: Communicator, nbytes: int) -> str:
         """The algorithm for buffers of about that size. Called by all ranks together."""

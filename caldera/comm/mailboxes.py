@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -15,13 +17,13 @@ from caldera.errors import CommError
 _ANY = -1
 
 
+@dataclass(eq=False)
 class JobFailure:
     """What ranks that live and die together share: whether one of them has failed."""
 
-    def __init__(self) -> None:
-        self.first: tuple[int, BaseException] | None = None
-        self._conditions: list[threading.Condition] = []
-        self._lock = threading.Lock()
+    first: tuple[int, BaseException] | None = None
+    _conditions: list[threading.Condition] = field(default_factory=list)
+    _lock: Any = field(default_factory=threading.Lock)
 
     def watch(self, condition: threading.Condition) -> None:
         """Those who wait at this door are woken when a rank fails."""
@@ -49,19 +51,17 @@ class JobFailure:
             ) from error
 
 
+@dataclass(eq=False)
 class Receive(Request):
     """A message that somebody is waiting for."""
 
-    def __init__(
-        self, owner: Inbox, buffer: np.ndarray, source: int, tag: int, shorter: bool
-    ) -> None:
-        self.buffer = buffer
-        self.wanted = source
-        self.tag = tag
-        self.done = False
-        self.error: CommError | None = None
-        self._shorter = shorter
-        self._owner = owner
+    _owner: Inbox
+    buffer: np.ndarray
+    wanted: int
+    tag: int
+    _shorter: bool
+    done: bool = False
+    error: CommError | None = None
 
     def matches(self, source: int, tag: int) -> bool:
         """Whether a message is what this one waits for."""

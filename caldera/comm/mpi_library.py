@@ -261,24 +261,16 @@ def finalize_asynchronously() -> None:
         ctypes.c_bool.in_dll(ctypes.CDLL(mpi().__file__), "ompi_async_mpi_finalize").value = True
 
 
+@dataclass(eq=False)
 class MpiRequest(Request):
     """A message under way, to or from a peer; it keeps the buffer that MPI reads or writes."""
 
-    def __init__(
-        self,
-        owner: MpiCommunicator,
-        request: Any,
-        buffer: np.ndarray,
-        size: int,
-        peer: int,
-        shorter: bool = False,
-    ) -> None:
-        self._owner = owner
-        self._request = request
-        self._buffer = buffer
-        self._expected = size
-        self._peer = peer
-        self._shorter = shorter
+    _owner: MpiCommunicator
+    _request: Any
+    _buffer: np.ndarray
+    _expected: int
+    _peer: int
+    _shorter: bool = False
 
     def wait(self) -> None:
         owner = self._owner

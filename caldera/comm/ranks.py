@@ -121,19 +121,14 @@ class Mesh:
     def __init__(self, communicator: Communicator, axes: Mapping[str, int]) -> None:
         self.communicator = communicator
         self.shape = _lengths(dict(axes), communicator.size)
-        self.coordinates: dict[str, int] = {}
+        places = np.unravel_index(communicator.rank, tuple(self.shape.values()))
+        self.coordinates = {name: int(at) for name, at in zip(self.shape, places, strict=True)}
         self.axes: dict[str, Communicator] = {}
         stride = communicator.size
         for name, length in self.shape.items():
             stride //= length
-            self.coordinates[name] = communicator.rank // stride % length
-        stride = communicator.size
-        for name, length in self.shape.items():
-            stride //= length
             first = communicator.rank - self.coordinates[name] * stride
-            made = communicator.Split(first, self.coordinates[name])
-            assert made is not None
-            self.axes[name] = made
+            self.axes[name] = communicator._own_group(first, self.coordinates[name])
 
     def axis(self, name: str) -> Communicator:
         """The ranks that differ from this one along that axis alone; its rank there is its
@@ -158,9 +153,7 @@ class Mesh:
         for name, length in self.shape.items():
             if name not in names:
                 group = group * length + self.coordinates[name]
-        made = self.communicator.Split(group, self.communicator.rank)
-        assert made is not None
-        return made
+        return self.communicator._own_group(group, self.communicator.rank)
 
     def __repr__(self) -> str:
         return f"Mesh({', '.join(f'{name}={length}' for name, length in self.shape.items())})"

@@ -322,10 +322,7 @@ class Controller(Method):
             2 * np.mean(losses > self.loss(trial)) + np.mean(losses == self.loss(trial)) - 1
             for trial in trials
         ]
-        decisions = np.zeros((self.batch, len(self._paths), self._width), "float32")
-        for row, trial in enumerate(trials):
-            for index, choice in enumerate(trial.note["decisions"]):
-                decisions[row, index, choice] = 1.0
+        decisions = np.eye(self._width, dtype="float32")[[t.note["decisions"] for t in trials]]
         feeds = {
             "decisions": decisions.reshape(self.batch, -1),
             "advantages": np.array(rewards, "float32"),
