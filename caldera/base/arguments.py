@@ -16,6 +16,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, wraps
+from itertools import chain
 from numbers import Real
 from operator import index
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
@@ -43,11 +44,17 @@ class ArgumentKind:
     holds: Callable[[Any], bool]
 
 
-def checked(function: F, where: Callable[[str], str] = str, own_words: bool = False) -> F:
+def checked(
+    function: F,
+    where: Callable[[str], str] = str,
+    own_words: bool = False,
+    of_class: bool = False,
+) -> F:
     """The function, with a door that refuses arguments of other kinds than it says it takes.
 
     `where` makes the start of the message from the name of the function. With `own_words` the
     function is asked first what is wrong, for it may know better words; not for what leaves traces.
+    With `of_class` the name is that of its first argument's class.
 
     >>> @checked
     ... def repeat(text: str, times: int = 2) -> str:
@@ -61,7 +68,9 @@ def checked(function: F, where: Callable[[str], str] = str, own_words: bool = Fa
 
     @wraps(function)
     def door(*args: Any, **named: Any) -> Any:
-        refused = refusal_of(function, args, named, where)
+        refused = refusal_of(
+            function, args, named, where, type(args[0]).__name__ if of_class else ""
+        )
         if refused is not None:
             raise _in_own_words(function, args, named, refused) if own_words else refused
         return function(*args, **named)
@@ -94,17 +103,8 @@ def guard(
 def guarded(cls: type[T]) -> type[T]:
     """The class, made only with arguments that its `__init__` says it takes."""
     make: Any = vars(cls)["__init__"]
-    if not isinstance(make, types.FunctionType) or getattr(cls, "_is_protocol", False):
-        return cls
-
-    @wraps(make)
-    def door(self: Any, *args: Any, **named: Any) -> None:
-        refused = refusal_of(make, (self, *args), named, name=type(self).__name__)
-        if refused is not None:
-            raise _in_own_words(make, (self, *args), named, refused)
-        make(self, *args, **named)
-
-    cls.__init__ = door  # type: ignore[method-assign]
+    if isinstance(make, types.FunctionType) and not getattr(cls, "_is_protocol", False):
+        cls.__init__ = checked(make, own_words=True, of_class=True)  # type: ignore[method-assign]
     return cls
 
 
@@ -130,10 +130,7 @@ def refusal_of(
 ) -> CalderaError | None:
     """The error about the first argument that the function does not take; None if it takes all."""
     positional, by_name = kinds_of(function)
-    for (argument, kind), value in zip(positional, args, strict=False):
-        if kind is not None and not kind.holds(value):
-            return refusal(where(name or function.__qualname__), argument, kind.words, value)
-    for argument, value in named.items():
+    for argument, value in chain(zip(positional, args, strict=False), named.items()):
         if argument not in by_name and _ANY_NAME not in by_name:
             return _unknown(where(name or function.__qualname__), argument, by_name)
         kind = by_name.get(argument)
@@ -217,27 +214,25 @@ def shown(value: Any) -> str:
     return text if len(text) <= 100 else text[:97] + "..."
 
 
-Kinds = tuple[list[tuple[str, ArgumentKind | None]], dict[str, ArgumentKind | None]]
+Kinds = tuple[list[str], dict[str, ArgumentKind | None]]
 
 
 @cache
 def kinds_of(function: Callable[..., Any]) -> Kinds:
-    """The kinds of a function's arguments: those that may come by position, and all by name."""
-    positional: list[tuple[str, ArgumentKind | None]] = []
-    by_name: dict[str, ArgumentKind | None] = {}
-    varied = False
-    parameters = list(inspect.signature(function).parameters.values())
-    for parameter in parameters:
-        if parameter.kind is parameter.VAR_KEYWORD:
-            by_name[_ANY_NAME] = None
-            continue
-        varied = varied or parameter.kind is parameter.VAR_POSITIONAL
-        kind = None if varied else _kind_of_parameter(function, parameter)
-        if parameter.kind is parameter.KEYWORD_ONLY:
-            kind = _kind_of_parameter(function, parameter)
-        elif not varied:
-            positional.append((parameter.name, kind))
-        by_name[parameter.name] = kind
+    """The names of the arguments that may come by position, and the kinds of all by name."""
+    parameters = inspect.signature(function).parameters
+    positional = [
+        name
+        for name, each in parameters.items()
+        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+    ]
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    by_name = {
+        name if each.kind is not each.VAR_KEYWORD else _ANY_NAME: (
+            None if each.kind in variadic else _kind_of_parameter(function, each)
+        )
+        for name, each in parameters.items()
+    }
     return positional, by_name
 
 
@@ -301,9 +296,10 @@ def kind_of(hint: Any) -> ArgumentKind | None:
         )
     if origin is Callable or hint is Callable:
         return ArgumentKind("a function", callable)
-    if isinstance(hint, type) and hint.__module__.startswith("caldera."):
-        return _instance_of(hint)
-    return None
+    is_ours = isinstance(hint, type) and hint.__module__.startswith("caldera.")
+    if not is_ours or getattr(hint, "_is_protocol", False) or typing.is_typeddict(hint):
+        return None
+    return ArgumentKind(f"{hint.__name__} object", lambda value: isinstance(value, hint))
 
 
 def _any_of(kinds: Sequence[ArgumentKind | None]) -> ArgumentKind | None:
@@ -315,12 +311,6 @@ def _any_of(kinds: Sequence[ArgumentKind | None]) -> ArgumentKind | None:
         " or ".join(dict.fromkeys(kind.words for kind in known)),
         lambda value: any(holds(value) for holds in each),
     )
-
-
-def _instance_of(cls: type) -> ArgumentKind | None:
-    if getattr(cls, "_is_protocol", False) or typing.is_typeddict(cls):
-        return None
-    return ArgumentKind(f"{cls.__name__} object", lambda value: isinstance(value, cls))
 
 
 def _is_text(value: Any) -> bool:

@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -72,12 +73,12 @@ def end_with_parent(number: signal.Signals = signal.SIGKILL) -> Callable[[], Non
     return request_signal
 
 
+@dataclass(eq=False)
 class ForkedChild:
     """A copy of this process, with the interface of `subprocess.Popen`."""
 
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.returncode: int | None = None
+    pid: int
+    returncode: int | None = None
 
     def poll(self) -> int | None:
         """Return the exit status, negative for a signal; None while the child runs."""

@@ -7,15 +7,15 @@ from an assignment, `update`, `override` or the environment.
 from __future__ import annotations
 
 import difflib
-import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from caldera.base.machine import usable_cores
+from caldera.base.registry import nearest
 from caldera.errors import ConfigError
 
 ACCELERATORS = ("auto", "cpu", "loopback", "cuda")
@@ -25,75 +25,46 @@ ACCURACIES = ("strict", "fast")
 PLACEMENTS = ("auto", "cpu", "cuda", "loopback")
 
 
-def _check_accuracy(where: str, value: object) -> str:
-    if isinstance(value, str) and value in ACCURACIES:
-        return value
-    raise ConfigError.build(
-        where,
-        expected="one of " + ", ".join(ACCURACIES),
-        got=repr(value),
-        hint="'fast' admits kernels that round more than a plain sum does",
-    )
+Check = Callable[[str, object], Any]
+"""From the name of a setting and its new value to the value that it gets."""
 
 
-def _check_placement(where: str, value: object) -> str:
-    if isinstance(value, str) and value in PLACEMENTS:
-        return value
-    close = difflib.get_close_matches(str(value), PLACEMENTS, n=1)
-    raise ConfigError.build(
-        where,
-        expected="one of " + ", ".join(PLACEMENTS),
-        got=repr(value),
-        hint=f"did you mean {close[0]!r}?"
-        if close
-        else "pin a single layer with device=, as in nn.Embedding(..., device='cpu')",
-    )
-
-
-def _check_accelerator(where: str, value: object) -> str:
-    if isinstance(value, str) and value in ACCELERATORS:
-        return value
-    close = difflib.get_close_matches(str(value), ACCELERATORS, n=1)
-    raise ConfigError.build(
-        where,
-        expected="one of " + ", ".join(ACCELERATORS),
-        got=repr(value),
-        hint=f"did you mean {close[0]!r}?" if close else "",
-    )
-
-
-def _whole_number(minimum: int) -> Callable[[str, object], int]:
-    def check(where: str, value: object) -> int:
-        # bool is an int to Python, but `threads=True` is a mistake.
-        if isinstance(value, int) and not isinstance(value, bool) and value >= minimum:
+def _one_of(names: Sequence[str], hint: str = "") -> Check:
+    def check(where: str, value: object) -> str:
+        if isinstance(value, str) and value in names:
             return value
+        close = difflib.get_close_matches(str(value), names, n=1)
         raise ConfigError.build(
-            where, expected=f"a whole number of at least {minimum}", got=repr(value)
+            where,
+            expected="one of " + ", ".join(names),
+            got=repr(value),
+            hint=f"did you mean {close[0]!r}?" if close else hint,
         )
 
     return check
 
 
-def _check_memory_limit(where: str, value: object) -> int | None:
-    return None if value is None else _whole_number(1)(where, value)
+def _whole_number(least: int, *, or_none: bool = False) -> Check:
+    def check(where: str, value: object) -> int | None:
+        # bool is an int to Python, but `threads=True` is a mistake.
+        if isinstance(value, int) and not isinstance(value, bool) and value >= least:
+            return value
+        if value is None and or_none:
+            return None
+        raise ConfigError.build(
+            where, expected=f"a whole number of at least {least}", got=repr(value)
+        )
+
+    return check
 
 
-def _check_workspace_total(where: str, value: object) -> int | None:
-    return None if value is None else _whole_number(0)(where, value)
+def _number(words: str, most: float) -> Check:
+    def check(where: str, value: object) -> float:
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= most:
+            return float(value)
+        raise ConfigError.build(where, expected=words, got=repr(value))
 
-
-def _check_seconds(where: str, value: object) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        seconds = float(value)
-        if math.isfinite(seconds) and seconds >= 0:
-            return seconds
-    raise ConfigError.build(where, expected="seconds, 0 or more", got=repr(value))
-
-
-def _check_part(where: str, value: object) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
-        return float(value)
-    raise ConfigError.build(where, expected="a part from 0 to 1", got=repr(value))
+    return check
 
 
 def _check_flag(where: str, value: object) -> bool:
@@ -113,20 +84,22 @@ def _check_folder(where: str, value: object) -> Path:
     return folder
 
 
-_CHECKS: dict[str, Callable[[str, object], Any]] = {
-    "accelerator": _check_accelerator,
-    "accuracy": _check_accuracy,
-    "placement": _check_placement,
+_CHECKS: dict[str, Check] = {
+    "accelerator": _one_of(ACCELERATORS),
+    "accuracy": _one_of(ACCURACIES, "'fast' admits kernels that round more than a plain sum does"),
+    "placement": _one_of(
+        PLACEMENTS, "pin a single layer with device=, as in nn.Embedding(..., device='cpu')"
+    ),
     "threads": _whole_number(1),
     "cache_dir": _check_folder,
-    "tune_budget_s": _check_seconds,
+    "tune_budget_s": _number("seconds, 0 or more", sys.float_info.max),
     "deterministic": _check_flag,
     "workspace_limit": _whole_number(0),
-    "workspace_total": _check_workspace_total,
-    "memory_limit": _check_memory_limit,
+    "workspace_total": _whole_number(0, or_none=True),
+    "memory_limit": _whole_number(1, or_none=True),
     "file_limit": _whole_number(1),
-    "resident_fraction": _check_part,
-    "stall_s": _check_seconds,
+    "resident_fraction": _number("a part from 0 to 1", 1.0),
+    "stall_s": _number("seconds, 0 or more", sys.float_info.max),
 }
 
 
@@ -134,24 +107,20 @@ def _number_from(environment: Mapping[str, str], name: str) -> int | None:
     text = environment.get(name)
     if text is None:
         return None
-    try:
-        value: object = int(text)
-    except ValueError:
-        value = text
+    value = int(text) if text.strip().isdecimal() else text
     return _whole_number(1)(f"environment variable {name}", value)
+
+
+_CACHES = {"win32": ("LOCALAPPDATA", "AppData/Local"), "darwin": ("", "Library/Caches")}
+"""By system: the variable that names the folder of caches, and where it is in the user's folder."""
 
 
 def _cache_dir_from(environment: Mapping[str, str]) -> Path:
     text = environment.get("CALDERA_CACHE")
     if text is not None:
         return _check_folder("environment variable CALDERA_CACHE", text)
-    if sys.platform == "win32":
-        base = Path(environment.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        base = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "caldera"
+    name, usual = _CACHES.get(sys.platform, ("XDG_CACHE_HOME", ".cache"))
+    return Path(environment.get(name) or Path.home() / usual) / "caldera"
 
 
 def _threads_from(environment: Mapping[str, str]) -> int:
@@ -207,34 +176,24 @@ class Settings:
     caldera.errors.ConfigError: settings: got unknown name 'tune_budget'; did you mean 'tune_budget_s'?
     """  # noqa: E501
 
-    accelerator: str
-    accuracy: str
-    placement: str
+    accelerator: str = "auto"
+    accuracy: str = "strict"
+    placement: str = "auto"
     threads: int
     cache_dir: Path
-    tune_budget_s: float
-    deterministic: bool
-    workspace_limit: int
-    workspace_total: int | None
-    memory_limit: int | None
+    tune_budget_s: float = 5.0
+    deterministic: bool = False
+    workspace_limit: int = DEFAULT_WORKSPACE
+    workspace_total: int | None = None
+    memory_limit: int | None = None
     file_limit: int
-    resident_fraction: float
-    stall_s: float
+    resident_fraction: float = 0.25
+    stall_s: float = 60.0
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
-        self.accelerator = "auto"
-        self.accuracy = "strict"
-        self.placement = "auto"
         self.threads = _number_from(environment, "CALDERA_THREADS") or _threads_from(environment)
         self.cache_dir = _cache_dir_from(environment)
-        self.tune_budget_s = 5.0
-        self.deterministic = False
-        self.workspace_limit = DEFAULT_WORKSPACE
-        self.workspace_total = None
-        self.memory_limit = None
         self.file_limit = _number_from(environment, "CALDERA_FILE_LIMIT") or 1 << 30
-        self.resident_fraction = 0.25
-        self.stall_s = 60.0
 
     def __setattr__(self, name: str, value: object) -> None:
         object.__setattr__(self, name, _checked(name, value))
@@ -249,7 +208,7 @@ class Settings:
         >>> cd.settings.update(workspace_limit=1 << 30, deterministic=False)
         """
         checked = {name: _checked(name, value) for name, value in values.items()}
-        self.__dict__.update(checked)
+        vars(self).update(checked)
 
     @contextmanager
     def override(self, **values: Any) -> Iterator[Settings]:
@@ -260,22 +219,19 @@ class Settings:
         ...     settings.workspace_limit
         0
         """
-        before = {name: self.__dict__[name] for name in values if name in _CHECKS}
+        before = {name: getattr(self, name) for name in values if name in _CHECKS}
         self.update(**values)
         try:
             yield self
         finally:
-            self.__dict__.update(before)
+            vars(self).update(before)
 
 
 def _checked(name: str, value: object) -> Any:
     check = _CHECKS.get(name)
     if check is None:
-        close = difflib.get_close_matches(name, _CHECKS, n=1)
         raise ConfigError.build(
-            "settings",
-            got=f"unknown name {name!r}",
-            hint=f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(_CHECKS),
+            "settings", got=f"unknown name {name!r}", hint=nearest(name, _CHECKS)
         )
     return check(f"settings.{name}", value)
 

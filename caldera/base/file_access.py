@@ -231,8 +231,11 @@ def checked_file_name(text: str, where: str) -> str:
     return text
 
 
-def output_file(path: str | os.PathLike[str], suffix: str, where: str, hint: str) -> Path:
-    """Return the path of a file to write, which must end in `suffix` and be in a folder there is.
+def output_file(
+    path: str | os.PathLike[str], suffix: str, where: str, hint: str, *others: str
+) -> Path:
+    """Return the path of a file to write, which must end in `suffix` (or one of `others`) and be in
+    a folder there is.
 
     >>> output_file("plan.txt", ".json", "trace", "open it in a browser")
     Traceback (most recent call last):
@@ -240,7 +243,7 @@ def output_file(path: str | os.PathLike[str], suffix: str, where: str, hint: str
     open it in a browser
     """
     target = Path(path)
-    if target.suffix.lower() != suffix:
+    if target.suffix.lower() not in (suffix, *others):
         expected = f"a file name that ends in {suffix}"
         raise ConfigError.build(where, expected=expected, got=repr(str(path)), hint=hint)
     if not target.parent.is_dir():

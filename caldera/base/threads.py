@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from caldera.base.config import settings
@@ -69,16 +70,16 @@ class ThreadPool:
         loop.finish()
 
 
+@dataclass(eq=False)
 class _Loop:
     """One parallel loop: parts are claimed one at a time by whichever thread is free."""
 
-    def __init__(self, function: Callable[[int, int], object], workers: int) -> None:
-        self._function: Callable[[int, int], object] | None = function
-        self._workers = workers
-        self._claimed = 0
-        self._running = 0
-        self._failure: BaseException | None = None
-        self._changed = threading.Condition()
+    _function: Callable[[int, int], object] | None
+    _workers: int
+    _claimed: int = 0
+    _running: int = 0
+    _failure: BaseException | None = None
+    _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def take_part(self) -> None:
         while True:

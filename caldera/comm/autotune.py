@@ -11,6 +11,7 @@ import os
 import statistics
 import time
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,18 +34,19 @@ HOPELESS = 1.5
 CLEARLY = 0.9
 """Another algorithm than the usual one must take less than so much of its time: a few measurements
 on a busy network cannot tell more."""
+_SIZES = [4**power for power in range(5, 14)]
 _ENVIRONMENT = ("OMPI_MCA_btl", "OMPI_MCA_pml", "UCX_TLS", "FI_PROVIDER")
 
 
+@dataclass(eq=False)
 class AllreduceTuner:
     """The algorithm for each size that one communicator has met.
 
     - `chosen`: the algorithm for each size in bytes; `times`: the seconds that each one took.
     """
 
-    def __init__(self) -> None:
-        self.chosen: dict[int, str] = {}
-        self.times: dict[int, dict[str, float]] = {}
+    chosen: dict[int, str] = field(default_factory=dict)
+    times: dict[int, dict[str, float]] = field(default_factory=dict)
 
     def for_bytes(self, comm: Communicator, nbytes: int) -> str:
         """The algorithm for buffers of about that size. Called by all ranks together."""
@@ -88,10 +90,7 @@ def size_class(nbytes: int) -> int:
     >>> size_class(4), size_class(5000), size_class(2**22), size_class(2**40)
     (1024, 16384, 4194304, 67108864)
     """
-    size = 1024
-    while size < min(nbytes, 1 << 26):
-        size *= 4
-    return size
+    return next(size for size in _SIZES if size >= min(nbytes, _SIZES[-1]))
 
 
 def _measure(comm: Communicator, size: int) -> dict[str, float]:

@@ -98,9 +98,8 @@ class Communicator(PointToPoint):
     ) -> None:
         """`receive` of the root becomes the reduction of `send` over all ranks; others give None
         or anything, which is left alone."""
-        check_buffer("Reduce", send)
         self._check_rank("Reduce", root)
-        check_reduction("Reduce", op, send.dtype)
+        check_reduction("Reduce", op, send)
         if self.rank == root:
             if receive is None:
                 raise CommError.build("Reduce", expected="a receive buffer at the root", got="None")
@@ -114,8 +113,7 @@ class Communicator(PointToPoint):
     def Allreduce(self, send: np.ndarray, receive: np.ndarray, op: str = "sum") -> None:
         """`receive` becomes the reduction ("sum", "mean", "max", "min") of `send` over all ranks,
         the same bits on each of them. Both may be the same array."""
-        check_buffer("Allreduce", send)
-        check_reduction("Allreduce", op, send.dtype)
+        check_reduction("Allreduce", op, send)
         self._check_result("Allreduce", send, receive, send.size)
         with self._collective("Allreduce", op) as here:
             if send.size:
@@ -133,8 +131,7 @@ class Communicator(PointToPoint):
         op: str = "sum",
     ) -> None:
         """Rank r receives the r-th part of the reduction of `send`, of `counts[r]` elements."""
-        check_buffer("ReduceScatter", send)
-        check_reduction("ReduceScatter", op, send.dtype)
+        check_reduction("ReduceScatter", op, send)
         parts = checked_counts("ReduceScatter", counts, send, self.size)
         self._check_result("ReduceScatter", send, receive, parts[self.rank])
         with self._collective("ReduceScatter", op) as here:
@@ -206,7 +203,11 @@ class Communicator(PointToPoint):
     def Dup(self) -> Communicator:
         """The same ranks again, for a thread of its own: nothing sent through one communicator
         is ever received through another. Every rank takes part."""
-        made = self.Split(0, self.rank)
+        return self._own_group(0, self.rank)
+
+    def _own_group(self, color: int, key: int) -> Communicator:
+        """The ranks of this rank's colour, see `Split`."""
+        made = self.Split(color, key)
         assert made is not None
         return made
 

@@ -50,7 +50,7 @@ class Endpoint:
         self.size = len(links) + 1
         self._links = dict(links)
         self._sending = {peer: threading.Lock() for peer in links}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._inboxes: dict[int, Inbox] = {}
         self._failures: dict[int, JobFailure] = {}
         self._lost: tuple[int, BaseException] | None = None
@@ -70,16 +70,17 @@ class Endpoint:
     def failure(self, root: int) -> JobFailure:
         """What all communicators that were made of one share."""
         with self._lock:
-            return self._failure(root)
+            if root not in self._failures:
+                self._failures[root] = JobFailure()
+                if self._lost is not None:
+                    self._failures[root].fail(*self._lost)
+            return self._failures[root]
 
     def inbox(self, channel: int, root: int, rank: int) -> Inbox:
         """Where messages of a channel arrive, perhaps before its communicator is made here."""
         with self._lock:
-            found = self._inboxes.get(channel)
-            if found is None:
-                found = self._inboxes[channel] = self._new_inbox(rank, self._failure(root))
-            else:
-                found.assign(rank, self._failure(root))
+            found = self._inbox_of(channel)
+            found.assign(rank, self.failure(root))
             return found
 
     def forget(self, channel: int) -> None:
@@ -196,18 +197,11 @@ class Endpoint:
 
     def _inbox_of(self, channel: int) -> Inbox:
         with self._lock:
-            found = self._inboxes.get(channel)
-            if found is None:
-                # Whose it is will be known once its communicator is made here.
-                found = self._inboxes[channel] = self._new_inbox(-1, JobFailure())
-            return found
-
-    @staticmethod
-    def _new_inbox(rank: int, failure: JobFailure) -> Inbox:
-        inbox = Inbox(rank, failure)
-        # How long another rank computes before it sends is nobody's business.
-        inbox.timeout_s = threading.TIMEOUT_MAX
-        return inbox
+            if channel not in self._inboxes:
+                # Whose it is will be known once its communicator is made here; how long another
+                # rank computes before it sends is nobody's business.
+                self._inboxes[channel] = Inbox(-1, JobFailure(), threading.TIMEOUT_MAX)
+            return self._inboxes[channel]
 
     def _lose(self, peer: int, why: str, *, meant: bool) -> None:
         error = RankLostError.build(f"process {peer} of {self.size}", got=why)
@@ -219,14 +213,6 @@ class Endpoint:
             failure.fail(peer, error)
         if not meant and not self._closing and self._on_loss is not None:
             self._on_loss(peer)
-
-    def _failure(self, root: int) -> JobFailure:
-        found = self._failures.get(root)
-        if found is None:
-            found = self._failures[root] = JobFailure()
-            if self._lost is not None:
-                found.fail(*self._lost)
-        return found
 
 
 def channel_of(name: str) -> int:

@@ -21,6 +21,7 @@ import numpy as np
 
 from caldera.comm.communicator import Communicator
 from caldera.comm.endpoint import Endpoint, channel_of
+from caldera.comm.mailboxes import MailboxRank
 from caldera.comm.requests import Done, Request
 from caldera.comm.traffic import Traffic
 from caldera.errors import CommError
@@ -164,7 +165,7 @@ SEGMENT_BYTES = 1 << 20
 """Of long buffers: a message costs more here than in MPI, and shared memory has room for many."""
 
 
-class SocketCommunicator(Communicator):
+class SocketCommunicator(MailboxRank):
     """A rank among processes that have sockets to each other; `members` are their numbers at
     its `endpoint`.
 
@@ -193,18 +194,11 @@ class SocketCommunicator(Communicator):
         self._background: SocketCommunicator | None = None
 
     def _start_send(self, buffer: np.ndarray, dest: int, tag: int) -> Request:
-        self._inbox.failure.check()
         if dest == self.rank:
-            self._inbox.deliver(dest, tag, buffer.reshape(-1).view(np.uint8))
-        else:
-            self.endpoint.send(self.members[dest], self._channel, self.rank, tag, buffer)
-        return Done()
-
-    def _start_receive(
-        self, buffer: np.ndarray, source: int, tag: int, shorter: bool = False
-    ) -> Request:
+            return self._inbox.send(dest, tag, buffer)
         self._inbox.failure.check()
-        return self._inbox.receive(buffer, source, tag, shorter)
+        self.endpoint.send(self.members[dest], self._channel, self.rank, tag, buffer)
+        return Done()
 
     def _split(self, color: int | None, key: int) -> Communicator | None:
         self._splits += 1

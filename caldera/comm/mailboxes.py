@@ -5,22 +5,25 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
+from caldera.comm.communicator import Communicator
 from caldera.comm.requests import Done, Request
 from caldera.errors import CommError
 
 _ANY = -1
 
 
+@dataclass(eq=False)
 class JobFailure:
     """What ranks that live and die together share: whether one of them has failed."""
 
-    def __init__(self) -> None:
-        self.first: tuple[int, BaseException] | None = None
-        self._conditions: list[threading.Condition] = []
-        self._lock = threading.Lock()
+    first: tuple[int, BaseException] | None = None
+    _conditions: list[threading.Condition] = field(default_factory=list)
+    _lock: Any = field(default_factory=threading.Lock)
 
     def watch(self, condition: threading.Condition) -> None:
         """Those who wait at this door are woken when a rank fails."""
@@ -48,19 +51,17 @@ class JobFailure:
             ) from error
 
 
+@dataclass(eq=False)
 class Receive(Request):
     """A message that somebody is waiting for."""
 
-    def __init__(
-        self, owner: Inbox, buffer: np.ndarray, source: int, tag: int, shorter: bool
-    ) -> None:
-        self.buffer = buffer
-        self.wanted = source
-        self.tag = tag
-        self.done = False
-        self.error: CommError | None = None
-        self._shorter = shorter
-        self._owner = owner
+    _owner: Inbox
+    buffer: np.ndarray
+    wanted: int
+    tag: int
+    _shorter: bool
+    done: bool = False
+    error: CommError | None = None
 
     def matches(self, source: int, tag: int) -> bool:
         """Whether a message is what this one waits for."""
@@ -108,15 +109,19 @@ class Inbox:
     `timeout_s` says how long anybody waits; then `missing(rank, what)` is the error.
     """
 
-    def __init__(self, rank: int, failure: JobFailure) -> None:
-        self.rank = rank
-        self.failure = failure
-        self.timeout_s = 60.0
+    def __init__(self, rank: int, failure: JobFailure, timeout_s: float = 60.0) -> None:
+        self.rank, self.failure, self.timeout_s = rank, failure, timeout_s
         self.missing: Callable[[int, str], CommError] = _missing_message
         self._condition = threading.Condition()
         self._unread: list[tuple[int, int, np.ndarray, Callable[[], None]]] = []
         self._expected: list[Receive] = []
         failure.watch(self._condition)
+
+    def send(self, source: int, tag: int, buffer: np.ndarray) -> Request:
+        """Leave a copy of a message here, so that its sender need not wait."""
+        self.failure.check()
+        self.deliver(source, tag, bytes_of(buffer))
+        return Done()
 
     def claim(self, source: int, tag: int) -> Receive | None:
         """The first who waits for such a message: who claims it fills it, then says `finished`."""
@@ -124,11 +129,10 @@ class Inbox:
             return self._claimed(source, tag)
 
     def _claimed(self, source: int, tag: int) -> Receive | None:
-        for receive in self._expected:
-            if receive.matches(source, tag):
-                self._expected.remove(receive)
-                return receive
-        return None
+        found = next((each for each in self._expected if each.matches(source, tag)), None)
+        if found is not None:
+            self._expected.remove(found)
+        return found
 
     def finished(self, receive: Receive) -> None:
         """A message that was claimed is where it belongs."""
@@ -189,26 +193,16 @@ class Inbox:
             raise self.missing(self.rank, str(request))
 
 
-class Mailboxes:
-    """One box a rank, for threads of one process. A message is copied when it is sent, so that
-    sending never waits."""
+class MailboxRank(Communicator):
+    """A rank whose messages arrive in an `Inbox` of its own."""
 
-    def __init__(self, size: int, failure: JobFailure) -> None:
-        self.boxes = [Inbox(rank, failure) for rank in range(size)]
-        self._failure = failure
+    _inbox: Inbox
 
-    def send(self, source: int, dest: int, tag: int, buffer: np.ndarray) -> Request:
-        """Hand a message to whoever waits for it, or leave it in the box."""
-        self._failure.check()
-        self.boxes[dest].deliver(source, tag, bytes_of(buffer))
-        return Done()
-
-    def receive(
-        self, rank: int, buffer: np.ndarray, source: int, tag: int, shorter: bool
+    def _start_receive(
+        self, buffer: np.ndarray, source: int, tag: int, shorter: bool = False
     ) -> Request:
-        """A message from the box, or a place in the queue of those who wait."""
-        self._failure.check()
-        return self.boxes[rank].receive(buffer, source, tag, shorter)
+        self._inbox.failure.check()
+        return self._inbox.receive(buffer, source, tag, shorter)
 
 
 def _missing_message(rank: int, wanted: str) -> CommError:

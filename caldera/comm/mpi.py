@@ -99,21 +99,21 @@ class MpiCommunicator(Communicator):
     # --- messages
 
     def _start_send(self, buffer: np.ndarray, dest: int, tag: int) -> Request:
-        try:
-            request = self.handle.Isend(_bytes_of(buffer), dest, tag)
-        except mpi().Exception as error:
-            raise self.failure(error) from error
+        request = self._begun(self.handle.Isend, buffer, dest, tag)
         return MpiRequest(self, request, buffer, -1, dest)
 
     def _start_receive(
         self, buffer: np.ndarray, source: int, tag: int, shorter: bool = False
     ) -> Request:
         sender = mpi().ANY_SOURCE if source < 0 else source
+        request = self._begun(self.handle.Irecv, buffer, sender, tag)
+        return MpiRequest(self, request, buffer, buffer.nbytes, source, shorter)
+
+    def _begun(self, begin: Callable[..., Any], buffer: np.ndarray, peer: int, tag: int) -> Any:
         try:
-            request = self.handle.Irecv(_bytes_of(buffer), sender, tag)
+            return begin(_bytes_of(buffer), peer, tag)
         except mpi().Exception as error:
             raise self.failure(error) from error
-        return MpiRequest(self, request, buffer, buffer.nbytes, source, shorter)
 
     def _reaches(self, buffer: np.ndarray, op: str | None = None) -> bool:
         if not on_card(buffer):
@@ -187,13 +187,11 @@ class MpiCommunicator(Communicator):
             super()._allreduce(send, receive, op)
 
     def _algorithm_for(self, buffer: np.ndarray, op: str) -> str:
-        if self._algorithm not in ("auto", LIBRARY):
-            return self._algorithm
-        if not _library_reduces(buffer, op):
+        if self._algorithm in ("auto", LIBRARY) and not _library_reduces(buffer, op):
             return default_algorithm(buffer, op)
-        if self._algorithm == LIBRARY:
-            return LIBRARY
-        return self.tuner.for_bytes(self, buffer.nbytes)
+        if self._algorithm == "auto":
+            return self.tuner.for_bytes(self, buffer.nbytes)
+        return self._algorithm
 
     def describe(self) -> str:
         return f"{self.name}: {mpi().Get_library_version()}"

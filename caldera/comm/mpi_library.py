@@ -261,39 +261,31 @@ def finalize_asynchronously() -> None:
         ctypes.c_bool.in_dll(ctypes.CDLL(mpi().__file__), "ompi_async_mpi_finalize").value = True
 
 
+@dataclass(eq=False)
 class MpiRequest(Request):
     """A message under way, to or from a peer; it keeps the buffer that MPI reads or writes."""
 
-    def __init__(
-        self,
-        owner: MpiCommunicator,
-        request: Any,
-        buffer: np.ndarray,
-        size: int,
-        peer: int,
-        shorter: bool = False,
-    ) -> None:
-        self._owner = owner
-        self._request = request
-        self._buffer = buffer
-        self._expected = size
-        self._peer = peer
-        self._shorter = shorter
+    owner: MpiCommunicator
+    request: Any
+    buffer: np.ndarray
+    expected: int
+    peer: int
+    shorter: bool = False
 
     def wait(self) -> None:
-        owner = self._owner
-        owner.blocked, owner.peer = time.monotonic(), self._peer
+        owner = self.owner
+        owner.blocked, owner.peer = time.monotonic(), self.peer
         try:
             if owner.backoff is not None and self._arrives_meanwhile(owner.backoff):
                 return
             if shares_cores():
                 sleep_until(self.test)
                 return
-            if self._expected < 0:
-                self._request.Wait()
+            if self.expected < 0:
+                self.request.Wait()
                 return
             status = mpi().Status()
-            self._request.Wait(status)
+            self.request.Wait(status)
         except mpi().Exception as error:
             raise owner.failure(error) from error
         finally:
@@ -306,7 +298,7 @@ class MpiRequest(Request):
         Naps become about as long as a message of its size takes: each time that one ends costs
         those who compute, and one that is too long keeps the others waiting.
         """
-        owner, size = self._owner, max(self._buffer.nbytes, SHORTEST_MESSAGE)
+        owner, size = self.owner, max(self.buffer.nbytes, SHORTEST_MESSAGE)
         nap = min(max(owner.pace * size, SHORTEST_NAP_S), LONGEST_NAP_S)
         while not self._is_there(LOOKS):
             if backoff.is_interrupted:
@@ -321,23 +313,23 @@ class MpiRequest(Request):
         return self._is_there(1)
 
     def _is_there(self, looks: int) -> bool:
-        status, look = mpi().Status(), self._request.Test
+        status, look = mpi().Status(), self.request.Test
         try:
             done = any(look(status) for _ in range(looks))
         except mpi().Exception as error:
-            raise self._owner.failure(error) from error
+            raise self.owner.failure(error) from error
         if done:
             self._arrived(status)
         return done
 
     def _arrived(self, status: Any) -> None:
         # A request that is done stays so, but says only once what has arrived.
-        expected, self._expected = self._expected, -1
+        expected, self.expected = self.expected, -1
         if expected < 0:
             return
         self.source = status.Get_source()
         self.received = status.Get_count(mpi().BYTE)
-        if self.received != expected and not self._shorter:
+        if self.received != expected and not self.shorter:
             raise CommError.build(
                 f"receiving from rank {self.source}",
                 expected=f"{expected} bytes",

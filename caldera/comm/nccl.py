@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property, wraps
 from importlib.util import find_spec
 from typing import Any
 
@@ -72,6 +73,23 @@ class _OnCard(Request):
         return bool(self._event.done)
 
 
+Collective = Callable[..., None]
+
+
+def _between_cards(collective: Collective) -> Collective:
+    """A collective of buffers on cards; buffers on the host go through the host's."""
+
+    @wraps(collective)
+    def run(self: NcclCommunicator, *given: Any) -> None:
+        if _all_on_card(*(each for each in given if isinstance(each, np.ndarray))):
+            collective(self, *given)
+        else:
+            self.host.algorithm = self.algorithm
+            getattr(self.host, collective.__name__)(*given)
+
+    return run
+
+
 class NcclCommunicator(Communicator):
     """Ranks that each have a card.
 
@@ -91,7 +109,6 @@ class NcclCommunicator(Communicator):
         self.host = host
         self.card = card
         self._made: Any = None
-        self._own_stream: Any = None
         self._deferred = False
 
     # --- through the host
@@ -141,16 +158,13 @@ class NcclCommunicator(Communicator):
             finally:
                 self._deferred = False
             after = cupy().cuda.Event(disable_timing=True)
-            after.record(self._stream())
+            after.record(self._stream)
         return _OnCard(after)
 
     # --- collectives
 
+    @_between_cards
     def _allreduce(self, send: np.ndarray, receive: np.ndarray, op: str) -> None:
-        if not _all_on_card(send, receive):
-            self.host.algorithm = self.algorithm
-            self.host._allreduce(send, receive, op)
-            return
         self._count(segments.allreduce_volume(self.rank, self.size, send.size), send)
         with self._launching() as stream:
             if must_widen(send.dtype, op):
@@ -162,19 +176,15 @@ class NcclCommunicator(Communicator):
                     address_of(send), address_of(receive), send.size, _dtype(send), _OPS[op], stream
                 )
 
+    @_between_cards
     def _broadcast(self, buffer: np.ndarray, root: int) -> None:
-        if not on_card(buffer):
-            self.host._broadcast(buffer, root)
-            return
         self._count(segments.broadcast_volume(self.rank, self.size, root, buffer.size), buffer)
         with self._launching() as stream:
             at = address_of(buffer)
             self._handle().broadcast(at, at, buffer.nbytes, _BYTES, root, stream)
 
+    @_between_cards
     def _reduce(self, send: np.ndarray, receive: np.ndarray | None, root: int, op: str) -> None:
-        if not _all_on_card(send, *([] if receive is None else [receive])):
-            self.host._reduce(send, receive, root, op)
-            return
         self._count(segments.reduce_volume(self.rank, self.size, root, send.size), send)
         with self._launching() as stream:
             # Only the root writes; the others name some address.
@@ -190,12 +200,10 @@ class NcclCommunicator(Communicator):
                     address_of(send), to, send.size, _dtype(send), _OPS[op], root, stream
                 )
 
+    @_between_cards
     def _reduce_scatter(
         self, send: np.ndarray, receive: np.ndarray, counts: list[int], op: str
     ) -> None:
-        if not _all_on_card(send, receive):
-            self.host._reduce_scatter(send, receive, counts, op)
-            return
         self._count(segments.reduce_scatter_volume(self.rank, counts), send)
         at, to = address_of(send), address_of(receive)
         with self._launching() as stream:
@@ -219,20 +227,16 @@ class NcclCommunicator(Communicator):
                             stream,
                         )
 
+    @_between_cards
     def _allgather(self, send: np.ndarray, receive: np.ndarray, counts: list[int]) -> None:
-        if not _all_on_card(send, receive):
-            self.host._allgather(send, receive, counts)
-            return
         self._count(segments.allgather_volume(self.rank, counts), receive)
         with self._launching() as stream:
             self._gather(address_of(send), receive, counts, stream)
 
+    @_between_cards
     def _alltoall(
         self, send: np.ndarray, receive: np.ndarray, leaving: list[int], arriving: list[int]
     ) -> None:
-        if not _all_on_card(send, receive):
-            self.host._alltoall(send, receive, leaving, arriving)
-            return
         self._count(segments.alltoall_volume(self.rank, leaving, arriving), send)
         at, to = address_of(send), address_of(receive)
         with self._launching() as stream:
@@ -253,14 +257,11 @@ class NcclCommunicator(Communicator):
         rank is one of them."""
         handle = self._handle()
         with _group():
-            for rank, (begin, end) in enumerate(bounds(leaving)):
-                if end > begin:
-                    nbytes = (end - begin) * itemsize
-                    handle.send(at + begin * itemsize, nbytes, _BYTES, rank, stream)
-            for rank, (begin, end) in enumerate(bounds(arriving)):
-                if end > begin:
-                    nbytes = (end - begin) * itemsize
-                    handle.recv(to + begin * itemsize, nbytes, _BYTES, rank, stream)
+            for move, start, counts in ((handle.send, at, leaving), (handle.recv, to, arriving)):
+                for rank, (begin, end) in enumerate(bounds(counts)):
+                    if end > begin:
+                        nbytes = (end - begin) * itemsize
+                        move(start + begin * itemsize, nbytes, _BYTES, rank, stream)
 
     def _gather(self, at: int, receive: np.ndarray, counts: Sequence[int], stream: int) -> None:
         """The parts of all ranks; that of this one lies at an address."""
@@ -301,10 +302,9 @@ class NcclCommunicator(Communicator):
             self._made = nccl().NcclCommunicator(self.size, identity, self.rank)
         return self._made
 
+    @cached_property
     def _stream(self) -> Any:
-        if self._own_stream is None:
-            self._own_stream = cupy().cuda.Stream(non_blocking=True)
-        return self._own_stream
+        return cupy().cuda.Stream(non_blocking=True)
 
     def _wait_for_kernels(self) -> None:
         """What is put into the own stream runs after all that was launched until now."""
@@ -314,7 +314,7 @@ class NcclCommunicator(Communicator):
             return
         event = cupy().cuda.Event(disable_timing=True)
         event.record(cupy().cuda.ExternalStream(launching_stream()))
-        self._stream().wait_event(event)
+        self._stream.wait_event(event)
 
     def _card(self) -> Any:
         return cupy().cuda.Device(self.card)
@@ -331,10 +331,10 @@ class NcclCommunicator(Communicator):
                 return
             if not self._deferred:
                 self._wait_for_kernels()
-            with self._stream():
-                yield int(self._stream().ptr)
+            with self._stream:
+                yield int(self._stream.ptr)
             if not self._deferred:
-                self._stream().synchronize()
+                self._stream.synchronize()
 
 
 def with_nccl(host: Communicator) -> Communicator:

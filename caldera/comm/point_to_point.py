@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -79,14 +80,14 @@ def _its_card(there: np.ndarray) -> Any:
     return cupy().cuda.Device(attributes.device)
 
 
+@dataclass(eq=False)
 class Staging:
     """Around one operation: `read` and `write` give buffers that the communicator reaches, and
     what was written goes to its place when the operation has ended well."""
 
-    def __init__(self, reaches: Callable[[np.ndarray], bool]) -> None:
-        self._reaches = reaches
-        self._moved: list[tuple[np.ndarray, np.ndarray]] = []
-        self._written: list[tuple[np.ndarray, np.ndarray]] = []
+    _reaches: Callable[[np.ndarray], bool]
+    _moved: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
+    _written: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
 
     def read(self, buffer: np.ndarray) -> np.ndarray:
         """A buffer with the same content."""
@@ -100,12 +101,9 @@ class Staging:
         """A buffer whose content will be that of the given one; the same as was read, if it is."""
         if self._reaches(buffer):
             return buffer
-        for there, here in self._moved:
-            if same_memory(there, buffer):
-                found = here.reshape(buffer.shape)
-                break
-        else:
-            found = pinned_like(buffer)
+        known = (here for there, here in self._moved if same_memory(there, buffer))
+        here = next(known, None)
+        found = pinned_like(buffer) if here is None else here.reshape(buffer.shape)
         self._written.append((buffer, found))
         return found
 
@@ -118,24 +116,23 @@ class Staging:
                 copy_to_device(there, here)
 
 
+@dataclass(eq=False)
 class StagedReceive(Request):
     """A message for a card: received on the host, then copied."""
 
-    def __init__(self, request: Request, there: np.ndarray, here: np.ndarray) -> None:
-        self._request = request
-        self._there = there
-        self._here = here
-        self._stored = False
+    _request: Request
+    _there: np.ndarray
+    _here: np.ndarray
+    _stored: bool = False
 
     def wait(self) -> None:
         self._request.wait()
         self._store()
 
     def test(self) -> bool:
-        if self._request.test():
+        if is_there := self._request.test():
             self._store()
-            return True
-        return False
+        return is_there
 
     def _store(self) -> None:
         self.source = self._request.source

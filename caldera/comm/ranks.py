@@ -10,12 +10,13 @@ import math
 import os
 from collections.abc import Mapping
 from functools import cache
+from typing import Any
 
 import numpy as np
 
 from caldera.base.machine import ranks_started
 from caldera.comm.communicator import Communicator
-from caldera.comm.mailboxes import JobFailure, Mailboxes
+from caldera.comm.mailboxes import Inbox, JobFailure, MailboxRank
 from caldera.comm.mpi import MpiCommunicator
 from caldera.comm.mpi_library import loaded, mpi
 from caldera.comm.nccl import with_nccl
@@ -25,7 +26,7 @@ from caldera.comm.traffic import Traffic
 from caldera.errors import CommError
 
 
-class SingleProcess(Communicator):
+class SingleProcess(MailboxRank):
     """The communicator of a program that runs in one process.
 
     >>> import numpy as np
@@ -40,17 +41,11 @@ class SingleProcess(Communicator):
 
     def __init__(self, traffic: Traffic | None = None) -> None:
         super().__init__(0, 1, traffic)
-        self._boxes = Mailboxes(1, JobFailure())
         # Nobody else can send: a message that is not there never comes.
-        self._boxes.boxes[0].timeout_s = 0.0
+        self._inbox = Inbox(0, JobFailure(), timeout_s=0.0)
 
     def _start_send(self, buffer: np.ndarray, dest: int, tag: int) -> Request:
-        return self._boxes.send(0, dest, tag, buffer)
-
-    def _start_receive(
-        self, buffer: np.ndarray, source: int, tag: int, shorter: bool = False
-    ) -> Request:
-        return self._boxes.receive(0, buffer, source, tag, shorter)
+        return self._inbox.send(0, tag, buffer)
 
     def _split(self, color: int | None, key: int) -> Communicator | None:
         return None if color is None else SingleProcess()
@@ -58,39 +53,14 @@ class SingleProcess(Communicator):
     def _dup(self) -> Communicator:
         return SingleProcess(self.traffic)
 
-    def Revoke(self, reason: str) -> None:
-        # Nobody else waits.
-        return
+    def _nothing(self, *given: Any, **named: Any) -> None:
+        """Nobody else waits."""
 
-    def _broadcast(self, buffer: np.ndarray, root: int) -> None:
-        return
+    def _copy(self, send: Any, receive: Any, *given: Any, **named: Any) -> None:
+        np.copyto(receive.reshape(-1), send.reshape(-1))
 
-    def _reduce(self, send: np.ndarray, receive: np.ndarray | None, root: int, op: str) -> None:
-        assert receive is not None
-        _copy(receive, send)
-
-    def _allreduce(self, send: np.ndarray, receive: np.ndarray, op: str) -> None:
-        _copy(receive, send)
-
-    def _reduce_scatter(
-        self, send: np.ndarray, receive: np.ndarray, counts: list[int], op: str
-    ) -> None:
-        _copy(receive, send)
-
-    def _allgather(self, send: np.ndarray, receive: np.ndarray, counts: list[int]) -> None:
-        _copy(receive, send)
-
-    def _alltoall(
-        self, send: np.ndarray, receive: np.ndarray, leaving: list[int], arriving: list[int]
-    ) -> None:
-        _copy(receive, send)
-
-    def _barrier(self) -> None:
-        return
-
-
-def _copy(target: np.ndarray, source: np.ndarray) -> None:
-    np.copyto(target.reshape(-1), source.reshape(-1))
+    Revoke = _broadcast = _barrier = _nothing
+    _reduce = _allreduce = _reduce_scatter = _allgather = _alltoall = _copy
 
 
 @cache
@@ -151,19 +121,14 @@ class Mesh:
     def __init__(self, communicator: Communicator, axes: Mapping[str, int]) -> None:
         self.communicator = communicator
         self.shape = _lengths(dict(axes), communicator.size)
-        self.coordinates: dict[str, int] = {}
+        places = np.unravel_index(communicator.rank, tuple(self.shape.values()))
+        self.coordinates = {name: int(at) for name, at in zip(self.shape, places, strict=True)}
         self.axes: dict[str, Communicator] = {}
         stride = communicator.size
         for name, length in self.shape.items():
             stride //= length
-            self.coordinates[name] = communicator.rank // stride % length
-        stride = communicator.size
-        for name, length in self.shape.items():
-            stride //= length
             first = communicator.rank - self.coordinates[name] * stride
-            made = communicator.Split(first, self.coordinates[name])
-            assert made is not None
-            self.axes[name] = made
+            self.axes[name] = communicator._own_group(first, self.coordinates[name])
 
     def axis(self, name: str) -> Communicator:
         """The ranks that differ from this one along that axis alone; its rank there is its
@@ -188,9 +153,7 @@ class Mesh:
         for name, length in self.shape.items():
             if name not in names:
                 group = group * length + self.coordinates[name]
-        made = self.communicator.Split(group, self.communicator.rank)
-        assert made is not None
-        return made
+        return self.communicator._own_group(group, self.communicator.rank)
 
     def __repr__(self) -> str:
         return f"Mesh({', '.join(f'{name}={length}' for name, length in self.shape.items())})"

@@ -11,6 +11,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 
 class Request(ABC):
@@ -96,12 +97,12 @@ class PollBackoff:
                 self._waiting -= 1
 
 
+@dataclass(eq=False)
 class _Work(Request):
-    def __init__(self, call: Callable[[], object], backoff: PollBackoff) -> None:
-        self._call = call
-        self._backoff = backoff
-        self._ended = threading.Event()
-        self._error: BaseException | None = None
+    _call: Callable[[], object]
+    _backoff: PollBackoff
+    _ended: threading.Event = field(default_factory=threading.Event)
+    _error: BaseException | None = None
 
     def run(self) -> None:
         try:
@@ -121,10 +122,9 @@ class _Work(Request):
             raise self._error
 
     def test(self) -> bool:
-        if self._ended.is_set():
+        if is_there := self._ended.is_set():
             self.wait()
-            return True
-        return False
+        return is_there
 
 
 class ProgressThread:

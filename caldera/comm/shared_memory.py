@@ -200,10 +200,8 @@ class SharedOutbox:
             self._slots.append(slot)
         merged: list[tuple[int, int]] = []
         for begin, end in sorted(self._free):
-            if merged and merged[-1][1] == begin:
-                merged[-1] = (merged[-1][0], end)
-            else:
-                merged.append((begin, end))
+            joins = merged and merged[-1][1] == begin
+            merged.append((merged.pop()[0] if joins else begin, end))
         self._free = merged
 
     def __del__(self) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from caldera.base.arguments import refusal, within
 from caldera.comm.communicator import Communicator
-from caldera.comm.mailboxes import JobFailure, Mailboxes
+from caldera.comm.mailboxes import Inbox, JobFailure, MailboxRank
 from caldera.comm.requests import Request
 from caldera.comm.traffic import Traffic
 from caldera.comm.watchdog import source_location
@@ -34,9 +34,8 @@ class _Group:
     ) -> None:
         self.members = members
         self.nodes = nodes
-        self.boxes = Mailboxes(len(members), failure)
-        for box in self.boxes.boxes:
-            box.timeout_s = timeout_s
+        self.boxes = [Inbox(rank, failure, timeout_s) for rank in range(len(members))]
+        for box in self.boxes:
             box.missing = self._missing
         self.failure = failure
         self._timeout_s = timeout_s
@@ -67,7 +66,7 @@ class _Group:
         )
 
 
-class VirtualRank(Communicator):
+class VirtualRank(MailboxRank):
     """One of several ranks that are threads of this process; made by `run_virtual_ranks`.
 
     >>> import numpy as np
@@ -85,7 +84,7 @@ class VirtualRank(Communicator):
     def __init__(self, rank: int, group: _Group, traffic: Traffic | None = None) -> None:
         super().__init__(rank, len(group.members), traffic)
         self.nodes = [group.nodes[member] for member in group.members]
-        self._group = group
+        self._group, self._inbox = group, group.boxes[rank]
         self._splits = 0
         self._background: VirtualRank | None = None
 
@@ -94,12 +93,7 @@ class VirtualRank(Communicator):
         return True
 
     def _start_send(self, buffer: np.ndarray, dest: int, tag: int) -> Request:
-        return self._group.boxes.send(self.rank, dest, tag, buffer)
-
-    def _start_receive(
-        self, buffer: np.ndarray, source: int, tag: int, shorter: bool = False
-    ) -> Request:
-        return self._group.boxes.receive(self.rank, buffer, source, tag, shorter)
+        return self._group.boxes[dest].send(self.rank, tag, buffer)
 
     def _split(self, color: int | None, key: int) -> Communicator | None:
         self._splits += 1

@@ -13,10 +13,10 @@ import json
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -117,25 +117,27 @@ class Watchdog:
     def _check_for_leavers(self, communicator: MpiCommunicator) -> None:
         members = communicator.world_ranks()
         gone = [rank for rank in members if rank in self._left]
+        hint = "every receive needs a send"
         if communicator.operation:
             begun = communicator.collectives
             gone = [rank for rank in gone if self._left[rank].get(communicator.label, 0) < begun]
             hint = "every rank must call the same collectives"
-        elif communicator.peer == ANY_SOURCE:
-            # Any of those who are left may still send it.
-            gone = gone if len(gone) == communicator.size - 1 else []
-            hint = "every receive needs a send"
-        else:
+        elif communicator.peer != ANY_SOURCE:
             gone = [rank for rank in gone if rank == members[communicator.peer]]
-            hint = "every receive needs a send"
+        elif len(gone) < communicator.size - 1:
+            # Any of those who are left may still send it.
+            return
         if gone:
-            names = ", ".join(f"rank {rank}" for rank in gone)
-            _say(
-                f"{_who(communicator)} waits in {communicator.operation or 'a message'} at "
-                f"{source_location(self._main)}, but {names} has come to the end of the program; "
-                f"{hint}"
-            )
-            self._give_up()
+            self._end(communicator, gone, f"has come to the end of the program; {hint}")
+
+    def _end(self, communicator: MpiCommunicator, ranks: list[int], why: str) -> None:
+        """Say which ranks one waits for in vain, and give the job up."""
+        names = ", ".join(f"rank {rank}" for rank in ranks)
+        _say(f"{_who(communicator)} waits in {self._stuck_in(communicator)}, but {names} {why}")
+        self._give_up()
+
+    def _stuck_in(self, communicator: MpiCommunicator) -> str:
+        return f"{communicator.operation or 'a message'} at {source_location(self._main)}"
 
     def _ask(self, communicator: MpiCommunicator, seconds: float) -> list[int]:
         """Ask the others where they are, and wait so long for their answers; who the others are."""
@@ -156,13 +158,8 @@ class Watchdog:
         # Whoever waits for it may have got on meanwhile.
         if not silent or communicator.blocked is None or communicator.blocked > asked:
             return
-        names = ", ".join(f"rank {rank}" for rank in silent)
-        _say(
-            f"{_who(communicator)} waits in {communicator.operation or 'a message'} at "
-            f"{source_location(self._main)}, but {names} does not answer: it was stopped, or its "
-            "machine is gone; all ranks are ended"
-        )
-        self._give_up()
+        why = "does not answer: it was stopped, or its machine is gone; all ranks are ended"
+        self._end(communicator, silent, why)
 
     def _report(self, communicator: MpiCommunicator, stuck: float) -> None:
         members = self._ask(communicator, ANSWERS_WITHIN_S)
@@ -174,23 +171,23 @@ class Watchdog:
         if any(rank < self._world.rank for rank in here):
             # That one says it.
             return
-        lines = [
-            f"{_who(communicator)} has waited {stuck:.0f} s in "
-            f"{communicator.operation or 'a message'} at {source_location(self._main)}"
-        ]
-        for rank in members:
-            said = self._answers.get(rank)
-            if rank in self._left:
-                lines.append(f"  rank {rank} has come to the end of the program")
-            elif said is None:
-                lines.append(f"  rank {rank} does not answer")
-            elif rank in here:
-                lines.append(f"  rank {rank} waits as well, at {said['place']}")
-            elif communicator.operation and said["collectives"] < communicator.collectives:
-                lines.append(f"  rank {rank} has not come: it is at {said['place']}")
-            else:
-                lines.append(f"  rank {rank} is at {said['place']}")
-        _say("\n".join(lines))
+        words = [self._whereabouts(rank, communicator, rank in here) for rank in members]
+        head = f"{_who(communicator)} has waited {stuck:.0f} s in {self._stuck_in(communicator)}"
+        _say("\n".join([head, *words]))
+
+    def _whereabouts(self, rank: int, communicator: MpiCommunicator, waits: bool) -> str:
+        said = self._answers.get(rank)
+        if rank in self._left:
+            where = "has come to the end of the program"
+        elif said is None:
+            where = "does not answer"
+        elif waits:
+            where = f"waits as well, at {said['place']}"
+        elif communicator.operation and said["collectives"] < communicator.collectives:
+            where = f"has not come: it is at {said['place']}"
+        else:
+            where = f"is at {said['place']}"
+        return f"  rank {rank} {where}"
 
     # --- the channel
 
@@ -220,14 +217,12 @@ class Watchdog:
         return rank, tag, json.loads(text.tobytes())
 
     def _where(self, label: str, has_left: bool) -> dict[str, Any]:
-        for communicator in MpiCommunicator.instances():
-            if communicator.label == label:
-                counted, blocked = communicator.collectives, communicator.blocked is not None
-                break
-        else:
-            counted, blocked = 0, False
-        place = "the end of the program" if has_left else source_location(self._main)
-        return {"collectives": counted, "blocked": blocked, "place": place}
+        found = next((each for each in MpiCommunicator.instances() if each.label == label), None)
+        return {
+            "collectives": 0 if found is None else found.collectives,
+            "blocked": found is not None and found.blocked is not None,
+            "place": "the end of the program" if has_left else source_location(self._main),
+        }
 
 
 def _who(communicator: MpiCommunicator) -> str:
@@ -246,13 +241,10 @@ def source_location(ident: int) -> str:
     >>> source_location(threading.get_ident()).startswith("<doctest")
     True
     """
-    frame = sys._current_frames().get(ident)
-    return "ended" if frame is None else _location_of_frame(frame)
-
-
-def _location_of_frame(frame: FrameType) -> str:
-    found: FrameType | None = frame
-    while found is not None and found.f_code.co_filename.startswith(_BENEATH):
-        found = found.f_back
-    found = found or frame
+    innermost = sys._current_frames().get(ident)
+    if innermost is None:
+        return "ended"
+    frames = [frame for frame, _ in traceback.walk_stack(innermost)]
+    own = (each for each in frames if not each.f_code.co_filename.startswith(_BENEATH))
+    found = next(own, innermost)
     return f"{found.f_code.co_filename}:{found.f_lineno} in {found.f_code.co_name}"

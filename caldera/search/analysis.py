@@ -231,11 +231,10 @@ class Overview:
 
     def whole_curve(self, trial: Trial) -> list[tuple[float, float]]:
         """The learning curve of a trial's model, from its first step on."""
-        points = self._own_curve(trial)
-        parent = self._parent(trial)
-        while parent is not None:
-            points = self._own_curve(parent) + points
-            parent = self._parent(parent)
+        points: list[tuple[float, float]] = []
+        here: Trial | None = trial
+        while here is not None:
+            points, here = self._own_curve(here) + points, self._parent(here)
         return points
 
     def _own_curve(self, trial: Trial) -> list[tuple[float, float]]:

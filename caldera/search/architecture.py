@@ -89,18 +89,19 @@ class Hierarchy(SpaceNode):
         for level, (motifs, nodes) in enumerate(self.levels):
             # Deeper levels have longer paths: a mutation can pick a level.
             depth = ".".join(["level"] * (len(self.levels) - level))
-            made = []
-            for motif in range(motifs):
-                place = f"{path}.{depth}.{level}-{motif}"
-                edges = {}
-                for last in range(1, nodes):
-                    for first in range(last):
-                        # A node is always reached, from the one before it.
-                        offered = names if first == last - 1 else (NONE, *names)
-                        edge = f"{first}-{last}"
-                        edges[edge] = walk(f"{place}:{edge}", Choice(offered))
-                made.append(edges)
-            found.append(made)
+            # A node is always reached, from the one before it.
+            offered = {
+                f"{first}-{last}": names if first == last - 1 else (NONE, *names)
+                for last in range(1, nodes)
+                for first in range(last)
+            }
+            places = [f"{path}.{depth}.{level}-{motif}" for motif in range(motifs)]
+            found.append(
+                [
+                    {edge: walk(f"{place}:{edge}", Choice(own)) for edge, own in offered.items()}
+                    for place in places
+                ]
+            )
             names = [f"motif{index}" for index in range(motifs)]
         return found
 
@@ -165,11 +166,11 @@ def make_layers(value: Sequence[Mapping[str, Any]]) -> list[Layer]:
     >>> search.make_layers([{"layer": "Dense", "units": 8}])[0].units
     8
     """
-    found = []
-    for each in value:
-        arguments = dict(each)
-        found.append(layer_names[arguments.pop("layer")](**arguments))
-    return found
+    return [_layer(**each) for each in value]
+
+
+def _layer(layer: str, **arguments: Any) -> Layer:
+    return layer_names[layer](**arguments)
 
 
 def cell(operations: Sequence[str] | Operations, nodes: int = 4, inputs: int = 2) -> CellSpace:

@@ -19,6 +19,7 @@ from caldera.io.events import EventFile
 from caldera.search.charts import cell_text
 from caldera.search.scheduler import StudyCallback
 from caldera.search.trial import DONE, FAILED, RUNNING, STOPPED, Trial
+from caldera.train.progress import _duration
 
 if TYPE_CHECKING:
     from caldera.search.study import Study
@@ -52,17 +53,14 @@ class LiveTable(StudyCallback):
         if verbose not in (None, 0, 1, 2):
             raise ConfigError.build("verbose", expected="0, 1 or 2", got=shown(verbose))
         self.verbose = 1 if verbose is None else int(verbose)
-        self._console = console
-        self._clock = clock
+        self._console, self._clock, self._planned = console, clock, trials
         self._live: Any = None
         self._next = 0.0
-        self._started = 0.0
-        self._over_before = 0
-        self._planned = trials
 
     # --- moments
 
     def study_begins(self, study: Study) -> None:
+        self._started, self._over_before = self._clock(), _over(study)
         if not self.verbose:
             return
         if self._console is None:
@@ -70,51 +68,41 @@ class LiveTable(StudyCallback):
             plain = False if world().size > 1 else None
             made = optional_import("rich.console", "rich", "progress").Console
             self._console = made(force_terminal=plain)
-        self._started = self._clock()
-        self._over_before = _over(study)
         if self.verbose == 1:
             self._live = live_line(self._console)
 
     def trial_begins(self, study: Study, trial: Trial) -> None:
         self._draw(study)
 
-    def trial_reports(self, study: Study, trial: Trial) -> None:
-        self._draw(study)
+    trial_reports = trial_begins
 
     def trial_ends(self, study: Study, trial: Trial) -> None:
         if self.verbose == 2:
-            best = study.best_or_none()
-            mark = "  best so far" if best is trial else ""
-            self._print(f"{_one(study, trial)}{mark}")
+            mark = "  best so far" if study.best_or_none() is trial else ""
+            print_line(self._console, f"{_one(study, trial)}{mark}")
         self._draw(study)
 
     def study_ends(self, study: Study) -> None:
-        was_live = self._live is not None
-        if was_live:
-            self._live.stop()
-            self._live = None
-        if self.verbose == 2 or was_live:
-            self._print(f"{self._counts(study)}  {_best_text(study)}")
+        live, self._live = self._live, None
+        if live is not None:
+            live.stop()
+        if self.verbose == 2 or live is not None:
+            print_line(self._console, f"{self._counts(study)}  {_best_text(study)}")
 
     # --- showing
-
-    def _print(self, line: str) -> None:
-        print_line(self._console, line)
 
     def _draw(self, study: Study) -> None:
         now = self._clock()
         if self._live is None or now < self._next:
             return
         lines = [self._headline(study, now), *self._running(study)]
-        text = optional_import("rich.text", "rich", "progress").Text
-        self._live.update(text("\n").join(lines), refresh=True)
+        self._live.update(_text("\n").join(lines), refresh=True)
         # Counted from the end: where drawing is slow it must not be all that is done.
         self._next = self._clock() + EVERY_S
 
     def _headline(self, study: Study, now: float) -> Any:
-        text = optional_import("rich.text", "rich", "progress").Text
         over = _over(study)
-        line = text(no_wrap=True, overflow="ellipsis")
+        line = _text("")
         line.append("search ", style="bold")
         if self._planned:
             done = round(_BAR * min(over / self._planned, 1.0))
@@ -124,16 +112,15 @@ class LiveTable(StudyCallback):
         left = self._seconds_left(study, over, now)
         figures = [self._counts(study), _best_text(study)]
         if left is not None:
-            figures.append(f"{_clock_text(left)} left")
+            figures.append(f"{_duration(left)} left")
         line.append("  ".join(figures))
         return line
 
     def _counts(self, study: Study) -> str:
         counts = study.counts()
-        over = sum(counts[state] for state in (DONE, STOPPED, FAILED))
         more = [f"{counts[state]} {state}" for state in (RUNNING, STOPPED, FAILED) if counts[state]]
         of = f"/{self._planned}" if self._planned else ""
-        return f"{over}{of} trials" + (f" ({', '.join(more)})" if more else "")
+        return f"{_over(study)}{of} trials" + (f" ({', '.join(more)})" if more else "")
 
     def _seconds_left(self, study: Study, over: int, now: float) -> float | None:
         """If the trials to come take as long as those that are over; None if nobody can say."""
@@ -144,17 +131,21 @@ class LiveTable(StudyCallback):
 
     def _running(self, study: Study) -> Iterator[Any]:
         """A line for each trial that runs: its last value, its parameters."""
-        text = optional_import("rich.text", "rich", "progress").Text
         running = study.of_state(RUNNING)
         for trial in running[:_MOST_ROWS]:
-            yield text(f"  {_one(study, trial)}", no_wrap=True, overflow="ellipsis", style="dim")
+            yield _text(f"  {_one(study, trial)}", style="dim")
         if len(running) > _MOST_ROWS:
-            yield text(f"  and {len(running) - _MOST_ROWS} more", style="dim")
+            yield _text(f"  and {len(running) - _MOST_ROWS} more", style="dim")
 
 
 def _over(study: Study) -> int:
-    counts = study.counts()
-    return counts[DONE] + counts[STOPPED] + counts[FAILED]
+    return len(study.of_state(DONE, STOPPED, FAILED))
+
+
+def _text(content: str, **how: Any) -> Any:
+    """A line for a live table, cut where the terminal ends."""
+    made = optional_import("rich.text", "rich", "progress").Text
+    return made(content, no_wrap=True, overflow="ellipsis", **how)
 
 
 def _one(study: Study, trial: Trial) -> str:
@@ -178,19 +169,6 @@ def _best_text(study: Study) -> str:
     if best is None or best.values is None:
         return "no trial is done yet"
     return f"best {study.objective.names()[0]} {best.values[0]:.5g} in trial {best.number}"
-
-
-def _clock_text(seconds: float) -> str:
-    """How long, as a clock shows it.
-
-    >>> _clock_text(3.4), _clock_text(75), _clock_text(7325)
-    ('3 s', '1:15', '2:02:05')
-    """
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours}:{minutes:02}:{rest:02}"
-    return f"{minutes}:{rest:02}" if minutes else f"{rest} s"
 
 
 class TrialTensorBoard(StudyCallback):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import combinations, pairwise
 from os import PathLike
@@ -124,19 +124,11 @@ def study_html(overview: Overview) -> str:
 def history_chart(overview: Overview, objective: int = 0) -> LineChart:
     """The value of each trial in their order, and the best so far."""
     name, mode = overview.names[objective], overview.modes[objective]
-    states = {
-        DONE: ("done", OTHERS),
-        STOPPED: ("stopped early", ENDED),
-        FAILED: ("failed", LOST),
-    }
-    lines, seen = [], []
-    for state, (label, colour) in states.items():
-        points = [
-            (float(t.number), _value(t, objective)) for t in overview.trials if t.state == state
-        ]
-        if points:
-            lines.append(Line(label, points, colour, dots_only=True))
-            seen += [y for _, y in points]
+    points: dict[str, list[tuple[float, float]]] = {state: [] for state in _DOTS}
+    for trial in overview.trials:
+        points.get(trial.state, []).append((float(trial.number), _value(trial, objective)))
+    lines = _dots(points)
+    seen = [y for line in lines for _, y in line.points]
     climbed = list(_best_so_far(overview, objective))
     if climbed:
         last = short_number(climbed[-1][1])
@@ -144,6 +136,18 @@ def history_chart(overview: Overview, objective: int = 0) -> LineChart:
     numbers = [trial.number for trial in overview.trials]
     axes = whole_axis(numbers or [0]), _value_axis(seen, mode)
     return LineChart(f"{name}, {_preferred(mode)}", "trial", lines, *axes)
+
+
+_DOTS = {DONE: ("done", OTHERS), STOPPED: ("stopped early", ENDED), FAILED: ("failed", LOST)}
+
+
+def _dots(points: Mapping[str, Sequence[tuple[float, float]]]) -> list[Line]:
+    """A line of dots for each state of trials that has any."""
+    shown = {state: found for state, found in points.items() if found}
+    return [
+        Line(_DOTS[state][0], found, _DOTS[state][1], dots_only=True)
+        for state, found in shown.items()
+    ]
 
 
 def _preferred(mode: str) -> str:
@@ -157,15 +161,13 @@ def _value(trial: Trial, objective: int) -> float:
 def _best_so_far(overview: Overview, objective: int) -> Iterable[tuple[float, float]]:
     best = math.inf
     sign = -1.0 if overview.modes[objective] == "max" else 1.0
-    last = 0.0
     for trial in overview.trials:
         value = sign * _value(trial, objective)
-        last = float(trial.number)
         if trial.is_feasible and value < best:
             best = value
-            yield last, sign * best
+            yield float(trial.number), sign * best
     if best < math.inf:
-        yield last, sign * best
+        yield float(trial.number), sign * best
 
 
 def _step_line(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -239,25 +241,17 @@ def slice_charts(overview: Overview) -> list[LineChart]:
 
 
 def _slice(overview: Overview, column: ParameterColumn) -> LineChart:
-    points: dict[str, list[tuple[float, float]]] = {DONE: [], STOPPED: []}
+    points: dict[str, list[tuple[float, float]]] = {STOPPED: [], DONE: []}
     for trial, place in zip(overview.trials, column.places, strict=True):
         value = _value(trial, 0)
         if place is not None and math.isfinite(value) and trial.state in points:
             points[trial.state].append((place, value))
-    lines = [
-        Line(label, points[state], colour, dots_only=True)
-        for state, label, colour in (
-            (STOPPED, "stopped early", ENDED),
-            (DONE, "done", OTHERS),
-        )
-        if points[state]
-    ]
+    lines = _dots(points)
     best = overview.best
-    if best is not None:
-        at = column.places[list(overview.trials).index(best)]
-        if at is not None:
-            spot = (at, _value(best, 0))
-            lines.append(Line("best", [spot], BEST, dots_only=True, ring=spot))
+    at = None if best is None else column.places[overview.trials.index(best)]
+    if best is not None and at is not None:
+        spot = (at, _value(best, 0))
+        lines.append(Line("best", [spot], BEST, dots_only=True, ring=spot))
     seen = [y for line in lines for _, y in line.points]
     return LineChart(
         f"{overview.names[0]} over {column.name}",

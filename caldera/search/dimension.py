@@ -95,13 +95,45 @@ def reflected(unit: float) -> float:
 
 
 @dataclass(frozen=True)
-class Uniform(Dimension):
+class _NumberRange(Dimension):
+    """Numbers from `low` to `high`, in steps or not, evenly or by their logarithm."""
+
+    low: Any
+    high: Any
+    step: Any = None
+    log: bool = False
+
+    @property
+    @abstractmethod
+    def steps(self) -> int:
+        """How many steps there are from the first value to the last."""
+
+    @abstractmethod
+    def at(self, index: int) -> Any:
+        """The value so many steps from the first."""
+
+    def _logarithms(self) -> tuple[float, float]:
+        return math.log(self.low), math.log(self.high)
+
+    def _by_logarithm(self, unit: float) -> float:
+        low, high = self._logarithms()
+        return math.exp(low + unit * (high - low))
+
+    def _by_step(self, unit: float) -> Any:
+        return self.at(min(int(unit * (self.steps + 1)), self.steps))
+
+    def stored(self, unit: float) -> Any:
+        return self.decode(unit)
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": type(self).__name__.lower(), **vars(self)}
+
+
+@dataclass(frozen=True)
+class Uniform(_NumberRange):
     """Numbers from `low` to `high`, in steps if `step` is given, evenly or by their logarithm."""
 
-    low: float
-    high: float
     step: float | None = None
-    log: bool = False
 
     def __post_init__(self) -> None:
         _check_range("log" if self.log else "uniform", self.low, self.high, self.log)
@@ -120,30 +152,23 @@ class Uniform(Dimension):
 
     @property
     def steps(self) -> int:
-        """How many steps there are from the first value to the last."""
         assert self.step is not None
         return math.floor((self.high - self.low) / self.step + 1e-9)
 
     def decode(self, unit: float) -> float:
         if self.step is not None:
-            index = min(int(unit * (self.steps + 1)), self.steps)
-            return self.at(index)
+            return self._by_step(unit)
         if self.log:
-            low, high = math.log(self.low), math.log(self.high)
-            return min(max(math.exp(low + unit * (high - low)), self.low), self.high)
+            return min(max(self._by_logarithm(unit), self.low), self.high)
         return self.low + unit * (self.high - self.low)
 
     def at(self, index: int) -> float:
-        """The value so many steps from the first."""
         # 0.1 + 2 * 0.1 should be 0.3, as it is in decimal numbers.
         return float(Decimal(repr(self.low)) + index * Decimal(repr(float(self.step or 0))))
 
     def index(self, stored: float) -> int:
         """How many steps a value is from the first."""
         return round((stored - self.low) / float(self.step or 1))
-
-    def stored(self, unit: float) -> float:
-        return self.decode(unit)
 
     def unit(self, stored: Any) -> float:
         if self.step is not None:
@@ -160,32 +185,18 @@ class Uniform(Dimension):
         return _is_number(stored) and self.low - slack <= stored <= self.high + slack
 
     def grid(self) -> list[Stored] | None:
-        if self.step is None:
-            return None
-        return [self.at(index) for index in range(self.steps + 1)]
+        return None if self.step is None else list(map(self.at, range(self.steps + 1)))
 
     def distribution(self, optuna: Any) -> Any:
         # Optuna counts steps in numbers of its own rounding, and would refuse some of ours.
         return optuna.distributions.FloatDistribution(self.low, self.high, log=self.log)
 
-    def describe(self) -> dict[str, Any]:
-        return {
-            "kind": "uniform",
-            "low": self.low,
-            "high": self.high,
-            "step": self.step,
-            "log": self.log,
-        }
-
 
 @dataclass(frozen=True)
-class Integer(Dimension):
+class Integer(_NumberRange):
     """Whole numbers from `low` to `high`, both included, every `step` of them."""
 
-    low: int
-    high: int
     step: int = 1
-    log: bool = False
 
     def __post_init__(self) -> None:
         for name in ("low", "high", "step"):
@@ -205,26 +216,26 @@ class Integer(Dimension):
             )
         if self.step < 1:
             raise ConfigError.build("integer", expected="step= at least 1", got=repr(self.step))
-        object.__setattr__(self, "high", self.low + self.steps * self.step)
+        object.__setattr__(self, "high", self.at(self.steps))
 
     @property
     def steps(self) -> int:
-        """How many steps there are from the first value to the last."""
         return (self.high - self.low) // self.step
+
+    def at(self, index: int) -> int:
+        return self.low + index * self.step
+
+    def _logarithms(self) -> tuple[float, float]:
+        return math.log(self.low - 0.5), math.log(self.high + 0.5)
 
     def decode(self, unit: float) -> int:
         if self.log:
-            low, high = math.log(self.low - 0.5), math.log(self.high + 0.5)
-            return min(max(round(math.exp(low + unit * (high - low))), self.low), self.high)
-        index = min(int(unit * (self.steps + 1)), self.steps)
-        return self.low + index * self.step
-
-    def stored(self, unit: float) -> int:
-        return self.decode(unit)
+            return min(max(round(self._by_logarithm(unit)), self.low), self.high)
+        return self._by_step(unit)
 
     def unit(self, stored: Any) -> float:
         if self.log:
-            low, high = math.log(self.low - 0.5), math.log(self.high + 0.5)
+            low, high = self._logarithms()
             return (math.log(stored) - low) / (high - low)
         return ((stored - self.low) // self.step + 0.5) / (self.steps + 1)
 
@@ -236,23 +247,12 @@ class Integer(Dimension):
         return is_whole and self.low <= stored <= self.high
 
     def grid(self) -> list[Stored] | None:
-        if self.steps >= _MOST_POINTS:
-            return None
-        return list(range(self.low, self.high + 1, self.step))
+        return None if self.steps >= _MOST_POINTS else list(map(self.at, range(self.steps + 1)))
 
     def distribution(self, optuna: Any) -> Any:
         return optuna.distributions.IntDistribution(
             self.low, self.high, log=self.log, step=self.step
         )
-
-    def describe(self) -> dict[str, Any]:
-        return {
-            "kind": "integer",
-            "low": self.low,
-            "high": self.high,
-            "step": self.step,
-            "log": self.log,
-        }
 
 
 class Choice(Dimension):

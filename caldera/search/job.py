@@ -7,7 +7,7 @@ import math
 import time
 import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from statistics import median
@@ -148,11 +148,8 @@ class SearchJob:
 
     def _summed_up(self, recorder: _Recorder) -> Row:
         """The last row of one training, with the objective's choice among its rows."""
-        row = dict(recorder.curve[-1])
         values = self.objective.values(recorder.curve)
-        for name, value in zip(self.objective.names(), values, strict=True):
-            row[name] = value
-        return row
+        return recorder.curve[-1] | dict(zip(self.objective.names(), values, strict=True))
 
     def _fit(self, task: TrialTask, recorder: _Recorder, repeat: int, parallel: Strategy) -> None:
         model = self.model(task, task.seed if self.objective.seeds == 1 else task.seed + repeat)
@@ -261,18 +258,20 @@ class SearchJob:
         restore_progress(model, path.with_suffix(".progress").read_bytes())
 
 
+@dataclass
 class _Recorder:
     """What a trial has reported so far, and whether it should stop."""
 
-    def __init__(self, job: SearchJob, task: TrialTask, report: Report) -> None:
-        self.job, self.task, self.report = job, task, report
-        self.started = time.perf_counter()
-        self.curve: list[Row] = []
-        self.reason = ""
-        self.digest = ""
-        self.saved = False
-        self.conditions = ""
-        self.violations: list[str] = []
+    job: SearchJob
+    task: TrialTask
+    report: Report
+    started: float = field(default_factory=time.perf_counter)
+    curve: list[Row] = field(default_factory=list)
+    reason: str = ""
+    digest: str = ""
+    saved: bool = False
+    conditions: str = ""
+    violations: list[str] = field(default_factory=list)
 
     @property
     def seconds(self) -> float:
@@ -298,17 +297,12 @@ class _Recorder:
             reason = self.violations[0] if self.violations else "it reported nothing"
             return self._over(STOPPED if self.violations else FAILED, reason, None)
         values = list(self.job.objective.values(self.curve))
-        bad = [
-            name
-            for name, value in zip(self.job.objective.names(), values, strict=True)
-            if math.isnan(value)
-        ]
-        if bad:
+        named = zip(self.job.objective.names(), values, strict=True)
+        if bad := [name for name, value in named if math.isnan(value)]:
             return self._over(FAILED, f"{bad[0]} is NaN", None)
-        violated = self.violated()
         if self.reason:
             return self._over(STOPPED, self.reason, values)
-        return self._over(DONE, "; ".join(violated), values)
+        return self._over(DONE, "; ".join(self.violated()), values)
 
     def _over(self, state: str, reason: str, values: list[float] | None) -> TrialResult:
         return TrialResult(

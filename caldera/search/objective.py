@@ -139,11 +139,10 @@ class MetricObjective(Objective):
             return (math.nan,)
         return (min(found) if self.modes == ("min",) else max(found),)
 
-    def names(self) -> tuple[str, ...]:
-        return (self.name,)
-
     def columns(self) -> tuple[str, ...]:
         return (self.name,)
+
+    names = columns
 
 
 @dataclass(frozen=True)
@@ -182,10 +181,8 @@ class TimeTo(Objective):
         return self.measure(row) <= 0
 
     def values(self, curve: Sequence[Row]) -> tuple[float, ...]:
-        for row in curve:
-            if self.is_reached(row):
-                return (look_up(row, "seconds"),)
-        return (math.inf,)
+        reached = (look_up(row, "seconds") for row in curve if self.is_reached(row))
+        return (next(reached, math.inf),)
 
     def names(self) -> tuple[str, ...]:
         return (f"seconds to {self.name} {self.target:g}",)
@@ -206,11 +203,10 @@ class Pareto(Objective):
     def values(self, curve: Sequence[Row]) -> tuple[float, ...]:
         return tuple(look_up(curve[-1], name) for name in self.metrics)
 
-    def names(self) -> tuple[str, ...]:
-        return self.metrics
-
     def columns(self) -> tuple[str, ...]:
         return self.metrics
+
+    names = columns
 
 
 @dataclass(frozen=True)
@@ -233,11 +229,6 @@ class Constraint:
             return ""
         side = "least" if self.above else "most"
         return f"expected {self.name} at {side} {self.limit:g}, got {value:g}"
-
-    def excess(self, row: Mapping[str, float]) -> float:
-        """How far it is violated: above 0 if it is."""
-        value = look_up(row, self.name, "constraint")
-        return self.limit - value if self.above else value - self.limit
 
 
 # --- as a user writes them

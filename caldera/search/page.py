@@ -13,6 +13,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from caldera.base.file_access import output_file
 from caldera.base.file_cache import write_file
 from caldera.base.formatting import percent_text, seconds_text
 from caldera.draw.line_chart import inline
@@ -28,7 +29,6 @@ from caldera.draw.page import (
     tag,
     tiles,
 )
-from caldera.errors import ConfigError
 from caldera.search.analysis import FEWEST, Overview
 from caldera.search.best_network import network_cards
 from caldera.search.charts import (
@@ -58,21 +58,9 @@ _MOST_ROWS = 5000
 
 def write_page(overview: Overview, path: str | PathLike[str]) -> Path:
     """Write the page about a study to an .html file; its path."""
-    target = Path(path)
-    if target.suffix.lower() not in (".html", ".htm"):
-        raise ConfigError.build(
-            "study.page",
-            expected="a file name that ends in .html",
-            got=repr(str(path)),
-            hint=f"write to {str(target.with_suffix('.html'))!r}" if target.name else "",
-        )
-    if not target.parent.is_dir():
-        raise ConfigError.build(
-            "study.page",
-            expected="a folder that exists",
-            got=repr(str(target.parent)),
-            hint="make it first, for example with Path.mkdir(parents=True)",
-        )
+    name = Path(path)
+    hint = f"write to {str(name.with_suffix('.html'))!r}" if name.name else ""
+    target = output_file(name, ".html", "study.page", hint, ".htm")
     write_file(target, study_page(overview))
     return target
 
@@ -302,13 +290,9 @@ def _trials(overview: Overview) -> Safe:
 def _table(overview: Overview, rows: list[list[str]]) -> Safe:
     names = [column.name for column in overview.columns]
     head = ["trial", "state", *overview.names, *names, "steps", "time", "seed", "why"]
-    values = len(overview.names)
-    numbers = [0, *range(2, 2 + values)]
-    for place, column in enumerate(overview.columns, 2 + values):
-        if column.is_number:
-            numbers.append(place)
-    end = 2 + values + len(names)
-    return table(head, rows, numbers=[*numbers, end, end + 1, end + 2])
+    columns = enumerate(overview.columns, 2 + len(overview.names))
+    texts = {1, len(head) - 1, *(place for place, column in columns if not column.is_number)}
+    return table(head, rows, numbers=[at for at in range(len(head)) if at not in texts])
 
 
 def _row(overview: Overview, trial: Trial) -> list[str]:

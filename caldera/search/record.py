@@ -105,12 +105,8 @@ class TrialRecord:
     def begin(self, space: Space, objective: Objective, facts: Mapping[str, Any]) -> None:
         """Begin the study, or make sure that it is this one which goes on."""
         described = {"space": space.describe(), "objective": objective.describe(), **facts}
-        directions = [
-            self._optuna.study.StudyDirection.MAXIMIZE
-            if mode == "max"
-            else self._optuna.study.StudyDirection.MINIMIZE
-            for mode in objective.modes
-        ]
+        kinds = self._optuna.study.StudyDirection
+        directions = [kinds.MAXIMIZE if m == "max" else kinds.MINIMIZE for m in objective.modes]
         # Another program may have begun it meanwhile.
         self._study = self._study if self._study is not None else self._find()
         if self._study is None:
@@ -256,11 +252,7 @@ class TrialRecord:
 
     def trials(self, space: Space | None) -> list[Trial]:
         """All trials by number; without a space their parameters are what was stored."""
-        found = []
-        for frozen in self._storage.get_all_trials(self._study, deepcopy=False):
-            self._ids[frozen.number] = frozen._trial_id
-            found.append(self._read(frozen, space))
-        return found
+        return self.news((), space)
 
     def news(self, trials: Sequence[Trial], space: Space | None) -> list[Trial]:
         """The trials that are not among these yet, or were not over when these were read."""
@@ -277,10 +269,8 @@ class TrialRecord:
     def _read(self, frozen: Any, space: Space | None) -> Trial:
         own = decoded(frozen.user_attrs.get(_KEY, {}))
         point = dict(frozen.params)
-        if space is not None and set(own) >= {"seed", "after"}:
-            parameters = space.decoded(point)
-        else:
-            parameters = dict(point)
+        is_ours = space is not None and set(own) >= {"seed", "after"}
+        parameters = space.decoded(point) if space and is_ours else dict(point)
         started = frozen.datetime_start
         trial = Trial(
             frozen.number,
@@ -320,13 +310,9 @@ class TrialRecord:
 
 def apply(trial: Trial, outcome: TrialResult, told: int | None, ended: float | None) -> None:
     """Let a trial have this outcome."""
-    trial.state, trial.reason = outcome.state, outcome.reason
+    kept = {name: value for name, value in vars(outcome).items() if name != "misconfigured"}
+    vars(trial).update(kept, told=told, ended=ended)
     trial.values = None if outcome.values is None else tuple(outcome.values)
-    trial.violations, trial.curve = list(outcome.violations), list(outcome.curve)
-    trial.seconds, trial.details = outcome.seconds, outcome.details
-    trial.digest, trial.saved = outcome.digest, outcome.saved
-    trial.conditions = outcome.conditions
-    trial.told, trial.ended = told, ended
 
 
 @contextmanager

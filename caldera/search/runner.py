@@ -1,4 +1,32 @@
-"""`run`: a search from its beginning, or from where it was left, to its end."""
+"""`run`: a search from its beginning, or from where it was left, to its end.
+
+The arguments of `run`, and what they say if they are not given:
+
+- `method` proposes trials, `stop` ends those that are not worth going on with: names or objects
+  such as `search.TPE()`.
+- `trials`, `seconds`: how many trials there shall be in the study, and for how long new ones begin.
+- `objective`: a metric such as "val_accuracy" ("val_loss" unless told), or what
+  `search.accuracy`, `weighted`, `time_to` or `pareto` make; `constraints`: what `at_most` and
+  `at_least` make.
+- `epochs` of each trial, unless the model says; `fit`: further arguments of `Model.fit`
+  (`callbacks` is there a function that makes a list, since each trial needs its own).
+- `validation`: the part of the training samples to choose by, the same for all trials, or other
+  samples. Test samples (those of a data set, or `test`) are looked at once: the best model's
+  results on them are `study.test`.
+- `folder`: where the study is kept. A study that is there goes on: finished trials stay, those
+  that were running are run again.
+- `storage`: the address of a database to keep it in, such as "sqlite:///study.db" or
+  "postgresql://user@host/database", with `name` to tell it from others there. Several programs,
+  on as many machines, that are started with the same one work on it together.
+- `seed`: the same seed gives the same trials.
+- `callbacks`: a `StudyCallback` each. `verbose`: 0 for silence, 1 for a live table in a terminal
+  and nothing elsewhere (the usual), 2 for a line a trial.
+- `workers`: how many trials run at once, in processes of their own, or as in `"threads:4"` in
+  threads. Under `caldera run -n 9` the ranks are the workers, but for the first, and every rank
+  gets the study; with `ranks_per_trial` several of them train each model.
+- `retries`: how often a trial is begun again whose worker has died, or has reported nothing for
+  `hung_after` seconds.
+"""
 
 from __future__ import annotations
 
@@ -61,89 +89,68 @@ def run(
 
     `build` takes the parameters of a trial by name, and gives a model, which is trained on `data`.
     Without data it is a plain function that gives a number (to be small), a dict of numbers, or
-    yields them step by step.
-
-    - `method` proposes trials, `stop` ends those that are not worth going on with: names or objects
-      such as `search.TPE()`.
-    - `trials`, `seconds`: how many trials there shall be in the study, and for how long new ones
-      begin.
-    - `objective`: a metric such as "val_accuracy" ("val_loss" unless told), or what
-      `search.accuracy`, `weighted`, `time_to` or `pareto` make; `constraints`: what `at_most` and
-      `at_least` make.
-    - `epochs` of each trial, unless the model says; `fit`: further arguments of `Model.fit`
-      (`callbacks` is there a function that makes a list, since each trial needs its own).
-    - `validation`: the part of the training samples to choose by, the same for all trials, or other
-      samples. Test samples (those of a data set, or `test`) are looked at once: the best model's
-      results on them are `study.test`.
-    - `folder`: where the study is kept. A study that is there goes on: finished trials stay, those
-      that were running are run again.
-    - `storage`: the address of a database to keep it in, such as "sqlite:///study.db" or
-      "postgresql://user@host/database", with `name` to tell it from others there. Several programs,
-      on as many machines, that are started with the same one work on it together.
-    - `seed`: the same seed gives the same trials.
-    - `callbacks`: a `StudyCallback` each. `verbose`: 0 for silence, 1 for a live table in a
-      terminal and nothing elsewhere (the usual), 2 for a line a trial.
-    - `workers`: how many trials run at once, in processes of their own, or as in `"threads:4"` in
-      threads. Under `caldera run -n 9` the ranks are the workers, but for the first, and every rank
-      gets the study; with `ranks_per_trial` several of them train each model.
-    - `retries`: how often a trial is begun again whose worker has died, or has reported nothing for
-      `hung_after` seconds.
+    yields them step by step. The module `caldera.search.runner` describes the other arguments.
 
     >>> from caldera import search
-    >>> def height(x, y):
-    ...     return (x - 1) ** 2 + (y + 2) ** 2
     >>> space = {"x": search.uniform(-4, 4), "y": search.uniform(-4, 4)}
-    >>> study = search.run(height, space, method="random", trials=200, verbose=0)
+    >>> study = search.run(lambda x, y: (x - 1) ** 2 + y * y, space, trials=200, verbose=0)
     >>> len(study.trials), study.best.value < 0.5
     (200, True)
     """
-    space = Space(space)
+    proposer, stoppers = methods.make(method), [] if stop is None else [methods.make(stop)]
+    seed = checked_seed(seed, f"{_WHERE} seed")
+    _check_limits(proposer, trials=trials, seconds=seconds, epochs=epochs)
+    watchers = instances(callbacks, StudyCallback, "callbacks", _WHERE)
+    place = _place(folder, None if data is None else proposer)
+    goal = as_objective(objective, "value" if data is None else "val_loss")
+    limits = tuple(instances(constraints, Constraint, "constraints", _WHERE))
+    samples = data if data is None else TrialData(data, validation, test, goal.folds, seed)
+    job = SearchJob(build, _checked_space(space, build), goal, samples, limits, epochs, fit, place)
+    options = _worker_options(workers, ranks_per_trial, retries, hung_after)
+    if not is_master():
+        return _serve(job, options)
+    with _record(place, storage, name) as record:
+        with record.turn():
+            record.begin(job.space, goal, _facts(proposer, stoppers, job, seed, trials))
+            study = Study(record, goal, job.space, job)
+            watching = [*watchers, LiveTable(verbose, trials=trials)]
+            scheduler = Scheduler(study, proposer, stoppers, seed, trials, seconds, watching)
+        _run_all(scheduler, job, options)
+    return study
+
+
+def _checked_space(given: Space | Mapping[str, Any], build: Callable[..., Any]) -> Space:
+    space = Space(given)
     if not callable(build):
         raise ConfigError.build(
             _WHERE, expected="a function that builds a model", got=repr(build)[:80]
         )
     space.check_build(build, ("seed",))
-    seed = checked_seed(seed, f"{_WHERE} seed")
-    goal = as_objective(objective, "value" if data is None else "val_loss")
-    proposer, stoppers = methods.make(method), [] if stop is None else [methods.make(stop)]
-    _check_numbers(proposer, trials, seconds, epochs)
-    limits = tuple(instances(constraints, Constraint, "constraints", _WHERE))
-    watchers = instances(callbacks, StudyCallback, "callbacks", _WHERE)
+    return space
+
+
+def _place(folder: Any, trainer: Method | None) -> Path | None:
+    """Return the folder of a study, which a method that saves models cannot do without."""
     place = checked_folder(folder, "folder", _WHERE)
-    samples = None
-    if data is not None:
-        if proposer.saves and place is None:
-            raise ConfigError.build(
-                _WHERE, expected=f"folder=, where {proposer!r} saves models", got="none"
-            )
-        samples = TrialData(data, validation, test, folds=goal.folds, seed=seed)
-    job = SearchJob(build, space, goal, samples, limits, epochs, fit, place)
-    options = _worker_options(workers, ranks_per_trial, retries, hung_after)
-    if not is_master():
-        return _serve(job, options)
-    facts = {
-        "method": repr(proposer),
+    if trainer is not None and trainer.saves and place is None:
+        raise ConfigError.build(
+            _WHERE, expected=f"folder=, where {trainer!r} saves models", got="none"
+        )
+    return place
+
+
+def _facts(
+    method: Method, stoppers: Sequence[Method], job: SearchJob, seed: int, trials: int | None
+) -> dict[str, Any]:
+    """Return what a study says of itself beside its space and objective."""
+    return {
+        "method": repr(method),
         "stop": [repr(each) for each in stoppers],
         "seed": seed,
-        "epochs": epochs,
+        "epochs": job.epochs,
         "trials": trials,
-        "samples": samples and samples.chosen_by,
+        "samples": job.samples and job.samples.chosen_by,
     }
-    with _record(place, storage, name) as record:
-        with record.turn():
-            record.begin(space, goal, facts)
-            study = Study(record, goal, space, job)
-            scheduler = Scheduler(
-                study,
-                proposer,
-                stoppers,
-                seed=seed,
-                trials=trials,
-                seconds=seconds,
-                callbacks=[*watchers, LiveTable(verbose, trials=trials)],
-            )
-        _run_all(scheduler, job, options)
-    return study
 
 
 def _serve(job: SearchJob, options: dict[str, Any]) -> Study:
@@ -181,16 +188,13 @@ def _run_all(scheduler: Scheduler, job: SearchJob, options: dict[str, Any]) -> N
             each.study_ends(study)
 
 
-def _check_numbers(
-    method: Method, trials: int | None, seconds: float | None, epochs: int | None
-) -> None:
-    if trials is not None:
-        whole_number(trials, "trials", 1, _WHERE)
-    if seconds is not None:
-        plain_number(seconds, "seconds", 0.0, _WHERE)
-    if epochs is not None:
-        whole_number(epochs, "epochs", 1, _WHERE)
-    if trials is None and seconds is None and not method.ends:
+def _check_limits(method: Method, **limits: float | None) -> None:
+    for name, given in limits.items():
+        if given is not None and name == "seconds":
+            plain_number(given, name, 0.0, _WHERE)
+        elif given is not None:
+            whole_number(given, name, 1, _WHERE)
+    if limits["trials"] is None and limits["seconds"] is None and not method.ends:
         raise ConfigError.build(
             _WHERE, expected=f"trials= or seconds=, since {method!r} never ends", got="neither"
         )
@@ -201,14 +205,12 @@ def _worker_options(
 ) -> dict[str, Any]:
     """Return the checked options of `run_trials`."""
     parse_workers(workers)
-    whole_number(ranks_per_trial, "ranks_per_trial", 1, _WHERE)
-    whole_number(retries, "retries", 0, _WHERE)
     if hung_after is not None:
         plain_number(hung_after, "hung_after", 0.0, _WHERE)
     return {
         "workers": workers,
-        "ranks_per_trial": ranks_per_trial,
-        "retries": retries,
+        "ranks_per_trial": whole_number(ranks_per_trial, "ranks_per_trial", 1, _WHERE),
+        "retries": whole_number(retries, "retries", 0, _WHERE),
         "hung_after": hung_after,
     }
 

@@ -29,7 +29,7 @@ class TrialData:
     """
 
     def __init__(
-        self, data: Any, validation: Any = 0.2, test: Any = None, *, folds: int = 1, seed: int = 0
+        self, data: Any, validation: Any = 0.2, test: Any = None, folds: int = 1, seed: int = 0
     ) -> None:
         self.folds, self._seed = folds, seed
         if isinstance(data, Dataset):

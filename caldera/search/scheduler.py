@@ -67,7 +67,6 @@ class Scheduler:
         study: Study,
         method: Method,
         stoppers: Sequence[Method] = (),
-        *,
         seed: int = 0,
         trials: int | None = None,
         seconds: float | None = None,

@@ -80,21 +80,19 @@ def build_like(model: Model) -> Callable[..., Model]:
 
     def build(**parameters: Any) -> Model:
         made, given = copy.deepcopy(layers), copy.deepcopy(settings)
+        owners = {name: (given["optimizer"]["arguments"], name) for name in known}
+        owners |= {name: (made[index], argument) for name, (index, argument, _) in places.items()}
+        owners["batch_size"] = given, "batch_size"
         for name, value in parameters.items():
-            if name in places:
-                index, argument, _ = places[name]
-                made[index][argument] = value
-            elif name == "batch_size":
-                given["batch_size"] = value
-            elif name in known:
-                given["optimizer"]["arguments"][name] = value
-            else:
+            if name not in owners:
                 raise ConfigError.build(
                     "build_like",
                     expected="a name of space_of(model)",
                     got=repr(name),
                     hint="known: " + ", ".join(known),
                 )
+            owner, argument = owners[name]
+            owner[argument] = value
         where = "build_like"
         chosen = settings_from_config(given, where)
         return NeuralNetwork(layers_from_config(made, where), **chosen, device=device)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -23,8 +24,6 @@ Pick = Callable[[str, Dimension], Stored]
 """From the path of a dimension and the dimension itself to what is stored of its value."""
 Point = dict[str, Stored]
 """What was picked, by path: all that a study keeps of a trial's parameters."""
-
-_MOST_GRID = 1_000_000
 
 
 class Walk(Protocol):
@@ -93,17 +92,12 @@ class Space:
             if isinstance(part, SpaceNode):
                 return part.resolve(path, one)
             if isinstance(part, Mapping):
-                return several(part, f"{path}.", {})
+                return follow(part, f"{path}.", {}, self._shared_in(part))
             return part
-
-        def several(parts: Mapping[str, Any], prefix: str, found: dict[str, Any]) -> dict[str, Any]:
-            shared = self._shared_in(parts)
-            follow(parts, prefix, found, shared)
-            return found
 
         def follow(
             parts: Mapping[str, Any], prefix: str, found: dict[str, Any], shared: set[str]
-        ) -> None:
+        ) -> dict[str, Any]:
             for name, part in parts.items():
                 found[name] = one(prefix + name, part)
                 if isinstance(part, Choice) and part.opens:
@@ -113,8 +107,9 @@ class Space:
                     clash = not shared.isdisjoint(opened)
                     inner = f"{prefix}{name}={label}." if clash else prefix
                     follow(opened, inner, found, shared)
+            return found
 
-        return point, several(self.parameters, "", {})
+        return point, follow(self.parameters, "", {}, self._shared_in(self.parameters))
 
     def _shared_in(self, parts: Mapping[str, Any]) -> set[str]:
         if id(parts) not in self._shared:
@@ -162,18 +157,20 @@ class Space:
         *,
         width: float = 0.1,
         part: float | None = None,
+        path: str | None = None,
     ) -> Point:
         """A neighbour of a point: at least one of its values differs, each with the chance `part`
-        (one value on average, unless told). What a changed choice opens is drawn."""
+        (one value on average, unless told), or the value at `path` alone. What a changed choice
+        opens is drawn."""
         chance = 1.0 / max(len(point), 1) if part is None else part
-        forced = list(point)[random.integers(len(point))]
+        forced = list(point)[random.integers(len(point))] if path is None else path
 
-        def pick(path: str, dimension: Dimension) -> Stored:
-            if path not in point or not dimension.holds(point[path]):
+        def pick(here: str, dimension: Dimension) -> Stored:
+            if here not in point or not dimension.holds(point[here]):
                 return dimension.stored(random.random())
-            if path == forced or random.random() < chance:
-                return dimension.near(point[path], random, width)
-            return point[path]
+            if here == forced or (path is None and random.random() < chance):
+                return dimension.near(point[here], random, width)
+            return point[here]
 
         return self.walk(pick)[0]
 
@@ -244,44 +241,36 @@ class Space:
         `given` are names that a search passes by itself, where they are taken.
         """
         try:
-            signature = inspect.signature(build)
+            parameters = inspect.signature(build).parameters
         except (TypeError, ValueError):
             return
         where = getattr(build, "__name__", "build")
-        parameters = signature.parameters.values()
-        takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
-        named = [
-            each.name
-            for each in parameters
-            if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
-        ]
+        takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+        by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        named = {name: each for name, each in parameters.items() if each.kind in by_name}
         always, possible = self.names()
-        for name in possible:
-            if name not in named and not takes_all:
-                raise ConfigError.build(
-                    f"space {name}",
-                    expected=f"a name that {where} takes",
-                    got=repr(name),
-                    hint=nearest(name, named) if named else f"{where} takes no names",
-                )
-        for each in parameters:
-            needed = each.default is each.empty and each.kind in (
-                each.POSITIONAL_OR_KEYWORD,
-                each.KEYWORD_ONLY,
+        unknown = [name for name in possible if name not in named and not takes_all]
+        if unknown:
+            raise ConfigError.build(
+                f"space {unknown[0]}",
+                expected=f"a name that {where} takes",
+                got=repr(unknown[0]),
+                hint=nearest(unknown[0], named) if named else f"{where} takes no names",
             )
-            if needed and each.name not in always and each.name not in given:
-                raise ConfigError.build(
-                    f"space {each.name}",
-                    expected=f"a dimension for what {where} needs",
-                    got=", ".join(always) or "none of that name",
-                    hint=f"give {each.name} a default, or add it to the space",
-                )
+        needed = [name for name, each in named.items() if each.default is each.empty]
+        missing = [name for name in needed if name not in always and name not in given]
+        if missing:
+            raise ConfigError.build(
+                f"space {missing[0]}",
+                expected=f"a dimension for what {where} needs",
+                got=", ".join(always) or "none of that name",
+                hint=f"give {missing[0]} a default, or add it to the space",
+            )
 
     def names(self) -> tuple[list[str], list[str]]:
         """The names that `build` always gets, and those that it may get."""
-        possible: dict[str, None] = {}
-        _collect(self.parameters, possible)
-        return list(self.parameters), list(possible)
+        possible = [each for name, p in self.parameters.items() for each in (name, *_opened(p))]
+        return list(self.parameters), list(dict.fromkeys(possible))
 
     def describe(self) -> dict[str, Any]:
         """Plain data that tell this space apart from others."""
@@ -296,15 +285,15 @@ def check_parameters(parameters: Mapping[str, Any], prefix: str) -> None:
     taken = set(parameters)
     for name, part in parameters.items():
         _check_one(name, part, prefix)
-        for opened in sorted(_opened(part)):
-            if opened in taken:
-                raise ConfigError.build(
-                    f"space {prefix}{name}",
-                    expected="names that no other parameter has",
-                    got=repr(opened),
-                    hint="leave it out where a choice does not open it",
-                )
-        taken |= _opened(part)
+        opened = set(_opened(part))
+        if clash := sorted(opened & taken):
+            raise ConfigError.build(
+                f"space {prefix}{name}",
+                expected="names that no other parameter has",
+                got=repr(clash[0]),
+                hint="leave it out where a choice does not open it",
+            )
+        taken |= opened
 
 
 def _check_one(name: Any, part: Any, prefix: str) -> None:
@@ -324,34 +313,17 @@ def _check_one(name: Any, part: Any, prefix: str) -> None:
         )
 
 
-def _opened(part: Any) -> set[str]:
+def _opened(part: Any) -> Iterator[str]:
     """All names that a choice may open, also by choices inside it."""
-    if not isinstance(part, Choice):
-        return set()
-    inside = [each for opened in part.opens.values() for each in opened.items()]
-    return {name for name, _ in inside}.union(*(_opened(each) for _, each in inside))
-
-
-def _collect(parameters: Mapping[str, Any], found: dict[str, None]) -> None:
-    for name, part in parameters.items():
-        found[name] = None
-        if isinstance(part, Choice):
-            for opened in part.opens.values():
-                _collect(opened, found)
+    for opened in part.opens.values() if isinstance(part, Choice) else ():
+        for name, inner in opened.items():
+            yield name
+            yield from _opened(inner)
 
 
 def _shared_names(parameters: Mapping[str, Any]) -> set[str]:
     """Names that more than one choice among these parameters opens, or one choice in two ways."""
-    counts: dict[str, int] = {}
-
-    def count(parts: Mapping[str, Any]) -> None:
-        for part in parts.values():
-            for opened in part.opens.values() if isinstance(part, Choice) else ():
-                for name in opened:
-                    counts[name] = counts.get(name, 0) + 1
-                count(opened)
-
-    count(parameters)
+    counts = Counter(name for part in parameters.values() for name in _opened(part))
     return {name for name, number in counts.items() if number > 1}
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import os
 import socket
 import time
@@ -90,10 +91,9 @@ class Journal:
                 number += 1
 
     def _parsed(self, line: bytes, number: int) -> dict[str, Any]:
-        try:
+        found = None
+        with suppress(ValueError):
             found = json.loads(line)
-        except ValueError:
-            found = None
         if not isinstance(found, dict):
             raise DataError.build(
                 f"{self.path}, line {number + 1}",
@@ -125,18 +125,10 @@ def _lines(logs: Iterable[dict[str, Any]]) -> list[bytes]:
 
 
 def _cut_unfinished_line(file: BinaryIO) -> None:
-    end = file.seek(0, os.SEEK_END)
-    size = end
-    while size > 0:
-        start = max(size - 65536, 0)
-        file.seek(start)
-        found = file.read(size - start).rfind(b"\n")
-        if found >= 0:
-            size = start + found + 1
-            break
-        size = start
-    if size < end:
-        file.truncate(size)
+    if os.fstat(file.fileno()).st_size:
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
+            end = whole.rfind(b"\n") + 1
+        file.truncate(end)
 
 
 @contextmanager

@@ -57,9 +57,8 @@ def ring(
     >>> run_virtual_ranks(3, work)[2]
     [3.0, 6.0, 9.0, 12.0, 15.0]
     """
-    members = list(range(comm.size)) if group is None else list(group)
-    counts = even_counts(buffer.size, len(members))
-    _travel(comm, buffer, counts, op, members, range(2 * len(members) - 2))
+    counts = even_counts(buffer.size, comm.size if group is None else len(group))
+    _travel(comm, buffer, counts, op, group, 0, 2)
 
 
 def ring_reduce_scatter(
@@ -70,8 +69,7 @@ def ring_reduce_scatter(
     group: Sequence[int] | None = None,
 ) -> None:
     """The reduction of part r in rank r's buffer; what its other parts become has no meaning."""
-    members = list(range(comm.size)) if group is None else list(group)
-    _travel(comm, buffer, counts, op, members, range(len(members) - 1))
+    _travel(comm, buffer, counts, op, group, 0, 1)
 
 
 def ring_allgather(
@@ -81,8 +79,7 @@ def ring_allgather(
     group: Sequence[int] | None = None,
 ) -> None:
     """Part r of rank r's buffer in every rank's buffer."""
-    members = list(range(comm.size)) if group is None else list(group)
-    _travel(comm, buffer, counts, "", members, range(len(members) - 1, 2 * len(members) - 2))
+    _travel(comm, buffer, counts, "", group, 1, 2)
 
 
 def _travel(
@@ -90,12 +87,15 @@ def _travel(
     buffer: np.ndarray,
     counts: Sequence[int],
     op: str,
-    members: list[int],
-    steps: range,
+    group: Sequence[int] | None,
+    first: int,
+    last: int,
 ) -> None:
     """In step t a rank sends part r - 1 - t and receives part r - 2 - t; before step n - 1 it
-    combines what comes, from then on it keeps it."""
+    combines what comes, from then on it keeps it. `first` and `last` count rounds of n - 1."""
+    members = range(comm.size) if group is None else group
     n, me = len(members), members.index(comm.rank)
+    steps = range(first * (n - 1), last * (n - 1))
     if n == 1:
         if op:
             finish(buffer, op, 1)
@@ -192,11 +192,19 @@ def hierarchical(comm: PointToPoint, buffer: np.ndarray, op: str = "sum") -> Non
     """
     own = [rank for rank in range(comm.size) if comm.nodes[rank] == comm.nodes[comm.rank]]
     leaders = [comm.nodes.index(node) for node in sorted(set(comm.nodes))]
-    step = "sum" if op == "mean" else op
+    _through_leaders(comm, buffer, op, own, leaders)
+
+
+def _through_leaders(
+    comm: PointToPoint, buffer: np.ndarray, op: str, own: Sequence[int], leaders: Sequence[int]
+) -> None:
+    """The first of this rank's group, `own`, sums the group's buffers, exchanges the sum with the
+    other leaders, and sends the result back."""
     if comm.rank != own[0]:
         wait_all(start_send(comm, buffer, own[0]))
         wait_all(start_receive(comm, buffer, own[0]))
         return
+    step = "sum" if op == "mean" else op
     for other in own[1:]:
         combine_from(comm, buffer, other, step)
     ring(comm, buffer, step, leaders)
@@ -216,11 +224,4 @@ def master(comm: PointToPoint, buffer: np.ndarray, op: str = "sum") -> None:
     >>> run_virtual_ranks(3, work)
     [2.0, 2.0, 2.0]
     """
-    if comm.rank:
-        wait_all(start_send(comm, buffer, 0))
-        wait_all(start_receive(comm, buffer, 0))
-        return
-    for other in range(1, comm.size):
-        combine_from(comm, buffer, other, op)
-    finish(buffer, op, comm.size)
-    wait_all([r for other in range(1, comm.size) for r in start_send(comm, buffer, other)])
+    _through_leaders(comm, buffer, op, range(comm.size), [0])

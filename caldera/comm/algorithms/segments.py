@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -42,10 +42,7 @@ def bounds(counts: Sequence[int]) -> list[tuple[int, int]]:
     >>> bounds([3, 0, 2])
     [(0, 3), (3, 3), (3, 5)]
     """
-    ends = [0]
-    for count in counts:
-        ends.append(ends[-1] + count)
-    return list(pairwise(ends))
+    return list(pairwise(accumulate(counts, initial=0)))
 
 
 def segments(part: tuple[int, int], elements: int) -> list[tuple[int, int]]:
@@ -121,15 +118,13 @@ def combine_from(
     """
     pieces = segments((0, target.size), segment_elements(comm, target))
     scratch = np.empty((min(WINDOW, len(pieces)), segment_elements(comm, target)), target.dtype)
-    underway: deque[tuple[Request, np.ndarray]] = deque()
 
-    def receive(index: int) -> None:
+    def receive(index: int) -> tuple[Request, np.ndarray]:
         begin, end = pieces[index]
         part = scratch[index % WINDOW, : end - begin]
-        underway.append((post_receive(comm, part, source), part))
+        return post_receive(comm, part, source), part
 
-    for index in range(min(WINDOW, len(pieces))):
-        receive(index)
+    underway = deque(map(receive, range(len(scratch))))
     for index, (begin, end) in enumerate(pieces):
         request, part = underway.popleft()
         request.wait()
@@ -139,7 +134,7 @@ def combine_from(
         else:
             combine(target[begin:end], part, op)
         if index + WINDOW < len(pieces):
-            receive(index + WINDOW)
+            underway.append(receive(index + WINDOW))
 
 
 class MessageVolume(NamedTuple):

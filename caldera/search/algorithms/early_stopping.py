@@ -7,12 +7,14 @@ draw at random. Promotion is the variant of ASHA that resumes paused trials.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from statistics import median
 
 from caldera.errors import ConfigError
 from caldera.search.algorithms.basic_samplers import Random
 from caldera.search.method import Method, TrialProposal, as_proposal, methods
+from caldera.search.objective import Objective
 from caldera.search.trial import STOPPED, Row, Trial
 from caldera.train.arguments import whole_number
 
@@ -22,15 +24,23 @@ class _Stopper(Random):
 
     def loss_at(self, trial: Trial, step: int) -> float:
         """The loss after a step (or the best until then, if the objective is that of the best)."""
-        rows = trial.curve[:step]
-        chosen = rows if getattr(self.objective, "at", "last") == "best" else rows[-1:]
-        losses = [self.objective.loss(row) for row in chosen]
-        return min((each for each in losses if not math.isnan(each)), default=math.inf)
+        return _loss_after([self.objective.loss(row) for row in trial.curve[:step]], self.objective)
+
+    def rivals(self, trial: Trial) -> Iterator[Trial]:
+        """The trials that this one is compared with."""
+        return (each for each in self.trials if each.number != trial.number)
 
     def others_at(self, trial: Trial, step: int) -> list[float]:
-        """The losses after this step of all other trials that came so far."""
-        others = (each for each in self.trials if each.number != trial.number)
-        return [self.loss_at(each, step) for each in others if len(each.curve) >= step]
+        """The losses after this step of the rivals that came so far."""
+        return [self.loss_at(each, step) for each in self.rivals(trial) if len(each.curve) >= step]
+
+
+def _lowest(losses: Sequence[float]) -> float:
+    return min((each for each in losses if not math.isnan(each)), default=math.inf)
+
+
+def _loss_after(losses: Sequence[float], objective: Objective) -> float:
+    return _lowest(losses if getattr(objective, "at", "last") == "best" else losses[-1:])
 
 
 def _is_rung(step: int, least: int, factor: int) -> bool:
@@ -57,13 +67,14 @@ class ASHA(_Stopper):
         self.least = whole_number(least, "least", 1, "ASHA")
         self.factor = whole_number(factor, "factor", 2, "ASHA")
 
-    def stop(self, trial: Trial, step: int, loss: float) -> bool:
-        if not _is_rung(step, self.least, self.factor):
-            return False
-        return self.is_beaten(self.loss_at(trial, step), self.others_at(trial, step))
+    def first_rung(self, trial: Trial) -> int:
+        """The step at which a trial is first compared."""
+        return self.least
 
-    def is_beaten(self, own: float, others: list[float]) -> bool:
-        """Whether a trial is not among the best of those that came to a rung."""
+    def stop(self, trial: Trial, step: int, loss: float) -> bool:
+        if not _is_rung(step, self.first_rung(trial), self.factor):
+            return False
+        own, others = self.loss_at(trial, step), self.others_at(trial, step)
         places = max((len(others) + 1) // self.factor, 1)
         return sum(each < own for each in others) >= places
 
@@ -105,19 +116,12 @@ class Hyperband(ASHA):
         stride = next(k for k in (61, 59, 53, 1) if math.gcd(k, len(self._cycle)) == 1)
         return self._cycle[number * stride % len(self._cycle)]
 
-    def stop(self, trial: Trial, step: int, loss: float) -> bool:
+    def first_rung(self, trial: Trial) -> int:
+        return self.least * self.factor ** (self._count - 1 - self.bracket(trial.number))
+
+    def rivals(self, trial: Trial) -> Iterator[Trial]:
         bracket = self.bracket(trial.number)
-        least = self.least * self.factor ** (self._count - 1 - bracket)
-        if not _is_rung(step, least, self.factor):
-            return False
-        others = [
-            self.loss_at(each, step)
-            for each in self.trials
-            if each.number != trial.number
-            and len(each.curve) >= step
-            and self.bracket(each.number) == bracket
-        ]
-        return self.is_beaten(self.loss_at(trial, step), others)
+        return (each for each in super().rivals(trial) if self.bracket(each.number) == bracket)
 
 
 @methods.register("median")
@@ -138,8 +142,7 @@ class Median(_Stopper):
         others = self.others_at(trial, step)
         if step < self.least or len(others) < self.startup:
             return False
-        losses = [self.objective.loss(row) for row in trial.curve[:step]]
-        return min((n for n in losses if not math.isnan(n)), default=math.inf) > median(others)
+        return _lowest([self.objective.loss(row) for row in trial.curve[:step]]) > median(others)
 
 
 @methods.register("promotion")
@@ -223,13 +226,8 @@ class Promotion(Method):
         before = len(self._losses.get(number, ()))
         if len(losses) > before:
             self._losses[number] = losses
-        is_rung = self._is_rung(len(losses)) and len(losses) > before
+        is_rung = _is_rung(len(losses), self.least, self.factor) and len(losses) > before
         return is_rung and number not in self._best_at(len(losses))
-
-    def _is_rung(self, step: int) -> bool:
-        while step > self.least and step % self.factor == 0:
-            step //= self.factor
-        return step == self.least
 
     def _best_at(self, rung: int) -> list[int]:
         """The settings that may go on from here, the best first."""
@@ -238,9 +236,7 @@ class Promotion(Method):
         return came[: len(came) // self.factor]
 
     def _loss_at(self, number: int, rung: int) -> float:
-        losses = self._losses[number][:rung]
-        chosen = losses if getattr(self.objective, "at", "last") == "best" else losses[-1:]
-        return min((each for each in chosen if not math.isnan(each)), default=math.inf)
+        return _loss_after(self._losses[number][:rung], self.objective)
 
     def tell(self, trial: Trial) -> None:
         losses, number = self._heard(trial), self._first(trial).number

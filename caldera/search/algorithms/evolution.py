@@ -105,21 +105,7 @@ class HierarchicalEvolution(Evolution):
             levels.setdefault(path.count("."), []).append(path)
         level = levels[sorted(levels)[random.integers(len(levels))]]
         chosen = level[random.integers(len(level))]
-        return _changed(self, point, [chosen], random)
-
-
-def _changed(
-    method: Method, point: Point, paths: Sequence[str], random: np.random.Generator
-) -> Point:
-    """The point with other values at these paths; what a changed choice opens is drawn."""
-    width = mutation_width(random)
-
-    def pick(path: str, dimension: Dimension) -> Stored:
-        if path not in point or not dimension.holds(point[path]):
-            return dimension.stored(random.random())
-        return dimension.near(point[path], random, width) if path in paths else point[path]
-
-    return method.space.walk(pick)[0]
+        return self.space.near(point, random, width=mutation_width(random), path=chosen)
 
 
 def mutation_width(random: np.random.Generator) -> float:
@@ -176,23 +162,24 @@ class PBT(Method):
                     got=repr(name),
                     hint="known: " + ", ".join(known),
                 )
-        chosen = [path for path, each in known.items() if not isinstance(each, Uniform)]
-        self._fixed = (
-            chosen if self.explore is None else [p for p in known if p not in self.explore]
-        )
+        self._fixed = [
+            path
+            for path, each in known.items()
+            if (not isinstance(each, Uniform) if self.explore is None else path not in self.explore)
+        ]
         self._generations = math.ceil(self.epochs / self.interval)
 
     def ask(self, number: int) -> TrialProposal | None:
         latest = self._latest()
         if len(latest) < self.population:
             return self._proposal(self.space.draw(self.random(number)), len(latest), 0)
-        free = [trial for trial in latest.values() if trial.is_over]
-        free = [trial for trial in free if trial.note["generation"] + 1 < self._generations]
+        over = [trial for trial in latest.values() if trial.is_over]
+        free = [trial for trial in over if trial.note["generation"] + 1 < self._generations]
         if not free:
             return None
         last = min(free, key=lambda trial: (trial.note["generation"], trial.told or 0))
         member, generation = last.note["member"], last.note["generation"] + 1
-        donor = self._donor(last, latest, self.random(number))
+        donor = self._donor(last, self.random(number))
         if donor is None:
             if last.state == FAILED:
                 # Nobody to take over from yet: begin anew.
@@ -209,24 +196,16 @@ class PBT(Method):
         note = {"member": member, "generation": generation}
         return TrialProposal(dict(point), epochs=epochs, parent=parent, keep=True, note=note)
 
-    def _latest(self) -> dict[int, Trial]:
-        """The last trial of each member."""
-        found: dict[int, Trial] = {}
-        for trial in self.trials:
-            if "member" in trial.note:
-                found[trial.note["member"]] = trial
-        return found
+    def _latest(self, *, over: bool = False) -> dict[int, Trial]:
+        """The last trial of each member, or the last one that is over."""
+        trials = [each for each in self.trials if "member" in each.note]
+        return {each.note["member"]: each for each in trials if each.is_over or not over}
 
-    def _donor(
-        self, last: Trial, latest: dict[int, Trial], random: np.random.Generator
-    ) -> Trial | None:
+    def _donor(self, last: Trial, random: np.random.Generator) -> Trial | None:
         """Whose model the member goes on with, if its own is among the worst."""
         # Of members that are training the stretch before counts.
-        newest: dict[int, Trial] = {}
-        for trial in self.trials:
-            if "member" in trial.note and trial.is_over:
-                newest[trial.note["member"]] = trial
-        ranked = sorted(newest.values(), key=lambda trial: (self.loss(trial), trial.number))
+        newest = self._latest(over=True).values()
+        ranked = sorted(newest, key=lambda trial: (self.loss(trial), trial.number))
         good = [trial for trial in ranked if math.isfinite(self.loss(trial))]
         count = max(int(self.quantile * len(ranked)), 1)
         top = [trial for trial in good[:count] if trial.number != last.number]
@@ -343,10 +322,7 @@ class Controller(Method):
             2 * np.mean(losses > self.loss(trial)) + np.mean(losses == self.loss(trial)) - 1
             for trial in trials
         ]
-        decisions = np.zeros((self.batch, len(self._paths), self._width), "float32")
-        for row, trial in enumerate(trials):
-            for index, choice in enumerate(trial.note["decisions"]):
-                decisions[row, index, choice] = 1.0
+        decisions = np.eye(self._width, dtype="float32")[[t.note["decisions"] for t in trials]]
         feeds = {
             "decisions": decisions.reshape(self.batch, -1),
             "advantages": np.array(rewards, "float32"),

@@ -113,14 +113,20 @@ class OptunaMethod(Method, ABC):
                 return
             if trial.violations:
                 asked.set_user_attr(_CONSTRAINT, [float(len(trial.violations))])
-            states = self._optuna.trial.TrialState
-            if trial.state == DONE and trial.values is not None:
-                self._study.tell(asked, list(trial.values))
-            elif trial.state == STOPPED and len(self.objective.modes) == 1 and trial.curve:
-                asked.report(self.objective.measure(trial.curve[-1]), len(trial.curve))
-                self._study.tell(asked, state=states.PRUNED)
-            else:
-                self._study.tell(asked, state=states.FAIL)
+            state, values, steps = self._end_of(trial)
+            for step, value in steps.items():
+                asked.report(value, step)
+            self._study.tell(asked, values if not steps else None, state=state)
+
+    def _end_of(self, trial: Trial) -> tuple[Any, list[float] | None, dict[int, float]]:
+        """What Optuna keeps of the end of a trial: its state, values and steps."""
+        states = self._optuna.trial.TrialState
+        if trial.state == DONE and trial.values is not None:
+            return states.COMPLETE, list(trial.values), {}
+        if trial.state == STOPPED and len(self.objective.modes) == 1 and trial.curve:
+            value = self.objective.measure(trial.curve[-1])
+            return states.PRUNED, [value], {len(trial.curve): value}
+        return states.FAIL, None, {}
 
     def _add_trial(self, trial: Trial) -> None:
         """Tell it of a trial of others, or of one that has come farther than when it was told."""
@@ -136,17 +142,12 @@ class OptunaMethod(Method, ABC):
 
     def _optuna_trial(self, trial: Trial) -> Any:
         """A trial that this sampler has not asked for, as Optuna keeps it."""
-        states = self._optuna.trial.TrialState
-        values, distributions = self._suggestions(trial.point)
-        done = trial.state == DONE and trial.values is not None
-        stopped = trial.state == STOPPED and len(self.objective.modes) == 1 and trial.curve
-        steps = {}
-        if stopped:
-            steps = {len(trial.curve): self.objective.measure(trial.curve[-1])}
+        state, values, steps = self._end_of(trial)
+        parameters, distributions = self._suggestions(trial.point)
         return self._optuna.trial.create_trial(
-            state=states.COMPLETE if done else states.PRUNED if stopped else states.FAIL,
-            values=list(trial.values or ()) if done else list(steps.values()) or None,
-            params=values,
+            state=state,
+            values=values,
+            params=parameters,
             distributions=distributions,
             intermediate_values=steps,
             # Where Optuna keeps what `constraints_func` said of a trial that it has asked for.

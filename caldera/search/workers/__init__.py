@@ -26,7 +26,10 @@ from caldera.search.workers.ranks import MASTER, run_on_ranks
 
 __all__ = ["is_master", "parse_workers", "run_trials"]
 
-KINDS = {"threads": ThreadWorkers, "processes": ProcessWorkers}
+KINDS: dict[str, Callable[[Job, int], WorkerPool]] = {
+    "threads": ThreadWorkers,
+    "processes": ProcessWorkers,
+}
 MOST_WORKERS = 4096
 
 
@@ -80,7 +83,7 @@ def run_trials(
         run_here(scheduler, job)
         at_end()
     else:
-        pool: WorkerPool = KINDS[kind](job, count)
+        pool = KINDS[kind](job, count)
         Dispatcher(scheduler, pool, retries=retries, hung_after=hung_after).run(at_end)
     return []
 

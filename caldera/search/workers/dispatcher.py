@@ -169,13 +169,10 @@ class WorkerPool(ABC):
 
     def _receive(self, channel: MessageStream) -> list[WorkerMessage]:
         try:
-            messages = channel.read()
+            messages, reason = channel.read(), ""
         except CommError as error:
-            messages = []
+            messages, reason = [], str(error)
             channel.closed = True
-            reason = str(error)
-        else:
-            reason = ""
         found: list[WorkerMessage] = []
         for message in messages:
             if message["kind"] == "hello":
@@ -280,10 +277,9 @@ class Dispatcher:
     def _finished(self, member: PoolMember) -> None:
         """All ranks of a trial are done with it. If it failed on one, it failed."""
         found = [member.outcomes[channel] for channel in member.channels]
-        failed = [each for each in found if each.state == FAILED]
+        outcome = next((each for each in found if each.state == FAILED), found[0])
         member.task = None
         self._failed_starts = 0
-        outcome = (failed or found)[0]
         if len(found) > 1:
             conditions = of_all_ranks([each.conditions for each in found])
             outcome = replace(outcome, conditions=conditions)
@@ -342,9 +338,8 @@ class _Interrupts:
     """Ctrl-C between two steps of the master's loop, never within one: what is being written down
     is written to its end. A second Ctrl-C does not wait."""
 
-    def __init__(self) -> None:
-        self._waiting = False
-        self._came = 0
+    _waiting = False
+    _came = 0
 
     def receive(self, number: int, frame: FrameType | None) -> None:
         self._came += 1

@@ -15,6 +15,8 @@ import socket
 import sys
 import threading
 import time
+from abc import abstractmethod
+from typing import Generic, TypeVar
 
 from caldera.base.children import END_S, ForkedChild, end_child, exit_status, exit_text, fork_child
 from caldera.base.config import settings
@@ -27,6 +29,8 @@ from caldera.search.job import SearchJob
 from caldera.search.workers.dispatcher import PoolMember, WorkerPool
 from caldera.search.workers.worker import MessageStream, TrialWorker
 
+Run = TypeVar("Run")
+"""What a worker is: a process or a thread."""
 FOR_TRIALS = 0.9
 """The part of a card's memory that its workers share; the rest is for the driver and libraries."""
 
@@ -59,23 +63,38 @@ def share_card(workers: int) -> None:
         settings.memory_limit = int(FOR_TRIALS * memory / sharing)
 
 
-class ProcessWorkers(WorkerPool):
-    """So many processes; one that dies or is killed is replaced."""
+class _LocalWorkers(WorkerPool, Generic[Run]):
+    """So many workers of this machine, each in one of `count` places."""
 
     def __init__(self, job: SearchJob, count: int) -> None:
         super().__init__()
-        _check_fork()
-        self._job = job
-        self._count = count
-        self._processes: dict[PoolMember, tuple[ForkedChild, int]] = {}
+        self._job, self._count = job, count
+        self._runs: dict[PoolMember, tuple[Run, int]] = {}
 
     def start(self) -> None:
         for place in range(self._count):
             self._start_one(place)
 
+    @abstractmethod
+    def _start_one(self, place: int) -> None:
+        """Start a worker."""
+
+    def _enter(self, name: str, ours: socket.socket, run: Run, place: int) -> None:
+        member = PoolMember(name, [MessageStream(ours)])
+        self._runs[member] = run, place
+        self._add(member)
+
+
+class ProcessWorkers(_LocalWorkers[ForkedChild]):
+    """So many processes; one that dies or is killed is replaced."""
+
+    def __init__(self, job: SearchJob, count: int) -> None:
+        super().__init__(job, count)
+        _check_fork()
+
     def drop(self, member: PoolMember, reason: str) -> str:
         """Kill it if it lives, say how it ended if it does not, and start another."""
-        process, place = self._processes.pop(member)
+        process, place = self._runs.pop(member)
         # One that has died closes its connection a moment before it can be waited for.
         status = exit_status(process, 0.0 if reason else END_S)
         if status is not None:
@@ -88,7 +107,7 @@ class ProcessWorkers(WorkerPool):
     def end(self, *, at_once: bool) -> None:
         super().end(at_once=at_once)
         until = time.monotonic() + (0.0 if at_once else END_S)
-        for process, _ in self._processes.values():
+        for process, _ in self._runs.values():
             end_child(process, until - time.monotonic())
 
     def _start_one(self, place: int) -> None:
@@ -100,9 +119,7 @@ class ProcessWorkers(WorkerPool):
 
         process = fork_child(work)
         theirs.close()
-        member = PoolMember(f"process {process.pid}", [MessageStream(ours)])
-        self._processes[member] = (process, place)
-        self._add(member)
+        self._enter(f"process {process.pid}", ours, process, place)
 
     def _work(self, place: int, connection: socket.socket) -> None:
         """Serve trials in the child."""
@@ -141,38 +158,24 @@ def _check_fork() -> None:
         )
 
 
-class ThreadWorkers(WorkerPool):
+class ThreadWorkers(_LocalWorkers[threading.Thread]):
     """So many threads, each with its own end of a socket."""
 
-    def __init__(self, job: SearchJob, count: int) -> None:
-        super().__init__()
-        self._job = job
-        self._count = count
-        self._started = 0
-        self._threads: dict[PoolMember, threading.Thread] = {}
-
-    def start(self) -> None:
-        for _ in range(self._count):
-            self._start_one()
-
     def drop(self, member: PoolMember, reason: str) -> str:
-        del self._threads[member]
-        self._start_one()
+        _, place = self._runs.pop(member)
+        self._start_one(place + self._count)
         return super().drop(member, reason)
 
     def end(self, *, at_once: bool) -> None:
         super().end(at_once=at_once)
-        if not at_once:
-            for thread in self._threads.values():
-                thread.join()
+        for thread, _ in () if at_once else self._runs.values():
+            thread.join()
 
-    def _start_one(self) -> None:
+    def _start_one(self, place: int) -> None:
         ours, theirs = socket.socketpair()
-        member = PoolMember(f"thread {self._started}", [MessageStream(ours)])
-        self._started += 1
-        worker = TrialWorker(MessageStream(theirs), self._job, name=member.name)
+        name = f"thread {place}"
+        worker = TrialWorker(MessageStream(theirs), self._job, name=name)
         # A trial that hangs must not keep the program from ending.
-        thread = threading.Thread(target=worker.serve, name=member.name, daemon=True)
-        self._threads[member] = thread
-        self._add(member)
+        thread = threading.Thread(target=worker.serve, name=name, daemon=True)
+        self._enter(name, ours, thread, place)
         thread.start()
