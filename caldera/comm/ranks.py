@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from caldera.base.machine import ranks_started
+from caldera.base.launchers import ALONE, CHOICE, SOCKETS, launch_of, warn_of_idle_tasks
 from caldera.comm.communicator import Communicator
 from caldera.comm.mailboxes import Inbox, JobFailure, MailboxRank
 from caldera.comm.mpi import MpiCommunicator
@@ -74,21 +74,54 @@ def world() -> Communicator:
     >>> world().size
     1
     """
-    ranks = ranks_started(os.environ)
-    if ranks == 1:
-        return SingleProcess()
-    communicator = MpiCommunicator(mpi().COMM_WORLD.Dup())
-    if communicator.size != ranks:
+    launch = launch_of(os.environ)
+    if launch.kind == SOCKETS:
         raise CommError.build(
             "world",
-            expected=f"{ranks} ranks, as the environment says",
+            expected="ranks started by mpiexec, srun or caldera run",
+            got=f"{launch.ranks} processes of {launch.launcher}",
+            hint=f"start the program with: caldera run -n {launch.ranks} PROGRAM (on Kubernetes as "
+            f"an MPIJob); {CHOICE}={ALONE} lets each process train on its own",
+        )
+    if launch.ranks == 1:
+        warn_of_idle_tasks(os.environ)
+        return SingleProcess()
+    communicator = MpiCommunicator(mpi().COMM_WORLD.Dup())
+    # Under prterun, an MPI that does not use PMIx takes every rank for the only one.
+    unknown = launch.ranks is None and (communicator.size > 1 or loaded().startup == "PMIx")
+    if not unknown and launch.ranks != communicator.size:
+        raise CommError.build(
+            "world",
+            expected=f"{launch.ranks or 'the'} ranks of {launch.launcher}",
             got=f"{communicator.size} from {loaded()}",
             hint="mpi4py uses another MPI than the one that started this program; "
             "`caldera run` takes the right one, and srun wants --mpi=pmix for Open MPI and "
             "--mpi=pmi2 for MPICH",
         )
+    if communicator.size == 1:
+        return SingleProcess()
     end_together(communicator)
     return with_nccl(communicator)
+
+
+def started_ranks() -> int:
+    """Return the number of ranks started together; MPI is asked only if no variable has it.
+
+    >>> from caldera.comm.ranks import started_ranks
+    >>> started_ranks()
+    1
+    """
+    launch = launch_of(os.environ)
+    known = launch.ranks is not None and launch.kind != SOCKETS
+    return launch.ranks if launch.ranks is not None and known else world().size
+
+
+@cache
+def rank_on_machine() -> int:
+    """Return the index of this rank among those that share its machine, counted by MPI."""
+    if world().size == 1:
+        return 0
+    return int(mpi().COMM_WORLD.Split_type(mpi().COMM_TYPE_SHARED).Get_rank())
 
 
 def restarted() -> bool:

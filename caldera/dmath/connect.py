@@ -18,10 +18,11 @@ from caldera.base.children import (
     python_module,
     thread_variables,
 )
-from caldera.base.machine import ranks_started, usable_cores
+from caldera.base.machine import usable_cores
 from caldera.comm import Communicator, world
 from caldera.comm.endpoint import Endpoint
 from caldera.comm.local_sockets import KEY_BYTES, Listener, gather_links
+from caldera.comm.ranks import started_ranks
 from caldera.dmath.master import Master
 from caldera.dmath.session import Session, SpmdSession
 from caldera.dmath.workers import MpiTeam, RankWorker, SocketTeam, ThreadTeam
@@ -174,7 +175,7 @@ def connect(
     ...     session.ranks
     2
     """
-    started = ranks_started(os.environ)
+    started = started_ranks()
     wanted = _wanted(workers, threads, started)
     before = _Current.session
     if before is not None and before.is_open and _Current.was_asked_for:

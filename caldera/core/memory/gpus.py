@@ -9,8 +9,8 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
-from caldera.base.machine import rank_on_machine
-from caldera.base.registry import optional_import
+from caldera.base.launchers import rank_on_machine
+from caldera.base.registry import optional_import, provided
 
 PACKAGE = "caldera[cuda]"
 
@@ -40,7 +40,12 @@ def own_card() -> int:
     Ranks that were started together on one machine take one each, and share them if there are more
     ranks than cards.
     """
-    return rank_on_machine(os.environ) % max(card_count(), 1)
+    if card_count() < 2:
+        return 0
+    rank = rank_on_machine(os.environ)
+    if rank is None:
+        rank = provided("rank on machine")()
+    return int(rank) % card_count()
 
 
 @cache

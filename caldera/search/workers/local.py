@@ -20,7 +20,7 @@ from typing import Generic, TypeVar
 
 from caldera.base.children import END_S, ForkedChild, end_child, exit_status, exit_text, fork_child
 from caldera.base.config import settings
-from caldera.base.machine import WORKER
+from caldera.base.launchers import WORKER
 from caldera.core.memory import device
 from caldera.core.memory.gpus import card_count
 from caldera.errors import ConfigError

@@ -6,7 +6,7 @@ import os
 import time
 
 import caldera as cd
-from caldera.base.machine import rank_on_machine
+from caldera.base.launchers import rank_on_machine
 from caldera.comm import world
 
 if __name__ == "__main__" and rank_on_machine(os.environ) != 1:

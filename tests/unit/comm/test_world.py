@@ -8,54 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from caldera.base.machine import rank_on_machine, ranks_started
 from caldera.comm import SingleProcess, restarted, world
 from caldera.comm.mpi_library import find_launcher, implementation
 from caldera.comm.processes import launch
 from caldera.errors import ConfigError
-
-
-@pytest.mark.parametrize(
-    ("environment", "ranks"),
-    [
-        ({}, 1),
-        ({"OMPI_COMM_WORLD_SIZE": "4"}, 4),
-        ({"PMI_SIZE": "3", "PMI_RANK": "0"}, 3),
-        ({"SLURM_STEP_NUM_TASKS": "8"}, 8),
-        # A batch script of Slurm that starts one process by itself.
-        ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, 1),
-        ({"OMPI_COMM_WORLD_SIZE": "1"}, 1),
-    ],
-)
-def test_launchers_are_recognised(environment: dict[str, str], ranks: int) -> None:
-    assert ranks_started(environment) == ranks
-
-
-@pytest.mark.parametrize(
-    ("environment", "rank"),
-    [
-        ({}, 0),
-        ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "2"}, 2),
-        ({"PMI_SIZE": "3", "MPI_LOCALRANKID": "1"}, 1),
-        ({"SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "3"}, 3),
-        ({"SLURM_NTASKS": "8", "SLURM_LOCALID": "3"}, 0),
-        # A launcher that says how many there are, but not which of them are here.
-        ({"PMI_SIZE": "3"}, 0),
-    ],
-)
-def test_which_rank_of_a_machine_it_is(environment: dict[str, str], rank: int) -> None:
-    assert rank_on_machine(environment) == rank
-
-
-def test_what_srun_says_with_pmix_and_with_pmi2() -> None:
-    """As Slurm 22.05 had it in the second of three ranks on one machine."""
-    step = {"SLURM_NTASKS": "3", "SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "1"}
-    step |= {"SLURM_LOCALID": "1", "SLURM_NODEID": "0"}
-    for more in (
-        {"PMIX_RANK": "1", "PMIX_NAMESPACE": "slurm.pmix.23.0"},
-        {"PMI_RANK": "1", "PMI_SIZE": "3", "PMI_FD": "13", "PMI_JOBID": "24.0"},
-    ):
-        assert (ranks_started(step | more), rank_on_machine(step | more)) == (3, 1)
 
 
 def test_alone_there_is_one_process_and_no_mpi() -> None:
