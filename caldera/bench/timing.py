@@ -18,8 +18,7 @@ import numpy as np
 
 from caldera.bench.frameworks.base import BenchTask
 from caldera.compiler.lazy import forget_plans
-from caldera.core.memory import device
-from caldera.core.memory.host import trim_heap
+from caldera.core.memory import device, trim_heap
 from caldera.train.callbacks import Callback
 from caldera.train.run import Run
 

@@ -13,9 +13,8 @@ from caldera.cli.zoo import ZOO, make_layers
 from caldera.data import Data, Dataset
 from caldera.errors import ConfigError
 from caldera.io.csv_files import as_float
+from caldera.nn import BatchNorm, ColumnEmbedding, Rescale
 from caldera.nn.losses import Loss, losses
-from caldera.nn.normalisation import BatchNorm
-from caldera.nn.preprocessing import ColumnEmbedding, Rescale
 from caldera.optim import Optimizer, epoch_rules, schedules
 from caldera.train.callbacks import Callback, EarlyStopping, KeepBest, Target, TimeLimit
 from caldera.train.neural_network import NeuralNetwork

@@ -9,8 +9,7 @@ from typing import Any
 
 from caldera.base.registry import nearest
 from caldera.errors import ConfigError
-from caldera.nn import models
-from caldera.nn.layer import Layer
+from caldera.nn import Layer, models
 from caldera.nn.models import GPT
 
 

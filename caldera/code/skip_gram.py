@@ -19,22 +19,26 @@ from caldera.base.arguments import checked, guarded
 from caldera.base.config import settings
 from caldera.compiler.lazy import Expr, as_float, lift
 from caldera.compiler.lazy import compile as compile_plan
-from caldera.core.graph import opdef
-from caldera.core.graph.node import Node, Spec
-from caldera.core.graph.opdef import location, refuse_dtype, refuse_shape
-from caldera.core.graph.ops.activation import softplus
-from caldera.core.graph.ops.base import cast, constant, full, iota, reshape, sum_
-from caldera.core.graph.ops.elementwise import (
+from caldera.core.graph import Node, Spec, location, opdef, refuse_dtype, refuse_shape
+from caldera.core.graph.ops import (
+    cast,
+    concat,
+    constant,
     equal,
+    full,
+    iota,
     logical_and,
     logical_not,
     mul,
+    narrow,
     neg,
+    reshape,
     sigmoid,
+    sum_,
     where,
 )
+from caldera.core.graph.ops.activation import softplus
 from caldera.core.graph.ops.indexing import gather, scatter_add
-from caldera.core.graph.ops.movement import concat, narrow
 from caldera.core.tensor.dtype import array_of, int64, is_float, is_integer
 from caldera.errors import ConfigError, DataError, NonFiniteError
 from caldera.kernels.reference.arrays import check_range

@@ -19,8 +19,7 @@ import numpy as np
 
 from caldera.base.threads import thread_count
 from caldera.core.graph.node import Node
-from caldera.core.tensor.dtype import float32, float64, int32, int64
-from caldera.core.tensor.shape import Shape
+from caldera.core.tensor import Shape, float32, float64, int32, int64
 from caldera.kernels.native.codegen import (
     I1,
     I64,

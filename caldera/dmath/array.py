@@ -16,13 +16,10 @@ from caldera.compiler.sharding.distributions import Distribution, as_layout
 from caldera.compiler.sharding.layout import ShardLayout
 from caldera.compiler.sharding.ops import place
 from caldera.compiler.sharding.rules.registry import default_layout
-from caldera.core.graph.node import Node, Spec, Symbol
+from caldera.core.graph import Node, Spec, Symbol, substitute
+from caldera.core.graph.ops import unslice, where
 from caldera.core.graph.ops.base import cast, full, tensor
-from caldera.core.graph.ops.elementwise import where
-from caldera.core.graph.ops.movement import unslice
-from caldera.core.graph.program import substitute
-from caldera.core.tensor.dtype import bool_, canonical
-from caldera.core.tensor.shape import Shape
+from caldera.core.tensor import Shape, bool_, canonical
 from caldera.dmath.connect import current
 from caldera.dmath.explain import ArrayExplanation, explained, layout_picture
 from caldera.dmath.numpy_protocol import apply_function, apply_ufunc

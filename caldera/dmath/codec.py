@@ -20,13 +20,20 @@ from caldera.compiler.sharding.axis_split import AxisSplit
 from caldera.compiler.sharding.layout import CartesianLayout
 from caldera.compiler.sharding.table_layout import TableLayout
 from caldera.compiler.sharding.volume import Links
-from caldera.core.graph import catalogue  # noqa: F401 - fills the table of ops
-from caldera.core.graph.node import Node, Spec, Symbol
-from caldera.core.graph.opdef import ITEM, OPS, item, parameter
+from caldera.core.graph import (
+    ITEM,
+    OPS,
+    Body,
+    Node,
+    Spec,
+    Symbol,
+    catalogue,  # noqa: F401 - fills the table of ops
+    item,
+    parameter,
+    topological,
+)
 from caldera.core.graph.ops.collective import Message
-from caldera.core.graph.program import Body, topological
-from caldera.core.tensor import Tensor
-from caldera.core.tensor.dtype import canonical
+from caldera.core.tensor import Tensor, canonical
 from caldera.errors import ConfigError, DataError
 
 RECORDS: dict[str, Any] = {

@@ -17,12 +17,10 @@ from caldera.compiler.sharding.distributions import Distribution, Rows, as_layou
 from caldera.compiler.sharding.layout import ShardLayout
 from caldera.compiler.sharding.ops import place
 from caldera.core.graph.node import Node, Spec
-from caldera.core.graph.ops.base import cast, constant, iota
-from caldera.core.graph.ops.base import full as full_node
-from caldera.core.graph.ops.elementwise import add, mul
+from caldera.core.graph.ops import add, cast, constant, iota, mul
+from caldera.core.graph.ops import full as full_node
 from caldera.core.graph.ops.random import random_normal, random_uniform
-from caldera.core.tensor.dtype import array_of, bool_, canonical, int64, is_float
-from caldera.core.tensor.shape import as_shape
+from caldera.core.tensor import array_of, as_shape, bool_, canonical, int64, is_float
 from caldera.dmath.array import Array, layout_for, leaf_of, put
 from caldera.dmath.connect import current
 from caldera.dmath.shards import Elements, FileArray, read_part

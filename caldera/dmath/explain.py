@@ -7,16 +7,9 @@ from itertools import pairwise, product
 
 from caldera.base.formatting import bytes_text
 from caldera.compiler.sharding.layout import ShardLayout
-from caldera.compiler.sharding.propagation import (
-    Move,
-    ShardingStrategy,
-    distribute,
-    moves_table,
-    shortened,
-    summary,
-)
-from caldera.core.graph.node import Node
-from caldera.core.graph.program import topological
+from caldera.compiler.sharding.propagation import ShardingStrategy, distribute
+from caldera.compiler.sharding.volume import Move, moves_table, shortened, summary
+from caldera.core.graph import Node, topological
 from caldera.dmath.session import Handle, Session
 from caldera.draw.svg import CARD, CATEGORICAL, SANS, TEXT, Picture, element, picture, text
 from caldera.errors import ConfigError

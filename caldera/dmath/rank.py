@@ -18,23 +18,19 @@ from typing import Any
 
 import numpy as np
 
-from caldera.comm import Communicator
-from caldera.comm.requests import Request
+from caldera.comm import Communicator, Request
 from caldera.compiler.lazy.compile import compile_nodes
 from caldera.compiler.plan.plan import Plan
 from caldera.compiler.sharding.layout import ShardLayout
 from caldera.compiler.sharding.propagation import Distributed, distribute
 from caldera.compiler.sharding.transfer import redistributed
 from caldera.compiler.sharding.volume import Links, volume
-from caldera.core.graph.node import Node, Spec, Symbol, pinned
-from caldera.core.graph.opdef import ITEM, item
+from caldera.core.graph import ITEM, Node, Spec, Symbol, item, pinned, topological
 from caldera.core.graph.ops.base import tensor
-from caldera.core.graph.program import topological
 from caldera.core.memory import Device
-from caldera.core.memory.devices import device as find_device
+from caldera.core.memory import device as find_device
 from caldera.core.memory.gpus import card_count
-from caldera.core.tensor import Tensor
-from caldera.core.tensor.dtype import DType
+from caldera.core.tensor import DType, Tensor
 from caldera.dmath.codec import decode, decode_graph, encode, register
 from caldera.errors import CommError
 

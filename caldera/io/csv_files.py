@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caldera.base.registry import nearest
-from caldera.core.tensor.dtype import (
+from caldera.core.tensor import (
     HALVES,
     DType,
+    Tensor,
     bool_,
     canonical,
     float32,
@@ -26,7 +27,6 @@ from caldera.core.tensor.dtype import (
     is_float,
     uint8,
 )
-from caldera.core.tensor.tensor import Tensor
 from caldera.errors import ConfigError, DataError, DtypeError, ShapeError
 from caldera.io.files import PathLike, array_to_save, created, named, opened
 

@@ -13,9 +13,7 @@ from numpy.typing import NDArray
 
 from caldera.base.file_cache import atomic_write
 from caldera.core.memory import MemoryManager
-from caldera.core.tensor.dtype import DType, array_of, bool_
-from caldera.core.tensor.shape import Shape, size
-from caldera.core.tensor.tensor import Tensor
+from caldera.core.tensor import DType, Shape, Tensor, array_of, bool_, size
 from caldera.errors import DataError
 
 PathLike: TypeAlias = str | os.PathLike[str]

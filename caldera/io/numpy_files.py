@@ -12,9 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caldera.base.file_access import check_asked
-from caldera.core.tensor.dtype import DType, bfloat16, canonical
-from caldera.core.tensor.shape import Shape, size
-from caldera.core.tensor.tensor import Tensor
+from caldera.core.tensor import DType, Shape, Tensor, bfloat16, canonical, size
 from caldera.errors import DataError, DtypeError
 from caldera.io.files import (
     PathLike,

@@ -17,10 +17,9 @@ from typing import IO, Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from caldera.core.tensor import Shape, Tensor, size
 from caldera.core.tensor import dtype as dtypes
 from caldera.core.tensor.dtype import little_endian
-from caldera.core.tensor.shape import Shape, size
-from caldera.core.tensor.tensor import Tensor
 from caldera.errors import ConfigError, DataError, DtypeError
 from caldera.io.files import (
     PathLike,

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from caldera.base.config import settings
-from caldera.core.graph.node import Node, Spec, intern
-from caldera.core.graph.opdef import detached, parameter
+from caldera.core.graph import Node, Spec, detached, intern, parameter
 from caldera.core.tensor.dtype import float32, float64
 from caldera.kernels.common.binding import (
     at_most_workspace,

@@ -13,8 +13,7 @@ from typing import Any
 from caldera import op
 from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr, Variable
-from caldera.core.tensor import glorot_uniform, normal, uniform
-from caldera.core.tensor.dtype import is_integer
+from caldera.core.tensor import glorot_uniform, is_integer, normal, uniform
 from caldera.nn.basic import Dense, Dropout, check_counts, register, samples_of
 from caldera.nn.initialisers import fill_or
 from caldera.nn.layer import Layer

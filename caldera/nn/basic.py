@@ -69,9 +69,7 @@ def register(kind: type[L]) -> type[L]:
 
 def activation_function(name: str | None) -> Callable[[Expr], Expr]:
     """The function of an activation; None (or "linear") is the identity."""
-    if name is None or name == "linear":
-        return _identity
-    return activations[name]
+    return _identity if name is None or name == "linear" else activations[name]
 
 
 def _identity(x: Expr) -> Expr:

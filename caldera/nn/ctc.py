@@ -11,8 +11,7 @@ import numpy as np
 from caldera import op
 from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr
-from caldera.core.tensor.dtype import DType, int64
-from caldera.core.tensor.shape import Shape
+from caldera.core.tensor import DType, Shape, int64
 from caldera.errors import ConfigError, DataError
 from caldera.nn.losses import SEQUENCE, ClassLoss, PredictionKind, losses
 from caldera.op.loss import ctc_frames

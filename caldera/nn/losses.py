@@ -18,8 +18,7 @@ from caldera import op
 from caldera.base.arguments import require
 from caldera.base.configurable import Configurable, Family
 from caldera.compiler.lazy import Expr
-from caldera.core.tensor.dtype import DType, canonical, int64
-from caldera.core.tensor.shape import Shape, normalise_axis
+from caldera.core.tensor import DType, Shape, canonical, int64, normalise_axis
 from caldera.errors import ConfigError, DataError, ShapeError
 
 MULTICLASS, MULTILABEL, REGRESSION = "multi-class", "multi-label", "regression"

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from caldera import op
 from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr
-from caldera.core.tensor import one
-from caldera.core.tensor.shape import as_list
+from caldera.core.tensor import as_list, one
 from caldera.nn.basic import FunctionLayer, check_counts, register
 from caldera.nn.layer import Layer
 from caldera.nn.tracing import context

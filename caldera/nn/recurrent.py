@@ -23,8 +23,7 @@ import numpy as np
 from caldera import op
 from caldera.base.arguments import require, shown
 from caldera.compiler.lazy import Expr, Variable
-from caldera.core.tensor import glorot_uniform, orthogonal
-from caldera.core.tensor.dtype import bool_, is_integer
+from caldera.core.tensor import bool_, glorot_uniform, is_integer, orthogonal
 from caldera.nn.basic import activation_function, check_counts, register
 from caldera.nn.layer import Layer
 

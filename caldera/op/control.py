@@ -16,7 +16,7 @@ from caldera.core.graph.ops import (
     input_,
     logical_and,
 )
-from caldera.core.graph.ops.elementwise import where as choose
+from caldera.core.graph.ops import where as choose
 from caldera.core.tensor import Tensor, bool_, normalise_axis
 from caldera.errors import CalderaError, DtypeError, ShapeError
 

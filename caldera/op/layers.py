@@ -24,9 +24,9 @@ from caldera.core.graph.ops import (
     reshape,
     widen,
 )
+from caldera.core.graph.ops import mean as mean_of
 from caldera.core.graph.ops.collective import next_number
 from caldera.core.graph.ops.indexing import gather
-from caldera.core.graph.ops.reduction import mean as mean_of
 from caldera.core.tensor import (
     HALVES,
     UNSIGNED,

@@ -22,7 +22,7 @@ from caldera.core.graph.ops import (
     sum_,
     transpose,
 )
-from caldera.core.graph.ops.product import matmul as product_of
+from caldera.core.graph.ops import matmul as product_of
 from caldera.core.tensor import as_list, broadcast_shapes, is_inexact, normalise_axis, size
 from caldera.errors import ConfigError, ShapeError
 from caldera.op.arguments import place

@@ -15,10 +15,8 @@ from typing import Any
 
 from caldera import op
 from caldera.compiler.lazy import Expr, Variable, lift
-from caldera.core.graph.node import Node
-from caldera.core.graph.opdef import parameter
+from caldera.core.graph import Node, parameter, substitute, topological, users_of
 from caldera.core.graph.ops.collective import all_sum
-from caldera.core.graph.program import substitute, topological, users_of
 from caldera.errors import ConfigError
 
 

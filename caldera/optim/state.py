@@ -8,9 +8,8 @@ from caldera import op
 from caldera.base.config import settings
 from caldera.base.configurable import Adjustable
 from caldera.compiler.lazy import Variable
-from caldera.core.memory import Device
+from caldera.core.memory import Device, size_class
 from caldera.core.memory import device as find_device
-from caldera.core.memory.pool import size_class
 from caldera.core.tensor.dtype import float32, promote
 from caldera.errors import ConfigError
 from caldera.optim.gradients import Accumulation

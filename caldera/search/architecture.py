@@ -11,9 +11,8 @@ from typing import Any
 
 from caldera.base.registry import nearest
 from caldera.errors import ConfigError
-from caldera.nn.basic import layers as layer_names
-from caldera.nn.composite import Cell
-from caldera.nn.layer import Layer
+from caldera.nn import Cell, Layer
+from caldera.nn import layers as layer_names
 from caldera.search.dimension import Choice, Dimension, Integer
 from caldera.search.space import SpaceNode, Walk, check_parameters, describe
 from caldera.train.arguments import whole_number

@@ -9,9 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from caldera.errors import ConfigError
-from caldera.nn.config import to_config
-from caldera.nn.layer import Layer
-from caldera.nn.models.ranges import RANGES
+from caldera.nn import Layer, to_config
 from caldera.search.architecture import repeat
 from caldera.search.dimension import choice, integer, log, uniform
 from caldera.search.space import Space
@@ -19,6 +17,33 @@ from caldera.train.model import Model
 from caldera.train.neural_network import NeuralNetwork, layers_from_config, settings_from_config
 from caldera.train.saving.model_file import settings_of
 
+_ACTIVATIONS = ("choice", ("relu", "tanh", "gelu", "silu"))
+RANGES: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
+    "mlp": {
+        "hidden": ("list", 1, 4, 32, 1024),
+        "activation": _ACTIVATIONS,
+        "dropout": ("uniform", 0.0, 0.6),
+    },
+    "lenet5": {"activation": _ACTIVATIONS, "pooling": ("choice", ("max", "average"))},
+    "lstm_classifier": {
+        "width": ("whole", 16, 256),
+        "units": ("whole", 16, 512),
+        "depth": ("whole", 1, 3),
+        "bidirectional": ("choice", (False, True)),
+        "dropout": ("uniform", 0.0, 0.6),
+    },
+    "alexnet": {"dropout": ("uniform", 0.2, 0.7)},
+    "vgg16": {"dropout": ("uniform", 0.2, 0.7)},
+    "gpt": {
+        "depth": ("whole", 1, 12),
+        "width": ("choice", (64, 128, 256, 512)),
+        "heads": ("choice", (2, 4, 8)),
+        "dropout": ("uniform", 0.0, 0.3),
+    },
+}
+"""Ranges of the arguments of models in the zoo, in the words of `Layer.ranges`.
+
+("list", least, most, low, high) is a list of integers."""
 _BATCHES = (16, 32, 64, 128, 256)
 _WIDTHS = ("units", "filters")
 

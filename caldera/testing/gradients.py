@@ -11,8 +11,7 @@ from caldera.base.arguments import refusal
 from caldera.compiler.lazy import Expr, Variable, compile, lift, var, wrap
 from caldera.compiler.passes.lower import lower
 from caldera.core.graph.differentiate import gradients
-from caldera.core.graph.ops.base import real, sum_
-from caldera.core.graph.ops.elementwise import mul
+from caldera.core.graph.ops import mul, real, sum_
 from caldera.core.graph.program import Program, topological
 from caldera.core.tensor.dtype import array_of, complex128, float64, is_complex, is_inexact
 from caldera.kernels.reference import interpreter

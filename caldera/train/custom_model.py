@@ -21,8 +21,7 @@ from caldera.core.tensor.dtype import canonical
 from caldera.core.tensor.random import checked_seed, seeded
 from caldera.data import Loader, Pipeline
 from caldera.errors import NonFiniteError
-from caldera.nn.layer import Layer
-from caldera.nn.tracing import trace
+from caldera.nn import Layer, trace
 from caldera.optim import Optimizer
 from caldera.train.arguments import whole_number
 from caldera.train.batch_source import as_words

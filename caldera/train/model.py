@@ -202,13 +202,7 @@ class Model(NetworkGraph):
         True
         """
         refuse_unknown(Model.fit, unknown)
-        require(
-            not more,
-            "fit",
-            "data, or inputs and targets",
-            f"{2 + len(more)} arguments",
-            "write fit(x, y) or fit((x1, x2), y), and options by name",
-        )
+        _refuse_more(more)
         if device is not None:
             self.to(device)
         batch_size = own_batch_size(data) if batch_size is None else batch_size
@@ -345,3 +339,14 @@ class Model(NetworkGraph):
         True
         """
         return profile(self, data, self._count(batch_size, "profile"), trace)
+
+
+def _refuse_more(arguments: Sequence[Any]) -> None:
+    """Refuse positional arguments of `fit` after the targets."""
+    require(
+        not arguments,
+        "fit",
+        "data, or inputs and targets",
+        f"{2 + len(arguments)} arguments",
+        "write fit(x, y) or fit((x1, x2), y), and options by name",
+    )

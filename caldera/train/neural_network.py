@@ -16,17 +16,20 @@ from caldera.compiler.lazy import Expr
 from caldera.core.tensor.dtype import canonical, is_float
 from caldera.errors import ConfigError, DataError, DeviceError
 from caldera.io.files import Source, file_name_of
-from caldera.nn.basic import Input, Sequential
-from caldera.nn.config import from_config
-from caldera.nn.convolution import Conv2D
-from caldera.nn.inspection import network
-from caldera.nn.layer import Layer
+from caldera.nn import (
+    BatchNorm,
+    Conv2D,
+    Input,
+    Layer,
+    MaxPool2D,
+    Rescale,
+    Sequential,
+    from_config,
+    network,
+    trace,
+)
 from caldera.nn.losses import losses
 from caldera.nn.metrics import metrics
-from caldera.nn.normalisation import BatchNorm
-from caldera.nn.pooling import MaxPool2D
-from caldera.nn.preprocessing import Rescale
-from caldera.nn.tracing import trace
 from caldera.optim import Optimizer, optimizers
 from caldera.train.model import Model
 from caldera.train.model_settings import GivenLoss

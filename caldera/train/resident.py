@@ -17,8 +17,7 @@ from caldera import op
 from caldera.base.config import settings
 from caldera.compiler.lazy import Expr
 from caldera.core.memory import DEVICE, Device
-from caldera.core.tensor import Tensor
-from caldera.core.tensor.dtype import canonical, exactly
+from caldera.core.tensor import Tensor, canonical, exactly
 from caldera.data import Batch, Data, IterableData, Loader, Pipeline, Share
 from caldera.data.loading.batch import can_run_on_device
 from caldera.data.random_draws import Draw, LazyDraw

@@ -26,9 +26,8 @@ from caldera.compiler.lazy import Expr, Variable
 from caldera.compiler.plan.plan import Plan
 from caldera.core.memory import Device
 from caldera.data import Share
-from caldera.nn.layer import Layer
+from caldera.nn import Context, Layer
 from caldera.nn.losses import Loss
-from caldera.nn.tracing import Context
 from caldera.optim import Optimizer
 from caldera.optim.sharding import Sharding
 

@@ -12,8 +12,7 @@ from caldera import op
 from caldera.bench.frameworks.base import Array, FunctionTask
 from caldera.bench.parts import OperatorPart
 from caldera.compiler.lazy import Expr, lift
-from caldera.core.graph.node import Node, Spec
-from caldera.core.graph.opdef import Op
+from caldera.core.graph import Node, Op, Spec
 from caldera.kernels.reference import FUNCTIONS, reference
 
 _FORWARD, _BACKWARD = "bench_operator", "bench_operator_gradient"

@@ -21,8 +21,7 @@ from caldera.bench.levels.validation import Difference
 from caldera.bench.parts import Array
 from caldera.bench.statistics import Estimate, median_of
 from caldera.bench.timing import peak_memory, reset_peak_memory
-from caldera.comm import Communicator
-from caldera.comm.traffic import Count, Counts
+from caldera.comm import Communicator, Count, Counts
 from caldera.compiler.plan.timing import cpu_peaks
 from caldera.core.tensor.dtype import float32
 

@@ -16,8 +16,7 @@ from caldera.comm import Communicator, SingleProcess, run_virtual_ranks
 
 NETWORK, TRAJECTORY = 1e-9, 1e-7
 STEPS = 12
-EPOCHS = 64
-"""Epochs in which a sampler's order is looked at."""
+EPOCHS = 64  # of a sampler, whose order is compared
 SIGMAS = 6.0
 
 

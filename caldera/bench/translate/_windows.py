@@ -10,8 +10,7 @@ import numpy as np
 
 from caldera import nn
 from caldera.compiler.lazy import Variable
-from caldera.nn.convolution import Conv2D, ConvTranspose2D, DepthwiseConv2D
-from caldera.nn.pooling import AveragePool2D, MaxPool2D, Pooling2D
+from caldera.nn import AveragePool2D, Conv2D, ConvTranspose2D, DepthwiseConv2D, MaxPool2D, Pooling2D
 from caldera.nn.recurrent import Recurrent
 from caldera.op.windows import as_padding, as_pair, beyond_padding
 

@@ -23,8 +23,7 @@ from caldera.compiler.plan.schedule import Buffer, Lookup, Step, StepSchedule
 from caldera.compiler.plan.step_fusion import captured, fuse_step, grouped
 from caldera.core.graph import Node, Program, Spec, Symbol, laid_out, seen_as, stored_shape
 from caldera.core.memory import ALIGNMENT, Block, CapturedGraph, Device, trim_heap
-from caldera.kernels.native.codegen.kernel import NativeCall, address_of
-from caldera.kernels.native.codegen.program import NativeRunner
+from caldera.kernels.native.codegen import NativeCall, NativeRunner, address_of
 from caldera.kernels.table import AddressedRunner, Call, Runner, StepPiece
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ from caldera.compiler.sharding.rules.movement import part as part_of
 from caldera.compiler.sharding.rules.movement import take
 from caldera.compiler.sharding.rules.registry import ShardPlacement
 from caldera.compiler.sharding.volume import Links, volume
-from caldera.core.graph.node import Node, Spec
-from caldera.core.graph.opdef import item
+from caldera.core.graph import Node, Spec, item
 from caldera.core.graph.ops.collective import all_gather, all_sum, next_number, sum_scatter
 from caldera.core.graph.ops.movement import concat, narrow
 from caldera.core.tensor.shape import Shape

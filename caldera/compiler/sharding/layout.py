@@ -25,8 +25,7 @@ from caldera.compiler.sharding.axis_split import (
     positions,
     total,
 )
-from caldera.core.tensor.dtype import DType
-from caldera.core.tensor.shape import Shape, size
+from caldera.core.tensor import DType, Shape, size
 from caldera.errors import ConfigError, ShapeError
 
 Bounds = Sequence[tuple[int, int, int]]

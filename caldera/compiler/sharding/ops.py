@@ -16,15 +16,11 @@ from caldera.compiler.sharding.algorithms.axis_exchange import halo_exchange
 from caldera.compiler.sharding.axis_split import indices
 from caldera.compiler.sharding.layout import CartesianLayout, IndexBlock, ShardLayout
 from caldera.compiler.sharding.transfer import redistributed
-from caldera.core.graph.node import Node, Spec
-from caldera.core.graph.opdef import Nodes, item, op, refuse_shape
-from caldera.core.graph.ops.base import broadcast_to, constant
+from caldera.core.graph import Node, Nodes, Spec, item, op, refuse_shape
+from caldera.core.graph.ops import broadcast_to, constant, mul, reshape
 from caldera.core.graph.ops.collective import TOKEN, Number, next_number
-from caldera.core.graph.ops.elementwise import mul
-from caldera.core.graph.ops.movement import reshape
-from caldera.core.tensor.dtype import DType, float64, part_of
+from caldera.core.tensor import DType, float64, part_of, size
 from caldera.core.tensor.philox import normal, uniform01
-from caldera.core.tensor.shape import size
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 EVERYONE = "all"

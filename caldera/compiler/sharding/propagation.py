@@ -1,9 +1,8 @@
 """From a graph of whole values to the graph that one rank runs.
 
-Leaves have layouts. From them to the outputs, each op is computed in the cheapest of the ways that
-its rule knows (see `sharding.rules`), and what has to move for that is written as `redistribute`
-nodes. Everything that decides is the same on every rank: they all write the same movements in the
-same order, which a token keeps.
+Leaves have layouts. Each op is computed in the cheapest way of its rule (see `sharding.rules`), and
+its inputs move by `redistribute` nodes. All ranks decide alike, and write the same moves in one
+order, which a token keeps.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from caldera.base.formatting import bytes_text
 from caldera.compiler.sharding import ops  # noqa: F401 - registers them
 from caldera.compiler.sharding.axis_split import even_split
 from caldera.compiler.sharding.layout import CartesianLayout, ShardLayout, replicated
@@ -30,25 +28,24 @@ from caldera.compiler.sharding.rules.registry import (
     ShardPlacement,
     default_layout,
 )
-from caldera.compiler.sharding.volume import Links, volume
-from caldera.core.graph.node import Node, Spec, Symbol, describe, pinned
-from caldera.core.graph.opdef import ITEM, Op, as_tuple, item, parameter
+from caldera.compiler.sharding.volume import Links, Move, volume
+from caldera.core.graph import (
+    ITEM,
+    Node,
+    Op,
+    Spec,
+    Symbol,
+    as_tuple,
+    describe,
+    item,
+    parameter,
+    pinned,
+    substitute,
+    topological,
+)
 from caldera.core.graph.ops.base import complex_, full, imag, real, tensor
-from caldera.core.graph.program import substitute, topological
 from caldera.core.tensor.dtype import DType, is_complex, part_of
 from caldera.errors import ConfigError
-
-
-@dataclass(frozen=True)
-class Move:
-    """What is brought from one layout to another: what it is, and how many bytes move."""
-
-    what: str
-    source: ShardLayout
-    target: ShardLayout
-    nbytes: int
-    terms: int
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -240,9 +237,7 @@ class Propagation:
         if isinstance(found, Node):
             self.settle([found])
             return self._values[found]
-        if found:
-            return self._computed(node, found)
-        return self._without_rule(node)
+        return self._computed(node, found) if found else self._without_rule(node)
 
     def rule(self, node: Node) -> Rule | None:
         """What knows how ranks can compute a node."""
@@ -414,42 +409,3 @@ class Propagation:
     ) -> float:
         """Seconds from where a value is to a layout."""
         return volume(where.layout, layout, where.terms).seconds(width, self.links)
-
-
-# --- in words
-
-
-def summary(layout: ShardLayout) -> str:
-    """A layout in a few words.
-
-    >>> from caldera.compiler.sharding.distributions import Grid, Replicated, Rows
-    >>> from caldera.compiler.sharding.propagation import summary
-    >>> shape = (8, 8)
-    >>> [summary(each.of(shape, range(4))) for each in (Rows(), Grid(2, 2), Replicated())]
-    ['axis 0 over 4', 'axis 0 over 2, axis 1 over 2', 'whole on 4']
-    """
-    if not isinstance(layout, CartesianLayout):
-        return f"blocks on {len(layout.ranks)}"
-    splits = [(axis, split.parts) for axis, split in enumerate(layout.splits) if split is not None]
-    if not splits:
-        return f"whole on {len(layout.ranks)}"
-    words = ", ".join(f"axis {axis} over {parts}" for axis, parts in splits)
-    return words if layout.replicas == 1 else f"{words}, {layout.replicas} copies"
-
-
-def moves_table(moves: Sequence[Move]) -> list[str]:
-    """Lines that say what moves, from where to where, how many bytes that is and what it takes."""
-    lines = [f"{'what moves':44}  {'from':22}  {'to':22}  {'bytes':>10}  seconds"]
-    for move in moves:
-        terms = f"{move.terms} terms, " if move.terms > 1 else ""
-        lines.append(
-            f"{shortened(move.what, 44):44}  {shortened(terms + summary(move.source), 22):22}  "
-            f"{shortened(summary(move.target), 22):22}  {bytes_text(move.nbytes):>10}  "
-            f"{move.seconds:.1e}"
-        )
-    return lines
-
-
-def shortened(text: str, width: int) -> str:
-    """A text that is no longer than this."""
-    return text if len(text) <= width else text[: width - 1] + "…"

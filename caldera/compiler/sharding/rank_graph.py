@@ -23,12 +23,9 @@ from caldera.compiler.sharding.rules.registry import (
     ShardPlacement,
 )
 from caldera.compiler.sharding.volume import Links
-from caldera.core.graph.node import Node, Spec
-from caldera.core.graph.opdef import ITEM, item
-from caldera.core.graph.ops.base import cast, constant
+from caldera.core.graph import ITEM, Node, Spec, item, topological
+from caldera.core.graph.ops import cast, constant, mul
 from caldera.core.graph.ops.collective import all_gather
-from caldera.core.graph.ops.elementwise import mul
-from caldera.core.graph.program import topological
 from caldera.core.tensor.dtype import DType, is_complex
 
 LEAVES = frozenset({"input", "tensor", "variable"})

@@ -24,8 +24,7 @@ from caldera.comm import Communicator
 from caldera.comm.algorithms.shared_exchange import shared_exchange
 from caldera.compiler.sharding.layout import IndexBlock, ShardLayout
 from caldera.compiler.sharding.volume import NOTHING, TransferVolume, copies_of, sender_to, volume
-from caldera.core.tensor.dtype import HALVES, float32
-from caldera.core.tensor.shape import Shape
+from caldera.core.tensor import HALVES, Shape, float32
 
 MESSAGE_BYTES = 4 << 20
 """The longest message, unless a single row is longer."""

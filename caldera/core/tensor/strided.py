@@ -235,9 +235,7 @@ class StridedArray:
         """The elements where the host can reach them; None if only the device can."""
         if self._memory.kind is not DEVICE:
             return self.host_array(write, discard)
-        if self._memory.device.is_host:
-            return self.device_array(write, discard)
-        return None
+        return self.device_array(write, discard) if self._memory.device.is_host else None
 
     def _staged(self) -> tuple[Array, Array]:
         """A host copy of the part of the memory that this tensor spans, flat and arranged."""

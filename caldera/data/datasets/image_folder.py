@@ -68,14 +68,11 @@ def images(
     check_decoding(_WHERE, size, channels)
     root = Path(folder).expanduser().resolve()
     train_list, test_list = train_and_test(root, _WHERE)
-    classes = class_names([*train_list, *test_list])
+    files = [*train_list, *test_list]
+    classes = class_names(files)
     broken: dict[str, str] | None = {} if skip_broken else None
     notes: list[str] = []
-    wanted, resize = (
-        (ImageSize(*size), True)
-        if size is not None
-        else _common_size([*train_list, *test_list], channels, notes)
-    )
+    wanted, resize = (ImageSize(*size), True) if size else _common_size(files, channels, notes)
     stage = Decode((wanted.height, wanted.width) if resize else None, channels)
 
     def samples(files: Sequence[LabelledImage]) -> Data:
@@ -90,9 +87,8 @@ def images(
 
     parts = [samples(each) for each in (train_list, test_list) if each]
     if broken:
-        notes.append(
-            f"{len(broken)} broken images left out: " + listed(list(broken), str, _MOST_LISTED)
-        )
+        left_out = listed(list(broken), str, _MOST_LISTED)
+        notes.append(f"{len(broken)} broken images left out: {left_out}")
     for note in notes:
         warnings.warn(f"{_WHERE}: {note}", stacklevel=3)
     train, held_out = parts if len(parts) == 2 else split(parts[0], test=test, seed=seed)

@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from caldera.core.graph.node import Node
-from caldera.core.graph.program import Body
+from caldera.core.graph import Body, Node
 from caldera.draw.graph.layered_layout import GraphEdge, arrange, levels_of
 from caldera.draw.graph.marks import (
     Arrow,

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from caldera.base.formatting import shortened
-from caldera.core.graph.node import Node, Symbol, describe
-from caldera.core.graph.opdef import ITEM
+from caldera.core.graph import ITEM, Node, Symbol, describe
 from caldera.draw.svg import BOOL, DtypeColour, Point, dtype_colour, text_width
 
 Role = Literal[

@@ -8,8 +8,7 @@ from os import PathLike
 from pathlib import Path
 
 from caldera.base.formatting import bytes_text, flops_text
-from caldera.core.graph.node import Node
-from caldera.core.graph.program import Program
+from caldera.core.graph import Node, Program
 from caldera.draw.graph.clusters import place
 from caldera.draw.graph.marks import DETAIL_SIZE, HEADER, Arrow, Mark, Role, Scene
 from caldera.draw.graph.scene_builder import ProgramScene, build_scene

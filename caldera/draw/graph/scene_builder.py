@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from caldera.core.graph.node import Node, Symbol
-from caldera.core.graph.program import Program
+from caldera.core.graph import Node, Program, Symbol
 from caldera.draw.graph.clusters import BETWEEN_COLUMNS, mark_of, packed, side_by_side
 from caldera.draw.graph.layered_layout import SMALLEST_GAP, GraphEdge, levels_of
 from caldera.draw.graph.marks import (

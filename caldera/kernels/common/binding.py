@@ -12,8 +12,7 @@ import numpy as np
 
 from caldera.base.config import settings
 from caldera.core.graph.node import Node, Spec
-from caldera.core.tensor.dtype import HALVES, DType, float32
-from caldera.core.tensor.shape import Shape
+from caldera.core.tensor import HALVES, DType, Shape, float32
 from caldera.kernels.table import Array, Call, Kernel, Runner
 
 Kind = TypeVar("Kind")

@@ -10,8 +10,7 @@ from math import gcd
 import numpy as np
 
 from caldera.core.graph.node import Node
-from caldera.core.tensor.dtype import DType
-from caldera.core.tensor.shape import Shape, size
+from caldera.core.tensor import DType, Shape, size
 from caldera.kernels.common.binding import compute_dtype
 
 Pair = tuple[int, int]

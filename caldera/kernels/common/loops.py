@@ -13,8 +13,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from caldera.core.graph.node import Node
-from caldera.core.graph.program import Body
+from caldera.core.graph import Body, Node
 from caldera.core.tensor.dtype import NAMES
 from caldera.core.tensor.shape import Shape
 

@@ -8,8 +8,7 @@ from math import inf
 
 import numpy as np
 
-from caldera.core.graph.node import Node
-from caldera.core.graph.program import Body
+from caldera.core.graph import Body, Node
 from caldera.core.tensor.shape import Shape, size
 from caldera.kernels.common.loops import LoopBody, loop_body_of, loop_shape, without_outputs
 from caldera.kernels.table import Call

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from caldera.comm import Communicator
-from caldera.comm.nccl import NcclCommunicator
+from caldera.comm import Communicator, NcclCommunicator
 from caldera.core.graph.ops.collective import Message
 from caldera.core.memory.cuda import launching_stream
 from caldera.core.memory.gpus import cupy

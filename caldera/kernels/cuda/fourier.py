@@ -23,28 +23,26 @@ import numpy as np
 from caldera.base.registry import optional_import
 from caldera.core.graph.node import Node
 from caldera.core.memory.gpus import PACKAGE, card_count
-from caldera.kernels.cuda.codegen.kernel import (
+from caldera.kernels.cuda.codegen import (
     STORED,
     Array,
     CudaRunner,
     KernelSignature,
     Parameter,
-    computed_type,
-    const_pointer,
-    header_launch,
-    i64,
-    null_pointer,
-    pointer,
-    u32,
-    u64,
-)
-from caldera.kernels.cuda.codegen.strides import (
     axes_of,
     blocks_for,
+    computed_type,
+    const_pointer,
     element_strides,
+    header_launch,
+    i64,
     merged,
+    null_pointer,
+    pointer,
     strided_axes,
     threads_for,
+    u32,
+    u64,
 )
 from caldera.kernels.cuda.runtime.device import cupy_array, current_card
 from caldera.kernels.cuda.runtime.driver import driver, fits_in_shared

@@ -16,22 +16,20 @@ import numpy as np
 from caldera.core.graph.memory_format import as_pairs
 from caldera.core.memory.software import address_of
 from caldera.kernels.common.loops import LoopAxes, LoopBody, axes_of
-from caldera.kernels.cuda.codegen.kernel import (
+from caldera.kernels.cuda.codegen import (
     STORED,
     CudaRunner,
     KernelLaunch,
     KernelSignature,
-    const_pointer,
-    i64,
-    pointer,
-    unless_empty,
-)
-from caldera.kernels.cuda.codegen.loops import (
     LaunchIntegers,
     LoopOperand,
     OffsetEmitter,
+    const_pointer,
+    i64,
     is_wide,
     lines,
+    pointer,
+    unless_empty,
 )
 from caldera.kernels.cuda.elementwise.loop import THREADS, ElementwiseLoop, launch_of, loop_over
 from caldera.kernels.table import COPY, TABLE, Call, Kernel, Runner

@@ -12,19 +12,21 @@ from dataclasses import dataclass
 from caldera.core.graph.node import Node
 from caldera.core.graph.ops.epilogue import max_pool2d_epilogue
 from caldera.core.tensor.shape import Shape
-from caldera.kernels.cuda.codegen.kernel import (
+from caldera.kernels.cuda.codegen import (
     CudaRunner,
     const_pointer,
+    divisor,
     flags,
     header_launch,
     index,
     index_type,
     indices,
+    is_large,
+    neighbours,
     pointer,
+    strides_of,
     type_of,
 )
-from caldera.kernels.cuda.codegen.loops import divisor
-from caldera.kernels.cuda.codegen.strides import is_large, neighbours, strides_of
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
 _THREADS = 256

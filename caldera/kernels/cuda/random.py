@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from functools import partial
 
-from caldera.kernels.cuda.codegen.kernel import (
+from caldera.kernels.cuda.codegen import (
     CudaRunner,
+    axes_of,
+    blocks_for,
     const_pointer,
+    element_strides,
     flags,
     header_launch,
     i64,
+    merged,
     pointer,
+    strided_axes,
     type_of,
     u32,
     unless_empty,
-)
-from caldera.kernels.cuda.codegen.strides import (
-    axes_of,
-    blocks_for,
-    element_strides,
-    merged,
-    strided_axes,
 )
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 

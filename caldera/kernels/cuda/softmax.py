@@ -12,20 +12,18 @@ from dataclasses import dataclass
 
 from caldera.core.tensor.shape import size
 from caldera.kernels.common.binding import compute_dtype
-from caldera.kernels.cuda.codegen.kernel import (
+from caldera.kernels.cuda.codegen import (
     CudaRunner,
     Parameter,
+    ThreadGroup,
     const_pointer,
     header_launch,
     i32,
     index,
     index_type,
-    pointer,
-)
-from caldera.kernels.cuda.codegen.strides import (
-    ThreadGroup,
     is_large,
     neighbours,
+    pointer,
     strided_layout,
     strides_of,
     thread_group_for,

@@ -6,21 +6,24 @@ from collections.abc import Mapping
 from math import prod
 
 from caldera.core.graph.node import Node
-from caldera.kernels.cuda.codegen.kernel import (
+from caldera.kernels.cuda.codegen import (
     Array,
     CudaRunner,
     KernelLaunch,
     Parameter,
+    axes_of,
     const_pointer,
+    element_strides,
     flags,
     header_launch,
     i64,
+    merged,
     pointer,
+    strided_axes,
     type_of,
     u32,
     unless_empty,
 )
-from caldera.kernels.cuda.codegen.strides import axes_of, element_strides, merged, strided_axes
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 TILE = 2048

@@ -16,10 +16,8 @@ from typing import Any
 import numpy as np
 
 from caldera.base.threads import parallel_for, thread_count
-from caldera.core.graph.memory_format import as_pairs
-from caldera.core.graph.node import Node
-from caldera.core.tensor.dtype import complex_of, float32, float64
-from caldera.core.tensor.shape import Shape, size
+from caldera.core.graph import Node, as_pairs
+from caldera.core.tensor import Shape, complex_of, float32, float64, size
 from caldera.kernels.native.codegen import (
     any_layout,
     offer,

@@ -16,9 +16,8 @@ import numpy as np
 
 from caldera.core.graph.memory_format import as_pairs
 from caldera.core.graph.ops.factorisation import ABOUT_EQUAL
-from caldera.core.tensor.dtype import DType, complex_of, is_float
+from caldera.core.tensor import DType, Shape, complex_of, is_float, size
 from caldera.core.tensor.philox import normal, uniform01
-from caldera.core.tensor.shape import Shape, size
 from caldera.errors import DataError
 from caldera.kernels.reference.evaluation import (
     FUNCTIONS,

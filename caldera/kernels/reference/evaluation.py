@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 
 import caldera.core.graph.catalogue  # noqa: F401 - makes the ops known
-from caldera.core.graph.node import Node
-from caldera.core.graph.opdef import ITEM, as_tuple, parameter
-from caldera.core.graph.program import topological
+from caldera.core.graph import ITEM, Node, as_tuple, parameter, topological
 from caldera.core.tensor.dtype import HALVES, float32
 from caldera.kernels.table import TABLE, Call, Kernel
 

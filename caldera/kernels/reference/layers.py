@@ -13,9 +13,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from caldera.core.graph.opdef import parameter
+from caldera.core.graph import Body, parameter
 from caldera.core.graph.ops.product import index_dtype
-from caldera.core.graph.program import Body
 from caldera.core.tensor.shape import Shape
 from caldera.kernels.reference.evaluation import by_decomposition, interpreter, reference
 

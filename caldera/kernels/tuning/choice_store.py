@@ -19,8 +19,7 @@ from typing import Any, Literal
 from caldera.base.config import settings
 from caldera.base.formatting import table_lines
 from caldera.base.plain_data import json_digest
-from caldera.core.graph.memory_format import order_name
-from caldera.core.graph.node import Node
+from caldera.core.graph import Node, order_name
 from caldera.errors import DeviceError
 from caldera.kernels.table import Kernel
 from caldera.kernels.tuning import database

@@ -18,8 +18,7 @@ from typing import Any
 from caldera.base.config import settings
 from caldera.base.plain_data import json_digest
 from caldera.base.registry import nearest
-from caldera.core.graph.node import Node
-from caldera.core.graph.opdef import OPS
+from caldera.core.graph import OPS, Node
 from caldera.errors import ConfigError
 from caldera.kernels.common.binding import at_most_workspace, workspace_limit
 from caldera.kernels.table import TABLE, Kernel, KernelTable

@@ -18,8 +18,7 @@ from caldera.base.config import settings
 from caldera.base.file_cache import FileCache
 from caldera.base.machine import this_machine
 from caldera.base.plain_data import json_digest
-from caldera.core.graph.node import Node, Spec
-from caldera.core.graph.program import Body
+from caldera.core.graph import Body, Node, Spec
 from caldera.core.tensor.dtype import NAMES
 from caldera.kernels.table import Kernel
 from caldera.kernels.workspace import BatchedNode

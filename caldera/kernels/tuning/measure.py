@@ -24,11 +24,9 @@ from time import perf_counter
 import numpy as np
 
 from caldera.base.config import settings
-from caldera.core.graph.memory_format import laid_out
-from caldera.core.graph.node import Node, Spec
+from caldera.core.graph import Node, Spec, laid_out
 from caldera.core.memory.host import note_garbage
-from caldera.core.tensor.dtype import DType, bool_, float32, is_float
-from caldera.core.tensor.shape import Shape
+from caldera.core.tensor import DType, Shape, bool_, float32, is_float
 from caldera.kernels.common.binding import ALIGNMENT
 from caldera.kernels.common.blas_threads import single_threaded_blas
 from caldera.kernels.table import Call, Kernel, Runner

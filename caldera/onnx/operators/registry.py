@@ -35,9 +35,7 @@ import numpy as np
 from caldera import op
 from caldera.base.file_access import check_asked
 from caldera.compiler.lazy import Expr
-from caldera.core.graph.node import Node, Symbol
-from caldera.core.graph.opdef import as_tuple
-from caldera.core.graph.program import topological
+from caldera.core.graph import Node, Symbol, as_tuple, topological
 from caldera.errors import CalderaError, ConfigError, DataError, DtypeError
 from caldera.kernels.reference import interpret
 from caldera.onnx.library import is_ours

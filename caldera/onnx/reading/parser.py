@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from caldera.base.file_access import check_asked
-from caldera.core.tensor.dtype import DType
-from caldera.core.tensor.shape import size
+from caldera.core.tensor import DType, size
 from caldera.errors import DataError
 from caldera.onnx.library import BY_NUMBER, STRING, dtype_of, numpy_helper, onnx
 

@@ -22,8 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from caldera.core.graph.node import Node, Spec, describe
-from caldera.core.graph.opdef import as_tuple
+from caldera.core.graph import Node, Spec, as_tuple, describe
 from caldera.core.tensor.dtype import DType, int64
 from caldera.errors import ConfigError
 

@@ -15,8 +15,7 @@ from caldera.base.arguments import within
 from caldera.base.file_cache import write_file
 from caldera.base.registry import optional_import
 from caldera.compiler.lazy import Expr, compile
-from caldera.core.graph.node import Node
-from caldera.core.graph.program import topological
+from caldera.core.graph import Node, topological
 from caldera.core.tensor.dtype import is_float
 from caldera.errors import CalderaError, ConfigError
 from caldera.kernels.reference import interpret

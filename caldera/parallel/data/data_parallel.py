@@ -13,14 +13,13 @@ from caldera.comm import Communicator, world
 from caldera.compiler.lazy import Expr, Variable
 from caldera.compiler.plan.plan import Plan
 from caldera.compress import redistribute
-from caldera.core.graph.node import Node
+from caldera.core.graph import Node, topological
 from caldera.core.graph.ops.collective import (
     Message,
     all_gather_flat,
     next_number,
     reduce_scatter_flat,
 )
-from caldera.core.graph.program import topological
 from caldera.data import Share
 from caldera.errors import ConfigError
 from caldera.optim.sharding import Sharding

@@ -25,9 +25,8 @@ from caldera.comm import Communicator
 from caldera.comm.reproducible_sum import leaf_range
 from caldera.compiler.lazy import Expr, Variable
 from caldera.compiler.passes.collectives import without_hidden
-from caldera.core.graph.node import Node
-from caldera.core.graph.opdef import Nodes, item
-from caldera.core.graph.ops.base import reshape
+from caldera.core.graph import Node, Nodes, Program, item, rebuilt, topological
+from caldera.core.graph.ops import matmul, pad, reshape
 from caldera.core.graph.ops.collective import (
     Message,
     all_gather_flat,
@@ -38,9 +37,6 @@ from caldera.core.graph.ops.collective import (
     run_collective,
     start,
 )
-from caldera.core.graph.ops.movement import pad
-from caldera.core.graph.ops.product import matmul
-from caldera.core.graph.program import Program, rebuilt, topological
 from caldera.core.tensor.dtype import float32, promote
 from caldera.data import Share
 from caldera.parallel.distributed_variables import PerRankVariable

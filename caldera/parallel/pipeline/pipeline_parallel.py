@@ -11,8 +11,7 @@ from caldera.base.config import settings
 from caldera.comm import Communicator, Mesh
 from caldera.compiler.lazy import Expr, Variable
 from caldera.compiler.plan.plan import Plan
-from caldera.core.graph.node import Node
-from caldera.core.graph.program import substitute
+from caldera.core.graph import Node, substitute
 from caldera.data import Share
 from caldera.errors import ConfigError
 from caldera.nn.layer import Layer

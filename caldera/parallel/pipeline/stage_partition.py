@@ -17,16 +17,13 @@ import numpy as np
 from caldera import op
 from caldera.comm import SingleProcess
 from caldera.compiler.lazy import Expr, compile
+from caldera.core.graph import ITEM, Body, Node, rebuilt, topological, users_of
 from caldera.core.graph.differentiate import accumulate
-from caldera.core.graph.node import Node
-from caldera.core.graph.opdef import ITEM
 from caldera.core.graph.ops.base import full
-from caldera.core.graph.program import Body, rebuilt, topological, users_of
 from caldera.core.memory import Device
 from caldera.core.tensor.dtype import is_float
 from caldera.errors import ConfigError
-from caldera.nn.basic import Sequential
-from caldera.nn.tracing import LayerCall
+from caldera.nn import LayerCall, Sequential
 from caldera.parallel.tensor.layer_sharding import RankNetwork, TracedNetwork
 
 Stages = dict[Node, int]

@@ -15,10 +15,9 @@ from functools import cached_property
 
 from caldera import op
 from caldera.comm import Communicator, Mesh, world
+from caldera.core.graph import Node, Nodes, Spec, rebuilt
 from caldera.core.graph.differentiate import accumulate
-from caldera.core.graph.node import Node, Spec
-from caldera.core.graph.opdef import Nodes
-from caldera.core.graph.ops.base import full
+from caldera.core.graph.ops import add, full
 from caldera.core.graph.ops.collective import (
     GATHERING,
     Message,
@@ -29,9 +28,7 @@ from caldera.core.graph.ops.collective import (
     start_collective,
     turn,
 )
-from caldera.core.graph.ops.elementwise import add
 from caldera.core.graph.ops.normalisation import SYNCHRONISED
-from caldera.core.graph.program import rebuilt
 from caldera.core.tensor.dtype import is_float
 from caldera.errors import ConfigError
 from caldera.parallel.consistency import check_same_options

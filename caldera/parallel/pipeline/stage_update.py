@@ -13,10 +13,8 @@ from functools import reduce
 
 from caldera import op
 from caldera.compiler.lazy import Expr
-from caldera.core.graph.node import Node
-from caldera.core.graph.ops.base import full
-from caldera.core.graph.ops.elementwise import add
-from caldera.core.graph.program import topological
+from caldera.core.graph import Node, topological
+from caldera.core.graph.ops import add, full
 from caldera.parallel.data.sums import sum_over_axis
 from caldera.parallel.pipeline.stage_program import AXIS, MicroBatch, rewritten
 from caldera.train.strategy import VOTES

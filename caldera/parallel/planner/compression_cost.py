@@ -14,11 +14,18 @@ from statistics import median
 import numpy as np
 
 from caldera.comm import Communicator, run_virtual_ranks
-from caldera.compress import Compressor, Link, PowerSGD, RandomK, compressors, predicted_seconds
+from caldera.compress import (
+    Compressor,
+    Link,
+    PowerSGD,
+    RandomK,
+    TopK,
+    compressors,
+    predicted_seconds,
+)
 from caldera.compress.compressor import bounds
 from caldera.compress.dense import DenseCompressor
 from caldera.compress.sparse import fastest
-from caldera.compress.top_k import TopK
 from caldera.errors import ConfigError
 from caldera.parallel.planner.cluster import Cluster, Wire
 from caldera.parallel.planner.communication_cost import CollectiveCost, allreduce

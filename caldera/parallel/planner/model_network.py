@@ -14,12 +14,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from caldera import op
-from caldera.core.graph.node import Node
-from caldera.core.graph.program import topological
+from caldera.core.graph import Node, topological
 from caldera.core.tensor.dtype import is_float
 from caldera.errors import ConfigError
-from caldera.nn.layer import Layer
-from caldera.nn.tracing import LayerCall
+from caldera.nn import Layer, LayerCall
 from caldera.parallel.distributed_variables import AXIS
 from caldera.parallel.pipeline.stage_partition import (
     balanced_cuts,

@@ -14,8 +14,7 @@ from caldera.compiler.sharding.ops import copies
 from caldera.compiler.sharding.volume import Links
 from caldera.core.tensor.shape import Shape, size
 from caldera.errors import CalderaError, ConfigError
-from caldera.nn.layer import Layer
-from caldera.nn.tracing import LayerCall
+from caldera.nn import Layer, LayerCall
 from caldera.parallel.tensor.candidates import (
     LEAST,
     Candidate,

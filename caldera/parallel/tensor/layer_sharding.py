@@ -16,14 +16,12 @@ from caldera.compiler.sharding.collective_moves import CollectiveMoves, is_plain
 from caldera.compiler.sharding.distributions import Distribution
 from caldera.compiler.sharding.layout import ShardLayout
 from caldera.compiler.sharding.ops import copies
-from caldera.compiler.sharding.propagation import summary
 from caldera.compiler.sharding.rank_graph import RankGraph
 from caldera.compiler.sharding.rules.registry import ShardPlacement
-from caldera.compiler.sharding.volume import Links
+from caldera.compiler.sharding.volume import Links, summary
 from caldera.core.graph.node import Node
 from caldera.errors import ConfigError
-from caldera.nn.layer import Layer
-from caldera.nn.tracing import Context, LayerCall
+from caldera.nn import Context, Layer, LayerCall
 from caldera.optim import Optimizer
 from caldera.optim.sharding import Sharding
 from caldera.parallel.distributed_variables import AXIS, ParameterShards

@@ -13,8 +13,8 @@ from caldera.compiler.lazy import Expr, Variable
 from caldera.compiler.sharding.distributions import Distribution
 from caldera.compiler.sharding.layout import ShardLayout
 from caldera.compiler.sharding.ops import place
-from caldera.compiler.sharding.propagation import Move, moves_table, shortened, summary
 from caldera.compiler.sharding.rank_graph import RankGraph
+from caldera.compiler.sharding.volume import Move, moves_table, shortened, summary
 from caldera.data import Share
 from caldera.errors import ConfigError
 from caldera.nn.layer import Layer

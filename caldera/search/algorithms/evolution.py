@@ -210,9 +210,7 @@ class PBT(Method):
         count = max(int(self.quantile * len(ranked)), 1)
         top = [trial for trial in good[:count] if trial.number != last.number]
         is_bad = last.state == FAILED or last in ranked[-count:]
-        if not top or not is_bad:
-            return None
-        return top[random.integers(len(top))]
+        return None if not top or not is_bad else top[random.integers(len(top))]
 
     def _explored(self, point: Point, random: np.random.Generator) -> Point:
         def pick(path: str, dimension: Dimension) -> Stored:

@@ -10,9 +10,7 @@ from caldera import op
 from caldera.base.arguments import checked, refusal, require
 from caldera.compiler.lazy import Expr, Variable, compile, input, lift, var
 from caldera.compiler.plan.plan import Plan
-from caldera.core.graph.node import Node, Spec, Symbol
-from caldera.core.graph.opdef import ITEM, item, parameter
-from caldera.core.graph.program import Body, topological
+from caldera.core.graph import ITEM, Body, Node, Spec, Symbol, item, parameter, topological
 from caldera.core.tensor.dtype import array_of, float64, is_float
 from caldera.data import ArrayData
 from caldera.train.fit import make_steps

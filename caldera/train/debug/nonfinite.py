@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from caldera.core.graph.node import Node, Symbol, describe, frozen
-from caldera.core.graph.opdef import ITEM
-from caldera.core.graph.program import Program, topological
+from caldera.core.graph import ITEM, Node, Program, Symbol, describe, frozen, topological
 from caldera.core.memory import Reading
 from caldera.core.tensor.dtype import is_float
 from caldera.data import Batch

@@ -10,12 +10,9 @@ from typing import TYPE_CHECKING, Any
 from caldera.base.configurable import Configurable
 from caldera.base.formatting import bytes_text, html_table, note, table_lines
 from caldera.compiler.lazy import Expr
-from caldera.core.graph.node import Node
-from caldera.core.graph.program import topological
+from caldera.core.graph import Node, topological
 from caldera.errors import ConfigError
-from caldera.nn.config import to_config
-from caldera.nn.layer import Layer
-from caldera.nn.tracing import Context, LayerCall
+from caldera.nn import Context, Layer, LayerCall, to_config
 from caldera.train.tracking.run_record import BlockRecord
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from textwrap import indent
 from typing import TYPE_CHECKING
 
 from caldera.base.arguments import guarded, require
-from caldera.core.graph.node import Node
-from caldera.core.graph.program import topological
+from caldera.core.graph import Node, topological
 from caldera.io.events import EventFile, GraphNode
 from caldera.train.callbacks import Callback
 from caldera.train.metric_totals import TotalsReading

@@ -239,9 +239,7 @@ class _Partitioner:
                     self._seen_from_host.append((number, symbol))
                 return node
             return _leaf(self._relay(node, symbol, number))
-        if is_free(node):
-            return node
-        return _leaf(self._carrier_for(node, number))
+        return node if is_free(node) else _leaf(self._carrier_for(node, number))
 
     def _carrier_for(self, node: Node, number: int) -> Symbol:
         """The tensor in which this part finds what another one has computed."""

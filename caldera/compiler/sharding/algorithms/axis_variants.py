@@ -33,8 +33,7 @@ from caldera.compiler.sharding.algorithms.variant import (
 from caldera.compiler.sharding.layout import CartesianLayout, ShardLayout, replicated
 from caldera.core.graph.node import Node
 from caldera.core.graph.ops.fourier import frequencies
-from caldera.core.tensor.dtype import HALVES
-from caldera.core.tensor.shape import size
+from caldera.core.tensor import HALVES, size
 from caldera.kernels.reference.arrays import named
 
 Parts = Sequence[np.ndarray]

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from caldera.comm import Communicator
+from caldera.comm import Communicator, Request
 from caldera.comm.algorithms.shared_post import post_bytes, shared_post
-from caldera.comm.requests import Request
 from caldera.compiler.sharding.algorithms import product_variants
 from caldera.compiler.sharding.algorithms.process_grid import (
     ProcessGrid,

@@ -32,9 +32,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from caldera.comm import Communicator
+from caldera.comm import Communicator, Request
 from caldera.comm.algorithms.shared_exchange import room_bytes, shared_exchange
-from caldera.comm.requests import Request
 from caldera.compiler.sharding.algorithms.lapack import accumulate_product
 from caldera.compiler.sharding.algorithms.process_grid import Cuts, ProcessGrid, gather_rows
 

@@ -49,8 +49,7 @@ from caldera.compiler.sharding.algorithms.variant import (
     cyclic_layout,
 )
 from caldera.compiler.sharding.layout import ShardLayout, replicated
-from caldera.core.graph.node import Node, Spec
-from caldera.core.graph.opdef import op, refuse_shape
+from caldera.core.graph import Node, Spec, op, refuse_shape
 from caldera.core.graph.ops.collective import TOKEN
 from caldera.core.tensor.dtype import DType
 from caldera.kernels.table import TABLE, Call, Kernel, Runner

@@ -22,8 +22,7 @@ from caldera.compiler.sharding.rules.registry import (
     matching_letters,
     names,
 )
-from caldera.core.graph.node import Node
-from caldera.core.graph.opdef import Nodes
+from caldera.core.graph import Node, Nodes
 
 if TYPE_CHECKING:
     from caldera.compiler.sharding.propagation import Propagation

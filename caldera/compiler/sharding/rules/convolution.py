@@ -26,8 +26,7 @@ from caldera.compiler.sharding.rules import products
 from caldera.compiler.sharding.rules.algorithms import without_gathering
 from caldera.compiler.sharding.rules.registry import RULES, Lazy, Rule, ShardingRule, ShardPlacement
 from caldera.core.graph.node import Node
-from caldera.core.graph.ops.base import full
-from caldera.core.graph.ops.movement import narrow, pad
+from caldera.core.graph.ops import full, narrow, pad
 from caldera.core.tensor.shape import Shape, size
 
 if TYPE_CHECKING:

@@ -25,8 +25,7 @@ from caldera.compiler.sharding.rules.registry import (
 )
 from caldera.compiler.sharding.table_layout import TableLayout
 from caldera.core.graph.node import Node
-from caldera.core.graph.ops.base import full, iota, reshape
-from caldera.core.graph.ops.elementwise import equal, isnan, logical_or, where
+from caldera.core.graph.ops import equal, full, iota, isnan, logical_or, reshape, where
 from caldera.core.graph.ops.reduction import max_, min_
 from caldera.core.tensor.dtype import DType, bool_, int64, is_float
 

@@ -26,8 +26,7 @@ from caldera.compiler.sharding.rules.registry import (
 )
 from caldera.compiler.sharding.table_layout import joined, reshaped
 from caldera.core.graph.node import Node
-from caldera.core.graph.ops.base import broadcast_to, full, iota, reshape
-from caldera.core.graph.ops.movement import concat, slice_, unslice
+from caldera.core.graph.ops import broadcast_to, concat, full, iota, reshape, slice_, unslice
 from caldera.core.tensor.shape import Shape
 
 if TYPE_CHECKING:

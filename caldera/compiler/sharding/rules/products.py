@@ -19,13 +19,10 @@ from caldera.compiler.sharding.rules.registry import (
     names,
     rule,
 )
-from caldera.core.graph.node import Node
-from caldera.core.graph.opdef import Nodes
-from caldera.core.graph.ops.base import constant
-from caldera.core.graph.ops.elementwise import add
+from caldera.core.graph import Node, Nodes
+from caldera.core.graph.ops import add, constant
 from caldera.core.graph.ops.random import bernoulli, dropped
-from caldera.core.tensor.dtype import float32, int64
-from caldera.core.tensor.shape import size
+from caldera.core.tensor import float32, int64, size
 
 if TYPE_CHECKING:
     from caldera.compiler.sharding.propagation import Propagation

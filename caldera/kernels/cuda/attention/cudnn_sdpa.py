@@ -15,15 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from caldera.core.graph.memory_format import dense_strides
-from caldera.core.graph.node import Node, Spec
+from caldera.core.graph import Node, Spec, dense_strides
 from caldera.core.memory.software import address_of
-from caldera.core.tensor.dtype import HALVES
-from caldera.core.tensor.shape import Shape
+from caldera.core.tensor import HALVES, Shape
 from caldera.kernels.common.binding import Scratch, workspace_bytes
 from caldera.kernels.cuda.attention import tiles
-from caldera.kernels.cuda.codegen.kernel import CudaRunner
-from caldera.kernels.cuda.codegen.strides import strides_of
+from caldera.kernels.cuda.codegen import CudaRunner, strides_of
 from caldera.kernels.cuda.runtime import device
 from caldera.kernels.cuda.runtime.cudnn import (
     ALIGNMENT,

@@ -28,8 +28,7 @@ from caldera.kernels.cuda.attention.work import (
     GradientWork,
     forward_work,
 )
-from caldera.kernels.cuda.codegen.kernel import CudaRunner, KernelLaunch, flags
-from caldera.kernels.cuda.codegen.strides import strides_of
+from caldera.kernels.cuda.codegen import CudaRunner, KernelLaunch, flags, strides_of
 from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 

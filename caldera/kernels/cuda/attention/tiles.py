@@ -16,7 +16,7 @@ from caldera.kernels.cuda.attention.work import (
     GradientWork,
     forward_work,
 )
-from caldera.kernels.cuda.codegen.kernel import (
+from caldera.kernels.cuda.codegen import (
     CudaRunner,
     KernelLaunch,
     const_pointer,
@@ -25,10 +25,12 @@ from caldera.kernels.cuda.codegen.kernel import (
     i32,
     index,
     index_type,
+    is_large,
     pointer,
+    strided_layout,
+    strides_of,
     unless_empty,
 )
-from caldera.kernels.cuda.codegen.strides import is_large, strided_layout, strides_of
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
 _SIDE = 16

@@ -10,9 +10,11 @@ import numpy as np
 
 from caldera.core.graph.node import Node
 from caldera.core.tensor.shape import Shape, size
-from caldera.kernels.cuda.codegen.kernel import (
+from caldera.kernels.cuda.codegen import (
     KernelLaunch,
     Parameter,
+    StridedLayout,
+    Strides,
     computed_type,
     const_pointer,
     flags,
@@ -21,16 +23,12 @@ from caldera.kernels.cuda.codegen.kernel import (
     index,
     index_type,
     indices,
+    is_large,
     pointer,
     real,
-    type_of,
-)
-from caldera.kernels.cuda.codegen.strides import (
-    StridedLayout,
-    Strides,
-    is_large,
     strided_layout,
     strides_of,
+    type_of,
 )
 from caldera.kernels.table import Array, Call
 

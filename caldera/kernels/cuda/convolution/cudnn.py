@@ -15,15 +15,13 @@ from typing import Any
 import numpy as np
 
 from caldera.base.config import settings
-from caldera.core.graph.memory_format import NHWC, dense_strides, same_memory
-from caldera.core.graph.node import Node, Spec
+from caldera.core.graph import NHWC, Node, Spec, dense_strides, same_memory
 from caldera.core.graph.ops.epilogue import conv2d_epilogue
 from caldera.core.memory.software import address_of
 from caldera.kernels.common.binding import Scratch, workspace_bytes
 from caldera.kernels.common.product import Epilogue
 from caldera.kernels.cuda import convolution
-from caldera.kernels.cuda.codegen.kernel import CudaRunner
-from caldera.kernels.cuda.codegen.strides import lies_dense
+from caldera.kernels.cuda.codegen import CudaRunner, lies_dense
 from caldera.kernels.cuda.movement import copy_calls
 from caldera.kernels.cuda.product.problem import NOTHING
 from caldera.kernels.cuda.runtime import device

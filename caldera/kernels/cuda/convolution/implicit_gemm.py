@@ -18,9 +18,7 @@ from caldera.core.memory.software import address_of
 from caldera.core.tensor.shape import size
 from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.common.geometry import Correlation, Geometry, forward, input_phases, steps
-from caldera.kernels.cuda.codegen.kernel import KernelLaunch
-from caldera.kernels.cuda.codegen.loops import divisor
-from caldera.kernels.cuda.codegen.strides import blocks_for
+from caldera.kernels.cuda.codegen import KernelLaunch, blocks_for, divisor
 from caldera.kernels.cuda.convolution.source import (
     CORRELATE,
     EACH,

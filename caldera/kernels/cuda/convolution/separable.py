@@ -13,26 +13,24 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 
-from caldera.core.graph.memory_format import NHWC, same_memory
-from caldera.core.graph.node import Node, Spec
+from caldera.core.graph import NHWC, Node, Spec, same_memory
 from caldera.core.memory.software import address_of
-from caldera.core.tensor.dtype import is_float
-from caldera.core.tensor.shape import size
+from caldera.core.tensor import is_float, size
 from caldera.kernels.common.binding import Scratch, workspace_bytes
 from caldera.kernels.common.geometry import Geometry
 from caldera.kernels.cuda import convolution
-from caldera.kernels.cuda.codegen.kernel import (
+from caldera.kernels.cuda.codegen import (
     STORED,
     CudaRunner,
     KernelLaunch,
     Parameter,
     const_pointer,
+    divisor,
     function_launch,
     i32,
+    lies_dense,
     pointer,
 )
-from caldera.kernels.cuda.codegen.loops import divisor
-from caldera.kernels.cuda.codegen.strides import lies_dense
 from caldera.kernels.cuda.product import cublas, tiled
 from caldera.kernels.cuda.product.problem import Multiplication, described_call
 from caldera.kernels.cuda.runtime import device

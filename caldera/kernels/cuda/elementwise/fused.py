@@ -18,15 +18,22 @@ from typing import Any
 
 import numpy as np
 
-from caldera.core.graph.node import Node
-from caldera.core.graph.program import Body
+from caldera.core.graph import Body, Node
 from caldera.core.memory.software import address_of
 from caldera.core.tensor.shape import size
 from caldera.kernels.common.loops import loop_body_of, loop_shape
 from caldera.kernels.common.reduction import elementwise_outputs, fused_tasks, reductions_by_axes
-from caldera.kernels.cuda.codegen.kernel import CudaRunner, KernelLaunch, KernelSignature, Parameter
-from caldera.kernels.cuda.codegen.loops import HEADER, LaunchIntegers, element_function, is_known
-from caldera.kernels.cuda.codegen.strides import next_power_of_two
+from caldera.kernels.cuda.codegen import (
+    HEADER,
+    CudaRunner,
+    KernelLaunch,
+    KernelSignature,
+    LaunchIntegers,
+    Parameter,
+    element_function,
+    is_known,
+    next_power_of_two,
+)
 from caldera.kernels.cuda.elementwise.loop import (
     THREADS,
     ElementwiseLoop,

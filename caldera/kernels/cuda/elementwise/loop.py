@@ -16,26 +16,24 @@ import numpy as np
 from caldera.core.graph.opdef import OPS
 from caldera.core.tensor.shape import Shape, size
 from caldera.kernels.common.loops import LoopBody, axes_of, loop_body_of, loop_shape
-from caldera.kernels.cuda.codegen.kernel import (
+from caldera.kernels.cuda.codegen import (
+    HEADER,
     CudaRunner,
     KernelLaunch,
     KernelSignature,
-    computed_type,
-    const_pointer,
-    pointer,
-)
-from caldera.kernels.cuda.codegen.loops import (
-    HEADER,
     LaunchIntegers,
     LoopOperand,
     OffsetEmitter,
     can_apply,
+    computed_type,
+    const_pointer,
     element_function,
     is_known,
     is_wide,
     lanes_for,
     lines,
     operand,
+    pointer,
 )
 from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.table import TABLE, Kernel, Runner

@@ -8,10 +8,12 @@ import ctypes
 from caldera.core.graph.node import Node, Spec
 from caldera.core.memory.software import address_of
 from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_bytes
-from caldera.kernels.cuda.codegen.kernel import (
+from caldera.kernels.cuda.codegen import (
     CudaRunner,
     Parameter,
+    blocks_for,
     const_pointer,
+    element_strides,
     flags,
     function_launch,
     i32,
@@ -22,7 +24,6 @@ from caldera.kernels.cuda.codegen.kernel import (
     type_of,
     unless_empty,
 )
-from caldera.kernels.cuda.codegen.strides import blocks_for, element_strides
 from caldera.kernels.cuda.normalisation.statistics import TOTALS_BLOCK
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 

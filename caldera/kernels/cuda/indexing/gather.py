@@ -10,27 +10,25 @@ from collections.abc import Sequence
 
 from caldera.core.memory.software import address_of
 from caldera.core.tensor.dtype import is_float
-from caldera.kernels.cuda.codegen.kernel import (
+from caldera.kernels.cuda.codegen import (
     Array,
     CudaRunner,
-    const_pointer,
-    counted,
-    counter_type,
-    function_launch,
-    i64,
-    pointer,
-    type_of,
-    u32,
-    unless_empty,
-)
-from caldera.kernels.cuda.codegen.strides import (
     StridedAxis,
     axes_of,
     blocks_for,
+    const_pointer,
+    counted,
+    counter_type,
     element_strides,
     elements,
+    function_launch,
+    i64,
     merged,
+    pointer,
     strided_axes,
+    type_of,
+    u32,
+    unless_empty,
 )
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 

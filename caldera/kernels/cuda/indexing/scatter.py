@@ -20,30 +20,28 @@ from math import isqrt, prod
 from caldera.core.graph.node import Node
 from caldera.core.memory.software import address_of
 from caldera.kernels.common.binding import may_overwrite
-from caldera.kernels.cuda.codegen.kernel import (
+from caldera.kernels.cuda.codegen import (
     Array,
     CudaRunner,
     KernelLaunch,
     KernelSignature,
-    const_pointer,
-    counted,
-    counter_type,
-    function_launch,
-    header_launch,
-    i64,
-    pointer,
-    type_of,
-    u32,
-    unless_empty,
-)
-from caldera.kernels.cuda.codegen.strides import (
     StridedAxis,
     axes_of,
     blocks_for,
+    const_pointer,
+    counted,
+    counter_type,
     element_strides,
     elements,
+    function_launch,
+    header_launch,
+    i64,
     merged,
+    pointer,
     strided_axes,
+    type_of,
+    u32,
+    unless_empty,
 )
 from caldera.kernels.cuda.movement import copy_calls
 from caldera.kernels.cuda.sorting import THREADS as SORT_THREADS

@@ -10,23 +10,21 @@ from math import prod
 
 from caldera.core.graph.node import Node
 from caldera.kernels.common.binding import may_overwrite
-from caldera.kernels.cuda.codegen.kernel import (
+from caldera.kernels.cuda.codegen import (
     CudaRunner,
+    StridedAxis,
+    axes_of,
     const_pointer,
+    element_strides,
+    elements,
     function_launch,
     i64,
+    merged,
     pointer,
+    strided_axes,
     type_of,
     u32,
     unless_empty,
-)
-from caldera.kernels.cuda.codegen.strides import (
-    StridedAxis,
-    axes_of,
-    element_strides,
-    elements,
-    merged,
-    strided_axes,
 )
 from caldera.kernels.cuda.indexing.scatter import (
     BYTES_PER_SECOND,

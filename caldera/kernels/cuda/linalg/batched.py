@@ -11,29 +11,26 @@ from functools import partial
 from math import prod
 
 from caldera.core.graph.node import Node
-from caldera.core.tensor.dtype import is_float
-from caldera.core.tensor.shape import Shape
-from caldera.kernels.cuda.codegen.kernel import (
+from caldera.core.tensor import Shape, is_float
+from caldera.kernels.cuda.codegen import (
     STORED,
     Array,
     CudaRunner,
     Parameter,
+    axes_of,
     computed_type,
     const_pointer,
+    element_strides,
     header_launch,
     i64,
+    merged,
     null_pointer,
     pointer,
+    strided_axes,
+    threads_for,
     type_of,
     u32,
     unless_empty,
-)
-from caldera.kernels.cuda.codegen.strides import (
-    axes_of,
-    element_strides,
-    merged,
-    strided_axes,
-    threads_for,
 )
 from caldera.kernels.cuda.linalg import cusolver
 from caldera.kernels.cuda.runtime.driver import driver, fits_in_shared

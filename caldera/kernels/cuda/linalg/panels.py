@@ -16,11 +16,12 @@ from caldera.core.tensor.dtype import BY_NAME, DType, float32, float64
 from caldera.core.tensor.shape import Shape
 from caldera.kernels.common.binding import Scratch, workspace_bytes
 from caldera.kernels.common.loops import LoopBody
-from caldera.kernels.cuda.codegen.kernel import (
+from caldera.kernels.cuda.codegen import (
     CudaRunner,
     KernelSignature,
     Parameter,
     const_pointer,
+    element_strides,
     header_launch,
     i64,
     pointer,
@@ -28,7 +29,6 @@ from caldera.kernels.cuda.codegen.kernel import (
     type_of,
     u32,
 )
-from caldera.kernels.cuda.codegen.strides import element_strides
 from caldera.kernels.cuda.elementwise.loop import loop_calls
 from caldera.kernels.cuda.movement import copy_calls
 from caldera.kernels.cuda.product.cublas import MOST_WORKSPACE, WORKSPACE_ALIGNMENT

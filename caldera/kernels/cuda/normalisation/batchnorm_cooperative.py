@@ -13,12 +13,11 @@ from itertools import count
 
 import numpy as np
 
-from caldera.core.graph.memory_format import NHWC
-from caldera.core.graph.node import Node, Spec
+from caldera.core.graph import NHWC, Node, Spec
 from caldera.core.memory.software import address_of
 from caldera.core.tensor.dtype import HALVES, float32
 from caldera.kernels.common.binding import Scratch, workspace_bytes
-from caldera.kernels.cuda.codegen.kernel import (
+from caldera.kernels.cuda.codegen import (
     CudaRunner,
     KernelLaunch,
     KernelSignature,
@@ -26,11 +25,12 @@ from caldera.kernels.cuda.codegen.kernel import (
     const_pointer,
     flags,
     i32,
+    lies_dense,
     pointer,
     real,
+    strides_of,
     u32,
 )
-from caldera.kernels.cuda.codegen.strides import lies_dense, strides_of
 from caldera.kernels.cuda.normalisation import channel_norms
 from caldera.kernels.cuda.normalisation.channel_norms import has_relu, in_place, workspace
 from caldera.kernels.cuda.normalisation.statistics import strided

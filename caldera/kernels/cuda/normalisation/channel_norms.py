@@ -18,7 +18,7 @@ import numpy as np
 from caldera.core.graph.node import Node, Spec
 from caldera.core.tensor.shape import size
 from caldera.kernels.common.binding import workspace_bytes
-from caldera.kernels.cuda.codegen.kernel import (
+from caldera.kernels.cuda.codegen import (
     CudaRunner,
     KernelLaunch,
     KernelSignature,
@@ -28,10 +28,11 @@ from caldera.kernels.cuda.codegen.kernel import (
     header_launch,
     pointer,
     real,
+    strided_layout,
+    strides_of,
     type_of,
     unless_empty,
 )
-from caldera.kernels.cuda.codegen.strides import strided_layout, strides_of
 from caldera.kernels.cuda.normalisation.statistics import (
     HEADER,
     RESIDENT,

@@ -13,27 +13,25 @@ from dataclasses import dataclass, replace
 from caldera.core.graph.node import Node, Spec
 from caldera.core.tensor.shape import Shape, size
 from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_bytes
-from caldera.kernels.cuda.codegen.kernel import (
+from caldera.kernels.cuda.codegen import (
     CudaRunner,
     Parameter,
+    StridedLayout,
+    Strides,
+    ThreadGroup,
     const_pointer,
     flags,
     function_launch,
     i32,
     index,
-    pointer,
-    real,
-    unless_empty,
-)
-from caldera.kernels.cuda.codegen.strides import (
-    StridedLayout,
-    Strides,
-    ThreadGroup,
     is_large,
     neighbours,
+    pointer,
+    real,
     strided_layout,
     strides_of,
     thread_group_for,
+    unless_empty,
 )
 from caldera.kernels.cuda.normalisation.statistics import parameter_gradients
 from caldera.kernels.cuda.runtime.driver import driver

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from caldera.core.graph.node import Node
 from caldera.core.tensor.shape import size
 from caldera.kernels.common.binding import compute_dtype
-from caldera.kernels.cuda.codegen.kernel import (
+from caldera.kernels.cuda.codegen import (
     CudaRunner,
     KernelSignature,
+    StridedLayout,
     computed_type,
     const_pointer,
     flags,
@@ -18,11 +19,13 @@ from caldera.kernels.cuda.codegen.kernel import (
     index,
     index_type,
     indices,
+    is_large,
     pointer,
     real,
+    strided_layout,
+    strides_of,
     unless_empty,
 )
-from caldera.kernels.cuda.codegen.strides import StridedLayout, is_large, strided_layout, strides_of
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
 _HEADER = "local_response.cuh"

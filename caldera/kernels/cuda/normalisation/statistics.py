@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from caldera.core.graph.node import Node, Spec
-from caldera.core.tensor.dtype import float64
-from caldera.core.tensor.shape import size
+from caldera.core.tensor import float64, size
 from caldera.kernels.common.binding import Scratch, compute_dtype
-from caldera.kernels.cuda.codegen.kernel import (
+from caldera.kernels.cuda.codegen import (
     KernelLaunch,
     KernelSignature,
     Parameter,
+    StridedLayout,
     const_pointer,
     flags,
     function_launch,
@@ -27,18 +27,15 @@ from caldera.kernels.cuda.codegen.kernel import (
     index,
     index_type,
     indices,
-    null_pointer,
-    pointer,
-    real,
-    type_of,
-)
-from caldera.kernels.cuda.codegen.strides import (
-    StridedLayout,
     is_large,
     neighbours,
     next_power_of_two,
+    null_pointer,
+    pointer,
+    real,
     strided_layout,
     strides_of,
+    type_of,
 )
 from caldera.kernels.cuda.runtime.driver import Size, driver
 from caldera.kernels.table import Array, Call

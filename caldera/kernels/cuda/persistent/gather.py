@@ -14,8 +14,7 @@ import numpy as np
 
 from caldera.core.graph.memory_format import dense_strides
 from caldera.core.memory.software import address_of
-from caldera.core.tensor.dtype import UNSIGNED
-from caldera.core.tensor.shape import size
+from caldera.core.tensor import UNSIGNED, size
 from caldera.kernels.cuda.codegen.kernel import STORED, Array
 from caldera.kernels.cuda.persistent.fusion import FusedProduct, meet, same
 from caldera.kernels.cuda.persistent.tasks import (

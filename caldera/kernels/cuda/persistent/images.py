@@ -17,8 +17,7 @@ from caldera.core.graph.node import Node
 from caldera.core.tensor.shape import size
 from caldera.kernels.common.loops import LoopBody
 from caldera.kernels.common.reduction import accumulator_dtype, identity
-from caldera.kernels.cuda.codegen.kernel import Array, computed_type
-from caldera.kernels.cuda.codegen.loops import literal
+from caldera.kernels.cuda.codegen import Array, computed_type, literal
 from caldera.kernels.cuda.persistent.fusion import FusedLoop, Producer, Reduction
 from caldera.kernels.cuda.persistent.gather import Gather
 from caldera.kernels.cuda.persistent.loops import COMBINED, element_code, evaluated

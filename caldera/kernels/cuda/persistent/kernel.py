@@ -16,8 +16,7 @@ from caldera.core.graph.program import Body
 from caldera.core.tensor.shape import size
 from caldera.kernels.common.loops import LoopBody, loop_body_of, loop_shape, without_outputs
 from caldera.kernels.common.product import Epilogue
-from caldera.kernels.cuda.codegen.kernel import Array, KernelLaunch, computed_type
-from caldera.kernels.cuda.codegen.loops import is_known
+from caldera.kernels.cuda.codegen import Array, KernelLaunch, computed_type, is_known
 from caldera.kernels.cuda.persistent.classifier_head import ClassifierHead, fuse_classifier_heads
 from caldera.kernels.cuda.persistent.convolutions import (
     CONVOLUTIONS,

@@ -11,8 +11,7 @@ import numpy as np
 from caldera.core.tensor.shape import Shape, size
 from caldera.kernels.common.loops import LoopBody
 from caldera.kernels.common.reduction import accumulator_dtype, identity
-from caldera.kernels.cuda.codegen.kernel import Array, computed_type
-from caldera.kernels.cuda.codegen.loops import literal, statements
+from caldera.kernels.cuda.codegen import Array, computed_type, literal, statements
 from caldera.kernels.cuda.persistent.fusion import FusedLoop, Reduction
 from caldera.kernels.cuda.persistent.tasks import (
     THREADS,

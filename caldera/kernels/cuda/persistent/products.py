@@ -81,9 +81,7 @@ def operands(call: Call) -> tuple[ProductOperand, ProductOperand] | None:
     attrs = call.node.attrs
     a = operand(call.inputs[first], attrs["ta"])
     b = operand(call.inputs[first + 1], attrs["tb"])
-    if a is None or b is None or call.outputs[0].ndim != 2:
-        return None
-    return a, b
+    return None if a is None or b is None or call.outputs[0].ndim != 2 else (a, b)
 
 
 def gathered(left: ProductOperand, rows: Gather | None) -> ProductOperand:

@@ -20,8 +20,7 @@ from typing import Any
 
 from caldera.core.memory.software import address_of
 from caldera.core.tensor.shape import size
-from caldera.kernels.cuda.codegen.kernel import STORED, Array, KernelTemplate
-from caldera.kernels.cuda.codegen.loops import include_for
+from caldera.kernels.cuda.codegen import STORED, Array, KernelTemplate, include_for
 from caldera.kernels.cuda.persistent.fusion import early_in, same
 from caldera.kernels.cuda.persistent.tasks import (
     MASKS,

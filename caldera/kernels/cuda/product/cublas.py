@@ -16,8 +16,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from caldera.base.config import settings
-from caldera.core.graph.node import Node, Spec
-from caldera.core.graph.opdef import detached
+from caldera.core.graph import Node, Spec, detached
 from caldera.core.memory.software import address_of
 from caldera.core.tensor.dtype import DType, float64
 from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_bytes, workspace_limit

@@ -15,20 +15,24 @@ from functools import cache, cached_property, lru_cache
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from caldera.core.graph.memory_format import dense_strides
-from caldera.core.graph.node import Node, Spec
-from caldera.core.graph.opdef import OPS, parameter
+from caldera.core.graph import OPS, Body, Node, Spec, dense_strides, parameter
 from caldera.core.graph.ops.base import widened
 from caldera.core.graph.ops.control import fused
 from caldera.core.graph.ops.epilogue import Attributes, apply_epilogue
-from caldera.core.graph.program import Body
 from caldera.core.tensor.dtype import BY_NAME, DType
 from caldera.core.tensor.shape import Shape
 from caldera.kernels.common.loops import LoopBody, loop_body_of
 from caldera.kernels.common.product import Epilogue, ProductArrays
-from caldera.kernels.cuda.codegen.kernel import STORED, computed_type
-from caldera.kernels.cuda.codegen.loops import HEADER, statements
-from caldera.kernels.cuda.codegen.strides import StridedAxis, axes_of, elements, merged
+from caldera.kernels.cuda.codegen import (
+    HEADER,
+    STORED,
+    StridedAxis,
+    axes_of,
+    computed_type,
+    elements,
+    merged,
+    statements,
+)
 from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.table import Array, Call
 

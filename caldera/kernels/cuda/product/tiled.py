@@ -12,15 +12,17 @@ from typing import Any
 from caldera.core.graph.node import Node, Spec
 from caldera.core.memory.software import address_of
 from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_bytes
-from caldera.kernels.cuda.codegen.kernel import (
+from caldera.kernels.cuda.codegen import (
     CudaRunner,
     KernelLaunch,
     KernelTemplate,
+    StridedAxis,
+    blocks_for,
     computed_type,
     counter_type,
+    element_strides,
     flags,
 )
-from caldera.kernels.cuda.codegen.strides import StridedAxis, blocks_for, element_strides
 from caldera.kernels.cuda.product.problem import (
     MOST_BATCH_AXES,
     EpilogueCode,

@@ -13,14 +13,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
 
-from caldera.core.graph.node import Node
-from caldera.core.graph.opdef import ITEM, as_tuple
+from caldera.core.graph import ITEM, Body, Node, as_tuple, rewrite, topological
 from caldera.core.graph.ops.control import fused
 from caldera.core.graph.ops.product import matmul
-from caldera.core.graph.program import Body, rewrite, topological
 from caldera.core.tensor.dtype import float32
-from caldera.kernels.cuda.codegen.kernel import HALVES, STORED, computed_type
-from caldera.kernels.cuda.codegen.loops import applied, can_apply, literal
+from caldera.kernels.cuda.codegen import HALVES, STORED, applied, can_apply, computed_type, literal
 
 Phase = Literal["before", "after"]
 SINGLE = -1

@@ -20,7 +20,7 @@ from itertools import count
 from caldera.core.graph.node import Node, Spec
 from caldera.core.tensor.dtype import int32
 from caldera.kernels.common.binding import Scratch, workspace_bytes
-from caldera.kernels.cuda.codegen.kernel import (
+from caldera.kernels.cuda.codegen import (
     STORED,
     CudaRunner,
     KernelLaunch,
@@ -29,9 +29,9 @@ from caldera.kernels.cuda.codegen.kernel import (
     i32,
     i64,
     pointer,
+    strides_of,
     u32,
 )
-from caldera.kernels.cuda.codegen.strides import strides_of
 from caldera.kernels.cuda.recurrent.cell import RecurrentCell, cell_of
 from caldera.kernels.cuda.recurrent.source import CellSource
 from caldera.kernels.cuda.runtime.driver import driver

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from caldera.core.graph.node import Node, Spec
-from caldera.kernels.cuda.codegen.kernel import (
+from caldera.kernels.cuda.codegen import (
     STORED,
     Array,
     KernelSignature,
@@ -14,10 +14,10 @@ from caldera.kernels.cuda.codegen.kernel import (
     const_pointer,
     i32,
     i64,
+    include_for,
     pointer,
+    strides_of,
 )
-from caldera.kernels.cuda.codegen.loops import include_for
-from caldera.kernels.cuda.codegen.strides import strides_of
 from caldera.kernels.cuda.recurrent.cell import Leaf, Phase, RecurrentCell
 
 

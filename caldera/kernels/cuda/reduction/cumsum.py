@@ -14,22 +14,20 @@ import numpy as np
 from caldera.core.tensor.shape import size
 from caldera.kernels.common.loops import LoopBody
 from caldera.kernels.common.reduction import ReductionTask
-from caldera.kernels.cuda.codegen.kernel import (
+from caldera.kernels.cuda.codegen import (
     CudaRunner,
     KernelLaunch,
     KernelSignature,
-    bounds_for,
-    const_pointer,
-    pointer,
-    restricted,
-    unless_empty,
-)
-from caldera.kernels.cuda.codegen.loops import (
     LaunchIntegers,
     LoopOperand,
     OffsetEmitter,
+    bounds_for,
+    const_pointer,
     is_wide,
     lines,
+    pointer,
+    restricted,
+    unless_empty,
 )
 from caldera.kernels.cuda.elementwise.loop import THREADS
 from caldera.kernels.cuda.movement import copy_calls

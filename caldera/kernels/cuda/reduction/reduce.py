@@ -19,24 +19,24 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from caldera.base.config import settings
-from caldera.core.graph.node import Node, Spec
-from caldera.core.graph.opdef import detached
+from caldera.core.graph import Node, Spec, detached
 from caldera.core.memory import device
 from caldera.core.memory.gpus import card_count
-from caldera.core.tensor.dtype import DType, bfloat16, float16, float32
-from caldera.core.tensor.shape import Shape, size
+from caldera.core.tensor import DType, Shape, bfloat16, float16, float32, size
 from caldera.kernels.common.binding import workspace_limit
 from caldera.kernels.common.loops import REDUCTIONS, LoopAxes, LoopBody, axes_of, loop_body_of
 from caldera.kernels.common.reduction import MOST_TERMS, ReductionTask, lengths, with_axes
-from caldera.kernels.cuda.codegen.kernel import CudaRunner, KernelLaunch, unless_empty
-from caldera.kernels.cuda.codegen.loops import (
+from caldera.kernels.cuda.codegen import (
+    CudaRunner,
+    KernelLaunch,
     LaunchIntegers,
     LoopOperand,
     is_wide,
     lanes_for,
+    next_power_of_two,
     operand,
+    unless_empty,
 )
-from caldera.kernels.cuda.codegen.strides import next_power_of_two
 from caldera.kernels.cuda.elementwise.loop import THREADS, is_light, loop_calls
 from caldera.kernels.cuda.product import cublas
 from caldera.kernels.cuda.product.problem import Multiplication, described

@@ -13,22 +13,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from caldera.kernels.common.loops import LoopBody, Reduction
-from caldera.kernels.cuda.codegen.kernel import (
+from caldera.kernels.cuda.codegen import (
     Array,
     KernelSignature,
+    LaunchIntegers,
+    LoopOperand,
+    OffsetEmitter,
     Parameter,
     bounds_for,
     computed_type,
     const_pointer,
-    pointer,
-    restricted,
-)
-from caldera.kernels.cuda.codegen.loops import (
-    LaunchIntegers,
-    LoopOperand,
-    OffsetEmitter,
     element_function,
     lines,
+    pointer,
+    restricted,
 )
 
 _STRUCTS = {

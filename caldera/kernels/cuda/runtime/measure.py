@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from caldera.core.graph.memory_format import laid_out, stored_shape
-from caldera.core.graph.node import Node, Spec
+from caldera.core.graph import Node, Spec, laid_out, stored_shape
 from caldera.core.memory import Block, Device, device
 from caldera.core.memory.capture import capture
 from caldera.core.memory.cuda import launching_stream

@@ -14,8 +14,7 @@ import numpy as np
 
 from caldera.base.threads import part_count, thread_count
 from caldera.core.graph.node import Node, Spec
-from caldera.core.tensor.dtype import DType
-from caldera.core.tensor.shape import Shape, size
+from caldera.core.tensor import DType, Shape, size
 from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.common.product import offsets_of, steps
 from caldera.kernels.native.attention.head import BLOCK, HeadSizes

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from llvmlite import ir
 
-from caldera.core.tensor.dtype import DType
-from caldera.core.tensor.shape import Shape
+from caldera.core.tensor import DType, Shape
 from caldera.kernels.native.codegen import (
     CACHE_LINE,
     I32,

@@ -229,9 +229,7 @@ class _Splat(ir.Constant):
 
 
 def _literal(value: int | float, kind: ir.Type) -> Any:
-    if is_floating(kind):
-        return float(value)
-    return _signed(int(value), kind.width)
+    return float(value) if is_floating(kind) else _signed(int(value), kind.width)
 
 
 def _signed(value: int, width: int) -> int:

@@ -326,9 +326,7 @@ def _near(k: Emitter, x: RegisterValue, turn: int) -> RegisterValue:
     cosine = most + k.fma(squared * squared, curve, (1.0 - most) - halved)
     chosen = k.select((quarter & 1).equals(0), sine, cosine)
     turned = k.select((quarter & 2).equals(0), chosen, -chosen)
-    if turn == 0:
-        return k.select(x.equals(0.0), x, turned)
-    return turned
+    return k.select(x.equals(0.0), x, turned) if turn == 0 else turned
 
 
 def _reduced(k: Emitter, x: RegisterValue) -> tuple[RegisterValue, RegisterValue]:

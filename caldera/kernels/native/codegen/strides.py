@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from caldera.base.threads import is_limited, thread_count
-from caldera.core.graph.memory_format import Order, dense_strides, laid_out
-from caldera.core.graph.node import Node
+from caldera.core.graph import Node, Order, dense_strides, laid_out
 from caldera.kernels.reference.evaluation import evaluate
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 

@@ -12,8 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from caldera.core.graph.memory_format import NHWC
-from caldera.core.graph.node import Node, Spec, intern
+from caldera.core.graph import NHWC, Node, Spec, intern
 from caldera.core.graph.ops.product import conv2d, conv2d_input
 from caldera.core.tensor.dtype import float64
 from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_bytes

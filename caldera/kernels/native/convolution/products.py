@@ -20,12 +20,9 @@ from functools import partial
 
 import numpy as np
 
-from caldera.core.graph.memory_format import NHWC
-from caldera.core.graph.node import Node, Spec
-from caldera.core.graph.opdef import parameter
+from caldera.core.graph import NHWC, Node, Spec, parameter
 from caldera.core.graph.ops.product import matmul
-from caldera.core.tensor.dtype import DType, bfloat16, float32
-from caldera.core.tensor.shape import Shape
+from caldera.core.tensor import DType, Shape, bfloat16, float32
 from caldera.kernels.common.binding import Scratch, workspace_bytes
 from caldera.kernels.common.geometry import Geometry, Phase, input_phases, seen_pixels
 from caldera.kernels.native.codegen import NativeCall, NativeRunner, offer

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from caldera.base.threads import thread_count
-from caldera.core.graph.memory_format import NHWC, laid_out, same_memory
-from caldera.core.graph.node import Node, Spec
+from caldera.core.graph import NHWC, Node, Spec, laid_out, same_memory
 from caldera.core.tensor.dtype import DType
 from caldera.kernels.common.binding import ALIGNMENT, Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.common.geometry import steps

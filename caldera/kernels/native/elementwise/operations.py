@@ -21,9 +21,7 @@ from caldera.kernels.native.codegen import (
     is_floating,
     rounded,
 )
-from caldera.kernels.native.codegen import (
-    math as numeric,
-)
+from caldera.kernels.native.codegen import math as numeric
 from caldera.kernels.native.codegen.elementary import call_libm, cos, has_libm, power, sin, tan
 
 Operation = Callable[..., RegisterValue]
@@ -41,9 +39,7 @@ def _sign(k: Emitter, x: RegisterValue) -> RegisterValue:
 
 
 def _abs(k: Emitter, x: RegisterValue) -> RegisterValue:
-    if is_floating(x.type):
-        return numeric.absolute(k, x)
-    return k.select(x < 0, -x, x)
+    return numeric.absolute(k, x) if is_floating(x.type) else k.select(x < 0, -x, x)
 
 
 def _maximum(k: Emitter, a: RegisterValue, b: RegisterValue) -> RegisterValue:
@@ -51,9 +47,7 @@ def _maximum(k: Emitter, a: RegisterValue, b: RegisterValue) -> RegisterValue:
 
 
 def _is_finite(k: Emitter, x: RegisterValue) -> RegisterValue:
-    if is_floating(x.type):
-        return numeric.absolute(k, x) < math.inf
-    return x.equals(x)
+    return numeric.absolute(k, x) < math.inf if is_floating(x.type) else x.equals(x)
 
 
 # --- division that rounds down

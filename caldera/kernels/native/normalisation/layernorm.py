@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from caldera.core.graph.memory_format import Order
-from caldera.core.graph.node import Node, Spec
+from caldera.core.graph import Node, Order, Spec
 from caldera.core.tensor.shape import size
 from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.native.codegen import (

@@ -36,9 +36,7 @@ from caldera.kernels.native.codegen import (
     natural_lanes,
     vector,
 )
-from caldera.kernels.native.codegen import (
-    lanes as lanes_of,
-)
+from caldera.kernels.native.codegen import lanes as lanes_of
 from caldera.kernels.native.product.packing import TERMS, Lines, RegisterTile, group_of
 
 

@@ -19,8 +19,7 @@ import numpy as np
 
 from caldera.base.threads import part_count, thread_count
 from caldera.core.graph.node import Node, Spec
-from caldera.core.tensor.dtype import DType
-from caldera.core.tensor.shape import size
+from caldera.core.tensor import DType, size
 from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.common.product import (
     NOTHING,

@@ -18,8 +18,7 @@ import numpy as np
 from caldera.base.threads import thread_count
 from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.ops.activation import SELU_ALPHA, SELU_SCALE
-from caldera.core.tensor.dtype import HALVES
-from caldera.core.tensor.shape import Shape, size
+from caldera.core.tensor import HALVES, Shape, size
 from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.common.product import Epilogue, Matrices, as_matrices, offsets_of, steps
 from caldera.kernels.native.codegen import (

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from caldera.base.config import settings
-from caldera.core.graph.node import Node
-from caldera.core.graph.program import Body
+from caldera.core.graph import Body, Node
 from caldera.core.tensor.dtype import BY_NAME, float32, float64
 from caldera.core.tensor.shape import Shape, size
 from caldera.kernels.common.loops import (
@@ -158,9 +157,7 @@ def _along(
         widths=widths(task.loop_body, stretch, modes),
         parts=min(workers(task.loop_body, rows * inner), rows * stretches),
     )
-    if direct:
-        return [call]
-    return [call, *_finish(task, results, shape, loop)]
+    return [call] if direct else [call, *_finish(task, results, shape, loop)]
 
 
 def _across(

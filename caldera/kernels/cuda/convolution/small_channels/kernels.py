@@ -13,16 +13,19 @@ from functools import lru_cache, partial
 
 import numpy as np
 
-from caldera.core.graph.memory_format import NHWC, same_memory
-from caldera.core.graph.node import Node, Spec
+from caldera.core.graph import NHWC, Node, Spec, same_memory
 from caldera.core.memory.software import address_of
-from caldera.core.tensor.dtype import HALVES, float16, float32
-from caldera.core.tensor.shape import size
+from caldera.core.tensor import HALVES, float16, float32, size
 from caldera.kernels.common.binding import Scratch, workspace_bytes
 from caldera.kernels.common.geometry import Correlation, Geometry, forward, input_phases
 from caldera.kernels.cuda import convolution
-from caldera.kernels.cuda.codegen.kernel import STORED, CudaRunner, KernelLaunch, KernelTemplate
-from caldera.kernels.cuda.codegen.strides import lies_dense
+from caldera.kernels.cuda.codegen import (
+    STORED,
+    CudaRunner,
+    KernelLaunch,
+    KernelTemplate,
+    lies_dense,
+)
 from caldera.kernels.cuda.convolution.small_channels.tilings import (
     RANKS,
     CorrelationTiling,

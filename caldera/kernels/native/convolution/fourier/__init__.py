@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from caldera.core.graph.memory_format import NHWC, dense_strides, laid_out
-from caldera.core.graph.node import Node
+from caldera.core.graph import NHWC, Node, dense_strides, laid_out
 from caldera.kernels.common.geometry import steps
 from caldera.kernels.native.codegen import (
     NativeCall,

@@ -17,8 +17,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from caldera.base.threads import thread_count
-from caldera.core.tensor.dtype import DType
-from caldera.core.tensor.shape import size
+from caldera.core.tensor import DType, size
 from caldera.kernels.common.binding import workspace_limit
 from caldera.kernels.native.codegen import (
     Emitter,
