@@ -20,7 +20,14 @@ from functools import partial
 import numpy as np
 
 from caldera.comm.mailboxes import Inbox, JobFailure, bytes_of
-from caldera.comm.shared_memory import CAPACITY, SharedOutbox, can_share, mark_read, open_outbox
+from caldera.comm.shared_memory import (
+    CAPACITY,
+    PROOF,
+    SharedOutbox,
+    can_share,
+    mark_read,
+    open_outbox,
+)
 from caldera.errors import CommError, RankLostError
 
 HEADER = struct.Struct("<BHHQQ")
@@ -31,7 +38,7 @@ SHARED_FROM = 1 << 15
 """Bytes from which on a message goes through shared memory."""
 LONGEST_TEXT = 1 << 20
 LEAVES_WITHIN_S = 1.0
-_INLINE, _SHARED, _OUTBOX, _REVOKED, _GOODBYE = range(5)
+_INLINE, _SHARED, _OUTBOX, _OPENED, _REVOKED, _GOODBYE = range(6)
 
 
 class Endpoint:
@@ -57,7 +64,7 @@ class Endpoint:
         self._on_loss = lost
         self._closing = False
         self._outbox: SharedOutbox | None = None
-        self._readers: set[int] = set()
+        self._readers: dict[int, bool] = {}
         self._threads = [
             threading.Thread(target=self._read, args=(peer,), name=f"from {peer}", daemon=True)
             for peer in links
@@ -143,19 +150,22 @@ class Endpoint:
             ) from error
 
     def _shared(self, peer: int, payload: np.ndarray) -> tuple[int, int] | None:
-        """Where a message lies for a process that can read it there."""
+        """Return the slot and position of a message in the outbox.
+
+        None means that there is no room, or that the peer has not proven that it reads this memory.
+        """
         with self._lock:
             if self._outbox is None and can_share():
                 self._outbox = SharedOutbox(CAPACITY)
             outbox = self._outbox
             is_new = peer not in self._readers
-            self._readers.add(peer)
+            is_reader = self._readers.setdefault(peer, False)
         if outbox is None:
             return None
         if is_new:
-            address = outbox.address.encode()
-            self._write(peer, HEADER.pack(_OUTBOX, 0, 0, 0, len(address)), address)
-        return outbox.put(payload)
+            told = outbox.proof + outbox.address.encode()
+            self._write(peer, HEADER.pack(_OUTBOX, 0, 0, 0, len(told)), told)
+        return outbox.put(payload) if is_reader else None
 
     # --- receiving
 
@@ -174,7 +184,16 @@ class Endpoint:
                     taken = partial(mark_read, memory, slot)
                     self._inbox_of(channel).deliver(source, tag, payload, taken)
                 elif kind == _OUTBOX:
-                    memory = open_outbox(_text(link, nbytes))
+                    proof, address = _received(link, PROOF), _text(link, nbytes - PROOF)
+                    opened = open_outbox(address, proof)
+                    memory = memory if opened is None else opened
+                    # On another thread: two readers that write would wait for each other.
+                    threading.Thread(
+                        target=self._answer, args=(peer, opened is not None), daemon=True
+                    ).start()
+                elif kind == _OPENED:
+                    with self._lock:
+                        self._readers[peer] = bool(nbytes)
                 elif kind == _REVOKED:
                     self.failure(channel).fail(source, CommError(_text(link, nbytes)))
                 elif kind == _GOODBYE:
@@ -182,6 +201,11 @@ class Endpoint:
                     return
         except OSError as error:
             self._lose(peer, str(error) or "its socket was closed", meant=self._closing)
+
+    def _answer(self, peer: int, is_reader: bool) -> None:
+        """Report whether this process reads a peer's outbox; a lost peer needs no answer."""
+        with suppress(CommError):
+            self._write(peer, HEADER.pack(_OPENED, 0, 0, 0, int(is_reader)), b"")
 
     def _take(self, link: socket.socket, source: int, tag: int, channel: int, nbytes: int) -> None:
         inbox = self._inbox_of(channel)

@@ -142,8 +142,9 @@ def _made_in(folder: Path | None, nbytes: int) -> tuple[int, str]:
 CAPACITY = 64 << 20
 """Bytes of an outbox. Memory is taken as it is first written to, from its beginning."""
 PAGE = 4096
-SLOTS = PAGE
-"""Messages at a time. The first page has a byte for each: whether it has been read."""
+PROOF = 16
+SLOTS = PAGE - PROOF
+"""Messages at a time. The first page has a byte for each, set once it was read, and the proof."""
 
 
 class SharedOutbox:
@@ -152,7 +153,7 @@ class SharedOutbox:
     >>> outbox = SharedOutbox(1 << 16)
     >>> outbox.put(np.ones(5000, np.uint8)), outbox.put(np.ones(10, np.uint8))
     ((0, 4096), (1, 12288))
-    >>> mark_read(open_outbox(outbox.address), 0)
+    >>> mark_read(open_outbox(outbox.address, outbox.proof), 0)
     >>> outbox.put(np.ones(8000, np.uint8))
     (0, 4096)
     >>> outbox.put(np.ones(1 << 16, np.uint8)) is None
@@ -163,7 +164,9 @@ class SharedOutbox:
         self.file = os.memfd_create("caldera", os.MFD_CLOEXEC)
         os.truncate(self.file, capacity)
         self._bytes = np.frombuffer(mmap.mmap(self.file, capacity), np.uint8)
-        self._free = [(SLOTS, capacity)]
+        self.proof = os.urandom(PROOF)
+        self._bytes[SLOTS:PAGE] = np.frombuffer(self.proof, np.uint8)
+        self._free = [(PAGE, capacity)]
         self._slots = list(range(SLOTS))[::-1]
         self._used: dict[int, tuple[int, int]] = {}
         self._lock = threading.Lock()
@@ -210,20 +213,30 @@ class SharedOutbox:
                 os.close(self.file)
 
 
-def open_outbox(address: str) -> np.ndarray:
-    """The bytes of another process's outbox.
+def open_outbox(address: str, proof: bytes) -> np.ndarray | None:
+    """Return the bytes of another process's outbox, or None if this process cannot read it.
 
-    >>> outbox = SharedOutbox(2 * PAGE)
+    In two containers the same address may belong to different files: the file must hold the random
+    bytes that its owner has sent.
+
+    >>> outbox, other = SharedOutbox(2 * PAGE), SharedOutbox(2 * PAGE)
     >>> slot, place = outbox.put(np.arange(3, dtype=np.uint8))
-    >>> open_outbox(outbox.address)[place : place + 3].tolist()
+    >>> open_outbox(outbox.address, outbox.proof)[place : place + 3].tolist()
     [0, 1, 2]
+    >>> open_outbox(other.address, outbox.proof) is None
+    True
     """
-    file = os.open(address, os.O_RDWR)
     try:
-        memory = mmap.mmap(file, os.fstat(file).st_size)
+        file = os.open(address, os.O_RDWR)
+    except OSError:
+        return None
+    try:
+        memory = np.frombuffer(mmap.mmap(file, os.fstat(file).st_size), np.uint8)
+    except (OSError, ValueError):
+        return None
     finally:
         os.close(file)
-    return np.frombuffer(memory, np.uint8)
+    return memory if memory[SLOTS:PAGE].tobytes() == proof else None
 
 
 def mark_read(memory: np.ndarray, slot: int) -> None:

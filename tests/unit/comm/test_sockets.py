@@ -21,6 +21,7 @@ from caldera.comm.local_sockets import (
     gather_links,
     join_links,
 )
+from caldera.comm.shared_memory import CAPACITY, SharedOutbox
 from caldera.errors import CommError
 from caldera.testing.communicators import CONTRACT
 
@@ -107,6 +108,54 @@ def test_lengths_around_the_change_to_shared_memory_arrive_whole() -> None:
                 np.testing.assert_array_equal(here, given)
 
     assert _run(2, work) == [None, None]
+
+
+@pytest.mark.parametrize("address", ["another file", "no file", "a folder"])
+def test_an_address_that_is_not_the_senders_memory_is_not_read(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In two containers the same process and descriptor numbers belong to different files."""
+    decoy = SharedOutbox(CAPACITY)
+    places = {"another file": decoy.address, "no file": "/proc/0/fd/0", "a folder": "/proc"}
+    monkeypatch.setattr(SharedOutbox, "address", property(lambda self: places[address]))
+
+    def work(comm: SocketCommunicator) -> bool:
+        right = True
+        for number in range(20):
+            mine = np.full(SHARED_FROM + number, 100 * comm.rank + number, np.uint8)
+            got = np.zeros_like(mine)
+            sent = comm.Isend(mine, 1 - comm.rank, number)
+            comm.Recv(got, 1 - comm.rank, number)
+            sent.wait()
+            right &= bool((got == 100 * (1 - comm.rank) + number).all())
+        return right
+
+    assert _run(2, work) == [True, True]
+
+
+def test_a_proven_reader_gets_long_messages_through_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    put: list[int] = []
+    original = SharedOutbox.put
+
+    def counted(self: SharedOutbox, payload: np.ndarray) -> tuple[int, int] | None:
+        put.append(payload.nbytes)
+        return original(self, payload)
+
+    monkeypatch.setattr(SharedOutbox, "put", counted)
+    until = time.monotonic() + 30
+
+    def work(comm: SocketCommunicator) -> None:
+        message = np.zeros(2 * SHARED_FROM, np.uint8)
+        # One rank decides for both.
+        while comm.bcast_object(not put and time.monotonic() < until):
+            sent = comm.Isend(message, 1 - comm.rank, 0)
+            comm.Recv(np.zeros_like(message), 1 - comm.rank, 0)
+            sent.wait()
+
+    _run(2, work)
+    assert put
 
 
 def test_a_revoked_communicator_releases_those_who_wait_and_others_go_on() -> None:
