@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from caldera.data.tables.encoders import (
     Encoder,
     NumberEncoder,
 )
+from caldera.data.tables.numbers import NumberFormat, find_number_format
 from caldera.data.tables.table import Table, Values
 from caldera.data.tables.text_encoder import TextEncoder
 
@@ -68,12 +69,12 @@ class Column:
         """What these are called."""
         return [self.title] if self.encoder is None else self.encoder.features(self.title)
 
-    def parse(self, table: Table, place: int) -> Values:
-        """The values of the column at this place of a table, as this column has them."""
-        encoder = self.encoder or NumberEncoder(0.0, 1.0, 0.0)
-        found = encoder.parse(table, place, encoder.detail)
-        if encoder.kind != "number":
-            return found
+    def parse(self, table: Table, place: int, decimal: str | None = None) -> Values:
+        """The values of the column at this place of a table, as this column has them; `decimal` is
+        the decimal mark of the table, where a user has said it."""
+        if self.encoder is not None and self.number is None:
+            return self.encoder.parse(table, place, self.encoder.detail)
+        found = NumberEncoder.parse(table, place, self.number_format(table, place, decimal))
         wrong = np.isinf(found) if self.number else ~np.isfinite(found)
         if wrong.any():
             row = int(wrong.argmax())
@@ -82,6 +83,11 @@ class Column:
             hint = "fill it in, or leave the line out" if is_missing else "correct it"
             raise table.refused(row, place, expected, hint)
         return found
+
+    def number_format(self, table: Table, place: int, decimal: str | None) -> NumberFormat:
+        """How the numbers at this place of a table are written, in the unit of this column."""
+        known = self.number.detail if self.number is not None else NumberFormat()
+        return replace(find_number_format(table, place, decimal, known), unit=known.unit)
 
     def transform(self, values: Values) -> Values:
         """Features of such values."""

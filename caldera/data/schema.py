@@ -111,11 +111,11 @@ class Schema:
         known = self.target.number if self.target is not None else None
         return None if known is None else TargetScale(known.mean, known.scale)
 
-    def encode(self, table: Table, places: Sequence[int]) -> Features:
+    def encode(self, table: Table, places: Sequence[int], decimal: str | None = None) -> Features:
         """The features of a table whose columns are at these places."""
         parts, notes = [], []
         for column, place in zip(self.columns, places, strict=True):
-            values = column.parse(table, place)
+            values = column.parse(table, place, decimal)
             part = column.transform(values)
             with np.errstate(over="ignore"):
                 single = part.astype(np.float32)

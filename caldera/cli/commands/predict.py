@@ -32,6 +32,7 @@ _TABLE_OPTIONS = (
     "ignore_columns",
     "delimiter",
     "header",
+    "decimal",
     "encoding",
     "sheet",
     "query",

@@ -19,11 +19,12 @@ from caldera.data.sources.base import SCALE, Array
 from caldera.data.sources.indexed_data import ArrayData
 from caldera.data.tables.encoders import NumberEncoder
 from caldera.data.tables.kinds import Chosen, choose_columns, given_kinds
+from caldera.data.tables.numbers import is_number
 from caldera.data.tables.reading import TableFormat, read_table, unpacked_name
 from caldera.data.tables.table import Table, is_missing
 from caldera.data.tables.targets import Labels, known_labels, read_labels
 from caldera.errors import ConfigError, DataError, DtypeError, ShapeError
-from caldera.io.csv_files import Header, as_float
+from caldera.io.csv_files import Header
 from caldera.io.files import PathLike, file_name_of, named
 from caldera.io.numpy_files import npz_arrays
 
@@ -98,6 +99,7 @@ def table_inputs(
     missing_values: Sequence[str] = (),
     delimiter: str | None = None,
     header: Header = "auto",
+    decimal: str | None = None,
     encoding: str | None = None,
     sheet: str | int | None = None,
     query: str | None = None,
@@ -126,7 +128,7 @@ def table_inputs(
         schema = Schema(tuple(raw), width=found.width)
     else:
         places = schema.place(found.names, found.width, where, left_out).inputs
-    x, notes = schema.encode(found, places)
+    x, notes = schema.encode(found, places, decimal)
     for each in notes:
         warnings.warn(
             f"{file_name_of(source) if _is_path(source) else 'table'}: {each}", stacklevel=3
@@ -165,7 +167,7 @@ class _Request:
         chosen, places, column = self._known(found) if is_known else self._chosen(found)
         found, dropped = _usable(found, places, column, self.missing, self.where)
         if self.schema is not None and is_known:
-            labels = _known_labels(found, column, self.classes, self.schema)
+            labels = _known_labels(found, column, self.classes, self.schema, self.decimal)
         else:
             labels = read_labels(found, column, self.classes, self.decimal)
         if self.header == "auto":
@@ -188,7 +190,7 @@ class _Request:
                 got=schema.describe().replace("\n", "; ")[:200],
                 hint="kinds= (--kinds) says what columns hold, where the guess is wrong",
             )
-        samples = ArrayData(schema.encode(found, places).x, labels.values)
+        samples = ArrayData(schema.encode(found, places, self.decimal).x, labels.values)
         samples.schema = schema
         parts = samples.subset(train), samples.subset(apart)
         names = labels.class_names
@@ -241,7 +243,7 @@ def _fitted(
     answer = Column(titles[target], "class" if labels.class_names else "number", target)
     if scale and not labels.class_names:
         numbers = labels.values[train, 0].astype(np.float64)
-        answer = replace(answer, number=NumberEncoder.fit(numbers, labels.decimal))
+        answer = replace(answer, number=NumberEncoder.fit(numbers, labels.form))
     unused = [
         number
         for number in range(found.width)
@@ -278,7 +280,9 @@ def _usable(
     return found.subset(~gone) if gone.any() else found, int(gone.sum())
 
 
-def _known_labels(found: Table, column: int, classes: bool | None, schema: Schema) -> Labels:
+def _known_labels(
+    found: Table, column: int, classes: bool | None, schema: Schema, decimal: str | None
+) -> Labels:
     """What is to be predicted, as a schema says."""
     if classes is not None and classes != bool(schema.classes):
         raise ConfigError.build(
@@ -286,8 +290,8 @@ def _known_labels(found: Table, column: int, classes: bool | None, schema: Schem
         )
     if schema.classes:
         return known_labels(found, column, schema.classes)
-    known = schema.target.number if schema.target is not None else None
-    return read_labels(found, column, False, None if known is None else known.decimal)
+    known = schema.target or Column("", "number", column)
+    return read_labels(found, column, False, known=known.number_format(found, column, decimal))
 
 
 def _known_places(
@@ -346,7 +350,7 @@ def _check_first_row(found: Table, column: int) -> None:
     values = found.columns[column].tolist()
     if found.names or found.row_word != "line" or not isinstance(values[0], str):
         return
-    if as_float(values[0]) is None and values.count(values[0]) == 1:
+    if not is_number(values[0]) and values.count(values[0]) == 1:
         raise found.refused(
             0,
             column,

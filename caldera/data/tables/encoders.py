@@ -9,12 +9,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Self
 
 import numpy as np
 
+from caldera.data.tables.numbers import (
+    AS_IN_PYTHON,
+    COMMA,
+    POINT,
+    NumberFormat,
+    is_plain,
+    numbers_of,
+    read_number,
+    says_missing,
+)
 from caldera.data.tables.table import (
     Table,
     Values,
@@ -24,16 +34,7 @@ from caldera.data.tables.table import (
     objects,
 )
 from caldera.data.tables.text_encoder import TextEncoder, strangely_missing
-from caldera.data.tables.text_parsing import (
-    COMMA,
-    ISO,
-    POINT,
-    is_format,
-    is_plain,
-    parse_dates,
-    plain_number,
-    says_missing,
-)
+from caldera.data.tables.text_parsing import ISO, is_format, parse_dates
 
 MOST_CATEGORIES = 100
 """The most frequent ones have a place of their own."""
@@ -56,24 +57,30 @@ class NumberEncoder:
     median: float
     marks_missing: bool = False
     decimal: str = POINT
+    unit: str = ""
+    # How texts are written does not change what they mean.
+    grouped: bool = field(default=False, compare=False)
+    marked: bool = field(default=True, compare=False)
 
     @staticmethod
-    def parse(table: Table, column: int, decimal: str = POINT) -> Values:
+    def parse(table: Table, column: int, form: NumberFormat = AS_IN_PYTHON) -> Values:
         """The numbers of a column; a text that is none is refused."""
         values = table.columns[column]
         if values.dtype.kind == "f":
             return values
         if values.dtype.kind == "M":
             raise table.refused(_first(values), column, "a number")
-        found = numbers_of(values, decimal)
+        found = numbers_of(values, form)
         wrong = np.flatnonzero(np.isnan(found) & ~missing_values(values))
         for row in wrong:
             if not says_missing(values[row]):
-                raise table.refused(int(row), column, "a number", _no_number(values[row], decimal))
+                unit = f" with {form.unit!r}" if form.unit else ""
+                hint = _no_number(values[row], form)
+                raise table.refused(int(row), column, f"a number{unit}", hint)
         return found
 
     @classmethod
-    def fit(cls, values: Values, decimal: str = POINT) -> Self:
+    def fit(cls, values: Values, form: NumberFormat = AS_IN_PYTHON) -> Self:
         """Learn mean, deviation and median; infinite numbers count for nothing."""
         known = values[np.isfinite(values)]
         # Of numbers near the end of float64 the sum, and even more the square, is infinite.
@@ -87,7 +94,10 @@ class NumberEncoder:
             scale * largest if scale > rounding else 1.0,
             float(np.median(small)) * largest if len(known) else 0.0,
             bool(np.isnan(values).any()),
-            decimal,
+            form.decimal,
+            form.unit,
+            form.grouped,
+            form.marked,
         )
 
     @property
@@ -112,9 +122,9 @@ class NumberEncoder:
         return f"{missing} missing, taken for the median {self.median:.6g}" if missing else ""
 
     @property
-    def detail(self) -> str:
+    def detail(self) -> NumberFormat:
         """How its values are written."""
-        return self.decimal
+        return NumberFormat(self.decimal, self.grouped, self.unit, self.marked)
 
     def problem(self) -> str:
         """What is wrong with one that came from a file; nothing if it can be used."""
@@ -126,6 +136,7 @@ class NumberEncoder:
     def describe(self) -> str:
         """What was learnt, in words."""
         said = f"mean {self.mean:.4g}, deviation {self.scale:.4g}"
+        said += f", in {self.unit}" if self.unit else ""
         said += ", with decimal commas" if self.decimal == COMMA else ""
         return said + (f"; missing: {self.median:.4g}, and said so" if self.marks_missing else "")
 
@@ -313,19 +324,6 @@ ENCODERS: Mapping[str, type[Encoder]] = {
 """Encoders by the kind of column that each of them is for."""
 
 
-def numbers_of(texts: Values, decimal: str) -> Values:
-    """Texts as float64; NaN for those that hold no number, or are missing."""
-    if decimal == POINT:
-        try:
-            joined = [np.nan if each is None else float(each) for each in texts]
-            if not any(each is not None and "_" in each for each in texts):
-                return np.array(joined, np.float64)
-        except ValueError:
-            pass
-    plain = [None if each is None else plain_number(each, decimal) for each in texts]
-    return np.array([np.nan if each is None else float(each) for each in plain], np.float64)
-
-
 def _days(values: Values) -> Values:
     return (values - np.datetime64(0, "us")) / _DAY
 
@@ -345,9 +343,10 @@ def _first(values: Values) -> int:
     return int((~missing_values(values)).argmax())
 
 
-def _no_number(text: str, decimal: str) -> str:
-    other = POINT if decimal == COMMA else COMMA
-    if plain_number(text, other) is not None:
-        mark = "comma" if decimal == COMMA else "point"
+def _no_number(text: str, form: NumberFormat) -> str:
+    other = POINT if form.decimal == COMMA else COMMA
+    mine, theirs = (read_number(text, mark) for mark in (form.decimal, other))
+    if mine is None and theirs is not None and theirs.unit == form.unit:
+        mark = "comma" if form.decimal == COMMA else "point"
         return f"numbers of this column have a {mark} for the fraction"
     return "correct it"

@@ -50,8 +50,8 @@ class Table:
     """What `rows` counts: the rows of a frame, or the lines of a file."""
     notes: tuple[str, ...] = ()
     """What was guessed about the file as a whole, and should be known."""
-    comma: bool = False
-    """Whether a comma between digits rather divides the fraction than thousands."""
+    delimiter: str = ""
+    """What divides the columns of a text file."""
 
     @property
     def width(self) -> int:

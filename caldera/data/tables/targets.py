@@ -11,10 +11,8 @@ import numpy as np
 from caldera.base.registry import nearest
 from caldera.data.datasets.dataset import as_targets
 from caldera.data.sources.base import Array
-from caldera.data.tables.encoders import numbers_of
-from caldera.data.tables.kinds import decimal_of
+from caldera.data.tables.numbers import NumberFormat, find_number_format, numbers_of, plain_number
 from caldera.data.tables.table import Table, Values, category_name, number_name, value_text
-from caldera.data.tables.text_parsing import plain_number
 from caldera.errors import DataError
 
 MOST_CLASSES = 20
@@ -30,11 +28,15 @@ class Labels(NamedTuple):
     """The numbers of classes; or values, of shape (samples, 1)."""
     class_names: tuple[str, ...] = ()
     """Empty where values are predicted."""
-    decimal: str = "."
+    form: NumberFormat = NumberFormat()
 
 
 def read_labels(
-    table: Table, column: int, classes: bool | None, decimal: str | None = None
+    table: Table,
+    column: int,
+    classes: bool | None,
+    decimal: str | None = None,
+    known: NumberFormat | None = None,
 ) -> Labels:
     """The targets of a table without missing ones; `classes` says what they are, where that should
     not be guessed.
@@ -48,15 +50,20 @@ def read_labels(
         raise table.refused(0, column, "classes or numbers", hint)
     if values.dtype.kind == "f":
         return _numbers(
-            table, column, values, [Decimal(repr(each)) for each in values.tolist()], classes, "."
+            table,
+            column,
+            values,
+            [Decimal(repr(each)) for each in values.tolist()],
+            classes,
+            NumberFormat(marked=False),
         )
-    mark = decimal_of(values, table.comma, decimal)
-    plain = [plain_number(each, mark) for each in values]
+    form = known or find_number_format(table, column, decimal)
+    plain = [plain_number(each, form.decimal) for each in values]
     if None in plain:
         _check_texts(table, column, values, plain, classes)
         return Labels(*as_targets(np.array([category_name(each) for each in values]), True, ""))
     exact = [Decimal(each) for each in plain if each is not None]
-    return _numbers(table, column, numbers_of(values, mark), exact, classes, mark)
+    return _numbers(table, column, numbers_of(values, form), exact, classes, form)
 
 
 def _numbers(
@@ -65,7 +72,7 @@ def _numbers(
     numbers: Values,
     exact: Sequence[Decimal],
     classes: bool | None,
-    mark: str,
+    form: NumberFormat,
 ) -> Labels:
     with np.errstate(over="ignore"):
         single = numbers.astype(np.float32)
@@ -80,7 +87,7 @@ def _numbers(
         if not np.isfinite(single).all():
             row = int((~np.isfinite(single)).argmax())
             raise table.refused(row, column, "a finite number in the range of float32")
-        return Labels(single[:, None], (), mark)
+        return Labels(single[:, None], (), form)
     if are_whole and all(_WORD.min <= number <= _WORD.max for number in exact):
         return Labels(*as_targets(np.array([int(each) for each in exact], np.int64), True, ""))
     numbered = {number: place for place, number in enumerate(sorted(set(exact)))}

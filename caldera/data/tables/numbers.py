@@ -1,0 +1,309 @@
+"""Numbers as people write them: decimal marks, groups of digits, signs, exponents and units.
+
+"1,234" is 1234 where commas divide thousands, and 1.234 where a comma is the decimal mark. What a
+text alone leaves open is decided by the other texts of its column, then by the other columns of its
+table, and for a new table by what the training column had; what is left open then is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import NamedTuple
+
+import numpy as np
+
+from caldera.data.tables.table import MARKS, Table, Values
+from caldera.errors import ConfigError
+
+POINT, COMMA = ".", ","
+MARKS_OF_FRACTIONS = (POINT, COMMA)
+_PRIOR = {",": POINT, ";": COMMA}
+"""The decimal mark that the delimiter of a text file suggests."""
+_NOT_A_NUMBER = MARKS | {"-", "--", ".", "none", "missing", "unknown", "n.a.", "k.a."}
+"""How a column of numbers says that one is missing."""
+_GAPS = "' \u00a0\u2009\u202f\u2019"
+_MINUS = str.maketrans("\u2212", "-")
+_PARTS = re.compile(
+    rf"(?P<sign>[+-]?) ?(?P<before>[$\u00a2-\u00a5\u20a0-\u20bf]?) ?(?P<sign_after>[+-]?)"
+    rf"(?P<core>[\d.,]+(?:[{_GAPS}][\d.,]+)*)(?P<exponent>[eE][+-]?\d+)?"
+    rf"(?:[{_GAPS[1:5]}]?(?P<unit>[^\d\s.,'\u2019()+\-\"/\\;:#*&=<>?!|_](?:[^\d\n,;]{{0,14}}[^\d\s,;\-])?))?"
+    r"(?P<last>-?)",
+    re.ASCII,
+)
+_CODE = re.compile(r"[+-]?0\d+", re.ASCII)
+_HUNDREDTHS = {"%": -2, "\u2030": -3}
+"""Units that are powers of ten."""
+
+
+def _core(decimal: str, other: str) -> re.Pattern[str]:
+    """Digits with this decimal mark: plain, in groups of three, or in Indian groups. No group
+    follows a leading zero."""
+    fraction = rf"(?:{re.escape(decimal)}\d*)?"
+    return re.compile(
+        rf"(?:\d+{fraction}|{re.escape(decimal)}\d+"
+        rf"|[1-9]\d{{0,2}}(?P<gap>[{other}{_GAPS}])\d{{3}}(?:(?P=gap)\d{{3}})*{fraction}"
+        rf"|[1-9]\d?(?:(?P<lakh>[{other}])\d\d)+(?P=lakh)\d{{3}}{fraction})",
+        re.ASCII,
+    )
+
+
+_CORES = {POINT: _core(POINT, COMMA), COMMA: _core(COMMA, POINT)}
+
+
+class WrittenNumber(NamedTuple):
+    """A number as Python writes it; `grouped` if a comma or a point divided its thousands."""
+
+    plain: str
+    grouped: bool = False
+    unit: str = ""
+
+
+@dataclass(frozen=True)
+class NumberFormat:
+    """How the numbers of a column are written.
+
+    - `decimal`: the decimal mark.
+    - `grouped`: whether the other mark divided thousands in some of them.
+    - `unit`: the text beside each number; per cent are hundredths.
+    - `marked`: whether some of them had a fraction.
+
+    >>> NumberFormat(",", unit="kg").decimal
+    ','
+    """
+
+    decimal: str = POINT
+    grouped: bool = False
+    unit: str = ""
+    marked: bool = True
+
+
+AS_IN_PYTHON = NumberFormat()
+
+
+def read_number(text: str, decimal: str) -> WrittenNumber | None:
+    """The number that a text holds with this decimal mark; None if it holds none.
+
+    >>> read_number("1.250,5", ","), read_number("-1 250 kg", ".")
+    (WrittenNumber(plain='1250.5', grouped=True, unit=''), WrittenNumber(plain='-1250', grouped=False, unit='kg'))
+    >>> read_number("12,5%", ",").plain, read_number("(5)", ".").plain
+    ('0.125', '-5')
+    >>> read_number("0,234", "."), read_number("1_000", "."), read_number("1.5", ",")
+    (None, None, None)
+    """  # noqa: E501
+    text = text.translate(_MINUS)
+    inner = text[1:-1] if text.startswith("(") and text.endswith(")") else text
+    parts = _PARTS.fullmatch(inner)
+    if parts is None:
+        infinite = text.lstrip("+-").lower() in ("inf", "infinity")
+        return WrittenNumber(text) if (infinite or decimal == POINT) and is_plain(text) else None
+    core = _CORES[decimal].fullmatch(parts["core"])
+    signs = parts["sign"] + parts["sign_after"] + parts["last"] + "-" * (inner != text)
+    gap = core and (core["gap"] or core["lakh"])
+    if core is None or len(signs) > 1 or (gap and parts["exponent"]):
+        return None
+    digits = core[0].replace(gap, "") if gap else core[0]
+    plain = signs + digits.replace(decimal, POINT) + (parts["exponent"] or "")
+    unit = parts["before"] + (parts["unit"] or "")
+    if unit in _HUNDREDTHS:
+        plain = str(Decimal(plain).scaleb(_HUNDREDTHS[unit]))
+    return WrittenNumber(plain, gap in MARKS_OF_FRACTIONS, unit)
+
+
+def plain_number(text: str, decimal: str) -> str | None:
+    """The number that a text without a unit holds, as Python writes it; None if it holds none.
+
+    >>> plain_number("1,250.5", "."), plain_number("1 250", "."), plain_number("5 kg", ".")
+    ('1250.5', '1250', None)
+    """
+    found = read_number(text, decimal)
+    return None if found is None or found.unit else found.plain
+
+
+def is_plain(text: str) -> bool:
+    """Whether Python reads it as a number; 1_000 is none."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return "_" not in text
+
+
+def is_number(text: str) -> bool:
+    """Whether a text is a number with some decimal mark.
+
+    >>> is_number("0,5"), is_number("0.5"), is_number("width")
+    (True, True, False)
+    """
+    return any(plain_number(text.strip(), mark) is not None for mark in MARKS_OF_FRACTIONS)
+
+
+def is_code(text: str) -> bool:
+    """Whether digits with a leading zero are a code, which is no number.
+
+    >>> is_code("01234"), is_code("0"), is_code("0.5")
+    (True, False, False)
+    """
+    return _CODE.fullmatch(text) is not None
+
+
+def says_missing(text: str) -> bool:
+    """Whether a text among numbers says that there is none.
+
+    >>> says_missing("-"), says_missing("-1")
+    (True, False)
+    """
+    return text.lower() in _NOT_A_NUMBER
+
+
+def numbers_of(texts: Values, form: NumberFormat) -> Values:
+    """Texts as float64; NaN for those that hold no number of this format, or are missing."""
+    if form.decimal == POINT and not form.unit and (plain := _plain_numbers(texts)) is not None:
+        return plain
+    known = {each: read_number(each, form.decimal) for each in set(texts) - {None}}
+    values = {
+        text: float(found.plain)
+        for text, found in known.items()
+        if found is not None and found.unit == form.unit
+    }
+    return np.array([values.get(each, np.nan) for each in texts], np.float64)
+
+
+def _plain_numbers(texts: Iterable[str | None]) -> Values | None:
+    """Texts as float64, if Python reads all of them: much faster than one by one."""
+    try:
+        found = np.array([np.nan if each is None else float(each) for each in texts], np.float64)
+    except ValueError:
+        return None
+    return None if any(each is not None and "_" in each for each in texts) else found
+
+
+def format_of(texts: Iterable[str], decimal: str) -> NumberFormat:
+    """How most of the texts that are numbers with this decimal mark are written."""
+    read = {each: found for each in set(texts) if (found := read_number(each, decimal)) is not None}
+    units = Counter(read[each].unit for each in texts if each in read)
+    unit = units.most_common(1)[0][0] if units else ""
+    return NumberFormat(
+        decimal,
+        any(each.grouped for each in read.values()),
+        unit,
+        any(decimal in text for text in read),
+    )
+
+
+class Reading(NamedTuple):
+    """The texts of a column as numbers of one format."""
+
+    form: NumberFormat
+    values: Values
+
+    def lies_in(self, seen: Sequence[float]) -> bool:
+        """Whether all numbers are in the range of those that training saw."""
+        low, high = self.values.min(initial=np.inf), self.values.max(initial=-np.inf)
+        return bool(seen) and seen[0] <= low and high <= seen[-1]
+
+
+def readings(texts: Sequence[str]) -> dict[str, Reading]:
+    """The decimal marks with which all texts are numbers, and these numbers; only the point where
+    it makes no difference.
+
+    >>> sorted(readings(["1,234", "2,5"])), sorted(readings(["1,234"])), sorted(readings(["1"]))
+    ([','], [',', '.'], ['.'])
+    """
+    found: dict[str, Reading] = {}
+    plain = _plain_numbers(texts)
+    if plain is not None:
+        form = NumberFormat(marked=any(POINT in each for each in texts))
+        found[POINT] = Reading(form, plain)
+    has_marks = plain is None or any(COMMA in each or POINT in each for each in texts)
+    for mark in MARKS_OF_FRACTIONS[plain is not None :]:
+        if has_marks and all(read_number(each, mark) is not None for each in texts):
+            form = format_of(texts, mark)
+            found[mark] = Reading(form, numbers_of(np.array(texts, object), form))
+    found = {mark: each for mark, each in found.items() if not np.isnan(each.values).any()}
+    if len(found) == 2 and (found[POINT].values == found[COMMA].values).all():
+        del found[COMMA]
+    return found
+
+
+def written_numbers(values: Values) -> list[str]:
+    """The texts of a column that do not say that a number is missing."""
+    return [each for each in values if each is not None and not says_missing(each)]
+
+
+def find_number_format(
+    table: Table,
+    column: int,
+    given: str | None,
+    known: NumberFormat | None = None,
+    seen: Sequence[float] = (),
+) -> NumberFormat:
+    """How the numbers of a column are written; `given` is the decimal mark that a user has said.
+
+    `known` is the format of the training column, and `seen` has the least and the largest number
+    of it. A column that can be read in two ways, between which nothing decides, is refused.
+    """
+    if given not in (None, *MARKS_OF_FRACTIONS):
+        raise ConfigError.build("decimal", expected="'.' or ','", got=repr(given))
+    values = table.columns[column]
+    if values.dtype != object:
+        return known or NumberFormat(marked=False)
+    texts = written_numbers(values)
+    if given is not None:
+        return format_of(texts, given)
+    found = readings(texts)
+    if len(found) < 2:
+        return next((each.form for each in found.values()), known or _likely_format(texts))
+    proven = {
+        mark for place in range(table.width) if place != column for mark in _proven(table, place)
+    }
+    if len(proven) == 1:
+        return found[proven.pop()].form
+    mine = None if known is None else _as_trained(found, known, seen, _PRIOR.get(table.delimiter))
+    if mine is None:
+        point, comma = found[POINT].values, found[COMMA].values
+        text = texts[int((point != comma).argmax())]
+        raise table.refused(
+            int((values == text).argmax()),
+            column,
+            "a number that can be read in one way",
+            f"it is {point[point != comma][0]:g} with a decimal point and "
+            f"{comma[point != comma][0]:g} with a decimal comma, and nothing else in the table "
+            "says which: pass decimal='.' or decimal=',' (--decimal)",
+        )
+    return mine.form
+
+
+def _likely_format(texts: Sequence[str]) -> NumberFormat:
+    """The format in which the most texts are numbers, where not all of them are."""
+    point, comma = (format_of(texts, mark) for mark in MARKS_OF_FRACTIONS)
+    counts = [
+        int(np.isfinite(numbers_of(np.array(texts, object), form)).sum()) for form in (point, comma)
+    ]
+    return comma if counts[1] > counts[0] else point
+
+
+def _proven(table: Table, column: int) -> list[str]:
+    """The decimal mark that the texts of a column leave no doubt about."""
+    values = table.columns[column]
+    found = readings(written_numbers(values)) if values.dtype == object else {}
+    return [
+        mark
+        for mark in found
+        if len(found) == 1 and (found[mark].form.marked or found[mark].form.grouped)
+    ]
+
+
+def _as_trained(
+    found: dict[str, Reading], known: NumberFormat, seen: Sequence[float], prior: str | None
+) -> Reading | None:
+    """The reading of a column in doubt that is like the training column; None if that is in doubt
+    as well: groups are believed only where the training column had them."""
+    mine, other = found[known.decimal], found[COMMA if known.decimal == POINT else POINT]
+    if mine.lies_in(seen) != other.lies_in(seen):
+        return mine if mine.lies_in(seen) else None
+    is_usual = known.grouped if mine.form.grouped else known.marked
+    return mine if is_usual and prior in (None, known.decimal) else None
