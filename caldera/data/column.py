@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,11 +20,16 @@ from caldera.data.tables.text_encoder import TextEncoder
 
 KINDS = ("number", "category", "date", "text", "class")
 """What a column can hold; a class has a name, and is what is predicted."""
+AS_IT_IS = NumberEncoder(mean=0.0, scale=1.0, median=0.0)
+"""Describes the numbers of columns that have no encoder."""
+_QUANTILES = (0.0, 0.01, 0.5, 0.99, 1.0)
 
 
 @dataclass(frozen=True)
 class Column:
     """A column of a table: its name, empty where a file has none, what it holds, and its place.
+    `seen` has the least, the 1%, 50% and 99% quantiles and the largest of what training saw: of
+    numbers, of days since 1970, or of the words of texts.
 
     >>> from caldera import data
     >>> data.Column("width", "number", 0).name
@@ -38,6 +43,7 @@ class Column:
     category: CategoryEncoder | None = None
     date: DateEncoder | None = None
     text: TextEncoder | None = None
+    seen: tuple[float, ...] = field(default=(), compare=False)
 
     @classmethod
     def encoded(cls, name: str, position: int, encoder: Encoder) -> Column:
@@ -84,10 +90,34 @@ class Column:
             raise table.refused(row, place, expected, hint)
         return found
 
+    def trained_on(self, values: Values) -> Column:
+        """The column with what is seen in values that it is trained on.
+
+        >>> Column("width", "number", 0).trained_on(np.arange(101.0)).seen
+        (0.0, 1.0, 50.0, 99.0, 100.0)
+        """
+        found = (self.encoder or AS_IT_IS).measure(values)
+        known = found[np.isfinite(found)]
+        if not len(known):
+            return self
+        return replace(self, seen=tuple(np.quantile(known, _QUANTILES).tolist()))
+
+    def far(self, values: Values) -> tuple[int, str]:
+        """The number of values far outside those that training saw, and the range of these: farther
+        than most of them lie apart."""
+        if not self.seen:
+            return 0, ""
+        encoder = self.encoder or AS_IT_IS
+        low, almost_low, _, almost_high, high = self.seen
+        margin = (almost_high - almost_low) or (high - low) or abs(high)
+        found = encoder.measure(values)
+        count = int(((found < low - margin) | (found > high + margin)).sum())
+        return count, f"{encoder.shown(low)} to {encoder.shown(high)}"
+
     def number_format(self, table: Table, place: int, decimal: str | None) -> NumberFormat:
         """How the numbers at this place of a table are written, in the unit of this column."""
         known = self.number.detail if self.number is not None else NumberFormat()
-        return replace(find_number_format(table, place, decimal, known), unit=known.unit)
+        return replace(find_number_format(table, place, decimal, known, self.seen), unit=known.unit)
 
     def transform(self, values: Values) -> Values:
         """Features of such values."""
@@ -104,4 +134,7 @@ class Column:
             return f"a {self.kind} that is encoded as {' and '.join(kinds)}"
         if not kinds and self.kind in ("category", "date", "text"):
             return f"a {self.kind} without an encoder"
+        is_sorted = len(self.seen) == len(_QUANTILES) and list(self.seen) == sorted(self.seen)
+        if self.seen and not (is_sorted and np.isfinite(self.seen).all()):
+            return f"the range {self.seen}"
         return "" if self.encoder is None else self.encoder.problem()

@@ -113,7 +113,7 @@ class Schema:
 
     def encode(self, table: Table, places: Sequence[int], decimal: str | None = None) -> Features:
         """The features of a table whose columns are at these places."""
-        parts, notes = [], []
+        parts, notes, far = [], [], []
         for column, place in zip(self.columns, places, strict=True):
             values = column.parse(table, place, decimal)
             part = column.transform(values)
@@ -127,6 +127,12 @@ class Schema:
             said = column.encoder.notes(values) if column.encoder is not None else ""
             if said:
                 notes.append(f"column {column.name or column.position!r}: {said}")
+            count, seen = column.far(values)
+            if count:
+                far.append(f"column {column.name or column.position!r} in {count} ({seen})")
+        if far:
+            rows = f"of {len(table)} row{'s' if len(table) > 1 else ''}"
+            notes.append(f"{rows}, far outside what training saw: {listed(far, str)}")
         return Features(np.concatenate(parts, axis=1), notes)
 
     def decode(self, outputs: Values) -> dict[str, Values]:

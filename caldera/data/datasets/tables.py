@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from caldera.data.column import Column
 from caldera.data.datasets.dataset import Dataset, arrays, split_rows
-from caldera.data.schema import Schema
+from caldera.data.schema import Features, Schema
 from caldera.data.sources.base import SCALE, Array
 from caldera.data.sources.indexed_data import ArrayData
 from caldera.data.tables.encoders import NumberEncoder
@@ -103,13 +103,15 @@ def table_inputs(
     encoding: str | None = None,
     sheet: str | int | None = None,
     query: str | None = None,
+    strict: bool = False,
 ) -> Array:
     """The inputs of a table, one sample a row, as the model of a schema takes them: what `predict`
     takes. `model.predict(source)` does the same.
 
     Columns are found by name, or by position where there are no names. One that is missing or
     unknown is an error; those of `ignore`, and the one that is to be predicted, are left out. What
-    is missing in a row, or of an unknown category, is encoded as such, and a warning says so.
+    is missing in a row, of an unknown category, or far outside what training saw, is encoded as
+    such, and a warning says so; with `strict` that is an error.
 
     >>> from caldera import data
     >>> rows = [{"width": 1.0, "kind": "iris"}, {"width": 3.0, "kind": "rose"}] * 5
@@ -117,8 +119,30 @@ def table_inputs(
     >>> data.table_inputs({"width": [10, 20]}, schema).tolist()
     [[10.0], [20.0]]
     """
-    where = _where("data.table_inputs", source)
     reading = TableFormat(delimiter, header, encoding, sheet, query, missing_values)
+    x, notes = table_features(source, schema, reading, ignore=ignore, decimal=decimal)
+    if strict and notes:
+        raise DataError.build(
+            _where("data.table_inputs", source),
+            expected="rows like those that the model was trained on",
+            got="; ".join(notes),
+            hint="without strict= (--strict) they are taken, and a warning says so",
+        )
+    for each in notes:
+        warnings.warn(f"{_name(source)}: {each}", stacklevel=3)
+    return x
+
+
+def table_features(
+    source: Any,
+    schema: Schema | None,
+    reading: TableFormat,
+    *,
+    ignore: Sequence[int | str] = (),
+    decimal: str | None = None,
+) -> Features:
+    """The inputs of a table, and notes about what had to be made up for them."""
+    where = _where("data.table_inputs", source)
     found = read_table(source, where, reading)
     left_out = {found.column(each) for each in ignore}
     if schema is None or not schema.columns:
@@ -128,12 +152,7 @@ def table_inputs(
         schema = Schema(tuple(raw), width=found.width)
     else:
         places = schema.place(found.names, found.width, where, left_out).inputs
-    x, notes = schema.encode(found, places, decimal)
-    for each in notes:
-        warnings.warn(
-            f"{file_name_of(source) if _is_path(source) else 'table'}: {each}", stacklevel=3
-        )
-    return x
+    return schema.encode(found, places, decimal)
 
 
 csv, csv_inputs = table, table_inputs
@@ -190,7 +209,9 @@ class _Request:
                 got=schema.describe().replace("\n", "; ")[:200],
                 hint="kinds= (--kinds) says what columns hold, where the guess is wrong",
             )
-        samples = ArrayData(schema.encode(found, places, self.decimal).x, labels.values)
+        x, said = schema.encode(found, places, self.decimal)
+        notes += tuple(said) if is_known else ()
+        samples = ArrayData(x, labels.values)
         samples.schema = schema
         parts = samples.subset(train), samples.subset(apart)
         names = labels.class_names
@@ -235,11 +256,11 @@ def _fitted(
     titles = found.names or ("",) * found.width
     columns = []
     for place, kind in chosen.kinds.items():
-        if kind.name == "number" and not scale:
-            columns.append(Column(titles[place], kind.name, place))
-        else:
-            values = kind.parse(found, place)[train]
-            columns.append(Column.encoded(titles[place], place, kind.fit(values)))
+        values = kind.parse(found, place)[train]
+        column = Column(titles[place], kind.name, place)
+        if kind.name != "number" or scale:
+            column = Column.encoded(titles[place], place, kind.fit(values))
+        columns.append(column.trained_on(values))
     answer = Column(titles[target], "class" if labels.class_names else "number", target)
     if scale and not labels.class_names:
         numbers = labels.values[train, 0].astype(np.float64)
@@ -361,6 +382,10 @@ def _check_first_row(found: Table, column: int) -> None:
 
 def _is_path(source: Any) -> bool:
     return isinstance(source, str | os.PathLike)
+
+
+def _name(source: Any) -> str:
+    return file_name_of(source) if _is_path(source) else "table"
 
 
 def _where(function: str, source: Any) -> str:

@@ -116,6 +116,14 @@ class NumberEncoder:
             found = (np.where(missing, self.median, values) / self.scale) - self.mean / self.scale
         return np.stack([found, missing], axis=1)[:, : self.width]
 
+    def measure(self, values: Values) -> Values:
+        """What is compared with values that training saw."""
+        return values
+
+    def shown(self, measure: float) -> str:
+        """Such a number in words."""
+        return f"{measure:.6g}"
+
     def notes(self, values: Values) -> str:
         """What had to be made up."""
         missing = int(np.isnan(values).sum())
@@ -192,6 +200,14 @@ class CategoryEncoder:
         known = np.flatnonzero(numbers >= 0)
         found[known, numbers[known]] = 1
         return found
+
+    def measure(self, values: Values) -> Values:
+        """Nothing: a category that is unknown is told of for itself."""
+        return np.zeros(0)
+
+    def shown(self, measure: float) -> str:
+        """Nothing in words."""
+        return ""
 
     def _place(self, value: str | None, place: dict[str, int]) -> int:
         if value is None:
@@ -284,6 +300,14 @@ class DateEncoder:
         waves = [wave(turn)[:, None] for turn in turns for wave in (np.sin, np.cos)]
         return np.concatenate([self.days.transform(days), *waves], axis=1)
 
+    def measure(self, values: Values) -> Values:
+        """What is compared with values that training saw: days."""
+        return _days(values)
+
+    def shown(self, measure: float) -> str:
+        """Days as a date."""
+        return str(np.datetime64(0, "D") + np.timedelta64(int(measure), "D"))
+
     def notes(self, values: Values) -> str:
         """What had to be made up."""
         missing = int(np.isnat(values).sum())
@@ -304,16 +328,14 @@ class DateEncoder:
         parts = f"; parts of {', '.join(self.cycles)}" if self.cycles else ""
         said = "" if self.format == ISO else f" as {self.format}"
         missing = "; missing: said so" if self.days.marks_missing else ""
-        return f"around {self._middle()}{said}{parts}{missing}"
-
-    def _middle(self) -> str:
-        return str(np.datetime64(0, "D") + np.timedelta64(int(self.days.median), "D"))
+        return f"around {self.shown(self.days.median)}{said}{parts}{missing}"
 
     def example(self) -> Any:
         """A value as it may stand in a row."""
+        middle = self.shown(self.days.median)
         if self.format == ISO:
-            return self._middle()
-        moment: Any = np.datetime64(self._middle(), "s").item()
+            return middle
+        moment: Any = np.datetime64(middle, "s").item()
         return moment.strftime(self.format)
 
 
