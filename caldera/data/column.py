@@ -28,8 +28,8 @@ _QUANTILES = (0.0, 0.01, 0.5, 0.99, 1.0)
 @dataclass(frozen=True)
 class Column:
     """A column of a table: its name, empty where a file has none, what it holds, and its place.
-    `seen` has the least, the 1%, 50% and 99% quantiles and the largest of what training saw: of
-    numbers, of days since 1970, or of the words of texts.
+    `form` is how numbers are written. `seen` has the least, the 1%, 50% and 99% quantiles and the
+    largest of what training saw: of numbers, of days since 1970, or of the words of texts.
 
     >>> from caldera import data
     >>> data.Column("width", "number", 0).name
@@ -43,6 +43,8 @@ class Column:
     category: CategoryEncoder | None = None
     date: DateEncoder | None = None
     text: TextEncoder | None = None
+    # How a column was written, and how far it went, does not change what its values mean.
+    form: NumberFormat | None = field(default=None, compare=False)
     seen: tuple[float, ...] = field(default=(), compare=False)
 
     @classmethod
@@ -116,7 +118,7 @@ class Column:
 
     def number_format(self, table: Table, place: int, decimal: str | None) -> NumberFormat:
         """How the numbers at this place of a table are written, in the unit of this column."""
-        known = self.number.detail if self.number is not None else NumberFormat()
+        known = self.form or (self.number or AS_IT_IS).detail
         return replace(find_number_format(table, place, decimal, known, self.seen), unit=known.unit)
 
     def transform(self, values: Values) -> Values:
@@ -125,7 +127,8 @@ class Column:
 
     def describe(self) -> str:
         """What was learnt, in words."""
-        return "as it is" if self.encoder is None else self.encoder.describe()
+        said = "as it is" if self.encoder is None else self.encoder.describe()
+        return f"{said}, in {self.form.unit}" if self.form is not None and self.form.unit else said
 
     def problem(self) -> str:
         """What is wrong with one that came from a file; nothing if it can be used."""

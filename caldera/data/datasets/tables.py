@@ -19,7 +19,7 @@ from caldera.data.sources.base import SCALE, Array
 from caldera.data.sources.indexed_data import ArrayData
 from caldera.data.tables.encoders import NumberEncoder
 from caldera.data.tables.kinds import Chosen, choose_columns, given_kinds
-from caldera.data.tables.numbers import is_number
+from caldera.data.tables.numbers import NumberFormat, is_number
 from caldera.data.tables.reading import TableFormat, read_table, unpacked_name
 from caldera.data.tables.table import Table, is_missing
 from caldera.data.tables.targets import Labels, known_labels, read_labels
@@ -129,14 +129,14 @@ def table_inputs(
             hint="without strict= (--strict) they are taken, and a warning says so",
         )
     for each in notes:
-        warnings.warn(f"{_name(source)}: {each}", stacklevel=3)
+        warnings.warn(each, stacklevel=3)
     return x
 
 
 def table_features(
     source: Any,
     schema: Schema | None,
-    reading: TableFormat,
+    reading: TableFormat = TableFormat(),  # noqa: B008 - it is frozen
     *,
     ignore: Sequence[int | str] = (),
     decimal: str | None = None,
@@ -152,7 +152,9 @@ def table_features(
         schema = Schema(tuple(raw), width=found.width)
     else:
         places = schema.place(found.names, found.width, where, left_out).inputs
-    return schema.encode(found, places, decimal)
+    x, notes = schema.encode(found, places, decimal)
+    name = file_name_of(source) if _is_path(source) else "table"
+    return Features(x, [f"{name}: {each}" for each in notes])
 
 
 csv, csv_inputs = table, table_inputs
@@ -260,8 +262,10 @@ def _fitted(
         column = Column(titles[place], kind.name, place)
         if kind.name != "number" or scale:
             column = Column.encoded(titles[place], place, kind.fit(values))
-        columns.append(column.trained_on(values))
+        form = kind.detail if isinstance(kind.detail, NumberFormat) else None
+        columns.append(replace(column, form=form).trained_on(values))
     answer = Column(titles[target], "class" if labels.class_names else "number", target)
+    answer = answer if labels.class_names else replace(answer, form=labels.form)
     if scale and not labels.class_names:
         numbers = labels.values[train, 0].astype(np.float64)
         answer = replace(answer, number=NumberEncoder.fit(numbers, labels.form))
@@ -382,10 +386,6 @@ def _check_first_row(found: Table, column: int) -> None:
 
 def _is_path(source: Any) -> bool:
     return isinstance(source, str | os.PathLike)
-
-
-def _name(source: Any) -> str:
-    return file_name_of(source) if _is_path(source) else "table"
 
 
 def _where(function: str, source: Any) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Self
 
@@ -57,10 +57,6 @@ class NumberEncoder:
     median: float
     marks_missing: bool = False
     decimal: str = POINT
-    unit: str = ""
-    # How texts are written does not change what they mean.
-    grouped: bool = field(default=False, compare=False)
-    marked: bool = field(default=True, compare=False)
 
     @staticmethod
     def parse(table: Table, column: int, form: NumberFormat = AS_IN_PYTHON) -> Values:
@@ -95,9 +91,6 @@ class NumberEncoder:
             float(np.median(small)) * largest if len(known) else 0.0,
             bool(np.isnan(values).any()),
             form.decimal,
-            form.unit,
-            form.grouped,
-            form.marked,
         )
 
     @property
@@ -132,7 +125,7 @@ class NumberEncoder:
     @property
     def detail(self) -> NumberFormat:
         """How its values are written."""
-        return NumberFormat(self.decimal, self.grouped, self.unit, self.marked)
+        return NumberFormat(self.decimal)
 
     def problem(self) -> str:
         """What is wrong with one that came from a file; nothing if it can be used."""
@@ -144,7 +137,6 @@ class NumberEncoder:
     def describe(self) -> str:
         """What was learnt, in words."""
         said = f"mean {self.mean:.4g}, deviation {self.scale:.4g}"
-        said += f", in {self.unit}" if self.unit else ""
         said += ", with decimal commas" if self.decimal == COMMA else ""
         return said + (f"; missing: {self.median:.4g}, and said so" if self.marks_missing else "")
 

@@ -12,10 +12,10 @@ import numpy as np
 from caldera.base.registry import nearest
 from caldera.data.tables.encoders import ENCODERS, Encoder
 from caldera.data.tables.numbers import (
-    NumberFormat,
     find_number_format,
     numbers_of,
     says_missing,
+    typed_format,
     written_numbers,
 )
 from caldera.data.tables.table import Table, Values, missing_values
@@ -97,7 +97,7 @@ def guess_kind(table: Table, column: int, decimal: str | None = None) -> ColumnK
         return ColumnKind(DATE, ISO)
     if values.dtype.kind == "f":
         return _unless_identifier(
-            ColumnKind(NUMBER, NumberFormat(marked=False)), name, known, len(values)
+            ColumnKind(NUMBER, typed_format(values)), name, known, len(values)
         )
     return _text_kind(table, column, name, decimal)
 

@@ -55,11 +55,13 @@ _CORES = {POINT: _core(POINT, COMMA), COMMA: _core(COMMA, POINT)}
 
 
 class WrittenNumber(NamedTuple):
-    """A number as Python writes it; `grouped` if a comma or a point divided its thousands."""
+    """A number as Python writes it; `grouped` if a comma or a point divided its thousands, and
+    `places` digits of a fraction, -1 beside an exponent."""
 
     plain: str
     grouped: bool = False
     unit: str = ""
+    places: int = -1
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,8 @@ class NumberFormat:
     - `decimal`: the decimal mark.
     - `grouped`: whether the other mark divided thousands in some of them.
     - `unit`: the text beside each number; per cent are hundredths.
-    - `marked`: whether some of them had a fraction.
+    - `whole`: whether some of them had no fraction.
+    - `places`: the most digits of a fraction.
 
     >>> NumberFormat(",", unit="kg").decimal
     ','
@@ -78,7 +81,8 @@ class NumberFormat:
     decimal: str = POINT
     grouped: bool = False
     unit: str = ""
-    marked: bool = True
+    whole: bool = True
+    places: int = 3
 
 
 AS_IN_PYTHON = NumberFormat()
@@ -87,13 +91,13 @@ AS_IN_PYTHON = NumberFormat()
 def read_number(text: str, decimal: str) -> WrittenNumber | None:
     """The number that a text holds with this decimal mark; None if it holds none.
 
-    >>> read_number("1.250,5", ","), read_number("-1 250 kg", ".")
-    (WrittenNumber(plain='1250.5', grouped=True, unit=''), WrittenNumber(plain='-1250', grouped=False, unit='kg'))
-    >>> read_number("12,5%", ",").plain, read_number("(5)", ".").plain
-    ('0.125', '-5')
+    >>> read_number("1.250,5", ",")
+    WrittenNumber(plain='1250.5', grouped=True, unit='', places=1)
+    >>> read_number("-1 250 kg", ".").unit, read_number("12,5%", ",").plain
+    ('kg', '0.125')
     >>> read_number("0,234", "."), read_number("1_000", "."), read_number("1.5", ",")
     (None, None, None)
-    """  # noqa: E501
+    """
     text = text.translate(_MINUS)
     inner = text[1:-1] if text.startswith("(") and text.endswith(")") else text
     parts = _PARTS.fullmatch(inner)
@@ -110,7 +114,8 @@ def read_number(text: str, decimal: str) -> WrittenNumber | None:
     unit = parts["before"] + (parts["unit"] or "")
     if unit in _HUNDREDTHS:
         plain = str(Decimal(plain).scaleb(_HUNDREDTHS[unit]))
-    return WrittenNumber(plain, gap in MARKS_OF_FRACTIONS, unit)
+    places = -1 if parts["exponent"] else len(digits.partition(decimal)[2])
+    return WrittenNumber(plain, gap in MARKS_OF_FRACTIONS, unit, places)
 
 
 def plain_number(text: str, decimal: str) -> str | None:
@@ -186,12 +191,24 @@ def format_of(texts: Iterable[str], decimal: str) -> NumberFormat:
     read = {each: found for each in set(texts) if (found := read_number(each, decimal)) is not None}
     units = Counter(read[each].unit for each in texts if each in read)
     unit = units.most_common(1)[0][0] if units else ""
+    places = [each.places for each in read.values()]
     return NumberFormat(
         decimal,
         any(each.grouped for each in read.values()),
         unit,
-        any(decimal in text for text in read),
+        0 in places,
+        max(places, default=0),
     )
+
+
+def typed_format(numbers: Values) -> NumberFormat:
+    """The format of numbers that were no texts: as Python writes them.
+
+    >>> typed_format(np.array([1.0, 2.0])).places, typed_format(np.array([1.5, np.nan])).places
+    (0, 3)
+    """
+    has_fractions = bool((np.isfinite(numbers) & (numbers != np.floor(numbers))).any())
+    return NumberFormat(places=3 * has_fractions)
 
 
 class Reading(NamedTuple):
@@ -216,7 +233,8 @@ def readings(texts: Sequence[str]) -> dict[str, Reading]:
     found: dict[str, Reading] = {}
     plain = _plain_numbers(texts)
     if plain is not None:
-        form = NumberFormat(marked=any(POINT in each for each in texts))
+        places = [len(each.partition(POINT)[2]) for each in texts if "e" not in each.lower()]
+        form = NumberFormat(whole=0 in places, places=max(places, default=0))
         found[POINT] = Reading(form, plain)
     has_marks = plain is None or any(COMMA in each or POINT in each for each in texts)
     for mark in MARKS_OF_FRACTIONS[plain is not None :]:
@@ -250,7 +268,7 @@ def find_number_format(
         raise ConfigError.build("decimal", expected="'.' or ','", got=repr(given))
     values = table.columns[column]
     if values.dtype != object:
-        return known or NumberFormat(marked=False)
+        return known or typed_format(values)
     texts = written_numbers(values)
     if given is not None:
         return format_of(texts, given)
@@ -290,11 +308,11 @@ def _proven(table: Table, column: int) -> list[str]:
     """The decimal mark that the texts of a column leave no doubt about."""
     values = table.columns[column]
     found = readings(written_numbers(values)) if values.dtype == object else {}
-    return [
-        mark
-        for mark in found
-        if len(found) == 1 and (found[mark].form.marked or found[mark].form.grouped)
-    ]
+    return [mark for mark, (form, _) in found.items() if len(found) == 1 and _has_marks(form)]
+
+
+def _has_marks(form: NumberFormat) -> bool:
+    return form.grouped or form.places > 0
 
 
 def _as_trained(
@@ -303,7 +321,12 @@ def _as_trained(
     """The reading of a column in doubt that is like the training column; None if that is in doubt
     as well: groups are believed only where the training column had them."""
     mine, other = found[known.decimal], found[COMMA if known.decimal == POINT else POINT]
-    if mine.lies_in(seen) != other.lies_in(seen):
-        return mine if mine.lies_in(seen) else None
-    is_usual = known.grouped if mine.form.grouped else known.marked
-    return mine if is_usual and prior in (None, known.decimal) else None
+    # Three digits follow each mark.
+    has_such = known.places > 2 or (known.places > 0 and not other.lies_in(seen))
+    is_usual = (
+        (not mine.form.grouped or (known.grouped and known.whole))
+        and (mine.form.places < 1 or has_such)
+        and (not seen or mine.lies_in(seen))
+        and prior in (None, known.decimal)
+    )
+    return mine if is_usual else None

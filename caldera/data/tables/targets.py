@@ -11,7 +11,13 @@ import numpy as np
 from caldera.base.registry import nearest
 from caldera.data.datasets.dataset import as_targets
 from caldera.data.sources.base import Array
-from caldera.data.tables.numbers import NumberFormat, find_number_format, numbers_of, plain_number
+from caldera.data.tables.numbers import (
+    NumberFormat,
+    find_number_format,
+    numbers_of,
+    plain_number,
+    typed_format,
+)
 from caldera.data.tables.table import Table, Values, category_name, number_name, value_text
 from caldera.errors import DataError
 
@@ -55,7 +61,7 @@ def read_labels(
             values,
             [Decimal(repr(each)) for each in values.tolist()],
             classes,
-            NumberFormat(marked=False),
+            typed_format(values),
         )
     form = known or find_number_format(table, column, decimal)
     plain = [plain_number(each, form.decimal) for each in values]
