@@ -131,8 +131,8 @@ class Schema:
             if count:
                 far.append(f"column {column.name or column.position!r} in {count} ({seen})")
         if far:
-            rows = f"of {len(table)} row{'s' if len(table) > 1 else ''}"
-            notes.append(f"{rows}, far outside what training saw: {listed(far, str)}")
+            rows = f"{len(table)} row{'s' if len(table) > 1 else ''}"
+            notes.append(f"far outside what training saw, of {rows}: {listed(far, str)}")
         return Features(np.concatenate(parts, axis=1), notes)
 
     def decode(self, outputs: Values) -> dict[str, Values]:

@@ -186,7 +186,8 @@ class _Request:
         """Return the encoded table, split into rows to train with and rows to test with."""
         is_known = self.schema is not None and bool(self.schema.columns)
         chosen, places, column = self._known(found) if is_known else self._chosen(found)
-        found, dropped = _usable(found, places, column, self.missing, self.where)
+        found = found.with_words(column) if self.classes else found
+        found, dropped, left_out = _usable(found, places, column, self.missing, self.where)
         if self.schema is not None and is_known:
             labels = _known_labels(found, column, self.classes, self.schema, self.decimal)
         else:
@@ -195,7 +196,7 @@ class _Request:
             _check_first_row(found, column)
         rows = ArrayData(np.zeros((len(found), 1), np.float32), labels.values)
         train, apart = split_rows(rows, self.test, self.seed)
-        notes, schema = found.notes, self.schema
+        notes, schema = found.notes + left_out, self.schema
         if chosen is not None:
             notes += tuple(
                 f"column {found.label(place)}: {kind.reason}"
@@ -286,8 +287,8 @@ def _fitted(
 
 def _usable(
     found: Table, inputs: Sequence[int], target: int, missing: Missing, where: str
-) -> tuple[Table, int]:
-    """The rows that have all they need, and how many have not."""
+) -> tuple[Table, int, tuple[str, ...]]:
+    """The rows that have all they need, how many have not, and what these lack."""
     needed = [target] if missing == "fill" else [*inputs, target]
     gone = np.any([found.missing(column) for column in needed], axis=0)
     if gone.any() and missing == "refuse":
@@ -302,7 +303,27 @@ def _usable(
             got=f"none among {len(found)}",
             hint="is the column to predict the right one? target= (--target-column) says it",
         )
-    return found.subset(~gone) if gone.any() else found, int(gone.sum())
+    if not gone.any():
+        return found, 0, ()
+    lacks = [f"column {found.label(each)}: {_lack(found, each)}" for each in needed]
+    hint = ""
+    if any(found.missing_by_text(target)):
+        hint = "; classes=True (--targets classes) takes such texts of the target for classes"
+    said = ", ".join(
+        each for each, column in zip(lacks, needed, strict=True) if found.missing(column).any()
+    )
+    rows = f"{int(gone.sum())} row{'s' if gone.sum() > 1 else ''}"
+    return (
+        found.subset(~gone),
+        int(gone.sum()),
+        (f"{rows} left out for missing values: {said}{hint}",),
+    )
+
+
+def _lack(found: Table, column: int) -> str:
+    """The texts that stand for missing values in a column, and how often each of them does."""
+    counts = found.missing_by_text(column)
+    return " and ".join(f"{repr(text) if text else 'nothing'} in {n}" for text, n in counts.items())
 
 
 def _known_labels(

@@ -20,6 +20,7 @@ from caldera.data.tables.numbers import (
     COMMA,
     POINT,
     NumberFormat,
+    is_code,
     is_plain,
     numbers_of,
     read_number,
@@ -205,7 +206,7 @@ class CategoryEncoder:
         if value is None:
             return len(self.categories) if self.marks_missing else -1
         found = place.get(value)
-        if found is None and is_plain(value):
+        if found is None and is_plain(value) and not is_code(value):
             found = place.get(number_name(Decimal(value)) if Decimal(value).is_finite() else value)
         return -1 if found is None else found
 

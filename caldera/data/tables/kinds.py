@@ -13,6 +13,7 @@ from caldera.base.registry import nearest
 from caldera.data.tables.encoders import ENCODERS, Encoder
 from caldera.data.tables.numbers import (
     find_number_format,
+    is_code,
     numbers_of,
     says_missing,
     typed_format,
@@ -110,14 +111,15 @@ def _text_kind(table: Table, column: int, name: str, decimal: str | None) -> Col
     form = find_number_format(table, column, decimal)
     numbers = numbers_of(np.array(words, object), form)
     share = float((~np.isnan(numbers)).mean()) if words else 0.0
-    if share == 1.0:
+    code = next(filter(is_code, words), "")
+    if share == 1.0 and not code:
         return _unless_identifier(ColumnKind(NUMBER, form), name, numbers, len(values))
     dates = find_format(texts)
     if dates is not None:
         how = f"kinds= (--kinds) date:{dates.other}"
         doubt = f"{texts[0]!r} could be read otherwise, which {how} says" if dates.other else ""
         return ColumnKind(DATE, dates.format, doubt)
-    if share >= _MOSTLY and len(words) > _MOST_CATEGORIES:
+    if share >= _MOSTLY and len(words) > _MOST_CATEGORIES and not code:
         row = next(
             row
             for row, each in enumerate(values)
@@ -138,7 +140,8 @@ def _text_kind(table: Table, column: int, name: str, decimal: str | None) -> Col
         return ColumnKind(TEXT)
     if different > max(_MOST_CATEGORIES, len(texts) // 2):
         return ColumnKind(IGNORED, reason=f"{different} different texts in {len(texts)} rows")
-    return ColumnKind(CATEGORY)
+    reason = f"{code!r} has a leading zero, so these are codes; kinds= (--kinds) says otherwise"
+    return ColumnKind(CATEGORY, reason=reason if code else "")
 
 
 def _present(values: Values) -> list[str]:

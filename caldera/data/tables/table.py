@@ -7,6 +7,7 @@ is decided later, by its kind.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
@@ -52,6 +53,8 @@ class Table:
     """What was guessed about the file as a whole, and should be known."""
     delimiter: str = ""
     """What divides the columns of a text file."""
+    gaps: tuple[Mapping[int, str], ...] = ()
+    """For each column the texts that stand for missing values, by the number of the row."""
 
     @property
     def width(self) -> int:
@@ -115,6 +118,23 @@ class Table:
             [None if gone else value_text(v) for v, gone in zip(listed, missing, strict=True)]
         )
 
+    def with_words(self, column: int) -> Table:
+        """The table with the texts of a column that stand for missing values as values."""
+        said = self.gaps[column] if self.gaps else {}
+        if not said:
+            return self
+        values = [
+            said.get(row) if value is None else value
+            for row, value in zip(self.rows.tolist(), self.columns[column], strict=True)
+        ]
+        columns = (*self.columns[:column], objects(values), *self.columns[column + 1 :])
+        return replace(self, columns=columns)
+
+    def missing_by_text(self, column: int) -> Counter[str]:
+        """How often each text stands for a missing value; the empty one for nothing at all."""
+        said = self.gaps[column] if self.gaps else {}
+        return Counter(said.get(row, "") for row in self.rows[self.missing(column)].tolist())
+
     # --- errors
 
     def refused(self, row: int, column: int, expected: str, hint: str = "") -> DataError:
@@ -148,6 +168,17 @@ def text_column(texts: Iterable[str], marks: Collection[str] = MARKS) -> Values:
     stripped = [each.strip() for each in texts]
     kept = [None if each.lower() in marks else each for each in stripped]
     return objects(kept)
+
+
+def texts_of_gaps(given: Sequence[Any], column: Values, rows: NDArray[np.int64]) -> dict[int, str]:
+    """The texts that became missing values of a column, by the numbers of rows."""
+    if column.dtype != object:
+        return {}
+    gaps = np.flatnonzero(missing_values(column)).tolist()
+    words = ((place, given[place]) for place in gaps)
+    return {
+        int(rows[n]): text.strip() for n, text in words if isinstance(text, str) and text.strip()
+    }
 
 
 def column_of(values: Any, where: str, marks: Collection[str] = MARKS) -> Values:
@@ -191,11 +222,14 @@ def table_of(columns: Mapping[str, Any], where: str, marks: Collection[str] = MA
             expected="columns of one length",
             got=", ".join(map(str, sorted(lengths))) or "no columns",
         )
+    rows = np.arange(lengths.pop(), dtype=np.int64)
+    given = zip(columns.values(), found.values(), strict=True)
     return Table(
         tuple(name.strip() for name in found),
         tuple(found.values()),
-        np.arange(lengths.pop(), dtype=np.int64),
+        rows,
         where,
+        gaps=tuple(texts_of_gaps(each, column, rows) for each, column in given),
     )
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from caldera.data.tables.numbers import is_number
-from caldera.data.tables.table import Table, Values, text_column
+from caldera.data.tables.table import Table, Values, text_column, texts_of_gaps
 from caldera.errors import ConfigError, DataError
 from caldera.io.csv_files import Header, check_delimiter
 
@@ -66,14 +66,18 @@ def parse_text(
     _check_widths(rows, lines, named=named, divider=divider, delimiter=delimiter, where=where)
     body = rows[1:] if named else rows
     columns = list(zip(*body, strict=True)) or [()] * len(first)
+    numbers = np.array(lines[1:] if named else lines, np.int64)
+    found = [text_column(each, marks) for each in columns]
+    given = zip(columns, found, strict=True)
     return Table(
         names=tuple(each.strip() for each in first) if named else (),
-        columns=tuple(text_column(each, marks) for each in columns),
-        rows=np.array(lines[1:] if named else lines, np.int64),
+        columns=tuple(found),
+        rows=numbers,
         where=where,
         row_word="line",
         notes=notes,
         delimiter=divider,
+        gaps=tuple(texts_of_gaps(texts, column, numbers) for texts, column in given),
     )
 
 
