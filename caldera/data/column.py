@@ -77,12 +77,17 @@ class Column:
         """What these are called."""
         return [self.title] if self.encoder is None else self.encoder.features(self.title)
 
-    def parse(self, table: Table, place: int, decimal: str | None = None) -> Values:
+    def parse(
+        self, table: Table, place: int, decimal: str | None = None, *, is_new: bool = True
+    ) -> Values:
         """The values of the column at this place of a table, as this column has them; `decimal` is
-        the decimal mark of the table, where a user has said it."""
-        if self.encoder is not None and self.number is None:
-            return self.encoder.parse(table, place, self.encoder.detail)
-        found = NumberEncoder.parse(table, place, self.number_format(table, place, decimal))
+        the decimal mark of a new table, where a user has said it."""
+        encoder: Any = self.encoder
+        if encoder is not None and self.number is None:
+            return encoder.parse(table, place, encoder.detail)
+        form = None if is_new else self.form
+        form = form or self.number_format(table, place, decimal)
+        found = NumberEncoder.parse(table, place, form)
         wrong = np.isinf(found) if self.number else ~np.isfinite(found)
         if wrong.any():
             row = int(wrong.argmax())

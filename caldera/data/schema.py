@@ -111,11 +111,19 @@ class Schema:
         known = self.target.number if self.target is not None else None
         return None if known is None else TargetScale(known.mean, known.scale)
 
-    def encode(self, table: Table, places: Sequence[int], decimal: str | None = None) -> Features:
-        """The features of a table whose columns are at these places."""
+    def encode(
+        self,
+        table: Table,
+        places: Sequence[int],
+        decimal: str | None = None,
+        *,
+        is_new: bool = True,
+    ) -> Features:
+        """The features of a table whose columns are at these places; one that is not new is the one
+        from which the schema was learnt."""
         parts, notes, far = [], [], []
         for column, place in zip(self.columns, places, strict=True):
-            values = column.parse(table, place, decimal)
+            values = column.parse(table, place, decimal, is_new=is_new)
             part = column.transform(values)
             with np.errstate(over="ignore"):
                 single = part.astype(np.float32)

@@ -212,7 +212,7 @@ class _Request:
                 got=schema.describe().replace("\n", "; ")[:200],
                 hint="kinds= (--kinds) says what columns hold, where the guess is wrong",
             )
-        x, said = schema.encode(found, places, self.decimal)
+        x, said = schema.encode(found, places, self.decimal, is_new=is_known)
         notes += tuple(said) if is_known else ()
         samples = ArrayData(x, labels.values)
         samples.schema = schema

@@ -13,7 +13,7 @@ from caldera.base.registry import nearest
 from caldera.data.tables.encoders import ENCODERS, Encoder
 from caldera.data.tables.numbers import (
     find_number_format,
-    is_code,
+    first_code,
     numbers_of,
     says_missing,
     typed_format,
@@ -59,7 +59,8 @@ def given_kinds(
     """The kinds that somebody has said, by the numbers of columns."""
     found = {}
     for wanted, text in (given or {}).items():
-        name, _, detail = str(text).partition(":")
+        name, _, given_format = str(text).partition(":")
+        detail: Any = given_format
         name = "ignored" if name == "ignore" else name
         column = table.column(wanted)
         if name not in KINDS or (detail and not (name == DATE and is_format(detail))):
@@ -106,12 +107,11 @@ def guess_kind(table: Table, column: int, decimal: str | None = None) -> ColumnK
 def _text_kind(table: Table, column: int, name: str, decimal: str | None) -> ColumnKind:
     values = table.columns[column]
     texts = _present(values)
-    different = len(set(texts))
     words = written_numbers(values)
     form = find_number_format(table, column, decimal)
     numbers = numbers_of(np.array(words, object), form)
     share = float((~np.isnan(numbers)).mean()) if words else 0.0
-    code = next(filter(is_code, words), "")
+    code = first_code(words)
     if share == 1.0 and not code:
         return _unless_identifier(ColumnKind(NUMBER, form), name, numbers, len(values))
     dates = find_format(texts)
@@ -138,6 +138,7 @@ def _text_kind(table: Table, column: int, name: str, decimal: str | None) -> Col
         )
     if is_free_text(texts):
         return ColumnKind(TEXT)
+    different = len(set(texts))
     if different > max(_MOST_CATEGORIES, len(texts) // 2):
         return ColumnKind(IGNORED, reason=f"{different} different texts in {len(texts)} rows")
     reason = f"{code!r} has a leading zero, so these are codes; kinds= (--kinds) says otherwise"

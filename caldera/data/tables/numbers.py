@@ -35,6 +35,9 @@ _PARTS = re.compile(
     re.ASCII,
 )
 _CODE = re.compile(r"[+-]?0\d+", re.ASCII)
+_CODE_LINE = re.compile(rf"^{_CODE.pattern}$", re.ASCII | re.MULTILINE)
+_WHOLE = re.compile(r"^[+-]?\d+$", re.MULTILINE)
+_PLACES = {n: re.compile(rf"\.\d{{{n},}}$", re.MULTILINE) for n in (3, 1)}
 _HUNDREDTHS = {"%": -2, "\u2030": -3}
 """Units that are powers of ten."""
 
@@ -72,7 +75,7 @@ class NumberFormat:
     - `grouped`: whether the other mark divided thousands in some of them.
     - `unit`: the text beside each number; per cent are hundredths.
     - `whole`: whether some of them had no fraction.
-    - `places`: the most digits of a fraction.
+    - `places`: the most digits of a fraction; 3 may be more, and 1 may be 2.
 
     >>> NumberFormat(",", unit="kg").decimal
     ','
@@ -166,8 +169,11 @@ def says_missing(text: str) -> bool:
 
 def numbers_of(texts: Values, form: NumberFormat) -> Values:
     """Texts as float64; NaN for those that hold no number of this format, or are missing."""
-    if form.decimal == POINT and not form.unit and (plain := _plain_numbers(texts)) is not None:
-        return plain
+    if not form.unit:
+        written = ["nan" if each is None else each for each in texts]
+        plain = _plain_numbers(written, "\n".join(written), form.decimal)
+        if plain is not None and len(plain) == len(texts):
+            return plain
     known = {each: read_number(each, form.decimal) for each in set(texts) - {None}}
     values = {
         text: float(found.plain)
@@ -177,13 +183,18 @@ def numbers_of(texts: Values, form: NumberFormat) -> Values:
     return np.array([values.get(each, np.nan) for each in texts], np.float64)
 
 
-def _plain_numbers(texts: Iterable[str | None]) -> Values | None:
-    """Texts as float64, if Python reads all of them: much faster than one by one."""
+def _plain_numbers(texts: Sequence[str], joined: str, decimal: str = POINT) -> Values | None:
+    """Texts, also given as lines, as float64 if Python reads all of them once their decimal mark is
+    a point: faster than one by one."""
+    if "_" in joined or (decimal == COMMA and POINT in joined):
+        return None
     try:
-        found = np.array([np.nan if each is None else float(each) for each in texts], np.float64)
+        return np.array(
+            [float(each) for each in joined.replace(decimal, POINT).split("\n")] if texts else [],
+            np.float64,
+        )
     except ValueError:
         return None
-    return None if any(each is not None and "_" in each for each in texts) else found
 
 
 def format_of(texts: Iterable[str], decimal: str) -> NumberFormat:
@@ -231,14 +242,15 @@ def readings(texts: Sequence[str]) -> dict[str, Reading]:
     ([','], [',', '.'], ['.'])
     """
     found: dict[str, Reading] = {}
-    plain = _plain_numbers(texts)
-    if plain is not None:
-        places = [len(each.partition(POINT)[2]) for each in texts if "e" not in each.lower()]
-        form = NumberFormat(whole=0 in places, places=max(places, default=0))
-        found[POINT] = Reading(form, plain)
-    has_marks = plain is None or any(COMMA in each or POINT in each for each in texts)
-    for mark in MARKS_OF_FRACTIONS[plain is not None :]:
-        if has_marks and all(read_number(each, mark) is not None for each in texts):
+    joined = "\n".join(texts)
+    for mark in MARKS_OF_FRACTIONS:
+        plain = _plain_numbers(texts, joined, mark)
+        if plain is not None and len(plain) == len(texts):
+            lines = joined.replace(mark, POINT)
+            places = next((n for n, pattern in _PLACES.items() if pattern.search(lines)), 0)
+            form = NumberFormat(mark, whole=bool(_WHOLE.search(lines)), places=places)
+            found[mark] = Reading(form, plain)
+        elif all(read_number(each, mark) is not None for each in texts):
             form = format_of(texts, mark)
             found[mark] = Reading(form, numbers_of(np.array(texts, object), form))
     found = {mark: each for mark, each in found.items() if not np.isnan(each.values).any()}
@@ -249,7 +261,19 @@ def readings(texts: Sequence[str]) -> dict[str, Reading]:
 
 def written_numbers(values: Values) -> list[str]:
     """The texts of a column that do not say that a number is missing."""
-    return [each for each in values if each is not None and not says_missing(each)]
+    texts = [each for each in values if each is not None]
+    words = {each for each in set(texts) if not each[-1:].isdigit() and says_missing(each)}
+    return [each for each in texts if each not in words] if words else texts
+
+
+def first_code(texts: Iterable[str]) -> str:
+    """The first text that is a code; empty if there is none.
+
+    >>> first_code(["10", "0.5", "007", "08"])
+    '007'
+    """
+    found = _CODE_LINE.search("\n".join(texts))
+    return found[0] if found else ""
 
 
 def find_number_format(

@@ -14,6 +14,7 @@ from caldera.data.sources.base import Array
 from caldera.data.tables.numbers import (
     NumberFormat,
     find_number_format,
+    first_code,
     is_code,
     numbers_of,
     plain_number,
@@ -77,7 +78,7 @@ def read_labels(
 
 def _are_codes(values: Values, exact: Sequence[Decimal], classes: bool | None) -> bool:
     """Whether texts that are numbers differ where the numbers do not, as 01 and 1 do."""
-    if any(is_code(each) for each in values):
+    if first_code(values):
         return True
     different = len(set(exact))
     are_classes = classes or (different <= MOST_CLASSES and _are_whole(exact))
