@@ -297,8 +297,10 @@ def find_number_format(
     if given is not None:
         return format_of(texts, given)
     found = readings(texts)
-    if len(found) < 2:
-        return next((each.form for each in found.values()), known or _likely_format(texts))
+    if not found:
+        return known or _likely_format(texts)
+    if len(found) == 1:
+        return next(iter(found.values())).form
     proven = {
         mark for place in range(table.width) if place != column for mark in _proven(table, place)
     }
