@@ -14,7 +14,7 @@ from caldera.data.tables.encoders import (
     Encoder,
     NumberEncoder,
 )
-from caldera.data.tables.numbers import NumberFormat, find_number_format
+from caldera.data.tables.numbers import AS_IN_PYTHON, NumberFormat, find_number_format
 from caldera.data.tables.table import Table, Values
 from caldera.data.tables.text_encoder import TextEncoder
 
@@ -85,8 +85,9 @@ class Column:
         encoder: Any = self.encoder
         if encoder is not None and self.number is None:
             return encoder.parse(table, place, encoder.detail)
-        form = None if is_new else self.form
-        form = form or self.number_format(table, place, decimal)
+        form = self.form or AS_IN_PYTHON
+        if is_new and table.columns[place].dtype == object:
+            form = self.number_format(table, place, decimal)
         found = NumberEncoder.parse(table, place, form)
         wrong = np.isinf(found) if self.number else ~np.isfinite(found)
         if wrong.any():
@@ -118,8 +119,10 @@ class Column:
         low, almost_low, _, almost_high, high = self.seen
         margin = (almost_high - almost_low) or (high - low) or abs(high)
         found = encoder.measure(values)
-        count = int(((found < low - margin) | (found > high + margin)).sum())
-        return count, f"{encoder.shown(low)} to {encoder.shown(high)}"
+        is_far = (found < low - margin) | (found > high + margin)
+        if not is_far.any():
+            return 0, ""
+        return int(is_far.sum()), f"{encoder.shown(low)} to {encoder.shown(high)}"
 
     def number_format(self, table: Table, place: int, decimal: str | None) -> NumberFormat:
         """How the numbers at this place of a table are written, in the unit of this column."""

@@ -146,7 +146,8 @@ def is_number(text: str) -> bool:
     >>> is_number("0,5"), is_number("0.5"), is_number("width")
     (True, True, False)
     """
-    return any(plain_number(text.strip(), mark) is not None for mark in MARKS_OF_FRACTIONS)
+    text = text.strip()
+    return is_plain(text) or any(plain_number(text, mark) for mark in MARKS_OF_FRACTIONS)
 
 
 def is_code(text: str) -> bool:
@@ -250,6 +251,8 @@ def readings(texts: Sequence[str]) -> dict[str, Reading]:
             places = next((n for n, pattern in _PLACES.items() if pattern.search(lines)), 0)
             form = NumberFormat(mark, whole=bool(_WHOLE.search(lines)), places=places)
             found[mark] = Reading(form, plain)
+            if POINT not in lines:
+                break
         elif all(read_number(each, mark) is not None for each in texts):
             form = format_of(texts, mark)
             found[mark] = Reading(form, numbers_of(np.array(texts, object), form))

@@ -174,8 +174,7 @@ def texts_of_gaps(given: Sequence[Any], column: Values, rows: NDArray[np.int64])
     """The texts that became missing values of a column, by the numbers of rows."""
     if column.dtype != object:
         return {}
-    gaps = np.flatnonzero(missing_values(column)).tolist()
-    words = ((place, given[place]) for place in gaps)
+    words = ((place, given[place]) for place, each in enumerate(column) if each is None)
     return {
         int(rows[n]): text.strip() for n, text in words if isinstance(text, str) and text.strip()
     }
