@@ -39,7 +39,8 @@ NAMED: Mapping[str, DataSource] = {
     "cifar100": DataSource(data.cifar100, _FOLDER),
 }
 _READING = {
-    name: name for name in ("delimiter", "header", "encoding", "sheet", "query", "missing_values")
+    name: name
+    for name in ("delimiter", "header", "decimal", "encoding", "sheet", "query", "missing_values")
 }
 IMAGES = DataSource(
     data.images,
@@ -66,7 +67,6 @@ TABLE = DataSource(
         "columns": "columns",
         "ignore_columns": "ignore",
         "kinds": "kinds",
-        "decimal": "decimal",
         "missing": "missing",
         "targets": "classes",
     },

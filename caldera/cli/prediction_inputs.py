@@ -23,6 +23,8 @@ from caldera.errors import DataError
 from caldera.io.files import read_bounded
 from caldera.train.tracking.history import shown_number
 
+STRICT = "refuse rows with missing or unknown values, or far outside what training saw"
+
 
 def read_inputs(
     path: Path,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,16 +14,22 @@ from caldera.data.tables.encoders import (
     Encoder,
     NumberEncoder,
 )
+from caldera.data.tables.numbers import AS_IN_PYTHON, NumberFormat, find_number_format
 from caldera.data.tables.table import Table, Values
 from caldera.data.tables.text_encoder import TextEncoder
 
 KINDS = ("number", "category", "date", "text", "class")
 """What a column can hold; a class has a name, and is what is predicted."""
+AS_IT_IS = NumberEncoder(mean=0.0, scale=1.0, median=0.0)
+"""Describes the numbers of columns that have no encoder."""
+_QUANTILES = (0.0, 0.01, 0.5, 0.99, 1.0)
 
 
 @dataclass(frozen=True)
 class Column:
     """A column of a table: its name, empty where a file has none, what it holds, and its place.
+    `form` is how numbers are written. `seen` has the least, the 1%, 50% and 99% quantiles and the
+    largest of what training saw: of numbers, of days since 1970, or of the words of texts.
 
     >>> from caldera import data
     >>> data.Column("width", "number", 0).name
@@ -37,6 +43,9 @@ class Column:
     category: CategoryEncoder | None = None
     date: DateEncoder | None = None
     text: TextEncoder | None = None
+    # How a column was written, and how far it went, does not change what its values mean.
+    form: NumberFormat | None = field(default=None, compare=False)
+    seen: tuple[float, ...] = field(default=(), compare=False)
 
     @classmethod
     def encoded(cls, name: str, position: int, encoder: Encoder) -> Column:
@@ -68,12 +77,18 @@ class Column:
         """What these are called."""
         return [self.title] if self.encoder is None else self.encoder.features(self.title)
 
-    def parse(self, table: Table, place: int) -> Values:
-        """The values of the column at this place of a table, as this column has them."""
-        encoder = self.encoder or NumberEncoder(0.0, 1.0, 0.0)
-        found = encoder.parse(table, place, encoder.detail)
-        if encoder.kind != "number":
-            return found
+    def parse(
+        self, table: Table, place: int, decimal: str | None = None, *, is_new: bool = True
+    ) -> Values:
+        """The values of the column at this place of a table, as this column has them; `decimal` is
+        the decimal mark of a new table, where a user has said it."""
+        encoder: Any = self.encoder
+        if encoder is not None and self.number is None:
+            return encoder.parse(table, place, encoder.detail)
+        form = self.form or AS_IN_PYTHON
+        if is_new and table.columns[place].dtype == object:
+            form = self.number_format(table, place, decimal)
+        found = NumberEncoder.parse(table, place, form)
         wrong = np.isinf(found) if self.number else ~np.isfinite(found)
         if wrong.any():
             row = int(wrong.argmax())
@@ -83,13 +98,45 @@ class Column:
             raise table.refused(row, place, expected, hint)
         return found
 
+    def trained_on(self, values: Values) -> Column:
+        """The column with what is seen in values that it is trained on.
+
+        >>> Column("width", "number", 0).trained_on(np.arange(101.0)).seen
+        (0.0, 1.0, 50.0, 99.0, 100.0)
+        """
+        found = (self.encoder or AS_IT_IS).measure(values)
+        known = found[np.isfinite(found)]
+        if not len(known):
+            return self
+        return replace(self, seen=tuple(np.quantile(known, _QUANTILES).tolist()))
+
+    def far(self, values: Values) -> tuple[int, str]:
+        """The number of values far outside those that training saw, and the range of these: farther
+        than most of them lie apart."""
+        if not self.seen:
+            return 0, ""
+        encoder = self.encoder or AS_IT_IS
+        low, almost_low, _, almost_high, high = self.seen
+        margin = (almost_high - almost_low) or (high - low) or abs(high)
+        found = encoder.measure(values)
+        is_far = (found < low - margin) | (found > high + margin)
+        if not is_far.any():
+            return 0, ""
+        return int(is_far.sum()), f"{encoder.shown(low)} to {encoder.shown(high)}"
+
+    def number_format(self, table: Table, place: int, decimal: str | None) -> NumberFormat:
+        """How the numbers at this place of a table are written, in the unit of this column."""
+        known = self.form or (self.number or AS_IT_IS).detail
+        return replace(find_number_format(table, place, decimal, known, self.seen), unit=known.unit)
+
     def transform(self, values: Values) -> Values:
         """Features of such values."""
         return values[:, None] if self.encoder is None else self.encoder.transform(values)
 
     def describe(self) -> str:
         """What was learnt, in words."""
-        return "as it is" if self.encoder is None else self.encoder.describe()
+        said = "as it is" if self.encoder is None else self.encoder.describe()
+        return f"{said}, in {self.form.unit}" if self.form is not None and self.form.unit else said
 
     def problem(self) -> str:
         """What is wrong with one that came from a file; nothing if it can be used."""
@@ -98,4 +145,7 @@ class Column:
             return f"a {self.kind} that is encoded as {' and '.join(kinds)}"
         if not kinds and self.kind in ("category", "date", "text"):
             return f"a {self.kind} without an encoder"
+        is_sorted = len(self.seen) == len(_QUANTILES) and list(self.seen) == sorted(self.seen)
+        if self.seen and not (is_sorted and np.isfinite(self.seen).all()):
+            return f"the range {self.seen}"
         return "" if self.encoder is None else self.encoder.problem()

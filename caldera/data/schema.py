@@ -111,11 +111,19 @@ class Schema:
         known = self.target.number if self.target is not None else None
         return None if known is None else TargetScale(known.mean, known.scale)
 
-    def encode(self, table: Table, places: Sequence[int]) -> Features:
-        """The features of a table whose columns are at these places."""
-        parts, notes = [], []
+    def encode(
+        self,
+        table: Table,
+        places: Sequence[int],
+        decimal: str | None = None,
+        *,
+        is_new: bool = True,
+    ) -> Features:
+        """The features of a table whose columns are at these places; one that is not new is the one
+        from which the schema was learnt."""
+        parts, notes, far = [], [], []
         for column, place in zip(self.columns, places, strict=True):
-            values = column.parse(table, place)
+            values = column.parse(table, place, decimal, is_new=is_new)
             part = column.transform(values)
             with np.errstate(over="ignore"):
                 single = part.astype(np.float32)
@@ -127,6 +135,12 @@ class Schema:
             said = column.encoder.notes(values) if column.encoder is not None else ""
             if said:
                 notes.append(f"column {column.name or column.position!r}: {said}")
+            count, seen = column.far(values)
+            if count:
+                far.append(f"column {column.name or column.position!r} in {count} ({seen})")
+        if far:
+            rows = f"{len(table)} row{'s' if len(table) > 1 else ''}"
+            notes.append(f"far outside what training saw, of {rows}: {listed(far, str)}")
         return Features(np.concatenate(parts, axis=1), notes)
 
     def decode(self, outputs: Values) -> dict[str, Values]:

@@ -26,6 +26,7 @@ class Limits:
     - `connections`: clients at the same time.
     - `drain`: seconds for which a service that has been told to end still takes requests, so that
       clients that are connected learn of it.
+    - `strict`: whether rows that are unlike those of training are refused.
 
     >>> from caldera import serve
     >>> serve.Limits(batch_size=0)
@@ -42,9 +43,10 @@ class Limits:
     seconds: float = 30.0
     connections: int = 1024
     drain: float = 2.0
+    strict: bool = False
 
     def __post_init__(self) -> None:
-        for each in fields(self):
+        for each in fields(self)[:-1]:
             value, whole = getattr(self, each.name), each.type == "int"
             least = 1 if whole else 0
             if (

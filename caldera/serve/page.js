@@ -19,9 +19,9 @@
       return show(mine, 'The service does not answer. Does it still run?');
     }
     if (!answer.ok) return show(mine, found.error);
-    return show(mine, '', found.predictions[0]);
+    return show(mine, '', found.predictions[0], found.notes);
   };
-  const show = (mine, wrong, found) => {
+  const show = (mine, wrong, found, notes = []) => {
     // An answer that was overtaken by a later one is of no interest.
     if (mine !== asked) return;
     said.classList.toggle('wrong', Boolean(wrong));
@@ -29,7 +29,7 @@
     if (wrong) { said.textContent = wrong; return; }
     const strong = document.createElement('b');
     strong.textContent = found.class ?? number(found.value ?? found.values);
-    said.replaceChildren(strong);
+    said.replaceChildren(strong, ...notes.map((note) => `; ${note}`));
     for (const [name, part] of Object.entries(found.probabilities ?? {})
       .sort((a, b) => b[1] - a[1]).slice(0, 10)) bars.append(bar(name, part));
   };

@@ -124,7 +124,11 @@ class RequestReader:
         """Rows of a table as the model takes them."""
         schema = self._contract.schema
         assert schema is not None
-        x, notes = schema.encode(table, schema.place(table.names, table.width, "samples").inputs)
+        places = schema.place(table.names, table.width, "samples").inputs
+        x, notes = schema.encode(table, places)
+        if notes and self._limits.strict:
+            expected = "rows like those that the model was trained on"
+            raise Refusal.build(422, "samples", expected=expected, got="; ".join(notes))
         return Features(self._checked(x), notes)
 
     def _from_lists(self, samples: list[Any]) -> np.ndarray:

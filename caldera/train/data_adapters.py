@@ -155,6 +155,34 @@ def refuse_channels_last(model: Model, data: Pipeline) -> None:
 # --- what is predicted
 
 
+class Predicted(np.ndarray):
+    """What a model gives for a table: an array, with `notes` about values that had to be made up
+    and about those far outside what training saw. What is computed from it has none.
+
+    >>> found = Predicted.of(np.zeros((2, 1)), ["column 'age': 1 missing"])
+    >>> found.notes, type(found + 1).__name__
+    (("column 'age': 1 missing",), 'ndarray')
+    """
+
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, outputs: np.ndarray, notes: Sequence[str]) -> Predicted:
+        """An array with notes."""
+        found = outputs.view(cls)
+        found.notes = tuple(notes)
+        return found
+
+    def __array_finalize__(self, source: Any) -> None:
+        self.notes = getattr(source, "notes", ())
+
+    def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
+        return array[()] if return_scalar else np.asarray(array)
+
+    def __repr__(self) -> str:
+        return repr(np.asarray(self))
+
+
 def prediction_arrays(model: Model, inputs: tuple[Any, ...]) -> list[np.ndarray]:
     """Inputs to predict as arrays."""
     if len(inputs) == 1 and isinstance(inputs[0], Mapping):

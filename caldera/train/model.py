@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -15,7 +16,7 @@ from caldera.base.formatting import html_table, note
 from caldera.compiler.plan.explain import Explanation
 from caldera.core.memory import Device
 from caldera.core.tensor.dtype import canonical, is_float
-from caldera.data.datasets.tables import table_inputs
+from caldera.data.datasets.tables import table_features
 from caldera.data.sources.base import SCALE, scaled
 from caldera.data.tables.reading import is_table
 from caldera.errors import DataError
@@ -25,6 +26,7 @@ from caldera.optim import Optimizer
 from caldera.train.arguments import folder, instances, truth, whole_number
 from caldera.train.callbacks import Callback
 from caldera.train.data_adapters import (
+    Predicted,
     as_ragged,
     joined,
     joined_validation,
@@ -126,18 +128,26 @@ class Model(NetworkGraph):
 
         Bytes are taken for images and divided by 255, as in `fit`, unless the network takes
         integers. A model that was trained on a table takes tables: a path, a frame, a dict of
-        columns or a list of rows; `model.schema.decode` names what it gives. One that was trained
-        on texts takes texts, on sequences of different lengths lists of those.
+        columns or a list of rows; `model.schema.decode` names what it gives, and its `notes` say
+        what had to be made up or lies far outside what training saw. One that was trained on texts
+        takes texts, on sequences of different lengths lists of those.
         """
         refuse_unknown(Model.predict, unknown)
-        if self.schema is not None and self.schema.columns and len(inputs) == 1:
-            inputs = (table_inputs(inputs[0], self.schema),) if is_table(inputs[0]) else inputs
+        if self._takes_table(inputs):
+            x, notes = table_features(inputs[0], self.schema)
+            for each in notes:
+                warnings.warn(each, stacklevel=2)
+            return Predicted.of(self.predict(x, batch_size=batch_size), notes)
         ragged = as_ragged(self, inputs)
         if ragged is not None:
             return predict_ragged(self, ragged, self._count(batch_size, "predict"))
         arrays = self._inputs(prediction_arrays(self, inputs))
         self._check_plans()
         return self._predictors.predict(self, arrays, self._count(batch_size, "predict"))
+
+    def _takes_table(self, inputs: Sequence[Any]) -> bool:
+        has_columns = self.schema is not None and bool(self.schema.columns)
+        return has_columns and len(inputs) == 1 and is_table(inputs[0])
 
     def _inputs(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
         """What `fit` would have made of such arrays: bytes are images (see `data.ArrayData`)."""

@@ -7,7 +7,7 @@ import json
 
 import numpy as np
 
-from caldera.cli.command import Command, flag, flags
+from caldera.cli.command import Command, flag, flags, tell
 from caldera.cli.datasets import load_data
 from caldera.cli.model_argument import class_names_of
 from caldera.cli.option_types import CountOption
@@ -39,6 +39,8 @@ def run(arguments: argparse.Namespace) -> int:
     options = {"data": OPTIONS["data"].default} | given
     size = CountOption(1).optional(arguments.batch_size, "--batch-size")
     found = load_data(options, model.schema)
+    for each in found.notes if model.schema is not None else ():
+        tell(f"note    {each}")
     model.ensure_built([found.train.batch(np.arange(0))[0]])
     samples = _samples(found, arguments.part, class_names_of(model, arguments.model))
     results = model.evaluate(samples, batch_size=size)

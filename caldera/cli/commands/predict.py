@@ -20,7 +20,7 @@ from caldera.cli.command import Command, flag, flags
 from caldera.cli.datasets import table_input_arguments
 from caldera.cli.model_argument import class_names_of
 from caldera.cli.options import OPTIONS, given_options, option_flag
-from caldera.cli.prediction_inputs import read_inputs
+from caldera.cli.prediction_inputs import STRICT, read_inputs
 from caldera.data import Schema
 from caldera.errors import ShapeError
 from caldera.serve.signature import is_classifier
@@ -32,6 +32,7 @@ _TABLE_OPTIONS = (
     "ignore_columns",
     "delimiter",
     "header",
+    "decimal",
     "encoding",
     "sheet",
     "query",
@@ -51,6 +52,7 @@ add_flags = flags(
         metavar="FILE",
         help="a .csv file, or an .npy file for the plain outputs (default: print CSV)",
     ),
+    flag("--strict", action="store_true", help=STRICT),
     *(option_flag(OPTIONS[name]) for name in _TABLE_OPTIONS),
 )
 """The flags of `predict`."""
@@ -61,6 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     model = load_model(arguments.model)
     (shape, dtype), *_ = model.signature.inputs
     table = table_input_arguments(given_options(arguments, _TABLE_OPTIONS))
+    table |= {"strict": True} if arguments.strict else {}
     path = Path(arguments.input)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")

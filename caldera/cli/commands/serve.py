@@ -9,6 +9,7 @@ from caldera import serve
 from caldera.cli.command import Command, flag, flags
 from caldera.cli.model_argument import class_names_of
 from caldera.cli.option_types import CountOption, Number
+from caldera.cli.prediction_inputs import STRICT
 from caldera.train.neural_network import load_model
 
 _LIMITS = serve.Limits()
@@ -33,6 +34,7 @@ add_flags = flags(
         default=str(_LIMITS.body),
         help=f"largest request (default: {_LIMITS.body})",
     ),
+    flag("--strict", action="store_true", help=STRICT),
     flag(
         "--timeout",
         metavar="SECONDS",
@@ -46,6 +48,7 @@ add_flags = flags(
 def run(arguments: argparse.Namespace) -> int:
     """Serve until Ctrl-C or SIGTERM."""
     limits = serve.Limits(
+        strict=arguments.strict,
         batch_size=CountOption(1).from_text(arguments.batch_size, "--batch-size"),
         body=CountOption(1).from_text(arguments.max_body, "--max-body"),
         seconds=Number().from_text(arguments.timeout, "--timeout"),

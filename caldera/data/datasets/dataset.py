@@ -242,8 +242,8 @@ def arrays(
 
     `test` is a part to set aside, a number of samples, or the pair (x, y) to test with. float64
     becomes float32. Texts and whole numbers are classes, other numbers are values to predict;
-    `classes` says which, where that is wrong. Whole numbers from 0 up keep their number; all else
-    is numbered in sorted order, and `class_names` says what it was.
+    `classes` says which, where that is wrong. Whole numbers that begin with 0 keep their number;
+    all else is numbered in sorted order, and `class_names` says what it was.
 
     >>> import numpy as np
     >>> from caldera import data
@@ -345,7 +345,7 @@ def as_targets(labels: Array, classes: bool | None, where: str) -> Targets:
         return Targets(_compact(real_array_of(labels, where)), ())
     if not is_text and labels.dtype.kind not in "iub":
         labels = real_array_of(labels, where)
-    if labels.dtype.kind in "iu" and labels.size and labels.min() >= 0:
+    if labels.dtype.kind in "iu" and labels.size and labels.min() == 0:
         count = int(labels.max()) + 1
         # Far larger numbers are names, such as those of a catalogue.
         if count <= max(labels.size, 2):

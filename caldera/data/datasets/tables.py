@@ -14,16 +14,17 @@ from numpy.typing import NDArray
 
 from caldera.data.column import Column
 from caldera.data.datasets.dataset import Dataset, arrays, split_rows
-from caldera.data.schema import Schema
+from caldera.data.schema import Features, Schema
 from caldera.data.sources.base import SCALE, Array
 from caldera.data.sources.indexed_data import ArrayData
 from caldera.data.tables.encoders import NumberEncoder
 from caldera.data.tables.kinds import Chosen, choose_columns, given_kinds
+from caldera.data.tables.numbers import NumberFormat, is_number
 from caldera.data.tables.reading import TableFormat, read_table, unpacked_name
 from caldera.data.tables.table import Table, is_missing
 from caldera.data.tables.targets import Labels, known_labels, read_labels
 from caldera.errors import ConfigError, DataError, DtypeError, ShapeError
-from caldera.io.csv_files import Header, as_float
+from caldera.io.csv_files import Header
 from caldera.io.files import PathLike, file_name_of, named
 from caldera.io.numpy_files import npz_arrays
 
@@ -98,16 +99,19 @@ def table_inputs(
     missing_values: Sequence[str] = (),
     delimiter: str | None = None,
     header: Header = "auto",
+    decimal: str | None = None,
     encoding: str | None = None,
     sheet: str | int | None = None,
     query: str | None = None,
+    strict: bool = False,
 ) -> Array:
     """The inputs of a table, one sample a row, as the model of a schema takes them: what `predict`
     takes. `model.predict(source)` does the same.
 
     Columns are found by name, or by position where there are no names. One that is missing or
     unknown is an error; those of `ignore`, and the one that is to be predicted, are left out. What
-    is missing in a row, or of an unknown category, is encoded as such, and a warning says so.
+    is missing in a row, of an unknown category, or far outside what training saw, is encoded as
+    such, and a warning says so; with `strict` that is an error.
 
     >>> from caldera import data
     >>> rows = [{"width": 1.0, "kind": "iris"}, {"width": 3.0, "kind": "rose"}] * 5
@@ -115,8 +119,30 @@ def table_inputs(
     >>> data.table_inputs({"width": [10, 20]}, schema).tolist()
     [[10.0], [20.0]]
     """
-    where = _where("data.table_inputs", source)
     reading = TableFormat(delimiter, header, encoding, sheet, query, missing_values)
+    x, notes = table_features(source, schema, reading, ignore=ignore, decimal=decimal)
+    if strict and notes:
+        raise DataError.build(
+            _where("data.table_inputs", source),
+            expected="rows like those that the model was trained on",
+            got="; ".join(notes),
+            hint="without strict= (--strict) they are taken, and a warning says so",
+        )
+    for each in notes:
+        warnings.warn(each, stacklevel=3)
+    return x
+
+
+def table_features(
+    source: Any,
+    schema: Schema | None,
+    reading: TableFormat = TableFormat(),  # noqa: B008 - it is frozen
+    *,
+    ignore: Sequence[int | str] = (),
+    decimal: str | None = None,
+) -> Features:
+    """The inputs of a table, and notes about what had to be made up for them."""
+    where = _where("data.table_inputs", source)
     found = read_table(source, where, reading)
     left_out = {found.column(each) for each in ignore}
     if schema is None or not schema.columns:
@@ -126,12 +152,9 @@ def table_inputs(
         schema = Schema(tuple(raw), width=found.width)
     else:
         places = schema.place(found.names, found.width, where, left_out).inputs
-    x, notes = schema.encode(found, places)
-    for each in notes:
-        warnings.warn(
-            f"{file_name_of(source) if _is_path(source) else 'table'}: {each}", stacklevel=3
-        )
-    return x
+    x, notes = schema.encode(found, places, decimal)
+    name = file_name_of(source) if _is_path(source) else "table"
+    return Features(x, [f"{name}: {each}" for each in notes])
 
 
 csv, csv_inputs = table, table_inputs
@@ -163,16 +186,17 @@ class _Request:
         """Return the encoded table, split into rows to train with and rows to test with."""
         is_known = self.schema is not None and bool(self.schema.columns)
         chosen, places, column = self._known(found) if is_known else self._chosen(found)
-        found, dropped = _usable(found, places, column, self.missing, self.where)
+        found = found.with_words(column) if self.classes else found
+        found, dropped, left_out = _usable(found, places, column, self.missing, self.where)
         if self.schema is not None and is_known:
-            labels = _known_labels(found, column, self.classes, self.schema)
+            labels = _known_labels(found, column, self.classes, self.schema, self.decimal)
         else:
             labels = read_labels(found, column, self.classes, self.decimal)
         if self.header == "auto":
             _check_first_row(found, column)
         rows = ArrayData(np.zeros((len(found), 1), np.float32), labels.values)
         train, apart = split_rows(rows, self.test, self.seed)
-        notes, schema = found.notes, self.schema
+        notes, schema = found.notes + left_out, self.schema
         if chosen is not None:
             notes += tuple(
                 f"column {found.label(place)}: {kind.reason}"
@@ -188,7 +212,9 @@ class _Request:
                 got=schema.describe().replace("\n", "; ")[:200],
                 hint="kinds= (--kinds) says what columns hold, where the guess is wrong",
             )
-        samples = ArrayData(schema.encode(found, places).x, labels.values)
+        x, said = schema.encode(found, places, self.decimal, is_new=is_known)
+        notes += tuple(said) if is_known else ()
+        samples = ArrayData(x, labels.values)
         samples.schema = schema
         parts = samples.subset(train), samples.subset(apart)
         names = labels.class_names
@@ -233,15 +259,17 @@ def _fitted(
     titles = found.names or ("",) * found.width
     columns = []
     for place, kind in chosen.kinds.items():
-        if kind.name == "number" and not scale:
-            columns.append(Column(titles[place], kind.name, place))
-        else:
-            values = kind.parse(found, place)[train]
-            columns.append(Column.encoded(titles[place], place, kind.fit(values)))
+        values = kind.parse(found, place)[train]
+        column = Column(titles[place], kind.name, place)
+        if kind.name != "number" or scale:
+            column = Column.encoded(titles[place], place, kind.fit(values))
+        form = kind.detail if isinstance(kind.detail, NumberFormat) else None
+        columns.append(replace(column, form=form).trained_on(values))
     answer = Column(titles[target], "class" if labels.class_names else "number", target)
+    answer = answer if labels.class_names else replace(answer, form=labels.form)
     if scale and not labels.class_names:
         numbers = labels.values[train, 0].astype(np.float64)
-        answer = replace(answer, number=NumberEncoder.fit(numbers, labels.decimal))
+        answer = replace(answer, number=NumberEncoder.fit(numbers, labels.form))
     unused = [
         number
         for number in range(found.width)
@@ -259,8 +287,8 @@ def _fitted(
 
 def _usable(
     found: Table, inputs: Sequence[int], target: int, missing: Missing, where: str
-) -> tuple[Table, int]:
-    """The rows that have all they need, and how many have not."""
+) -> tuple[Table, int, tuple[str, ...]]:
+    """The rows that have all they need, how many have not, and what these lack."""
     needed = [target] if missing == "fill" else [*inputs, target]
     gone = np.any([found.missing(column) for column in needed], axis=0)
     if gone.any() and missing == "refuse":
@@ -275,10 +303,32 @@ def _usable(
             got=f"none among {len(found)}",
             hint="is the column to predict the right one? target= (--target-column) says it",
         )
-    return found.subset(~gone) if gone.any() else found, int(gone.sum())
+    if not gone.any():
+        return found, 0, ()
+    lacks = [f"column {found.label(each)}: {_lack(found, each)}" for each in needed]
+    hint = ""
+    if any(found.missing_by_text(target)):
+        hint = "; classes=True (--targets classes) takes such texts of the target for classes"
+    said = ", ".join(
+        each for each, column in zip(lacks, needed, strict=True) if found.missing(column).any()
+    )
+    rows = f"{int(gone.sum())} row{'s' if gone.sum() > 1 else ''}"
+    return (
+        found.subset(~gone),
+        int(gone.sum()),
+        (f"{rows} left out for missing values: {said}{hint}",),
+    )
 
 
-def _known_labels(found: Table, column: int, classes: bool | None, schema: Schema) -> Labels:
+def _lack(found: Table, column: int) -> str:
+    """The texts that stand for missing values in a column, and how often each of them does."""
+    counts = found.missing_by_text(column)
+    return " and ".join(f"{repr(text) if text else 'nothing'} in {n}" for text, n in counts.items())
+
+
+def _known_labels(
+    found: Table, column: int, classes: bool | None, schema: Schema, decimal: str | None
+) -> Labels:
     """What is to be predicted, as a schema says."""
     if classes is not None and classes != bool(schema.classes):
         raise ConfigError.build(
@@ -286,8 +336,8 @@ def _known_labels(found: Table, column: int, classes: bool | None, schema: Schem
         )
     if schema.classes:
         return known_labels(found, column, schema.classes)
-    known = schema.target.number if schema.target is not None else None
-    return read_labels(found, column, False, None if known is None else known.decimal)
+    known = schema.target or Column("", "number", column)
+    return read_labels(found, column, False, known=known.number_format(found, column, decimal))
 
 
 def _known_places(
@@ -346,7 +396,7 @@ def _check_first_row(found: Table, column: int) -> None:
     values = found.columns[column].tolist()
     if found.names or found.row_word != "line" or not isinstance(values[0], str):
         return
-    if as_float(values[0]) is None and values.count(values[0]) == 1:
+    if not is_number(values[0]) and values.count(values[0]) == 1:
         raise found.refused(
             0,
             column,

@@ -239,6 +239,7 @@ def text_columns(source: Any) -> dict[str, list[str]]:
         )
     table.check_names(range(table.width))
     return {
-        name: ["" if each is None else each for each in table.texts(number)]
+        # A text may say "null", and a class may be called NA.
+        name: ["" if each is None else each for each in table.with_words(number).texts(number)]
         for number, name in enumerate(table.names)
     }

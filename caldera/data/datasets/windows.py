@@ -18,7 +18,9 @@ from caldera.data.schema import Schema
 from caldera.data.series import Series
 from caldera.data.sources.indexed_data import ArrayData
 from caldera.data.tables.encoders import NumberEncoder
+from caldera.data.tables.numbers import find_number_format, numbers_of
 from caldera.data.tables.reading import TableFormat, is_table, read_table
+from caldera.data.tables.table import Table
 from caldera.errors import ConfigError, DataError, ShapeError
 
 _WHERE = "data.windows"
@@ -120,8 +122,8 @@ def number_columns(source: Any) -> tuple[tuple[str, ...], NDArray[np.float64]]:
     """
     table = read_table(source, _WHERE, TableFormat())
     names, found = [], []
-    for number, column in enumerate(table.columns):
-        values = _numbers(column)
+    for number in range(table.width):
+        values = _numbers(table, number)
         if values is not None:
             names.append(table.names[number] if table.names else str(number))
             found.append(values)
@@ -132,16 +134,13 @@ def number_columns(source: Any) -> tuple[tuple[str, ...], NDArray[np.float64]]:
     return tuple(names), np.stack(found, axis=1)
 
 
-def _numbers(column: NDArray[Any]) -> NDArray[np.float64] | None:
+def _numbers(table: Table, number: int) -> NDArray[np.float64] | None:
     """A column as numbers; None if it holds others."""
-    if column.dtype.kind == "f":
-        return column
+    column = table.columns[number]
     if column.dtype != object:
-        return None
-    try:
-        return np.array([np.nan if value is None else float(value) for value in column])
-    except ValueError:
-        return None
+        return column if column.dtype.kind == "f" else None
+    found = numbers_of(column, find_number_format(table, number, None))
+    return None if (np.isnan(found) & ~table.missing(number)).any() else found
 
 
 def _targets(

@@ -15,6 +15,17 @@ from typing import Any, Self
 
 import numpy as np
 
+from caldera.data.tables.numbers import (
+    AS_IN_PYTHON,
+    COMMA,
+    POINT,
+    NumberFormat,
+    is_code,
+    is_plain,
+    numbers_of,
+    read_number,
+    says_missing,
+)
 from caldera.data.tables.table import (
     Table,
     Values,
@@ -24,16 +35,7 @@ from caldera.data.tables.table import (
     objects,
 )
 from caldera.data.tables.text_encoder import TextEncoder, strangely_missing
-from caldera.data.tables.text_parsing import (
-    COMMA,
-    ISO,
-    POINT,
-    is_format,
-    is_plain,
-    parse_dates,
-    plain_number,
-    says_missing,
-)
+from caldera.data.tables.text_parsing import ISO, is_format, parse_dates
 
 MOST_CATEGORIES = 100
 """The most frequent ones have a place of their own."""
@@ -58,22 +60,24 @@ class NumberEncoder:
     decimal: str = POINT
 
     @staticmethod
-    def parse(table: Table, column: int, decimal: str = POINT) -> Values:
+    def parse(table: Table, column: int, form: NumberFormat = AS_IN_PYTHON) -> Values:
         """The numbers of a column; a text that is none is refused."""
         values = table.columns[column]
         if values.dtype.kind == "f":
             return values
         if values.dtype.kind == "M":
             raise table.refused(_first(values), column, "a number")
-        found = numbers_of(values, decimal)
+        found = numbers_of(values, form)
         wrong = np.flatnonzero(np.isnan(found) & ~missing_values(values))
         for row in wrong:
             if not says_missing(values[row]):
-                raise table.refused(int(row), column, "a number", _no_number(values[row], decimal))
+                unit = f" with {form.unit!r}" if form.unit else ""
+                hint = _no_number(values[row], form)
+                raise table.refused(int(row), column, f"a number{unit}", hint)
         return found
 
     @classmethod
-    def fit(cls, values: Values, decimal: str = POINT) -> Self:
+    def fit(cls, values: Values, form: NumberFormat = AS_IN_PYTHON) -> Self:
         """Learn mean, deviation and median; infinite numbers count for nothing."""
         known = values[np.isfinite(values)]
         # Of numbers near the end of float64 the sum, and even more the square, is infinite.
@@ -87,7 +91,7 @@ class NumberEncoder:
             scale * largest if scale > rounding else 1.0,
             float(np.median(small)) * largest if len(known) else 0.0,
             bool(np.isnan(values).any()),
-            decimal,
+            form.decimal,
         )
 
     @property
@@ -106,15 +110,23 @@ class NumberEncoder:
             found = (np.where(missing, self.median, values) / self.scale) - self.mean / self.scale
         return np.stack([found, missing], axis=1)[:, : self.width]
 
+    def measure(self, values: Values) -> Values:
+        """What is compared with values that training saw."""
+        return values
+
+    def shown(self, measure: float) -> str:
+        """Such a number in words."""
+        return f"{measure:.6g}"
+
     def notes(self, values: Values) -> str:
         """What had to be made up."""
         missing = int(np.isnan(values).sum())
         return f"{missing} missing, taken for the median {self.median:.6g}" if missing else ""
 
     @property
-    def detail(self) -> str:
+    def detail(self) -> NumberFormat:
         """How its values are written."""
-        return self.decimal
+        return NumberFormat(self.decimal)
 
     def problem(self) -> str:
         """What is wrong with one that came from a file; nothing if it can be used."""
@@ -182,11 +194,19 @@ class CategoryEncoder:
         found[known, numbers[known]] = 1
         return found
 
+    def measure(self, values: Values) -> Values:
+        """Nothing: a category that is unknown is told of for itself."""
+        return np.zeros(0)
+
+    def shown(self, measure: float) -> str:
+        """Nothing in words."""
+        return ""
+
     def _place(self, value: str | None, place: dict[str, int]) -> int:
         if value is None:
             return len(self.categories) if self.marks_missing else -1
         found = place.get(value)
-        if found is None and is_plain(value):
+        if found is None and is_plain(value) and not is_code(value):
             found = place.get(number_name(Decimal(value)) if Decimal(value).is_finite() else value)
         return -1 if found is None else found
 
@@ -273,6 +293,14 @@ class DateEncoder:
         waves = [wave(turn)[:, None] for turn in turns for wave in (np.sin, np.cos)]
         return np.concatenate([self.days.transform(days), *waves], axis=1)
 
+    def measure(self, values: Values) -> Values:
+        """What is compared with values that training saw: days."""
+        return _days(values)
+
+    def shown(self, measure: float) -> str:
+        """Days as a date."""
+        return str(np.datetime64(0, "D") + np.timedelta64(int(measure), "D"))
+
     def notes(self, values: Values) -> str:
         """What had to be made up."""
         missing = int(np.isnat(values).sum())
@@ -293,16 +321,14 @@ class DateEncoder:
         parts = f"; parts of {', '.join(self.cycles)}" if self.cycles else ""
         said = "" if self.format == ISO else f" as {self.format}"
         missing = "; missing: said so" if self.days.marks_missing else ""
-        return f"around {self._middle()}{said}{parts}{missing}"
-
-    def _middle(self) -> str:
-        return str(np.datetime64(0, "D") + np.timedelta64(int(self.days.median), "D"))
+        return f"around {self.shown(self.days.median)}{said}{parts}{missing}"
 
     def example(self) -> Any:
         """A value as it may stand in a row."""
+        middle = self.shown(self.days.median)
         if self.format == ISO:
-            return self._middle()
-        moment: Any = np.datetime64(self._middle(), "s").item()
+            return middle
+        moment: Any = np.datetime64(middle, "s").item()
         return moment.strftime(self.format)
 
 
@@ -311,19 +337,6 @@ ENCODERS: Mapping[str, type[Encoder]] = {
     each.kind: each for each in (NumberEncoder, CategoryEncoder, DateEncoder, TextEncoder)
 }
 """Encoders by the kind of column that each of them is for."""
-
-
-def numbers_of(texts: Values, decimal: str) -> Values:
-    """Texts as float64; NaN for those that hold no number, or are missing."""
-    if decimal == POINT:
-        try:
-            joined = [np.nan if each is None else float(each) for each in texts]
-            if not any(each is not None and "_" in each for each in texts):
-                return np.array(joined, np.float64)
-        except ValueError:
-            pass
-    plain = [None if each is None else plain_number(each, decimal) for each in texts]
-    return np.array([np.nan if each is None else float(each) for each in plain], np.float64)
 
 
 def _days(values: Values) -> Values:
@@ -345,9 +358,10 @@ def _first(values: Values) -> int:
     return int((~missing_values(values)).argmax())
 
 
-def _no_number(text: str, decimal: str) -> str:
-    other = POINT if decimal == COMMA else COMMA
-    if plain_number(text, other) is not None:
-        mark = "comma" if decimal == COMMA else "point"
+def _no_number(text: str, form: NumberFormat) -> str:
+    other = POINT if form.decimal == COMMA else COMMA
+    mine, theirs = (read_number(text, mark) for mark in (form.decimal, other))
+    if mine is None and theirs is not None and theirs.unit == form.unit:
+        mark = "comma" if form.decimal == COMMA else "point"
         return f"numbers of this column have a {mark} for the fraction"
     return "correct it"

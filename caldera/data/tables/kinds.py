@@ -5,15 +5,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from caldera.base.registry import nearest
-from caldera.data.tables.encoders import ENCODERS, Encoder, numbers_of
+from caldera.data.tables.encoders import ENCODERS, Encoder
+from caldera.data.tables.numbers import (
+    find_number_format,
+    first_code,
+    numbers_of,
+    says_missing,
+    typed_format,
+    written_numbers,
+)
 from caldera.data.tables.table import Table, Values, missing_values
 from caldera.data.tables.text_encoder import is_free_text
-from caldera.data.tables.text_parsing import COMMA, ISO, POINT, find_format, is_format, says_missing
+from caldera.data.tables.text_parsing import ISO, find_format, is_format
 from caldera.errors import ConfigError
 
 NUMBER, CATEGORY, DATE, TEXT = ENCODERS
@@ -29,11 +37,11 @@ _IDENTIFIER = re.compile(
 
 
 class ColumnKind(NamedTuple):
-    """What a column holds; `detail` is the decimal mark of numbers or the format of dates, and
-    `reason` says why, where it is not plain to see."""
+    """What a column holds; `detail` is the format of numbers or of dates, and `reason` says why,
+    where it is not plain to see."""
 
     name: str
-    detail: str = ""
+    detail: Any = ""
     reason: str = ""
 
     def parse(self, table: Table, column: int) -> Values:
@@ -51,7 +59,8 @@ def given_kinds(
     """The kinds that somebody has said, by the numbers of columns."""
     found = {}
     for wanted, text in (given or {}).items():
-        name, _, detail = str(text).partition(":")
+        name, _, given_format = str(text).partition(":")
+        detail: Any = given_format
         name = "ignored" if name == "ignore" else name
         column = table.column(wanted)
         if name not in KINDS or (detail and not (name == DATE and is_format(detail))):
@@ -62,7 +71,7 @@ def given_kinds(
                 hint=nearest(name, KINDS),
             )
         if name == NUMBER:
-            detail = decimal_of(table.columns[column], table.comma, decimal)
+            detail = find_number_format(table, column, decimal)
         elif name == DATE and not detail and table.columns[column].dtype == object:
             found_format = find_format(_present(table.columns[column]))
             detail = found_format.format if found_format else ISO
@@ -89,34 +98,34 @@ def guess_kind(table: Table, column: int, decimal: str | None = None) -> ColumnK
     if values.dtype.kind == "M":
         return ColumnKind(DATE, ISO)
     if values.dtype.kind == "f":
-        return _unless_identifier(ColumnKind(NUMBER, POINT), name, known, len(values))
+        return _unless_identifier(
+            ColumnKind(NUMBER, typed_format(values)), name, known, len(values)
+        )
     return _text_kind(table, column, name, decimal)
 
 
 def _text_kind(table: Table, column: int, name: str, decimal: str | None) -> ColumnKind:
     values = table.columns[column]
     texts = _present(values)
-    different = len(set(texts))
-    mark, other = _decimal(values, table.comma, decimal)
-    words = [each for each in texts if not says_missing(each)]
-    numbers = numbers_of(np.array(words, object), mark)
+    words = written_numbers(values)
+    form = find_number_format(table, column, decimal)
+    numbers = numbers_of(np.array(words, object), form)
     share = float((~np.isnan(numbers)).mean()) if words else 0.0
-    if share == 1.0:
-        kind = ColumnKind(NUMBER, mark, _if_ambiguous(other, "decimal= (--decimal)"))
-        return _unless_identifier(kind, name, numbers, len(values))
+    code = first_code(words)
+    if share == 1.0 and not code:
+        return _unless_identifier(ColumnKind(NUMBER, form), name, numbers, len(values))
     dates = find_format(texts)
     if dates is not None:
-        swapped = texts[0] if dates.other else ""
-        return ColumnKind(
-            DATE, dates.format, _if_ambiguous(swapped, f"kinds= (--kinds) date:{dates.other}")
-        )
-    if share >= _MOSTLY and len(words) > _MOST_CATEGORIES:
+        how = f"kinds= (--kinds) date:{dates.other}"
+        doubt = f"{texts[0]!r} could be read otherwise, which {how} says" if dates.other else ""
+        return ColumnKind(DATE, dates.format, doubt)
+    if share >= _MOSTLY and len(words) > _MOST_CATEGORIES and not code:
         row = next(
             row
             for row, each in enumerate(values)
             if each is not None
             and not says_missing(each)
-            and np.isnan(numbers_of(np.array([each], object), mark))[0]
+            and np.isnan(numbers_of(np.array([each], object), form))[0]
         )
         shown = table.names[column] if table.names else column
         raise table.refused(
@@ -129,38 +138,11 @@ def _text_kind(table: Table, column: int, name: str, decimal: str | None) -> Col
         )
     if is_free_text(texts):
         return ColumnKind(TEXT)
+    different = len(set(texts))
     if different > max(_MOST_CATEGORIES, len(texts) // 2):
         return ColumnKind(IGNORED, reason=f"{different} different texts in {len(texts)} rows")
-    return ColumnKind(CATEGORY)
-
-
-def decimal_of(values: Values, comma: bool, given: str | None) -> str:
-    """The decimal mark of a column."""
-    return _decimal(values, comma, given)[0]
-
-
-def _decimal(values: Values, comma: bool, given: str | None) -> tuple[str, str]:
-    """The decimal mark of a column, and a text that the other one would read otherwise."""
-    if given not in (None, POINT, COMMA):
-        raise ConfigError.build("decimal", expected="'.' or ','", got=repr(given))
-    if values.dtype != object:
-        return POINT, ""
-    if given is not None:
-        return given, ""
-    texts = np.array([each for each in _present(values) if not says_missing(each)], object)
-    if not any("," in each or "." in each for each in texts):
-        return POINT, ""
-    point, with_comma = numbers_of(texts, POINT), numbers_of(texts, COMMA)
-    if not np.isnan(with_comma).any():
-        if np.isnan(point).any():
-            return COMMA, ""
-        differing = texts[point != with_comma]
-        return (COMMA if comma else POINT), str(differing[0]) if len(differing) else ""
-    return POINT, ""
-
-
-def _if_ambiguous(text: str, how: str) -> str:
-    return f"{text!r} could be read otherwise, which {how} says" if text else ""
+    reason = f"{code!r} has a leading zero, so these are codes; kinds= (--kinds) says otherwise"
+    return ColumnKind(CATEGORY, reason=reason if code else "")
 
 
 def _present(values: Values) -> list[str]:

@@ -7,6 +7,7 @@ is decided later, by its kind.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
@@ -50,8 +51,10 @@ class Table:
     """What `rows` counts: the rows of a frame, or the lines of a file."""
     notes: tuple[str, ...] = ()
     """What was guessed about the file as a whole, and should be known."""
-    comma: bool = False
-    """Whether a comma between digits rather divides the fraction than thousands."""
+    delimiter: str = ""
+    """What divides the columns of a text file."""
+    gaps: tuple[Mapping[int, str], ...] = ()
+    """For each column the texts that stand for missing values, by the number of the row."""
 
     @property
     def width(self) -> int:
@@ -115,6 +118,23 @@ class Table:
             [None if gone else value_text(v) for v, gone in zip(listed, missing, strict=True)]
         )
 
+    def with_words(self, column: int) -> Table:
+        """The table with the texts of a column that stand for missing values as values."""
+        said = self.gaps[column] if self.gaps else {}
+        if not said:
+            return self
+        values = [
+            said.get(row) if value is None else value
+            for row, value in zip(self.rows.tolist(), self.columns[column], strict=True)
+        ]
+        columns = (*self.columns[:column], objects(values), *self.columns[column + 1 :])
+        return replace(self, columns=columns)
+
+    def missing_by_text(self, column: int) -> Counter[str]:
+        """How often each text stands for a missing value; the empty one for nothing at all."""
+        said = self.gaps[column] if self.gaps else {}
+        return Counter(said.get(row, "") for row in self.rows[self.missing(column)].tolist())
+
     # --- errors
 
     def refused(self, row: int, column: int, expected: str, hint: str = "") -> DataError:
@@ -148,6 +168,16 @@ def text_column(texts: Iterable[str], marks: Collection[str] = MARKS) -> Values:
     stripped = [each.strip() for each in texts]
     kept = [None if each.lower() in marks else each for each in stripped]
     return objects(kept)
+
+
+def texts_of_gaps(given: Sequence[Any], column: Values, rows: NDArray[np.int64]) -> dict[int, str]:
+    """The texts that became missing values of a column, by the numbers of rows."""
+    if column.dtype != object:
+        return {}
+    words = ((place, given[place]) for place, each in enumerate(column) if each is None)
+    return {
+        int(rows[n]): text.strip() for n, text in words if isinstance(text, str) and text.strip()
+    }
 
 
 def column_of(values: Any, where: str, marks: Collection[str] = MARKS) -> Values:
@@ -191,11 +221,14 @@ def table_of(columns: Mapping[str, Any], where: str, marks: Collection[str] = MA
             expected="columns of one length",
             got=", ".join(map(str, sorted(lengths))) or "no columns",
         )
+    rows = np.arange(lengths.pop(), dtype=np.int64)
+    given = zip(columns.values(), found.values(), strict=True)
     return Table(
         tuple(name.strip() for name in found),
         tuple(found.values()),
-        np.arange(lengths.pop(), dtype=np.int64),
+        rows,
         where,
+        gaps=tuple(texts_of_gaps(each, column, rows) for each, column in given),
     )
 
 

@@ -11,16 +11,21 @@ import numpy as np
 from caldera.base.registry import nearest
 from caldera.data.datasets.dataset import as_targets
 from caldera.data.sources.base import Array
-from caldera.data.tables.encoders import numbers_of
-from caldera.data.tables.kinds import decimal_of
+from caldera.data.tables.numbers import (
+    NumberFormat,
+    find_number_format,
+    first_code,
+    is_code,
+    numbers_of,
+    plain_number,
+    typed_format,
+)
 from caldera.data.tables.table import Table, Values, category_name, number_name, value_text
-from caldera.data.tables.text_parsing import plain_number
 from caldera.errors import DataError
 
 MOST_CLASSES = 20
 """More different whole numbers than this are amounts rather than classes."""
 _ARE_CLASSES = "classes=True (--targets classes) takes them for the names of classes"
-_WORD = np.iinfo(np.int64)
 
 
 class Labels(NamedTuple):
@@ -30,17 +35,22 @@ class Labels(NamedTuple):
     """The numbers of classes; or values, of shape (samples, 1)."""
     class_names: tuple[str, ...] = ()
     """Empty where values are predicted."""
-    decimal: str = "."
+    form: NumberFormat = NumberFormat()
 
 
 def read_labels(
-    table: Table, column: int, classes: bool | None, decimal: str | None = None
+    table: Table,
+    column: int,
+    classes: bool | None,
+    decimal: str | None = None,
+    known: NumberFormat | None = None,
 ) -> Labels:
     """The targets of a table without missing ones; `classes` says what they are, where that should
     not be guessed.
 
     Numbers are classes if there are at most 20 different ones and all are whole. Texts are classes
-    if they are not all different, and none of them is a number.
+    if they are not all different, and none of them is a number; digits with a leading zero are
+    codes, which are texts. Classes are those that occur.
     """
     values = table.columns[column]
     if values.dtype.kind == "M":
@@ -48,15 +58,36 @@ def read_labels(
         raise table.refused(0, column, "classes or numbers", hint)
     if values.dtype.kind == "f":
         return _numbers(
-            table, column, values, [Decimal(repr(each)) for each in values.tolist()], classes, "."
+            table,
+            column,
+            values,
+            [Decimal(repr(each)) for each in values.tolist()],
+            classes,
+            typed_format(values),
         )
-    mark = decimal_of(values, table.comma, decimal)
-    plain = [plain_number(each, mark) for each in values]
+    form = known or find_number_format(table, column, decimal)
+    plain = [plain_number(each, form.decimal) for each in values]
+    exact = [Decimal(each) for each in plain if each is not None]
+    if None not in plain and classes is not False and _are_codes(values, exact, classes):
+        plain = [None] * len(values)
     if None in plain:
         _check_texts(table, column, values, plain, classes)
         return Labels(*as_targets(np.array([category_name(each) for each in values]), True, ""))
-    exact = [Decimal(each) for each in plain if each is not None]
-    return _numbers(table, column, numbers_of(values, mark), exact, classes, mark)
+    return _numbers(table, column, numbers_of(values, form), exact, classes, form)
+
+
+def _are_codes(values: Values, exact: Sequence[Decimal], classes: bool | None) -> bool:
+    """Whether texts that are numbers differ where the numbers do not, as 01 and 1 do."""
+    if first_code(values):
+        return True
+    different = len(set(exact))
+    are_classes = classes or (different <= MOST_CLASSES and _are_whole(exact))
+    return are_classes and different < len(set(values))
+
+
+def _are_whole(exact: Sequence[Decimal]) -> bool:
+    # To the last digit, which a float of 64 bits would not keep.
+    return all(number == number.to_integral_value() for number in exact)
 
 
 def _numbers(
@@ -65,24 +96,20 @@ def _numbers(
     numbers: Values,
     exact: Sequence[Decimal],
     classes: bool | None,
-    mark: str,
+    form: NumberFormat,
 ) -> Labels:
     with np.errstate(over="ignore"):
         single = numbers.astype(np.float32)
     wrong = ~np.isfinite(numbers)
     if wrong.any():
         raise table.refused(int(wrong.argmax()), column, "a finite number")
-    # To the last digit, which a float of 64 bits would not keep.
-    are_whole = all(number == number.to_integral_value() for number in exact)
     if classes is None:
-        classes = are_whole and len(set(exact)) <= MOST_CLASSES
+        classes = _are_whole(exact) and len(set(exact)) <= MOST_CLASSES
     if not classes:
         if not np.isfinite(single).all():
             row = int((~np.isfinite(single)).argmax())
             raise table.refused(row, column, "a finite number in the range of float32")
-        return Labels(single[:, None], (), mark)
-    if are_whole and all(_WORD.min <= number <= _WORD.max for number in exact):
-        return Labels(*as_targets(np.array([int(each) for each in exact], np.int64), True, ""))
+        return Labels(single[:, None], (), form)
     numbered = {number: place for place, number in enumerate(sorted(set(exact)))}
     places = np.array([numbered[number] for number in exact], np.int64)
     return Labels(places, tuple(map(number_name, numbered)))
@@ -95,7 +122,7 @@ def known_labels(table: Table, column: int, class_names: tuple[str, ...]) -> Lab
     for row, value in enumerate(table.columns[column].tolist()):
         text = category_name(value_text(value))
         found = known.get(text)
-        if found is None and (plain := plain_number(text, ".")) is not None:
+        if found is None and not is_code(text) and (plain := plain_number(text, ".")) is not None:
             found = known.get(number_name(Decimal(plain)))
         if found is None:
             raise table.refused(

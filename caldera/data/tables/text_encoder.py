@@ -84,6 +84,15 @@ class TextEncoder:
             found[:, -1] = [each is None for each in values]
         return found
 
+    def measure(self, values: Values) -> Values:
+        """What is compared with texts that training saw: their numbers of words."""
+        lengths = [len(each) for each in self.tokenizer.encode([each or "" for each in values])]
+        return np.array(lengths, np.float64)
+
+    def shown(self, measure: float) -> str:
+        """Such a number in words."""
+        return f"{measure:.0f} words"
+
     def notes(self, values: Values) -> str:
         """What is unknown or missing."""
         texts = [each for each in values if each is not None]

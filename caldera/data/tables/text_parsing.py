@@ -1,4 +1,4 @@
-"""Parsing of delimited text (CSV, TSV and similar), numbers and dates."""
+"""Parsing of delimited text (CSV, TSV and similar) and of dates."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from caldera.data.tables.table import MARKS, Table, Values, text_column
+from caldera.data.tables.numbers import is_number
+from caldera.data.tables.table import Table, Values, text_column, texts_of_gaps
 from caldera.errors import ConfigError, DataError
-from caldera.io.csv_files import Header, as_float, check_delimiter
+from caldera.io.csv_files import Header, check_delimiter
 
 DELIMITERS = (",", ";", "\t", "|")
 _BOMS = (
@@ -61,20 +62,22 @@ def parse_text(
     if not rows:
         raise DataError.build(where, expected="lines of a table", got="an empty file")
     first = rows[0]
-    named = header is True or (
-        header == "auto" and not any(as_float(each) is not None for each in first)
-    )
+    named = header is True or (header == "auto" and not any(is_number(each) for each in first))
     _check_widths(rows, lines, named=named, divider=divider, delimiter=delimiter, where=where)
     body = rows[1:] if named else rows
     columns = list(zip(*body, strict=True)) or [()] * len(first)
+    numbers = np.array(lines[1:] if named else lines, np.int64)
+    found = [text_column(each, marks) for each in columns]
+    given = zip(columns, found, strict=True)
     return Table(
         names=tuple(each.strip() for each in first) if named else (),
-        columns=tuple(text_column(each, marks) for each in columns),
-        rows=np.array(lines[1:] if named else lines, np.int64),
+        columns=tuple(found),
+        rows=numbers,
         where=where,
         row_word="line",
         notes=notes,
-        comma=divider == ";",
+        delimiter=divider,
+        gaps=tuple(texts_of_gaps(texts, column, numbers) for texts, column in given),
     )
 
 
@@ -183,54 +186,6 @@ def _other_delimiter(used: str, text: str, given: str | None) -> str:
     return f"are they divided by {found[0]!r}? Pass it as the delimiter" + (
         "" if given is None else ", or none for a guess"
     )
-
-
-POINT, COMMA = ".", ","
-_NOT_A_NUMBER = MARKS | {"-", "--", ".", "none", "missing", "unknown", "n.a.", "k.a."}
-"""How a column of numbers says that one is missing."""
-_GAPS = "' \u00a0\u2009\u202f\u2019"
-_GROUPED_POINT = re.compile(rf"[+-]?\d{{1,3}}([,{_GAPS}]\d{{3}})+(\.\d*)?", re.ASCII)
-_GROUPED_COMMA = re.compile(rf"[+-]?\d{{1,3}}([.{_GAPS}]\d{{3}})+(,\d*)?", re.ASCII)
-_PLAIN_COMMA = re.compile(r"[+-]?(\d+(,\d*)?|,\d+)([eE][+-]?\d+)?", re.ASCII)
-
-
-def plain_number(text: str, decimal: str) -> str | None:
-    """The number that a text holds, as Python writes it; None if it holds none.
-
-    >>> plain_number("1,250.5", "."), plain_number("1.250,5", ","), plain_number("1 250", ".")
-    ('1250.5', '1250.5', '1250')
-    >>> plain_number("12,5", "."), plain_number("1_000", "."), plain_number("1.5", ",")
-    (None, None, None)
-    """
-    if decimal == POINT:
-        if is_plain(text):
-            return text
-        if _GROUPED_POINT.fullmatch(text):
-            return re.sub(rf"[,{_GAPS}]", "", text)
-        return None
-    if _GROUPED_COMMA.fullmatch(text):
-        return re.sub(rf"[.{_GAPS}]", "", text).replace(",", ".")
-    if _PLAIN_COMMA.fullmatch(text) or text.lstrip("+-").lower() in ("inf", "infinity"):
-        return text.replace(",", ".")
-    return None
-
-
-def is_plain(text: str) -> bool:
-    """Whether Python reads it as a number; 1_000 is none."""
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return "_" not in text
-
-
-def says_missing(text: str) -> bool:
-    """Whether a text among numbers says that there is none.
-
-    >>> says_missing("-"), says_missing("-1")
-    (True, False)
-    """
-    return text.lower() in _NOT_A_NUMBER
 
 
 ISO = "iso"

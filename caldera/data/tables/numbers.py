@@ -1,0 +1,361 @@
+"""Numbers as people write them: decimal marks, groups of digits, signs, exponents and units.
+
+"1,234" is 1234 where commas divide thousands, and 1.234 where a comma is the decimal mark. What a
+text alone leaves open is decided by the other texts of its column, then by the other columns of its
+table, and for a new table by what the training column had; what is left open then is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import NamedTuple
+
+import numpy as np
+
+from caldera.data.tables.table import MARKS, Table, Values
+from caldera.errors import ConfigError
+
+POINT, COMMA = ".", ","
+MARKS_OF_FRACTIONS = (POINT, COMMA)
+_PRIOR = {",": POINT, ";": COMMA}
+"""The decimal mark that the delimiter of a text file suggests."""
+_NOT_A_NUMBER = MARKS | {"-", "--", ".", "none", "missing", "unknown", "n.a.", "k.a."}
+"""How a column of numbers says that one is missing."""
+_GAPS = "' \u00a0\u2009\u202f\u2019"
+_MINUS = str.maketrans("\u2212", "-")
+_PARTS = re.compile(
+    rf"(?P<sign>[+-]?) ?(?P<before>[$\u00a2-\u00a5\u20a0-\u20bf]?) ?(?P<sign_after>[+-]?)"
+    rf"(?P<core>[\d.,]+(?:[{_GAPS}][\d.,]+)*)(?P<exponent>[eE][+-]?\d+)?"
+    rf"(?:[{_GAPS[1:5]}]?(?P<unit>[^\d\s.,'\u2019()+\-\"/\\;:#*&=<>?!|_](?:[^\d\n,;]{{0,14}}[^\d\s,;\-])?))?"
+    r"(?P<last>-?)",
+    re.ASCII,
+)
+_CODE = re.compile(r"[+-]?0\d+", re.ASCII)
+_CODE_LINE = re.compile(rf"^{_CODE.pattern}$", re.ASCII | re.MULTILINE)
+_WHOLE = re.compile(r"^[+-]?\d+$", re.MULTILINE)
+_PLACES = {n: re.compile(rf"\.\d{{{n},}}$", re.MULTILINE) for n in (3, 1)}
+_HUNDREDTHS = {"%": -2, "\u2030": -3}
+"""Units that are powers of ten."""
+
+
+def _core(decimal: str, other: str) -> re.Pattern[str]:
+    """Digits with this decimal mark: plain, in groups of three, or in Indian groups. No group
+    follows a leading zero."""
+    fraction = rf"(?:{re.escape(decimal)}\d*)?"
+    return re.compile(
+        rf"(?:\d+{fraction}|{re.escape(decimal)}\d+"
+        rf"|[1-9]\d{{0,2}}(?P<gap>[{other}{_GAPS}])\d{{3}}(?:(?P=gap)\d{{3}})*{fraction}"
+        rf"|[1-9]\d?(?:(?P<lakh>[{other}])\d\d)+(?P=lakh)\d{{3}}{fraction})",
+        re.ASCII,
+    )
+
+
+_CORES = {POINT: _core(POINT, COMMA), COMMA: _core(COMMA, POINT)}
+
+
+class WrittenNumber(NamedTuple):
+    """A number as Python writes it; `grouped` if a comma or a point divided its thousands, and
+    `places` digits of a fraction, -1 beside an exponent."""
+
+    plain: str
+    grouped: bool = False
+    unit: str = ""
+    places: int = -1
+
+
+@dataclass(frozen=True)
+class NumberFormat:
+    """How the numbers of a column are written.
+
+    - `decimal`: the decimal mark.
+    - `grouped`: whether the other mark divided thousands in some of them.
+    - `unit`: the text beside each number; per cent are hundredths.
+    - `whole`: whether some of them had no fraction.
+    - `places`: the most digits of a fraction; 3 may be more, and 1 may be 2.
+
+    >>> NumberFormat(",", unit="kg").decimal
+    ','
+    """
+
+    decimal: str = POINT
+    grouped: bool = False
+    unit: str = ""
+    whole: bool = True
+    places: int = 3
+
+
+AS_IN_PYTHON = NumberFormat()
+
+
+def read_number(text: str, decimal: str) -> WrittenNumber | None:
+    """The number that a text holds with this decimal mark; None if it holds none.
+
+    >>> read_number("1.250,5", ",")
+    WrittenNumber(plain='1250.5', grouped=True, unit='', places=1)
+    >>> read_number("-1 250 kg", ".").unit, read_number("12,5%", ",").plain
+    ('kg', '0.125')
+    >>> read_number("0,234", "."), read_number("1_000", "."), read_number("1.5", ",")
+    (None, None, None)
+    """
+    text = text.translate(_MINUS)
+    inner = text[1:-1] if text.startswith("(") and text.endswith(")") else text
+    parts = _PARTS.fullmatch(inner)
+    if parts is None:
+        infinite = text.lstrip("+-").lower() in ("inf", "infinity")
+        return WrittenNumber(text) if (infinite or decimal == POINT) and is_plain(text) else None
+    core = _CORES[decimal].fullmatch(parts["core"])
+    signs = parts["sign"] + parts["sign_after"] + parts["last"] + "-" * (inner != text)
+    gap = core and (core["gap"] or core["lakh"])
+    if core is None or len(signs) > 1 or (gap and parts["exponent"]):
+        return None
+    digits = core[0].replace(gap, "") if gap else core[0]
+    plain = signs + digits.replace(decimal, POINT) + (parts["exponent"] or "")
+    unit = parts["before"] + (parts["unit"] or "")
+    if unit in _HUNDREDTHS:
+        plain = str(Decimal(plain).scaleb(_HUNDREDTHS[unit]))
+    places = -1 if parts["exponent"] else len(digits.partition(decimal)[2])
+    return WrittenNumber(plain, gap in MARKS_OF_FRACTIONS, unit, places)
+
+
+def plain_number(text: str, decimal: str) -> str | None:
+    """The number that a text without a unit holds, as Python writes it; None if it holds none.
+
+    >>> plain_number("1,250.5", "."), plain_number("1 250", "."), plain_number("5 kg", ".")
+    ('1250.5', '1250', None)
+    """
+    found = read_number(text, decimal)
+    return None if found is None or found.unit else found.plain
+
+
+def is_plain(text: str) -> bool:
+    """Whether Python reads it as a number; 1_000 is none."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return "_" not in text
+
+
+def is_number(text: str) -> bool:
+    """Whether a text is a number with some decimal mark.
+
+    >>> is_number("0,5"), is_number("0.5"), is_number("width")
+    (True, True, False)
+    """
+    text = text.strip()
+    return is_plain(text) or any(plain_number(text, mark) for mark in MARKS_OF_FRACTIONS)
+
+
+def is_code(text: str) -> bool:
+    """Whether digits with a leading zero are a code, which is no number.
+
+    >>> is_code("01234"), is_code("0"), is_code("0.5")
+    (True, False, False)
+    """
+    return _CODE.fullmatch(text) is not None
+
+
+def says_missing(text: str) -> bool:
+    """Whether a text among numbers says that there is none.
+
+    >>> says_missing("-"), says_missing("-1")
+    (True, False)
+    """
+    return text.lower() in _NOT_A_NUMBER
+
+
+def numbers_of(texts: Values, form: NumberFormat) -> Values:
+    """Texts as float64; NaN for those that hold no number of this format, or are missing."""
+    if not form.unit:
+        written = ["nan" if each is None else each for each in texts]
+        plain = _plain_numbers(written, "\n".join(written), form.decimal)
+        if plain is not None and len(plain) == len(texts):
+            return plain
+    known = {each: read_number(each, form.decimal) for each in set(texts) - {None}}
+    values = {
+        text: float(found.plain)
+        for text, found in known.items()
+        if found is not None and found.unit == form.unit
+    }
+    return np.array([values.get(each, np.nan) for each in texts], np.float64)
+
+
+def _plain_numbers(texts: Sequence[str], joined: str, decimal: str = POINT) -> Values | None:
+    """Texts, also given as lines, as float64 if Python reads all of them once their decimal mark is
+    a point: faster than one by one."""
+    if "_" in joined or (decimal == COMMA and POINT in joined):
+        return None
+    try:
+        return np.array(
+            [float(each) for each in joined.replace(decimal, POINT).split("\n")] if texts else [],
+            np.float64,
+        )
+    except ValueError:
+        return None
+
+
+def format_of(texts: Iterable[str], decimal: str) -> NumberFormat:
+    """How most of the texts that are numbers with this decimal mark are written."""
+    read = {each: found for each in set(texts) if (found := read_number(each, decimal)) is not None}
+    units = Counter(read[each].unit for each in texts if each in read)
+    unit = units.most_common(1)[0][0] if units else ""
+    places = [each.places for each in read.values()]
+    return NumberFormat(
+        decimal,
+        any(each.grouped for each in read.values()),
+        unit,
+        0 in places,
+        max(places, default=0),
+    )
+
+
+def typed_format(numbers: Values) -> NumberFormat:
+    """The format of numbers that were no texts: as Python writes them.
+
+    >>> typed_format(np.array([1.0, 2.0])).places, typed_format(np.array([1.5, np.nan])).places
+    (0, 3)
+    """
+    has_fractions = bool((np.isfinite(numbers) & (numbers != np.floor(numbers))).any())
+    return NumberFormat(places=3 * has_fractions)
+
+
+class Reading(NamedTuple):
+    """The texts of a column as numbers of one format."""
+
+    form: NumberFormat
+    values: Values
+
+    def lies_in(self, seen: Sequence[float]) -> bool:
+        """Whether all numbers are in the range of those that training saw."""
+        low, high = self.values.min(initial=np.inf), self.values.max(initial=-np.inf)
+        return bool(seen) and seen[0] <= low and high <= seen[-1]
+
+
+def readings(texts: Sequence[str]) -> dict[str, Reading]:
+    """The decimal marks with which all texts are numbers, and these numbers; only the point where
+    it makes no difference.
+
+    >>> sorted(readings(["1,234", "2,5"])), sorted(readings(["1,234"])), sorted(readings(["1"]))
+    ([','], [',', '.'], ['.'])
+    """
+    found: dict[str, Reading] = {}
+    joined = "\n".join(texts)
+    for mark in MARKS_OF_FRACTIONS:
+        plain = _plain_numbers(texts, joined, mark)
+        if plain is not None and len(plain) == len(texts):
+            lines = joined.replace(mark, POINT)
+            places = next((n for n, pattern in _PLACES.items() if pattern.search(lines)), 0)
+            form = NumberFormat(mark, whole=bool(_WHOLE.search(lines)), places=places)
+            found[mark] = Reading(form, plain)
+            if POINT not in lines:
+                break
+        elif all(read_number(each, mark) is not None for each in texts):
+            form = format_of(texts, mark)
+            found[mark] = Reading(form, numbers_of(np.array(texts, object), form))
+    found = {mark: each for mark, each in found.items() if not np.isnan(each.values).any()}
+    if len(found) == 2 and (found[POINT].values == found[COMMA].values).all():
+        del found[COMMA]
+    return found
+
+
+def written_numbers(values: Values) -> list[str]:
+    """The texts of a column that do not say that a number is missing."""
+    texts = [each for each in values if each is not None]
+    words = {each for each in set(texts) if not each[-1:].isdigit() and says_missing(each)}
+    return [each for each in texts if each not in words] if words else texts
+
+
+def first_code(texts: Iterable[str]) -> str:
+    """The first text that is a code; empty if there is none.
+
+    >>> first_code(["10", "0.5", "007", "08"])
+    '007'
+    """
+    found = _CODE_LINE.search("\n".join(texts))
+    return found[0] if found else ""
+
+
+def find_number_format(
+    table: Table,
+    column: int,
+    given: str | None,
+    known: NumberFormat | None = None,
+    seen: Sequence[float] = (),
+) -> NumberFormat:
+    """How the numbers of a column are written; `given` is the decimal mark that a user has said.
+
+    `known` is the format of the training column, and `seen` has the least and the largest number
+    of it. A column that can be read in two ways, between which nothing decides, is refused.
+    """
+    if given not in (None, *MARKS_OF_FRACTIONS):
+        raise ConfigError.build("decimal", expected="'.' or ','", got=repr(given))
+    values = table.columns[column]
+    if values.dtype != object:
+        return known or typed_format(values)
+    texts = written_numbers(values)
+    if given is not None:
+        return format_of(texts, given)
+    found = readings(texts)
+    if not found:
+        return known or _likely_format(texts)
+    if len(found) == 1:
+        return next(iter(found.values())).form
+    proven = {
+        mark for place in range(table.width) if place != column for mark in _proven(table, place)
+    }
+    if len(proven) == 1:
+        return found[proven.pop()].form
+    mine = None if known is None else _as_trained(found, known, seen, _PRIOR.get(table.delimiter))
+    if mine is None:
+        point, comma = found[POINT].values, found[COMMA].values
+        text = texts[int((point != comma).argmax())]
+        raise table.refused(
+            int((values == text).argmax()),
+            column,
+            "a number that can be read in one way",
+            f"it is {point[point != comma][0]:g} with a decimal point and "
+            f"{comma[point != comma][0]:g} with a decimal comma, and nothing else in the table "
+            "says which: pass decimal='.' or decimal=',' (--decimal)",
+        )
+    return mine.form
+
+
+def _likely_format(texts: Sequence[str]) -> NumberFormat:
+    """The format in which the most texts are numbers, where not all of them are."""
+    point, comma = (format_of(texts, mark) for mark in MARKS_OF_FRACTIONS)
+    counts = [
+        int(np.isfinite(numbers_of(np.array(texts, object), form)).sum()) for form in (point, comma)
+    ]
+    return comma if counts[1] > counts[0] else point
+
+
+def _proven(table: Table, column: int) -> list[str]:
+    """The decimal mark that the texts of a column leave no doubt about."""
+    values = table.columns[column]
+    found = readings(written_numbers(values)) if values.dtype == object else {}
+    return [mark for mark, (form, _) in found.items() if len(found) == 1 and _has_marks(form)]
+
+
+def _has_marks(form: NumberFormat) -> bool:
+    return form.grouped or form.places > 0
+
+
+def _as_trained(
+    found: dict[str, Reading], known: NumberFormat, seen: Sequence[float], prior: str | None
+) -> Reading | None:
+    """The reading of a column in doubt that is like the training column; None if that is in doubt
+    as well: groups are believed only where the training column had them."""
+    mine, other = found[known.decimal], found[COMMA if known.decimal == POINT else POINT]
+    # Three digits follow each mark.
+    has_such = known.places > 2 or (known.places > 0 and not other.lies_in(seen))
+    is_usual = (
+        (not mine.form.grouped or (known.grouped and known.whole))
+        and (mine.form.places < 1 or has_such)
+        and (not seen or mine.lies_in(seen))
+        and prior in (None, known.decimal)
+    )
+    return mine if is_usual else None
