@@ -129,7 +129,7 @@ def test_gradients(kind: Any) -> None:
         layer._weights = [type(layer._weights[0])(*values)]
         return layer(_x(2, 3, C))
 
-    layer.bidirectional = False
+    layer = _made(kind)
     with nn.trace(dtype="float64"):
         testing.check_gradients(of_weights, [p.numpy() for p in layer.parameters()[:4]])
 
