@@ -9,6 +9,10 @@ from caldera.base.registry import nearest
 from caldera.errors import ConfigError
 
 
+class AssignmentError(ConfigError, AttributeError):
+    """An attribute that an object does not have, or that is only read: an AttributeError too."""
+
+
 def is_inside(owner: object, depth: int = 2) -> bool:
     """True if the caller of the calling function is a method of this object.
 
@@ -32,19 +36,19 @@ def check_attribute(where: str, owner: object, name: str, value: object) -> None
     ...     x = 1.0
     >>> check_attribute("Point", Point(), "X", 2.0)
     Traceback (most recent call last):
-    caldera.errors.ConfigError: Point: expected an attribute that it has, got X = 2.0;
+    caldera.base.assignment.AssignmentError: Point: expected an attribute that it has, got X = 2.0;
     did you mean 'x'?
     """
     there = getattr(type(owner), name, None)
     if isinstance(there, property) and there.fset is None:
-        raise ConfigError.build(
+        raise AssignmentError.build(
             where, expected="an attribute that can be assigned", got=_assigned(name, value)
         )
     if there is None and not hasattr(type(owner), name) and name not in vars(owner):
         known = sorted(each for each in {*vars(owner), *dir(type(owner))} if each[0] != "_")
         # As lr is short for learning_rate.
         meant = [each for each in known if name == "".join(part[0] for part in each.split("_"))]
-        raise ConfigError.build(
+        raise AssignmentError.build(
             where,
             expected="an attribute that it has",
             got=_assigned(name, value),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
+from uuid import uuid4
 
 from caldera import op
 from caldera.base.arguments import require
@@ -35,11 +36,18 @@ class OptimizerState(Adjustable):
     _given_rate: Rate
 
     def _begin_state(self) -> None:
+        self._token = uuid4().hex
         self.apart = self.device
         self.state: dict[Variable, dict[str, Variable]] = {}
         self._step: Variable | None = None
         self._learning_rate: Variable | None = None
         self._accumulation: Accumulation | None = None
+
+    def owned_by(self, owner: str) -> Self:
+        if self._step is not None:
+            # Steps that were taken for nobody belong to nobody else.
+            vars(self).setdefault("_owner", "")
+        return super().owned_by(owner)
 
     @property
     def step(self) -> Variable:
