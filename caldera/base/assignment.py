@@ -33,11 +33,11 @@ def check_attribute(where: str, owner: object, name: str, value: object) -> None
     """Refuse an attribute that the object does not have, or that cannot be assigned.
 
     >>> class Point:
-    ...     x = 1.0
-    >>> check_attribute("Point", Point(), "X", 2.0)
+    ...     width = 1.0
+    >>> check_attribute("Point", Point(), "widht", 2.0)
     Traceback (most recent call last):
-    caldera.base.assignment.AssignmentError: Point: expected an attribute that it has, got X = 2.0;
-    did you mean 'x'?
+    caldera.base.assignment.AssignmentError: Point: expected an attribute that it has,
+    got widht = 2.0; did you mean 'width'?
     """
     there = getattr(type(owner), name, None)
     if isinstance(there, property) and there.fset is None:
