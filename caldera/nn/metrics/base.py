@@ -14,8 +14,9 @@ from caldera.base.arguments import require
 from caldera.base.configurable import Configurable, Family
 from caldera.compiler.lazy import Expr
 from caldera.errors import ConfigError, ShapeError
-from caldera.nn.losses import REGRESSION, PredictionKind, mean_by_sample
+from caldera.nn.losses import REGRESSION, PredictionKind
 from caldera.nn.metrics.decision import in_shape_of
+from caldera.nn.sample_means import mean_by_sample
 
 
 class Metric(Configurable, ABC):
