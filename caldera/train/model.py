@@ -273,7 +273,7 @@ class Model(NetworkGraph):
         self._check_plans()
         if self._evaluator is None:
             self._evaluator = make_steps(self, data)
-        return self._evaluator
+        return self._evaluator.centre_on(data)
 
     def sequence(self) -> Sequential | None:
         """The list of layers this model consists of; None if its class has its own `forward`."""
