@@ -193,6 +193,9 @@ class Model(NetworkGraph):
         model. `parallel` is a strategy of `caldera.parallel`; by default the processes of one job
         share each batch. `class_weights` are a number per class, a dict, or "balanced".
 
+        Arrays are read while training goes on, and not copied: what is written to them before it
+        ends changes it.
+
         >>> import numpy as np, caldera as cd
         >>> from caldera import nn
         >>> x = np.random.default_rng(0).normal(size=(200, 2)).astype("float32")
