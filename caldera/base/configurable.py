@@ -58,6 +58,22 @@ class Configurable:
         passed = dict(zip(known, args, strict=False)) | named
         return {name: passed.get(name, parameter.default) for name, parameter in known.items()}
 
+    def owned_by(self, owner: str) -> Self:
+        """The object itself for its first owner, for others one made with the same arguments.
+
+        What it remembers belongs to the training of one model.
+
+        >>> from caldera import optim
+        >>> rule = optim.GrowingBatch(32)
+        >>> rule.owned_by("a") is rule, rule.owned_by("a") is rule, rule.owned_by("b") is rule
+        (True, True, False)
+        """
+        if vars(self).setdefault("_owner", owner) == owner:
+            return self
+        made = type(self)(**self.arguments())
+        vars(made)["_owner"] = owner
+        return made
+
     def config(self) -> dict[str, Any]:
         """Its kind, registered name and arguments: a dict that JSON can hold."""
         family, name = _registered(type(self))

@@ -235,10 +235,10 @@ class Activation(Layer):
     kind: str
 
     def __post_init__(self) -> None:
-        self._function = activation_function(self.kind)
+        activation_function(self.kind)  # Refused now, not when it is first called.
 
     def forward(self, x: Expr) -> Expr:
-        return self._function(x)
+        return activation_function(self.kind)(x)
 
 
 def samples_of(layer: Layer, x: Expr) -> int:

@@ -11,7 +11,8 @@ import numpy as np
 from caldera import op
 from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr
-from caldera.core.tensor import DType, Shape, int64
+from caldera.core.tensor.dtype import DType, int64, refuse_masked
+from caldera.core.tensor.shape import Shape
 from caldera.errors import ConfigError, DataError
 from caldera.nn.losses import SEQUENCE, ClassLoss, PredictionKind, losses
 from caldera.op.loss import ctc_frames
@@ -177,6 +178,7 @@ def ctc_targets(
 
 def _whole_numbers(given: Any, what: str) -> np.ndarray:
     """A row of whole numbers; an empty one may be of any kind."""
+    refuse_masked(given, f"nn.ctc_targets {what}")
     try:
         array = np.asarray(given)
     except ValueError:

@@ -32,12 +32,14 @@ from typing import Any, ClassVar, Self
 
 from caldera import op
 from caldera.base.arguments import checked, require
+from caldera.base.assignment import check_attribute, is_inside
 from caldera.compiler.lazy import Expr, Variable, lift
 from caldera.core.graph.node import Node, Spec, Symbol, current_pin, describe, pinned
 from caldera.core.graph.opdef import scope
 from caldera.core.memory import device as find_device
 from caldera.core.tensor.dtype import canonical, is_complex, is_float
 from caldera.errors import ConfigError, DtypeError, ShapeError
+from caldera.nn.assignment import Given, check_change, inputs_of, too_late
 from caldera.nn.tracing import Added, LayerCall, LayerWatch, context, is_tracing, resumed
 
 _NO_LAYERS = frozenset({bool, int, float, str, type(None), Expr, Variable})
@@ -73,36 +75,48 @@ class Layer(ABC):
     _states: dict[str, Variable] = field(init=False, repr=False)
 
     _changed: int = field(init=False, repr=False)
+    _given: Given | None = field(init=False, repr=False)
+    """The inputs with which the parameters were made."""
 
     untraced: ClassVar[frozenset[str]] = frozenset()
     """Attributes that `forward` never reads."""
 
-    settled: ClassVar[frozenset[str]] = frozenset({"device"})
+    settled: ClassVar[frozenset[str]] = frozenset({"name", "device"})
     """Attributes that stay as they were when the parameters were made."""
 
     def __new__(cls, *arguments: Any, **named: Any) -> Self:
         """Give every layer its books, also one whose `__init__` forgets to call ours."""
         layer = super().__new__(cls)
-        layer._built = False
-        layer._changed = 0
-        layer._path = None
-        layer._own = {}
-        layer._states = {}
-        layer.frozen = False
+        books = {"_changed": 0, "_path": None, "_given": None, "_own": {}, "_states": {}}
+        vars(layer).update(books, _built=False, frozen=False)
         return layer
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in self.settled and self._built and value != getattr(self, name):
-            raise ConfigError.build(
-                self.path,
-                expected=f"{name}= when the layer is made, or before its first call",
-                got=f"{name} = {value!r} when its parameters exist",
-                hint=f"make the layer with {name}={value!r}",
-            )
+        is_own = name[0] == "_" or is_tracing() or is_inside(self)
+        if not is_own:
+            value = self._assignable(name, value)
         # What `forward` itself notes down belongs to a trace, and does not make it another layer.
         if name[0] != "_" and self._built and not is_tracing() and name not in self.untraced:
             object.__setattr__(self, "_changed", LayerWatch.note())
         object.__setattr__(self, name, value)
+
+    def _assignable(self, name: str, value: Any) -> Any:
+        """What is assigned from outside, as `__post_init__` leaves it; refused if it would be
+        ignored."""
+        check_attribute(self.path or type(self).__name__, self, name, value)
+        if self._built:
+            if name in self.settled and value != getattr(self, name):
+                raise too_late(self, name, value)
+            check_change(self, name, value)
+            return value
+        if not type(self).__module__.startswith("caldera.nn.") or name not in vars(self):
+            return value
+        made: Any = new_layer(type(self))
+        vars(made).update(vars(self) | {name: value})
+        if hasattr(made, "__post_init__"):
+            made.__post_init__()
+        vars(self).update(vars(made))
+        return vars(made)[name]
 
     @property
     def path(self) -> str:
@@ -223,6 +237,7 @@ class Layer(ABC):
         with scope(step) if step else nullcontext(), pinned(pin) if pin else nullcontext():
             if not self._built:
                 self.place_children()
+                self._given = inputs_of(given)
                 self.build(*given)
                 # Layers made by `build` are part of the model as well.
                 self.place_children()

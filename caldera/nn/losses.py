@@ -20,6 +20,7 @@ from caldera.base.configurable import Configurable, Family
 from caldera.compiler.lazy import Expr
 from caldera.core.tensor import DType, Shape, canonical, int64, normalise_axis
 from caldera.errors import ConfigError, DataError, ShapeError
+from caldera.nn.sample_means import mean_by_sample, without_mean
 
 MULTICLASS, MULTILABEL, REGRESSION = "multi-class", "multi-label", "regression"
 SEQUENCE = "sequence"
@@ -147,7 +148,8 @@ losses: Family[Loss] = Family("loss", Loss)
 class FunctionLoss(Loss):
     """A function of predictions and targets as a loss; what it gives is averaged for each sample.
 
-    Targets have the shape of the predictions. A model that is to be saved needs a registered loss:
+    It may return numbers for each sample or element, or their mean. Targets have the shape of the
+    predictions. A model that is to be saved needs a registered loss:
     a file has names, and no code.
 
     >>> import caldera as cd
@@ -161,14 +163,20 @@ class FunctionLoss(Loss):
 
     def per_sample(self, prediction: Expr, target: Expr) -> Expr:
         values = self.function(prediction, target)
-        if getattr(values, "ndim", 0) == 0:
+        if getattr(values, "ndim", 0) > 0:
+            return mean_by_sample(values)
+        by_sample = None
+        if isinstance(values, Expr):
+            by_sample = without_mean(self.function, prediction, target)
+        if by_sample is None:
             raise ShapeError.build(
                 f"loss {getattr(self.function, '__name__', 'function')}",
-                expected=f"a number for each of the {prediction.shape[0]} samples, or several",
-                got="one for all of them",
-                hint="leave out the mean: it is taken where weights are known",
+                expected=f"a number for each of the {prediction.shape[0]} samples, or their mean",
+                got="one for all of them, which is no mean",
+                hint="end with op.mean(...) over all axes, or leave out the reduction: the mean is "
+                "taken where weights are known",
             )
-        return mean_by_sample(values)
+        return by_sample
 
     def config(self) -> dict[str, Any]:
         raise ConfigError.build(
@@ -419,14 +427,3 @@ def _wrong_values(where: str, expected: str, targets: np.ndarray, hint: str = ""
 def _log(probability: Expr) -> Expr:
     # One that was rounded to 0 still has a finite logarithm.
     return op.log(op.maximum(probability, float(np.finfo(np.float32).tiny)))
-
-
-def mean_by_sample(values: Expr) -> Expr:
-    """The mean of all values that belong to one sample: those beyond the first axis.
-
-    >>> import caldera as cd
-    >>> from caldera.nn.losses import mean_by_sample
-    >>> mean_by_sample(cd.tensor([[1.0, 3.0], [5.0, 5.0]]) * 1.0).tolist()
-    [2.0, 5.0]
-    """
-    return op.mean(values, axis=tuple(range(1, values.ndim))) if values.ndim > 1 else values

@@ -194,7 +194,8 @@ class MeanPooling(Layer):
         self.require(mask.shape == x.shape[:2], f"a mask of shape {x.shape[:2]}", f"{mask.shape}")
         real = op.unsqueeze(op.cast(mask, x.dtype), 2)
         # A text without words has a mean of 0.
-        return op.sum(x * real, axis=1) / op.maximum(op.sum(real, axis=1), 1.0)
+        kept = op.where(op.unsqueeze(mask, 2), x, 0.0)
+        return op.sum(kept, axis=1) / op.maximum(op.sum(real, axis=1), 1.0)
 
 
 @register

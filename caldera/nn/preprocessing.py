@@ -14,7 +14,7 @@ import numpy as np
 from caldera import op
 from caldera.compiler.lazy import Expr
 from caldera.core.tensor import uniform
-from caldera.core.tensor.dtype import real_array_of
+from caldera.core.tensor.dtype import real_array_of, refuse_masked
 from caldera.errors import ConfigError, DataError
 from caldera.nn.basic import check_counts, register
 from caldera.nn.layer import Layer
@@ -40,6 +40,7 @@ class Rescale(Layer):
 
     def __post_init__(self) -> None:
         for name in ("scale", "offset"):
+            refuse_masked(getattr(self, name), f"Rescale {name}=")
             given = np.asarray(getattr(self, name))
             if given.ndim > 1 or given.dtype.kind not in "iuf" or not np.isfinite(given).all():
                 raise ConfigError.build(

@@ -128,6 +128,9 @@ class Recurrent(Layer):
 
     def _run(self, x: Expr, real: Expr | None, weights: Weights, reverse: bool) -> Expr:
         by_step = op.transpose(x, (1, 0, 2))
+        if real is not None:
+            # Whatever stands there: 0 * nan would be nan, in the gradients of the weights as well.
+            by_step = op.where(real, by_step, 0.0)
         inputs = op.linear(by_step, weights.input_weight, self.bias_outside(weights))
         zero = op.broadcast(op.cast(0.0, inputs.dtype), (x.shape[0], self.units))
 

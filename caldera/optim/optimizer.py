@@ -130,6 +130,8 @@ class Optimizer(OptimizerState, ABC):
         self.groups = tuple(groups)
         self.device = device
         self._begin_state()
+        if isinstance(learning_rate, EpochRule):
+            self._given_rate = learning_rate.owned_by(self._token)
 
     @abstractmethod
     def update(

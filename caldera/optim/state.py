@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any, Self
+from uuid import uuid4
 
 from caldera import op
+from caldera.base.arguments import require
+from caldera.base.assignment import check_attribute, is_inside
 from caldera.base.config import settings
 from caldera.base.configurable import Adjustable
 from caldera.compiler.lazy import Variable
@@ -13,7 +17,7 @@ from caldera.core.memory import device as find_device
 from caldera.core.tensor.dtype import float32, promote
 from caldera.errors import ConfigError
 from caldera.optim.gradients import Accumulation
-from caldera.optim.schedule import EpochRule, Schedule
+from caldera.optim.schedule import EpochRule, Schedule, require_positive
 
 Rate = float | Schedule | EpochRule
 
@@ -31,16 +35,28 @@ class OptimizerState(Adjustable):
     _given_rate: Rate
 
     def _begin_state(self) -> None:
+        self._token = uuid4().hex
         self.apart = self.device
         self.state: dict[Variable, dict[str, Variable]] = {}
         self._step: Variable | None = None
         self._learning_rate: Variable | None = None
         self._accumulation: Accumulation | None = None
 
+    def owned_by(self, owner: str) -> Self:
+        if self._step is not None:
+            # Steps that were taken for nobody belong to nobody else.
+            vars(self).setdefault("_owner", "")
+        return super().owned_by(owner)
+
     @property
     def step(self) -> Variable:
         """Number of steps taken: a variable, part of plans and checkpoints."""
         return self._created(self._step)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name[0] != "_" and not is_inside(self):
+            check_attribute(type(self).__name__, self, name, value)
+        object.__setattr__(self, name, value)
 
     @property
     def learning_rate(self) -> Variable:
@@ -57,6 +73,25 @@ class OptimizerState(Adjustable):
         1.5
         """
         return self._created(self._learning_rate)
+
+    @learning_rate.setter
+    def learning_rate(self, given: float) -> None:
+        require_positive(type(self).__name__, given)
+        require(
+            not isinstance(self._given_rate, Schedule | EpochRule),
+            type(self).__name__,
+            "a learning rate that no schedule decides",
+            f"learning_rate = {given}, where {self._given_rate!r} does",
+            f"write model.optimizer = optim.{type(self).__name__}({given})",
+        )
+        self._given_rate = given
+        if self._learning_rate is not None:
+            self._learning_rate.assign(given)
+
+    def _assigned(self) -> dict[str, Any]:
+        known = super(Adjustable, self).arguments().get("learning_rate")
+        is_other = known is not None and self._given_rate is not known
+        return super()._assigned() | ({"learning_rate": self._given_rate} if is_other else {})
 
     def variables(self) -> list[Variable]:
         """Return the state variables to checkpoint, step count first."""

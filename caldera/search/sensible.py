@@ -14,8 +14,8 @@ from caldera.search.architecture import repeat
 from caldera.search.dimension import choice, integer, log, uniform
 from caldera.search.space import Space
 from caldera.train.model import Model
-from caldera.train.neural_network import NeuralNetwork, layers_from_config, settings_from_config
-from caldera.train.saving.model_file import settings_of
+from caldera.train.neural_network import NeuralNetwork
+from caldera.train.saving.model_file import layers_from_config, settings_from_config, settings_of
 
 _ACTIVATIONS = ("choice", ("relu", "tanh", "gelu", "silu"))
 RANGES: Mapping[str, Mapping[str, tuple[Any, ...]]] = {

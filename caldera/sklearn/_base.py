@@ -17,6 +17,7 @@ from sklearn.model_selection import train_test_split
 from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from caldera.core.tensor.dtype import refuse_masked
 from caldera.errors import ConfigError, DataError
 from caldera.nn.layer import Layer
 from caldera.nn.models import mlp
@@ -141,6 +142,8 @@ class NetworkEstimator(BaseEstimator, ABC):
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Rows, targets and weights; those of no weight are left out, as if they were not there."""
         where = f"{type(self).__name__}.fit"
+        for name, each in (("X", X), ("y", y), ("sample_weight", sample_weight)):
+            refuse_masked(each, f"{type(self).__name__} {name}")
         rows, y = validate_data(self, X, y, dtype=DTYPES, multi_output=True, reset=first)
         if sample_weight is None:
             return rows, y, np.ones(len(rows))
@@ -237,6 +240,7 @@ class NetworkEstimator(BaseEstimator, ABC):
     def _network_outputs(self, X: Any) -> np.ndarray:
         """What the network gives for each sample."""
         check_is_fitted(self, "model_")
+        refuse_masked(X, type(self).__name__)
         rows = validate_data(self, X, dtype=DTYPES, reset=False)
         # In the network's own dtype, so that a sample has one result whatever type it comes as.
         inputs = self._inputs(rows).astype(self.model_.dtype, copy=False)
@@ -247,10 +251,12 @@ class NetworkEstimator(BaseEstimator, ABC):
 class StandardScale:
     """A mean and a deviation for each column.
 
-    >>> import numpy as np
-    >>> scale = StandardScale.of(np.array([[1.0, 5.0], [3.0, 5.0]]), None)
-    >>> scale.applied(np.array([[3.0, 6.0]])).tolist()
-    [[1.0, 1.0]]
+        >>> import numpy as np
+
+    from caldera.core.tensor.dtype import refuse_masked
+        >>> scale = StandardScale.of(np.array([[1.0, 5.0], [3.0, 5.0]]), None)
+        >>> scale.applied(np.array([[3.0, 6.0]])).tolist()
+        [[1.0, 1.0]]
     """
 
     mean: np.ndarray

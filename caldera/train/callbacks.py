@@ -112,9 +112,19 @@ class KeepBest(Callback):
         self.monitor = self.decides_by = monitor
         self.mode = _mode(type(self).__name__, monitor, mode)
         self.min_delta = plain_number(min_delta, "min_delta", 0.0, type(self).__name__)
+        self._model = ""
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew, as for another model."""
         self.best: float | None = None
         self.best_epoch: int | None = None
         self._snapshot: Snapshot | None = None
+
+    def run_begins(self, run: Run) -> None:
+        if self._model not in ("", run.model.token):
+            self.forget()
+        self._model = run.model.token
 
     def epoch_ends(self, run: Run) -> None:
         self.keep_if_better(run)
@@ -143,6 +153,7 @@ class KeepBest(Callback):
         self.best = state["best"]
         self.best_epoch = state["best_epoch"]
         self._snapshot = Snapshot(arrays) if arrays else None
+        self._model = ""
 
 
 @guarded
@@ -169,6 +180,9 @@ class EarlyStopping(KeepBest):
         super().__init__(monitor, mode=mode, min_delta=min_delta)
         self.patience = whole_number(patience, "patience", 1, "EarlyStopping")
         self.restore_best = restore_best
+
+    def forget(self) -> None:
+        super().forget()
         self.waited = 0
 
     def epoch_ends(self, run: Run) -> None:

@@ -6,6 +6,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 
@@ -70,7 +71,11 @@ class CustomModel(Layer):
         self._path = ""
         where = type(self).__name__
         require(optimizers, where, "an optimizer for each layer")
-        self.optimizers = {each: optim.get(given) for each, given in optimizers.items()}
+        # Each layer has steps of its own, and so has each model.
+        token = uuid4().hex
+        self.optimizers = {
+            each: optim.get(given).owned_by(f"{token}/{each}") for each, given in optimizers.items()
+        }
         self.batch_size = whole_number(batch_size, "batch_size", 1, where)
         self.epochs = whole_number(epochs, "epochs", 0, where)
         self.dtype = canonical(dtype)

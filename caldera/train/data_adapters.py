@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from caldera.base.arguments import require
+from caldera.core.tensor.dtype import real_array_of, refuse_masked
 from caldera.data import Data, Dataset, IterableData, Pipeline, RaggedData
 from caldera.data.datasets.dataset import split_rows
 from caldera.data.sources.indexed_data import TARGETS, is_data_loader, is_indexed
@@ -66,6 +67,7 @@ def _column(model: Model, targets: Any) -> Any:
     is_row = isinstance(targets, np.ndarray | list) or hasattr(targets, "to_numpy")
     if not is_row or len(losses) > 1 or task is None or task.kind != REGRESSION:
         return targets
+    refuse_masked(targets, "targets")
     try:
         (output, *_) = model.signature.outputs.values()
         found = np.asarray(targets)
@@ -210,6 +212,7 @@ def as_ragged(model: Model, inputs: tuple[Any, ...]) -> RaggedData | None:
     """Sequences of different lengths, for a network that takes those; None for all else."""
     if not model.open_lengths or len(inputs) != 1 or not isinstance(inputs[0], list):
         return None
+    refuse_masked(inputs[0], "predict")
     try:
         given = [np.asarray(each) for each in inputs[0]]
     except ValueError:
@@ -271,7 +274,7 @@ class Parts:
             error=DataError,
         )
         if sample_weights is not None:
-            weights = np.asarray(sample_weights)
+            weights = real_array_of(sample_weights, "fit sample_weights")
             require(
                 weights.shape == (len(pipeline),),
                 "fit",

@@ -61,7 +61,7 @@ def make_steps(
 ) -> StepPlans:
     """Return the plans that train a model on data of this form."""
     given = TrainingData.of(model, data)
-    return StepPlans(
+    steps = StepPlans(
         model,
         model.objective,
         model.optimizer,
@@ -72,6 +72,7 @@ def make_steps(
         targets=given.targets,
         source=source or HostSource(open_lengths=model.open_lengths),
     )
+    return steps.centre_on(given)
 
 
 def run_setup(model: Model, strategy: Strategy, batch_size: int | None = None) -> RunSetup:
@@ -154,7 +155,9 @@ def _steps(model: Model, strategy: Strategy, given: TrainingData) -> tuple[Facts
     source = _source(model, given, strategy)
     facts = facts_of(model, strategy, source, weighted=given.is_weighted, targets=given.targets)
     steps = model.kept_steps.take(facts, model)
-    return facts, steps or make_steps(model, given, strategy, source=source)
+    if steps is None:
+        return facts, make_steps(model, given, strategy, source=source)
+    return facts, steps.centre_on(given)
 
 
 def _run(

@@ -203,6 +203,9 @@ class Model(NetworkGraph):
         model. `parallel` is a strategy of `caldera.parallel`; by default the processes of one job
         share each batch. `class_weights` are a number per class, a dict, or "balanced".
 
+        Arrays are read while training goes on, and not copied: what is written to them before it
+        ends changes it.
+
         >>> import numpy as np, caldera as cd
         >>> from caldera import nn
         >>> x = np.random.default_rng(0).normal(size=(200, 2)).astype("float32")
@@ -277,7 +280,7 @@ class Model(NetworkGraph):
         self._check_plans()
         if self._evaluator is None:
             self._evaluator = make_steps(self, data)
-        return self._evaluator
+        return self._evaluator.centre_on(data)
 
     def sequence(self) -> Sequential | None:
         """The list of layers this model consists of; None if its class has its own `forward`."""

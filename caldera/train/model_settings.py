@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 
@@ -81,7 +82,8 @@ class ModelSettings(Layer):
         )
         self._dtype = dtype
         self._device = find_device(device)
-        self._optimizer = _optimizer(optimizer, learning_rate)
+        self.token = uuid4().hex
+        self._optimizer = _optimizer(optimizer, learning_rate).owned_by(self.token)
         self._objective = _objective(loss, loss_weights or {})
         self.metrics = metrics
         self.batch_size = batch_size
@@ -210,7 +212,8 @@ class ModelSettings(Layer):
 
     @optimizer.setter
     def optimizer(self, given: str | Optimizer) -> None:
-        self._optimizer = _optimizer(given, None)
+        if given is not self._optimizer:
+            self._optimizer = _optimizer(given, None).owned_by(self.token)
 
     @property
     def learning_rate(self) -> Any:
@@ -235,7 +238,7 @@ class ModelSettings(Layer):
 
     @batch_size.setter
     def batch_size(self, given: int | optim.EpochRule) -> None:
-        rules = [given] if isinstance(given, optim.EpochRule) else []
+        rules = [given.owned_by(self.token)] if isinstance(given, optim.EpochRule) else []
         require(
             not rules or rules[0].controls == "batch_size",
             self._where,

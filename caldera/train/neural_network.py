@@ -4,39 +4,31 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from caldera import op
 from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr
 from caldera.core.tensor.dtype import canonical, is_float
-from caldera.errors import ConfigError, DataError, DeviceError
+from caldera.errors import ConfigError, DeviceError
 from caldera.io.files import Source, file_name_of
-from caldera.nn import (
-    BatchNorm,
-    Conv2D,
-    Input,
-    Layer,
-    MaxPool2D,
-    Rescale,
-    Sequential,
-    from_config,
-    network,
-    trace,
-)
-from caldera.nn.losses import losses
-from caldera.nn.metrics import metrics
-from caldera.optim import Optimizer, optimizers
+from caldera.nn.basic import Input, Sequential
+from caldera.nn.convolution import Conv2D
+from caldera.nn.layer import Layer
+from caldera.nn.normalisation import BatchNorm
+from caldera.nn.pooling import MaxPool2D
+from caldera.nn.preprocessing import Rescale
+from caldera.optim import Optimizer
 from caldera.train.model import Model
 from caldera.train.model_settings import GivenLoss
 from caldera.train.saving.model_file import (
-    SETTINGS,
+    layers_from_config,
     model_bytes,
     read_content,
+    read_network,
     read_schema,
     read_tensors,
 )
@@ -46,8 +38,6 @@ from caldera.train.saving.snapshot import (
     progress_bytes,
     restore_progress,
 )
-
-_MOST_INPUTS = 64
 
 _LEAST_PIXELS = 8
 """A side of images, at least; smaller ones may well be feature maps."""
@@ -192,10 +182,8 @@ def load_model(path: Source) -> NeuralNetwork:
         f"the weights of {content['class']!r}",
         f"make a {content['class']} and call its load_weights(path)",
     )
-    inputs = _inputs(content["inputs"], where)
-    settings = settings_from_config(content["settings"], where)
+    inputs, settings = read_network(content, where)
     schema = read_schema(content, where)
-    _check_sizes(content, inputs, settings["dtype"], where)
     tensors = read_tensors(path, content)
     model = NeuralNetwork(layers_from_config(content["layers"], where), **settings)
     if model.input_specs() is None:
@@ -205,65 +193,3 @@ def load_model(path: Source) -> NeuralNetwork:
     model.schema = schema
     model._open_lengths = content.get("open_lengths", False) is True
     return model
-
-
-def layers_from_config(config: Any, where: str) -> list[Any]:
-    """The layers that a file describes."""
-    if not isinstance(config, list):
-        raise DataError.build(where, expected="a list of layers", got=repr(config)[:100])
-    whole = from_config({"layer": "Sequential", "layers": config})
-    assert isinstance(whole, Sequential)
-    return list(whole.layers)
-
-
-def _inputs(given: Any, where: str) -> list[tuple[tuple[int, ...], str]]:
-    try:
-        if not 0 < len(given) <= _MOST_INPUTS:
-            raise ValueError(f"{len(given)} inputs")
-        return [(tuple(int(n) for n in shape), str(dtype)) for shape, dtype in given]
-    except (TypeError, ValueError) as problem:
-        raise DataError.build(
-            where, expected="shape and dtype of each input", got=str(problem)
-        ) from None
-
-
-def settings_from_config(given: Any, where: str) -> dict[str, Any]:
-    """What `settings_of` described, as a network takes it."""
-    if not isinstance(given, Mapping) or set(given) != set(SETTINGS):
-        got = ", ".join(given) if isinstance(given, Mapping) else repr(given)
-        raise DataError.build(where, expected="settings " + ", ".join(SETTINGS), got=got[:200])
-    require(
-        isinstance(given["loss"], Mapping) and isinstance(given["metrics"], list),
-        where,
-        "losses by name and a list of metrics",
-        "others",
-        error=DataError,
-    )
-    return {
-        **given,
-        "loss": {name: losses.from_config(each) for name, each in given["loss"].items()},
-        "optimizer": optimizers.from_config(given["optimizer"]),
-        "metrics": [metrics.from_config(each) for each in given["metrics"]],
-    }
-
-
-def _check_sizes(
-    content: Mapping[str, Any],
-    inputs: list[tuple[tuple[int, ...], str]],
-    dtype: str,
-    where: str,
-) -> None:
-    """Compare what the layers need with what the file holds, without making any variable."""
-    outline = network(layers_from_config(content["layers"], where))
-    with trace(allocate=False, dtype=dtype):
-        outline(*[op.input(f"x{i}", (2, *s), dtype=kind) for i, (s, kind) in enumerate(inputs)])
-    needed = {name: list(each.shape) for name, each in model_variables(outline).items()}
-    held = {name: each["shape"] for name, each in content["tensors"].items()}
-    if needed != held:
-        differing = sorted(name for name in needed | held if needed.get(name) != held.get(name))
-        raise DataError.build(
-            where,
-            expected="the weights that its layers need",
-            got="; ".join(f"{n}: {held.get(n)} for {needed.get(n)}" for n in differing[:8]),
-            hint="the file is damaged",
-        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ from caldera.train.strategy import NO_VOTES, VOTES, SingleProcessStrategy, Strat
 if TYPE_CHECKING:
     from caldera.train.model import Model
     from caldera.train.model_settings import ModelSettings
+    from caldera.train.training_data import TrainingData
 
 
 def device_of_plans(model: ModelSettings, *, several_ranks: bool = False) -> Device | None:
@@ -69,7 +71,11 @@ class StepPlans:
 
     def __post_init__(self) -> None:
         device = self.model.device
-        self.metrics = self.objective.judged_by(self.metrics)
+        name = next(iter(self.objective.losses))
+        outputs = math.prod(self.model.signature.outputs.get(name, ()))
+        self.centre = op.var("centre of the targets", (outputs,), dtype="float64", device=device)
+        metrics = self.objective.judged_by(self.metrics)
+        self.metrics = [metric.about(self.centre) for metric in metrics]
         self.training_totals = MetricTotals("training", self.metrics, device)
         self.evaluation_totals = MetricTotals("evaluation", self.metrics, device)
         self.random = op.var(
@@ -96,6 +102,11 @@ class StepPlans:
         twin._plans, twin._ran = RecentPlans(MOST_SIZES), WeakSet()
         twin._watch = LayerWatch(self.model)
         return twin
+
+    def centre_on(self, given: TrainingData) -> StepPlans:
+        """Let metrics subtract the mean of these targets, before they are squared and added."""
+        self.centre.assign(np.resize(given.centre(self.model), self.centre.shape))
+        return self
 
     def begin_again(self, seed: int, steps_done: int) -> None:
         """Make the variables of a new run of those of the last one; the plans stay."""

@@ -14,8 +14,9 @@ from caldera.compiler.lazy import Expr, Variable
 from caldera.core.tensor.random import seeded
 from caldera.data.series import TargetScale
 from caldera.errors import ShapeError
-from caldera.nn.losses import Loss, PredictionKind, mean_by_sample
+from caldera.nn.losses import Loss, PredictionKind
 from caldera.nn.metrics import Metric
+from caldera.nn.sample_means import mean_by_sample
 from caldera.nn.tracing import Added, Context, trace
 from caldera.optim.sharding import sharded_parameters
 from caldera.train.batch_source import Values

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 MOST_LOOKED_AT = 1 << 24
 """How many numbers of the targets are looked at, before training and before each evaluation."""
+MOST_AVERAGED = 4096
+"""About how many samples the mean of the targets is taken of."""
 
 
 @dataclass(frozen=True)
@@ -363,6 +365,15 @@ class TrainingData:
         else:
             given.check(model)
         return given
+
+    def centre(self, model: Model) -> np.ndarray:
+        """The mean of some targets of the first loss; 0 where they are classes, or not known."""
+        output = next(_outputs(model, self.sample), None)
+        found = np.zeros(1) if output is None else _labels(self.pipeline, output)
+        if found.dtype.kind != "f" or not found.size:
+            return np.zeros(1)
+        some = found[:: 1 + len(found) // MOST_AVERAGED].astype(np.float64)
+        return np.nan_to_num(some.reshape(len(some), -1).mean(axis=0), posinf=0.0, neginf=0.0)
 
     def check(self, model: Model) -> None:
         """Raise an error if the targets do not suit the losses of the model."""

@@ -238,13 +238,16 @@ def refuse_masked(data: object, where: str) -> None:
     # Who has one has imported their module, which takes as long as a small network's first plan.
     if "numpy.ma" not in sys.modules:
         return
-    if isinstance(data, np.ma.MaskedArray) and np.ma.is_masked(data):
-        raise DataError.build(
-            where,
-            expected="an array in which nothing is masked",
-            got=f"{np.ma.count_masked(data)} masked of shape {data.shape}",
-            hint="give a value with x.filled(0), or leave those samples out",
-        )
+    # Rows of a list may be masked as well.
+    parts = data if isinstance(data, list | tuple) else (data,)
+    for each in parts:
+        if isinstance(each, np.ma.MaskedArray) and np.ma.is_masked(each):
+            raise DataError.build(
+                where,
+                expected="an array in which nothing is masked",
+                got=f"{np.ma.count_masked(each)} masked of shape {each.shape}",
+                hint="give a value with x.filled(0), or leave those samples out",
+            )
 
 
 def exactly(values: object, dtype: DType, where: str) -> Array:

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from caldera.base.arguments import shown
 from caldera.base.formatting import html_facts, html_table, note
-from caldera.core.tensor.dtype import real_array_of
+from caldera.core.tensor.dtype import real_array_of, refuse_masked
 from caldera.data.loading.pipeline import Pipeline
 from caldera.data.random_draws import permutation
 from caldera.data.schema import Schema, listed
@@ -79,6 +79,7 @@ _NO_EPOCH = (1 << 32) - 1
 
 def _labels(given: Any, where: str) -> Array:
     """Labels as an array, of numbers or of text."""
+    refuse_masked(given, where)
     try:
         return np.asarray(given)
     except ValueError:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -14,8 +16,9 @@ from caldera.base.arguments import require
 from caldera.base.configurable import Configurable, Family
 from caldera.compiler.lazy import Expr
 from caldera.errors import ConfigError, ShapeError
-from caldera.nn.losses import REGRESSION, PredictionKind, mean_by_sample
+from caldera.nn.losses import REGRESSION, PredictionKind
 from caldera.nn.metrics.decision import in_shape_of
+from caldera.nn.sample_means import mean_by_sample
 
 
 class Metric(Configurable, ABC):
@@ -54,6 +57,14 @@ class Metric(Configurable, ABC):
         Traceback (most recent call last):
         caldera.errors.ConfigError: r2: expected a loss of values, got a multi-class one; use
         metrics=['accuracy'] there
+        """
+        return self
+
+    def about(self, centre: Expr) -> Metric:
+        """This metric for targets whose mean is near `centre`, one number for each output.
+
+        What is subtracted before it is squared keeps its digits. All sums that are added up need
+        one centre; without this it is 0.
         """
         return self
 
@@ -199,10 +210,21 @@ class R2(ValueMetric):
     0.5
     """
 
+    _centre: ClassVar[Expr | None] = None
+
+    def about(self, centre: Expr) -> Self:
+        made = copy.copy(self)
+        # Past the guard of frozen dataclasses.
+        object.__setattr__(made, "_centre", centre)
+        return made
+
     def sums(self, prediction: Any, target: Any, weights: Any = None) -> dict[str, Expr]:
-        count = prediction.shape[0]
-        missed = op.reshape(_difference(self.name, prediction, target), (count, -1))
-        wanted = op.reshape(op.cast(target, "float64"), (count, -1))
+        # No -1: a rank's share of a batch may have no samples.
+        rows = (prediction.shape[0], math.prod(prediction.shape[1:]))
+        missed = op.reshape(_difference(self.name, prediction, target), rows)
+        wanted = op.reshape(op.cast(target, "float64"), rows)
+        if self._centre is not None and self._centre.shape == wanted.shape[1:]:
+            wanted = wanted - self._centre
         factors = op.unsqueeze(sample_factors(weights, prediction), 1)
         parts = {"missed": op.square(missed), "target": wanted, "square": op.square(wanted)}
         counted = {

@@ -14,9 +14,10 @@ from caldera import op
 from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr
 from caldera.errors import ConfigError
-from caldera.nn.losses import MULTILABEL, PredictionKind, mean_by_sample
+from caldera.nn.losses import MULTILABEL, PredictionKind
 from caldera.nn.metrics.base import MeanMetric, Metric, metrics, ratio, sample_factors
 from caldera.nn.metrics.decision import Decision, labels
+from caldera.nn.sample_means import mean_by_sample
 
 
 class ClassMetric(Metric):

@@ -15,6 +15,7 @@ from caldera.base.arguments import require, within
 from caldera.compiler.lazy import Expr, compile
 from caldera.compiler.plan.plan import Plan
 from caldera.core.tensor import normal
+from caldera.core.tensor.dtype import refuse_masked
 from caldera.errors import ConfigError
 from caldera.nn.attention import Embedding, PositionalEmbedding, TransformerBlock
 from caldera.nn.basic import Dense, Dropout, Input, check_counts, register
@@ -189,6 +190,7 @@ class GPT(Layer):
 
     def _checked(self, prompt: Any) -> np.ndarray:
         expected = f"words from 0 to {self.vocabulary - 1}"
+        refuse_masked(prompt, f"{self.path}.generate")
         try:
             text = np.asarray(prompt)
         except ValueError:

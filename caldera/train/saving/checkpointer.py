@@ -19,6 +19,7 @@ from caldera.optim import EpochRule
 from caldera.train.arguments import plain_number, truth, whole_number
 from caldera.train.callbacks import Callback
 from caldera.train.saving.checkpoint import Checkpoint, CheckpointFolder, state_of, state_text
+from caldera.train.saving.folder_lock import FolderLock
 from caldera.train.saving.snapshot import (
     assign_all,
     broadcast_arrays,
@@ -81,6 +82,7 @@ class Checkpointer(Callback):
             "0",
         )
         self.folder = CheckpointFolder(folder, whole_number(keep, "keep", 1, where))
+        self._lock = FolderLock(self.folder.path)
         self.every_steps = every_steps
         self.every_seconds = every_seconds
         self.every_epoch = truth(every_epoch, "every_epoch", where)
@@ -90,7 +92,7 @@ class Checkpointer(Callback):
     # --- moments
 
     def run_begins(self, run: Run) -> None:
-        there = self.folder.steps() if run.communicator.rank == 0 else []
+        there = self._locked_steps() if run.communicator.rank == 0 else []
         if there and not self._resumed:
             raise CheckpointError.build(
                 f"checkpoints in {self.folder.path}",
@@ -112,7 +114,14 @@ class Checkpointer(Callback):
 
     def run_ends(self, run: Run) -> None:
         self._resumed = False
-        self.folder.wait()
+        try:
+            self.folder.wait()
+        finally:
+            self._lock.release()
+
+    def _locked_steps(self) -> list[int]:
+        self._lock.acquire()
+        return self.folder.steps()
 
     def _is_due(self, run: Run) -> bool:
         by_steps = self.every_steps is not None and run.step % self.every_steps == 0
@@ -168,6 +177,15 @@ class Checkpointer(Callback):
     def restore(self, run: Run) -> bool:
         """Put the run where the newest checkpoint left it; False if there is none yet."""
         self._resumed = True
+        if run.communicator.rank == 0:
+            self._lock.acquire()
+        try:
+            return self._restored(run)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _restored(self, run: Run) -> bool:
         found = self._read(run)
         if found is None:
             return False

@@ -26,15 +26,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from caldera import op
 from caldera.base.arguments import require
 from caldera.base.file_cache import atomic_write
 from caldera.core.tensor.dtype import canonical
 from caldera.data import Schema
-from caldera.errors import DataError
+from caldera.errors import CalderaError, CheckpointError, DataError
 from caldera.io import load_safetensors_metadata, save_safetensors
 from caldera.io.files import Source, file_name_of, file_size, opened
 from caldera.io.safetensors_files import safetensors_arrays
-from caldera.nn.config import to_config
+from caldera.nn.basic import Sequential
+from caldera.nn.config import from_config, to_config
+from caldera.nn.inspection import network
+from caldera.nn.losses import losses
+from caldera.nn.metrics import metrics
+from caldera.nn.tracing import trace
+from caldera.optim import optimizers
 from caldera.train.saving.checkpoint import described, digest, nbytes, verify
 from caldera.train.saving.snapshot import assign_all, model_variables
 from caldera.train.training_data import schema_of_inputs
@@ -42,6 +49,9 @@ from caldera.train.training_data import schema_of_inputs
 if TYPE_CHECKING:
     from caldera.train.model import Model
 
+InputSpecs = list[tuple[tuple[int, ...], str]]
+"""Shape and dtype of each input of a network."""
+MOST_INPUTS = 64
 FORMAT = "caldera-2"
 WITHOUT_DIGEST = "caldera-1"
 KEY, DIGEST = "caldera", "caldera-digest"
@@ -90,7 +100,26 @@ def save_model(model: Model, path: str | os.PathLike[str], schema: Schema | None
     )
     with atomic_write(target, durable=True) as unfinished:
         save_safetensors(unfinished, tensors, metadata)
+        if unfinished.is_file():
+            _prove(unfinished, target)
     return target
+
+
+def _prove(unfinished: Path, target: Path) -> None:
+    """Refuse a file that could not be loaded, before it takes the place of another one."""
+    try:
+        content = read_content(unfinished)
+        if content["kind"] == "NeuralNetwork":
+            read_network(content, target.name)
+        read_schema(content, target.name)
+        read_tensors(unfinished, content)
+    except CalderaError as problem:
+        raise CheckpointError.build(
+            f"save {target}",
+            expected="a file that can be loaded",
+            got=f"{problem}",
+            hint="nothing was written; was a layer changed after its parameters were made?",
+        ) from problem
 
 
 def model_bytes(model: Model) -> bytes:
@@ -261,3 +290,76 @@ def _layers_of(model: Model) -> list[Any] | None:
         return None
     # As one layer, so that layers that occur twice stay shared.
     return to_config(network)["layers"]
+
+
+# --- the network that a file describes
+
+
+def read_network(content: Mapping[str, Any], where: str) -> tuple[InputSpecs, dict[str, Any]]:
+    """The inputs and the settings of a network, whose layers need the weights of the file."""
+    inputs = _inputs(content["inputs"], where)
+    settings = settings_from_config(content["settings"], where)
+    _check_sizes(content, inputs, settings["dtype"], where)
+    return inputs, settings
+
+
+def layers_from_config(config: Any, where: str) -> list[Any]:
+    """The layers that a file describes."""
+    if not isinstance(config, list):
+        raise DataError.build(where, expected="a list of layers", got=repr(config)[:100])
+    whole = from_config({"layer": "Sequential", "layers": config})
+    assert isinstance(whole, Sequential)
+    return list(whole.layers)
+
+
+def _inputs(given: Any, where: str) -> InputSpecs:
+    try:
+        if not 0 < len(given) <= MOST_INPUTS:
+            raise ValueError(f"{len(given)} inputs")
+        return [(tuple(int(n) for n in shape), str(dtype)) for shape, dtype in given]
+    except (TypeError, ValueError) as problem:
+        raise DataError.build(
+            where, expected="shape and dtype of each input", got=str(problem)
+        ) from None
+
+
+def settings_from_config(given: Any, where: str) -> dict[str, Any]:
+    """What `settings_of` described, as a network takes it."""
+    if not isinstance(given, Mapping) or set(given) != set(SETTINGS):
+        got = ", ".join(given) if isinstance(given, Mapping) else repr(given)
+        raise DataError.build(where, expected="settings " + ", ".join(SETTINGS), got=got[:200])
+    require(
+        isinstance(given["loss"], Mapping) and isinstance(given["metrics"], list),
+        where,
+        "losses by name and a list of metrics",
+        "others",
+        error=DataError,
+    )
+    return {
+        **given,
+        "loss": {name: losses.from_config(each) for name, each in given["loss"].items()},
+        "optimizer": optimizers.from_config(given["optimizer"]),
+        "metrics": [metrics.from_config(each) for each in given["metrics"]],
+    }
+
+
+def _check_sizes(
+    content: Mapping[str, Any],
+    inputs: InputSpecs,
+    dtype: str,
+    where: str,
+) -> None:
+    """Compare what the layers need with what the file holds, without making any variable."""
+    outline = network(layers_from_config(content["layers"], where))
+    with trace(allocate=False, dtype=dtype):
+        outline(*[op.input(f"x{i}", (2, *s), dtype=kind) for i, (s, kind) in enumerate(inputs)])
+    needed = {name: list(each.shape) for name, each in model_variables(outline).items()}
+    held = {name: each["shape"] for name, each in content["tensors"].items()}
+    if needed != held:
+        differing = sorted(name for name in needed | held if needed.get(name) != held.get(name))
+        raise DataError.build(
+            where,
+            expected="the weights that its layers need",
+            got="; ".join(f"{n}: {held.get(n)} for {needed.get(n)}" for n in differing[:8]),
+            hint="the file is damaged",
+        )

@@ -129,7 +129,7 @@ def test_gradients(kind: Any) -> None:
         layer._weights = [type(layer._weights[0])(*values)]
         return layer(_x(2, 3, C))
 
-    layer.bidirectional = False
+    layer = _made(kind)
     with nn.trace(dtype="float64"):
         testing.check_gradients(of_weights, [p.numpy() for p in layer.parameters()[:4]])
 
@@ -187,3 +187,31 @@ def test_both_directions_by_name() -> None:
     assert nn.to_config(layer) == nn.to_config(nn.GRU(H, return_sequences=True, bidirectional=True))
     with pytest.raises(ConfigError, match=r"Bidirectional: expected a recurrent layer, such as"):
         nn.Bidirectional(nn.Dense(3))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("settings", [{}, {"bidirectional": True}, {"go_backwards": True}])
+@pytest.mark.parametrize("behind", [np.nan, np.inf])
+def test_nothing_behind_the_mask_matters(kind: Any, settings: Any, behind: float) -> None:
+    layer, clean = _made(kind, return_sequences=True, **settings), _x(N, T, C)
+    lengths = np.arange(N) % T + 1
+    hidden = np.arange(T) >= lengths[:, None]
+    clean[hidden] = 0.0
+    dirty = np.where(hidden[:, :, None], behind, clean)
+
+    def results(given: np.ndarray) -> list[np.ndarray]:
+        with nn.trace(dtype="float64"):
+            x = op.var("x", given.shape, fill=given, dtype="float64")
+            y = layer(x, lengths)
+            slopes = op.grad(op.sum(y * y), [x, *layer.parameters()])
+            return [each.numpy() for each in (y, *slopes)]
+
+    for found, expected in zip(results(dirty), results(clean), strict=True):
+        assert np.isfinite(found).all()
+        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_mean_over_steps_leaves_out_what_is_masked() -> None:
+    x = np.array([[[1.0], [3.0], [np.nan]]])
+    mask = np.array([[True, True, False]])
+    assert nn.MeanPooling()(x, mask).tolist() == [[2.0]]

@@ -258,8 +258,8 @@ def test_a_function_may_be_the_loss(tmp_path: Path) -> None:
         by_function.save(tmp_path / "model.caldera")
     by_function.loss = "mse"
     by_function.save(tmp_path / "model.caldera")
-    with pytest.raises(CalderaError, match="got one for all of them; leave out the mean"):
-        made(loss=lambda prediction, y: op.mean(prediction - y)).fit(X, y)
+    with pytest.raises(CalderaError, match="got one for all of them, which is no mean"):
+        made(loss=lambda prediction, y: op.sum(prediction - y)).fit(X, y)
 
 
 def test_the_loss_and_the_optimizer_follow_the_layers() -> None:

@@ -53,7 +53,10 @@ CHANGES: list[Change] = [
     lambda model, draw: {"batch_size": draw.choice([8, 16, 20])},
     lambda model, draw: {"sample_weights": np.linspace(0.5, 2.0, 48)},
     lambda model, draw: {"validation": 0.25},
-    lambda model, draw: setattr(model.optimizer, "beta1", draw.random()) or {},
+    lambda model, draw: (
+        (vars(model.optimizer).get("beta1") and setattr(model.optimizer, "beta1", draw.random()))
+        or {}
+    ),
     lambda model, draw: setattr(model, "optimizer", draw.choice(["sgd", "adam"])) or {},
     lambda model, draw: setattr(model, "loss", draw.choice(["mse", "huber"])) or {},
     lambda model, draw: setattr(model, "metrics", draw.choice([None, ["r2"], []])) or {},
