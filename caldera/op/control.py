@@ -6,18 +6,32 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from caldera.compiler.lazy import Expr, Variable, lift, lift_all
-from caldera.core.graph import Body, Node, Op, Spec, Symbol, describe, location, topological
+from caldera.core.graph import (
+    ITEM,
+    Body,
+    Node,
+    Op,
+    Spec,
+    Symbol,
+    describe,
+    location,
+    topological,
+)
+from caldera.core.graph.node import written
 from caldera.core.graph.ops import (
     base,
     broadcast_to,
     cast,
     collective,
     control,
+    full,
     input_,
     logical_and,
+    logical_not,
 )
-from caldera.core.graph.ops import where as choose
-from caldera.core.tensor import Tensor, bool_, normalise_axis
+from caldera.core.graph.ops.elementwise import guarded
+from caldera.core.graph.ops.elementwise import where as choose
+from caldera.core.tensor import Tensor, bool_, is_inexact, is_integer, normalise_axis
 from caldera.errors import CalderaError, DtypeError, ShapeError
 
 __all__ = ["all_gather", "all_sum", "assign", "cond", "scan", "sum_scatter", "while_loop"]
@@ -88,12 +102,7 @@ def _checked_outcome(where: str, outcome: Any, init: Any) -> tuple[Any, Any]:
             hint="return (carry, None) if there is no y",
         )
     carry, y = outcome
-    if _skeleton(carry) != _skeleton(init):
-        raise CalderaError.build(
-            where,
-            expected=f"a carry built like the first one, {_skeleton(init)}",
-            got=str(_skeleton(carry)),
-        )
+    _expect_like(where, init, carry, "a carry built like the first one")
     return carry, y
 
 
@@ -104,7 +113,7 @@ def while_loop(
 
     The carry is one expression, or tuples of them, as for `op.scan`; the condition is one truth
     value. All steps are computed, and those behind the end change nothing: so it has derivatives,
-    and takes the time of `steps` steps.
+    to which the steps behind the end add nothing, and takes the time of `steps` steps.
 
     >>> from caldera import op
     >>> op.while_loop(lambda x: x < 100.0, lambda x: x * 2.0, 3.0, steps=20).item()
@@ -114,13 +123,8 @@ def while_loop(
 
     def step(state: Any, _: None) -> tuple[Any, None]:
         going, carry = state
-        new = body(carry)
-        if _skeleton(new) != _skeleton(carry):
-            raise CalderaError.build(
-                where,
-                expected=f"a carry built like the first one, {_skeleton(carry)}",
-                got=str(_skeleton(new)),
-            )
+        new = _side(going.node, body, carry)
+        _expect_like(where, carry, new, "a carry built like the first one")
         pairs = zip(_leaves(new), _leaves(carry), strict=True)
         held = [_held(where, going.node, value, lift(old)) for value, old in pairs]
         kept = _like(carry, iter(held))
@@ -138,8 +142,8 @@ def cond(
     """`when_true(*operands)` or `when_false(*operands)`, as one truth value says.
 
     Results are expressions, or tuples of them, with the same shapes on both sides. Both are
-    computed, and one is chosen: the derivative goes to that side alone. (For a choice element by
-    element, use `op.where`.)
+    computed, and one is chosen: the derivative goes to that side alone, also where that of the
+    other is infinite or nan. (For a choice element by element, use `op.where`.)
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -149,13 +153,9 @@ def cond(
     """
     where = location("cond")
     truth = _truth(where, predicate)
-    first, second = when_true(*operands), when_false(*operands)
-    if _skeleton(first) != _skeleton(second):
-        raise CalderaError.build(
-            where,
-            expected=f"results built alike on both sides, {_skeleton(first)}",
-            got=str(_skeleton(second)),
-        )
+    first = _side(truth, when_true, *operands)
+    second = _side(logical_not(truth), when_false, *operands)
+    _expect_like(where, first, second, "results built alike on both sides")
     chosen = []
     for pair in zip(_leaves(first), _leaves(second), strict=True):
         yes, no = lift_all(*pair)
@@ -165,6 +165,49 @@ def cond(
             )
         chosen.append(choose(truth, yes, no))
     return _like(first, iter(chosen))
+
+
+def _side(taken: Node, write: Callable[..., Any], *operands: Any) -> Any:
+    """What a side of a choice returns, written so that it does no harm where it is not taken.
+
+    What it reads from outside has no derivative then, which might be infinite or nan, and integers
+    are 0, as positions beyond the end of an axis are errors.
+    """
+    with written() as made:
+        outcome = write(*operands)
+    values = _leaves(outcome)
+    needed: set[Node] = set()
+    pending = [value.node for value in values if isinstance(value, Expr)]
+    while pending:
+        node = pending.pop()
+        if node in made and node.inputs and node not in needed:
+            needed.add(node)
+            pending += node.inputs
+    new: dict[Node, Node] = {}
+    for node in sorted(needed, key=lambda each: each.serial):
+        # Items of a node from outside, and what random numbers and variables are known by.
+        if node.op is not ITEM or node.inputs[0] in new:
+            keeps = node.op is ITEM or node.op.kind in ("random", "state")
+            inputs = [
+                new.get(each) or (each if keeps else _harmless(each, taken)) for each in node.inputs
+            ]
+            new[node] = node.op.rebuild(node, tuple(inputs))
+    return _mapped(outcome, lambda each: Expr(new.get(each.node, each.node)))
+
+
+def _harmless(node: Node, taken: Node) -> Node:
+    if node.op.name in ("constant", "iota", "array"):
+        return node
+    if is_integer(node.dtype):
+        return choose(taken, node, full((), 0, node.dtype))
+    return guarded(node, taken) if is_inexact(node.dtype) else node
+
+
+def _expect_like(where: str, first: Any, second: Any, expected: str) -> None:
+    if _skeleton(first) != _skeleton(second):
+        raise CalderaError.build(
+            where, expected=f"{expected}, {_skeleton(first)}", got=str(_skeleton(second))
+        )
 
 
 def _truth(where: str, value: Any) -> Node:
@@ -217,6 +260,13 @@ def _like(value: Any, nodes: Iterator[Node]) -> Any:
     if _is_structure(value):
         return tuple(_like(part, nodes) for part in value)
     return Expr(next(nodes))
+
+
+def _mapped(value: Any, function: Callable[[Expr], Expr]) -> Any:
+    """The structure of `value` with a function of each expression in its place."""
+    if _is_structure(value):
+        return tuple(_mapped(part, function) for part in value)
+    return function(value) if isinstance(value, Expr) else value
 
 
 def _skeleton(value: Any) -> Any:

@@ -145,3 +145,18 @@ def test_a_chain_is_one_launch(card: Device) -> None:
     plan.run({"x": np.zeros((100, 12), "float32")})
     card.stream.synchronize()
     assert here.launches == ["reduce"]
+
+
+def test_a_side_that_is_not_taken_has_no_derivative(card: Device) -> None:
+    def build(given: Sequence[Any]) -> Sequence[Any]:
+        (x,) = given
+        y = op.cond(op.sum(x) > 1e9, op.log, lambda v: v * v, x)
+        _, z = op.while_loop(
+            lambda s: s[0] < 2, lambda s: (s[0] + 1, s[1] * op.sqrt(-s[1] * 0.0 + 2.0)), (0, x), 3
+        )
+        slopes = [op.grad(op.sum(each), x) for each in (y, z)]
+        return [y, z, *slopes, op.grad(op.sum(slopes[0]), x)]
+
+    for found, wanted in _both(card, build, -np.abs(_numbers(4, 3)) - 1):
+        assert np.isfinite(wanted).all()
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)

@@ -19,6 +19,7 @@ from caldera.core.tensor import (
     canonical,
     exactly,
     float32,
+    has_dtype,
     is_inexact,
     of_scalar,
     promote,
@@ -62,7 +63,7 @@ def lift(value: Any, like: DType | None = None) -> Node:
     array = array_of(value, "operand")
     # A list of Python numbers is as weak as one number; an array keeps its dtype.
     if not isinstance(value, np.ndarray | np.generic) and array.dtype.kind in "ifc":
-        array = exactly(array, of_scalar(array.dtype.type(0).item(), like), "operand")
+        array = exactly(array, of_scalar(_one_of(array, value), like), "operand")
     return array_node(array)
 
 
@@ -114,4 +115,10 @@ def _weak_number(value: Any) -> bool | int | float | complex | None:
         return value
     if not isinstance(value, list | tuple):
         return None
-    return array_of(value, "operand").dtype.type(0).item()
+    return _one_of(array_of(value, "operand"), value)
+
+
+def _one_of(array: np.ndarray, value: Any) -> Any:
+    """A number as the array of these values holds: one of Python if they have no dtype."""
+    number = array.dtype.type(0)
+    return number if has_dtype(value) else number.item()

@@ -30,6 +30,7 @@ from caldera.core.graph.ops import (
     log,
     log1p,
     logical_and,
+    logical_not,
     logical_or,
     maximum,
     minimum,
@@ -64,6 +65,20 @@ def _zero(like: Node) -> Node:
 
 def _scaled(x: Parts, factor: float) -> Parts:
     return mul(x[0], scalar(factor, x[0])), mul(x[1], scalar(factor, x[1]))
+
+
+def _is(x: Node, value: float) -> Node:
+    return equal(x, scalar(value, x))
+
+
+def _endless(x: Node) -> Node:
+    # Not by the magnitude: loops would share that with others, and keep it in memory.
+    return logical_or(_is(x, math.inf), _is(x, -math.inf))
+
+
+def _with_sign(size: Node, x: Node) -> Node:
+    """A number with the sign of x, that of a negative zero too."""
+    return where(less(atan2(x, scalar(-1, x)), scalar(0, x)), neg(size), size)
 
 
 def _times_i(x: Parts) -> Parts:
@@ -111,7 +126,12 @@ def _reciprocal(x: Parts) -> Parts:
 
 def _sign(x: Parts) -> Parts:
     length = length_or_one(hypot(*x))
-    return div(x[0], length), div(x[1], length)
+    # Towards an infinite part the other one is nothing.
+    far = not_equal(_endless(x[0]), _endless(x[1]))
+    along, across = (
+        where(_endless(part), _with_sign(scalar(1, part), part), scalar(0, part)) for part in x
+    )
+    return where(far, along, div(x[0], length)), where(far, across, div(x[1], length))
 
 
 def _pow(x: Parts, y: Parts) -> Parts:
@@ -145,16 +165,21 @@ def _whole_power(x: Parts, exponent: int) -> Parts:
 
 
 def _exp(x: Parts) -> Parts:
-    size = exp(x[0])
-    # Of a real number, the result is: infinity times the sine of 0 would be nan.
-    still = equal(x[1], scalar(0, x[1]))
-    return where(still, size, mul(size, cos(x[1]))), where(still, x[1], mul(size, sin(x[1])))
+    size, lost = exp(x[0]), logical_not(isfinite(x[1]))
+    # Of a real number, the result is: infinity times the sine of 0 would be nan. And 0 times the
+    # cosine of infinity is 0.
+    still, one = _is(x[1], 0), scalar(1, size)
+    along = where(logical_and(lost, _endless(x[0])), one, cos(x[1]))
+    across = where(logical_and(lost, _is(x[0], -math.inf)), one, sin(x[1]))
+    return where(still, size, mul(size, along)), where(still, x[1], mul(size, across))
 
 
 def _expm1(x: Parts) -> Parts:
     half = sin(mul(x[1], scalar(0.5, x[1])))
     lost = mul(scalar(2, half), square(half))
-    return sub(mul(expm1(x[0]), cos(x[1])), lost), _exp(x)[1]
+    size = expm1(x[0])
+    bare = logical_and(logical_not(isfinite(x[1])), _endless(x[0]))
+    return where(bare, size, sub(mul(size, cos(x[1])), lost)), _exp(x)[1]
 
 
 def _log(x: Parts) -> Parts:
@@ -185,12 +210,14 @@ def _sqrt(x: Parts) -> Parts:
     root = sqrt(add(mul(half, abs_(x[0])), mul(half, hypot(*x))))
     other = div(mul(half, x[1]), length_or_one(root))
     right = greater_equal(x[0], scalar(0, x[0]))
+    real = where(right, root, abs_(other))
     # The imaginary part has the sign of x's, that of a negative zero too.
-    below = less(atan2(x[1], scalar(-1, x[1])), scalar(0, x[1]))
-    return (
-        where(right, root, abs_(other)),
-        where(right, other, where(below, neg(root), root)),
-    )
+    imag = where(right, other, _with_sign(root, x[1]))
+    # Infinite numbers: what is 0 beside them is nan if the other part is.
+    nothing, far = mul(abs_(x[1]), scalar(0, real)), _endless(x[0])
+    real = where(far, where(right, abs_(x[0]), nothing), real)
+    imag = where(far, where(right, mul(x[1], nothing), _with_sign(abs_(x[0]), x[1])), imag)
+    return where(_endless(x[1]), abs_(x[1]), real), where(_endless(x[1]), x[1], imag)
 
 
 # --- angles
@@ -202,7 +229,26 @@ def _tanh(x: Parts) -> Parts:
     real = div(mul(along, add(scalar(1, across), square(across))), under)
     # 1 - tanh^2, which would lose all digits far from 0.
     rest = square(div(scalar(1, along), cosh(x[0])))
-    return real, div(mul(across, rest), under)
+    imag = where(_is(x[1], 0), x[1], div(mul(across, rest), under))
+    far, nothing = _endless(x[0]), scalar(0, along)
+    real = where(logical_or(far, _is(x[0], 0)), along, real)
+    return real, where(far, _with_sign(nothing, x[1]), imag)
+
+
+def _sinh(x: Parts) -> Parts:
+    """0 times the cosine of infinity is 0, and infinity times the sine of 0."""
+    lost, still = logical_not(isfinite(x[1])), _is(x[1], 0)
+    bare = logical_and(lost, logical_or(_is(x[0], 0), _endless(x[0])))
+    real = where(bare, x[0], mul(sinh(x[0]), cos(x[1])))
+    return real, where(still, x[1], mul(cosh(x[0]), sin(x[1])))
+
+
+def _cosh(x: Parts) -> Parts:
+    lost, still = logical_not(isfinite(x[1])), _is(x[1], 0)
+    real = mul(cosh(x[0]), cos(x[1]))
+    imag = where(logical_and(lost, _is(x[0], 0)), x[0], mul(sinh(x[0]), sin(x[1])))
+    along = where(less(x[0], scalar(0, imag)), neg(x[1]), x[1])
+    return where(logical_and(lost, _endless(x[0])), abs_(x[0]), real), where(still, along, imag)
 
 
 def _roots(x: Parts) -> tuple[Parts, Parts]:
@@ -213,18 +259,24 @@ def _roots(x: Parts) -> tuple[Parts, Parts]:
 
 def _asin(x: Parts) -> Parts:
     (a, b), (c, d) = _roots(x)
-    return atan2(x[0], sub(mul(a, c), mul(b, d))), asinh(sub(mul(a, d), mul(b, c)))
+    real, imag = atan2(x[0], sub(mul(a, c), mul(b, d))), asinh(sub(mul(a, d), mul(b, c)))
+    far = atan2(x[0], abs_(x[1])), _with_sign(scalar(math.inf, imag), x[1])
+    return _at_ends(x, (real, imag), far, x[0])
 
 
 def _acos(x: Parts) -> Parts:
     (a, b), (c, d) = _roots(x)
-    return mul(scalar(2, a), atan2(a, c)), asinh(sub(mul(c, b), mul(d, a)))
+    real, imag = mul(scalar(2, a), atan2(a, c)), asinh(sub(mul(c, b), mul(d, a)))
+    far = atan2(abs_(x[1]), x[0]), neg(_with_sign(scalar(math.inf, imag), x[1]))
+    return _at_ends(x, (real, imag), far, scalar(math.pi / 2, real))
 
 
 def _acosh(x: Parts) -> Parts:
     one = scalar(1, x[0])
     (a, b), (c, d) = _sqrt((sub(x[0], one), x[1])), _sqrt((add(x[0], one), x[1]))
-    return asinh(add(mul(a, c), mul(b, d))), mul(scalar(2, b), atan2(b, c))
+    real, imag = asinh(add(mul(a, c), mul(b, d))), mul(scalar(2, b), atan2(b, c))
+    right_angle = where(logical_and(isnan(x[1]), _is(x[0], 0)), scalar(math.pi / 2, imag), imag)
+    return _at_ends(x, (real, right_angle), (scalar(math.inf, real), atan2(x[1], x[0])))
 
 
 def _atanh(x: Parts) -> Parts:
@@ -234,10 +286,20 @@ def _atanh(x: Parts) -> Parts:
     side = abs_(x[0])
     under = add(square(sub(one, side)), square(x[1]))
     size = mul(scalar(0.25, left), log1p(div(mul(scalar(4, left), side), under)))
-    real = where(less(x[0], scalar(0, left)), neg(size), size)
     twice = mul(scalar(2, left), x[1])
     angle = atan2(twice, sub(mul(left, right), square(x[1])))
-    return real, mul(scalar(0.5, left), angle)
+    found = _with_sign(size, x[0]), mul(scalar(0.5, left), angle)
+    right_angle = where(isnan(x[1]), x[1], _with_sign(scalar(math.pi / 2, angle), x[1]))
+    return _at_ends(x, found, (_with_sign(scalar(0, size), x[0]), right_angle), x[0])
+
+
+def _at_ends(x: Parts, found: Parts, far: Parts, real: Node | None = None) -> Parts:
+    """A function's value where x is infinite, and its real part for 0 beside nan."""
+    ends = logical_or(_endless(x[0]), _endless(x[1]))
+    first = where(ends, far[0], found[0])
+    if real is not None:
+        first = where(logical_and(isnan(x[1]), _is(x[0], 0)), real, first)
+    return first, where(ends, far[1], found[1])
 
 
 # --- parts and questions
@@ -265,11 +327,11 @@ FUNCTIONS: dict[str, Function] = {
     "log10": lambda x: _scaled(_log(x), 1 / math.log(10)),
     "sqrt": _sqrt,
     "rsqrt": lambda x: _reciprocal(_sqrt(x)),
-    "sin": lambda x: (mul(sin(x[0]), cosh(x[1])), mul(cos(x[0]), sinh(x[1]))),
-    "cos": lambda x: (mul(cos(x[0]), cosh(x[1])), neg(mul(sin(x[0]), sinh(x[1])))),
+    "sin": lambda x: _over_i(_sinh(_times_i(x))),
+    "cos": lambda x: _cosh(_times_i(x)),
     "tan": lambda x: _over_i(_tanh(_times_i(x))),
-    "sinh": lambda x: (mul(sinh(x[0]), cos(x[1])), mul(cosh(x[0]), sin(x[1]))),
-    "cosh": lambda x: (mul(cosh(x[0]), cos(x[1])), mul(sinh(x[0]), sin(x[1]))),
+    "sinh": _sinh,
+    "cosh": _cosh,
     "tanh": _tanh,
     "asin": _asin,
     "acos": _acos,

@@ -141,7 +141,8 @@ def passes(
         ("residual_norm", residual_norm),
         ("lower", lambda program: lower(program, has_kernel)),
         ("merge", redundancy.merge_loops),
-        ("hoist", hoist),
+        # What leaves a body has not been lowered there yet.
+        ("hoist", lambda program: lower(hoist(program), has_kernel)),
         ("dead", eliminate_dead_code),
         ("update_product", update_product),
         ("update_rows", update_rows),

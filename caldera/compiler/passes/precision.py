@@ -55,6 +55,7 @@ STORED: dict[str, int] = {
     "round": ALL,
     "where": ALL,
     "stop_gradient": ALL,
+    "guarded": ALL,
     "max": ALL,
     "min": ALL,
     "equal": ALL,

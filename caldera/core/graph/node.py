@@ -19,7 +19,8 @@ import itertools
 import struct
 import weakref
 from _weakref import _remove_dead_weakref  # type: ignore[attr-defined]
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -75,6 +76,34 @@ def current_pin() -> str | None:
 def any_pins() -> bool:
     """Whether any node may belong anywhere."""
     return _is_used
+
+
+_written_here: ContextVar[set[Node] | None] = ContextVar("caldera_written", default=None)
+_is_recording = False
+
+
+@contextmanager
+def written() -> Iterator[set[Node]]:
+    """Collect the nodes that a block writes, those that exist already as well.
+
+    >>> from caldera.core.graph.ops.base import full
+    >>> from caldera.core.tensor.dtype import float32
+    >>> before = full((2,), 1.0, float32)
+    >>> with written() as found:
+    ...     again = full((2,), 1.0, float32)
+    >>> again in found
+    True
+    """
+    global _is_recording
+    _is_recording = True
+    outer, found = _written_here.get(), set[Node]()
+    token = _written_here.set(found)
+    try:
+        yield found
+    finally:
+        _written_here.reset(token)
+        if outer is not None:
+            outer |= found
 
 
 Value = TypeVar("Value")
@@ -299,18 +328,22 @@ def _interned(
     pin = current_pin() if inputs else None
     key = (op, operands, attrs_key, orders, pin)
     found = _table.get(key)
-    if found is not None:
-        return found
-    node = Node()
-    node.op = op
-    node.inputs = inputs
-    node.attrs = attrs
-    node.attrs_key = attrs_key
-    node.outputs = outputs
-    node.pin = pin
-    node.simplified_by = None
-    node.serial = next(Node._serials)
-    return _table.setdefault(key, node)
+    if found is None:
+        node = Node()
+        node.op = op
+        node.inputs = inputs
+        node.attrs = attrs
+        node.attrs_key = attrs_key
+        node.outputs = outputs
+        node.pin = pin
+        node.simplified_by = None
+        node.serial = next(Node._serials)
+        found = _table.setdefault(key, node)
+    if _is_recording:
+        here = _written_here.get()
+        if here is not None:
+            here.add(found)
+    return found
 
 
 def describe(node: Node, depth: int = 2) -> str:

@@ -32,6 +32,7 @@ LINEAR = frozenset(
         "neg",
         "where",
         "stop_gradient",
+        "guarded",
         "sum",
         "cumsum",
         "mean",

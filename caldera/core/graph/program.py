@@ -184,9 +184,7 @@ def program_of(outputs: Sequence[Node], updates: Sequence[Node] = ()) -> Program
             )
     # The value of an assignment is the new value; the update itself is now on the program.
     program = Program(tuple(outputs), tuple(changed.items()))
-    return program.with_roots(
-        rewrite(program.roots, lambda node: node.inputs[1] if node.op.name == "assign" else None)
-    )
+    return program.with_roots(rewrite(program.roots, _as_run))
 
 
 def _check_leaf(node: Node) -> None:
@@ -198,6 +196,17 @@ def _check_leaf(node: Node) -> None:
             got=f"{symbol.name} {symbol.spec}, an argument of a body",
             hint="return it from the body, as a carry or a y",
         )
+
+
+def _as_run(node: Node) -> Node | None:
+    """What stands for a node in a plan; None for itself. Guards are for derivatives alone."""
+    if node.op.name in ("assign", "guarded"):
+        return node.inputs[node.op.name == "assign"]
+    body = node.attrs.get("body")
+    if body is None or all(part.op.name != "guarded" for part in body.order()):
+        return None
+    plain = body.with_outputs(rewrite(body.outputs, _as_run))
+    return node.op.node(*node.inputs, **{**node.attrs, "body": plain})
 
 
 Outputs = Sequence[Node | None]

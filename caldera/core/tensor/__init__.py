@@ -37,6 +37,7 @@ from caldera.core.tensor.dtype import (
     float16,
     float32,
     float64,
+    has_dtype,
     int8,
     int16,
     int32,

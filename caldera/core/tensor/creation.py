@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from caldera.core.memory import MANAGED, Kind
 from caldera.core.tensor import dlpack
-from caldera.core.tensor.dtype import array_of, canonical, exactly, is_inexact, of_scalar
+from caldera.core.tensor.dtype import array_of, canonical, exactly, has_dtype, is_inexact, of_scalar
 from caldera.core.tensor.fillers import (
     Constant,
     Diagonal,
@@ -50,7 +50,7 @@ def tensor(
     array = array_of(data, "tensor")
     if dtype is not None:
         array = exactly(array, canonical(dtype), "tensor")
-    elif not _has_dtype(data) and is_inexact(array.dtype):
+    elif not has_dtype(data) and is_inexact(array.dtype):
         array = array.astype(of_scalar(array.dtype.type(0).item()))
     return Tensor.from_numpy(array, kind, device, name)
 
@@ -72,13 +72,6 @@ def from_dlpack(
     [0.0, 5.0, 0.0]
     """
     return Tensor.from_numpy(dlpack.array_from_dlpack(lender), kind, device, name, copy=False)
-
-
-def _has_dtype(data: Any) -> bool:
-    """Whether the numbers come with a dtype of their own, be it inside lists."""
-    while isinstance(data, list | tuple) and data:
-        data = data[0]
-    return hasattr(data, "dtype")
 
 
 def zero() -> Filler:

@@ -167,8 +167,17 @@ def side_of_range(value: bool | int | float | complex, dtype: DType) -> int:
     return int(value > limits.max) - int(value < limits.min)
 
 
-def of_scalar(value: bool | int | float | complex, other: DType | None = None) -> DType:
-    """The dtype of a Python scalar beside an operand of dtype `other` (scalars are weak)."""
+def of_scalar(
+    value: bool | int | float | complex | np.generic, other: DType | None = None
+) -> DType:
+    """The dtype of a scalar beside an operand of dtype `other` (scalars are weak).
+
+    Without one, a scalar of NumPy keeps its own.
+    """
+    if isinstance(value, np.generic):
+        if other is None:
+            return canonical(value.dtype)
+        value = value.item()
     if isinstance(value, bool):
         return other if other is not None else bool_
     if isinstance(value, int):
@@ -179,6 +188,13 @@ def of_scalar(value: bool | int | float | complex, other: DType | None = None) -
 
 
 Array = NDArray[Any]
+
+
+def has_dtype(data: object) -> bool:
+    """True if the data, or the first element of nested lists, is an array or a scalar of one."""
+    while isinstance(data, list | tuple) and data:
+        data = data[0]
+    return hasattr(data, "dtype")
 
 
 def array_of(data: object, where: str) -> Array:

@@ -50,6 +50,8 @@ class Tensor(StridedArray, ScalarConversions):
     >>> t[1, -1] = 8.0
     >>> t[1]
     Tensor([1., 1., 8.], shape=(3,), dtype=float32, kind=MANAGED, device=cpu)
+    >>> t[1, 0].dtype, t[1, 0].item()
+    (dtype('float32'), 1.0)
     >>> t.reshape(3, 2).T.tolist()
     [[1.0, 1.0, 1.0], [1.0, 1.0, 8.0]]
     """
@@ -147,12 +149,13 @@ class Tensor(StridedArray, ScalarConversions):
     def __getitem__(self, key: Any) -> Any:
         items = key if type(key) is tuple else (key,)
         if is_element(items, len(self._layout.shape)):
-            return self._memory.get(self._layout.element(items))
+            # As in NumPy a scalar of the tensor's dtype; `item` and `get` give Python numbers.
+            return self._dtype.type(self._memory.get(self._layout.element(items)))
         if is_basic(items):
             return self._view(self._layout.indexed(items))
         selected = picked(self.numpy(), index_arrays(items))
         if not isinstance(selected, np.ndarray):
-            return selected.item()
+            return selected
         return Tensor.from_numpy(selected, self.kind, self.device, self.name)
 
     def __setitem__(self, key: Any, value: object) -> None:

@@ -142,6 +142,42 @@ def test_functions_keep_their_digits(dtype: str) -> None:
             assert np.array_equal(np.isinf(result), np.isinf(right)), name
 
 
+ENDS = [0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 100.0, -1000.0, np.inf, -np.inf, np.nan]
+"""Parts of numbers at which functions have values of their own (C99, Annex G)."""
+OF_THE_STANDARD = {"expm1": {complex(np.inf, 0): complex(np.inf, 0), complex(-np.inf, np.nan): -1}}
+"""Where NumPy gives nan and the array API standard, as here, another value."""
+
+
+@pytest.mark.parametrize("device", ["cpu", "loopback", "the oracle of kernels"])
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_functions_of_infinities_and_nan_follow_annex_g(dtype: str, device: str) -> None:
+    z = np.array([complex(a, b) for a in ENDS for b in ENDS], dtype)
+    names = """exp log sqrt sin cos tan sinh cosh tanh arcsin arccos arctan arcsinh arccosh arctanh
+        log1p log2 log10 exp2 square absolute sign""".split()  # noqa: SIM905 - a table of names
+    given = op.input("z", z.shape, dtype)
+    outputs = [
+        getattr(op, name.replace("arc", "a").replace("absolute", "abs"))(given) for name in names
+    ]
+    with np.errstate(all="ignore"):
+        if device.startswith("the"):
+            program = complex_parts(Program(tuple(each.node for each in outputs)))
+            found = interpret(program.outputs, {given.node: z})
+        else:
+            plan = cd.compile(outputs, device=device)
+            found = [each.numpy() for each in plan.run({"z": z})]
+        for name, result in zip(names, found, strict=True):
+            right = getattr(np, name)(z)
+            parts = [[f(each) for f in (np.real, np.imag)] for each in (result, right)]
+            # The sign of an infinity beside nan is nobody's.
+            beside_nan = np.isnan(right) & np.isinf(np.stack(parts[1])).any(0)
+            ours, numpys = (np.where(beside_nan, np.abs(each), each) for each in parts)
+            np.testing.assert_allclose(
+                ours, numpys, rtol=30 * np.finfo(dtype).eps, atol=1e-6, err_msg=name
+            )
+    for number, value in OF_THE_STANDARD["expm1"].items():
+        assert op.expm1(cd.tensor(np.array([number], dtype))).tolist() == [value]
+
+
 def test_division_does_not_overflow_on_the_way() -> None:
     a = np.array([1e300 + 1e300j, 1e-300j, 1.0, 3 + 4j])
     b = np.array([1e300 - 2e300j, 2e-300, 1e-300 + 1e-300j, 1j])

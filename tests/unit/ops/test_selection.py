@@ -192,6 +192,51 @@ def test_a_choice_has_the_derivative_of_its_side() -> None:
         same(op.grad(op.sum(y), x), slope)
 
 
+@pytest.mark.parametrize("device", ["cpu", "loopback"])
+@pytest.mark.parametrize(
+    "choice",
+    [
+        lambda v: op.cond(v > 0.0, op.sqrt, lambda x: x * x, v),
+        lambda v: op.cond(v < 0.0, lambda: v * v, lambda: op.log(v) * 1e300),
+        # What a side writes may stand elsewhere already.
+        lambda v: op.cond(op.sqrt(v) > 2.0, lambda: op.sqrt(v), lambda: v * v),
+        lambda v: op.cond(
+            v < 0.0,
+            lambda: op.cond(v > 0.0, lambda: op.log(v), lambda: v * v),
+            lambda: op.cond(v > 0.0, lambda: v, lambda: op.sqrt(v)),
+        ),
+        lambda v: op.scan(
+            lambda c, t: (op.cond(c > t, lambda: op.sqrt(c - t), lambda: c * c), None), v, [0.0]
+        )[0],
+        lambda v: op.while_loop(lambda c: c < 0.0, lambda c: op.sqrt(-c) ** 4, v, steps=5),
+        lambda v: op.while_loop(
+            lambda s: s[0] < 2,
+            lambda s: (s[0] + 1, s[1] * op.sqrt(op.cast(2 - s[0], "float64") * -v)),
+            (0, -v / math.sqrt(2)),
+            steps=5,
+        )[1],
+    ],
+)
+def test_what_is_not_taken_has_no_derivative(choice: Any, device: str) -> None:
+    v = op.var("v", (), fill=np.array(-4.0), dtype="float64", device=device)
+    y = choice(v)
+    slope = op.grad(y, v)
+    found = [each.eval().item() for each in (y, slope, op.grad(slope, v))]
+    np.testing.assert_allclose(found, [16.0, -8.0, 2.0], rtol=1e-12)
+
+
+def test_what_is_not_taken_need_not_be_computable() -> None:
+    x = op.var("x", (3,), fill=np.array([1.0, 2.0, 3.0]))
+    found = op.while_loop(
+        lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] * op.gather(x, s[0])), (0, 1.0), steps=6
+    )
+    assert [each.item() for each in found] == [3, 6.0]
+    assert op.grad(found[1], x).tolist() == [6.0, 3.0, 2.0]
+    place = op.var("place", (), fill=np.array(7), dtype="int64")
+    y = op.cond(place < 3, lambda: op.gather(x, place), lambda: op.sum(x))
+    assert y.item() == 6.0
+
+
 @pytest.mark.parametrize(
     ("write", "message"),
     [

@@ -189,6 +189,23 @@ def stop_gradient(x: Spec) -> Spec:
     return x
 
 
+@op(
+    "guarded",
+    kind="elementwise",
+    flops=lambda node: 0,
+    gradient=lambda g, y, x, taken: (where(taken, g, full(g.shape, 0, g.dtype)), None),
+)
+def guarded(x: Spec, taken: Spec) -> Spec:
+    """`x` as a side of a choice reads it: nothing flows back to it where the side is not taken.
+
+    A derivative of 0 times one that is infinite or nan would be nan.
+    """
+    return x
+
+
+guarded.decompose = lambda x, taken: x
+
+
 # --- functions of one argument
 
 exp = define("exp", floats, lambda g, y, x: mul(g, y))

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import caldera as cd
+from caldera import op
 from caldera.core.tensor import dtype as dtypes
 from caldera.core.tensor.shape import StridedView
 from caldera.errors import DeviceError, DtypeError, ShapeError
@@ -378,3 +379,18 @@ def test_memory_outlives_the_tensor_in_its_arrays():
     others = [cd.Tensor((2, 3, 4), fill=cd.one()) for _ in range(10)]
     assert array.reshape(-1).tolist() == list(range(24))
     del others
+
+
+@pytest.mark.parametrize("dtype", [dtype.name for dtype in dtypes.ALL])
+def test_elements_keep_their_dtype(dtype: str) -> None:
+    t = cd.tensor(np.array([[1, 0], [1, 1]]).astype(dtypes.BY_NAME[dtype]))
+    elements = [t[0, 0], next(iter(t[1])), t[np.array(1), np.array(1)]]
+    assert [each.dtype for each in elements] == [t.dtype] * 3
+    assert isinstance(t[0, 0].item(), bool | int | float | complex | np.generic)
+    for scalar in (t[0, 0], [t[0, 0], t[1, 1]]):
+        assert op.exp(scalar).dtype == op.exp(t).dtype
+        assert op.equal(scalar, t[0]).tolist() == op.equal(1, t[0]).tolist()
+    if dtype != "bool":
+        assert (op.add(t[0, 0], t[1, 1]).dtype, op.square(t[0, 0]).dtype) == (t.dtype, t.dtype)
+    # Beside others they are weak where they are Python numbers too: np.sqrt(2) must not widen.
+    assert (cd.tensor([1.0]) * cd.tensor(np.array([2.0]))[0]).dtype == dtypes.float32

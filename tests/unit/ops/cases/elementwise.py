@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from caldera import op
+from caldera.compiler.lazy import Expr
+from caldera.core.graph.ops.elementwise import guarded
 from tests.unit.ops.case import Case, numbers
 
 _PAIRS = (((2, 3), (2, 3)), ((2, 3), (3,)), ((2, 1), (1, 3)), ((), (3,)), ((0, 3), (1, 3)))
@@ -142,6 +144,13 @@ CASES += [
         name="broadcast condition",
     ),
     Case("where", op.where, (np.array(True), numbers(), numbers(0, 2)), np.where, name="empty"),
+    Case(
+        "guarded",
+        lambda a: Expr(guarded(a.node, (op.sum(a) < 1e9).node)) * a,
+        (numbers(2, 3),),
+        lambda a: a * a,
+        order=2,
+    ),
     # Zero is where float32 can tell apart the small steps of finite differences.
     Case(
         "cast",
