@@ -21,7 +21,8 @@ from caldera.base.children import (
 from caldera.base.machine import ranks_started, usable_cores
 from caldera.comm import Communicator, world
 from caldera.comm.endpoint import Endpoint
-from caldera.comm.local_sockets import KEY_BYTES, Listener, gather_links
+from caldera.comm.listener import KEY_BYTES, Listener
+from caldera.comm.local_sockets import gather_links
 from caldera.dmath.master import Master
 from caldera.dmath.session import Session, SpmdSession
 from caldera.dmath.workers import MpiTeam, RankWorker, SocketTeam, ThreadTeam

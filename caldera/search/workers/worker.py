@@ -19,6 +19,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from caldera.base.plain_data import encoded
@@ -109,10 +110,9 @@ class MessageStream:
 
 
 def _message(line: bytes | bytearray) -> dict[str, Any]:
-    try:
+    found = None
+    with suppress(ValueError, RecursionError):
         found = json.loads(line)
-    except ValueError:
-        found = None
     if not isinstance(found, dict) or not isinstance(found.get("kind"), str):
         raise CommError.build(
             "a search's worker",
@@ -169,12 +169,12 @@ class TrialWorker:
         # To wake the listener up when the worker leaves by itself.
         self._wake_writer, self._wake_reader = socket.socketpair()
 
-    def serve(self, **hello: Any) -> list[dict[str, Any]] | None:
+    def serve(self) -> list[dict[str, Any]] | None:
         """Run trials until there are no more; the master's final messages, or None if it gave this
         worker up or is gone."""
         listener = threading.Thread(target=self._listen, name=f"{self._name} listens", daemon=True)
         listener.start()
-        self._channel.send({"kind": "hello", **hello})
+        self._channel.send({"kind": "hello"})
         try:
             while (task := self._tasks.get()) is not None:
                 self._run(task)
