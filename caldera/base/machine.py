@@ -12,7 +12,6 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +19,8 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 
 import numpy as np
+
+from caldera.base.children import run_program
 
 _CONTAINER_LIMITS = (
     "/sys/fs/cgroup/memory.max",
@@ -251,15 +252,10 @@ def card_state_from(line: str) -> CardState | None:
 def answer(program: str, *arguments: str, seconds: float = 10.0) -> list[str]:
     """The lines that another program prints; none if it is not there or does not answer."""
     path = shutil.which(program)
-    if path is None:
+    done = path and run_program(path, *arguments, seconds=seconds)
+    if not done or done.returncode:
         return []
-    try:
-        done = subprocess.run(
-            [path, *arguments], capture_output=True, text=True, timeout=seconds, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return done.stdout.splitlines()
+    return done.stdout.decode(errors="replace").splitlines()
 
 
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")

@@ -171,7 +171,8 @@ class Listener:
         if not hmac.compare_digest(stranger.answer[-_DIGEST:], expected):
             return None
         link.send(_signed(self._key, b"accepts", theirs, stranger.challenge, hello))
-        return Peer(*_HELLO.unpack(hello), _ready(link))
+        number, port = _HELLO.unpack(hello)
+        return Peer(number, port, _ready(link))
 
     def _end(self, link: socket.socket) -> None:
         self._forget(link)

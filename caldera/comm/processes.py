@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-from caldera.base.children import end_with_parent
+from caldera.base.children import start_program
 from caldera.base.machine import usable_cores
 from caldera.comm.mpi import MpiCommunicator
 from caldera.comm.mpi_library import launcher, many_threads, mpi
@@ -43,12 +43,9 @@ class LaunchCommand:
 
     def start(self, attempt: int = 0) -> subprocess.Popen[bytes]:
         """Start it. On Linux the system ends it if this process is killed before it is over."""
-        return subprocess.Popen(
-            self.command,
-            env={**self.environment, RESTART: str(attempt)},
-            # mpiexec ends all ranks on SIGTERM.
-            preexec_fn=end_with_parent(signal.SIGTERM),
-        )
+        # mpiexec ends all ranks on SIGTERM.
+        environment = {**self.environment, RESTART: str(attempt)}
+        return start_program(self.command, environment, signal.SIGTERM)
 
 
 def launch(

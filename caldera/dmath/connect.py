@@ -13,8 +13,8 @@ from collections.abc import Callable
 from caldera.base.arguments import within
 from caldera.base.children import (
     PipedChild,
+    child_environment,
     exit_text,
-    import_path,
     python_module,
     thread_variables,
 )
@@ -52,7 +52,7 @@ class Processes:
         set_already = {name: os.environ[name] for name in threads if os.environ.get(name)}
         self._supervisor = PipedChild(
             python_module("caldera.dmath.supervisor"),
-            {**os.environ, **threads, **set_already, "PYTHONPATH": import_path(os.environ)},
+            child_environment({**os.environ, **threads, **set_already}),
             # Ctrl-C is for the master, which notifies the workers.
             process_group=0,
         )

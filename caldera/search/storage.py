@@ -93,11 +93,10 @@ class Journal:
 
     def append_logs(self, logs: Sequence[dict[str, Any]]) -> None:
         """Write lines at the end, all of them or none."""
-        with open(self.path, "r+b") as file, _file_lock(file):
+        with open(self.path, "a+b") as file, _file_lock(file):
             if os.fstat(file.fileno()).st_size != self._offsets[-1]:
                 self._settle(file)
             number, lines = len(self._offsets) - 1, []
-            file.seek(self._offsets[-1])
             chain = self._chain
             for log in logs:
                 body = json.dumps(log, separators=(",", ":")).encode()[:-1]
