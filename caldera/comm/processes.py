@@ -77,14 +77,12 @@ def launch(
     defaults = {name: value for name, value in mpi.defaults.items() if name not in environment}
     added = {**mpi.variables, **defaults}
     added["CALDERA_THREADS"] = environment.get("CALDERA_THREADS") or str(_threads(ranks, hosts))
-    command = [starter.path, "-n", str(ranks), *mpi.arguments]
-    if survive:
-        command += mpi.survives
+    survives = mpi.survives if survive else ()
+    command = [starter.path, "-n", str(ranks), *mpi.arguments, *survives]
     if hosts is not None:
-        command += [mpi.hosts, hosts]
-    if hosts is not None and mpi.sends:
-        names = sorted({*environment, *added, RESTART})
-        command += [word for name in names if name.startswith(_SENT) for word in (mpi.sends, name)]
+        names = [name for name in {*environment, *added, RESTART} if name.startswith(_SENT)]
+        sent = [word for name in sorted(names) for word in (mpi.sends, name) if mpi.sends]
+        command += [mpi.hosts, hosts, *sent]
     words = [sys.executable, *program] if program[0].endswith(".py") else list(program)
     return LaunchCommand([*command, *words], {**environment, **added})
 

@@ -227,15 +227,16 @@ class TrialWorker:
             self._on_lost_master()
 
     def _handle(self, message: dict[str, Any]) -> None:
-        if message["kind"] == "trial":
-            task = TrialTask.from_plain(message["task"])
-            # The same trial may come again, after another worker has died with it.
-            self._reasons.pop(task.number, None)
-            self._tasks.put(task)
-        elif message["kind"] == "stop":
-            self._reasons[int(message["number"])] = str(message["reason"])
-        elif message["kind"] == "word":
-            self._final_messages.append(message["word"])
-        elif message["kind"] == "end":
-            self._has_ended = True
-            self._tasks.put(None)
+        match message:
+            case {"kind": "trial", "task": given}:
+                task = TrialTask.from_plain(given)
+                # The same trial may come again, after another worker has died with it.
+                self._reasons.pop(task.number, None)
+                self._tasks.put(task)
+            case {"kind": "stop", "number": number, "reason": reason}:
+                self._reasons[int(number)] = str(reason)
+            case {"kind": "word", "word": word}:
+                self._final_messages.append(word)
+            case {"kind": "end"}:
+                self._has_ended = True
+                self._tasks.put(None)
