@@ -1,9 +1,11 @@
 """Child processes: their start, their end with the parent, and the reason for their end.
 
-Three rules hold for every child that Caldera starts. A module that runs as a child imports nothing
-from the current folder. A child does not outlive its parent: Linux sends it a signal
-(`end_with_parent`), and on other systems it ends when its pipe or socket to the parent closes. A
-child that is ended is also waited for, so none is left as a zombie.
+All children of Caldera are started here, and three rules hold for them. Python code that runs as a
+child, or as a child of a child, imports nothing from the current folder (`-P`, PYTHONSAFEPATH): a
+file there that has the name of a library would be run. Only `start_program` starts what a user
+named, as it is. A child does not outlive its parent: Linux sends it a signal (`end_with_parent`),
+and on other systems it ends when its pipe or socket to the parent closes. A child that is ended is
+also waited for, so none is left as a zombie.
 """
 
 from __future__ import annotations
@@ -42,10 +44,59 @@ def python_module(module: str) -> list[str]:
 def import_path(environment: Mapping[str, str], folder: str = PACKAGE_FOLDER) -> str:
     """Return the PYTHONPATH of an environment with `folder` in front.
 
-    >>> import_path({"PYTHONPATH": "a"}, "b") == f"b{os.pathsep}a"
+    Empty parts, which stand for the current folder, are left out.
+
+    >>> import_path({"PYTHONPATH": f"{os.pathsep}a"}, "b") == f"b{os.pathsep}a"
     True
     """
-    return os.pathsep.join(filter(None, [folder, environment.get("PYTHONPATH")]))
+    known = environment.get("PYTHONPATH", "").split(os.pathsep)
+    return os.pathsep.join(filter(None, [folder, *known]))
+
+
+def child_environment(
+    environment: Mapping[str, str] = os.environ, folder: str = PACKAGE_FOLDER
+) -> dict[str, str]:
+    """Return the environment of a Python child, whose own children have safe paths too.
+
+    >>> child_environment({"PYTHONPATH": "", "LANG": "C"}, "b")
+    {'PYTHONPATH': 'b', 'LANG': 'C', 'PYTHONSAFEPATH': '1'}
+    """
+    return {**environment, "PYTHONPATH": import_path(environment, folder), "PYTHONSAFEPATH": "1"}
+
+
+def run_program(
+    *command: str,
+    seconds: float,
+    content: bytes = b"",
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[bytes] | None:
+    """Run a program to its end; None if it is not there, or has not ended after `seconds`.
+
+    `content` is its standard input.
+
+    >>> run_program(sys.executable, "-P", "-c", "print(6 * 7)", seconds=60).stdout.split()
+    [b'42']
+    """
+    try:
+        return subprocess.run(
+            command,
+            input=content,
+            capture_output=True,
+            timeout=seconds,
+            env=child_environment() if environment is None else dict(environment),
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def start_program(
+    command: Sequence[str], environment: Mapping[str, str], number: signal.Signals
+) -> subprocess.Popen[bytes]:
+    """Start a program that the user named; on Linux it receives a signal when this process ends."""
+    return subprocess.Popen(
+        list(command), env=dict(environment), preexec_fn=end_with_parent(number)
+    )
 
 
 def thread_variables(threads: int) -> dict[str, str]:
@@ -148,7 +199,7 @@ class PipedChild(subprocess.Popen[bytes]):
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
-            env=dict(environment),
+            env={**environment, "PYTHONSAFEPATH": "1"},
             process_group=process_group,
         )
 

@@ -172,10 +172,9 @@ class FileCache:
         try:
             found = read_own_file(self.path(key))
             secret = self._secret()
-        except PermissionError as problem:
-            self._warn(str(problem.strerror))
-            return None
-        except OSError:
+        except OSError as problem:
+            if isinstance(problem, PermissionError):
+                self._warn(str(problem.strerror))
             return None
         content = found[_HEAD:]
         return content if hmac.compare_digest(found[:_HEAD], _head(secret, key, content)) else None

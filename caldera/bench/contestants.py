@@ -4,13 +4,13 @@ its best."""
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
+from caldera.base.children import run_program
 from caldera.bench.equality import REFERENCE_PRECISION
 from caldera.bench.workloads import (
     Case,
@@ -192,17 +192,10 @@ def has_compiler() -> bool:
     program = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if program is None:
         return False
-    try:
-        done = subprocess.run(
-            [program, "-x", "c++", "-fsyntax-only", "-"],
-            input=b"#include <vector>\nint main() { return 0; }\n",
-            capture_output=True,
-            timeout=_COMPILER_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return False
-    return done.returncode == 0
+    source = b"#include <vector>\nint main() { return 0; }\n"
+    words = (program, "-x", "c++", "-fsyntax-only", "-")
+    done = run_program(*words, seconds=_COMPILER_SECONDS, content=source)
+    return done is not None and done.returncode == 0
 
 
 # --- on a card

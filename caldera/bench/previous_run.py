@@ -25,7 +25,6 @@ import json
 import math
 import re
 import statistics
-import subprocess
 import tarfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -35,6 +34,7 @@ from random import Random
 from typing import Any, Protocol
 
 import caldera
+from caldera.base.children import run_program
 from caldera.bench.case_runner import CaseOptions, CaseRunner, Entries
 from caldera.bench.contestants import BEFORE
 from caldera.bench.results import ResultEntry, sources_digest
@@ -92,7 +92,7 @@ def previous_sources(
     try:
         _git(package, "merge-base", "--is-ancestor", commit, "HEAD")
         archive = _git(package, "archive", "--format=tar", commit, "--", ".")
-    except (OSError, subprocess.SubprocessError):
+    except OSError:
         return None
     found = folder / package.name
     with tarfile.open(fileobj=io.BytesIO(archive)) as files:
@@ -103,9 +103,10 @@ def previous_sources(
 
 
 def _git(folder: Path, *words: str) -> bytes:
-    return subprocess.run(
-        ["git", "-C", str(folder), *words], capture_output=True, timeout=_GIT_SECONDS, check=True
-    ).stdout
+    done = run_program("git", "-C", str(folder), *words, seconds=_GIT_SECONDS)
+    if done is None or done.returncode:
+        raise OSError(f"git {words[0]} did not answer")
+    return done.stdout
 
 
 CHANCE = 0.01

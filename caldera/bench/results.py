@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
 import time
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import caldera
+from caldera.base.children import run_program
 from caldera.base.machine import CardState, card_state, this_machine
 from caldera.bench.contestants import PEERS, has_compiler
 from caldera.bench.equality import Equality, is_as_strict
@@ -76,10 +75,9 @@ def code_version() -> dict[str, str]:
     """
     root = Path(caldera.__file__).parent
     found = {"version": caldera.__version__, "sources": sources_digest(root)}
-    command = ["git", "-C", str(root), "rev-parse", "HEAD"]
-    with suppress(OSError, subprocess.SubprocessError):
-        asked = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-        found["commit"] = asked.stdout.strip()
+    asked = run_program("git", "-C", str(root), "rev-parse", "HEAD", seconds=10)
+    if asked is not None and not asked.returncode:
+        found["commit"] = asked.stdout.decode().strip()
     return found
 
 

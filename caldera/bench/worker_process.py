@@ -20,10 +20,10 @@ from caldera.base.children import (
     END_S,
     PACKAGE_FOLDER,
     PipedChild,
+    child_environment,
     end_child,
     exit_status,
     exit_text,
-    import_path,
     python_module,
     thread_variables,
 )
@@ -266,8 +266,7 @@ class WorkerHandle:
         device = self._options.get("device", "cpu")
         environment = worker_environment(self._caches, self._threads, device)
         folder = self.contestant.sources or PACKAGE_FOLDER
-        environment["PYTHONPATH"] = import_path(environment, folder)
-        return WorkerProcess(self.contestant.label, environment)
+        return WorkerProcess(self.contestant.label, child_environment(environment, folder))
 
     def close(self) -> None:
         """End the process; the next request starts a new one with the same caches."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from llvmlite import binding as llvm
 
+from caldera.base.children import run_program
 from caldera.code.vocabulary import LOCAL_NAME, normalised, structures_of
 from caldera.errors import ConfigError, DataError
 
@@ -35,8 +35,8 @@ def find_clang() -> str:
 
 
 def _version(path: str) -> int:
-    said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
-    found = re.search(r"version (\d+)", said)
+    done = run_program(path, "--version", seconds=MOST_SECONDS)
+    found = re.search(rb"version (\d+)", b"" if done is None else done.stdout)
     return int(found.group(1)) if found else 0
 
 
@@ -58,17 +58,14 @@ def compile_c(
             got=repr(seconds),
         )
     command = [find_clang(), "-S", "-emit-llvm", "-w", "-o", "-", *flags, fspath(source)]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, timeout=seconds, check=False, stdin=subprocess.DEVNULL
-        )
-    except subprocess.TimeoutExpired as error:
+    done = run_program(*command, seconds=seconds)
+    if done is None:
         raise DataError.build(
             "code.compile_c",
             expected=f"clang to be done in {seconds} s",
             got=str(source),
             hint="give it more seconds=, or leave the file out",
-        ) from error
+        )
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().splitlines()
         first = next((line for line in said if "error: " in line), "clang said nothing")

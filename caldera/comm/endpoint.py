@@ -248,14 +248,10 @@ def channel_of(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
-def _received(link: socket.socket, nbytes: int) -> bytes:
-    got = link.recv(nbytes, socket.MSG_WAITALL)
-    if len(got) != nbytes:
-        buffer = bytearray(nbytes)
-        buffer[: len(got)] = got
-        _fill(link, memoryview(buffer)[len(got) :])
-        return bytes(buffer)
-    return got
+def _received(link: socket.socket, nbytes: int) -> bytearray:
+    buffer = bytearray(nbytes)
+    _fill(link, memoryview(buffer))
+    return buffer
 
 
 def _fill(link: socket.socket, place: memoryview) -> None:

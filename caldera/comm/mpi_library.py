@@ -7,7 +7,6 @@ import faulthandler
 import os
 import re
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from caldera.base.children import run_program
 from caldera.base.config import settings
 from caldera.base.registry import optional_import
 from caldera.comm.requests import PollBackoff, Request
@@ -166,18 +166,15 @@ def library() -> MpiImplementation | None:
 
     Another process asks: here it would stay loaded, and a broken one would end this process.
     """
-    said = _reports(sys.executable, "-c", _ASK_MPI4PY)
+    said = _reports(sys.executable, "-P", "-c", _ASK_MPI4PY)
     return implementation(said) if said.strip() else None
 
 
 def _reports(*command: str) -> str:
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_ANSWERS_WITHIN_S, check=False
-        )
-    except (OSError, subprocess.SubprocessError):
+    done = run_program(*command, seconds=_ANSWERS_WITHIN_S)
+    if done is None or done.returncode:
         return ""
-    return "" if done.returncode else done.stdout + done.stderr
+    return (done.stdout + done.stderr).decode(errors="replace")
 
 
 PACKAGE = "caldera[mpi]"

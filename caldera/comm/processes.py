@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-from caldera.base.children import end_with_parent
+from caldera.base.children import start_program
 from caldera.base.machine import usable_cores
 from caldera.comm.mpi import MpiCommunicator
 from caldera.comm.mpi_library import launcher, many_threads, mpi
@@ -43,12 +43,9 @@ class LaunchCommand:
 
     def start(self, attempt: int = 0) -> subprocess.Popen[bytes]:
         """Start it. On Linux the system ends it if this process is killed before it is over."""
-        return subprocess.Popen(
-            self.command,
-            env={**self.environment, RESTART: str(attempt)},
-            # mpiexec ends all ranks on SIGTERM.
-            preexec_fn=end_with_parent(signal.SIGTERM),
-        )
+        # mpiexec ends all ranks on SIGTERM.
+        environment = {**self.environment, RESTART: str(attempt)}
+        return start_program(self.command, environment, signal.SIGTERM)
 
 
 def launch(
@@ -80,14 +77,12 @@ def launch(
     defaults = {name: value for name, value in mpi.defaults.items() if name not in environment}
     added = {**mpi.variables, **defaults}
     added["CALDERA_THREADS"] = environment.get("CALDERA_THREADS") or str(_threads(ranks, hosts))
-    command = [starter.path, "-n", str(ranks), *mpi.arguments]
-    if survive:
-        command += mpi.survives
+    survives = mpi.survives if survive else ()
+    command = [starter.path, "-n", str(ranks), *mpi.arguments, *survives]
     if hosts is not None:
-        command += [mpi.hosts, hosts]
-    if hosts is not None and mpi.sends:
-        names = sorted({*environment, *added, RESTART})
-        command += [word for name in names if name.startswith(_SENT) for word in (mpi.sends, name)]
+        names = [name for name in {*environment, *added, RESTART} if name.startswith(_SENT)]
+        sent = [word for name in sorted(names) for word in (mpi.sends, name) if mpi.sends]
+        command += [mpi.hosts, hosts, *sent]
     words = [sys.executable, *program] if program[0].endswith(".py") else list(program)
     return LaunchCommand([*command, *words], {**environment, **added})
 

@@ -13,16 +13,16 @@ from collections.abc import Callable
 from caldera.base.arguments import within
 from caldera.base.children import (
     PipedChild,
+    child_environment,
     exit_text,
-    import_path,
     python_module,
     thread_variables,
 )
 from caldera.base.machine import usable_cores
 from caldera.comm import Communicator, world
 from caldera.comm.endpoint import Endpoint
-from caldera.comm.local_sockets import KEY_BYTES, Listener, gather_links
-from caldera.comm.ranks import started_ranks
+from caldera.comm.listener import KEY_BYTES, Listener
+from caldera.comm.local_sockets import gather_links
 from caldera.dmath.master import Master
 from caldera.dmath.session import Session, SpmdSession
 from caldera.dmath.workers import MpiTeam, RankWorker, SocketTeam, ThreadTeam
@@ -53,7 +53,7 @@ class ProcessTeam(SocketTeam):
         set_already = {name: os.environ[name] for name in threads if os.environ.get(name)}
         self._supervisor = PipedChild(
             python_module("caldera.dmath.supervisor"),
-            {**os.environ, **threads, **set_already, "PYTHONPATH": import_path(os.environ)},
+            child_environment({**os.environ, **threads, **set_already}),
             # Ctrl-C is for the master, which notifies the workers.
             process_group=0,
         )

@@ -333,27 +333,27 @@ def described(part: Any) -> str:
     >>> described({"kind": "choice", "labels": ["relu", "tanh"], "opens": {}})
     'relu, tanh'
     """
-    if not isinstance(part, dict):
-        return cell_text(part)
-    kind = part.get("kind")
-    if kind in ("uniform", "integer"):
-        low, high = cell_text(part.get("low")), cell_text(part.get("high"))
-        step = part.get("step")
-        return (
-            f"{low} to {high}"
-            + (f" in steps of {cell_text(step)}" if step not in (None, 1) else "")
-            + (", by its logarithm" if part.get("log") else "")
-        )
-    if kind == "choice":
-        labels, opens = part.get("labels"), part.get("opens")
-        texts = []
-        for label in labels if isinstance(labels, list) else []:
-            inside = opens.get(str(label)) if isinstance(opens, dict) else None
-            more = described(inside) if inside else ""
-            texts.append(f"{label} ({more})" if more else str(label))
-        return ", ".join(texts)
-    if kind == "repeat":
-        return f"{part.get('least')} to {part.get('most')} times {described(part.get('part'))}"
-    if kind == "fixed":
-        return str(part.get("value"))
-    return ", ".join(f"{name}: {described(each)}" for name, each in part.items())
+    match part:
+        case {"kind": "uniform" | "integer"}:
+            step = part.get("step")
+            return (
+                f"{cell_text(part.get('low'))} to {cell_text(part.get('high'))}"
+                + (f" in steps of {cell_text(step)}" if step not in (None, 1) else "")
+                + (", by its logarithm" if part.get("log") else "")
+            )
+        case {"kind": "choice"}:
+            labels, opens = part.get("labels"), part.get("opens")
+            inside = opens if isinstance(opens, dict) else {}
+            more = {label: described(inside.get(label) or {}) for label in inside}
+            known = labels if isinstance(labels, list) else []
+            return ", ".join(
+                f"{each} ({more[str(each)]})" if more.get(str(each)) else str(each)
+                for each in known
+            )
+        case {"kind": "repeat"}:
+            return f"{part.get('least')} to {part.get('most')} times {described(part.get('part'))}"
+        case {"kind": "fixed"}:
+            return str(part.get("value"))
+        case dict():
+            return ", ".join(f"{name}: {described(each)}" for name, each in part.items())
+    return cell_text(part)

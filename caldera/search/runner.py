@@ -177,15 +177,13 @@ def _run_all(scheduler: Scheduler, job: SearchJob, options: dict[str, Any]) -> N
         _evaluate_best(study)
         keep_network(study)
 
-    for each in scheduler.callbacks:
-        each.study_begins(study)
+    scheduler.call_callbacks("study_begins")
     try:
         run_trials(scheduler, job, end, partial(study_messages, study), **options)
     except KeyboardInterrupt:
         scheduler.is_cancelled = True
     finally:
-        for each in scheduler.callbacks:
-            each.study_ends(study)
+        scheduler.call_callbacks("study_ends")
 
 
 def _check_limits(method: Method, **limits: float | None) -> None:

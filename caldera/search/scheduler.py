@@ -104,7 +104,7 @@ class Scheduler:
                 return None
             trial.state = RUNNING
         trial.curve = []
-        self._call_callbacks("trial_begins", trial)
+        self.call_callbacks("trial_begins", trial)
         return trial.task(self._best)
 
     def prepare(self) -> None:
@@ -120,7 +120,7 @@ class Scheduler:
         loss = self.study.objective.loss(row)
         if not math.isnan(loss):
             self.study.record.report(trial, self.study.objective.measure(row))
-        self._call_callbacks("trial_reports", trial)
+        self.call_callbacks("trial_reports", trial)
         step = len(trial.curve)
         if math.isnan(loss) or step == (trial.epochs or self._epochs):
             # What has come to its end is done, however good it is.
@@ -141,7 +141,7 @@ class Scheduler:
             apply(trial, outcome, self._told, now())
             self.study.record.finish(trial, outcome)
         self._tell_methods(trial)
-        self._call_callbacks("trial_ends", trial)
+        self.call_callbacks("trial_ends", trial)
         self._check(trial, outcome)
         return trial
 
@@ -180,7 +180,7 @@ class Scheduler:
             if self._is_shared:
                 for trial in self.study.catch_up():
                     self._tell_methods(trial)
-                    self._call_callbacks("trial_ends", trial)
+                    self.call_callbacks("trial_ends", trial)
                 self._queue_waiting()
                 self._proposal = None
             yield
@@ -238,9 +238,10 @@ class Scheduler:
             return self.study.trials[proposal.parent].seed
         return trial_seed(self.seed, number)
 
-    def _call_callbacks(self, moment: str, trial: Trial) -> None:
+    def call_callbacks(self, moment: str, *trial: Trial) -> None:
+        """Tell the callbacks of a moment, and of the trial that it belongs to."""
         for callback in self.callbacks:
-            getattr(callback, moment)(self.study, trial)
+            getattr(callback, moment)(self.study, *trial)
 
     def _check(self, trial: Trial, outcome: TrialResult) -> None:
         """End the search if all trials fail in the same way from the beginning."""

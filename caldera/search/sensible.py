@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from caldera.errors import ConfigError
@@ -163,17 +163,19 @@ def _places(model: Model) -> dict[str, tuple[int, str, Any]]:
 
 def _part(said: tuple[Any, ...], value: Any) -> Any:
     """A part of a space from the words of `Layer.ranges`."""
-    kind, *rest = said
-    if kind == "around":
-        return integer(max(1, math.ceil(value / rest[0])), math.ceil(value * rest[0]), log=True)
-    if kind == "near":
-        return log(value / rest[0], value * rest[0])
-    if kind == "choice":
-        values = list(rest[0])
-        return choice(values if value is None or value in values else [value, *values])
-    if kind == "whole":
-        return integer(rest[0], rest[1], log=True)
-    if kind == "list":
-        return repeat(integer(rest[2], rest[3], log=True), rest[0], rest[1])
-    makers: Mapping[str, Callable[[float, float], Any]] = {"uniform": uniform, "log": log}
-    return makers[kind](rest[0], rest[1])
+    match said:
+        case ("around", factor):
+            return integer(max(1, math.ceil(value / factor)), math.ceil(value * factor), log=True)
+        case ("near", factor):
+            return log(value / factor, value * factor)
+        case ("choice", values):
+            is_known = value is None or value in values
+            return choice(list(values) if is_known else [value, *values])
+        case ("whole", low, high):
+            return integer(low, high, log=True)
+        case ("list", least, most, low, high):
+            return repeat(integer(low, high, log=True), least, most)
+        case ("log", low, high):
+            return log(low, high)
+        case _:
+            return uniform(*said[1:])

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import mmap
 import os
+import re
 import socket
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import accumulate
 from pathlib import Path
@@ -44,6 +44,10 @@ _MOST_BYTES = 1 << 32
 class Journal:
     """What `optuna.storages.JournalStorage` takes as its backend.
 
+    Each line ends with a checksum of itself and of all lines before it, as one more key of its
+    object, so that Optuna's own tools read it too. Lines without one, of older versions or of such
+    tools, are believed until a line with a checksum that covers them says otherwise.
+
     >>> import tempfile
     >>> from pathlib import Path
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -57,23 +61,20 @@ class Journal:
         self.path = path
         self._offsets = [0]
         """Where each line begins, and where the last one ends."""
+        self._chain = b""
+        """The checksum of all lines up to there."""
         self._own: tuple[int, int, list[bytes]] = (0, 0, [])
         """The last lines that were written here: the number of the first, where the last ends."""
         self._last_sync = 0.0
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
         with open(path, "r+b") as file, _file_lock(file):
-            _cut_unfinished_line(file)
+            self._settle(file)
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
         """The lines from this number on; one that is still being written is left for later."""
-        size = os.stat(self.path).st_size
-        if size > _MOST_BYTES:
-            raise DataError.build(
-                str(self.path), expected="a journal of a study", got="a huge file"
-            )
         number, end, lines = self._own
-        if (number, end) == (log_number_from, size):
+        if (number, end) == (log_number_from, os.stat(self.path).st_size):
             # As Optuna asks after each line that it has written, if nobody else has written any.
             for line in lines:
                 yield self._parsed(line, number)
@@ -85,50 +86,101 @@ class Journal:
                 if not line.endswith(b"\n"):
                     return
                 if number + 1 == len(self._offsets):
-                    self._offsets.append(self._offsets[number] + len(line))
+                    self._follow(line)
                 if number >= log_number_from:
                     yield self._parsed(line, number)
                 number += 1
 
-    def _parsed(self, line: bytes, number: int) -> dict[str, Any]:
-        found = None
-        with suppress(ValueError):
-            found = json.loads(line)
-        if not isinstance(found, dict):
-            raise DataError.build(
-                f"{self.path}, line {number + 1}",
-                expected="an entry of a study's journal",
-                got=repr(line[:60]),
-                hint="the file is damaged",
-            )
-        return found
-
     def append_logs(self, logs: Sequence[dict[str, Any]]) -> None:
         """Write lines at the end, all of them or none."""
-        lines = _lines(logs)
-        with open(self.path, "ab") as file, _file_lock(file):
-            begin = os.fstat(file.fileno()).st_size
+        with open(self.path, "a+b") as file, _file_lock(file):
+            if os.fstat(file.fileno()).st_size != self._offsets[-1]:
+                self._settle(file)
+            number, lines = len(self._offsets) - 1, []
+            chain = self._chain
+            for log in logs:
+                body = json.dumps(log, separators=(",", ":")).encode()[:-1]
+                chain = _joined(chain, body)
+                lines.append(body + _CHECK % chain.hex().encode())
             # At once: who is killed between two writes would leave a part.
             file.write(b"".join(lines))
             file.flush()
-            if begin == self._offsets[-1]:
-                number = len(self._offsets) - 1
-                self._offsets += [*accumulate(map(len, lines), initial=begin)][1:]
-                self._own = (number, self._offsets[-1], lines)
+            self._offsets += [*accumulate(map(len, lines), initial=self._offsets[-1])][1:]
+            self._chain = chain
+            self._own = (number, self._offsets[-1], lines)
             if time.monotonic() - self._last_sync > _SYNC_EVERY_S:
                 os.fsync(file.fileno())
                 self._last_sync = time.monotonic()
 
+    def _settle(self, file: BinaryIO) -> None:
+        """Follow what others have written, and cut off what one that was killed left unfinished."""
+        if os.fstat(file.fileno()).st_size > _MOST_BYTES:
+            raise DataError.build(
+                str(self.path), expected="a journal of a study", got="a huge file"
+            )
+        file.seek(self._offsets[-1])
+        rest = b""
+        for line in file:
+            rest = b"" if line.endswith(b"\n") else line
+            if not rest:
+                self._follow(line)
+        if rest:
+            # A line may be there but for its end.
+            ended = [line for line in (rest + b"\n", rest[:-1] + b"\n") if self._is_next(line)]
+            file.seek(self._offsets[-1])
+            file.truncate()
+            for line in ended[:1]:
+                file.write(line)
+                self._follow(line)
 
-def _lines(logs: Iterable[dict[str, Any]]) -> list[bytes]:
-    return [json.dumps(log, separators=(",", ":")).encode() + b"\n" for log in logs]
+    def _is_next(self, line: bytes) -> bool:
+        """True if a line has a checksum, which is right."""
+        claimed = _CHECKED.fullmatch(line[-_CHECK_BYTES:])
+        own = _joined(self._chain, line[:-_CHECK_BYTES]).hex().encode()
+        return claimed is not None and claimed[1] == own
+
+    def _follow(self, line: bytes) -> None:
+        """Take the next line of the file for what it says, if nothing speaks against that."""
+        is_checked = self._is_next(line)
+        if not is_checked and _LIKE_CHECKED.search(line[-2 * _CHECK_BYTES :]):
+            raise self._damaged(
+                len(self._offsets), "lines that agree with their checksums", "others"
+            )
+        content = line[:-_CHECK_BYTES] if is_checked else line
+        self._chain = _joined(self._chain, content)
+        self._offsets.append(self._offsets[-1] + len(line))
+
+    def _parsed(self, line: bytes, number: int) -> dict[str, Any]:
+        found = None
+        with suppress(ValueError, RecursionError):
+            found = json.loads(line)
+        if not isinstance(found, dict):
+            expected = "an entry of a study's journal"
+            raise self._damaged(number + 1, expected, repr(line[:60]))
+        found.pop("check", None)
+        return found
+
+    def _damaged(self, line: int, expected: str, got: str) -> DataError:
+        return DataError.build(
+            f"{self.path}, line {line}",
+            expected=expected,
+            got=got,
+            hint="the file is damaged there or shortly before; restore it from a copy, or remove "
+            "this line and all after it to go on with the trials before",
+        )
 
 
-def _cut_unfinished_line(file: BinaryIO) -> None:
-    if os.fstat(file.fileno()).st_size:
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
-            end = whole.rfind(b"\n") + 1
-        file.truncate(end)
+_CHECK = b',"check":"%s"}\n'
+"""The end of a line: the checksum as its last key."""
+_CHECKED = re.compile(_CHECK % b"([0-9a-f]{16})")
+_LIKE_CHECKED = re.compile(rb'"[^"]*":\s*"[^"]{16}"}\s*$')
+"""What may be left of one: no other line of Optuna's ends with such a value."""
+_CHECK_BYTES = len(_CHECK % bytes(16))
+
+
+def _joined(chain: bytes, content: bytes) -> bytes:
+    """The checksum of lines and the one after them."""
+    return hashlib.blake2b(chain + content, digest_size=8).digest()
 
 
 @contextmanager

@@ -162,21 +162,18 @@ class Study:
         does not have), cost and reason."""
         names = self.objective.names()
         paths = list(dict.fromkeys(path for trial in self.trials for path in trial.point))
-        found = []
-        for trial in self.trials:
-            values = trial.values or (math.nan,) * len(names)
-            found.append(
-                {
-                    "number": trial.number,
-                    "state": trial.state,
-                    **dict(zip(names, values, strict=True)),
-                    **{path: trial.point.get(path) for path in paths},
-                    "seconds": trial.seconds,
-                    "steps": len(trial.curve),
-                    "reason": trial.reason,
-                }
-            )
-        return found
+        return [
+            {
+                "number": trial.number,
+                "state": trial.state,
+                **dict(zip(names, trial.values or (math.nan,) * len(names), strict=True)),
+                **{path: trial.point.get(path) for path in paths},
+                "seconds": trial.seconds,
+                "steps": len(trial.curve),
+                "reason": trial.reason,
+            }
+            for trial in self.trials
+        ]
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{n} {state}" for state, n in self.counts().items() if n)

@@ -7,8 +7,6 @@ without, threads of this process.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from caldera import data, nn, optim, parallel
+from caldera.base.children import child_environment, python_module, run_program
 from caldera.base.file_cache import write_file
 from caldera.bench.timing import StepClock, peak_memory
 from caldera.comm import Communicator, run_virtual_ranks, world
@@ -222,37 +221,23 @@ def run_ranks(work: str, ranks: int, asked: Sequence[Options]) -> tuple[list[Any
         return done[0], THREADS
     with tempfile.TemporaryDirectory(prefix="caldera-ranks-") as folder:
         file = Path(folder) / "found.json"
-        program = [
-            sys.executable,
-            "-m",
-            "caldera.bench.reproduce.ranks",
-            work,
-            json.dumps(list(asked)),
-            str(file),
-        ]
-        environment = {**os.environ, "CALDERA_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        program = [*python_module("caldera.bench.reproduce.ranks"), work]
+        program += [json.dumps(list(asked)), str(file)]
+        environment = child_environment() | {"CALDERA_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         if ranks > 1:
             job = launch(ranks, program, environment=environment)
             program, environment = job.command, job.environment
-        try:
-            done_there = subprocess.run(
-                program,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=_LIMIT_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
+        done_there = run_program(*program, seconds=_LIMIT_S, environment=environment)
+        if done_there is None:
             raise CommError.build(
                 f"{work} on {ranks} ranks", expected=f"an end within {_LIMIT_S:g} s", got="none"
-            ) from None
+            )
         if done_there.returncode or not file.exists():
-            said = done_there.stderr.strip().splitlines()[-1:] or ["nothing"]
+            lines = done_there.stderr.decode(errors="replace").strip().splitlines()
             raise CommError.build(
                 f"{work} on {ranks} ranks",
                 expected="a result",
-                got=said[0],
+                got=lines[-1] if lines else "nothing",
                 hint="does `caldera run -n 2` work here?",
             )
         return json.loads(file.read_text(encoding="utf-8")), PROCESSES

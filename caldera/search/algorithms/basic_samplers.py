@@ -37,10 +37,7 @@ class GridSearch(Method):
         # Other programs may have asked for some of them.
         self._visited.update(_key(trial.point) for trial in self.trials[self._seen :])
         self._seen = len(self.trials)
-        for point in self._points:
-            if _key(point) not in self._visited:
-                return point
-        return None
+        return next((point for point in self._points if _key(point) not in self._visited), None)
 
 
 def _key(point: Point) -> Key:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import selectors
 import signal
-import socket
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -48,6 +47,10 @@ class PoolMember:
     last_heard: float = field(default_factory=time.monotonic)
     last_report: float = field(default_factory=time.monotonic)
     ready: bool = False
+
+    def greet(self, channel: MessageStream) -> None:
+        """One of its channels has said hello."""
+        self.ready = True
 
     def send(self, message: dict[str, Any]) -> None:
         """To all its ranks."""
@@ -113,7 +116,6 @@ class WorkerPool(ABC):
             if isinstance(key.fileobj, MessageStream):
                 found += self._receive(key.fileobj)
             else:
-                assert isinstance(key.fileobj, socket.socket)
                 self._accept(key.fileobj)
         return found
 
@@ -159,12 +161,8 @@ class WorkerPool(ABC):
                 self._selector.unregister(channel)
             channel.close()
 
-    def _register(self, channel: MessageStream, hello: dict[str, Any]) -> None:
-        """A worker is ready."""
-        self._of_channel[channel].ready = True
-
-    def _accept(self, listening: socket.socket) -> None:
-        """Somebody wants to join."""
+    def _accept(self, link: Any) -> None:
+        """Serve a process that wants to join."""
         raise NotImplementedError
 
     def _receive(self, channel: MessageStream) -> list[WorkerMessage]:
@@ -174,15 +172,17 @@ class WorkerPool(ABC):
             messages, reason = [], str(error)
             channel.closed = True
         found: list[WorkerMessage] = []
+        member = self._of_channel[channel]
         for message in messages:
             if message["kind"] == "hello":
-                self._register(channel, message)
-            elif (member := self._of_channel.get(channel)) is not None:
+                member.greet(channel)
+            else:
                 member.last_heard = time.monotonic()
                 found.append(WorkerMessage(member, message, channel))
-        member = self._of_channel.get(channel)
-        if channel.closed and member is not None:
+        if channel.closed and member in self.members:
             found.append(WorkerMessage(member, {"kind": LOST, "reason": reason}))
+        elif channel.closed:
+            self._forget(member)
         return found
 
 

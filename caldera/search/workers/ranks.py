@@ -14,19 +14,18 @@ read a file that only the master's machine may have.
 from __future__ import annotations
 
 import atexit
-import hmac
 import secrets
-import selectors
 import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from caldera.base.plain_data import decoded, encoded
 from caldera.comm import Communicator, MpiCommunicator
+from caldera.comm.listener import KEY_BYTES, LOOPBACK, Listener, connect
 from caldera.comm.processes import end_all
 from caldera.errors import CommError, ConfigError
 from caldera.parallel import DataParallel
@@ -39,43 +38,43 @@ from caldera.search.workers.local import share_card
 from caldera.search.workers.worker import MessageStream, TrialWorker
 from caldera.train.strategy import SingleProcessStrategy
 
-_LOOPBACK = "127.0.0.1"
-
 
 @dataclass(eq=False)
 class RankGroup(PoolMember):
     """The ranks that train one trial together; the first of them leads."""
 
-    ranks: range = range(0)
+    ranks: Sequence[int] = ()
+    greeted: set[MessageStream] = field(default_factory=set)
+
+    def greet(self, channel: MessageStream) -> None:
+        self.greeted.add(channel)
+        self.ready = 0 < len(self.ranks) == len(self.greeted)
 
 
 class RankWorkers(WorkerPool):
     """Groups of ranks; one that was given up may come again.
 
-    `address` is what ranks need to connect: names of this machine, the port, and a secret, without
+    `address` is what ranks need to connect: names of this machine, the port, and the key, without
     which nobody is let in.
     """
 
     def __init__(self, groups: Sequence[range], *, several_machines: bool = False) -> None:
         super().__init__()
         self._groups = groups
-        self._secret = secrets.token_hex(16)
-        self._listening = socket.create_server(
-            ("" if several_machines else _LOOPBACK, 0), backlog=1024
-        )
+        key = secrets.token_bytes(KEY_BYTES)
+        self._listener = Listener(key, "" if several_machines else LOOPBACK, self._selector)
         self.address = {
-            "hosts": _host_names() if several_machines else [_LOOPBACK],
-            "port": self._listening.getsockname()[1],
-            "secret": self._secret,
+            "hosts": _host_names() if several_machines else [LOOPBACK],
+            "port": self._listener.port,
+            "key": key.hex(),
         }
         self._rank_of: dict[MessageStream, int] = {}
-        self._idle_channels: list[MessageStream] = []
+        self._left_over: list[RankGroup] = []
         self._hung: set[int] = set()
         self.final_messages: list[dict[str, Any]] = []
         """What all ranks hear at the end: they go on with the program, and with its study."""
 
     def start(self) -> None:
-        self._selector.register(self._listening, selectors.EVENT_READ)
         for group in self._groups:
             self._expect(group)
 
@@ -91,11 +90,11 @@ class RankWorkers(WorkerPool):
             assert isinstance(member, RankGroup)
             if not member.ready:
                 self._hung.update(member.ranks)
-        for channel in self._idle_channels:
+        for group in self._left_over:
             for message in self._end_messages():
-                channel.send(message)
-            channel.close()
-        self._listening.close()
+                group.send(message)
+            self._forget(group)
+        self._listener.close()
         super().end(at_once=at_once)
 
     def _end_messages(self) -> list[dict[str, Any]]:
@@ -120,42 +119,30 @@ class RankWorkers(WorkerPool):
         self.members.append(group)
         return group
 
-    def _accept(self, listening: socket.socket) -> None:
-        connection, _ = listening.accept()
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # A stranger until it has said the secret.
-        self._selector.register(MessageStream(connection), selectors.EVENT_READ)
+    def messages(self) -> list[WorkerMessage]:
+        self._listener.end_late()
+        return super().messages()
 
-    def _receive(self, channel: MessageStream) -> list[WorkerMessage]:
-        found = super()._receive(channel)
-        if channel.closed and channel not in self._of_channel:
-            self._reject(channel)
-        return found
-
-    def _register(self, channel: MessageStream, hello: dict[str, Any]) -> None:
-        rank = hello.get("rank")
-        secret = str(hello.get("secret"))
-        if not hmac.compare_digest(secret.encode(), self._secret.encode()):
-            self._reject(channel)
+    def _accept(self, link: Any) -> None:
+        peer = self._listener.serve(link)
+        if peer is None:
             return
-        ranks = next((group for group in self._groups if rank in group), None)
-        if ranks is None:
-            self._idle_channels.append(channel)
-            return
-        known = [
-            each for each in self.members if isinstance(each, RankGroup) and each.ranks == ranks
-        ]
-        group = known[0] if known else self._expect(ranks)
-        self._hung.difference_update(ranks)
-        self._rank_of[channel] = int(hello["rank"])
-        self._of_channel[channel] = group
+        channel = MessageStream(peer.link)
+        self._rank_of[channel] = peer.number
+        group = self._group_of(peer.number)
+        self._hung.difference_update(group.ranks)
         group.channels = sorted([*group.channels, channel], key=self._rank_of.__getitem__)
-        group.ready = len(group.channels) == len(ranks)
+        self._attach(group, channel)
 
-    def _reject(self, channel: MessageStream) -> None:
-        with suppress(KeyError, ValueError):
-            self._selector.unregister(channel)
-        channel.close()
+    def _group_of(self, rank: int) -> RankGroup:
+        for member in self.members:
+            if isinstance(member, RankGroup) and rank in member.ranks:
+                return member
+        ranks = next((group for group in self._groups if rank in group), None)
+        if ranks is not None:
+            return self._expect(ranks)
+        self._left_over.append(RankGroup(f"rank {rank}"))
+        return self._left_over[-1]
 
 
 def _host_names() -> list[str]:
@@ -244,23 +231,23 @@ def serve_rank(
     together = own is not None and own.size > 1
     strategy = DataParallel(communicator=own) if together else SingleProcessStrategy()
     while True:
-        worker = TrialWorker(_connected(address), job, strategy=strategy, name=f"rank {rank}")
-        final_messages = worker.serve(rank=rank, secret=address["secret"])
+        channel = _connected(address, rank)
+        worker = TrialWorker(channel, job, strategy=strategy, name=f"rank {rank}")
+        final_messages = worker.serve()
         if final_messages is not None:
             return final_messages
 
 
-def _connected(address: Mapping[str, Any]) -> MessageStream:
+def _connected(address: Mapping[str, Any], rank: int) -> MessageStream:
     until = time.monotonic() + CONNECTS_WITHIN_S
+    key, port = bytes.fromhex(address["key"]), address["port"]
     for host in address["hosts"]:
-        with suppress(OSError):
+        with suppress(OSError, CommError):
             seconds = max(1.0, until - time.monotonic())
-            connection = socket.create_connection((host, address["port"]), timeout=seconds)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return MessageStream(connection)
+            return MessageStream(connect(key, port, rank, 0, seconds, host))
     raise CommError.build(
         "search",
-        expected=f"the master at port {address['port']} of {address['hosts']}",
+        expected=f"the master at port {port} of {address['hosts']}",
         got="no answer",
         hint="it has ended, or a firewall is between these machines",
     )

@@ -19,6 +19,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from caldera.base.plain_data import encoded
@@ -109,10 +110,9 @@ class MessageStream:
 
 
 def _message(line: bytes | bytearray) -> dict[str, Any]:
-    try:
+    found = None
+    with suppress(ValueError, RecursionError):
         found = json.loads(line)
-    except ValueError:
-        found = None
     if not isinstance(found, dict) or not isinstance(found.get("kind"), str):
         raise CommError.build(
             "a search's worker",
@@ -169,12 +169,12 @@ class TrialWorker:
         # To wake the listener up when the worker leaves by itself.
         self._wake_writer, self._wake_reader = socket.socketpair()
 
-    def serve(self, **hello: Any) -> list[dict[str, Any]] | None:
+    def serve(self) -> list[dict[str, Any]] | None:
         """Run trials until there are no more; the master's final messages, or None if it gave this
         worker up or is gone."""
         listener = threading.Thread(target=self._listen, name=f"{self._name} listens", daemon=True)
         listener.start()
-        self._channel.send({"kind": "hello", **hello})
+        self._channel.send({"kind": "hello"})
         try:
             while (task := self._tasks.get()) is not None:
                 self._run(task)
@@ -227,15 +227,16 @@ class TrialWorker:
             self._on_lost_master()
 
     def _handle(self, message: dict[str, Any]) -> None:
-        if message["kind"] == "trial":
-            task = TrialTask.from_plain(message["task"])
-            # The same trial may come again, after another worker has died with it.
-            self._reasons.pop(task.number, None)
-            self._tasks.put(task)
-        elif message["kind"] == "stop":
-            self._reasons[int(message["number"])] = str(message["reason"])
-        elif message["kind"] == "word":
-            self._final_messages.append(message["word"])
-        elif message["kind"] == "end":
-            self._has_ended = True
-            self._tasks.put(None)
+        match message:
+            case {"kind": "trial", "task": given}:
+                task = TrialTask.from_plain(given)
+                # The same trial may come again, after another worker has died with it.
+                self._reasons.pop(task.number, None)
+                self._tasks.put(task)
+            case {"kind": "stop", "number": number, "reason": reason}:
+                self._reasons[int(number)] = str(reason)
+            case {"kind": "word", "word": word}:
+                self._final_messages.append(word)
+            case {"kind": "end"}:
+                self._has_ended = True
+                self._tasks.put(None)

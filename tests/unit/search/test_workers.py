@@ -10,6 +10,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +21,12 @@ import caldera as cd
 from caldera import nn, search
 from caldera.base.config import settings
 from caldera.comm import Communicator, run_virtual_ranks
+from caldera.comm.listener import KEY_BYTES, connect
 from caldera.errors import CommError, ConfigError
 from caldera.search import workers as search_workers
 from caldera.search.job import digest_of
 from caldera.search.workers import ranks, worker
+from caldera.search.workers.dispatcher import WorkerMessage
 from caldera.search.workers.local import share_card
 from caldera.search.workers.ranks import RankWorkers
 from caldera.search.workers.worker import MessageStream
@@ -341,23 +345,45 @@ drop = RankWorkers.drop
 def test_strangers_are_not_let_in() -> None:
     pool = RankWorkers([range(1, 2)])
     with pool:
-        for line in (b"GET / HTTP/1.1\r\n\r\n", b'{"kind": "hello", "rank": 1, "secret": "?"}\n'):
-            stranger = socket.create_connection(("127.0.0.1", pool.address["port"]))
-            stranger.sendall(line)
-            stranger.settimeout(0.01)
-            until = time.monotonic() + 30
-            while True:
-                assert time.monotonic() < until
-                assert not pool.messages()
-                try:
-                    assert stranger.recv(1) == b""
-                    break
-                except TimeoutError:
-                    continue
-                except ConnectionResetError:
-                    break
-            stranger.close()
+        for line in (b"[" * 200_000, b'{"kind": "hello", "word": "\\ud800"}\n' * 9):
+            with socket.create_connection(("127.0.0.1", pool.address["port"])) as stranger:
+                stranger.settimeout(0.01)
+                ended, until = False, time.monotonic() + 30
+                with suppress(OSError):
+                    stranger.sendall(line)
+                while not ended:
+                    assert time.monotonic() < until
+                    assert not pool.messages()
+                    with suppress(TimeoutError):
+                        ended = _is_ended(stranger)
         assert not pool.idle
+
+
+def _is_ended(stranger: socket.socket) -> bool:
+    try:
+        got = stranger.recv(1000)
+    except ConnectionResetError:
+        return True
+    # The challenge is all that a stranger gets.
+    assert len(got) <= KEY_BYTES
+    return not got
+
+
+def test_a_rank_that_sends_what_nobody_can_read_is_lost_and_no_more() -> None:
+    pool = RankWorkers([range(1, 2)])
+    key = bytes.fromhex(pool.address["key"])
+    with pool, ThreadPoolExecutor(1) as threads:
+        connected = threads.submit(connect, key, pool.address["port"], 1, 0, 30.0)
+        until = time.monotonic() + 30
+        found: list[WorkerMessage] = []
+        while not found:
+            assert time.monotonic() < until
+            found = pool.messages()
+            if connected.done() and not pool.members[0].is_stopping:
+                pool.members[0].is_stopping = True
+                connected.result().sendall(b'{"kind": "hello"}\n' + b"[" * 200_000 + b"\n")
+        assert [each.message["kind"] for each in found] == ["lost"]
+        connected.result().close()
 
 
 def test_messages_are_whole_however_they_come() -> None:

@@ -1,0 +1,239 @@
+"""The one port that Caldera opens for its own processes, and the handshake of those who connect.
+
+Both ends prove possession of a key that is never sent: each signs a random challenge of the other
+(HMAC-SHA256), so a recorded handshake is of no use later. All messages of the handshake have a
+fixed length, and nothing a stranger sends is parsed: no more of its bytes are read than an answer
+has, which is far below 4 KiB.
+Strangers are served side by side, each within a deadline for the whole handshake, so that none of
+them keeps a process with the key waiting. The port is open on the loopback interface only, unless
+other machines were asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from caldera.errors import CommError
+
+LOOPBACK = "127.0.0.1"
+KEY_BYTES = 32
+HANDSHAKE_S = 5.0
+"""For the whole handshake, from the connection to the proof."""
+MOST_STRANGERS = 256
+"""Handshakes at a time; of more, the oldest is ended."""
+_HELLO = struct.Struct("<II")
+"""Which process connects, and the port at which it listens itself."""
+_DIGEST = hashlib.sha256().digest_size
+_ANSWER = _HELLO.size + KEY_BYTES + _DIGEST
+"""All that is read of a stranger."""
+_PAUSES_S = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+"""Before each attempt to connect: among many strangers a handshake may be ended for its age."""
+_POLL_S = 0.2
+_BUFFER = 1 << 20
+
+
+class Peer(NamedTuple):
+    """A process that has proved itself: its number, the port at which it listens, its socket."""
+
+    number: int
+    port: int
+    link: socket.socket
+
+
+@dataclass(eq=False)
+class _Stranger:
+    """A connection before its proof."""
+
+    until: float
+    challenge: bytes = field(default_factory=lambda: secrets.token_bytes(KEY_BYTES))
+    answer: bytes = b""
+
+
+class Listener:
+    """A port at which processes with the key are let in.
+
+    With the `selector` of the caller its sockets are registered there, each with this listener as
+    data, and the caller passes what can be read to `serve`; else `accept` waits by itself.
+
+    >>> import threading
+    >>> key = secrets.token_bytes(KEY_BYTES)
+    >>> listener = Listener(key)
+    >>> thread = threading.Thread(target=connect, args=(key, listener.port, 3, 0, 10.0))
+    >>> thread.start()
+    >>> listener.accept(time.monotonic() + 10.0).number
+    3
+    >>> thread.join(); listener.close()
+    """
+
+    def __init__(
+        self, key: bytes, host: str = LOOPBACK, selector: selectors.BaseSelector | None = None
+    ) -> None:
+        self._key = key
+        self._strangers: dict[socket.socket, _Stranger] = {}
+        self._selector = selectors.DefaultSelector() if selector is None else selector
+        self._owns_selector = selector is None
+        self._socket = socket.create_server((host, 0), backlog=1024)
+        self._socket.setblocking(False)
+        self.port: int = self._socket.getsockname()[1]
+        self._selector.register(self._socket, selectors.EVENT_READ, self)
+
+    def accept(self, until: float, waiting: Callable[[], object] = lambda: None) -> Peer:
+        """Wait for the next process that proves itself.
+
+        `waiting()` is called from time to time, and may raise.
+        """
+        while True:
+            waiting()
+            left = until - time.monotonic()
+            if left <= 0:
+                raise CommError.build(
+                    "starting processes",
+                    expected="all of them to connect",
+                    got="no more of them",
+                    hint="is the machine overloaded, or does a firewall stand in the way of "
+                    f"{LOOPBACK}?",
+                )
+            for key, _ in self._selector.select(min(left, _POLL_S)):
+                assert isinstance(key.fileobj, socket.socket)
+                if (peer := self.serve(key.fileobj)) is not None:
+                    return peer
+            self.end_late()
+
+    def serve(self, link: socket.socket) -> Peer | None:
+        """Go on with a socket that can be read; the process, if that has proved itself."""
+        if link is self._socket:
+            self._greet()
+            return None
+        stranger = self._strangers.get(link)
+        if stranger is None:
+            # Ended since it could be read.
+            return None
+        try:
+            more = link.recv(_ANSWER - len(stranger.answer))
+            stranger.answer += more
+            if more and len(stranger.answer) < _ANSWER:
+                return None
+            peer = self._proven(link, stranger) if more else None
+        except BlockingIOError:
+            return None
+        except OSError:
+            peer = None
+        self._forget(link)
+        if peer is None:
+            link.close()
+        return peer
+
+    def end_late(self) -> None:
+        """End handshakes that have taken too long."""
+        now = time.monotonic()
+        while self._strangers and next(iter(self._strangers.values())).until <= now:
+            self._end(next(iter(self._strangers)))
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+        for link in list(self._strangers):
+            self._end(link)
+        self._selector.unregister(self._socket)
+        self._socket.close()
+        if self._owns_selector:
+            self._selector.close()
+
+    def _greet(self) -> None:
+        try:
+            link, _ = self._socket.accept()
+        except OSError:
+            # It has gone already, or there are too many open files: the oldest makes room.
+            for oldest in list(self._strangers)[:1]:
+                self._end(oldest)
+            return
+        if len(self._strangers) >= MOST_STRANGERS:
+            self._end(next(iter(self._strangers)))
+        link.setblocking(False)
+        stranger = self._strangers[link] = _Stranger(time.monotonic() + HANDSHAKE_S)
+        self._selector.register(link, selectors.EVENT_READ, self)
+        with suppress(OSError):
+            # It fits into the buffer of a new connection.
+            link.send(stranger.challenge)
+
+    def _proven(self, link: socket.socket, stranger: _Stranger) -> Peer | None:
+        hello, theirs = stranger.answer[: _HELLO.size], stranger.answer[_HELLO.size : -_DIGEST]
+        expected = _signed(self._key, b"connects", stranger.challenge, theirs, hello)
+        if not hmac.compare_digest(stranger.answer[-_DIGEST:], expected):
+            return None
+        link.send(_signed(self._key, b"accepts", theirs, stranger.challenge, hello))
+        number, port = _HELLO.unpack(hello)
+        return Peer(number, port, _ready(link))
+
+    def _end(self, link: socket.socket) -> None:
+        self._forget(link)
+        link.close()
+
+    def _forget(self, link: socket.socket) -> None:
+        del self._strangers[link]
+        self._selector.unregister(link)
+
+
+def connect(
+    key: bytes, port: int, number: int, own_port: int, seconds: float, host: str = LOOPBACK
+) -> socket.socket:
+    """Return a socket to the process that listens at a port, which has proved possession of the
+    key; `seconds` are for all of it."""
+    until = time.monotonic() + seconds
+    for pause in _PAUSES_S:
+        time.sleep(pause)
+        link = socket.create_connection((host, port), timeout=max(until - time.monotonic(), 0.01))
+        try:
+            return _shake_hands(link, key, _HELLO.pack(number, own_port), until)
+        except ConnectionError as error:
+            link.close()
+            if pause == _PAUSES_S[-1] or time.monotonic() >= until:
+                break
+            refused = error
+        except BaseException:
+            link.close()
+            raise
+    raise CommError.build("a socket", expected="a process that accepts this key", got=str(refused))
+
+
+def _shake_hands(link: socket.socket, key: bytes, hello: bytes, until: float) -> socket.socket:
+    theirs = receive_exactly(link, KEY_BYTES, until)
+    mine = secrets.token_bytes(KEY_BYTES)
+    link.sendall(hello + mine + _signed(key, b"connects", theirs, mine, hello))
+    proof = receive_exactly(link, _DIGEST, until)
+    if not hmac.compare_digest(proof, _signed(key, b"accepts", mine, theirs, hello)):
+        raise CommError.build("a socket", expected="a process with the key", got="a stranger")
+    return _ready(link)
+
+
+def receive_exactly(link: socket.socket, nbytes: int, until: float) -> bytes:
+    """Return so many bytes, all of which must have come by then."""
+    got = b""
+    while len(got) < nbytes:
+        link.settimeout(max(until - time.monotonic(), 0.001))
+        more = link.recv(nbytes - len(got))
+        if not more:
+            raise ConnectionError(f"the end of the connection after {len(got)} of {nbytes} bytes")
+        got += more
+    return got
+
+
+def _signed(key: bytes, *parts: bytes) -> bytes:
+    return hmac.new(key, b"".join(parts), hashlib.sha256).digest()
+
+
+def _ready(link: socket.socket) -> socket.socket:
+    link.settimeout(None)
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        link.setsockopt(socket.SOL_SOCKET, option, _BUFFER)
+    return link
