@@ -11,8 +11,11 @@ come as float32 or float64, vectors of integers (alignments) as int32.
 from __future__ import annotations
 
 import io
+import math
+import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from os import PathLike, fspath
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -23,12 +26,16 @@ from caldera.base.arguments import guard as _guard
 from caldera.base.file_access import check_asked
 from caldera.base.file_cache import write_file
 from caldera.errors import ConfigError, DataError
-from caldera.io.files import created, opened
+from caldera.io.files import created, file_size, opened
 
 __all__ = ["read_ark", "read_scp", "write_ark"]
 
 Form = Literal["binary", "text", "compressed"]
 _FLOATS: dict[str, Any] = {"F": np.dtype("<f4"), "D": np.dtype("<f8")}
+_INTEGER = np.dtype([("width", "i1"), ("value", "<i4")])
+_INTEGERS = re.compile(rb"[-+\d\s]*")
+_RANGE = np.iinfo(np.int32)
+_LONGEST_KEY, _LONGEST_OFFSET = 4096, 20
 
 
 def read_ark(path: str | PathLike[str]) -> Iterator[tuple[str, np.ndarray]]:
@@ -44,7 +51,7 @@ def read_ark(path: str | PathLike[str]) -> Iterator[tuple[str, np.ndarray]]:
     with opened(name, "rb", "kaldi.read_ark") as file:
         held = Path(name).stat().st_size
         while (key := _key(file, name)) is not None:
-            yield key, _entry(file, f"{name}, {key}", held)
+            yield key, _entry(_Reader(file, f"{name}, {key}", held))
 
 
 def read_scp(path: str | PathLike[str]) -> Iterator[tuple[str, np.ndarray]]:
@@ -70,14 +77,22 @@ def read_scp(path: str | PathLike[str]) -> Iterator[tuple[str, np.ndarray]]:
                 hint="commands in scripts are not run: write their output to an archive first",
             )
         file_name, _, offset = place.rpartition(":")
-        if not offset.isdigit():
+        if not (offset.isascii() and offset.isdecimal()):
             file_name, offset = place, "0"
         target = Path(file_name)
         if not target.exists() and not target.is_absolute():
             target = name.parent / file_name
-        with opened(target, "rb", f"{name}, line {number}") as file:
+        where = f"{name}, line {number}"
+        # Asked before opening: a pipe would wait for its writer, a device never end.
+        if target.exists() and not target.is_file():
+            raise DataError.build(where, expected=f"a file at {target}", got="something else")
+        with opened(target, "rb", where) as file:
+            held = file_size(file)
+            if len(offset) > _LONGEST_OFFSET or int(offset) >= held:
+                got = f"{offset[:40]} of {held}"
+                raise DataError.build(where, expected=f"an offset within {target}", got=got)
             file.seek(int(offset))
-            yield key, _entry(file, f"{target}, {key}", target.stat().st_size)
+            yield key, _entry(_Reader(file, f"{target}, {key}", held))
 
 
 def write_ark(
@@ -107,11 +122,15 @@ def write_ark(
                     got=f"a {type(entry).__name__}",
                 )
             key, value = entry
-            if not isinstance(key, str) or not key or any(letter.isspace() for letter in key):
+            if not isinstance(key, str) or key.split() != [key]:
                 raise DataError.build(
                     "kaldi.write_ark", expected="keys without spaces", got=repr(key)
                 )
-            file.write(f"{key} ".encode())
+            try:
+                file.write(f"{key} ".encode())
+            except UnicodeEncodeError:
+                expected = "keys that UTF-8 can write"
+                raise DataError.build("kaldi.write_ark", expected=expected, got=repr(key)) from None
             lines.append(f"{key} {fspath(path)}:{file.tell()}\n")
             _write(file, np.asarray(value), form, key)
     if scp is not None:
@@ -121,86 +140,99 @@ def write_ark(
 # --- reading
 
 
+@dataclass(frozen=True)
+class _Reader:
+    """An open archive: nothing is read beyond what it holds."""
+
+    file: IO[bytes]
+    where: str
+    held: int
+
+    def exactly(self, count: int) -> bytes:
+        """So many bytes."""
+        check_asked(count, self.where, held=self.held)
+        found = self.file.read(min(count, self.held + 1))
+        if len(found) != count:
+            raise self.refused(f"{count} bytes more", f"{len(found)}")
+        return found
+
+    def numbers(self, dtype: Any, *shape: int) -> np.ndarray:
+        """An array of so many elements, in row-major order."""
+        raw = self.exactly(math.prod(shape) * np.dtype(dtype).itemsize)
+        return np.frombuffer(raw, dtype).reshape(shape)
+
+    def size(self) -> int:
+        """A length: its width, 4, and the number."""
+        width, value = struct.unpack("<bi", self.exactly(5))
+        if width != 4 or value < 0:
+            raise self.refused("a length", f"{value} in {width} bytes")
+        return int(value)
+
+    def refused(self, expected: str, got: str, hint: str = "") -> DataError:
+        """The error about what was found."""
+        return DataError.build(self.where, expected=expected, got=got, hint=hint)
+
+
 def _key(file: IO[bytes], name: str) -> str | None:
     letters = bytearray()
     while (letter := file.read(1)) not in (b"", b" ", b"\t"):
         letters += letter
-        if len(letters) > 4096:
+        if len(letters) > _LONGEST_KEY:
             raise DataError.build(name, expected="an archive of Kaldi", got="no key at its begin")
     key = letters.decode("utf-8", "replace").strip()
-    if not letter:
-        if key:
-            raise DataError.build(name, expected="something behind each key", got=f"only {key!r}")
+    if not letter and not key:
         return None
+    if not letter or key.split() != [key]:
+        expected = "a key before each array, and something behind it"
+        raise DataError.build(name, expected=expected, got=repr(key[:80]))
     return key
 
 
-def _exactly(file: IO[bytes], count: int, where: str, held: int) -> bytes:
-    check_asked(count, where, held=held)
-    found = file.read(count)
-    if len(found) != count:
-        raise DataError.build(where, expected=f"{count} bytes more", got=f"{len(found)}")
-    return found
-
-
-def _entry(file: IO[bytes], where: str, held: int) -> np.ndarray:
-    start = file.read(2)
+def _entry(reader: _Reader) -> np.ndarray:
+    start = reader.file.read(2)
     if start == b"\0B":
-        return _binary(file, where, held)
-    return _text(file, start, where)
+        return _binary(reader)
+    reader.file.seek(-len(start), io.SEEK_CUR)
+    return _text(reader)
 
 
-def _size(file: IO[bytes], where: str) -> int:
-    width, value = struct.unpack("<bi", _exactly(file, 5, where, 5))
-    if width != 4 or value < 0:
-        raise DataError.build(where, expected="a length", got=f"{value} in {width} bytes")
-    return int(value)
-
-
-def _binary(file: IO[bytes], where: str, held: int) -> np.ndarray:
-    token = file.read(1).decode("latin-1")
-    if token == "\4":
-        file.seek(-1, io.SEEK_CUR)
-        return _integers(file, where, held)
-    while not token.endswith(" ") and len(token) < 4:
-        token += file.read(1).decode("latin-1")
-    kind = token.strip()
+def _binary(reader: _Reader) -> np.ndarray:
+    token = reader.exactly(1)
+    if token == b"\4":
+        reader.file.seek(-1, io.SEEK_CUR)
+        found = reader.numbers(_INTEGER, reader.size())
+        if (found["width"] != 4).any():
+            raise reader.refused("integers of 4 bytes", "others")
+        return found["value"].astype(np.int32)
+    while not token.endswith(b" ") and len(token) < 4:
+        token += reader.exactly(1)
+    kind = token.decode("latin-1").strip()
     if kind in ("CM", "CM2", "CM3"):
-        return _compressed(file, kind, where, held)
+        return _compressed(reader, kind)
     if len(kind) == 2 and kind[0] in _FLOATS and kind[1] in "MV":
         dtype = _FLOATS[kind[0]]
-        shape = tuple(_size(file, where) for _ in range(2 if kind[1] == "M" else 1))
-        raw = _exactly(file, int(np.prod(shape, dtype=object)) * dtype.itemsize, where, held)
-        return np.frombuffer(raw, dtype).reshape(shape).astype(dtype.newbyteorder("="))
-    raise DataError.build(
-        where,
-        expected="a matrix, a vector, or integers",
-        got=f"a {kind!r}",
-        hint="lattices, models and posteriors in pairs are not arrays",
-    )
+        shape = [reader.size() for _ in range(2 if kind[1] == "M" else 1)]
+        return reader.numbers(dtype, *shape).astype(dtype.newbyteorder("="))
+    hint = "lattices, models and posteriors in pairs are not arrays"
+    raise reader.refused("a matrix, a vector, or integers", f"a {kind!r}", hint)
 
 
-def _integers(file: IO[bytes], where: str, held: int) -> np.ndarray:
-    count = _size(file, where)
-    raw = np.frombuffer(_exactly(file, 5 * count, where, held), np.uint8).reshape(count, 5)
-    if count and (raw[:, 0] != 4).any():
-        raise DataError.build(where, expected="integers of 4 bytes", got="others")
-    return np.ascontiguousarray(raw[:, 1:]).view("<i4").reshape(count).astype(np.int32)
-
-
-def _compressed(file: IO[bytes], kind: str, where: str, held: int) -> np.ndarray:
-    low, width, rows, columns = struct.unpack("<ffii", _exactly(file, 16, where, held))
+def _compressed(reader: _Reader, kind: str) -> np.ndarray:
+    low, width, rows, columns = struct.unpack("<ffii", reader.exactly(16))
     if rows < 0 or columns < 0:
-        raise DataError.build(where, expected="a matrix", got=f"one of {rows} by {columns}")
-    if kind != "CM":
-        dtype, most = ("<u2", 65535.0) if kind == "CM2" else ("u1", 255.0)
-        raw = _exactly(file, rows * columns * np.dtype(dtype).itemsize, where, held)
-        values = np.frombuffer(raw, dtype).reshape(rows, columns)
-        return (low + values * np.float32(width / most)).astype(np.float32)
-    raw = _exactly(file, columns * 8, where, held)
-    edges = low + np.frombuffer(raw, "<u2").reshape(columns, 4) * np.float32(width / 65535.0)
-    values = np.frombuffer(_exactly(file, rows * columns, where, held), np.uint8)
-    return _from_bytes(values.reshape(columns, rows).T, edges.astype(np.float32))
+        raise reader.refused("a matrix", f"one of {rows} by {columns}")
+    with np.errstate(all="ignore"):
+        if kind != "CM":
+            dtype, most = ("<u2", 65535.0) if kind == "CM2" else ("u1", 255.0)
+            values = reader.numbers(dtype, rows, columns)
+            found = (low + values * np.float32(width / most)).astype(np.float32)
+        else:
+            edges = low + reader.numbers("<u2", columns, 4) * np.float32(width / 65535.0)
+            codes = reader.numbers("u1", columns, rows).T
+            found = _from_bytes(codes, edges.astype(np.float32))
+    if not np.isfinite(found).all():
+        raise reader.refused("finite numbers in a compressed matrix", "others")
+    return found
 
 
 def _from_bytes(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
@@ -213,58 +245,82 @@ def _from_bytes(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
     return np.where(values <= 64, low, np.where(values <= 192, middle, high)).astype(np.float32)
 
 
-def _text(file: IO[bytes], start: bytes, where: str) -> np.ndarray:
+def _text(reader: _Reader) -> np.ndarray:
     """A matrix or a vector in brackets, or integers up to the end of the line."""
-    rest = start + file.readline()
-    if b"[" not in rest:
-        return _integers_of(rest, where)
-    while b"]" not in rest:
-        line = file.readline()
-        if not line:
-            raise DataError.build(where, expected="a ] at the end of an array", got="the end")
-        rest += line
-    inside = rest[rest.index(b"[") + 1 : rest.index(b"]")].decode("ascii", "replace")
-    is_matrix = "\n" in inside
+    lines = [reader.file.readline()]
+    if b"[" not in lines[0]:
+        return _integers_of(reader, lines[0])
+    while b"]" not in lines[-1]:
+        lines.append(reader.file.readline())
+        if not lines[-1]:
+            raise reader.refused("a ] at the end of an array", "the end")
+    inside, _, behind = b"".join(lines).partition(b"[")[2].partition(b"]")
+    if behind.strip():
+        raise reader.refused("the end of the line behind an array", repr(behind[:40]))
+    is_matrix = b"\n" in inside
     try:
-        rows = [[float(each) for each in row.split()] for row in inside.split("\n") if row.strip()]
-        array = np.array(rows, np.float32)
+        rows = [list(map(_number, row.split())) for row in inside.split(b"\n")]
+        wide = np.array([row for row in rows if row], np.float64)
     except ValueError:
-        raise DataError.build(
-            where, expected="numbers in rows of one length", got="others"
-        ) from None
-    if not rows:
+        raise reader.refused("numbers in rows of one length", "others") from None
+    if not wide.size:
         return np.zeros((0, 0) if is_matrix else 0, np.float32)
+    with np.errstate(over="ignore"):
+        array = wide.astype(np.float32)
+    if (np.isinf(array) & np.isfinite(wide)).any():
+        raise reader.refused("numbers in the range of float32", "larger ones")
     return array if is_matrix else array[0]
 
 
-def _integers_of(line: bytes, where: str) -> np.ndarray:
+def _number(text: bytes) -> float:
+    """What C reads as a number: Python's underscores are none of it."""
+    if b"_" in text:
+        raise ValueError("an underscore")
+    return float(text)
+
+
+def _integers_of(reader: _Reader, line: bytes) -> np.ndarray:
     try:
+        if not line.endswith(b"\n"):
+            raise ValueError("no end of the line")
+        if not _INTEGERS.fullmatch(line):
+            raise ValueError("other letters")
+        # Beyond int32 it is an OverflowError.
         return np.array([int(each) for each in line.split()], np.int32)
-    except ValueError:
-        raise DataError.build(where, expected="integers", got=repr(line[:40])) from None
+    except (ValueError, OverflowError):
+        expected = "whole numbers in the range of int32, up to the end of the line"
+        raise reader.refused(expected, repr(line[:40])) from None
 
 
 # --- writing
 
 
 def _write(file: IO[bytes], array: np.ndarray, form: Form, key: str) -> None:
+    where = f"kaldi.write_ark, {key}"
     if array.dtype.kind in "iub" and array.ndim == 1:
+        low, high = int(array.min(initial=0)), int(array.max(initial=0))
+        if low < _RANGE.min or high > _RANGE.max:
+            expected = "whole numbers in the range of int32, as Kaldi has them"
+            raise DataError.build(where, expected=expected, got=f"{low} to {high}")
         _write_integers(file, array, form)
         return
-    if array.dtype.kind != "f" or array.ndim not in (1, 2):
+    if array.dtype.kind != "f" or array.ndim not in (1, 2) or max(array.shape) > _RANGE.max:
         raise DataError.build(
-            f"kaldi.write_ark, {key}",
+            where,
             expected="floats (rows, columns) or (numbers,), or integers (numbers,)",
             got=f"shape {array.shape} of {array.dtype}",
         )
-    if array.dtype != np.float64:
-        array = array.astype(np.float32)
+    packs = form == "compressed" and array.ndim == 2 and array.size > 0
+    with np.errstate(over="ignore"):
+        array = array.astype(np.float32 if packs or array.itemsize <= 4 else np.float64)
+    if packs and not np.isfinite(array).all():
+        raise DataError.build(where, expected="finite numbers to compress", got="others")
     if form == "text":
         rows = [" ".join(f"{each:.9g}" for each in row) for row in np.atleast_2d(array)]
         text = "\n  ".join(rows) if array.ndim == 2 else rows[0] + " "
         file.write(f" [{chr(10) + '  ' if array.ndim == 2 else ' '}{text}]\n".encode())
-    elif form == "compressed" and array.ndim == 2 and array.size:
-        _write_compressed(file, array.astype(np.float32))
+    elif packs:
+        _write_compressed(file, array)
     else:
         letter = "D" if array.dtype == np.float64 else "F"
         file.write(b"\0B" + f"{letter}{'M' if array.ndim == 2 else 'V'} ".encode())
@@ -277,9 +333,8 @@ def _write_integers(file: IO[bytes], array: np.ndarray, form: Form) -> None:
     if form == "text":
         file.write((" ".join(str(each) for each in array.tolist()) + "\n").encode())
         return
-    raw = np.empty((len(array), 5), np.uint8)
-    raw[:, 0] = 4
-    raw[:, 1:] = np.ascontiguousarray(array, "<i4").reshape(-1, 1).view(np.uint8)
+    raw = np.empty(len(array), _INTEGER)
+    raw["width"], raw["value"] = 4, array
     file.write(b"\0B" + struct.pack("<bi", 4, len(array)) + raw.tobytes())
 
 

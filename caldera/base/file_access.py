@@ -23,6 +23,7 @@ import os
 import stat
 import unicodedata
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -188,6 +189,28 @@ def check_asked(wanted: int, where: str, *, held: int = 0) -> None:
             got=bytes_text(wanted),
             hint=f"if you trust it, set cd.settings.file_limit = {wanted} (CALDERA_FILE_LIMIT)",
         )
+
+
+@dataclass
+class Demand:
+    """What a file of `held` bytes asks for in parts, which count together.
+
+    >>> demand = Demand("table bomb.xlsx", held=1000)
+    >>> demand.add(1 << 20)
+    >>> demand.add(1 << 31)
+    Traceback (most recent call last):
+    caldera.errors.DataError: table bomb.xlsx: expected a file that asks for at most 1.0 GiB,
+    got 2.0 GiB; if you trust it, set cd.settings.file_limit = 2148532224 (CALDERA_FILE_LIMIT)
+    """
+
+    where: str
+    held: int
+    wanted: int = 0
+
+    def add(self, wanted: int) -> None:
+        """Count so many bytes more."""
+        self.wanted += wanted
+        check_asked(self.wanted, self.where, held=self.held)
 
 
 _ALLOWED = frozenset("._-+ ")

@@ -56,6 +56,21 @@ def revived(value: Any, revive: Callable[[Mapping[str, Any]], Any]) -> Any:
     return [revived(each, revive) for each in value] if isinstance(value, list) else value
 
 
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, for `object_pairs_hook`: a name that occurs twice is a ValueError.
+
+    >>> json.loads('{"a": 1, "a": 2}', object_pairs_hook=unique_keys)
+    Traceback (most recent call last):
+    ValueError: the name 'a' twice in one object
+    """
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the name {twice[:60]!r} twice in one object")
+    return found
+
+
 def json_digest(content: Any) -> str:
     """A short name for what JSON can hold: the same for the same content.
 

@@ -163,8 +163,7 @@ class Schema:
         largest = flat.max(axis=1, keepdims=True, initial=-np.inf)
         powers = np.exp(flat.astype(np.float64) - largest)
         likely = powers.max(axis=1, initial=0.0) / powers.sum(axis=1)
-        more = map(str, range(len(self.classes), flat.shape[1]))
-        named = np.array([*self.classes, *more], object)
+        named = np.array(names_of_classes(self.classes, flat.shape[1], "predict"), object)
         return {name or "class": named[flat.argmax(axis=1)], "probability": likely}
 
     def describe(self) -> str:
@@ -338,6 +337,29 @@ class Schema:
                 hint="read the data with schema=model.schema, which numbers classes as the model "
                 "does; or set model.schema = None to train for others",
             )
+
+
+def names_of_classes(given: Sequence[str], count: int, where: str) -> tuple[str, ...]:
+    """A name of its own for each of `count` classes: those given, then numbers.
+
+    >>> names_of_classes(("no", "1"), 3, "predict")
+    ('no', '1', '2')
+    """
+    names = list(dict.fromkeys(given))[:count]
+    if len(names) < min(len(given), count):
+        twice = next(name for name in given if list(given).count(name) > 1)
+        raise DataError.build(
+            where,
+            expected="a name of its own for each class",
+            got=f"{twice!r} twice",
+            hint="give the classes other names",
+        )
+    for number in range(len(names), count):
+        name = str(number)
+        while name in names:
+            name = f"class {name}"
+        names.append(name)
+    return tuple(names)
 
 
 class ColumnPositions(NamedTuple):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import isinf
 from typing import IO, Any, Literal
 
@@ -30,11 +30,15 @@ from caldera.core.tensor import (
 from caldera.errors import ConfigError, DataError, DtypeError, ShapeError
 from caldera.io.files import PathLike, array_to_save, created, named, opened
 
+# Where a spreadsheet may begin a field: it may also divide fields by semicolons or tabs.
+_FORMULA = re.compile(
+    r"(?:(?<=[;\t\r\n|,])|(?<=[;\t\r\n|,] )|^)(?=\s*[=+\-@\uff1d\uff0b\uff0d\uff20])"
+)
 Header = bool | Literal["auto"]
 Row = list[str]
 
 _PART_OF_NUMBERS = re.compile(r'[\w.+\-"\r\n]')
-_INTEGER = re.compile(r"\s*[+-]?[0-9]+\s*", re.ASCII)
+INTEGER = re.compile(r"\s*[+-]?[0-9]+\s*", re.ASCII)
 # Digits in groups, or with a comma for the fraction: 1,250.5 and 1 250,5 and 1'250.
 _GROUPED = re.compile(r"\s*[+-]?\d+([.,' \u00a0\u2009\u202f]\d+)+\s*")
 
@@ -283,7 +287,7 @@ def _problem(text: str, dtype: DType) -> str:
         with np.errstate(over="ignore"):
             too_large = np.isinf(np.asarray(number).astype(dtype)) and not isinf(number)
         return f"a number in the range of {dtype}" if too_large else ""
-    if not _INTEGER.fullmatch(text):
+    if not INTEGER.fullmatch(text):
         return "0 or 1" if dtype == bool_ else "a whole number"
     if dtype == bool_:
         return "" if int(text) in (0, 1) else "0 or 1"
@@ -315,6 +319,41 @@ def _numbers_as_text(flat: NDArray[Any]) -> list[str]:
     for position in np.flatnonzero((read_back != flat) & ~np.isnan(flat)):
         texts[position] = repr(float(flat[position]))
     return texts
+
+
+class TableWriter:
+    """Writes rows of any fields as CSV, formulas as texts unless `keep_formulas`.
+
+    >>> import sys
+    >>> TableWriter(sys.stdout).writerow(["=A1", 1.5])
+    '=A1,1.5
+    """
+
+    def __init__(self, file: IO[str], *, keep_formulas: bool = False) -> None:
+        self._writer = csv.writer(file, lineterminator="\n")
+        self._convert = (lambda field: field) if keep_formulas else without_formulas
+
+    def writerow(self, row: Iterable[Any]) -> None:
+        """Write a row."""
+        self._writer.writerow(list(map(self._convert, row)))
+
+    def writerows(self, rows: Iterable[Iterable[Any]]) -> None:
+        """Write some rows."""
+        for row in rows:
+            self.writerow(row)
+
+
+def without_formulas(value: Any) -> Any:
+    """A field of a CSV file that no spreadsheet takes for a formula: an apostrophe before its sign.
+
+    Numbers stay as they are, also as texts.
+
+    >>> [without_formulas(field) for field in ("=1+1", "-1.5", "a;@b", -2)]
+    ["'=1+1", '-1.5', "a;'@b", -2]
+    """
+    if not isinstance(value, str) or as_float(value) is not None:
+        return value
+    return _FORMULA.sub("'", value)
 
 
 def check_delimiter(delimiter: str) -> None:

@@ -17,7 +17,7 @@ from typing import IO, Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from caldera.core.tensor import Shape, Tensor, size
+from caldera.base.plain_data import unique_keys
 from caldera.core.tensor import dtype as dtypes
 from caldera.core.tensor.dtype import little_endian
 from caldera.errors import ConfigError, DataError, DtypeError
@@ -226,7 +226,7 @@ def _read_header(file: IO[bytes], where: str) -> _Header:
             hint="the file is truncated, or is no safetensors file",
         )
     try:
-        raw = json.loads(file.read(length), object_pairs_hook=_unique)
+        raw = json.loads(file.read(length), object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as error:
         raise DataError.build(where, expected="a JSON header", got=str(error)) from None
     if not isinstance(raw, dict):
@@ -257,13 +257,6 @@ def _refuse_pickle(file: IO[bytes], where: str) -> None:
             f"torch.load({name!r}, map_location='cpu', weights_only=True).items()}}, "
             f"{str(Path(name).with_suffix('.safetensors'))!r})",
         )
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise ValueError("a name that occurs twice")
-    return result
 
 
 def _entry(raw: Any, where: str) -> _Entry:

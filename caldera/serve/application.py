@@ -18,6 +18,7 @@ from caldera.errors import CalderaError, ConfigError
 from caldera.serve import batcher
 from caldera.serve.batcher import Batcher
 from caldera.serve.http import (
+    Access,
     Answer,
     Gone,
     Limits,
@@ -25,7 +26,9 @@ from caldera.serve.http import (
     Receive,
     Refusal,
     Send,
+    checked_token,
     header,
+    plain_host,
     read_body,
     shown,
 )
@@ -50,12 +53,17 @@ class Application:
     Application(small: /, /health, /metrics, /model, /predict)
     """
 
-    def __init__(self, model: Model, contract: Contract, limits: Limits) -> None:
+    def __init__(
+        self, model: Model, contract: Contract, limits: Limits, *, keep_formulas: bool = False
+    ) -> None:
         self.limits = limits
+        self.access = Access()
+        """Who is answered; `run` says which names lead here."""
         self.metrics = batcher.Metrics()
         self.ending = False
         """Whether the service has been told to end; each answer then closes its connection."""
         self._contract = contract
+        self._keep_formulas = keep_formulas
         self._samples = RequestReader(contract, limits)
         self._batcher = Batcher(
             lambda x: model.predict(x, batch_size=limits.batch_size), limits, self.metrics
@@ -121,6 +129,7 @@ class Application:
 
     async def _route(self, scope: Mapping[str, Any], receive: Receive) -> Answer:
         path, method = scope["path"], scope["method"]
+        self.access.check(scope)
         if path not in self._routes:
             raise Refusal.build(
                 404,
@@ -161,7 +170,8 @@ class Application:
         if wants_csv:
             # CSV has no place for words beside the table.
             said = {"caldera-notes": json.dumps(found.notes)} if found.notes else {}
-            return Answer(200, csv_answer(outputs, self._contract), f"{CSV}; charset=utf-8", said)
+            text = csv_answer(outputs, self._contract, keep_formulas=self._keep_formulas)
+            return Answer(200, text, f"{CSV}; charset=utf-8", said)
         return Answer(200, json_answer(outputs, self._contract, found.notes), JSON)
 
     async def _model(self, scope: Mapping[str, Any], receive: Receive) -> Answer:
@@ -194,10 +204,16 @@ def application(
     name: str = "",
     limits: Limits | None = None,
     class_names: Sequence[str] = (),
+    allow_hosts: Sequence[str] | None = None,
+    token: str = "",
+    keep_formulas: bool = False,
 ) -> Application:
     """A model as an ASGI application, for any ASGI server or framework; `run` serves it.
 
-    `class_names` are used where the model itself does not know how its classes are called.
+    `class_names` are used where the model itself does not know how its classes are called. With
+    `allow_hosts` only requests to these names are answered, with a `token` only those that bring
+    it (`Authorization: Bearer ...`; /health needs none). Texts in CSV that a spreadsheet would take
+    for formulas get an apostrophe in front, unless `keep_formulas`.
 
     >>> import caldera as cd
     >>> from caldera import nn, serve
@@ -213,7 +229,10 @@ def application(
             hint="load one with cd.load(path)",
         )
     contract = Contract.of(model, name or model.name or "model", class_names)
-    return Application(model, contract, limits or Limits())
+    made = Application(model, contract, limits or Limits(), keep_formulas=keep_formulas)
+    hosts = None if allow_hosts is None else frozenset(map(plain_host, allow_hosts))
+    made.access = Access(hosts, checked_token(token))
+    return made
 
 
 def run(
@@ -224,12 +243,16 @@ def run(
     name: str = "",
     limits: Limits | None = None,
     class_names: Sequence[str] = (),
+    allow_hosts: Sequence[str] = (),
+    token: str = "",
+    keep_formulas: bool = False,
     ready: Callable[[str], None] | None = None,
 ) -> int:
     """Serve a model until Ctrl-C or SIGTERM; how many requests were answered.
 
-    With `host="0.0.0.0"` other machines reach it too. Port 0 is any that is free; `ready` is
-    called with the address, once requests are answered. Needs `pip install 'caldera[serve]'`.
+    With `host="0.0.0.0"` other machines reach it too. Requests to other hosts than this and
+    `allow_hosts` are refused. Port 0 is any that is free; `ready` is called with the address, once
+    requests are answered. The rest is as in `application`. Needs `pip install 'caldera[serve]'`.
 
     >>> import caldera as cd
     >>> from caldera import nn, serve
@@ -246,7 +269,15 @@ def run(
         )
         app = model
         if not isinstance(app, Application):
-            app = application(app, name=name, limits=limits, class_names=class_names)
+            app = application(
+                app,
+                name=name,
+                limits=limits,
+                class_names=class_names,
+                keep_formulas=keep_formulas,
+            )
+        more = [*allow_hosts, *(app.access.hosts or ())]
+        app.access = Access.of(host, more, checked_token(token) or app.access.token)
         extended.DrainingServer(app, listening, ready).run(sockets=[listening])
     finally:
         listening.close()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import json
 import math
-from collections.abc import Awaitable, Callable, Mapping
+import socket
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from ipaddress import ip_address
 from typing import Any
 
 from caldera.base.formatting import bytes_text
@@ -61,6 +64,91 @@ class Limits:
                     expected=f"{each.name} to be {kind} of at least {least}",
                     got=repr(value),
                 )
+
+
+@dataclass(frozen=True)
+class Access:
+    """Who is answered: requests to one of some hosts (any, if None), with a token (none, if empty).
+
+    The name that a browser was given for this service must be one of its own: otherwise a page of
+    another site could lead its name here, and read the answers.
+
+    >>> Access.of("127.0.0.1", ["api.example"]).is_own("api.example:8000")
+    True
+    """
+
+    hosts: frozenset[str] | None = None
+    token: str = ""
+
+    @classmethod
+    def of(cls, host: str, more: Iterable[str] = (), token: str = "") -> Access:
+        """For a service that listens at `host`, which may be reached by further names."""
+        own = {host, *more}
+        if _is_address(host, "is_loopback") or host == "localhost":
+            own |= {"localhost", "127.0.0.1", "::1"}
+        elif host == "" or _is_address(host, "is_unspecified"):
+            own |= {"*", "localhost", socket.gethostname(), socket.getfqdn()}
+        return cls(frozenset(map(plain_host, own)), token)
+
+    def is_own(self, name: str) -> bool:
+        """Whether the host of a request is one of this service's."""
+        if self.hosts is None or not name:
+            return True
+        plain = plain_host(name)
+        # No name leads to an address of numbers: whoever wrote it meant this machine.
+        return plain in self.hosts or ("*" in self.hosts and _is_address(plain))
+
+    def check(self, scope: Mapping[str, Any]) -> None:
+        """Refuse a request to another host, or without the token."""
+        host = header(scope, b"host")
+        if not self.is_own(host):
+            raise Refusal.build(
+                421,
+                "host",
+                expected="a name of this service",
+                got=shown(host),
+                hint="name it with --allow-host (allow_hosts=) if it leads here",
+            )
+        if self.token and scope["path"] != "/health":
+            kind, _, given = header(scope, b"authorization").partition(" ")
+            is_right = hmac.compare_digest(given.strip().encode(), self.token.encode())
+            if kind.lower() != "bearer" or not is_right:
+                raise Refusal.build(
+                    401,
+                    "authorization",
+                    expected="Bearer and the token of this service",
+                    got="another" if given else "none",
+                    headers={"www-authenticate": "Bearer"},
+                )
+
+
+def _is_address(text: str, what: str = "version") -> bool:
+    """Whether a text is an address of numbers, and of what kind."""
+    try:
+        return bool(getattr(ip_address(text), what))
+    except ValueError:
+        return False
+
+
+def plain_host(name: str) -> str:
+    """A host without its port, in small letters.
+
+    >>> plain_host("[::1]:8000"), plain_host("API.example.:80"), plain_host("::1")
+    ('::1', 'api.example', '::1')
+    """
+    if name.startswith("["):
+        return name[1:].partition("]")[0].lower()
+    plain = name.partition(":")[0] if name.count(":") == 1 else name
+    return plain.lower().rstrip(".")
+
+
+def checked_token(token: str) -> str:
+    """A token that a header can bring; empty if none is wanted."""
+    if token and not (token.isascii() and token.isprintable() and " " not in token):
+        raise ConfigError.build(
+            "serve", expected="a token of letters, digits and signs, without spaces", got="another"
+        )
+    return token
 
 
 class Refusal(Exception):

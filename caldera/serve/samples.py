@@ -8,7 +8,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from caldera.core.tensor.dtype import canonical, is_float
+from caldera.base.plain_data import unique_keys
+from caldera.core.tensor.dtype import bool_, canonical, is_float, is_integer
 from caldera.data.schema import Features
 from caldera.data.sources.base import SCALE, scaled
 from caldera.data.tables.table import MARKS, Table, column_of
@@ -16,10 +17,12 @@ from caldera.data.tables.text_encoder import TextEncoder
 from caldera.data.tables.text_parsing import parse_text
 from caldera.data.transforms.decode import Decoder, ImageSize
 from caldera.errors import DataError
-from caldera.io.csv_files import as_float
+from caldera.io.csv_files import INTEGER, as_float
 from caldera.serve.http import Limits, Refusal, shown
 from caldera.serve.signature import Contract
 
+_EXACT = 2.0**53
+"""Up to here float64 has every whole number."""
 JSON, CSV, PLAIN = "application/json", "text/csv", "text/plain"
 
 
@@ -54,7 +57,7 @@ class RequestReader:
 
     def _from_json(self, body: bytes) -> Features:
         try:
-            given = json.loads(body, parse_constant=_refuse_constant)
+            given = json.loads(body, parse_constant=_refuse_constant, object_pairs_hook=unique_keys)
         except RecursionError:
             raise Refusal.build(
                 400, "body", expected="JSON", got="lists in lists without end"
@@ -133,24 +136,28 @@ class RequestReader:
 
     def _from_lists(self, samples: list[Any]) -> np.ndarray:
         try:
-            wrong = _leaf_types(samples) - {int, float}
+            types = _leaf_types(samples)
         except RecursionError:
             raise self._unreadable("samples", self._shape(), "lists in lists") from None
-        if wrong:
+        if wrong := types - {int, float}:
             names = ", ".join(sorted(_JSON_NAMES.get(each, each.__name__) for each in wrong))
             raise self._unreadable("samples", f"numbers in lists, {self._shape()}", names)
-        array = self._as_floats(samples)
+        array = self._array(samples, exact=float not in types)
         if array.shape[1:] == self._contract.shape:
             return array
         if array.shape[1:] == (self._size,):
             return array.reshape(-1, *self._contract.shape)
         raise self._unreadable("samples", self._shape(), f"of shape {list(array.shape[1:])}")
 
-    def _as_floats(self, samples: list[Any]) -> np.ndarray:
+    def _array(self, samples: list[Any], *, exact: bool) -> np.ndarray:
+        """Numbers as float64; whole ones for a model that takes these in its own dtype."""
+        own = canonical(self._contract.dtype)
+        dtype = own if exact and is_integer(own) else canonical("float64")
         try:
-            return np.array(samples, np.float64)
+            return np.array(samples, dtype)
         except OverflowError:
-            raise self._unreadable("samples", "numbers in the range of float64", "larger") from None
+            expected = f"numbers in the range of {dtype}"
+            raise self._unreadable("samples", expected, "others") from None
         except (ValueError, TypeError, RecursionError):
             got = "lists of different lengths"
             raise self._unreadable("samples", self._shape(), got) from None
@@ -226,11 +233,13 @@ class RequestReader:
     def _checked(self, array: np.ndarray) -> np.ndarray:
         """The samples in the model's dtype, if that can hold them."""
         dtype = canonical(self._contract.dtype)
+        if array.dtype == dtype:
+            return array
         if not is_float(dtype):
-            limits = np.iinfo(dtype)
-            if (array != np.floor(array)).any() or not (
-                (array >= limits.min) & (array <= limits.max)
-            ).all():
+            # Beyond 2^53 a number with a point has been rounded to another one.
+            limits = (0, 1) if dtype == bool_ else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+            whole = (array == np.floor(array)) & (np.abs(array) < _EXACT)
+            if not (whole & (array >= limits[0]) & (array <= limits[1])).all():
                 raise self._unreadable("samples", f"whole numbers ({dtype})", "others")
             return array.astype(dtype)
         with np.errstate(over="ignore"):
@@ -275,7 +284,9 @@ def _refuse_constant(name: str) -> NoReturn:
 
 def _number_or_text(text: str) -> float | str:
     found = as_float(text)
-    return text if found is None else found
+    if found is None:
+        return text
+    return int(text) if INTEGER.fullmatch(text) and np.isfinite(found) else found
 
 
 def _kind_of(value: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 from collections.abc import Sequence
@@ -13,7 +12,9 @@ import numpy as np
 
 from caldera.core.tensor.dtype import canonical, is_complex
 from caldera.data import Column, Schema
+from caldera.data.schema import names_of_classes
 from caldera.errors import ConfigError
+from caldera.io.csv_files import TableWriter
 from caldera.train.model import Model
 
 Kind = Literal["table", "text", "image", "array"]
@@ -62,9 +63,8 @@ class Contract:
             kind = "image"
         names: tuple[str, ...] = ()
         if is_classifier(model) and len(outputs) == 1:
-            given = [*(schema.classes if schema is not None else ()), *class_names]
-            names = tuple(given[: outputs[0]]) or tuple(map(str, range(outputs[0])))
-            names += tuple(map(str, range(len(names), outputs[0])))
+            known = schema.classes if schema is not None else ()
+            names = names_of_classes(known or class_names, outputs[0], "serve")
         return cls(name, kind, tuple(shape), dtype, schema, names, tuple(outputs))
 
     @property
@@ -147,10 +147,10 @@ def json_answer(outputs: np.ndarray, contract: Contract, notes: Sequence[str] = 
     return json.dumps(found, allow_nan=False, separators=(",", ":")).encode()
 
 
-def csv_answer(outputs: np.ndarray, contract: Contract) -> bytes:
+def csv_answer(outputs: np.ndarray, contract: Contract, *, keep_formulas: bool = False) -> bytes:
     """A line of names and one for each sample, as `caldera predict` writes them."""
     text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
+    writer = TableWriter(text, keep_formulas=keep_formulas)
     if contract.classes:
         writer.writerow(["sample", contract.target or "class", "probability"])
         found = enumerate(_classes(outputs, contract))

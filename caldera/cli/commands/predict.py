@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
 import warnings
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from caldera.cli.options import OPTIONS, given_options, option_flag
 from caldera.cli.prediction_inputs import STRICT, read_inputs
 from caldera.data import Schema
 from caldera.errors import ShapeError
+from caldera.io.csv_files import TableWriter
 from caldera.serve.signature import is_classifier
 from caldera.train.model import Model
 from caldera.train.neural_network import load_model
@@ -51,11 +51,14 @@ add_flags = flags(
         "--out",
         metavar="FILE",
         help="a .csv file, or an .npy file for the plain outputs (default: print CSV)",
-    ),
-    flag("--strict", action="store_true", help=STRICT),
-    *(option_flag(OPTIONS[name]) for name in _TABLE_OPTIONS),
-)
-"""The flags of `predict`."""
+    )
+    parser.add_argument(
+        "--keep-formulas",
+        action="store_true",
+        help="write texts that a spreadsheet takes for formulas as they are, without apostrophes",
+    )
+    for name in _TABLE_OPTIONS:
+        add_option(parser, OPTIONS[name])
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -76,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     outputs = model.predict(x)
     schema = _named(model, arguments.model)
     if arguments.out is None:
-        _write(sys.stdout, names, outputs, schema)
+        _write(sys.stdout, names, outputs, schema, arguments.keep_formulas)
         return 0
     path = Path(arguments.out)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
         io.save_npy(path, outputs)
     else:
         text = StringIO(newline="")
-        _write(text, names, outputs, schema)
+        _write(text, names, outputs, schema, arguments.keep_formulas)
         write_file(path, text.getvalue())
     print(f"wrote   {path}")
     return 0
@@ -99,7 +102,9 @@ def _named(model: Model, path: str) -> Schema:
     return replace(schema, classes=class_names_of(model, path) or tuple(map(str, range(*outputs))))
 
 
-def _write(file: IO[str], names: Sequence[str], outputs: np.ndarray, schema: Schema) -> None:
+def _write(
+    file: IO[str], names: Sequence[str], outputs: np.ndarray, schema: Schema, keep_formulas: bool
+) -> None:
     """A line of names and one for each sample."""
     if outputs.ndim != 2:
         raise ShapeError.build(
@@ -111,7 +116,7 @@ def _write(file: IO[str], names: Sequence[str], outputs: np.ndarray, schema: Sch
     found = schema.decode(outputs)
     if schema.classes:
         found["probability"] = np.array([f"{each:.4f}" for each in found["probability"]], object)
-    writer = csv.writer(file, lineterminator="\n")
+    writer = TableWriter(file, keep_formulas=keep_formulas)
     writer.writerow(["sample", *found])
     writer.writerows(zip(names, *(each.tolist() for each in found.values()), strict=True))
 

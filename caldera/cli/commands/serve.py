@@ -9,20 +9,42 @@ from caldera import serve
 from caldera.cli.command import Command, flag, flags
 from caldera.cli.model_argument import class_names_of
 from caldera.cli.option_types import CountOption, Number
-from caldera.cli.prediction_inputs import STRICT
+from caldera.errors import ConfigError
+from caldera.io.files import read_bounded
 from caldera.train.neural_network import load_model
 
-_LIMITS = serve.Limits()
-add_flags = flags(
-    flag("model", metavar="FILE.caldera", help="a model that `caldera train` wrote"),
-    flag(
+_SHORTEST_TOKEN, _LONGEST_TOKEN = 16, 4096
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of `serve`."""
+    parser.add_argument("model", metavar="FILE.caldera", help="a model that `caldera train` wrote")
+    parser.add_argument(
         "--host",
         metavar="ADDRESS",
         default="127.0.0.1",
         help="where to listen; 0.0.0.0 lets other machines in (default: 127.0.0.1)",
-    ),
-    flag("--port", metavar="N", default="8000", help="0: any free (default: 8000)"),
-    flag(
+    )
+    parser.add_argument(
+        "--allow-host",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="another name that requests may be sent to, as a proxy does; may be repeated",
+    )
+    parser.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="a file with a token that each request has to bring: Authorization: Bearer TOKEN",
+    )
+    parser.add_argument(
+        "--keep-formulas",
+        action="store_true",
+        help="write texts that a spreadsheet takes for formulas as they are, without apostrophes",
+    )
+    parser.add_argument("--port", metavar="N", default="8000", help="0: any free (default: 8000)")
+    limits = serve.Limits()
+    parser.add_argument(
         "--batch-size",
         metavar="N",
         default=str(_LIMITS.batch_size),
@@ -67,10 +89,28 @@ def run(arguments: argparse.Namespace) -> int:
         name=name,
         limits=limits,
         class_names=class_names_of(model, arguments.model),
+        allow_hosts=arguments.allow_host,
+        token=_token(arguments.token_file),
+        keep_formulas=arguments.keep_formulas,
         ready=ready,
     )
     print(f"ended   {answered} requests answered")
     return 0
+
+
+def _token(path: str | None) -> str:
+    """The token in a file; none without one."""
+    if path is None:
+        return ""
+    token = read_bounded(path, _LONGEST_TOKEN, "--token-file").decode("utf-8", "replace").strip()
+    if len(token) < _SHORTEST_TOKEN:
+        raise ConfigError.build(
+            "--token-file",
+            expected=f"a token of at least {_SHORTEST_TOKEN} characters in {path}",
+            got=f"{len(token)}",
+            hint="write one with: openssl rand -hex 32",
+        )
+    return token
 
 
 COMMAND = Command(

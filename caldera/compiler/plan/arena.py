@@ -9,11 +9,15 @@ from __future__ import annotations
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from collections.abc import Sequence
+from operator import add
+from sys import maxsize
 
 from caldera.core.memory import Block, Device, size_class
 
+_FEW = 4000
+_LAST = (maxsize, maxsize)
 ALIGNMENT = 64
 """Bytes: a cache line, and the widest vector of any CPU in use."""
 
@@ -27,24 +31,75 @@ def place(sizes: Sequence[int], first: Sequence[int], last: Sequence[int]) -> tu
     """Offsets for buffers that live from step `first` to step `last`, and the total size."""
     needed = [aligned(size) for size in sizes]
     offsets = [0] * len(needed)
-    # Those placed so far, in order of offset, so that gaps are met from the bottom up: from where
-    # to where, and from which step to which.
-    placed: list[tuple[int, int, int, int]] = []
-    bottoms: list[int] = []
+    placed = _Placed(max(last, default=0) + 1) if len(needed) > _FEW else _FewPlaced()
     for index in sorted(range(len(needed)), key=lambda i: (-needed[i], first[i])):
         size, start, end = needed[index], first[index], last[index]
         spot = 0
-        for bottom, top, born, dies in placed:
-            if born <= end and dies >= start:
-                if bottom - spot >= size:
-                    break
-                if top > spot:
-                    spot = top
+        # In order of offset, so that gaps are met from the bottom up.
+        for bottom, top in placed.during(start, end):
+            if bottom - spot >= size:
+                break
+            if top > spot:
+                spot = top
         offsets[index] = spot
-        position = bisect_right(bottoms, spot)
-        bottoms.insert(position, spot)
-        placed.insert(position, (spot, spot + size, start, end))
-    return offsets, max((top for _, top, _, _ in placed), default=0)
+        placed.add((spot, spot + size), start, end)
+    return offsets, max(map(add, offsets, needed), default=0)
+
+
+Span = tuple[int, int]
+
+
+class _FewPlaced:
+    """Buffers in order of offset: of few, a look at each is the fastest."""
+
+    def __init__(self) -> None:
+        self._spans: list[tuple[int, int, int, int]] = []
+
+    def add(self, span: Span, start: int, end: int) -> None:
+        """Keep a buffer that lives from one step to another."""
+        insort(self._spans, (*span, start, end))
+
+    def during(self, start: int, end: int) -> list[Span]:
+        """Those that live at any of these steps, in order of offset."""
+        return [
+            (bottom, top)
+            for bottom, top, born, dies in self._spans
+            if born <= end and dies >= start
+        ]
+
+
+class _Placed:
+    """Buffers by the steps during which they live: only those that meet are looked at.
+
+    A tree of spans of steps: each buffer is kept at the few nodes whose spans together are its
+    life, so the nodes above a step have exactly those that live then. Others begin later.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self._leaves = 1 << (steps - 1).bit_length()
+        self._tree: dict[int, list[Span]] = {}
+        self._born: list[tuple[int, Span]] = []
+
+    def add(self, span: Span, start: int, end: int) -> None:
+        """Keep a buffer that lives from one step to another."""
+        low, high = start + self._leaves, end + self._leaves + 1
+        while low < high:
+            if low & 1:
+                self._tree.setdefault(low, []).append(span)
+            if high & 1:
+                self._tree.setdefault(high - 1, []).append(span)
+            low, high = (low + 1) >> 1, high >> 1
+        insort(self._born, (start, span))
+
+    def during(self, start: int, end: int) -> list[Span]:
+        """Those that live at any of these steps, in order of offset."""
+        first, last = (bisect_right(self._born, (step, _LAST)) for step in (start, end))
+        found = [span for _, span in self._born[first:last]]
+        node = start + self._leaves
+        while node:
+            found += self._tree.get(node, ())
+            node >>= 1
+        return sorted(found)
 
 
 class ArenaUser(ABC):

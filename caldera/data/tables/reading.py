@@ -8,19 +8,22 @@ import json
 import lzma
 import os
 import sqlite3
+import zipfile
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from io import BytesIO
+from itertools import zip_longest
 from pathlib import Path
 from typing import IO, Any
 
-from caldera.base.file_access import check_asked
+from caldera.base.file_access import Demand
 from caldera.base.registry import optional_import
+from caldera.data.tables.arrow_files import arrow_columns, table_columns
 from caldera.data.tables.table import MARKS, Table, table_of
 from caldera.data.tables.text_parsing import parse_text
-from caldera.errors import ConfigError, DataError
+from caldera.errors import CalderaError, ConfigError, DataError
 from caldera.io.csv_files import Header
 from caldera.io.files import file_size, opened
 
@@ -36,6 +39,9 @@ JSON_LINES = (".jsonl", ".ndjson", ".json")
 DATABASES = (".sqlite", ".sqlite3", ".db")
 SUFFIXES = (*TEXT, *ARROW, *EXCEL, *JSON_LINES, *DATABASES)
 _BLOCK = 1 << 20
+_A_LETTER, _A_CELL = 4, 64
+"""Bytes that a workbook takes in memory for each of its XML, and for each cell of its rows."""
+_MOST_ROWS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -138,7 +144,7 @@ def _read_file(path: Path, where: str, reading: TableFormat) -> Table:
         suffix = ".csv"
     content = _content(path, where)
     if suffix in ARROW:
-        return table_of(_arrow_columns(content, suffix, where), where, reading.marks)
+        return table_of(arrow_columns(content, suffix, where), where, reading.marks)
     if suffix in EXCEL:
         return _workbook(content, where, reading)
     if suffix in JSON_LINES:
@@ -160,12 +166,11 @@ def _content(path: Path, where: str) -> bytes:
         unpack = COMPRESSED.get(path.suffix.lower())
         if unpack is None:
             return file.read()
-        held, parts, total = file_size(file), [], 0
+        demand, parts = Demand(where, file_size(file)), []
         try:
             with unpack(file) as stream:
                 while part := stream.read(_BLOCK):
-                    total += len(part)
-                    check_asked(total, where, held=held)
+                    demand.add(len(part))
                     parts.append(part)
         except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
             raise DataError.build(
@@ -174,29 +179,37 @@ def _content(path: Path, where: str) -> bytes:
         return b"".join(parts)
 
 
-def _arrow_columns(content: bytes, suffix: str, where: str) -> dict[str, Any]:
-    if suffix in (".parquet", ".pq"):
-        reader = optional_import("pyarrow.parquet", "pyarrow", where).read_table
-    else:
-        reader = optional_import("pyarrow.feather", "pyarrow", where).read_table
-    try:
-        return _frame_columns(reader(BytesIO(content)))
-    except (OSError, ValueError, KeyError, NotImplementedError) as error:
-        raise DataError.build(
-            where, expected=f"a {suffix} file", got=str(error).splitlines()[0][:160]
-        ) from None
-
-
 def _workbook(content: bytes, where: str, reading: TableFormat) -> Table:
-    openpyxl = optional_import("openpyxl", "openpyxl", where)
     try:
-        book = openpyxl.load_workbook(BytesIO(content), read_only=True, data_only=True)
+        rows = _sheet_rows(content, where, reading)
+    except CalderaError:
+        raise
     except Exception as error:  # it raises whatever zipfile, its XML parser or its own code do
         raise DataError.build(
             where,
             expected="an Excel workbook (.xlsx)",
             got=str(error)[:120] or type(error).__name__,
         ) from None
+    if not rows:
+        raise DataError.build(where, expected="rows of a table", got="an empty sheet")
+    # Sheets often have columns that are empty from top to bottom, and rows end where they do.
+    columns = list(zip_longest(*rows))
+    used = [place for place, each in enumerate(columns) if any(x is not None for x in each)]
+    if reading.header is False:
+        names, first = [str(place) for place in used], 0
+    else:
+        names = ["" if columns[p][0] is None else str(columns[p][0]) for p in used]
+        first = 1
+    return _of_lists(names, [list(columns[place][first:]) for place in used], where, reading)
+
+
+def _sheet_rows(content: bytes, where: str, reading: TableFormat) -> list[tuple[Any, ...]]:
+    """The rows of a sheet that are not empty."""
+    openpyxl = optional_import("openpyxl", "openpyxl", where)
+    demand = Demand(where, len(content))
+    with zipfile.ZipFile(BytesIO(content)) as archive:
+        demand.add(sum(_A_LETTER * member.file_size for member in archive.infolist()))
+    book = openpyxl.load_workbook(BytesIO(content), read_only=True, data_only=True)
     sheets = book.sheetnames
     wanted = 0 if reading.sheet is None else reading.sheet
     if wanted not in sheets and not (isinstance(wanted, int) and 0 <= wanted < len(sheets)):
@@ -204,17 +217,18 @@ def _workbook(content: bytes, where: str, reading: TableFormat) -> Table:
             where, expected="a sheet among " + ", ".join(sheets[:20]), got=repr(wanted)
         )
     sheet = book[sheets[wanted] if isinstance(wanted, int) else wanted]
-    rows = [row for row in sheet.iter_rows(values_only=True) if any(x is not None for x in row)]
+    rows, width = [], 0
+    for number, row in enumerate(sheet.iter_rows(values_only=True)):
+        if number >= _MOST_ROWS:
+            expected = f"a sheet of at most {_MOST_ROWS} rows, as Excel has them"
+            raise DataError.build(where, expected=expected, got="more")
+        if any(x is not None for x in row):
+            # A row that is wider than all before it makes these wider.
+            demand.add(_A_CELL * (len(row) + max(len(row) - width, 0) * len(rows)))
+            width = max(width, len(row))
+            rows.append(row)
     book.close()
-    if not rows:
-        raise DataError.build(where, expected="rows of a table", got="an empty sheet")
-    # Sheets often have columns that are empty from top to bottom.
-    used = [place for place in range(len(rows[0])) if any(row[place] is not None for row in rows)]
-    if reading.header is False:
-        names, body = [str(place) for place in used], rows
-    else:
-        names, body = ["" if rows[0][p] is None else str(rows[0][p]) for p in used], rows[1:]
-    return _of_lists(names, [[row[place] for row in body] for place in used], where, reading)
+    return rows
 
 
 def _json(content: bytes, where: str, reading: TableFormat) -> Table:
@@ -313,8 +327,7 @@ def _is_frame(value: Any) -> bool:
 def _frame_columns(frame: Any) -> dict[str, Any]:
     room = type(frame).__module__.partition(".")[0]
     if room == "pyarrow":
-        columns = dict(zip(frame.column_names, frame.columns, strict=True))
-        return {name: _arrow_values(each) for name, each in columns.items()}
+        return table_columns(frame)
     if room == "polars":
         if not hasattr(frame, "height"):
             frame = frame.collect()
@@ -322,15 +335,6 @@ def _frame_columns(frame: Any) -> dict[str, Any]:
     return {
         str(name): _pandas_values(frame.iloc[:, place]) for place, name in enumerate(frame.columns)
     }
-
-
-def _arrow_values(column: Any) -> Any:
-    is_coded = str(column.type).startswith(("dictionary", "extension"))
-    if is_coded and hasattr(column.type, "value_type"):
-        column = column.cast(column.type.value_type)
-    if column.null_count == 0 and str(column.type) in ("double", "float", "int64", "int32"):
-        return column.to_numpy()
-    return column.to_pylist()
 
 
 def _pandas_values(series: Any) -> Any:

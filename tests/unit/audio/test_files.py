@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import base64
+import os
+import random
 import wave
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -133,12 +136,73 @@ def test_what_is_written_is_read(tmp_path: Path, form: kaldi.Form) -> None:
         b"key  [ 1 2\n 3 ]\n",
         b"key \0BFV \4\5\0\0\0abc",
         b"key 1 b 2\n",
+        b"a \0BF",
+        b"a \0B",
+        b"a ",
+        b"a 1 2",
+        b"a 1_0\n",
+        b"a 3000000000\n",
+        b"a [ 1e300 ]\n",
+        b"a [ 1 2",
+        b"a [ 1_0 ]\n",
+        b"a [ 1 ] 2\n",
+        b" \0BFV \4\0\0\0\0",
+        b"a \0BCM \0\0\xc0\x7f\0\0\x80\x3f\1\0\0\0\1\0\0\0" + b"\1" * 9,
     ],
 )
 def test_damaged_archives_are_refused(tmp_path: Path, damaged: bytes) -> None:
     (tmp_path / "a.ark").write_bytes(damaged)
     with pytest.raises(DataError):
         list(kaldi.read_ark(tmp_path / "a.ark"))
+
+
+@pytest.mark.parametrize("form", ["binary", "text", "compressed"])
+def test_archives_that_are_cut_or_have_bits_flipped_end(tmp_path: Path, form: kaldi.Form) -> None:
+    path = tmp_path / "a.ark"
+    given = {
+        "m": np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32),
+        "none": np.zeros(0, np.int32),
+        "ali": np.array([12, 345, -1], np.int32),
+        "v": np.array([0.5, 2.25], np.float32),
+    }
+    kaldi.write_ark(path, given, form=form)
+    whole, draw = path.read_bytes(), random.Random(3)
+    wanted = dict(kaldi.read_ark(path))
+    assert list(wanted) == list(given)
+    for end in range(len(whole)):
+        path.write_bytes(whole[:end])
+        # What comes before the end is as it was: never a part of an array.
+        with suppress(DataError):
+            for key, array in kaldi.read_ark(path):
+                np.testing.assert_array_equal(array, wanted[key])
+    for _ in range(300):
+        flipped = bytearray(whole)
+        for _ in range(draw.choice((1, 1, 8))):
+            flipped[draw.randrange(len(flipped))] ^= 1 << draw.randrange(8)
+        path.write_bytes(flipped)
+        with suppress(DataError):
+            list(kaldi.read_ark(path))
+
+
+def test_numbers_that_kaldi_does_not_have_are_not_wrapped(tmp_path: Path) -> None:
+    for form in ("binary", "text"):
+        for wrong in (np.array([2**31]), np.array([-(2**31) - 1]), np.array([2**63], np.uint64)):
+            with pytest.raises(DataError, match="int32"):
+                kaldi.write_ark(tmp_path / "a.ark", {"a": wrong}, form=form)  # type: ignore[arg-type]
+        edge = np.array([2**31 - 1, -(2**31)])
+        kaldi.write_ark(tmp_path / "a.ark", {"a": edge}, form=form)  # type: ignore[arg-type]
+        assert dict(kaldi.read_ark(tmp_path / "a.ark"))["a"].tolist() == edge.tolist()
+    with pytest.raises(DataError, match="finite"):
+        kaldi.write_ark(tmp_path / "a.ark", {"a": np.full((2, 2), np.nan)}, form="compressed")
+
+
+def test_scripts_open_files_alone_within_their_length(tmp_path: Path) -> None:
+    kaldi.write_ark(tmp_path / "a.ark", {"a": np.ones(3)})
+    os.mkfifo(tmp_path / "pipe")
+    for place in ("/dev/zero", str(tmp_path / "pipe"), f"{tmp_path}/a.ark:{'9' * 40}", "a.ark:99"):
+        (tmp_path / "a.scp").write_text(f"a {place}\n")
+        with pytest.raises(DataError):
+            list(kaldi.read_scp(tmp_path / "a.scp"))
 
 
 def test_commands_in_scripts_are_not_run(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ async def ask(
     content_type: str = JSON,
     accept: str = "",
     receive: Callable[[], Awaitable[dict[str, Any]]] | None = None,
+    **more: str,
 ) -> Reply:
     """Send one request to the application."""
     parts = [body] if isinstance(body, bytes) else body
@@ -57,6 +58,7 @@ async def ask(
         sent.append(message)
 
     headers = [(b"content-type", content_type.encode()), (b"accept", accept.encode())]
+    headers += [(name.encode(), value.encode("latin-1")) for name, value in more.items()]
     scope = {"type": "http", "method": method, "path": path, "headers": headers}
     await app(scope, receive or next_part, send)
     names = {name.decode(): value.decode() for name, value in sent[0]["headers"]}

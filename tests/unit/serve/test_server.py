@@ -28,7 +28,8 @@ pytest.importorskip("httptools", reason="httptools is not installed: pip install
 
 BODY = samples([3, 1])
 HEAD = (
-    "POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n"
+    "POST /predict HTTP/1.1\r\nhost: localhost\r\n"
+    "content-type: application/json\r\ncontent-length: {}\r\n"
 )
 REQUEST = HEAD.format(len(BODY)).encode() + b"\r\n" + BODY
 
@@ -113,7 +114,7 @@ def test_bytes_that_are_no_request(table_model: cd.Model) -> None:
             assert found in statuses, (wrong[:60], found)
         # It still serves; and several requests on one connection are answered in order.
         with _connect(port) as client:
-            last = REQUEST.replace(b"x\r\n", b"x\r\nconnection: close\r\n", 1)
+            last = REQUEST.replace(b"localhost\r\n", b"localhost\r\nconnection: close\r\n", 1)
             client.sendall(REQUEST * 2 + last)
             assert _all(client).count(b"HTTP/1.1 200 OK") == 3
         # What comes before something that is no request is answered.
