@@ -10,6 +10,7 @@ import numpy as np
 
 from caldera import op
 from caldera.compiler.lazy import Expr
+from caldera.core.tensor.shape import size
 from caldera.errors import ConfigError
 from caldera.nn.losses import REGRESSION, PredictionKind, mean_by_sample
 from caldera.nn.metrics.base import MeanMetric, Metric, metrics, sample_factors
@@ -83,9 +84,10 @@ class R2(ValueMetric):
     """
 
     def sums(self, prediction: Any, target: Any, weights: Any = None) -> dict[str, Expr]:
-        count = prediction.shape[0]
-        missed = op.reshape(_difference(self.name, prediction, target), (count, -1))
-        wanted = op.reshape(op.cast(target, "float64"), (count, -1))
+        # With -1 a rank without samples could not tell how many values each would have.
+        shape = (prediction.shape[0], size(prediction.shape[1:]))
+        missed = op.reshape(_difference(self.name, prediction, target), shape)
+        wanted = op.reshape(op.cast(target, "float64"), shape)
         factors = op.unsqueeze(sample_factors(weights, prediction), 1)
         parts = {"missed": op.square(missed), "target": wanted, "square": op.square(wanted)}
         counted = {
