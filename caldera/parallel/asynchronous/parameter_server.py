@@ -68,7 +68,7 @@ class ParameterServer(AsynchronousStrategy):
 
     - "synchronous": an update takes the gradients of all workers. It equals one process.
     - "stale": the same updates, but a worker may begin a step when its parameters have not seen
-      the last `bound` of them. With `bound=0` it equals "synchronous".
+      the last `bound` of them. `bound=0` is "synchronous" by another name.
     - "asynchronous": every gradient is an update of its own, taken when it arrives: a step of one
       process on `batch_size / workers` samples, from parameters that may be older.
 
@@ -105,7 +105,8 @@ class ParameterServer(AsynchronousStrategy):
         check_same_options(
             given, self, servers=servers, mode=mode, bound=bound, compression=described(compression)
         )
-        super().__init__(given, lockstep=mode == "synchronous")
+        # With a bound of 0 no worker is ever ahead: plans can talk, and norms see the whole batch.
+        super().__init__(given, lockstep=mode == "synchronous" or bound == 0)
         everyone = self.communicator
         if servers > everyone.size:
             raise ConfigError.build(

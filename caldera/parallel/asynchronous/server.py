@@ -280,8 +280,9 @@ class ServerThread:
         everyone = [pushes[worker] for worker in range(self._workers)]
         weights = [push.weight for push in everyone]
         whole = sum(weights) if self._means else max(weights)
-        if not all(push.ok for push in everyone) or not whole > 0:
+        if not all(push.ok for push in everyone):
             return
+        # A batch whose samples all count for nothing is a step too: momentum and decay go on.
         total = np.zeros(self.shard.size, self.shard.dtype)
         for push in everyone:
             factor = push.weight / whole if self._means else 1.0
