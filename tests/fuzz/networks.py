@@ -118,7 +118,9 @@ class RandomNetwork:
             found["sample_weights"] = (np.arange(self.count) % 4).astype(np.float32)
         return found
 
-    def model(self, device: Any, after: Callable[[int], nn.Layer] | None = None) -> NeuralNetwork:
+    def model(
+        self, device: Any, after: Callable[[int], nn.Layer] | None = None, **more: Any
+    ) -> NeuralNetwork:
         """A new model; `after` gives what follows the layer of this number."""
         layers = []
         for index, layer in enumerate(self.layers):
@@ -135,6 +137,7 @@ class RandomNetwork:
             seed=self.seed % 1000,
             device=device,
             dtype=self.dtype,
+            **more,
         )
 
     def code(self, device: str, kernels: Mapping[str, str]) -> str:

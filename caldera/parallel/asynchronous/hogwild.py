@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from caldera import op
-from caldera.comm import Communicator
+from caldera.comm import Communicator, world
 from caldera.comm.shared_memory import SharedMemory
 from caldera.compiler.lazy import Expr, Variable
 from caldera.core.tensor import Tensor
@@ -18,7 +18,9 @@ from caldera.parallel.asynchronous.server import (
     StopConsensus,
     optimizer_assignments,
 )
+from caldera.parallel.asynchronous.staleness import MOMENTUM
 from caldera.parallel.asynchronous.transport import ServerShard
+from caldera.parallel.consistency import check_choice, check_same_options
 from caldera.train.strategy import Gradients, RunSetup, VariableView
 
 
@@ -30,6 +32,11 @@ class Hogwild(AsynchronousStrategy):
     the gradient of its share of the batch and takes a step by itself: as one process with
     `batch_size / ranks` samples, except that an element which two ranks change at once may lose
     one of the changes. `updates` is how many such steps all ranks have taken together.
+
+    Steps that others take while a rank computes act like momentum (`implicit_momentum`): where that
+    is much beside the optimizer's, there is a warning with the number after the first epoch. With
+    `momentum="corrected"` the momentum expected of n ranks, 1 - 1/n, or the one that was measured
+    in the last call of `fit`, is taken off the optimizer's.
 
     >>> import numpy as np
     >>> import caldera as cd
@@ -51,8 +58,13 @@ class Hogwild(AsynchronousStrategy):
     [(True, 320), (True, 320)]
     """
 
-    def __init__(self, *, communicator: Communicator | None = None) -> None:
-        super().__init__(communicator, lockstep=False)
+    def __init__(
+        self, *, momentum: str = "given", communicator: Communicator | None = None
+    ) -> None:
+        check_choice("Hogwild", "momentum", momentum, MOMENTUM)
+        given = world() if communicator is None else communicator
+        check_same_options(given, self, momentum=momentum)
+        super().__init__(given, momentum, lockstep=False)
         everyone = self.communicator
         if len(set(everyone.nodes)) > 1:
             raise ConfigError.build(
@@ -66,7 +78,8 @@ class Hogwild(AsynchronousStrategy):
         self._optimizer: Optimizer | None = None
         self._variables: list[Variable] = []
         self._consensus = StopConsensus.of(1)
-        self._taken: np.ndarray = np.zeros((), np.int64)
+        self._taken = self._lag = np.zeros((), np.int64)
+        self._rule: Optimizer | None = None
         self._known = self._before = 0
 
     # --- graphs
@@ -76,7 +89,7 @@ class Hogwild(AsynchronousStrategy):
     ) -> list[Expr]:
         # Who has no samples takes no step.
         ok = ok if self.lockstep else op.logical_and(ok, weight > 0)
-        return super().apply_gradients(optimizer, gradients, ok, weight)
+        return super().apply_gradients(self._rule or optimizer, gradients, ok, weight)
 
     # --- a run
 
@@ -96,12 +109,13 @@ class Hogwild(AsynchronousStrategy):
         optimizer_assignments(optimizer, [ServerShard(0, tuple(parameters))])
         kept = [each for parameter in parameters for each in optimizer.kept_for(parameter)]
         self._optimizer, self.updates = optimizer, 0
+        self._rule = self._correction.corrected(optimizer)
         self._variables = [*parameters, *kept]
         wanted = [(each.shape, each.dtype) for each in self._variables]
         whole = np.dtype(np.int64)
-        counters = [((StopConsensus.size(self.communicator.size),), whole), ((), whole)]
+        counters = [((StopConsensus.size(self.communicator.size),), whole), *[((), whole)] * 2]
         self._shared = SharedMemory(self.communicator, [*wanted, *counters])
-        *arrays, table, self._taken = self._shared.arrays
+        *arrays, table, self._taken, self._lag = self._shared.arrays
         self._consensus = StopConsensus(table)
         places = iter(arrays)
         # All ranks have the same values: whoever writes them last changes nothing.
@@ -116,7 +130,7 @@ class Hogwild(AsynchronousStrategy):
         self.communicator.Barrier()
         if self.communicator.rank == 0:
             self._consensus.table[:] = 0
-            self._taken[...] = self._known
+            self._taken[...], self._lag[...] = self._known, 0
         self.communicator.Barrier()
 
     def after_step(self, votes: Sequence[float]) -> Sequence[float] | None:
@@ -125,7 +139,9 @@ class Hogwild(AsynchronousStrategy):
         # Counting is exact; what is counted was done without any lock.
         with self._shared.alone():
             tally = self._consensus.arrived(self.communicator.rank, votes)
-            self._taken += int(self._optimizer.step.numpy()) - self._known
+            own = int(self._optimizer.step.numpy()) - self._known
+            self._lag += own * (int(self._taken) - self._known)
+            self._taken += own
         self._know_steps()
         return tally
 
@@ -138,7 +154,11 @@ class Hogwild(AsynchronousStrategy):
     def unshard(self) -> None:
         if self._is_stepping and self._optimizer is not None:
             self._wait_for_all()
-            self.updates += self._known - self._before
+            taken = self._known - self._before
+            self.updates += taken
+            if taken:
+                age, rank = int(self._lag) / taken, self.communicator.rank
+                self._correction.take(age, self._optimizer, warns=rank == 0)
         super().unshard()
 
     def _wait_for_all(self) -> None:
@@ -152,7 +172,7 @@ class Hogwild(AsynchronousStrategy):
         self._move(np.array)
         # Others may still be reading.
         self.communicator.Barrier()
-        self._optimizer, self._shared, self._variables = None, None, []
+        self._optimizer, self._rule, self._shared, self._variables = None, None, None, []
 
     def _move(self, placed: Callable[[np.ndarray], np.ndarray]) -> None:
         """Keep the values of parameters and of the optimizer somewhere else."""

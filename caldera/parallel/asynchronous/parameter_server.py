@@ -21,6 +21,7 @@ from caldera.parallel.asynchronous.server import (
     optimizer_assignments,
     owners,
 )
+from caldera.parallel.asynchronous.staleness import MOMENTUM
 from caldera.parallel.asynchronous.transport import (
     BARRIER,
     LEAVE,
@@ -36,7 +37,7 @@ from caldera.parallel.asynchronous.transport import (
     replies,
     server_ranks,
 )
-from caldera.parallel.consistency import check_counts, check_same_options
+from caldera.parallel.consistency import check_choice, check_counts, check_same_options
 from caldera.parallel.data.sums import described, gather_states, states_by_rank
 from caldera.parallel.distributed_variables import OwnedVariable
 from caldera.train.strategy import NO_VOTES, Gradients, RunSetup, VariableView
@@ -68,9 +69,14 @@ class ParameterServer(AsynchronousStrategy):
 
     - "synchronous": an update takes the gradients of all workers. It equals one process.
     - "stale": the same updates, but a worker may begin a step when its parameters have not seen
-      the last `bound` of them. With `bound=0` it equals "synchronous".
+      the last `bound` of them. `bound=0` is "synchronous" by another name.
     - "asynchronous": every gradient is an update of its own, taken when it arrives: a step of one
       process on `batch_size / workers` samples, from parameters that may be older.
+
+    Gradients that lack updates act like momentum (`implicit_momentum`): where that is much beside
+    the optimizer's, there is a warning with the number after the first epoch. With
+    `momentum="corrected"` servers take steps with the optimizer's momentum less that of staleness,
+    expected in the first epoch, and measured in the one before from then on.
 
     `compression` is an object of `caldera.compress` whose code pushed gradients travel in; what
     comes back is exact. `record` says what was sent and applied. `channels` are the communicators
@@ -96,16 +102,26 @@ class ParameterServer(AsynchronousStrategy):
         *,
         mode: str = "synchronous",
         bound: int | None = None,
+        momentum: str = "given",
         compression: Compressor | None = None,
         communicator: Communicator | None = None,
     ) -> None:
         _check(mode, bound)
+        check_choice("ParameterServer", "momentum", momentum, MOMENTUM)
         check_counts("ParameterServer", servers=servers)
         given = world() if communicator is None else communicator
         check_same_options(
-            given, self, servers=servers, mode=mode, bound=bound, compression=described(compression)
+            given,
+            self,
+            servers=servers,
+            mode=mode,
+            bound=bound,
+            momentum=momentum,
+            compression=described(compression),
         )
-        super().__init__(given, lockstep=mode == "synchronous")
+        # With a bound of 0 no worker is ever ahead: plans can talk, and norms see the whole batch.
+        in_step = mode == "synchronous" or bound == 0
+        super().__init__(given, momentum, lockstep=in_step, bound=bound)
         everyone = self.communicator
         if servers > everyone.size:
             raise ConfigError.build(
@@ -179,7 +195,8 @@ class ParameterServer(AsynchronousStrategy):
         self.record, self._connections, self._server = ServerRecord(), [], None
         for number, (shard, channel) in enumerate(zip(self._shards, self.channels, strict=True)):
             if shard.rank == everyone.rank:
-                step = ServerOptimizer(optimizer, self._shards, shard)
+                rule = self._correction.corrected(optimizer)
+                step = ServerOptimizer(rule, self._shards, shard)
                 endpoint = ServerEndpoint(channel)
                 self._server_step, self._server = (
                     step,
@@ -208,7 +225,15 @@ class ParameterServer(AsynchronousStrategy):
         self._number, self._sent, self._versions = 0, 0, [0] * len(self._shards)
         if self._server is not None and self._server_step is not None:
             self._server_step.take_over()
+            self._correct(self._server_step)
             self._serving = self._server.start()
+
+    def _correct(self, step: ServerOptimizer) -> None:
+        """Give a server the momentum that the last epoch's staleness leaves."""
+        assert self._optimizer is not None
+        rule = self._correction.corrected(self._optimizer)
+        if getattr(rule, "momentum", 0.0) != getattr(step.optimizer, "momentum", 0.0):
+            step.use(rule)
 
     def after_step(self, votes: Sequence[float]) -> Sequence[float] | None:
         if not self.has_others:
@@ -284,9 +309,14 @@ class ParameterServer(AsynchronousStrategy):
         found = self.communicator.gather_objects([self._sent, applied, list(gaps.items())])
         self.record.sent += sum(sent for sent, _, _ in found)
         self.record.applied += found[self._server_ranks[0]][1]
+        epoch = Counter[int]()
         for _, _, some in found:
             for gap, count in some:
-                self.record.gaps[gap] += count
+                epoch[gap] += count
+        self.record.gaps += epoch
+        if self._optimizer is not None and epoch and not self.lockstep:
+            age = sum(gap * count for gap, count in epoch.items()) / epoch.total()
+            self._correction.take(age, self._optimizer, warns=self.communicator.rank == 0)
 
     # --- checkpoints
 

@@ -19,6 +19,7 @@ from caldera.core.tensor.dtype import DType
 from caldera.data import Share
 from caldera.errors import ConfigError
 from caldera.optim import Optimizer
+from caldera.parallel.asynchronous.staleness import MomentumCorrection, implicit_momentum
 from caldera.parallel.asynchronous.transport import (
     LEAVE,
     PUSH,
@@ -56,13 +57,29 @@ class AsynchronousStrategy(DataParallel):
 
     A loss scale is each rank's own: one whose gradients overflow skips its step alone, or where
     ranks take a step together, that of all.
+
+    Gradients from older parameters act like momentum: `implicit_momentum` is that of the last
+    epoch. With `momentum="corrected"` it is taken off the momentum of the optimizer.
     """
 
     replicas_are_equal = False
 
-    def __init__(self, communicator: Communicator | None, *, lockstep: bool) -> None:
+    def __init__(
+        self,
+        communicator: Communicator | None,
+        momentum: str,
+        *,
+        lockstep: bool,
+        bound: int | None = None,
+    ) -> None:
         super().__init__(communicator=communicator)
         self.lockstep = lockstep or not self.has_others
+        # Where every worker is as fast as the others, all others push between two of its steps.
+        others = float(self.communicator.size - 1)
+        expected = 0.0 if self.lockstep else others if bound is None else bound / 2
+        self._correction = MomentumCorrection(
+            type(self).__name__, corrects=momentum == "corrected", age=expected
+        )
         # Between epochs all ranks evaluate together.
         everyone = self.communicator
         self._together = self if self.lockstep else DataParallel(communicator=everyone)
@@ -73,6 +90,11 @@ class AsynchronousStrategy(DataParallel):
     def has_others(self) -> bool:
         """Whether there are other ranks."""
         return self.communicator.size > 1
+
+    @property
+    def implicit_momentum(self) -> float:
+        """Momentum that the age of gradients added in the last epoch; 0 before there was one."""
+        return implicit_momentum(self._correction.measured)
 
     @property
     def is_distributed(self) -> bool:
@@ -103,6 +125,7 @@ class AsynchronousStrategy(DataParallel):
 
     def begin(self, setup: RunSetup) -> None:
         super().begin(setup)
+        self._correction.check(setup.optimizer)
         self._statistics = [] if self.lockstep else setup.model.states()
 
     def shard(self) -> None:
@@ -261,7 +284,7 @@ class ServerThread:
         if self._consensus is not None:
             tally = tuple(self._consensus.arrived(push.worker, push.votes))
         if self._bound is None:
-            self.gaps[self._version - push.version] += 1
+            self.gaps[self._version - push.version] += push.weight > 0
             if push.ok and push.weight > 0:
                 self._step(self._decoded(push), push.weight)
                 self._version += 1
@@ -280,8 +303,9 @@ class ServerThread:
         everyone = [pushes[worker] for worker in range(self._workers)]
         weights = [push.weight for push in everyone]
         whole = sum(weights) if self._means else max(weights)
-        if not all(push.ok for push in everyone) or not whole > 0:
+        if not all(push.ok for push in everyone):
             return
+        # A batch whose samples all count for nothing is a step too: momentum and decay go on.
         total = np.zeros(self.shard.size, self.shard.dtype)
         for push in everyone:
             factor = push.weight / whole if self._means else 1.0
@@ -338,8 +362,15 @@ class ServerOptimizer:
     def __init__(
         self, optimizer: Optimizer, shards: Sequence[ServerShard], own: ServerShard
     ) -> None:
-        self._own = own
+        self._own, self._shards = own, shards
         self._held = {each: variable_like(each, each.shape) for each in own.parameters}
+        self.optimizer: Optimizer | None = None
+        self._turn = own.parameters[0].tensor.device.turn
+        self.use(optimizer)
+
+    def use(self, optimizer: Optimizer) -> None:
+        """Take steps by the rule of this optimizer from now on."""
+        self.optimizer, shards, own = optimizer, self._shards, self._own
         assignments = optimizer_assignments(optimizer, shards)
         elsewhere: set[Any] = set()
         for shard in shards:
@@ -347,10 +378,10 @@ class ServerOptimizer:
                 elsewhere |= {each.node, *(kept.node for kept in optimizer.kept_for(each))}
         roots = [each.node for each in assignments if each.node.inputs[0] not in elsewhere]
         held = {whole.node: copy.node for whole, copy in self._held.items()}
-        device = own.parameters[0].tensor.device
-        self._turn = device.turn
         self._plan = compile(
-            [Expr(node) for node in substitute(roots, held)], device=device, remember=False
+            [Expr(node) for node in substitute(roots, held)],
+            device=own.parameters[0].tensor.device,
+            remember=False,
         )
         known = {_WEIGHT, *(each.name for each in own.parameters)}
         if not known.issuperset(self._plan.inputs):

@@ -147,6 +147,18 @@ class TestAgainstNumPy:
         assert matrix[1, 1] == hits
 
 
+@pytest.mark.parametrize("name", ["accuracy", "f1", "confusion_matrix", "auc", "mae", "mse", "r2"])
+@pytest.mark.parametrize("shape", [(3,), (2, 3)])
+def test_a_rank_without_samples_adds_nothing(name: str, shape: tuple[int, ...]) -> None:
+    metric, is_number = metrics.make(name), name in ("mae", "mse", "r2")
+    values = np.zeros((4, *shape)) + 1.0
+    targets = values if is_number else np.zeros((4, *shape[:-1]), np.int64)
+    whole = metric.sums(cd.tensor(values), cd.tensor(targets))
+    nothing = metric.sums(cd.tensor(values[:0]), cd.tensor(targets[:0]))
+    for key, total in whole.items():
+        np.testing.assert_array_equal(nothing[key].numpy(), np.zeros_like(total.numpy()))
+
+
 def test_a_threshold_decides_each_of_several_labels() -> None:
     chances = 1 / (1 + np.exp(-LOGITS))
     truths = RNG.integers(0, 2, size=LOGITS.shape).astype(float)

@@ -144,6 +144,24 @@ def test_a_bound_of_0_equals_synchronous(ranks: int, count_of_servers: int) -> N
     assert set(strategies[0].record.gaps) == {0}
 
 
+def test_a_bound_of_0_normalises_over_the_whole_batch() -> None:
+    """Batch normalisation and dropout included; three ranks do not divide batches of ten."""
+    found, strategies = fitted(3, network, samples(50), mode="stale", bound=0)
+    assert found.same_on_all_ranks()
+    assert_close(found, alone(network, samples(50)), 1e-12)
+    assert set(strategies[0].record.gaps) == {0}
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "accumulated"])
+def test_a_batch_that_counts_for_nothing_is_a_step(optimizer: str) -> None:
+    """Moments and momentum go on, as they do in one process."""
+    how = {"sample_weights": np.repeat([1.0, 0.0, 2.0], 4), "batch_size": 4, "shuffle": False}
+    make = partial(plain, OPTIMIZERS[optimizer])
+    found, _ = fitted(2, make, samples(12), how, servers=2)
+    assert found.same_on_all_ranks()
+    assert_close(found, alone(make, samples(12), **how), 1e-12)
+
+
 class Slow(cd.Callback):
     """Makes one rank slower than the others."""
 

@@ -1,0 +1,235 @@
+"""Trains random networks on ranks, which are threads, and in one process, in float64, and compares
+losses, metrics, parameters, running statistics and evaluations.
+
+    python -m tests.fuzz.ranks --count 200
+    python -m tests.fuzz.ranks --seed 17 --count 1
+
+The networks are those of `training.py`, with dropout and shuffled samples; strategies are all that
+equal one process by their documentation. Batches are so small that ranks often have no samples, and
+neither batches nor epochs divide by ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from random import Random
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from caldera import parallel
+from caldera.comm import Communicator, run_virtual_ranks
+from caldera.errors import CalderaError
+from caldera.train.model import Model
+from caldera.train.strategy import Strategy
+from tests.fuzz.card import Outcome, counted
+from tests.fuzz.networks import SMALL, RandomNetwork, random_network
+from tests.fuzz.training import comparable
+
+TOLERANCE = 1e-8
+"""Of the largest number of a result, at least `LEAST`: sums over ranks are in another order."""
+LEAST = 1e-2
+METRICS = {
+    "cross_entropy": ("accuracy", "f1", "precision", "recall", "confusion_matrix"),
+    "mse": ("r2", "mae", "mse"),
+    "mae": ("r2", "mae", "mse"),
+    "huber": ("r2", "mse"),
+    "binary_cross_entropy": ("accuracy", "precision", "recall"),
+    "hinge": (),
+}
+"""Metrics that go with a loss."""
+VALIDATION = 7
+"""Samples that networks are also evaluated on between epochs."""
+
+
+class Way(NamedTuple):
+    """A strategy as it is made for a rank: its name and arguments."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+    def __call__(self, comm: Communicator) -> Strategy:
+        made: Strategy = getattr(parallel, self.name)(**self.arguments, communicator=comm)
+        return made
+
+
+def _data_parallel(random: Random, ranks: int, norms: bool) -> Way:
+    options: dict[str, Any] = {"bucket_bytes": random.choice((1, 1000, 4 << 20))}
+    options["overlap"] = random.random() < 0.5
+    kind = random.choice(("plain", "factors", "shards"))
+    if kind == "factors":
+        options["factors"] = True
+    elif kind == "shards":
+        options["shards"] = random.randint(ranks, 2 * ranks)
+    options["algorithm"] = random.choice(("auto", "ring", "doubling", "halving", "direct"))
+    return Way("DataParallel", options)
+
+
+def _sharded(random: Random, ranks: int, norms: bool) -> Way:
+    stage = random.randint(1, 3)
+    return Way("Sharded", {"stage": stage, "bucket_bytes": random.choice((1, 1000, 4 << 20))})
+
+
+def _server(random: Random, ranks: int, norms: bool) -> Way:
+    stale = {"mode": "stale", "bound": 0}
+    given = random.choice(({"mode": "synchronous"}, stale))
+    return Way("ParameterServer", {"servers": random.randint(1, min(2, ranks)), **given})
+
+
+def _tensor(random: Random, ranks: int, norms: bool) -> Way:
+    return Way("TensorParallel", {"least": random.choice((1, 64))})
+
+
+def _hybrid(random: Random, ranks: int, norms: bool) -> Way:
+    model = random.choice([each for each in range(1, ranks + 1) if ranks % each == 0])
+    axes = {"data": ranks // model, "model": model}
+    return Way("Hybrid", {"axes": axes, "samples": random.choice(("data", "all")), "least": 1})
+
+
+def _pipeline(random: Random, ranks: int, norms: bool) -> Way:
+    stages = random.choice([each for each in range(1, ranks + 1) if ranks % each == 0])
+    # Batch normalisation is over a micro-batch.
+    micro = 1 if norms else random.randint(1, 4)
+    schedule = random.choice(("1f1b", "fill-drain"))
+    return Way("PipelineParallel", {"stages": stages, "micro_batches": micro, "schedule": schedule})
+
+
+def _layouts(random: Random, ranks: int, norms: bool) -> Way:
+    return Way("Layouts", {"layouts": "auto"})
+
+
+WAYS: tuple[Callable[[Random, int, bool], Way], ...] = (
+    _data_parallel,
+    _data_parallel,
+    _sharded,
+    _server,
+    _server,
+    _tensor,
+    _hybrid,
+    _pipeline,
+    _layouts,
+)
+
+
+class Case(NamedTuple):
+    """A network, what it is trained with, and how ranks share that."""
+
+    network: RandomNetwork
+    ranks: int
+    way: Way
+    metrics: Sequence[str]
+
+    def model(self) -> Model:
+        """A new model."""
+        return self.network.model("cpu", metrics=list(self.metrics))
+
+
+def case_of(seed: int) -> Case:
+    """The case of a seed."""
+    random = Random(f"ranks of {seed}")
+    kind = random.choice(({}, {"varied": True}, {"varied": True}, {"blocks": True}))
+    drawn = random_network(seed, SMALL, alone=True, **kind)  # type: ignore[arg-type]
+    plain = comparable(drawn)
+    settings = replace(plain.settings, shuffle=random.random() < 0.5, rest=random.randint(0, 4))
+    network = replace(
+        plain,
+        layers=drawn.layers if random.random() < 0.5 else plain.layers,
+        settings=settings,
+        dtype="float64",
+        batch=min(drawn.batch, random.randint(1, 9)),
+    )
+    ranks = random.randint(2, 5)
+    norms = any("BatchNorm" in repr(layer) for layer in network.layers)
+    way = random.choice(WAYS)(random, ranks, norms)
+    known = METRICS[network.loss]
+    return Case(network, ranks, way, random.sample(known, random.randint(0, min(2, len(known)))))
+
+
+def results(model: Model, case: Case, strategy: Strategy | None) -> dict[str, np.ndarray]:
+    """Everything that training gives, by name."""
+    x, y = case.network.data()
+    held = {"validation": (x[:VALIDATION], y[:VALIDATION])}
+    options = {**case.network.options(), **held, "verbose": 0, "parallel": strategy}
+    found: dict[str, np.ndarray] = {}
+    for fit in range(case.network.settings.fits):
+        history = model.fit((x, y), **options)
+        for name in history:
+            if name != "seconds":
+                found[f"{name} of fit {fit}"] = np.array(history[name], np.float64)
+    kept = [*model.parameters(), *model.states(), *model.optimizer.variables()]
+    found |= {each.name: np.array(each.numpy(), np.float64) for each in kept}
+    return found | {"predictions": np.array(model.predict(x), np.float64)}
+
+
+def difference(there: Mapping[str, np.ndarray], here: Mapping[str, np.ndarray]) -> str:
+    """What is apart by more than roundings; empty if nothing is."""
+    if there.keys() != here.keys():
+        return f"names {sorted(there.keys() ^ here.keys())}"
+    for name, expected in there.items():
+        got = here[name]
+        if got.shape != expected.shape or (np.isfinite(got) != np.isfinite(expected)).any():
+            return f"{name}: {got} instead of {expected}"
+        finite = np.isfinite(expected)
+        size = max(float(np.abs(expected[finite]).max(initial=0.0)), LEAST)
+        apart = float(np.abs(got[finite] - expected[finite]).max(initial=0.0)) / size
+        if apart > TOLERANCE:
+            return f"{name}: {apart:.1e} away"
+    return ""
+
+
+def compared(case: Case) -> Outcome:
+    """Train on ranks and alone, and compare."""
+    seed = case.network.seed
+    try:
+        expected = results(case.model(), case, None)
+    except CalderaError as error:
+        return Outcome(seed, "refused alone", f"{type(error).__name__}: {error}"[:200])
+    models = [case.model() for _ in range(case.ranks)]
+
+    def work(comm: Communicator) -> dict[str, np.ndarray]:
+        return results(models[comm.rank], case, case.way(comm))
+
+    try:
+        found = run_virtual_ranks(case.ranks, work)
+    except CalderaError as error:
+        return Outcome(seed, "refused", f"{type(error).__name__}: {error}"[:300])
+    for rank, each in enumerate(found):
+        apart = difference(expected, each)
+        if apart:
+            return Outcome(seed, "difference", f"on rank {rank}, {apart}")
+    return Outcome(seed, "agreed")
+
+
+def described(case: Case) -> str:
+    """A case in a line."""
+    network = case.network
+    layers = ", ".join(map(repr, network.layers))
+    return (
+        f"{case.ranks} ranks, {case.way.name} {dict(case.way.arguments)}, batches of "
+        f"{network.batch} of {network.count}, {network.settings}, loss {network.loss}, "
+        f"{network.optimizer}, metrics {list(case.metrics)}: {layers}"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; 1 if any case differs."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--count", type=int, default=100, help="cases")
+    parser.add_argument("--seed", type=int, default=0, help="of the first case")
+    options = parser.parse_args(arguments)
+    found = []
+    for seed in range(options.seed, options.seed + options.count):
+        case = case_of(seed)
+        found.append(compared(case))
+        print(f"seed {seed}: {case.way.name}: {found[-1].what} {found[-1].detail}", flush=True)
+        if found[-1].what in ("difference", "refused"):
+            print(f"    {described(case)}", flush=True)
+    print(counted(found))
+    return int(any(each.what == "difference" for each in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
