@@ -75,10 +75,12 @@ def guard(
     *leave: str,
     where: Callable[[str], str] = str,
     own_words: bool = True,
+    methods: Mapping[str, str] | None = None,
 ) -> None:
     """Give the functions and classes that a room names in `__all__` such a door, but for `leave`.
 
-    Called at the end of the room's `__init__`. Of classes `__init__` is checked.
+    Called at the end of the room's `__init__`. Of classes `__init__` is checked, and those of their
+    `methods` that are named, separated by spaces.
     """
     for name in room["__all__"]:
         value = room.get(name)  # not there: one that the room gives when it is asked for
@@ -90,6 +92,17 @@ def guard(
             setattr(sys.modules[value.__module__], value.__name__, room[name])
         elif isinstance(value, type) and "__init__" in vars(value):
             guarded(value)
+    for name, several in (methods or {}).items():
+        guard_methods(room[name], several, own_words)
+
+
+def guard_methods(cls: type, names: str, own_words: bool = True) -> None:
+    """Give methods of a class, whose names are separated by spaces, such a door."""
+    for name in names.split():
+        found = inspect.getattr_static(cls, name)
+        is_bound = isinstance(found, staticmethod | classmethod)
+        door = checked(found.__func__ if is_bound else found, own_words=own_words)
+        setattr(cls, name, type(found)(door) if is_bound else door)
 
 
 def guarded(cls: type[T]) -> type[T]:
@@ -133,11 +146,11 @@ def refusal_of(
     kinds = kinds_of(function)
     by_name, rest = kinds.by_name, kinds.rest
     if rest is None and len(args) > len(kinds.positional):
-        most = len(kinds.positional) - bool(name)
+        own = kinds.positional[:1] == [("self", None)] or kinds.positional[:1] == [("cls", None)]
         return ArgumentError.build(
             where(name or function.__qualname__),
-            expected=f"at most {most} arguments by position",
-            got=f"{len(args) - bool(name)}",
+            expected=f"at most {len(kinds.positional) - own} arguments by position",
+            got=f"{len(args) - own}",
             hint="pass the others by name" if len(by_name) > len(kinds.positional) else "",
         )
     expected = kinds.positional
@@ -415,6 +428,9 @@ _PLAIN: dict[Any, ArgumentKind | None] = {
     int: ArgumentKind("a whole number", _is_whole),
     float: ArgumentKind("a number", _is_real),
     complex: ArgumentKind("a number", _is_number),
+    np.random.Generator: ArgumentKind(
+        "np.random.default_rng(...)", lambda value: isinstance(value, np.random.Generator)
+    ),
     str: ArgumentKind("text", lambda value: isinstance(value, str)),
     bytes: ArgumentKind("bytes", lambda value: isinstance(value, bytes)),
     dict: ArgumentKind("a dict", lambda value: isinstance(value, dict)),
