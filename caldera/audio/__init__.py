@@ -77,4 +77,4 @@ __all__ = [
     "write",
 ]
 
-_guard(globals(), "Sound", "Utterance")
+_guard(globals(), "Sound", "Utterance", methods={"NGram": "sentence"})

@@ -13,13 +13,13 @@ import os
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, wraps
-from itertools import chain
-from numbers import Real
+from itertools import repeat
+from numbers import Number, Real
 from operator import index
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 
@@ -83,10 +83,12 @@ def guard(
     *leave: str,
     where: Callable[[str], str] = str,
     own_words: bool = True,
+    methods: Mapping[str, str] | None = None,
 ) -> None:
     """Give the functions and classes that a room names in `__all__` such a door, but for `leave`.
 
-    Called at the end of the room's `__init__`. Of classes `__init__` is checked.
+    Called at the end of the room's `__init__`. Of classes `__init__` is checked, and those of their
+    `methods` that are named, separated by spaces.
     """
     for name in room["__all__"]:
         value = room.get(name)  # not there: one that the room gives when it is asked for
@@ -98,6 +100,17 @@ def guard(
             setattr(sys.modules[value.__module__], value.__name__, room[name])
         elif isinstance(value, type) and "__init__" in vars(value):
             guarded(value)
+    for name, several in (methods or {}).items():
+        guard_methods(room[name], several, own_words)
+
+
+def guard_methods(cls: type, names: str, own_words: bool = True) -> None:
+    """Give methods of a class, whose names are separated by spaces, such a door."""
+    for name in names.split():
+        found = inspect.getattr_static(cls, name)
+        is_bound = isinstance(found, staticmethod | classmethod)
+        door = checked(found.__func__ if is_bound else found, own_words=own_words)
+        setattr(cls, name, type(found)(door) if is_bound else door)
 
 
 def guarded(cls: type[T]) -> type[T]:
@@ -129,13 +142,34 @@ def refusal_of(
     name: str = "",
 ) -> CalderaError | None:
     """The error about the first argument that the function does not take; None if it takes all."""
-    positional, by_name = kinds_of(function)
-    for argument, value in chain(zip(positional, args, strict=False), named.items()):
-        if argument not in by_name and _ANY_NAME not in by_name:
-            return _unknown(where(name or function.__qualname__), argument, by_name)
-        kind = by_name.get(argument)
+    kinds = kinds_of(function)
+    by_name, rest = kinds.by_name, kinds.rest
+    if rest is None and len(args) > len(kinds.positional):
+        own = kinds.positional[:1] == [("self", None)] or kinds.positional[:1] == [("cls", None)]
+        return ArgumentError.build(
+            where(name or function.__qualname__),
+            expected=f"at most {len(kinds.positional) - own} arguments by position",
+            got=f"{len(args) - own}",
+            hint="pass the others by name" if len(by_name) > len(kinds.positional) else "",
+        )
+    expected = kinds.positional
+    if rest is not None:
+        expected = [*expected, *repeat(rest, len(args))]
+    for (argument, kind), value in zip(expected, args, strict=False):
         if kind is not None and not kind.holds(value):
             return refusal(where(name or function.__qualname__), argument, kind.words, value)
+    for argument, value in named.items():
+        if argument not in by_name and _ANY_NAME not in by_name:
+            return _unknown(where(name or function.__qualname__), argument, by_name)
+        kind = by_name.get(argument, by_name.get(_ANY_NAME))
+        if kind is not None and not kind.holds(value):
+            return refusal(where(name or function.__qualname__), argument, kind.words, value)
+    if len(args) < kinds.least:
+        for place, argument in kinds.required:
+            if place >= len(args) and argument not in named:
+                return ArgumentError.build(
+                    where(name or function.__qualname__), expected=f"{argument}=", got="none"
+                )
     return None
 
 
@@ -151,7 +185,7 @@ def refuse_unknown(function: Callable[..., Any], unknown: Mapping[str, Any]) -> 
     did you mean 'class_weights'?
     """
     for argument in unknown:
-        raise _unknown(function.__name__, argument, kinds_of(function)[1])
+        raise _unknown(function.__name__, argument, kinds_of(function).by_name)
 
 
 def _unknown(where: str, argument: str, known: Iterable[str]) -> ArgumentError:
@@ -214,26 +248,42 @@ def shown(value: Any) -> str:
     return text if len(text) <= 100 else text[:97] + "..."
 
 
-Kinds = tuple[list[str], dict[str, ArgumentKind | None]]
+class Kinds(NamedTuple):
+    """The kinds of a function's arguments."""
+
+    positional: list[tuple[str, ArgumentKind | None]]
+    """Arguments that may come by position."""
+    rest: tuple[str, ArgumentKind | None] | None
+    """The name and kind of any number of further ones; None if there are none."""
+    by_name: dict[str, ArgumentKind | None]
+    required: list[tuple[int, str]]
+    """Positions and names of arguments without a default; a name alone has no position."""
+    least: int
+    """The number of arguments by position that leaves none of these out."""
 
 
 @cache
 def kinds_of(function: Callable[..., Any]) -> Kinds:
-    """The names of the arguments that may come by position, and the kinds of all by name."""
-    parameters = inspect.signature(function).parameters
-    positional = [
-        name
-        for name, each in parameters.items()
-        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
-    ]
-    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    by_name = {
-        name if each.kind is not each.VAR_KEYWORD else _ANY_NAME: (
-            None if each.kind in variadic else _kind_of_parameter(function, each)
-        )
-        for name, each in parameters.items()
-    }
-    return positional, by_name
+    """The kinds of a function's arguments: those that may come by position, and all by name."""
+    positional: list[tuple[str, ArgumentKind | None]] = []
+    by_name: dict[str, ArgumentKind | None] = {}
+    rest: tuple[str, ArgumentKind | None] | None = None
+    required: list[tuple[int, str]] = []
+    for parameter in inspect.signature(function).parameters.values():
+        kind = _kind_of_parameter(function, parameter)
+        if parameter.kind is parameter.VAR_KEYWORD:
+            by_name[_ANY_NAME] = kind
+            continue
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            rest = parameter.name, kind
+        elif parameter.default is parameter.empty:
+            by_position = parameter.kind is not parameter.KEYWORD_ONLY
+            required.append((len(positional) if by_position else sys.maxsize, parameter.name))
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            positional.append((parameter.name, kind))
+        by_name[parameter.name] = kind
+    least = max((place + 1 for place, _ in required), default=0)
+    return Kinds(positional, rest, by_name, required, least)
 
 
 def _kind_of_parameter(
@@ -291,9 +341,7 @@ def kind_of(hint: Any) -> ArgumentKind | None:
             "an open file", lambda value: hasattr(value, "read") or hasattr(value, "write")
         )
     if origin is Iterable:
-        return ArgumentKind(
-            "a list", lambda value: isinstance(value, Iterable) and not _is_text(value)
-        )
+        return _sequence_of(kind_of(inside[0]), _is_iterable)
     if origin is Callable or hint is Callable:
         return ArgumentKind("a function", callable)
     is_ours = isinstance(hint, type) and hint.__module__.startswith("caldera.")
@@ -323,11 +371,22 @@ def _is_sequence(value: Any) -> bool:
     return isinstance(value, Sequence) and not _is_text(value)
 
 
-def _sequence_of(kind: ArgumentKind | None) -> ArgumentKind:
+def _is_iterable(value: Any) -> bool:
+    is_single = isinstance(value, np.ndarray | np.generic) and value.ndim == 0
+    return isinstance(value, Iterable) and not _is_text(value) and not is_single
+
+
+def _sequence_of(
+    kind: ArgumentKind | None, holds: Callable[[Any], bool] = _is_sequence
+) -> ArgumentKind:
+    """Values of a kind; those of an iterator, which can be read once, are not looked at."""
     words = "a list" if kind is None else f"a list, each {kind.words}"
     return ArgumentKind(
         words,
-        lambda value: _is_sequence(value) and (kind is None or all(map(kind.holds, value))),
+        lambda value: (
+            holds(value)
+            and (kind is None or isinstance(value, Iterator) or all(map(kind.holds, value)))
+        ),
     )
 
 
@@ -364,6 +423,13 @@ def _is_real(value: Any) -> bool:
     return type(value) in _NUMBERS or (isinstance(value, Real) and not _is_truth(value))
 
 
+def _is_number(value: Any) -> bool:
+    """True for real and complex numbers, truth values and arrays of no axes that hold one."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.ndim == 0 and value.dtype.kind in "biufc"
+    return isinstance(value, Number)
+
+
 _PATH = ArgumentKind("a path", lambda value: isinstance(value, str) and "\0" not in value)
 _PLAIN: dict[Any, ArgumentKind | None] = {
     Any: None,
@@ -373,6 +439,10 @@ _PLAIN: dict[Any, ArgumentKind | None] = {
     bool: ArgumentKind("True or False", _is_truth),
     int: ArgumentKind("a whole number", _is_whole),
     float: ArgumentKind("a number", _is_real),
+    complex: ArgumentKind("a number", _is_number),
+    np.random.Generator: ArgumentKind(
+        "np.random.default_rng(...)", lambda value: isinstance(value, np.random.Generator)
+    ),
     str: ArgumentKind("text", lambda value: isinstance(value, str)),
     bytes: ArgumentKind("bytes", lambda value: isinstance(value, bytes)),
     dict: ArgumentKind("a dict", lambda value: isinstance(value, dict)),

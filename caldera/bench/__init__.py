@@ -7,6 +7,9 @@ if it is equal (`equality`). Other frameworks are imported by their workers alon
 
 from __future__ import annotations
 
+from caldera.base.arguments import guard as _guard
 from caldera.bench.honesty import Claims, Findings, check
 
 __all__ = ["Claims", "Findings", "check"]
+
+_guard(globals())

@@ -39,4 +39,14 @@ __all__ = [
     "train_embedding",
 ]
 
-_guard(globals(), "Function", "Program", "Score", "Statement")
+_guard(
+    globals(),
+    "Function",
+    "Program",
+    "Score",
+    "Statement",
+    methods={
+        "Embedding": "analogy nearest save similarities similarity",
+        "Vocabulary": "numbers of",
+    },
+)

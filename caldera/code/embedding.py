@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from caldera import io
+from caldera.base.arguments import within
 from caldera.code.flow_graph import context_pairs, flow_edges
 from caldera.code.llvm_ir import Function, checked_functions
 from caldera.code.skip_gram import SkipGram
@@ -55,7 +56,10 @@ class StatementEmbedding:
 
     def similarities(self, number: int) -> np.ndarray:
         """Those of the statement with this number to all."""
-        return self._directions @ self._directions[number]
+        last = len(self._directions) - 1
+        return (
+            self._directions @ self._directions[within("similarities", "number", number, 0, last)]
+        )
 
     def nearest(self, statement: str, count: int = 5) -> list[tuple[str, float]]:
         """The statements most like this one, and how much so."""

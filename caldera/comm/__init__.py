@@ -31,4 +31,11 @@ __all__ = [
     "world",
 ]
 
-_guard(globals(), "MpiCommunicator", "NcclCommunicator", "VirtualRank", own_words=False)
+_guard(
+    globals(),
+    "MpiCommunicator",
+    "NcclCommunicator",
+    "VirtualRank",
+    own_words=False,
+    methods={"Mesh": "axis together"},
+)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from caldera.base.arguments import refusal
 from caldera.comm import algorithms
 from caldera.comm.algorithms.allreduce import WITHIN_A_MACHINE, default_algorithm
 from caldera.comm.point_to_point import PointToPoint, Staging
@@ -86,8 +87,8 @@ class Communicator(PointToPoint):
 
     def Bcast(self, buffer: np.ndarray, root: int = 0) -> None:
         """Every rank's buffer becomes that of the root."""
-        check_buffer("Bcast", buffer, written=self.rank != root)
         self._check_rank("Bcast", root)
+        check_buffer("Bcast", buffer, written=self.rank != root)
         with self._collective("Bcast") as here:
             if buffer.size:
                 given = here.read(buffer) if self.rank == root else here.write(buffer)
@@ -99,7 +100,8 @@ class Communicator(PointToPoint):
         """`receive` of the root becomes the reduction of `send` over all ranks; others give None
         or anything, which is left alone."""
         self._check_rank("Reduce", root)
-        check_reduction("Reduce", op, send)
+        check_buffer("Reduce", send)
+        check_reduction("Reduce", op, send.dtype)
         if self.rank == root:
             if receive is None:
                 raise CommError.build("Reduce", expected="a receive buffer at the root", got="None")
@@ -251,6 +253,8 @@ class Communicator(PointToPoint):
         >>> run_virtual_ranks(4, work)[0]
         (2, 4)
         """
+        if not isinstance(axis, str):
+            raise refusal("along", "axis", "text", axis)
         return self.axes.get(axis, self)
 
     # --- small values
@@ -263,7 +267,7 @@ class Communicator(PointToPoint):
         [{'rank': 0}, {'rank': 1}]
         """
         # As JSON, so that nothing that arrives can run. What is short goes along with its length.
-        text = json.dumps(value).encode()
+        text = _as_json("gather_objects", value)
         mine = np.array([(len(text), text)], _SHORT_TEXT)
         everyone = np.empty(self.size, _SHORT_TEXT)
         with self.traffic.operation("gather_objects"):
@@ -277,7 +281,8 @@ class Communicator(PointToPoint):
 
     def bcast_object(self, value: Any = None, root: int = 0) -> Any:
         """The root's value, on every rank; anything that JSON can say."""
-        text = json.dumps(value).encode() if self.rank == root else b""
+        self._check_rank("bcast_object", root)
+        text = _as_json("bcast_object", value) if self.rank == root else b""
         length = np.array([len(text)], np.int64)
         with self.traffic.operation("bcast_object"):
             self.Bcast(length, root)
@@ -426,3 +431,10 @@ class Communicator(PointToPoint):
         check_buffer(where, receive, written=True)
         check_size(where, "receive", receive, elements)
         check_alike(where, send, receive)
+
+
+def _as_json(where: str, value: Any) -> bytes:
+    try:
+        return json.dumps(value).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise refusal(where, "value", "a JSON-serialisable value", value) from error

@@ -261,12 +261,12 @@ class PointToPoint(ABC):
     # --- checks and counters
 
     def _check_rank(self, where: str, rank: int) -> None:
-        if not 0 <= rank < self.size:
+        if not isinstance(rank, int | np.integer) or not 0 <= rank < self.size:
             raise CommError.build(where, expected=f"a rank below {self.size}", got=str(rank))
 
     def _check_message(self, where: str, rank: int, tag: int) -> None:
         self._check_rank(where, rank)
-        if not 0 <= tag <= LAST_TAG:
+        if not isinstance(tag, int | np.integer) or not 0 <= tag <= LAST_TAG:
             raise CommError.build(where, expected=f"a tag from 0 to {LAST_TAG}", got=str(tag))
 
     def _count(self, moved: MessageVolume, buffer: np.ndarray) -> None:

@@ -10,10 +10,12 @@ An invalid buffer raises an error before any part of it is sent.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 
 import ml_dtypes
 import numpy as np
 
+from caldera.base.arguments import refusal
 from caldera.errors import CommError, DtypeError, ShapeError
 
 _FUNCTIONS = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}
@@ -130,11 +132,9 @@ def check_size(where: str, what: str, buffer: np.ndarray, elements: int) -> None
         )
 
 
-def check_reduction(where: str, op: str, send: np.ndarray) -> None:
-    """A buffer of a dtype that has this known reduction."""
-    check_buffer(where, send)
-    dtype = send.dtype
-    if op not in REDUCTIONS:
+def check_reduction(where: str, op: str, dtype: np.dtype) -> None:
+    """A known reduction of a dtype that has it."""
+    if not isinstance(op, str) or op not in REDUCTIONS:
         raise CommError.build(where, expected="one of " + ", ".join(REDUCTIONS), got=repr(op))
     if dtype == np.bool_ and op in ("sum", "mean"):
         raise DtypeError.build(
@@ -164,7 +164,10 @@ def checked_counts(
                 hint="give the elements of each rank as counts",
             )
         return [buffer.size // ranks] * ranks
-    found = [int(count) for count in counts]
+    try:
+        found = [index(count) for count in counts]
+    except TypeError as error:
+        raise refusal(where, "counts", "a list, each a whole number", counts) from error
     if len(found) != ranks or min(found) < 0:
         raise ShapeError.build(
             where, expected=f"{ranks} counts, 0 or more each", got=str(list(counts))

@@ -87,4 +87,15 @@ __all__ = [
     "write_shards",
 ]
 
-_guard(globals(), "Batch", "Draw", "Share", "write_shards")
+_guard(
+    globals(),
+    "Batch",
+    "Draw",
+    "Share",
+    "write_shards",
+    methods={
+        "Normalise": "of",
+        "SubtractMean": "of",
+        "Tokenizer": "decode encode fit transform",
+    },
+)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caldera import op
+from caldera.base.arguments import within
 from caldera.compiler.lazy import Expr
 from caldera.core.tensor import philox
 
@@ -32,6 +33,7 @@ def permutation(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
     >>> permutation(6, seed=0, epoch=1).tolist()
     [0, 4, 3, 5, 1, 2]
     """
+    within("order", "epoch", epoch, 0, 2**63 - 1)
     key = (seed & _LOW_WORD, (seed >> 32) & _LOW_WORD)
     words = philox.random_bits(key, 0, 2 * count, upper=(epoch, _ORDER_STREAM))
     # Sorting random keys that carry the number in their lower bits is faster than an argsort, and

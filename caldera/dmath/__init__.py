@@ -118,4 +118,10 @@ __all__ = [
     "zeros",
 ]
 
-_guard(globals())
+_guard(
+    globals(),
+    methods={
+        "Array": "argmax argmin cumsum draw to to_pandas transpose",
+        "Session": "limit_cache",
+    },
+)

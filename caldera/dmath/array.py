@@ -307,10 +307,10 @@ def layout_for(
 def checked_ranks(ranks: Iterable[int]) -> tuple[int, ...]:
     """Ranks that the session has."""
     own, there = tuple(int(rank) for rank in ranks), current().ranks
-    if any(not 0 <= rank < there for rank in own):
+    if not own or any(not 0 <= rank < there for rank in own):
         raise ConfigError.build(
             "dmath",
-            expected=f"ranks from 0 to {there - 1}",
+            expected=f"one or more ranks from 0 to {there - 1}",
             got=str(own),
             hint="dm.connect says how many there are",
         )

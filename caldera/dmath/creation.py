@@ -62,7 +62,7 @@ def array(
 
 def full(
     shape: Any,
-    value: Any,
+    value: complex,
     dtype: Any = "float64",
     layout: Where = None,
     ranks: Iterable[int] | None = None,
@@ -117,7 +117,12 @@ def arange(
     [2, 5]
     """
     first, last = (0, start) if stop is None else (start, stop)
-    count = len(np.arange(first, last, step))
+    try:
+        count = len(np.arange(first, last, step))
+    except (ValueError, ZeroDivisionError, MemoryError, OverflowError) as error:
+        raise ConfigError.build(
+            "dm.arange", expected="a finite number of values", got=f"{first} to {last} by {step}"
+        ) from error
     kind = canonical(np.result_type(first, last, step) if dtype is None else dtype)
     steps = cast(iota(shape=(count,), axis=0, dtype=int64), kind)
     return _array(add(mul(steps, constant(step, kind)), constant(first, kind)), layout, ranks)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from caldera.base.arguments import shown
 from caldera.base.file_access import checked_file_name
 from caldera.base.registry import optional_import
 from caldera.compiler.sharding.layout import IndexBlock, ShardLayout
@@ -310,11 +311,22 @@ def to_pandas(array: Any, columns: Sequence[Any] | None = None, index: Any = Non
             raise ConfigError.build(
                 "dm.Array.to_pandas", expected="no columns for a vector", got=repr(columns)
             )
-        return pandas.Series(array.numpy(), index=index)
+        return _labelled(pandas.Series, array.numpy(), index=index)
     if columns is not None and len(columns) != array.shape[1]:
         raise ShapeError.build(
             "dm.Array.to_pandas",
             expected=f"{array.shape[1]} names of columns",
             got=f"{len(columns)}",
         )
-    return pandas.DataFrame(array.numpy(), index=index, columns=columns)
+    return _labelled(pandas.DataFrame, array.numpy(), index=index, columns=columns)
+
+
+def _labelled(make: Callable[..., Any], values: np.ndarray, **labels: Any) -> Any:
+    """A frame or a series with these labels, which pandas may refuse."""
+    try:
+        return make(values, **labels)
+    except (TypeError, ValueError) as error:
+        shown_labels = ", ".join(f"{name}={shown(each)}" for name, each in labels.items())
+        raise ConfigError.build(
+            "dm.Array.to_pandas", expected="labels for the rows", got=shown_labels
+        ) from error

@@ -82,7 +82,7 @@ def _inputs(samples: Any) -> np.ndarray:
     """The inputs of some samples, evenly among all."""
     is_data = hasattr(samples, "batch")
     if not is_data:
-        samples = real_array_of(samples, "nn.Rescale.fit")
+        samples = np.atleast_1d(real_array_of(samples, "nn.Rescale.fit"))
     if not (len(samples) if is_data else samples.size):
         raise DataError.build("nn.Rescale.fit", expected="samples", got="none")
     rows = np.unique(np.linspace(0, len(samples) - 1, min(len(samples), _MOST_SAMPLES)).astype(int))

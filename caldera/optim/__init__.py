@@ -96,4 +96,8 @@ __all__ = [
     "total",
 ]
 
-_guard(globals(), "Minimum")
+_guard(
+    globals(),
+    "Minimum",
+    methods={"LossScale": "scaled unscaled", "Optimizer": "apply minimize train"},
+)

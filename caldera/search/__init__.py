@@ -103,4 +103,11 @@ __all__ = [
     "weighted",
 ]
 
-_guard(globals())
+_guard(
+    globals(),
+    methods={
+        "Constraint": "excess violated",
+        "Space": "at check_build decoded draw near",
+        "Study": "losses model_of of_state page plot seconds_to",
+    },
+)

@@ -5,10 +5,15 @@ What they give is plain data; `search.make_layers` and `search.make_cell` make l
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
+import numpy as np
+
+from caldera.base.arguments import shown
 from caldera.base.registry import nearest
 from caldera.errors import ConfigError
 from caldera.nn import Cell, Layer
@@ -222,11 +227,36 @@ def make_cell(value: Sequence[Any], operations: Operations, output: str = "last"
     >>> search.make_cell(chosen, operations).sources
     [[0, 0]]
     """
-    if value and isinstance(value[0], Mapping):
+    if not _is_cell(value) and not _is_hierarchy(value):
+        raise ConfigError.build(
+            "make_cell", expected="what search.cell or search.hierarchy chose", got=shown(value)
+        )
+    if _is_cell(value):
         sources = [each["sources"] for each in value]
         made = [_made(operations, name) for each in value for name in each["operations"]]
         return Cell(sources, made, output)
     return _motif(value, len(value) - 1, 0, operations)
+
+
+def _is_cell(value: Any) -> bool:
+    return len(value) > 0 and all(
+        isinstance(each, Mapping)
+        and isinstance(each.get("sources"), Sequence)
+        and isinstance(each.get("operations"), Sequence)
+        for each in value
+    )
+
+
+def _is_hierarchy(value: Any) -> bool:
+    """True for levels of motifs: the name of an operation or of a motif for each edge "0-1"."""
+    if isinstance(value, np.ndarray) or not all(isinstance(level, Sequence) for level in value):
+        return False
+    edges = [motif.items() if isinstance(motif, Mapping) else None for motif in chain(*value)]
+    return bool(edges) and all(
+        each is not None
+        and all(isinstance(n, str) and re.fullmatch(r"\d+-\d+", str(e)) for e, n in each)
+        for each in edges
+    )
 
 
 def _motif(levels: Sequence[Any], level: int, motif: int, operations: Operations) -> Layer:

@@ -160,10 +160,11 @@ class Space:
         path: str | None = None,
     ) -> Point:
         """A neighbour of a point: at least one of its values differs, each with the chance `part`
-        (one value on average, unless told), or the value at `path` alone. What a changed choice
-        opens is drawn."""
-        chance = 1.0 / max(len(point), 1) if part is None else part
-        forced = list(point)[random.integers(len(point))] if path is None else path
+        (one value on average, unless told). What a changed choice opens is drawn."""
+        if not point:
+            raise ConfigError.build("Space.near", expected="a point of the space", got="{}")
+        chance = 1.0 / len(point) if part is None else part
+        forced = list(point)[random.integers(len(point))]
 
         def pick(here: str, dimension: Dimension) -> Stored:
             if here not in point or not dimension.holds(point[here]):
@@ -176,7 +177,13 @@ class Space:
 
     def at(self, units: Mapping[str, float]) -> Point:
         """The point at these numbers from 0 to 1, one for each path of `dimensions`."""
-        return self.walk(lambda path, dimension: dimension.stored(units[path]))[0]
+
+        def stored(path: str, dimension: Dimension) -> Stored:
+            if path not in units:
+                raise ConfigError.build("Space.at", expected=f"a number for {path!r}", got="none")
+            return dimension.stored(units[path])
+
+        return self.walk(stored)[0]
 
     def dimensions(self) -> dict[str, Dimension]:
         """Every dimension that any point may have, by path."""

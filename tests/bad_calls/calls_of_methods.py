@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from fnmatch import fnmatch
 from functools import cache, partial
 from typing import Any
 
@@ -15,11 +16,12 @@ import numpy as np
 
 import caldera as cd
 from caldera import nn, op
-from caldera.compiler.lazy import Variable
+from tests.bad_calls import methods_of_services
 from tests.bad_calls.calls_of_op import labels, x
 from tests.bad_calls.calls_of_rooms import LAYERS, samples
 from tests.bad_calls.damage import Given
 from tests.bad_calls.outcome import inputs_of
+from tests.bad_calls.public_names import public_names
 
 Made = Callable[[], Any]
 METHODS: dict[str, tuple[Made, dict[str, Given]]] = {}
@@ -220,44 +222,37 @@ for _name, _given in LAYERS.items():
             partial(_given, _cls),
             {"__call__": lambda f, cls=_cls: f(*inputs_of(cls.__name__))},
         )
-METHODS["RunFolder"] = lambda: cd.RunFolder("missing"), {"model_file": lambda f: f("model")}
+METHODS.update(methods_of_services.METHODS)
 
-CLASSES: dict[str, type] = {
-    "Tensor": cd.Tensor,
-    "Variable": Variable,
-    "NeuralNetwork": cd.NeuralNetwork,
-    "History": cd.History,
-    "ArrayData": cd.data.ArrayData,
-    "Dataset": cd.data.Dataset,
-    "Loader": cd.data.Loader,
-    "Pipeline": cd.data.Pipeline,
-    "Plan": cd.Plan,
-    "Dense": nn.Dense,
-    "IterableData": cd.data.IterableData,
-}
-CALLED_BY_CALDERA = {
-    "build",
-    "build_for",
-    "ensure_built",
-    "evaluation_steps",
-    "expressions",
-    "forward",
-    "make_parameters",
-    "open_expressions",
-    "refuse",
-    "require",
-    "finish",
-    "make",
-    "get",
-    "parameter",
-    "state",
-    "device_array",
-    "host_array",
-    "expressions_for",
-    "batch_length",
-    "padded_batch",
-}
-"""Steps of training, of reading data and of a plan's run, and what a mapping has anyway."""
+CALLED_BY_CALDERA = """
+*.after_epoch *.batch_length *.build *.build_for *.device_array *.ensure_built *.evaluation_steps
+*.expressions *.expressions_for *.finish *.forward *.get *.host_array *.make *.make_parameters
+*.open_expressions *.padded_batch *.parameter *.refuse *.state
+Callback.* Checkpointer.* CustomModel.* EarlyStopping.* Filler.* KeepBest.* RoundWeights.* Run.*
+Target.* TensorBoard.* TimeLimit.* WeightAverage.*
+LearningRates.plot MemoryManager.host MemoryManager.on_device RunFolder.write
+audio.NGram.score audio.Utterance.* bench.* code.Program.* comm.*
+compress.LowPrecisionWeights.* compress.PowerSGD.* compress.QSGD.* compress.RandomK.*
+compress.SparseVector.* compress.TopK.* compress.*.exchange compress.*.exchange_all
+compress.*.restore core.memory.* core.tensor.Filler.*
+data.*.apply data.*.lazily data.Column.* data.Data.* data.Draw.* data.Files.* data.Schema.*
+data.Shards.* data.Share.* data.Tokenizer.check data.Tokenizer.from_plain
+dmath.*.of dmath.Distribution.* dmath.Layout.* dmath.Session.*
+nn.*.bias_outside nn.*.check_groups nn.*.continued nn.*.convolve nn.*.pool nn.*.remembered
+nn.*.step nn.*.weight_shape nn.CTCLoss.* nn.Context.* nn.SkipGram.* nn.metrics.*
+nn.models.GPT.embedded nn.models.GPT.scores onnx.Backend.* onnx.ImportedModel.*
+optim.*.clipped optim.*.decides_by optim.*.direction optim.*.hand_over optim.*.holds
+optim.*.kept_for optim.*.next optim.*.prepare optim.*.pull optim.*.rate optim.*.restore
+optim.*.update optim.LossScale.adapted
+parallel.*
+search.*.ask search.*.begin search.*.bracket search.*.first search.*.is_beaten search.*.loss
+search.*.loss_at search.*.losses search.*.mutated search.*.others_at search.*.random
+search.*.sample_size search.*.sampler search.*.stop search.*.tell search.Dimension.* search.Objective.*
+search.Space.walk search.Study.add search.Study.adopt search.Study.remake search.StudyCallback.*
+search.TensorBoard.* search.Trial.* sklearn.*
+""".split()  # noqa: SIM905 - a table of patterns
+"""Hooks of training, of reading data, of searches, and of a plan's run, which Caldera calls; what
+needs several ranks, a run or a file; estimators, which scikit-learn's own suite of checks calls."""
 
 
 def method(made: Made, name: str) -> Callable[..., Any]:
@@ -280,18 +275,32 @@ CALLS: dict[str, tuple[Callable[..., Any], Given]] = {
 
 
 def uncalled() -> list[str]:
-    """Public methods with arguments that have no call here."""
+    """Public methods of public classes, with arguments, that have no call here."""
+    called = {
+        _function(getattr(type(owner), name, None))
+        for owner, methods in ((made(), methods) for made, methods in METHODS.values())
+        for name in methods
+    }
     return [
         f"{owner}.{name}"
-        for owner, cls in CLASSES.items()
+        for owner, cls in public_names().items()
+        if inspect.isclass(cls) and not issubclass(cls, Exception)
         for name in dir(cls)
         if not name.startswith("_")
-        and name not in CALLED_BY_CALDERA
-        and name not in METHODS[owner][1]
-        and callable(getattr(cls, name))
-        and not inspect.isclass(getattr(cls, name))
+        and _is_ours(getattr(cls, name))
+        and _function(getattr(cls, name)) not in called
+        and not any(fnmatch(f"{owner}.{name}", each) for each in CALLED_BY_CALDERA)
         and _takes_more(getattr(cls, name))
     ]
+
+
+def _function(method: Any) -> Any:
+    return inspect.unwrap(getattr(method, "__func__", method)) if callable(method) else None
+
+
+def _is_ours(method: Any) -> bool:
+    is_ours = str(getattr(method, "__module__", "")).startswith("caldera.")
+    return callable(method) and not inspect.isclass(method) and is_ours
 
 
 def _takes_more(function: Any) -> bool:

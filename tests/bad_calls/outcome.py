@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import caldera as cd
-from caldera import nn, op, optim
+from caldera import dmath, nn, op, optim
 from caldera.compiler.lazy import Expr
 from caldera.core.graph.program import Program
 from caldera.errors import CalderaError
@@ -80,6 +80,11 @@ def used(value: Any) -> None:
         next(value, None)
         return
     parts = value if isinstance(value, list | tuple) else [value]
+    for each in parts:
+        if isinstance(each, dmath.Array) and each.size <= SMALL:
+            each.numpy()
+    if any(isinstance(each, dmath.Array) for each in parts):
+        return
     nodes = tuple(each.node for each in parts if isinstance(each, Expr))
     order = Program(nodes).order()
     if any(node.op.name in ("input", "all_sum", "all_gather", "sum_scatter") for node in order):

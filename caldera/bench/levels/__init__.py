@@ -7,6 +7,7 @@ compare with. Metrics are objects of their own, shared by all levels.
 
 from __future__ import annotations
 
+from caldera.base.arguments import guard as _guard
 from caldera.bench.levels import reference, schemes
 from caldera.bench.levels.learner import Learner, frameworks, learner
 from caldera.bench.levels.validation import (
@@ -56,3 +57,5 @@ __all__ = [
     "validate_scheme",
     "validation_page",
 ]
+
+_guard(globals())

@@ -7,12 +7,14 @@ from itertools import pairwise
 
 import numpy as np
 
+from caldera.base.arguments import shown
 from caldera.bench.levels.learner import PROBLEM, REFERENCE, Learner, learner
 from caldera.bench.levels.reference import ReferenceAdam, ReferenceSGD
 from caldera.bench.levels.schemes import joined
 from caldera.bench.levels.validation import Difference, PartValidation
 from caldera.bench.parts import Array, CompressionPart, OptimizerPart, Sampler, Scheme
 from caldera.comm import Communicator, SingleProcess, run_virtual_ranks
+from caldera.errors import ConfigError
 
 NETWORK, TRAJECTORY = 1e-9, 1e-7
 STEPS = 12
@@ -214,33 +216,45 @@ def validate_batches(
     >>> validate_batches([(x[:2], y[:2]), (x[2:], y[2:])], x, y).passes
     True
     """
+    if not _has_rows(x) or not _has_rows(y) or len(x) != len(y):
+        raise ConfigError.build(
+            "validate_batches",
+            expected="arrays x and y with a row each for every sample",
+            got=f"{shown(x)} and {shown(y)}",
+        )
     found = PartValidation("batches", framework)
     wanted: dict[bytes, int] = {}
     for sample, label in zip(x, y, strict=True):
         wanted[_key(sample, label)] = wanted.get(_key(sample, label), 0) + 1
     known = {np.ascontiguousarray(sample, np.float64).tobytes() for sample in x}
     unknown = mislabelled = repeated = 0
-    for values, labels in batches:
-        for sample, label in zip(values, labels, strict=True):
-            key = _key(sample, label)
-            if key not in wanted:
-                is_known = np.ascontiguousarray(sample, np.float64).tobytes() in known
-                mislabelled += is_known
-                unknown += not is_known
-            else:
-                wanted[key] -= 1
-                repeated += wanted[key] < 0
-    found.add_all(
-        ("samples dropped", sum(max(0, each) for each in wanted.values()), 0),
-        ("samples repeated", repeated, 0),
-        ("samples with another's label", mislabelled, 0),
-        ("samples that nobody gave", unknown, 0),
-    )
+    with found.running():
+        for values, labels in batches:
+            for sample, label in zip(values, labels, strict=True):
+                key = _key(sample, label)
+                if key not in wanted:
+                    is_known = np.ascontiguousarray(sample, np.float64).tobytes() in known
+                    mislabelled += is_known
+                    unknown += not is_known
+                else:
+                    wanted[key] -= 1
+                    repeated += wanted[key] < 0
+    found.add("samples dropped", sum(max(0, each) for each in wanted.values()), 0)
+    found.add("samples repeated", repeated, 0)
+    found.add("samples with another's label", mislabelled, 0)
+    found.add("samples that nobody gave", unknown, 0)
     return found
 
 
+def _has_rows(value: object) -> bool:
+    """True for an array of numbers that has rows."""
+    return isinstance(value, np.ndarray) and value.ndim > 0 and value.dtype.kind in "biuf"
+
+
 def _key(sample: Array, label: Array) -> bytes:
-    return np.ascontiguousarray(sample, np.float64).tobytes() + np.int64(label).tobytes()
+    return (
+        np.ascontiguousarray(sample, np.float64).tobytes() + np.asarray(label, np.int64).tobytes()
+    )
 
 
 SCHEME = 1e-9

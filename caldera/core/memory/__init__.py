@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from caldera.base.arguments import guard_methods as _guard_methods
 from caldera.core.memory.coherence import Reading
 from caldera.core.memory.devices import (
     CUDA_MANAGED,
@@ -52,3 +53,5 @@ __all__ = [
     "memory_report",
     "register_device",
 ]
+
+_guard_methods(MemoryManager, "copy_from prefetch set")

@@ -9,6 +9,7 @@ import ml_dtypes  # noqa: F401 - makes NumPy know the name "bfloat16"
 import numpy as np
 from numpy.typing import NDArray
 
+from caldera.base.arguments import refusal
 from caldera.core.memory.coherence import CoherentMemory, MemorySide, SideName, cheapest_path
 from caldera.core.memory.devices import CUDA_MANAGED, DEVICE, HOST, MANAGED, Kind
 from caldera.core.memory.devices import device as find_device
@@ -77,6 +78,8 @@ class MemoryManager(CoherentMemory):
         >>> numbers
         array([0., 5., 0.], dtype=float32)
         """
+        if not isinstance(array, np.ndarray):
+            raise refusal("MemoryManager.adopt", "array", "an array", array)
         if not array.flags.c_contiguous:
             raise ShapeError.build(
                 "MemoryManager.adopt",

@@ -12,6 +12,7 @@ from caldera.draw.axis import axis_of, whole_axis
 from caldera.draw.line_chart import Line, LineChart, inline
 from caldera.draw.page import Safe, card, document, section, table, tag
 from caldera.draw.svg import CATEGORICAL
+from caldera.errors import ConfigError
 from caldera.train.report.run import shown_setting
 from caldera.train.tracking.history import History, shown_number
 from caldera.train.tracking.run_folder import RunFolder
@@ -32,6 +33,8 @@ class _Run:
 
 def compare_page(runs: Sequence[RunFolder]) -> str:
     """The text of the page about several runs; nothing is computed anew."""
+    if not len(runs):
+        raise ConfigError.build("compare_page", expected="at least one run", got="none")
     labels = _labels([run.path for run in runs])
     read = [
         _Run(label, CATEGORICAL[place % len(CATEGORICAL)], run.record(), run.history())
