@@ -52,7 +52,7 @@ def check_attribute(where: str, owner: object, name: str, value: object) -> None
             where,
             expected="an attribute that it has",
             got=_assigned(name, value),
-            hint=nearest(*meant[:1] or [name], known),
+            hint=nearest((meant or [name])[0], known),
         )
 
 

@@ -100,8 +100,7 @@ class Communicator(PointToPoint):
         """`receive` of the root becomes the reduction of `send` over all ranks; others give None
         or anything, which is left alone."""
         self._check_rank("Reduce", root)
-        check_buffer("Reduce", send)
-        check_reduction("Reduce", op, send.dtype)
+        check_reduction("Reduce", op, send)
         if self.rank == root:
             if receive is None:
                 raise CommError.build("Reduce", expected="a receive buffer at the root", got="None")

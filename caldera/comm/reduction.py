@@ -132,8 +132,10 @@ def check_size(where: str, what: str, buffer: np.ndarray, elements: int) -> None
         )
 
 
-def check_reduction(where: str, op: str, dtype: np.dtype) -> None:
-    """A known reduction of a dtype that has it."""
+def check_reduction(where: str, op: str, send: np.ndarray) -> None:
+    """A buffer of a dtype that has this known reduction."""
+    check_buffer(where, send)
+    dtype = send.dtype
     if not isinstance(op, str) or op not in REDUCTIONS:
         raise CommError.build(where, expected="one of " + ", ".join(REDUCTIONS), got=repr(op))
     if dtype == np.bool_ and op in ("sum", "mean"):

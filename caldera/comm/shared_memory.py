@@ -213,7 +213,7 @@ class SharedOutbox:
                 os.close(self.file)
 
 
-def open_outbox(address: str, proof: bytes) -> np.ndarray | None:
+def open_outbox(address: str, proof: bytes | bytearray) -> np.ndarray | None:
     """Return the bytes of another process's outbox, or None if this process cannot read it.
 
     In two containers the same address may belong to different files: the file must hold the random

@@ -23,6 +23,7 @@ from caldera.comm import Communicator, world
 from caldera.comm.endpoint import Endpoint
 from caldera.comm.listener import KEY_BYTES, Listener
 from caldera.comm.local_sockets import gather_links
+from caldera.comm.ranks import started_ranks
 from caldera.dmath.master import Master
 from caldera.dmath.session import Session, SpmdSession
 from caldera.dmath.workers import MpiTeam, RankWorker, SocketTeam, ThreadTeam

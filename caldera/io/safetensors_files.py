@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caldera.base.plain_data import unique_keys
+from caldera.core.tensor import Shape, Tensor, size
 from caldera.core.tensor import dtype as dtypes
 from caldera.core.tensor.dtype import little_endian
 from caldera.errors import ConfigError, DataError, DtypeError

@@ -83,7 +83,7 @@ class _Probe:
             self._reads += attribute == name
             return kind.__getattribute__(this, attribute)
 
-        watching = type(kind.__name__, (kind,), {"__getattribute__": watched})
+        watching: Any = type(kind.__name__, (kind,), {"__getattribute__": watched})
         self.layer: Any = watching.__new__(watching)
         vars(self.layer).update(vars(layer) | {name: value})
 

@@ -87,8 +87,8 @@ class Layer(ABC):
     def __new__(cls, *arguments: Any, **named: Any) -> Self:
         """Give every layer its books, also one whose `__init__` forgets to call ours."""
         layer = super().__new__(cls)
-        books = {"_changed": 0, "_path": None, "_given": None, "_own": {}, "_states": {}}
-        vars(layer).update(books, _built=False, frozen=False)
+        vars(layer).update(_changed=0, _path=None, _given=None, _own={}, _states={})
+        vars(layer).update(_built=False, frozen=False)
         return layer
 
     def __setattr__(self, name: str, value: Any) -> None:

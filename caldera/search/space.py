@@ -160,11 +160,12 @@ class Space:
         path: str | None = None,
     ) -> Point:
         """A neighbour of a point: at least one of its values differs, each with the chance `part`
-        (one value on average, unless told). What a changed choice opens is drawn."""
+        (one value on average, unless told), or the value at `path` alone. What a changed choice
+        opens is drawn."""
         if not point:
             raise ConfigError.build("Space.near", expected="a point of the space", got="{}")
         chance = 1.0 / len(point) if part is None else part
-        forced = list(point)[random.integers(len(point))]
+        forced = list(point)[random.integers(len(point))] if path is None else path
 
         def pick(here: str, dimension: Dimension) -> Stored:
             if here not in point or not dimension.holds(point[here]):

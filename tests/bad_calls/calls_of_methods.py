@@ -247,9 +247,9 @@ optim.*.update optim.LossScale.adapted
 parallel.*
 search.*.ask search.*.begin search.*.bracket search.*.first search.*.is_beaten search.*.loss
 search.*.loss_at search.*.losses search.*.mutated search.*.others_at search.*.random
-search.*.sample_size search.*.sampler search.*.stop search.*.tell search.Dimension.* search.Objective.*
-search.Space.walk search.Study.add search.Study.adopt search.Study.remake search.StudyCallback.*
-search.TensorBoard.* search.Trial.* sklearn.*
+search.*.sample_size search.*.sampler search.*.stop search.*.tell search.Dimension.*
+search.Objective.* search.Space.walk search.Study.add search.Study.adopt search.Study.remake
+search.StudyCallback.* search.TensorBoard.* search.Trial.* sklearn.*
 """.split()  # noqa: SIM905 - a table of patterns
 """Hooks of training, of reading data, of searches, and of a plan's run, which Caldera calls; what
 needs several ranks, a run or a file; estimators, which scikit-learn's own suite of checks calls."""

@@ -239,10 +239,12 @@ def validate_batches(
                 else:
                     wanted[key] -= 1
                     repeated += wanted[key] < 0
-    found.add("samples dropped", sum(max(0, each) for each in wanted.values()), 0)
-    found.add("samples repeated", repeated, 0)
-    found.add("samples with another's label", mislabelled, 0)
-    found.add("samples that nobody gave", unknown, 0)
+    found.add_all(
+        ("samples dropped", sum(max(0, each) for each in wanted.values()), 0),
+        ("samples repeated", repeated, 0),
+        ("samples with another's label", mislabelled, 0),
+        ("samples that nobody gave", unknown, 0),
+    )
     return found
 
 

@@ -51,14 +51,16 @@ add_flags = flags(
         "--out",
         metavar="FILE",
         help="a .csv file, or an .npy file for the plain outputs (default: print CSV)",
-    )
-    parser.add_argument(
+    ),
+    flag(
         "--keep-formulas",
         action="store_true",
         help="write texts that a spreadsheet takes for formulas as they are, without apostrophes",
-    )
-    for name in _TABLE_OPTIONS:
-        add_option(parser, OPTIONS[name])
+    ),
+    flag("--strict", action="store_true", help=STRICT),
+    *(option_flag(OPTIONS[name]) for name in _TABLE_OPTIONS),
+)
+"""The flags of `predict`."""
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ from caldera import serve
 from caldera.cli.command import Command, flag, flags
 from caldera.cli.model_argument import class_names_of
 from caldera.cli.option_types import CountOption, Number
+from caldera.cli.prediction_inputs import STRICT
 from caldera.errors import ConfigError
 from caldera.io.files import read_bounded
 from caldera.train.neural_network import load_model
@@ -16,35 +17,34 @@ from caldera.train.neural_network import load_model
 _SHORTEST_TOKEN, _LONGEST_TOKEN = 16, 4096
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of `serve`."""
-    parser.add_argument("model", metavar="FILE.caldera", help="a model that `caldera train` wrote")
-    parser.add_argument(
+_LIMITS = serve.Limits()
+add_flags = flags(
+    flag("model", metavar="FILE.caldera", help="a model that `caldera train` wrote"),
+    flag(
         "--host",
         metavar="ADDRESS",
         default="127.0.0.1",
         help="where to listen; 0.0.0.0 lets other machines in (default: 127.0.0.1)",
-    )
-    parser.add_argument(
+    ),
+    flag(
         "--allow-host",
         metavar="NAME",
         action="append",
         default=[],
         help="another name that requests may be sent to, as a proxy does; may be repeated",
-    )
-    parser.add_argument(
+    ),
+    flag(
         "--token-file",
         metavar="FILE",
         help="a file with a token that each request has to bring: Authorization: Bearer TOKEN",
-    )
-    parser.add_argument(
+    ),
+    flag(
         "--keep-formulas",
         action="store_true",
         help="write texts that a spreadsheet takes for formulas as they are, without apostrophes",
-    )
-    parser.add_argument("--port", metavar="N", default="8000", help="0: any free (default: 8000)")
-    limits = serve.Limits()
-    parser.add_argument(
+    ),
+    flag("--port", metavar="N", default="8000", help="0: any free (default: 8000)"),
+    flag(
         "--batch-size",
         metavar="N",
         default=str(_LIMITS.batch_size),

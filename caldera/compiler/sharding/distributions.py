@@ -132,7 +132,7 @@ class Grid(Distribution):
     ) -> None:
         self.mesh = tuple(int(parts) for parts in mesh)
         self.ranks = _tuple(ranks)
-        each = [block] * len(self.mesh) if np.ndim(block) == 0 else list(block)  # type: ignore[arg-type]
+        each = list(block) if isinstance(block, Iterable) else [block] * len(self.mesh)
         self.block = tuple(None if length is None else int(length) for length in each)
         if not self.mesh or min(self.mesh) < 1 or len(self.block) != len(self.mesh):
             raise ConfigError.build(

@@ -217,7 +217,8 @@ def _sheet_rows(content: bytes, where: str, reading: TableFormat) -> list[tuple[
             where, expected="a sheet among " + ", ".join(sheets[:20]), got=repr(wanted)
         )
     sheet = book[sheets[wanted] if isinstance(wanted, int) else wanted]
-    rows, width = [], 0
+    rows: list[tuple[Any, ...]] = []
+    width = 0
     for number, row in enumerate(sheet.iter_rows(values_only=True)):
         if number >= _MOST_ROWS:
             expected = f"a sheet of at most {_MOST_ROWS} rows, as Excel has them"

@@ -115,7 +115,7 @@ class Hogwild(AsynchronousStrategy):
         whole = np.dtype(np.int64)
         counters = [((StopConsensus.size(self.communicator.size),), whole), *[((), whole)] * 2]
         self._shared = SharedMemory(self.communicator, [*wanted, *counters])
-        *arrays, table, self._taken, self._lag = self._shared.arrays
+        *arrays, table, self._taken, self._lag = self._shared.arrays  # type: ignore[assignment]
         self._consensus = StopConsensus(table)
         places = iter(arrays)
         # All ranks have the same values: whoever writes them last changes nothing.

@@ -15,6 +15,7 @@ from caldera.comm import endpoint
 from caldera.comm.endpoint import SHARED_FROM, Endpoint, channel_of
 from caldera.comm.listener import KEY_BYTES, Listener, connect
 from caldera.comm.local_sockets import SocketCommunicator, gather_links, join_links
+from caldera.comm.shared_memory import CAPACITY, SharedOutbox
 from caldera.errors import CommError
 from caldera.testing.communicators import CONTRACT
 
