@@ -12,10 +12,10 @@ from __future__ import annotations
 from caldera.base.arguments import guard as _guard
 from caldera.data.column import Column
 from caldera.data.datasets.cifar import cifar10, cifar100
-from caldera.data.datasets.dataset import Dataset, arrays, split
+from caldera.data.datasets.dataset import Dataset, arrays, npz, split
 from caldera.data.datasets.handwritten_digits import digits, mnist
 from caldera.data.datasets.image_folder import images
-from caldera.data.datasets.tables import csv, csv_inputs, npz, table, table_inputs
+from caldera.data.datasets.tables import csv, csv_inputs, table, table_inputs
 from caldera.data.datasets.texts import texts
 from caldera.data.datasets.windows import windows
 from caldera.data.loading.batch import Batch, Share

@@ -10,7 +10,7 @@ import numpy as np
 
 from caldera import op
 from caldera.compiler.lazy import Expr, Variable
-from caldera.core.memory import Reading
+from caldera.core.memory import PendingRead
 from caldera.nn.metrics import MeanMetric, Metric
 
 SumOverRanks = Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]
@@ -99,7 +99,7 @@ class TotalsReading:
     """Sums that may still be on their way from the device."""
 
     metrics: Sequence[Metric]
-    readings: dict[str, Reading]
+    readings: dict[str, PendingRead]
     shapes: dict[str, tuple[int, ...]]
 
     def done(self) -> bool:
@@ -110,7 +110,7 @@ class TotalsReading:
         """The sums over all ranks."""
         sums = sum_over_ranks([self._sum(name) for name in self.readings])
         known = {
-            name: Reading(each.ravel()) for name, each in zip(self.readings, sums, strict=True)
+            name: PendingRead(each.ravel()) for name, each in zip(self.readings, sums, strict=True)
         }
         return replace(self, readings=known)
 

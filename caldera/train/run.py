@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from caldera.comm import Communicator
-from caldera.core.memory import Device, Event, Reading
+from caldera.core.memory import Device, Event, PendingRead
 from caldera.data import Batch, Loader, Pipeline, Share
 from caldera.errors import CommError
 from caldera.train.callbacks import Callback
@@ -91,7 +91,7 @@ class Run:
         self.stopped = ""
         self._stop_reason = ""
         self._wants_save = False
-        self._tally: Reading | None = None
+        self._tally: PendingRead | None = None
         self.must_save = False
         """Whether somebody asked for a checkpoint to be saved after this batch."""
         self.started = time.perf_counter()

@@ -59,7 +59,7 @@ NOT_CALLED = {
     "core.memory.Block",
     "core.memory.Device",
     "core.memory.Pool",
-    "core.memory.Reading",
+    "core.memory.PendingRead",
     "bench.Findings",
     "bench.levels.Difference",
     "bench.levels.Finding",

@@ -10,6 +10,7 @@ from __future__ import annotations
 from caldera.base.arguments import guard as _guard
 from caldera.bench.levels import reference, schemes
 from caldera.bench.levels.learner import Learner, frameworks, learner
+from caldera.bench.levels.schemes import validate_scheme
 from caldera.bench.levels.validation import (
     Difference,
     Finding,
@@ -26,7 +27,6 @@ from caldera.bench.levels.validators import (
     validate_network,
     validate_optimizer,
     validate_sampler,
-    validate_scheme,
 )
 from caldera.bench.parts import CompressionPart as Compression
 from caldera.bench.parts import OperatorPart as Operator

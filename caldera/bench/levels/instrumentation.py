@@ -31,9 +31,16 @@ from caldera.bench.levels.metrics import (
     plain_results,
 )
 from caldera.bench.levels.reference import Quantized, ReferenceSGD, ReferenceTopK, Shuffled
-from caldera.bench.levels.schemes import AllReduce, Averaging, CentralServer, Compressed
+from caldera.bench.levels.schemes import (
+    AllReduce,
+    Alone,
+    Averaging,
+    CentralServer,
+    Compressed,
+    shares,
+    stepped,
+)
 from caldera.bench.levels.validation import Difference
-from caldera.bench.levels.validators import Alone, shares, stepped
 from caldera.bench.parts import Array, OptimizerPart, Sampler, Scheme
 from caldera.bench.timing import OthersWatch, Stopwatch
 from caldera.bench.workloads import LearningCase

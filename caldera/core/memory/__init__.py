@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from caldera.base.arguments import guard_methods as _guard_methods
-from caldera.core.memory.coherence import Reading
+from caldera.core.memory.coherence import PendingRead
 from caldera.core.memory.devices import (
     CUDA_MANAGED,
     DEVICE,
@@ -44,8 +44,8 @@ __all__ = [
     "Event",
     "Kind",
     "MemoryManager",
+    "PendingRead",
     "Pool",
-    "Reading",
     "Stream",
     "TransferCounters",
     "device",

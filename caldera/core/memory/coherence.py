@@ -34,7 +34,7 @@ from caldera.errors import DeviceError
 SideName = Literal["device", "host"]
 
 
-class Reading:
+class PendingRead:
     """A copy of a memory's numbers that may still be on its way; see `MemoryManager.begin_read`.
 
     >>> import caldera as cd
@@ -281,7 +281,7 @@ class CoherentMemory:
         self.copies += 1
         self.device.touch()
 
-    def begin_read(self) -> Reading:
+    def begin_read(self) -> PendingRead:
         """Copy the numbers as they are now, in the order of the work on them, without waiting.
 
         What is launched later may change them; the copy stays what it is.
@@ -296,13 +296,13 @@ class CoherentMemory:
         array([7., 7.], dtype=float32)
         """
         if not self._has_device_side or (self._two_sides and not self._host_stale):
-            return Reading(self._read_host().copy())
+            return PendingRead(self._read_host().copy())
         stream = self._give_to(self._stream or self.device.stream)
         _refuse_capture(stream)
         block = self.device.allocate_host(self.nbytes, self.owner)
         target = host_view(block, 0, (self.size,), self.dtype)
         self.device.copy_out(target, self._device_block(), 0, self.nbytes, stream)
-        return Reading(target, stream.record())
+        return PendingRead(target, stream.record())
 
     def _copy_out(self, target: NDArray[Any], offset_bytes: int) -> None:
         """Copy a part of the device side into a host array, and wait for it."""

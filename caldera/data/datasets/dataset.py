@@ -1,10 +1,11 @@
-"""A data set with its training and test parts, its classes, and its page in a notebook."""
+"""Data sets of a training and a test part: from arrays, from npz files, and their HTML page."""
 
 from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass, replace
 from html import escape
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -20,7 +21,9 @@ from caldera.data.sources.base import SCALE, Array, Data
 from caldera.data.sources.indexed_data import ArrayData
 from caldera.data.transforms.stage import StagesLike
 from caldera.draw.charts import thumbnail
-from caldera.errors import ConfigError, DataError, ShapeError
+from caldera.errors import ConfigError, DataError, DtypeError, ShapeError
+from caldera.io.files import PathLike, named
+from caldera.io.numpy_files import npz_arrays
 
 _PICTURES = 10
 _MOST_NAMES = 12
@@ -399,3 +402,46 @@ def _stratified(labels: Array, wanted: int) -> NDArray[np.bool_]:
     starts = np.cumsum(counts) - counts
     place_in_class[grouped] = np.arange(labels.size) - np.repeat(starts, counts)
     return place_in_class < quota[numbers]
+
+
+def npz(
+    path: PathLike,
+    *,
+    test: float = 0.2,
+    seed: int = 0,
+    classes: bool | None = None,
+    scale: float | None = SCALE,
+) -> Dataset:
+    """A data set from an npz file with the arrays x and y, or x_train, y_train, x_test, y_test.
+
+    `test` is the part of x and y to set aside; for the rest see `arrays`.
+
+    >>> import pathlib, tempfile
+    >>> import numpy as np
+    >>> from caldera import data
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "points.npz"
+    >>> np.savez(path, x=np.zeros((10, 3)), y=np.arange(10) % 2)
+    >>> data.npz(path)
+    Dataset(points: 8 samples to train, 2 to test, shape (3,), 2 classes)
+    """
+    where = named("data.npz", path)
+    found = npz_arrays(path)
+    stem = Path(path).stem
+    held_out: float | tuple[Array, Array]
+    if set(found) == {"x", "y"}:
+        x, y, held_out = found["x"], found["y"], test
+    elif set(found) == {"x_train", "y_train", "x_test", "y_test"}:
+        x, y = found["x_train"], found["y_train"]
+        held_out = (found["x_test"], found["y_test"])
+    else:
+        raise DataError.build(
+            where,
+            expected="the arrays x and y, or x_train, y_train, x_test and y_test",
+            got=", ".join(sorted(found)) or "none",
+        )
+    try:
+        return arrays(x, y, test=held_out, seed=seed, classes=classes, scale=scale, name=stem)
+    except (ShapeError, DtypeError) as error:
+        raise DataError.build(
+            where, expected="arrays that belong together", got=str(error)
+        ) from None

@@ -1,4 +1,4 @@
-"""Tables: data sets from files and frames with columns of any kind, and from npz files."""
+"""Tables: data sets from files and frames with columns of any kind."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from caldera.data.column import Column
-from caldera.data.datasets.dataset import Dataset, arrays, split_rows
+from caldera.data.datasets.dataset import Dataset, split_rows
 from caldera.data.schema import Features, Schema
-from caldera.data.sources.base import SCALE, Array
+from caldera.data.sources.base import Array
 from caldera.data.sources.indexed_data import ArrayData
 from caldera.data.tables.encoders import NumberEncoder
 from caldera.data.tables.kinds import Chosen, choose_columns, given_kinds
@@ -23,10 +22,9 @@ from caldera.data.tables.numbers import NumberFormat, is_number
 from caldera.data.tables.reading import TableFormat, read_table, unpacked_name
 from caldera.data.tables.table import Table, is_missing
 from caldera.data.tables.targets import Labels, known_labels, read_labels
-from caldera.errors import ConfigError, DataError, DtypeError, ShapeError
+from caldera.errors import ConfigError, DataError
 from caldera.io.csv_files import Header
-from caldera.io.files import PathLike, file_name_of, named
-from caldera.io.numpy_files import npz_arrays
+from caldera.io.files import file_name_of, named
 
 Missing = Literal["fill", "drop", "refuse"]
 MISSING = ("fill", "drop", "refuse")
@@ -416,46 +414,3 @@ def _where(function: str, source: Any) -> str:
 def _title(source: Any) -> str:
     """What the data set is called: the file, without what its name ends in."""
     return unpacked_name(source).stem if _is_path(source) else "table"
-
-
-def npz(
-    path: PathLike,
-    *,
-    test: float = 0.2,
-    seed: int = 0,
-    classes: bool | None = None,
-    scale: float | None = SCALE,
-) -> Dataset:
-    """A data set from an npz file with the arrays x and y, or x_train, y_train, x_test, y_test.
-
-    `test` is the part of x and y to set aside; for the rest see `arrays`.
-
-    >>> import pathlib, tempfile
-    >>> import numpy as np
-    >>> from caldera import data
-    >>> path = pathlib.Path(tempfile.mkdtemp()) / "points.npz"
-    >>> np.savez(path, x=np.zeros((10, 3)), y=np.arange(10) % 2)
-    >>> data.npz(path)
-    Dataset(points: 8 samples to train, 2 to test, shape (3,), 2 classes)
-    """
-    where = named("data.npz", path)
-    found = npz_arrays(path)
-    stem = Path(path).stem
-    held_out: float | tuple[Array, Array]
-    if set(found) == {"x", "y"}:
-        x, y, held_out = found["x"], found["y"], test
-    elif set(found) == {"x_train", "y_train", "x_test", "y_test"}:
-        x, y = found["x_train"], found["y_train"]
-        held_out = (found["x_test"], found["y_test"])
-    else:
-        raise DataError.build(
-            where,
-            expected="the arrays x and y, or x_train, y_train, x_test and y_test",
-            got=", ".join(sorted(found)) or "none",
-        )
-    try:
-        return arrays(x, y, test=held_out, seed=seed, classes=classes, scale=scale, name=stem)
-    except (ShapeError, DtypeError) as error:
-        raise DataError.build(
-            where, expected="arrays that belong together", got=str(error)
-        ) from None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from caldera.core.graph import ITEM, Node, Program, Symbol, describe, frozen, topological
-from caldera.core.memory import Reading
+from caldera.core.memory import PendingRead
 from caldera.core.tensor.dtype import is_float
 from caldera.data import Batch
 from caldera.errors import CalderaError, NonFiniteError
@@ -125,7 +125,7 @@ class StopAtNonFinite(Callback):
         self._last: int | None = None
         self._every = LOOK_EVERY
         self._at_once = True
-        self._reading: Reading | None = None
+        self._reading: PendingRead | None = None
         self._steps_before = 0
         self._epoch = _Epoch(0, {})
 

@@ -89,7 +89,16 @@ def test_an_unknown_framework_is_refused() -> None:
             levels.learner(name)
 
 
-def test_a_part_that_raises_or_is_none_is_a_finding() -> None:
-    found = levels.validate_operator(object(), [np.ones(2)])  # type: ignore[arg-type]
+def test_a_part_that_raises_is_a_finding_and_what_is_no_part_is_refused() -> None:
+    class Broken(levels.Operator):
+        def forward(self, *inputs: np.ndarray) -> np.ndarray:
+            raise AttributeError("nothing here")
+
+        def backward(self, gradient: np.ndarray, *inputs: np.ndarray) -> list[np.ndarray]:
+            return []
+
+    found = levels.validate_operator(Broken(), [np.ones(2)])
     assert [each.check for each in found.wrong] == ["runs to the end"]
     assert "AttributeError" in found.wrong[0].detail
+    with pytest.raises(ConfigError, match="expected operator= "):
+        levels.validate_operator(object(), [np.ones(2)])  # type: ignore[arg-type]

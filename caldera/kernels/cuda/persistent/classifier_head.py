@@ -28,12 +28,12 @@ from caldera.kernels.cuda.persistent.program import SharedMemoryMap
 from caldera.kernels.cuda.persistent.tasks import (
     THREADS,
     WARPS,
-    Access,
     Early,
     LocalRows,
     RegisterPrefetch,
     RowPrefetch,
     TaskText,
+    TileAccess,
     TileTask,
     WarpTiling,
     Zones,
@@ -171,7 +171,7 @@ class _Writer:
         first: ProductJob,
         second: ProductJob,
         tiling: WarpTiling,
-        places: Access,
+        places: TileAccess,
         early: Early,
     ) -> None:
         self._head, self._jobs, self._places, self._early = head, (first, second), places, early

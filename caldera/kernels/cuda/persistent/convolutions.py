@@ -21,7 +21,13 @@ from caldera.kernels.cuda.persistent.program import (
     SharedImage,
     SharedTile,
 )
-from caldera.kernels.cuda.persistent.tasks import THREADS, WARPS, Access, dynamic_floats, units_of
+from caldera.kernels.cuda.persistent.tasks import (
+    THREADS,
+    WARPS,
+    TileAccess,
+    dynamic_floats,
+    units_of,
+)
 from caldera.kernels.cuda.product.problem import activation_lines
 from caldera.kernels.table import Call, Fresh
 
@@ -126,7 +132,7 @@ class ImageWindows:
         ]
 
 
-def _epilogue(call: Call, places: Access, channel: str) -> tuple[list[str], str]:
+def _epilogue(call: Call, places: TileAccess, channel: str) -> tuple[list[str], str]:
     """Return statements for the op's epilogue of `x`, and the name of their result."""
     if call.node.op.name != "conv2d_epilogue":
         return [], "x"
@@ -146,7 +152,7 @@ def _tiled_correlation(
     """Return windows times filters: a convolution with its epilogue, or an input gradient."""
     across = windows.places[1]
 
-    def element(held: Access, here: Sequence[str]) -> list[str]:
+    def element(held: TileAccess, here: Sequence[str]) -> list[str]:
         _, channel, y, x = here
         sum_text = windows.sum_text(f"{y} * {across} + {x}", channel)
         return [f"float x = {sum_text};", *_epilogue(call, held, channel)[0]]
@@ -156,7 +162,7 @@ def _tiled_correlation(
         call.outputs[0],
         element,
         call.inputs[1:],
-        value=_epilogue(call, Access(), "0")[1],
+        value=_epilogue(call, TileAccess(), "0")[1],
         begin=lambda places: windows.product(places.place(image), places.place(filters)),
         near=[image, filters],
         scratch=windows.scratch,

@@ -19,7 +19,7 @@ from caldera.kernels.cuda.codegen.kernel import STORED, Array
 from caldera.kernels.cuda.persistent.fusion import FusedProduct, meet, same
 from caldera.kernels.cuda.persistent.tasks import (
     THREADS,
-    Access,
+    TileAccess,
     TileTask,
     plain,
     units_of,
@@ -53,7 +53,7 @@ class Gather:
         """What is written."""
         return [self.output]
 
-    def number(self, places: Access, names: Sequence[str], name: str) -> list[str]:
+    def number(self, places: TileAccess, names: Sequence[str], name: str) -> list[str]:
         """Statements that find the row of the table for these coordinates."""
         if self.through is None:
             before: list[str] = []
@@ -79,7 +79,7 @@ class Gather:
         rows, length = self.output.shape[:axes], size(self.output.shape[axes:])
         count = self.output.size // wide
 
-        def code(places: Access) -> list[str]:
+        def code(places: TileAccess) -> list[str]:
             split, names = unravelled("e", (*rows, length // wide), "i")
             own, number = names[:axes], self.number(places, names[:axes], "number")
             if wide == 1:

@@ -28,9 +28,9 @@ from caldera.kernels.cuda.persistent.program import (
 )
 from caldera.kernels.cuda.persistent.tasks import (
     THREADS,
-    Access,
     Early,
     TaskText,
+    TileAccess,
     TileTask,
     Zones,
     dynamic_floats,
@@ -141,7 +141,7 @@ class FusedImages:
     def task(self, finish: Epilogue) -> TileTask:
         """A unit an image."""
 
-        def code(places: Access, early: Early, start: int | None) -> tuple[TaskText, Zones]:
+        def code(places: TileAccess, early: Early, start: int | None) -> tuple[TaskText, Zones]:
             brought, made = self._near()
             layout = SharedMemoryMap(soon=False)
             layout.add("spare", self._scratch, early=False)

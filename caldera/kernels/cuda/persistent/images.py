@@ -25,14 +25,14 @@ from caldera.kernels.cuda.persistent.program import SharedAccess, SharedTile
 from caldera.kernels.cuda.persistent.tasks import (
     THREADS,
     WARPS,
-    Access,
     RegisterPrefetch,
+    TileAccess,
     units_of,
     unravelled,
 )
 from caldera.kernels.table import Call, Fresh
 
-Epilogue = Callable[[Producer, Access, str, Sequence[str]], list[str]]
+Epilogue = Callable[[Producer, TileAccess, str, Sequence[str]], list[str]]
 """Statements for a value that a producer has made: given its name and its coordinates."""
 AXES = 4
 AT_ONCE = 8
@@ -279,7 +279,7 @@ def _place(node: Node, here: Sequence[str], pooled: Array) -> tuple[list[str], s
     return known, inside, f"{y} % {rows} * {columns} + {x} % {columns}"
 
 
-Element = Callable[[Access, Sequence[str]], list[str]]
+Element = Callable[[TileAccess, Sequence[str]], list[str]]
 """Statements for the `value` of an element, whose coordinates are given."""
 
 
@@ -287,7 +287,7 @@ def average_pool(call: Call) -> Element:
     """The mean of each window."""
     (given,) = call.inputs
 
-    def element(places: Access, here: Sequence[str]) -> list[str]:
+    def element(places: TileAccess, here: Sequence[str]) -> list[str]:
         window = [places.load(given, each) for each in _window(call.node, here)]
         return [f"float value = ({' + '.join(window)}) / {len(window)}.0f;"]
 
@@ -299,7 +299,7 @@ def average_pool_input(call: Call) -> Element:
     (given,) = call.inputs
     rows, columns = call.node.attrs["size"]
 
-    def element(places: Access, here: Sequence[str]) -> list[str]:
+    def element(places: TileAccess, here: Sequence[str]) -> list[str]:
         place, inside, _ = _place(call.node, here, given)
         share = f"{places.load(given, place)} / {rows * columns}.0f"
         return [f"float value = {inside} ? {share} : 0.0f;"]
@@ -312,7 +312,7 @@ def max_pool(call: Call) -> Element:
     and a relu may follow."""
     (given, *biases), (_, index) = call.inputs, call.outputs
 
-    def element(places: Access, here: Sequence[str]) -> list[str]:
+    def element(places: TileAccess, here: Sequence[str]) -> list[str]:
         first, *rest = (places.load(given, each) for each in _window(call.node, here))
         lines = [f"float value = {first}, other;", "i32 place = 0;"]
         for number, each in enumerate(rest, 1):
@@ -336,7 +336,7 @@ def pool_scatter(call: Call) -> Element:
     """The gradient of a window for the element that won, 0 for the others."""
     given, index = call.inputs
 
-    def element(places: Access, here: Sequence[str]) -> list[str]:
+    def element(places: TileAccess, here: Sequence[str]) -> list[str]:
         place, inside, number = _place(call.node, here, given)
         wins = f"{inside} && (i32){places.load(index, place)} == {number}"
         return [f"float value = {wins} ? {places.load(given, place)} : 0.0f;"]

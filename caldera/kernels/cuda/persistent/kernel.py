@@ -47,7 +47,7 @@ from caldera.kernels.cuda.persistent.program import STEPS, PersistentKernel
 from caldera.kernels.cuda.persistent.tasks import (
     MASKS,
     THREADS,
-    Access,
+    TileAccess,
     TileTask,
     dynamic_floats,
     shared_floats,
@@ -290,7 +290,7 @@ def _job(product: FusedProduct) -> ProductJob:
     )
 
 
-def _finished(product: FusedProduct, places: Access, value: str) -> list[str]:
+def _finished(product: FusedProduct, places: TileAccess, value: str) -> list[str]:
     """What becomes of a sum: the op's own ending, then the loops that follow."""
     call = product.call
     here = ["row", "column"]
@@ -315,7 +315,7 @@ def _finished(product: FusedProduct, places: Access, value: str) -> list[str]:
     return [*lines, *_followed(product, places, result, here)]
 
 
-def _followed(producer: Producer, places: Access, value: str, here: Sequence[str]) -> list[str]:
+def _followed(producer: Producer, places: TileAccess, value: str, here: Sequence[str]) -> list[str]:
     """The result itself, if somebody wants it, and the loops that follow it."""
     lines = []
     result = producer.result

@@ -16,7 +16,7 @@ from caldera.kernels.cuda.persistent.fusion import FusedLoop, Reduction
 from caldera.kernels.cuda.persistent.tasks import (
     THREADS,
     WARPS,
-    Access,
+    TileAccess,
     TileTask,
     aligned_coordinates,
     plain,
@@ -37,7 +37,7 @@ def loop_task(loop: FusedLoop) -> TileTask:
     """A loop without reductions: a thread an element."""
     count = size(loop.shape)
 
-    def code(places: Access) -> list[str]:
+    def code(places: TileAccess) -> list[str]:
         split, coordinates = unravelled("e", loop.shape, "i")
         return [
             f"i32 e = unit * {THREADS} + threadIdx.x;",
@@ -50,7 +50,10 @@ def loop_task(loop: FusedLoop) -> TileTask:
 
 
 def element_code(
-    places: Access, loop: FusedLoop, coordinates: Sequence[str], known: dict[int, str] | None = None
+    places: TileAccess,
+    loop: FusedLoop,
+    coordinates: Sequence[str],
+    known: dict[int, str] | None = None,
 ) -> list[str]:
     """The statements for one element; `known` names inputs that are in registers already."""
     lines, found = evaluated(places, loop.loop_body, loop.inputs, coordinates, known or {})
@@ -60,7 +63,7 @@ def element_code(
 
 
 def evaluated(
-    places: Access,
+    places: TileAccess,
     loop_body: LoopBody,
     inputs: Sequence[Array],
     coordinates: Sequence[str],
@@ -77,7 +80,7 @@ def evaluated(
     return lines + found.lines, found
 
 
-Epilogue = Callable[[Access, str, Sequence[str]], list[str]]
+Epilogue = Callable[[TileAccess, str, Sequence[str]], list[str]]
 """Statements for one result, given its value and its coordinates."""
 
 
@@ -139,7 +142,7 @@ class _Job:
         """How many times 32 results a block makes side by side; its warps share each of them."""
         return min(MOST_GROUPS, 1 << (units_of(self.results, LANES) - 1).bit_length())
 
-    def loop(self, places: Access, first: str, apart: int) -> list[str]:
+    def loop(self, places: TileAccess, first: str, apart: int) -> list[str]:
         """Statements that add elements `first`, first + apart, ... of `result` to `total`.
 
         Several are read before the first of them is used, so that they come together.
@@ -170,7 +173,7 @@ class _Job:
             "}",
         ]
 
-    def end(self, places: Access) -> list[str]:
+    def end(self, places: TileAccess) -> list[str]:
         """Statements for `total`, the value of `result`."""
         split, names = unravelled("result", [self.shape[axis] for axis in self.kept], "w")
         return [*split, *self.finish(places, "total", names)]
@@ -193,7 +196,7 @@ def reduction_task(reduction: Reduction, finish: Epilogue) -> TileTask:
     )
 
 
-def _rows(job: _Job, places: Access) -> list[str]:
+def _rows(job: _Job, places: TileAccess) -> list[str]:
     total = f"total = {job.combined}(total, ({job.type_text})__shfl_xor_sync(~0u, total, mask));"
     return [
         f"i32 result = unit * {WARPS} + (threadIdx.x >> 5);",
@@ -208,7 +211,7 @@ def _rows(job: _Job, places: Access) -> list[str]:
     ]
 
 
-def _columns(job: _Job, places: Access) -> list[str]:
+def _columns(job: _Job, places: TileAccess) -> list[str]:
     kind, groups = job.type_text, job.groups
     sharing = WARPS // groups
     lanes = LANES * groups
@@ -238,7 +241,7 @@ class RowWork:
 
     call: Call
     rows: int
-    body: Callable[[Access], list[str]]
+    body: Callable[[TileAccess], list[str]]
 
     @property
     def reads(self) -> Sequence[Array]:
@@ -253,7 +256,7 @@ class RowWork:
     def task(self) -> TileTask:
         """A warp a row."""
 
-        def code(places: Access) -> list[str]:
+        def code(places: TileAccess) -> list[str]:
             return [
                 f"i32 row = unit * {WARPS} + (threadIdx.x >> 5), lane = threadIdx.x & 31;",
                 f"if (row < {self.rows}) {{",
@@ -275,7 +278,7 @@ def _has_rows(call: Call, logits: int) -> bool:
     return array.ndim == 2 and last and array.dtype == np.float32
 
 
-def _softmax_of_row(places: Access, logits: Array) -> list[str]:
+def _softmax_of_row(places: TileAccess, logits: Array) -> list[str]:
     """`largest` and `total`: the row's largest element, and the sum of exp(x - largest)."""
     classes = logits.shape[1]
     element = places.load(logits, ["row", "c"])
@@ -296,7 +299,7 @@ def cross_entropy(call: Call) -> RowWork | None:
     logits, labels = call.inputs
     rows, classes = logits.shape
 
-    def body(places: Access) -> list[str]:
+    def body(places: TileAccess) -> list[str]:
         own = places.load(logits, ["row", "(i32)label"])
         loss = f"op_log(total) - below({own}, largest)"
         store = places.store(call.outputs[0], ["row"], "loss")
@@ -318,7 +321,7 @@ def cross_entropy_grad(call: Call) -> RowWork | None:
     gradient, logits, labels = call.inputs
     rows, classes = logits.shape
 
-    def body(places: Access) -> list[str]:
+    def body(places: TileAccess) -> list[str]:
         softmax = f"op_exp(below({places.load(logits, ['row', 'c'])}, largest)) / total"
         value = f"g * ({softmax} - (c == label ? 1.0f : 0.0f))"
         return [
@@ -340,7 +343,7 @@ def argmax(call: Call) -> RowWork | None:
         return None
     rows, classes = scores.shape
 
-    def body(places: Access) -> list[str]:
+    def body(places: TileAccess) -> list[str]:
         return [
             "float best = 0.0f;",
             f"i32 place = {classes};",

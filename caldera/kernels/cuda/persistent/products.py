@@ -14,11 +14,11 @@ from caldera.kernels.cuda.persistent.gather import Gather
 from caldera.kernels.cuda.persistent.program import SharedMemoryMap
 from caldera.kernels.cuda.persistent.tasks import (
     THREADS,
-    Access,
     Early,
     ProductSize,
     RegisterPrefetch,
     TaskText,
+    TileAccess,
     TilePrefetch,
     TileTask,
     WarpTiling,
@@ -29,7 +29,7 @@ from caldera.kernels.cuda.persistent.tasks import (
 )
 from caldera.kernels.table import Call
 
-Epilogue = Callable[[Access, str], list[str]]
+Epilogue = Callable[[TileAccess, str], list[str]]
 """Statements for one element of a product, whose coordinates are `row` and `column`."""
 LOAD = 64 * 64
 """Sums that are as much work as a unit of other parts, or more."""
@@ -162,7 +162,7 @@ class ProductJob:
         tiling = next(
             each
             for each in tilings_for(self.size(early), max(blocks, 1))
-            if _Writer(self, each, Access(), early).fits
+            if _Writer(self, each, TileAccess(), early).fits
         )
         return TileTask(
             self.name,
@@ -178,7 +178,9 @@ class ProductJob:
 class _Writer:
     """Writes the code of a product."""
 
-    def __init__(self, job: ProductJob, tiling: WarpTiling, places: Access, early: Early) -> None:
+    def __init__(
+        self, job: ProductJob, tiling: WarpTiling, places: TileAccess, early: Early
+    ) -> None:
         self._job, self._tiling, self._early = job, tiling, early
         self._places = places
         rolled = tiling.each > MOST_UNROLLED

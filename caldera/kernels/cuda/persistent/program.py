@@ -26,9 +26,9 @@ from caldera.kernels.cuda.persistent.tasks import (
     MASKS,
     NUMBERS,
     THREADS,
-    Access,
     DelegatingAccess,
     TaskText,
+    TileAccess,
     TileTask,
     Zones,
     assign_blocks,
@@ -164,7 +164,7 @@ class SharedTile(ABC):
         return 4 * units_of(self.floats, 4)
 
     @abstractmethod
-    def bring(self, places: Access, to: str) -> str:
+    def bring(self, places: TileAccess, to: str) -> str:
         """The statement that begins to bring it."""
 
 
@@ -186,7 +186,7 @@ class SharedImage(SharedTile):
         """Whether there is any border."""
         return self.padded != self.array.shape[2:]
 
-    def bring(self, places: Access, to: str) -> str:
+    def bring(self, places: TileAccess, to: str) -> str:
         """The statement that begins to bring `image`."""
         _, channels, down, across = self.array.shape
         strides = [stride // 4 for stride in self.array.strides[1:]]
@@ -225,7 +225,7 @@ class SharedFilters(SharedTile):
         results, channels, *taps = self.array.shape
         return (results if self.turned else channels) * size(tuple(taps)) * self.line
 
-    def bring(self, places: Access, to: str) -> str:
+    def bring(self, places: TileAccess, to: str) -> str:
         """The statement that begins to bring all of them."""
         strides = [stride // 4 for stride in self.array.strides]
         numbers = (*self.array.shape, *strides, self.line, str(self.turned).lower(), THREADS)
@@ -239,18 +239,18 @@ class SharedAccess(DelegatingAccess):
     """
 
     def __init__(
-        self, places: Access, found: Sequence[tuple[SharedTile, str]], hidden: Sequence[Array]
+        self, places: TileAccess, found: Sequence[tuple[SharedTile, str]], hidden: Sequence[Array]
     ) -> None:
         super().__init__(places)
         self._found = found
         self._hidden = hidden
 
-    def over(self, places: Access) -> SharedAccess:
+    def over(self, places: TileAccess) -> SharedAccess:
         """The same copies of memory that is reached through other places."""
         return SharedAccess(places, self._found, self._hidden)
 
     @property
-    def beyond(self) -> Access:
+    def beyond(self) -> TileAccess:
         """The places without copies."""
         return self._places
 
@@ -309,7 +309,7 @@ class PersistentKernel:
 
     def __init__(self, phases: list[list[TileTask]], blocks: int, floats: int) -> None:
         self.phases = phases
-        self._places = Access()
+        self._places = TileAccess()
         self._bodies: dict[TaskText, int] = {}
         self._given: list[int] = []
         self._rows: list[TaskRow] = []
@@ -318,7 +318,7 @@ class PersistentKernel:
         early = [early_in(phases, number) for number in range(len(phases))]
         places = starts(
             [
-                [part.code(Access(), is_early, None)[1] for part in phase]
+                [part.code(TileAccess(), is_early, None)[1] for part in phase]
                 for phase, is_early in zip(phases, early, strict=True)
             ],
             floats,

@@ -19,7 +19,7 @@ from caldera.kernels.cuda.persistent.fusion import meet
 from caldera.kernels.cuda.runtime.driver import driver
 
 
-class Access:
+class TileAccess:
     """The memory a kernel touches: a pointer for each array, passed as an argument."""
 
     def __init__(self) -> None:
@@ -48,10 +48,10 @@ class Access:
         return f"{self.element(array, coordinates)} = Stored<{kind}>::from({value});"
 
 
-class DelegatingAccess(Access):
+class DelegatingAccess(TileAccess):
     """Access to memory through another."""
 
-    def __init__(self, places: Access) -> None:
+    def __init__(self, places: TileAccess) -> None:
         self._places = places
         self.arrays = places.arrays
 
@@ -74,7 +74,7 @@ class PrefetchingAccess(DelegatingAccess, ABC):
     What the thread writes before it reads it is not read ahead. `mark` is part of all names.
     """
 
-    def __init__(self, places: Access, mark: str = "") -> None:
+    def __init__(self, places: TileAccess, mark: str = "") -> None:
         super().__init__(places)
         self.tiles: list[Array] = []
         """Arrays of which a tile is brought to shared memory."""
@@ -111,7 +111,7 @@ class RegisterPrefetch(PrefetchingAccess):
     They are arrays over `index`.
     """
 
-    def __init__(self, places: Access, index: str, mark: str = "") -> None:
+    def __init__(self, places: TileAccess, index: str, mark: str = "") -> None:
         super().__init__(places, mark)
         self._index = index
         self._each: dict[str, tuple[str, str]] = {}
@@ -135,7 +135,7 @@ class RegisterPrefetch(PrefetchingAccess):
 class TilePrefetch(PrefetchingAccess):
     """Arrays of this shape are found in shared memory, where `T` says how tiles lie."""
 
-    def __init__(self, places: Access, shape: tuple[int, ...]) -> None:
+    def __init__(self, places: TileAccess, shape: tuple[int, ...]) -> None:
         super().__init__(places)
         self._shape = shape
 
@@ -169,7 +169,7 @@ class LocalRows(DelegatingAccess):
     same work for themselves.
     """
 
-    def __init__(self, places: Access, matrices: Sequence[tuple[Array, str, int]]) -> None:
+    def __init__(self, places: TileAccess, matrices: Sequence[tuple[Array, str, int]]) -> None:
         super().__init__(places)
         self._matrices = {
             (address_of(array), array.shape): (name, stride) for array, name, stride in matrices
@@ -287,7 +287,7 @@ class Zones:
         return max(self.late, (self.late if start is None else start) + self.early)
 
 
-Code = Callable[[Access, Early, int | None], tuple[TaskText, Zones]]
+Code = Callable[[TileAccess, Early, int | None], tuple[TaskText, Zones]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -308,7 +308,7 @@ class TileTask:
     load: int = 0
 
 
-def plain(lines: Callable[[Access], list[str]]) -> Code:
+def plain(lines: Callable[[TileAccess], list[str]]) -> Code:
     """The code of a task that does nothing ahead."""
     return lambda places, early, start: (TaskText(lines(places)), Zones())
 
