@@ -29,6 +29,10 @@ from caldera.errors import ConfigError
 
 RESTART = "CALDERA_RESTART"
 """How often a program was started again; `caldera run` sets this variable."""
+REQUEUE = "CALDERA_REQUEUE"
+"""Variable that job scripts set: a run that a warning has stopped exits with `REQUEUED`."""
+REQUEUED = 85
+"""Exit status of a run that saved its checkpoint and continues when the job starts again."""
 _HOSTS = r"[^:,]+(:\d+)?(,[^:,]+(:\d+)?)*"
 _SENT = ("CALDERA_", "MPI4PY_", "OMPI_MCA_", "OMP_", "OPENBLAS_", "PYTHON")
 """Variables that ranks on other machines need as well."""
@@ -83,8 +87,16 @@ def launch(
         names = [name for name in {*environment, *added, RESTART} if name.startswith(_SENT)]
         sent = [word for name in sorted(names) for word in (mpi.sends, name) if mpi.sends]
         command += [mpi.hosts, hosts, *sent]
-    words = [sys.executable, *program] if program[0].endswith(".py") else list(program)
-    return LaunchCommand([*command, *words], {**environment, **added})
+    return LaunchCommand([*command, *python_command(program)], {**environment, **added})
+
+
+def python_command(program: Sequence[str], python: str = sys.executable) -> list[str]:
+    """Return the command line of a program; Python runs a file that ends in .py.
+
+    >>> python_command(["train.py", "--epochs", "3"], "python")
+    ['python', 'train.py', '--epochs', '3']
+    """
+    return [python, *program] if program[0].endswith(".py") else list(program)
 
 
 def _threads(ranks: int, hosts: str | None) -> int:

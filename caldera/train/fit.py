@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from caldera.base.arguments import require, shown
 from caldera.base.config import settings
+from caldera.comm.processes import REQUEUE, REQUEUED
 from caldera.data import Data, IterableData, Pipeline
 from caldera.optim import LossScale
 from caldera.train.batch_source import BatchSource, HostSource
@@ -90,6 +92,7 @@ def run_setup(model: Model, strategy: Strategy, batch_size: int | None = None) -
 
 
 _usual_strategy = cache(default_strategy)
+_WARNED = frozenset(f"signal {number.name}" for number in WARNINGS)
 
 
 def fit(model: Model, data: Any, options: FitOptions) -> History:
@@ -112,6 +115,9 @@ def fit(model: Model, data: Any, options: FitOptions) -> History:
     model.epochs_done = run.loader.epoch
     model.steps_done = int(steps.random.numpy()[1])
     model.kept_steps.keep(facts, steps)
+    if saver is not None and history.stopped in _WARNED and os.environ.get(REQUEUE):
+        # The program's next lines belong to a run that is complete.
+        raise SystemExit(REQUEUED)
     return history
 
 

@@ -7,16 +7,18 @@ import signal
 import sys
 from types import FrameType
 
-from caldera.cli.command import Command, flag, flags
+from caldera.base.arguments import require
+from caldera.cli.command import Command, flag, flags, group
+from caldera.cli.job_scripts import Job, TimeOption, job_name, mpi_job, slurm_script, submit
 from caldera.cli.option_types import CountOption
-from caldera.comm.processes import LaunchCommand, launch
+from caldera.comm.processes import LaunchCommand, launch, python_command
 
 _ENDED_BY = (signal.SIGINT, signal.SIGTERM)
 """Who sends these wants the job to end, not to begin again."""
 
 
 add_flags = flags(
-    flag("-n", "--ranks", metavar="N", required=True, help="how many processes"),
+    flag("-n", "--ranks", metavar="N", help="number of processes"),
     flag(
         "--restarts",
         metavar="N",
@@ -26,6 +28,21 @@ add_flags = flags(
     ),
     flag("--hosts", metavar="A:N,B:N", help="machines and the processes each takes"),
     flag("--survive", action="store_true", help="let the others go on when one dies (Open MPI 5)"),
+    group(
+        "job scripts",
+        flag("--slurm", action="store_true", help="print a batch script for Slurm"),
+        flag("--submit", action="store_true", help="pass the batch script to sbatch"),
+        flag("--k8s", action="store_true", help="print an MPIJob for Kubernetes"),
+        flag("--image", metavar="NAME", help="container image of an MPIJob"),
+        flag("--namespace", metavar="NAME", help="Kubernetes namespace of an MPIJob"),
+        flag("--nodes", metavar="N", default="1", help="number of machines (default: 1)"),
+        flag("--gpus-per-node", metavar="N", default="0", help="GPUs of each machine (default: 0)"),
+        flag("--cores-per-rank", metavar="N", default="0", help="cores, and threads, of each rank"),
+        flag("--memory", metavar="SIZE", help="memory of each machine, as the scheduler writes it"),
+        flag("--time", metavar="TIME", help="time limit, such as 2h; a run is warned before it"),
+        flag("--partition", metavar="NAME", help="Slurm partition"),
+        flag("--account", metavar="NAME", help="Slurm account"),
+    ),
     flag("program", metavar="PROGRAM", help="a Python file, or another program"),
     flag("arguments", nargs=argparse.REMAINDER, help="what the program is given"),
 )
@@ -34,8 +51,10 @@ add_flags = flags(
 
 def run(arguments: argparse.Namespace) -> int:
     """Start the program; its exit status."""
-    ranks = CountOption(1).from_text(arguments.ranks, "--ranks")
     restarts = CountOption(0).from_text(arguments.restarts, "--restarts")
+    if arguments.slurm or arguments.k8s or arguments.submit:
+        return _scheduled(arguments, restarts)
+    ranks = CountOption(1).from_text(_ranks(arguments), "--ranks")
     job = launch(
         ranks,
         [arguments.program, *arguments.arguments],
@@ -52,6 +71,47 @@ def run(arguments: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     return status
+
+
+def _ranks(arguments: argparse.Namespace) -> str:
+    require(arguments.ranks, "-n/--ranks", "the number of processes")
+    return str(arguments.ranks)
+
+
+def _scheduled(arguments: argparse.Namespace, restarts: int) -> int:
+    """Print or submit the script of a scheduler."""
+    require(not (arguments.slurm and arguments.k8s), "run", "--slurm or --k8s", "both")
+    slurm = {"partition": arguments.partition, "account": arguments.account}
+    kubernetes = {"image": arguments.image, "namespace": arguments.namespace}
+    unused = {**slurm, "submit": arguments.submit} if arguments.k8s else kubernetes
+    for name, value in unused.items():
+        kind = "--k8s" if arguments.k8s else "--slurm"
+        require(not value, "run", f"flags of {kind}", f"--{name}")
+    counts = {
+        name: CountOption(least).from_text(getattr(arguments, name), "--" + name.replace("_", "-"))
+        for name, least in (("nodes", 1), ("gpus_per_node", 0), ("cores_per_rank", 0))
+    }
+    # One rank drives one GPU.
+    gpus = counts["nodes"] * counts["gpus_per_node"]
+    given = str(gpus) if gpus and not arguments.ranks else _ranks(arguments)
+    program = [arguments.program, *arguments.arguments]
+    job = Job(
+        python_command(program, "python") if arguments.k8s else python_command(program),
+        CountOption(1).from_text(given, "--ranks"),
+        seconds=TimeOption().optional(arguments.time, "--time"),
+        memory=arguments.memory,
+        name=job_name(program),
+        **counts,
+    )
+    if arguments.k8s:
+        require(arguments.image, "run --k8s", "--image NAME, with Python, Caldera and MPI")
+        print(
+            mpi_job(job, arguments.image, namespace=arguments.namespace, restarts=restarts), end=""
+        )
+        return 0
+    script = slurm_script(job, **slurm)
+    print(submit(script) if arguments.submit else script.rstrip("\n"))
+    return 0
 
 
 def _started(job: LaunchCommand, attempt: int) -> int:
@@ -83,6 +143,8 @@ COMMAND = Command(
         caldera run -n 4 train.py
         caldera run -n 4 --restarts 3 train.py --epochs 10
         caldera run -n 8 --hosts a:4,b:4 train.py
+        caldera run --slurm --nodes 4 --gpus-per-node 4 --time 2h train.py
+        caldera run --k8s --image registry/train:1 -n 8 --nodes 2 train.py
     """,
     add_flags=add_flags,
     run=run,
