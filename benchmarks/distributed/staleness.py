@@ -92,6 +92,9 @@ def main() -> None:
         )
         implicit = statistics.fmean(each for _, each in given + corrected)
         print(f"| {name} | {implicit:.2f} | {shown(given)} | {shown(corrected)} |", flush=True)
+    print(
+        "\nNo file with every sample stands behind these figures: only means and ranges are kept."
+    )
 
 
 if __name__ == "__main__":

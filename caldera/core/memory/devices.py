@@ -177,4 +177,7 @@ class Kind(enum.Enum):
     CUDA_MANAGED = "one allocation that host and device both reach, moved by the driver"
 
 
-HOST, DEVICE, MANAGED, CUDA_MANAGED = Kind
+HOST = Kind.HOST
+DEVICE = Kind.DEVICE
+MANAGED = Kind.MANAGED
+CUDA_MANAGED = Kind.CUDA_MANAGED

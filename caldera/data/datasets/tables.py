@@ -155,7 +155,8 @@ def table_features(
     return Features(x, [f"{name}: {each}" for each in notes])
 
 
-csv, csv_inputs = table, table_inputs
+csv = table
+csv_inputs = table_inputs
 """Their names from when tables were text alone."""
 
 

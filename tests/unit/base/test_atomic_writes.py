@@ -113,6 +113,8 @@ DIRECT = {
     "io/numpy_files.py": 1,
     "data/datasets/dataset_cache.py": 1,
     "bench/timing.py": 1,
+    # A lock, which names its process.
+    "train/saving/folder_lock.py": 1,
     # A journal, to which whole lines are added, and a lock.
     "search/storage.py": 2,
 }

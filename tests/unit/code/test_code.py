@@ -276,8 +276,14 @@ def test_questions_are_scored() -> None:
         (lambda: code.context_pairs([(0, 3)], 3), "0 to 2, got 0 to 3"),
         (lambda: code.context_pairs([], 3, share=0.0), "share="),
         (lambda: code.train_embedding([code.read_ir(LOOP)], least=100), "lower least="),
-        (lambda: code.Embedding(code.Vocabulary.of("ab", 1), np.zeros((2, 3))), "each of 3 words"),
-        (lambda: code.Embedding(code.Vocabulary.of("ab", 1), np.eye(3))["c"], "code.normalised"),
+        (
+            lambda: code.Embedding(code.Vocabulary.of(["a", "b"], 1), np.zeros((2, 3))),
+            "each of 3 words",
+        ),
+        (
+            lambda: code.Embedding(code.Vocabulary.of(["a", "b"], 1), np.eye(3))["c"],
+            "code.normalised",
+        ),
         (lambda: code.Vocabulary(["a"], [1]), "begin with"),
         (lambda: code.compile_c("nowhere.c"), "clang"),
     ],
