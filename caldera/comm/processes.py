@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import os
 import platform
-import re
 import signal
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from caldera.base.children import start_program
 from caldera.base.machine import usable_cores
 from caldera.comm.mpi import MpiCommunicator
 from caldera.comm.mpi_library import launcher, many_threads, mpi
+from caldera.comm.slots import read_hosts
 from caldera.comm.watchdog import Watchdog
 from caldera.errors import ConfigError
 
@@ -33,7 +33,6 @@ REQUEUE = "CALDERA_REQUEUE"
 """Variable that job scripts set: a run that a warning has stopped exits with `REQUEUED`."""
 REQUEUED = 85
 """Exit status of a run that saved its checkpoint and continues when the job starts again."""
-_HOSTS = r"[^:,]+(:\d+)?(,[^:,]+(:\d+)?)*"
 _SENT = ("CALDERA_", "MPI4PY_", "OMPI_MCA_", "OMP_", "OPENBLAS_", "PYTHON")
 """Variables that ranks on other machines need as well."""
 
@@ -65,10 +64,7 @@ def launch(
     `hosts` are machines with the ranks each takes, as in "a:4,b:4". With `survive` the other ranks
     go on when one dies, if this MPI can do that.
     """
-    if hosts is not None and not re.fullmatch(_HOSTS, hosts):
-        raise ConfigError.build(
-            "run --hosts", expected="machines and their ranks, as in a:4,b:4", got=hosts
-        )
+    slots = None if hosts is None else read_hosts(hosts)
     starter = launcher(environment)
     mpi = starter.implementation
     if survive and not mpi.survives:
@@ -80,7 +76,7 @@ def launch(
         )
     defaults = {name: value for name, value in mpi.defaults.items() if name not in environment}
     added = {**mpi.variables, **defaults}
-    added["CALDERA_THREADS"] = environment.get("CALDERA_THREADS") or str(_threads(ranks, hosts))
+    added["CALDERA_THREADS"] = environment.get("CALDERA_THREADS") or str(_threads(ranks, slots))
     survives = mpi.survives if survive else ()
     command = [starter.path, "-n", str(ranks), *mpi.arguments, *survives]
     if hosts is not None:
@@ -99,10 +95,9 @@ def python_command(program: Sequence[str], python: str = sys.executable) -> list
     return [python, *program] if program[0].endswith(".py") else list(program)
 
 
-def _threads(ranks: int, hosts: str | None) -> int:
+def _threads(ranks: int, slots: Mapping[str, int] | None) -> int:
     """The cores of a machine shared out: several pools that each want all of them only wait."""
-    if hosts is not None:
-        ranks = max(int(host.partition(":")[2] or 1) for host in hosts.split(","))
+    ranks = ranks if slots is None else max(slots.values())
     return max(1, usable_cores() // ranks)
 
 

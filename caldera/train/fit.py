@@ -116,7 +116,8 @@ def fit(model: Model, data: Any, options: FitOptions) -> History:
     model.steps_done = int(steps.random.numpy()[1])
     model.kept_steps.keep(facts, steps)
     if saver is not None and history.stopped in _WARNED and os.environ.get(REQUEUE):
-        # The program's next lines belong to a run that is complete.
+        # mpiexec ends all ranks when one exits: the checkpoint must be complete by then.
+        strategy.communicator.Barrier()
         raise SystemExit(REQUEUED)
     return history
 

@@ -35,7 +35,7 @@ def test_a_program_that_fails_is_started_again(caldera: Caldera, started: list[s
     assert "restart 1 of 3" in done.err
     assert "restart 2 of 3" in done.err
     assert "restart 3 of 3" not in done.err
-    assert started == ["4", "train.py", "--epochs", "2", "None", "False"]
+    assert started == 3 * ["4", "train.py", "--epochs", "2", "None", "False"]
 
 
 @pytest.mark.usefixtures("started")

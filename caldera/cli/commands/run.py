@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import argparse
-import signal
-import sys
-from types import FrameType
 
 from caldera.base.arguments import require
 from caldera.cli.command import Command, flag, flags, group
 from caldera.cli.job_scripts import Job, TimeOption, job_name, mpi_job, slurm_script, submit
-from caldera.cli.option_types import CountOption
-from caldera.comm.processes import LaunchCommand, launch, python_command
-
-_ENDED_BY = (signal.SIGINT, signal.SIGTERM)
-"""Who sends these wants the job to end, not to begin again."""
-
+from caldera.cli.option_types import CountOption, Number
+from caldera.comm.processes import launch, python_command
+from caldera.comm.supervision import Supervisor
 
 add_flags = flags(
-    flag("-n", "--ranks", metavar="N", help="number of processes"),
+    flag("-n", "--ranks", metavar="N", help="number of processes; 2:8 takes what is there"),
     flag(
         "--restarts",
         metavar="N",
         default="0",
         help="start all of them again, up to N times, when one fails or is killed (default: 0); "
         "fit(..., checkpoint=, resume=True) goes on from the last checkpoint",
+    ),
+    flag(
+        "--grace",
+        metavar="SECONDS",
+        default="30",
+        help="time to save a checkpoint after SIGTERM or SIGUSR1 (default: 30)",
     ),
     flag("--hosts", metavar="A:N,B:N", help="machines and the processes each takes"),
     flag("--survive", action="store_true", help="let the others go on when one dies (Open MPI 5)"),
@@ -54,23 +54,15 @@ def run(arguments: argparse.Namespace) -> int:
     restarts = CountOption(0).from_text(arguments.restarts, "--restarts")
     if arguments.slurm or arguments.k8s or arguments.submit:
         return _scheduled(arguments, restarts)
-    ranks = CountOption(1).from_text(_ranks(arguments), "--ranks")
-    job = launch(
-        ranks,
-        [arguments.program, *arguments.arguments],
+    ranks = _counts(_ranks(arguments))
+    program = [arguments.program, *arguments.arguments]
+    return Supervisor(
+        lambda number, hosts: launch(number, program, hosts=hosts, survive=arguments.survive),
+        *ranks,
+        restarts=restarts,
         hosts=arguments.hosts,
-        survive=arguments.survive,
-    )
-    wanted = [128 + number for number in _ENDED_BY]
-    for attempt in range(restarts + 1):
-        status = _started(job, attempt)
-        if status == 0 or status in wanted or attempt == restarts:
-            break
-        print(
-            f"caldera run: ended with status {status}; restart {attempt + 1} of {restarts}",
-            file=sys.stderr,
-        )
-    return status
+        grace_s=Number().from_text(arguments.grace, "--grace"),
+    ).run()
 
 
 def _ranks(arguments: argparse.Namespace) -> str:
@@ -114,25 +106,12 @@ def _scheduled(arguments: argparse.Namespace, restarts: int) -> int:
     return 0
 
 
-def _started(job: LaunchCommand, attempt: int) -> int:
-    """Run all ranks once. What asks this process to end asks mpiexec, which ends its ranks."""
-    process = job.start(attempt)
-    asked: list[int] = []
-
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        asked.append(number)
-        process.send_signal(number)
-
-    before = {number: signal.signal(number, pass_on) for number in _ENDED_BY}
-    try:
-        status = process.wait()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if asked:
-        return 128 + asked[0]
-    # A process that a signal has ended has its negative number; a shell adds it to 128.
-    return 128 - status if status < 0 else status
+def _counts(text: str) -> tuple[int, int]:
+    """Return the fewest and the most ranks of "4" or "2:8"."""
+    least, _, most = text.partition(":")
+    numbers = [CountOption(1).from_text(part, "--ranks") for part in (least, most or least)]
+    require(numbers[0] <= numbers[1], "--ranks", "the smaller number first, as in 2:8", text)
+    return numbers[0], numbers[1]
 
 
 COMMAND = Command(
@@ -143,6 +122,7 @@ COMMAND = Command(
         caldera run -n 4 train.py
         caldera run -n 4 --restarts 3 train.py --epochs 10
         caldera run -n 8 --hosts a:4,b:4 train.py
+        caldera run -n 2:8 --restarts 3 --hosts a:4,b:4 train.py
         caldera run --slurm --nodes 4 --gpus-per-node 4 --time 2h train.py
         caldera run --k8s --image registry/train:1 -n 8 --nodes 2 train.py
     """,

@@ -1,0 +1,89 @@
+"""Machines of a job that are alive, and the number of ranks each of them can take."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from caldera.base.children import run_program
+from caldera.base.machine import usable_cores
+from caldera.errors import ConfigError
+
+_HOSTS = r"[^:,]+(:\d+)?(,[^:,]+(:\d+)?)*"
+_ANSWERS_WITHIN_S = 10.0
+_DEAD = re.compile(r"\*|down|fail|unk|power|drained|no_?resp|future", re.IGNORECASE)
+"""States of Slurm in which a node of the allocation takes no more ranks; `*` is no answer."""
+
+
+def read_hosts(text: str, where: str = "run --hosts") -> dict[str, int]:
+    """Return the number of ranks by machine.
+
+    >>> read_hosts("a:4,b:2,c")
+    {'a': 4, 'b': 2, 'c': 1}
+    """
+    if not re.fullmatch(_HOSTS, text):
+        raise ConfigError.build(where, expected="machines and their ranks, as in a:4,b:4", got=text)
+    pairs = [part.partition(":") for part in text.split(",")]
+    return {host: int(ranks or 1) for host, _, ranks in pairs}
+
+
+def hosts_text(slots: Mapping[str, int], ranks: int) -> str:
+    """Return machines and ranks as mpiexec reads them, without machines that get no rank.
+
+    >>> hosts_text({"a": 4, "b": 4, "c": 4}, 6)
+    'a:4,b:2'
+    """
+    parts, left = [], ranks
+    for host, most in slots.items():
+        taken = min(most, left)
+        left -= taken
+        parts += [f"{host}:{taken}"] if taken else []
+    return ",".join(parts)
+
+
+def live_slots(
+    hosts: str | None, environment: Mapping[str, str] = os.environ
+) -> dict[str, int] | None:
+    """Return the number of ranks by machine that answers; None for this machine alone.
+
+    The machines are those of `hosts`, else those of the Slurm allocation around this process.
+    """
+    if hosts is not None:
+        given = read_hosts(hosts)
+        with ThreadPoolExecutor(len(given)) as pool:
+            answers = list(pool.map(_answers, given))
+        return {host: given[host] for host, alive in zip(given, answers, strict=True) if alive}
+    nodes = environment.get("SLURM_JOB_NODELIST")
+    return None if not nodes else _slurm_slots(nodes, environment)
+
+
+def local_slots() -> int:
+    """Return the number of ranks that this machine takes: one for each usable core."""
+    return usable_cores()
+
+
+def _answers(host: str) -> bool:
+    if host in ("localhost", "127.0.0.1", platform.node()):
+        return True
+    options = ("-o", "BatchMode=yes", "-o", f"ConnectTimeout={_ANSWERS_WITHIN_S:.0f}")
+    done = run_program("ssh", *options, host, "true", seconds=2 * _ANSWERS_WITHIN_S)
+    return done is not None and done.returncode == 0
+
+
+def _slurm_slots(nodes: str, environment: Mapping[str, str]) -> dict[str, int]:
+    per_node = re.match(r"\d+", environment.get("SLURM_TASKS_PER_NODE", ""))
+    cores = re.match(r"\d+", environment.get("SLURM_JOB_CPUS_PER_NODE", ""))
+    ranks = int((per_node or cores or ["1"])[0])
+    done = run_program("sinfo", "-hNn", nodes, "-o", "%N %T", seconds=2 * _ANSWERS_WITHIN_S)
+    if done is None or done.returncode:
+        raise ConfigError.build(
+            "run --ranks",
+            expected="the states of the nodes from sinfo",
+            got="no answer" if done is None else done.stderr.decode(errors="replace").strip(),
+            hint="name the machines with --hosts",
+        )
+    states = dict(line.split(maxsplit=1) for line in done.stdout.decode().splitlines() if line)
+    return {node: ranks for node, state in states.items() if not _DEAD.search(state)}
