@@ -6,6 +6,7 @@ warns before its time limit saves a checkpoint, exits with `REQUEUED` and is put
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import shlex
@@ -17,7 +18,8 @@ from typing import Any
 
 from caldera.base.arguments import require
 from caldera.base.children import run_program
-from caldera.cli.option_types import OptionType
+from caldera.cli.command import flag, flags
+from caldera.cli.option_types import CountOption, OptionType
 from caldera.comm.mpi_library import find_launcher
 from caldera.comm.processes import REQUEUE, REQUEUED
 from caldera.errors import ConfigError
@@ -101,6 +103,53 @@ def job_name(program: Sequence[str]) -> str:
 
 
 # --- Slurm
+
+SLURM_FLAGS = flags(
+    flag("--submit", action="store_true", help="pass the batch script to sbatch"),
+    flag("--gpus-per-node", metavar="N", default="0", help="GPUs of each machine (default: 0)"),
+    flag("--cores-per-rank", metavar="N", default="0", help="cores, and threads, of each process"),
+    flag("--memory", metavar="SIZE", help="memory of each machine, as the scheduler writes it"),
+    flag("--time", metavar="TIME", help="time limit, such as 2h; a run is warned before it"),
+    flag("--partition", metavar="NAME", help="Slurm partition"),
+    flag("--account", metavar="NAME", help="Slurm account"),
+)
+_WITHOUT_VALUE = ("--submit",)
+
+
+def requested(arguments: argparse.Namespace, command: Sequence[str], **settings: Any) -> Job:
+    """Return the job that the flags describe; `settings` are its further fields."""
+    counts = {
+        name: CountOption(0).from_text(getattr(arguments, name), "--" + name.replace("_", "-"))
+        for name in ("gpus_per_node", "cores_per_rank")
+    }
+    seconds = TimeOption().optional(arguments.time, "--time")
+    return Job(command, seconds=seconds, memory=arguments.memory, **counts, **settings)
+
+
+def hand_out(job: Job, arguments: argparse.Namespace) -> int:
+    """Print the batch script of a job, or submit it; return the exit status."""
+    script = slurm_script(job, partition=arguments.partition, account=arguments.account)
+    print(submit(script) if arguments.submit else script.rstrip("\n"))
+    return 0
+
+
+def without_flags(words: Sequence[str], *names: str) -> list[str]:
+    """Return a command line without these flags, which have values, and without Slurm's.
+
+    >>> without_flags(["search", "--slurm", "4", "--time=2h", "--trials", "9"], "--slurm")
+    ['search', '--trials', '9']
+    """
+    parser = argparse.ArgumentParser()
+    SLURM_FLAGS(parser)
+    valued = {*names, *parser._option_string_actions} - {*_WITHOUT_VALUE, "-h", "--help"}
+    kept: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        if word in valued:
+            next(rest, None)
+        elif word not in _WITHOUT_VALUE and word.partition("=")[0] not in valued:
+            kept.append(word)
+    return kept
 
 
 def slurm_script(job: Job, *, partition: str | None = None, account: str | None = None) -> str:

@@ -91,6 +91,7 @@ def _run(words: list[str], name: str | None, table: dict[str, Command]) -> int:
     if name is None:
         parser.print_help()
         return WRONG_USAGE
+    given.words = words
     return table[name].run(given)
 
 

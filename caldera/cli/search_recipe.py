@@ -62,6 +62,13 @@ OWN = (
         "how many trials run at once, each in a process of its own, or "
         "as in threads:4 in threads (default: 1; ranks under caldera run)",
     ),
+    RecipeOption(
+        "storage",
+        TextOption("ADDRESS"),
+        "database of the study, such as postgresql://user@host/db; programs with the same address "
+        "search together",
+    ),
+    RecipeOption("name", TextOption("TEXT"), "name of the study in the database"),
 )
 SEARCH_OPTIONS: Mapping[str, RecipeOption] = {option.name: option for option in OWN}
 _TABLES = ("space", "method", "stop", "objective")

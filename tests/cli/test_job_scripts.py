@@ -137,3 +137,25 @@ def test_a_warned_run_exits_to_be_requeued_and_continues(tmp_path: Path) -> None
 
     assert run() == (REQUEUED, "")
     assert run() == (0, "complete 16\n")
+
+
+def test_a_search_is_an_array_of_tasks_with_one_database(caldera: Caldera) -> None:
+    words = ["--trials", "50", "--storage", "sqlite:///a b.db", "--quiet"]
+    done = caldera("search", *words, "--slurm", "8", "--time=2h", "--partition", "long")
+    found = directives(done.out)
+    assert (found["array"], found["partition"], found["time"]) == ("0-7", "long", "0-02:00:00")
+    assert "ntasks" not in found
+    start = next(line for line in done.out.splitlines() if line.startswith("srun --mpi=none"))
+    assert start.endswith(
+        "-m caldera search --trials 50 --storage 'sqlite:///a b.db' --quiet || status=$?"
+    )
+    assert "--storage ADDRESS" in caldera("search", "--trials", "50", "--slurm", "8").err
+
+
+def test_tasks_of_an_array_search_together(caldera: Caldera, tmp_path: Path) -> None:
+    place = ["--storage", f"sqlite:///{tmp_path}/studies.db", "--name", "digits"]
+    words = ["search", *place, "--trials", "2", "--epochs", "1", "--quiet"]
+    first = caldera(*words, "--out", str(tmp_path / "a"))
+    second = caldera(*words, "--out", str(tmp_path / "b"))
+    assert "trials  2 done" in first.out
+    assert "trials  2 done" in second.out

@@ -6,7 +6,7 @@ import argparse
 
 from caldera.base.arguments import require
 from caldera.cli.command import Command, flag, flags, group
-from caldera.cli.job_scripts import Job, TimeOption, job_name, mpi_job, slurm_script, submit
+from caldera.cli.job_scripts import SLURM_FLAGS, hand_out, job_name, mpi_job, requested
 from caldera.cli.option_types import CountOption, Number
 from caldera.comm.processes import launch, python_command
 from caldera.comm.supervision import Supervisor
@@ -31,17 +31,11 @@ add_flags = flags(
     group(
         "job scripts",
         flag("--slurm", action="store_true", help="print a batch script for Slurm"),
-        flag("--submit", action="store_true", help="pass the batch script to sbatch"),
         flag("--k8s", action="store_true", help="print an MPIJob for Kubernetes"),
         flag("--image", metavar="NAME", help="container image of an MPIJob"),
         flag("--namespace", metavar="NAME", help="Kubernetes namespace of an MPIJob"),
         flag("--nodes", metavar="N", default="1", help="number of machines (default: 1)"),
-        flag("--gpus-per-node", metavar="N", default="0", help="GPUs of each machine (default: 0)"),
-        flag("--cores-per-rank", metavar="N", default="0", help="cores, and threads, of each rank"),
-        flag("--memory", metavar="SIZE", help="memory of each machine, as the scheduler writes it"),
-        flag("--time", metavar="TIME", help="time limit, such as 2h; a run is warned before it"),
-        flag("--partition", metavar="NAME", help="Slurm partition"),
-        flag("--account", metavar="NAME", help="Slurm account"),
+        SLURM_FLAGS,
     ),
     flag("program", metavar="PROGRAM", help="a Python file, or another program"),
     flag("arguments", nargs=argparse.REMAINDER, help="what the program is given"),
@@ -73,36 +67,26 @@ def _ranks(arguments: argparse.Namespace) -> str:
 def _scheduled(arguments: argparse.Namespace, restarts: int) -> int:
     """Print or submit the script of a scheduler."""
     require(not (arguments.slurm and arguments.k8s), "run", "--slurm or --k8s", "both")
-    slurm = {"partition": arguments.partition, "account": arguments.account}
-    kubernetes = {"image": arguments.image, "namespace": arguments.namespace}
-    unused = {**slurm, "submit": arguments.submit} if arguments.k8s else kubernetes
-    for name, value in unused.items():
+    slurm = ("submit", "partition", "account")
+    for name in slurm if arguments.k8s else ("image", "namespace"):
         kind = "--k8s" if arguments.k8s else "--slurm"
-        require(not value, "run", f"flags of {kind}", f"--{name}")
-    counts = {
-        name: CountOption(least).from_text(getattr(arguments, name), "--" + name.replace("_", "-"))
-        for name, least in (("nodes", 1), ("gpus_per_node", 0), ("cores_per_rank", 0))
-    }
+        require(not getattr(arguments, name), "run", f"flags of {kind}", f"--{name}")
+    nodes = CountOption(1).from_text(arguments.nodes, "--nodes")
     # One rank drives one GPU.
-    gpus = counts["nodes"] * counts["gpus_per_node"]
+    gpus = nodes * CountOption(0).from_text(arguments.gpus_per_node, "--gpus-per-node")
     given = str(gpus) if gpus and not arguments.ranks else _ranks(arguments)
     program = [arguments.program, *arguments.arguments]
-    job = Job(
+    job = requested(
+        arguments,
         python_command(program, "python") if arguments.k8s else python_command(program),
-        CountOption(1).from_text(given, "--ranks"),
-        seconds=TimeOption().optional(arguments.time, "--time"),
-        memory=arguments.memory,
+        ranks=CountOption(1).from_text(given, "--ranks"),
+        nodes=nodes,
         name=job_name(program),
-        **counts,
     )
-    if arguments.k8s:
-        require(arguments.image, "run --k8s", "--image NAME, with Python, Caldera and MPI")
-        print(
-            mpi_job(job, arguments.image, namespace=arguments.namespace, restarts=restarts), end=""
-        )
-        return 0
-    script = slurm_script(job, **slurm)
-    print(submit(script) if arguments.submit else script.rstrip("\n"))
+    if not arguments.k8s:
+        return hand_out(job, arguments)
+    require(arguments.image, "run --k8s", "--image NAME, with Python, Caldera and MPI")
+    print(mpi_job(job, arguments.image, namespace=arguments.namespace, restarts=restarts), end="")
     return 0
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from caldera import search
+from caldera.base.arguments import require
 from caldera.cli.build import (
     VALIDATION_PART,
     make_callbacks,
@@ -17,6 +19,8 @@ from caldera.cli.build import (
 )
 from caldera.cli.command import Command, UsageError, flag, flags, group
 from caldera.cli.datasets import augmented, load_data
+from caldera.cli.job_scripts import SLURM_FLAGS, hand_out, requested, without_flags
+from caldera.cli.option_types import CountOption
 from caldera.cli.options import GROUPS, given_options, names_of, option_flag, option_flags
 from caldera.cli.prediction_inputs import results_line
 from caldera.cli.recipe import complete, read_recipe, write_recipe
@@ -52,6 +56,11 @@ add_flags = flags(
         help="what to make best, such as val_accuracy; several for a Pareto front",
     ),
     flag("--quiet", action="store_true", help="show no progress"),
+    group(
+        "job scripts",
+        flag("--slurm", metavar="N", help="print a batch script of N tasks that search together"),
+        SLURM_FLAGS,
+    ),
     group("search options", *map(option_flag, OWN)),
     option_flags(*GROUPS),
 )
@@ -61,6 +70,8 @@ add_flags = flags(
 def run(arguments: argparse.Namespace) -> int:
     """Search, and write the study, its page and the best model."""
     recipe = _recipe(arguments)
+    if arguments.slurm is not None:
+        return _array(arguments, recipe)
     found = load_data(complete(recipe.options))
     options = resolved(complete(recipe.options), found)
     objective = recipe.settings.pop("objective", None)
@@ -91,6 +102,19 @@ def run(arguments: argparse.Namespace) -> int:
     )
     # Under `caldera run` the other ranks have trained for the first one.
     return _written(study, folder, recipe, found) if is_master() else 0
+
+
+def _array(arguments: argparse.Namespace, recipe: SearchRecipe) -> int:
+    """Print or submit a job array, whose tasks run the same command."""
+    tasks = CountOption(1).from_text(arguments.slurm, "--slurm")
+    require(
+        recipe.settings.get("storage"),
+        "search --slurm",
+        "--storage ADDRESS, a database that all tasks reach",
+        hint="a search without one: caldera run --slurm -n 9 caldera search ...",
+    )
+    words = [sys.executable, "-m", "caldera", *without_flags(arguments.words, "--slurm")]
+    return hand_out(requested(arguments, words, ranks=0, array=tasks, name="search"), arguments)
 
 
 def _recipe(arguments: argparse.Namespace) -> SearchRecipe:
@@ -218,6 +242,7 @@ COMMAND = Command(
         caldera search recipe.toml --data table.csv --trials 100
         caldera search --data digits --trials 100 --method tpe --stop asha --epochs 30
         caldera search recipe.toml --objective val_accuracy,seconds --method nsga2 --trials 200
+        caldera search --trials 500 --storage postgresql://me@host/studies --slurm 8 --time 2h
         caldera report study
     """,
     add_flags=add_flags,
