@@ -77,13 +77,21 @@ def _slurm_slots(nodes: str, environment: Mapping[str, str]) -> dict[str, int]:
     per_node = re.match(r"\d+", environment.get("SLURM_TASKS_PER_NODE", ""))
     cores = re.match(r"\d+", environment.get("SLURM_JOB_CPUS_PER_NODE", ""))
     ranks = int((per_node or cores or ["1"])[0])
-    done = run_program("sinfo", "-hNn", nodes, "-o", "%N %T", seconds=2 * _ANSWERS_WITHIN_S)
+    # A node that was lost is no longer part of the allocation, also after it has come back.
+    if job := environment.get("SLURM_JOB_ID"):
+        nodes = "".join(_asked("squeue", "-hj", job, "-o", "%N")) or nodes
+    states = dict(line.split(maxsplit=1) for line in _asked("sinfo", "-hNn", nodes, "-o", "%N %T"))
+    return {node: ranks for node, state in states.items() if not _DEAD.search(state)}
+
+
+def _asked(*command: str) -> list[str]:
+    """Return the lines that a command of Slurm prints."""
+    done = run_program(*command, seconds=2 * _ANSWERS_WITHIN_S)
     if done is None or done.returncode:
         raise ConfigError.build(
             "run --ranks",
-            expected="the states of the nodes from sinfo",
+            expected=f"the nodes of this job from {command[0]}",
             got="no answer" if done is None else done.stderr.decode(errors="replace").strip(),
             hint="name the machines with --hosts",
         )
-    states = dict(line.split(maxsplit=1) for line in done.stdout.decode().splitlines() if line)
-    return {node: ranks for node, state in states.items() if not _DEAD.search(state)}
+    return [line for line in done.stdout.decode(errors="replace").splitlines() if line.strip()]

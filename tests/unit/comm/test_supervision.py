@@ -149,3 +149,19 @@ def test_nodes_of_slurm_count_while_they_answer(
     monkeypatch.setattr(slots, "run_program", lambda *words, seconds: Done)
     environment = {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_TASKS_PER_NODE": "4(x2)"}
     assert live_slots(None, environment) == {"n1": 4} | ({"n2": 4} if alive else {})
+
+
+def test_a_node_that_the_job_has_lost_is_not_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Done:
+        returncode = 0
+
+        def __init__(self, text: str) -> None:
+            self.stdout = text.encode()
+
+    def run(*words: str, seconds: float) -> Done:
+        assert words[0] == "squeue" or words[2] == "n1"
+        return Done("n1\n" if words[0] == "squeue" else "n1 mixed\n")
+
+    monkeypatch.setattr(slots, "run_program", run)
+    environment = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_TASKS_PER_NODE": "2"}
+    assert live_slots(None, environment) == {"n1": 2}
