@@ -13,6 +13,7 @@ from caldera.compiler.lazy import Expr, as_float, binary, divide, lift, lift_all
 from caldera.core.graph.ops import base, elementwise, movement, special
 from caldera.core.tensor import broadcast_shapes, complex_of, is_complex, part_of
 from caldera.errors import ConfigError
+from caldera.op.arguments import float_function
 
 __all__ = [
     "add",
@@ -20,6 +21,7 @@ __all__ = [
     "clip",
     "complex",
     "conj",
+    "copysign",
     "div",
     "floor_div",
     "imag",
@@ -28,6 +30,7 @@ __all__ = [
     "mod",
     "mul",
     "neg",
+    "positive",
     "pow",
     "real",
     "sub",
@@ -126,6 +129,30 @@ def neg(x: Any) -> Expr:
     [-1.0, 2.0]
     """
     return Expr(elementwise.neg(lift(x)))
+
+
+def positive(x: Any) -> Expr:
+    """The number itself, as `+x`.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.positive(cd.tensor([1.0, -2.0])).tolist()
+    [1.0, -2.0]
+    """
+    return Expr(lift(x))
+
+
+def copysign(a: Any, b: Any) -> Expr:
+    """The magnitude of `a` with the sign of `b`, that of a zero or a nan too.
+
+    The derivative with respect to `a` is 1 or -1, 0 at 0, and the one with respect to `b` is 0.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.copysign(cd.tensor([1.0, -2.0]), cd.tensor([-0.0, 5.0])).tolist()
+    [-1.0, 2.0]
+    """
+    return float_function(elementwise.copysign, a, b)
 
 
 def maximum(a: Any, b: Any) -> Expr:

@@ -1,4 +1,9 @@
-"""Comparison, logic, and tests of numbers: truth values (bool), which have no derivative."""
+"""Comparison, logic, tests of numbers, and bits of integers: none of them has a derivative.
+
+Comparison, logic and tests return truth values (bool). The functions `bitwise_...` have the meaning
+of the operators `& | ^ ~ << >>`. A shift by a negative number of bits, or by all bits of the dtype
+or more, is one by all of them, as in NumPy.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +11,16 @@ from typing import Any
 
 from caldera.compiler.lazy import Expr, as_float, binary, compare, lift, lift_all
 from caldera.core.graph.ops import base, elementwise
-from caldera.core.tensor import is_complex
+from caldera.core.tensor import is_complex, is_inexact
 from caldera.op.arguments import as_number
 
 __all__ = [
+    "bitwise_and",
+    "bitwise_invert",
+    "bitwise_left_shift",
+    "bitwise_or",
+    "bitwise_right_shift",
+    "bitwise_xor",
     "equal",
     "greater",
     "greater_equal",
@@ -24,6 +35,7 @@ __all__ = [
     "logical_or",
     "logical_xor",
     "not_equal",
+    "signbit",
     "where",
 ]
 
@@ -138,6 +150,86 @@ def logical_not(x: Any) -> Expr:
     [False, True]
     """
     return Expr(elementwise.logical_not(lift(x)))
+
+
+def bitwise_and(a: Any, b: Any) -> Expr:
+    """Return the bits that are 1 in both, as `a & b`; of truth values, True where both are.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.bitwise_and(cd.tensor([12, 10]), 6).tolist()
+    [4, 2]
+    """
+    return binary(elementwise.and_, a, b)
+
+
+def bitwise_or(a: Any, b: Any) -> Expr:
+    """Return the bits that are 1 in either, as `a | b`; of truth values, True where either is.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.bitwise_or(cd.tensor([12, 10]), 6).tolist()
+    [14, 14]
+    """
+    return binary(elementwise.or_, a, b)
+
+
+def bitwise_xor(a: Any, b: Any) -> Expr:
+    """Return the bits that are 1 in exactly one, as `a ^ b`; of truth values, True if they differ.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.bitwise_xor(cd.tensor([12, 10]), 6).tolist()
+    [10, 12]
+    """
+    return binary(elementwise.xor, a, b)
+
+
+def bitwise_invert(x: Any) -> Expr:
+    """Exchange the bits 0 and 1, as `~x`; exchange the truth values.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.bitwise_invert(cd.tensor([0, 5])).tolist()
+    [-1, -6]
+    """
+    return Expr(elementwise.invert(lift(x)))
+
+
+def bitwise_left_shift(a: Any, b: Any) -> Expr:
+    """Shift the bits of `a` to the left by `b` places, as `a << b`.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.bitwise_left_shift(cd.tensor([1, -3]), cd.tensor([4, 1])).tolist()
+    [16, -6]
+    """
+    return binary(elementwise.bitwise_left_shift, a, b)
+
+
+def bitwise_right_shift(a: Any, b: Any) -> Expr:
+    """Shift the bits of `a` to the right by `b` places, as `a >> b`; the sign stays.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.bitwise_right_shift(cd.tensor([17, -3]), 1).tolist()
+    [8, -2]
+    """
+    return binary(elementwise.bitwise_right_shift, a, b)
+
+
+def signbit(x: Any) -> Expr:
+    """Return True where the sign is negative, that of a zero or a nan too.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.signbit(cd.tensor([1.0, 0.0, -0.0])).tolist()
+    [False, False, True]
+    """
+    node = lift(x)
+    if is_inexact(node.dtype):
+        node = elementwise.copysign(elementwise.scalar(1, node), node)
+    return Expr(elementwise.less(node, elementwise.scalar(0, node)))
 
 
 def isfinite(x: Any) -> Expr:

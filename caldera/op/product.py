@@ -23,7 +23,7 @@ from caldera.core.graph.ops import (
     transpose,
 )
 from caldera.core.graph.ops import matmul as product_of
-from caldera.core.tensor import as_list, broadcast_shapes, is_inexact, normalise_axis, size
+from caldera.core.tensor import as_list, broadcast_shapes, normalise_axis, size
 from caldera.errors import ConfigError, ShapeError
 from caldera.op.arguments import place
 from caldera.op.reduction import norm
@@ -186,7 +186,7 @@ def _product(a: _Term, b: _Term, needed: set[str], sizes: dict[str, int]) -> _Te
     rows = [label for label in a.labels if label not in shared]
     columns = [label for label in b.labels if label not in shared]
     labels = (*batch, *rows, *columns)
-    if inner and is_inexact(a.node.dtype):
+    if inner:
         left, ta = _matrices(a, batch, rows, inner)
         right, tb = _matrices(b, batch, inner, columns)
         product = product_of(left, right, ta=ta, tb=tb)

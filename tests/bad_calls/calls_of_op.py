@@ -29,14 +29,14 @@ def variable() -> Any:
 UNARY = """
 abs acos acosh angle asin asinh atan atanh ceil conj cos cosh digamma elu erf erfc erfinv exp exp2
 expm1 flatten flip floor gelu hard_sigmoid hard_swish imag isfinite isinf isnan leaky_relu lgamma
-log log1p log2 log10 log_softmax mish nan_to_num neg rbf real reciprocal relu round rsqrt selu
-sigmoid sign silu sin sinh softmax softplus softsign sort argsort sqrt square squeeze
+log log1p log2 log10 log_softmax mish nan_to_num neg positive rbf real reciprocal relu round rsqrt
+selu sigmoid sign signbit silu sin sinh softmax softplus softsign sort argsort sqrt square squeeze
 stop_gradient tan tanh transpose trunc tril triu diagonal trace rfft rfft2 fft fft2 fftn ifft
 ifft2 ifftn irfft irfft2 dropout permutation rms_norm
 """.split()  # noqa: SIM905 - a table of names
 BINARY = """
-add atan2 complex div equal floor_div greater greater_equal hypot less less_equal logaddexp maximum
-minimum mod mul not_equal pow sub isclose mean_absolute_error mean_squared_error huber hinge
+add atan2 complex copysign div equal floor_div greater greater_equal hypot less less_equal logaddexp
+maximum minimum mod mul not_equal pow sub isclose mean_absolute_error mean_squared_error huber hinge
 binary_cross_entropy kl_divergence cross_entropy_epsilon kron
 """.split()  # noqa: SIM905 - a table of names
 REDUCED = """
@@ -50,6 +50,9 @@ cholesky determinant eig eigh eigvals expm inverse pinv qr slogdet svd
 """.split()  # noqa: SIM905 - a table of names
 LOGICAL = """
 logical_and logical_or logical_xor
+""".split()  # noqa: SIM905 - a table of names
+BITWISE = """
+bitwise_and bitwise_left_shift bitwise_or bitwise_right_shift bitwise_xor
 """.split()  # noqa: SIM905 - a table of names
 
 
@@ -66,6 +69,8 @@ CALLS: dict[str, Given] = {
     **{name: lambda f: f(square() @ square().T) for name in SQUARE},
     **{name: lambda f: f(x(2) > 0.5, x(2) > 0.2) for name in LOGICAL},
     "logical_not": lambda f: f(x(2) > 0.5),
+    "bitwise_invert": lambda f: f(labels(2)),
+    **{name: lambda f: f(labels(2), labels(2)) for name in BITWISE},
     "all_gather": lambda f: f(x(2, 3), [2, 2], 0, dim=0, axis="model"),
     "sum_scatter": lambda f: f(x(4, 3), [2, 2], 0, dim=0, axis="model"),
     "all_sum": lambda f: f(x(2, 3), axis="data"),

@@ -228,9 +228,11 @@ class Expr(GraphOperand, ScalarConversions):
     __floordiv__, __rfloordiv__ = _operators(e.floor_div)
     __mod__, __rmod__ = _operators(e.mod)
     __matmul__, __rmatmul__ = _operators(matmul_any)
-    __and__ = _operators(e.logical_and)[0]
-    __or__ = _operators(e.logical_or)[0]
-    __xor__ = _operators(e.logical_xor)[0]
+    __and__, __rand__ = _operators(e.and_)
+    __or__, __ror__ = _operators(e.or_)
+    __xor__, __rxor__ = _operators(e.xor)
+    __lshift__, __rlshift__ = _operators(e.bitwise_left_shift)
+    __rshift__, __rrshift__ = _operators(e.bitwise_right_shift)
     __eq__ = _comparison(e.equal)  # type: ignore[assignment]
     __ne__ = _comparison(e.not_equal)  # type: ignore[assignment]
     __lt__ = _comparison(e.less)
@@ -240,7 +242,7 @@ class Expr(GraphOperand, ScalarConversions):
     __neg__ = _unary(e.neg)
     __pos__ = _unary(lambda node: node)
     __abs__ = _unary(e.abs_)
-    __invert__ = _unary(e.logical_not)
+    __invert__ = _unary(e.invert)
 
     # Comparing makes an expression, so identity is what sets and dicts go by.
     __hash__ = object.__hash__
@@ -320,7 +322,8 @@ def _key_part(part: Any) -> Any:
 
 
 _OPERATORS = """add radd sub rsub mul rmul truediv rtruediv pow rpow floordiv rfloordiv mod rmod
-matmul rmatmul neg pos abs invert and or xor eq ne lt le gt ge hash"""
+matmul rmatmul neg pos abs invert and rand or ror xor rxor lshift rlshift rshift rrshift
+eq ne lt le gt ge hash"""
 for _name in _OPERATORS.split():
     setattr(Tensor, f"__{_name}__", getattr(Expr, f"__{_name}__"))
 Tensor.__array_ufunc__ = None  # type: ignore[attr-defined]

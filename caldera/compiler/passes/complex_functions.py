@@ -16,6 +16,7 @@ from caldera.core.graph.ops import (
     abs_,
     add,
     broadcast_to,
+    copysign,
     cos,
     div,
     equal,
@@ -76,11 +77,6 @@ def _endless(x: Node) -> Node:
     return logical_or(_is(x, math.inf), _is(x, -math.inf))
 
 
-def _with_sign(size: Node, x: Node) -> Node:
-    """A number with the sign of x, that of a negative zero too."""
-    return where(less(atan2(x, scalar(-1, x)), scalar(0, x)), neg(size), size)
-
-
 def _times_i(x: Parts) -> Parts:
     return neg(x[1]), x[0]
 
@@ -110,14 +106,16 @@ def _div(x: Parts, y: Parts) -> Parts:
     (a, b), (c, d) = x, y
     if is_real(y):
         return div(a, c), div(b, c)
-    first = greater_equal(abs_(c), abs_(d))
+    size, other = abs_(c), abs_(d)
+    first = greater_equal(size, other)
     larger, smaller = where(first, c, d), where(first, d, c)
-    nothing = equal(larger, scalar(0, larger))
-    ratio = where(nothing, scalar(0, larger), div(smaller, larger))
+    # By 0 the parts are divided one by one: infinity times the ratio of 0 would be nan.
+    nothing = _is(add(size, other), 0)
+    ratio = div(smaller, where(nothing, scalar(1, larger), larger))
     under = where(nothing, scalar(0, larger), add(larger, mul(smaller, ratio)))
     real = where(first, add(a, mul(b, ratio)), add(mul(a, ratio), b))
     imag = where(first, sub(b, mul(a, ratio)), sub(mul(b, ratio), a))
-    return div(real, under), div(imag, under)
+    return div(where(nothing, a, real), under), div(where(nothing, b, imag), under)
 
 
 def _reciprocal(x: Parts) -> Parts:
@@ -125,13 +123,15 @@ def _reciprocal(x: Parts) -> Parts:
 
 
 def _sign(x: Parts) -> Parts:
-    length = length_or_one(hypot(*x))
+    length = hypot(*x)
+    nothing, length = _is(length, 0), length_or_one(length)
     # Towards an infinite part the other one is nothing.
     far = not_equal(_endless(x[0]), _endless(x[1]))
     along, across = (
-        where(_endless(part), _with_sign(scalar(1, part), part), scalar(0, part)) for part in x
+        where(_endless(part), copysign(scalar(1, part), part), scalar(0, part)) for part in x
     )
-    return where(far, along, div(x[0], length)), where(far, across, div(x[1], length))
+    real, imag = (where(nothing, scalar(0, part), div(part, length)) for part in x)
+    return where(far, along, real), where(far, across, imag)
 
 
 def _pow(x: Parts, y: Parts) -> Parts:
@@ -140,6 +140,8 @@ def _pow(x: Parts, y: Parts) -> Parts:
     if exponent is not None and float(exponent).is_integer() and abs(exponent) <= LARGEST_POWER:
         real, imag = _whole_power(x, int(exponent))
         return broadcast_to(real, shape), broadcast_to(imag, shape)
+    if exponent == 0.5 and x[0].shape == shape:
+        return _sqrt(x)
     real, imag = _exp(_mul(y, _log(x)))
     # 0 to a power has no logarithm: it is 1 for the power 0, and 0 for one with a positive part.
     base = logical_and(equal(x[0], scalar(0, x[0])), equal(x[1], scalar(0, x[1])))
@@ -170,7 +172,7 @@ def _exp(x: Parts) -> Parts:
     # cosine of infinity is 0.
     still, one = _is(x[1], 0), scalar(1, size)
     along = where(logical_and(lost, _endless(x[0])), one, cos(x[1]))
-    across = where(logical_and(lost, _is(x[0], -math.inf)), one, sin(x[1]))
+    across = where(logical_and(lost, _is(x[0], -math.inf)), copysign(one, x[1]), sin(x[1]))
     return where(still, size, mul(size, along)), where(still, x[1], mul(size, across))
 
 
@@ -212,11 +214,11 @@ def _sqrt(x: Parts) -> Parts:
     right = greater_equal(x[0], scalar(0, x[0]))
     real = where(right, root, abs_(other))
     # The imaginary part has the sign of x's, that of a negative zero too.
-    imag = where(right, other, _with_sign(root, x[1]))
+    imag = where(right, other, copysign(root, x[1]))
     # Infinite numbers: what is 0 beside them is nan if the other part is.
     nothing, far = mul(abs_(x[1]), scalar(0, real)), _endless(x[0])
     real = where(far, where(right, abs_(x[0]), nothing), real)
-    imag = where(far, where(right, mul(x[1], nothing), _with_sign(abs_(x[0]), x[1])), imag)
+    imag = where(far, where(right, mul(x[1], nothing), copysign(abs_(x[0]), x[1])), imag)
     return where(_endless(x[1]), abs_(x[1]), real), where(_endless(x[1]), x[1], imag)
 
 
@@ -232,7 +234,8 @@ def _tanh(x: Parts) -> Parts:
     imag = where(_is(x[1], 0), x[1], div(mul(across, rest), under))
     far, nothing = _endless(x[0]), scalar(0, along)
     real = where(logical_or(far, _is(x[0], 0)), along, real)
-    return real, where(far, _with_sign(nothing, x[1]), imag)
+    # The array API standard's sign; C's is that of the sine of twice the angle.
+    return real, where(far, copysign(nothing, x[1]), imag)
 
 
 def _sinh(x: Parts) -> Parts:
@@ -246,8 +249,8 @@ def _sinh(x: Parts) -> Parts:
 def _cosh(x: Parts) -> Parts:
     lost, still = logical_not(isfinite(x[1])), _is(x[1], 0)
     real = mul(cosh(x[0]), cos(x[1]))
-    imag = where(logical_and(lost, _is(x[0], 0)), x[0], mul(sinh(x[0]), sin(x[1])))
-    along = where(less(x[0], scalar(0, imag)), neg(x[1]), x[1])
+    imag = where(logical_and(lost, _is(x[0], 0)), scalar(0, x[0]), mul(sinh(x[0]), sin(x[1])))
+    along = mul(copysign(scalar(1, imag), x[0]), x[1])
     return where(logical_and(lost, _endless(x[0])), abs_(x[0]), real), where(still, along, imag)
 
 
@@ -260,14 +263,14 @@ def _roots(x: Parts) -> tuple[Parts, Parts]:
 def _asin(x: Parts) -> Parts:
     (a, b), (c, d) = _roots(x)
     real, imag = atan2(x[0], sub(mul(a, c), mul(b, d))), asinh(sub(mul(a, d), mul(b, c)))
-    far = atan2(x[0], abs_(x[1])), _with_sign(scalar(math.inf, imag), x[1])
+    far = atan2(x[0], abs_(x[1])), copysign(scalar(math.inf, imag), x[1])
     return _at_ends(x, (real, imag), far, x[0])
 
 
 def _acos(x: Parts) -> Parts:
     (a, b), (c, d) = _roots(x)
     real, imag = mul(scalar(2, a), atan2(a, c)), asinh(sub(mul(c, b), mul(d, a)))
-    far = atan2(abs_(x[1]), x[0]), neg(_with_sign(scalar(math.inf, imag), x[1]))
+    far = atan2(abs_(x[1]), x[0]), neg(copysign(scalar(math.inf, imag), x[1]))
     return _at_ends(x, (real, imag), far, scalar(math.pi / 2, real))
 
 
@@ -288,9 +291,9 @@ def _atanh(x: Parts) -> Parts:
     size = mul(scalar(0.25, left), log1p(div(mul(scalar(4, left), side), under)))
     twice = mul(scalar(2, left), x[1])
     angle = atan2(twice, sub(mul(left, right), square(x[1])))
-    found = _with_sign(size, x[0]), mul(scalar(0.5, left), angle)
-    right_angle = where(isnan(x[1]), x[1], _with_sign(scalar(math.pi / 2, angle), x[1]))
-    return _at_ends(x, found, (_with_sign(scalar(0, size), x[0]), right_angle), x[0])
+    found = copysign(size, x[0]), mul(scalar(0.5, left), angle)
+    right_angle = where(isnan(x[1]), x[1], copysign(scalar(math.pi / 2, angle), x[1]))
+    return _at_ends(x, found, (copysign(scalar(0, size), x[0]), right_angle), x[0])
 
 
 def _at_ends(x: Parts, found: Parts, far: Parts, real: Node | None = None) -> Parts:

@@ -1,10 +1,15 @@
-"""Composite ops for which the device has no kernel of their own are replaced by their parts."""
+"""Composite ops for which the device has no kernel of their own are replaced by their parts.
+
+So are products of integers, for which no library is faster than a loop.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from caldera.core.graph import Node, Nodes, Program, as_tuple, rebuild
+from caldera.core.graph.ops.product import matmul, product_loop
+from caldera.core.tensor.dtype import is_integer
 
 HasKernel = Callable[[str], bool]
 
@@ -12,13 +17,15 @@ HasKernel = Callable[[str], bool]
 def lower(program: Program, has_kernel: HasKernel) -> Program:
     """Expand until every op has a kernel."""
 
-    def is_expanded(node: Node) -> bool:
-        return node.op.decompose is not None and not has_kernel(node.op.name)
+    def parts_of(node: Node) -> Callable[..., Node | Nodes] | None:
+        if node.op is matmul:
+            return product_loop if is_integer(node.dtype) else None
+        return None if has_kernel(node.op.name) else node.op.decompose
 
     def expand(node: Node, inputs: Nodes) -> Nodes | None:
-        decompose = node.op.decompose if is_expanded(node) else None
-        return None if decompose is None else as_tuple(decompose(*inputs, **node.attrs))
+        parts = parts_of(node)
+        return None if parts is None else as_tuple(parts(*inputs, **node.attrs))
 
-    while any(is_expanded(node) for node in program.order()):
+    while any(parts_of(node) for node in program.order()):
         program = rebuild(program, expand)
     return program

@@ -275,6 +275,8 @@ def exactly(values: object, dtype: DType, where: str) -> Array:
     array = array_of(values, where)
     if array.dtype == dtype:
         return array
+    if not array.size:
+        return array.astype(dtype)
     drops_imaginary = is_complex(array.dtype) and not is_complex(dtype)
     if drops_imaginary or (is_float(array.dtype) and not is_inexact(dtype)):
         raise DtypeError.build(
@@ -285,7 +287,7 @@ def exactly(values: object, dtype: DType, where: str) -> Array:
             if drops_imaginary
             else "convert them with astype first, or choose another dtype",
         )
-    if is_integer(array.dtype) and not is_inexact(dtype) and array.size:
+    if is_integer(array.dtype) and not is_inexact(dtype):
         _require_range(int(array.min()), int(array.max()), dtype, where)
     return array.astype(dtype)
 

@@ -16,7 +16,6 @@ from caldera.onnx.operators.registry import (
     Value,
     axis_moved,
     axis_of,
-    evaluated,
     laid_along,
     operator,
 )
@@ -79,16 +78,10 @@ def clip(x: Value, min: Value = None, max: Value = None) -> Value:
     return op.cast(op.clip(x, min, max), x.dtype)
 
 
-@evaluated("BitShift")
-def bit_shift(x: np.ndarray, y: np.ndarray, *, direction: str) -> np.ndarray:
+@operator("BitShift")
+def bit_shift(x: Value, y: Value, *, direction: str) -> Expr:
     """Bits moved to the left or to the right."""
-    return np.left_shift(x, y) if direction == "LEFT" else np.right_shift(x, y)
-
-
-evaluated("BitwiseAnd")(lambda a, b: np.bitwise_and(a, b))
-evaluated("BitwiseOr")(lambda a, b: np.bitwise_or(a, b))
-evaluated("BitwiseXor")(lambda a, b: np.bitwise_xor(a, b))
-evaluated("BitwiseNot")(lambda a: np.bitwise_not(a))
+    return (op.bitwise_left_shift if direction == "LEFT" else op.bitwise_right_shift)(x, y)
 
 
 def _same_dtype(function: Any) -> Any:
@@ -132,6 +125,9 @@ for _binary_name, _binary_function in {
     "And": op.logical_and,
     "Or": op.logical_or,
     "Xor": op.logical_xor,
+    "BitwiseAnd": op.bitwise_and,
+    "BitwiseOr": op.bitwise_or,
+    "BitwiseXor": op.bitwise_xor,
     "Less": op.less,
     "LessOrEqual": op.less_equal,
     "Greater": op.greater,
@@ -166,6 +162,7 @@ def prelu(x: Value, slope: Value, *, opset: int) -> Expr:
 
 FORMULAS: dict[str, Callable[..., Expr]] = {
     "Not": lambda x: op.logical_not(x),
+    "BitwiseNot": lambda x: op.bitwise_invert(x),
     "IsNaN": lambda x: op.isnan(x),
     "Relu": lambda x: op.relu(x),
     "Softplus": lambda x: op.softplus(x),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from caldera.core.graph.node import describe
-from caldera.core.tensor.dtype import DType
+from caldera.core.tensor.dtype import DType, is_float
 from caldera.errors import ConfigError
 from caldera.onnx.library import NUMBERS, helper, numpy_helper
 from caldera.onnx.writing.dynamic_batch import BatchMultiple, Pair, Size, in_order, not_open
@@ -208,7 +208,8 @@ class Writer:
 def _takes_bias(product: Pair, bias: Pair) -> bool:
     """Whether this sum has a form of its own: Gemm, or Conv with a bias."""
     if product.name == "matmul":
-        return len(product.spec.shape) == 2 and len(bias.spec.shape) == 1
+        is_matrix = len(product.spec.shape) == 2 and len(bias.spec.shape) == 1
+        return is_matrix and is_float(product.spec.dtype)
     if product.name != "conv2d":
         return False
     filters = product.spec.shape[1]

@@ -62,6 +62,16 @@ def test_to_another_layout_dtype_and_ranks() -> None:
     assert back.numpy().tobytes() == a.tobytes()
 
 
+@pytest.mark.parametrize("layout", [dm.Rows(), dm.Columns(), dm.Grid(2, 2)], ids=repr)
+def test_integers_are_multiplied_and_their_bits_combined(layout: Any) -> None:
+    a = np.random.default_rng(0).integers(-128, 128, (20, 20), np.int8)
+    x, y = spread(a, layout), spread(a.T.copy(), dm.Rows())
+    pairs = [(x @ y, a @ a.T), (x & y, a & a.T), (x << y, a << a.T), (~x, ~a)]
+    for ours, right in pairs:
+        assert ours.dtype == right.dtype
+        assert np.array_equal(ours.numpy(), right)
+
+
 def test_complex_numbers_move_as_others_do() -> None:
     values = numbers(6, 4) + 1j * numbers(6, 4)
     moved = spread(values, dm.Rows()).to(layout=dm.Columns()).T.to(layout=dm.Grid(2, 2))

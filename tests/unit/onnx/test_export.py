@@ -94,12 +94,29 @@ def test_a_layer_is_the_same_in_onnxruntime(name: str, tmp_path: Path) -> None:
     )
 
 
+def _bits(n: Any) -> Any:
+    counts = op.cast(op.abs(n) % 80, n.dtype)
+    return ((n & 60) ^ (n | 17)) + ~n + (n << counts) * 3 + (n >> counts)
+
+
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "arithmetic": lambda x: (x + 1.0) * x - x / 3.0 + abs(x) ** 1.5 - (-x),
     "remainders": lambda x: op.mod(x, 0.7) + op.floor_div(x, 0.3),
     "remainders of whole numbers": lambda x: op.cast(
         op.cast(x * 10.0, "int64") % 3 + op.cast(x * 10.0, "int64") // 3, "float32"
     ),
+    "bits": lambda x: op.cast(_bits(op.cast(x * 50.0, "int16")), "float32"),
+    "bits of unsigned integers": lambda x: op.cast(
+        _bits(op.cast(op.abs(x) * 50.0, "uint64")), "float32"
+    ),
+    "products of integers": lambda x: (
+        op.cast(
+            op.matmul(op.cast(x * 50.0, "int8"), op.cast(x * 50.0, "int8"), transpose_b=True),
+            "float32",
+        )
+        + op.cast(op.cast(x, "int64") @ np.ones((5, 4), np.int64) + 1, "float32")
+    ),
+    "signs": lambda x: op.copysign(x * 2.0, op.ceil(x / 10.0)) + op.signbit(-x),
     "functions": lambda x: op.exp(x) + op.log(abs(x) + 0.1) + op.sin(x) * op.cos(x) + op.erf(x),
     "near zero": lambda x: op.log1p(abs(x)) + op.expm1(x),
     "angles": lambda x: op.tan(x) + op.atan(x) + op.asin(x / 9.0) + op.acos(x / 9.0),

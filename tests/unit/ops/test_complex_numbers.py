@@ -178,6 +178,35 @@ def test_functions_of_infinities_and_nan_follow_annex_g(dtype: str, device: str)
         assert op.expm1(cd.tensor(np.array([number], dtype))).tolist() == [value]
 
 
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_arithmetic_of_infinities_nan_and_zeros_is_that_of_numpy(dtype: str) -> None:
+    parts = [0.0, -0.0, 1.0, -2.0, np.inf, -np.inf, np.nan]
+    z = np.array([complex(a, b) for a in parts for b in parts], dtype)
+    pairs = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}
+    a, b = op.input("a", (z.size, 1), dtype), op.input("b", (z.size,), dtype)
+    outputs = [getattr(op, name)(a, b) for name in pairs]
+    found = cd.compile([*outputs, b**0.5]).run({"a": z[:, None], "b": z})
+    with np.errstate(all="ignore"):
+        rights = [function(z[:, None], z) for function in pairs.values()]
+        rights.append(np.sqrt(z))
+    for ours, numpys in zip(found, rights, strict=True):
+        for part in (np.real, np.imag):
+            got, right = part(ours.numpy()), part(numpys)
+            np.testing.assert_allclose(got, right, rtol=30 * np.finfo(dtype).eps)
+            assert np.array_equal(np.signbit(got)[right == 0], np.signbit(right)[right == 0])
+
+
+def test_zeros_have_the_signs_that_annex_g_gives_them() -> None:
+    z = np.array([complex(a, b) for a in (0.0, -0.0, 2.0, -np.inf) for b in (0.0, -0.0, 0.5)])
+    for name in "exp sin cos tan sinh cosh tanh asinh atanh sqrt log1p sign".split():  # noqa: SIM905
+        theirs = name.replace("asinh", "arcsinh").replace("atanh", "arctanh")
+        with np.errstate(all="ignore"):
+            ours, right = getattr(op, name)(z).numpy(), getattr(np, theirs)(z)
+        for part in (np.real, np.imag):
+            zero = part(right) == 0
+            assert np.array_equal(np.signbit(part(ours)[zero]), np.signbit(part(right)[zero])), name
+
+
 def test_division_does_not_overflow_on_the_way() -> None:
     a = np.array([1e300 + 1e300j, 1e-300j, 1.0, 3 + 4j])
     b = np.array([1e300 - 2e300j, 2e-300, 1e-300 + 1e-300j, 1j])

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import caldera as cd
 from caldera import op
 from caldera.compiler.lazy import Expr, Variable
+from caldera.core.tensor.dtype import INTEGERS, canonical
 from caldera.errors import ConfigError, DtypeError, ShapeError
 
 INF, NAN = math.inf, math.nan
@@ -264,6 +265,48 @@ def test_cast_truncates_and_tells_truth() -> None:
         op.cast(cd.tensor([1.0]), "float128")
 
 
+@pytest.mark.parametrize("dtype", sorted(dtype.name for dtype in INTEGERS))
+def test_bits_are_those_of_numpy(dtype: str) -> None:
+    limits = np.iinfo(dtype)
+    edges = {limits.min, limits.min // 2, 0, 1, 2, limits.bits - 1, limits.bits, limits.max}
+    values = np.array(sorted(edges | ({-1, -limits.bits} if limits.min else set())), dtype)
+    a, b = op.input("a", (values.size, 1), dtype), op.input("b", (values.size,), dtype)
+    pairs = [(a & b, np.bitwise_and), (a | b, np.bitwise_or), (a ^ b, np.bitwise_xor)]
+    pairs += [(a << b, np.left_shift), (a >> b, np.right_shift)]
+    # Each alone, and in a loop with others.
+    plan = cd.compile([ours for ours, _ in pairs] + [~ours + a * b for ours, _ in pairs])
+    results = plan.run({"a": values[:, None], "b": values})
+    for alone, fused, (_, numpys) in zip(results[:5], results[5:], pairs, strict=True):
+        right = numpys(values[:, None], values)
+        assert alone.dtype == right.dtype
+        assert np.array_equal(alone.numpy(), right)
+        assert np.array_equal(fused.numpy(), ~right + values[:, None] * values)
+
+
+def test_bits_have_operators_on_both_sides() -> None:
+    x, truths = np.array([1, 6], np.uint8), np.array([True, False])
+    t, both = cd.tensor(x), cd.tensor(truths)
+    found = [3 & t, 3 | t, 3 ^ t, 1 << t, 100 >> t, x & t, ~t, t << x]
+    numpys = [3 & x, 3 | x, 3 ^ x, 1 << x, 100 >> x, x & x, ~x, x << x]
+    for ours, right in zip(found, numpys, strict=True):
+        assert (ours.dtype, ours.tolist()) == (right.dtype, right.tolist())
+    assert [(True & both).tolist(), (True ^ both).tolist()] == [[True, False], [False, True]]
+    assert op.bitwise_invert(both).tolist() == (~truths).tolist() == [False, True]
+    assert op.bitwise_or(both, False).dtype == op.bitwise_xor(both, both).dtype == bool
+
+
+def test_signs_are_those_of_numpy() -> None:
+    for dtype in ("float16", "bfloat16", "float32", "float64"):
+        x = np.array([0.0, -0.0, 1.5, -2.0, np.inf, -np.inf, NAN, -NAN]).astype(canonical(dtype))
+        assert op.signbit(x).tolist() == np.signbit(x).tolist()
+        found = op.copysign(x[:, None], x).numpy()
+        assert found.tobytes() == np.copysign(x[:, None], x).tobytes()
+    assert op.signbit(np.array([-3, 0, 3])).tolist() == [True, False, False]
+    assert op.positive(cd.tensor([-2])).tolist() == [-2]
+    with pytest.raises(DtypeError, match=r"op\.copysign: expected real numbers"):
+        op.copysign(1j, 2.0)
+
+
 # --- refusals, when the expression is written
 
 
@@ -285,6 +328,9 @@ def test_logic_wants_truth_values_and_arithmetic_does_not() -> None:
             function(x, x)
     with pytest.raises(DtypeError, match=r"op\.logical_not"):
         op.logical_not(x)
+    for bits in (op.bitwise_and, op.bitwise_left_shift):
+        with pytest.raises(DtypeError, match=f"op.{bits.__name__}: expected integers"):
+            bits(x, x)
     with pytest.raises(DtypeError, match=r"op\.where: expected a condition of truth values"):
         op.where(x, x, x)
     with pytest.raises(DtypeError, match=r"op\.add: expected numbers"):

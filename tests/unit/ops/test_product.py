@@ -81,11 +81,36 @@ def test_halves_are_multiplied_with_float32_sums(dtype: str) -> None:
     assert op.matmul(ones, ones, transpose_b=True).item() == 4096.0
 
 
-def test_integers_have_einstein_sums_but_no_matrix_product() -> None:
-    x = np.arange(4).reshape(2, 2)
-    assert op.einsum("ij,jk", x, x).tolist() == (x @ x).tolist()
-    with pytest.raises(DtypeError, match=r"op\.matmul: expected operands of one floating-point"):
-        op.matmul(cd.tensor(x), cd.tensor(x))
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "int32", "uint64"])
+def test_products_of_integers_wrap_as_in_numpy(dtype: str) -> None:
+    limits = np.iinfo(dtype)
+    draw = np.random.default_rng(0).integers
+    x, y, v = (
+        draw(limits.min, limits.max, shape, dtype, endpoint=True) for shape in ((4, 3), (3, 5), 3)
+    )
+    stack = draw(limits.min, limits.max, (2, 1, 3, 4), dtype, endpoint=True)
+    pairs = [
+        (op.matmul(x, y), x @ y),
+        (op.transpose(x) @ op.input("other", (4, 2), dtype), x.T @ x[:, :2]),
+        (op.matmul(y, x, transpose_a=True, transpose_b=True), y.T @ x.T),
+        (cd.tensor(stack) @ cd.tensor(x), stack @ x),
+        (op.dot(v, v), np.dot(v, v)),
+        (op.tensordot(x, y, 1), np.tensordot(x, y, 1)),
+        (op.einsum("ij,jk->ki", x, y), (x @ y).T),
+        (op.matmul(x[:, :0], y[:0]), np.zeros((4, 5), dtype)),
+    ]
+    results = cd.compile([ours for ours, _ in pairs]).run({"other": x[:, :2].copy()})
+    for ours, (_, right) in zip(results, pairs, strict=True):
+        assert ours.dtype == right.dtype
+        assert np.array_equal(ours.numpy(), right)
+
+
+def test_products_of_integers_need_no_memory_for_their_terms() -> None:
+    x = op.input("x", (64, 64), "int32")
+    plan = cd.compile(op.matmul(op.matmul(x, x, transpose_b=True), x))
+    assert plan.arena_bytes <= 2 * x.node.spec.nbytes
+    with pytest.raises(DtypeError, match=r"op\.matmul: expected operands of one dtype of numbers"):
+        op.matmul(op.cast(x, "bool"), op.cast(x, "bool"))
 
 
 def test_infinities_in_a_product_are_kept() -> None:

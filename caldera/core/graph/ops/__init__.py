@@ -36,6 +36,7 @@ from caldera.core.graph.ops.elementwise import (
     broadcast,
     broadcasting,
     ceil,
+    copysign,
     cos,
     define,
     div,

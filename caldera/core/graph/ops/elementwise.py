@@ -19,7 +19,15 @@ from typing import Any
 
 from caldera.core.graph import Node, Op, Spec, as_tuple, op, refuse_dtype, refuse_shape
 from caldera.core.graph.ops.base import Number, cast, conj, constant, full, real, sum_to
-from caldera.core.tensor import Shape, bool_, broadcast_shapes, is_complex, is_inexact, part_of
+from caldera.core.tensor import (
+    Shape,
+    bool_,
+    broadcast_shapes,
+    is_complex,
+    is_inexact,
+    is_integer,
+    part_of,
+)
 from caldera.errors import ShapeError
 
 Gradient = tuple[Node | None, ...]
@@ -61,6 +69,13 @@ def _truths(*specs: Spec) -> Spec:
     result = _same(*specs)
     if result.dtype != bool_:
         refuse_dtype("truth values (bool)", hint="compare first, for example x != 0")
+    return result
+
+
+def _integers(*specs: Spec) -> Spec:
+    result = _same(*specs)
+    if not is_integer(result.dtype):
+        refuse_dtype("integers, or truth values (bool) for & | ^ ~", hint="use op.cast(x, 'int32')")
     return result
 
 
@@ -169,6 +184,28 @@ isfinite = define("isfinite", _test)
 isnan = define("isnan", _test)
 
 
+# --- bits of integers, which have no derivative either
+
+bitwise_and = define("bitwise_and", _integers, commutative=True)
+bitwise_or = define("bitwise_or", _integers, commutative=True)
+bitwise_xor = define("bitwise_xor", _integers, commutative=True)
+bitwise_invert = define("bitwise_invert", _integers)
+bitwise_left_shift = define("bitwise_left_shift", _integers)
+bitwise_right_shift = define("bitwise_right_shift", _integers)
+
+
+def _bits_or_truths(bits: Op, truths: Op) -> Callable[..., Node]:
+    """Return a function that applies one op to integers and another to truth values."""
+    return lambda *nodes: (truths if nodes[0].dtype == bool_ else bits)(*nodes)
+
+
+and_ = _bits_or_truths(bitwise_and, logical_and)
+or_ = _bits_or_truths(bitwise_or, logical_or)
+xor = _bits_or_truths(bitwise_xor, logical_xor)
+invert = _bits_or_truths(bitwise_invert, logical_not)
+"""The operators & | ^ ~."""
+
+
 @op("where", kind="elementwise")
 def where(condition: Spec, a: Spec, b: Spec) -> Spec:
     if condition.dtype != bool_:
@@ -225,6 +262,11 @@ abs_ = define(
     lambda g, y, x: mul(cast(g, x.dtype), sign(x)),
 )
 sign: Op = define("sign", _numbers)
+copysign: Op = define(
+    "copysign",
+    floats,
+    lambda g, y, a, b: (mul(g, mul(sign(a), copysign(scalar(1, b), b))), None),
+)
 floor = define("floor", floats, lambda g, y, x: None)
 ceil = define("ceil", floats, lambda g, y, x: None)
 round_ = define("round", floats, lambda g, y, x: None)

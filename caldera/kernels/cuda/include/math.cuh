@@ -59,6 +59,21 @@ INTEGER_TYPES(add, a + b)
 INTEGER_TYPES(sub, a - b)
 INTEGER_TYPES(mul, a * b)
 
+// --- bits. A count that is no bit's place, a negative one too, leaves nothing of the number.
+
+template <typename T> __device__ __forceinline__ T op_bitwise_and(T a, T b) { return (T)(a & b); }
+template <typename T> __device__ __forceinline__ T op_bitwise_or(T a, T b) { return (T)(a | b); }
+template <typename T> __device__ __forceinline__ T op_bitwise_xor(T a, T b) { return (T)(a ^ b); }
+template <typename T> __device__ __forceinline__ T op_bitwise_invert(T x) { return (T)~x; }
+template <typename T> __device__ __forceinline__ T op_bitwise_left_shift(T x, T count) {
+    typedef typename Kind<T>::word word;
+    return (word)count < 8 * sizeof(T) ? (T)((word)x << (word)count) : (T)0;
+}
+template <typename T> __device__ __forceinline__ T op_bitwise_right_shift(T x, T count) {
+    typedef typename Kind<T>::word word;
+    return (word)count < 8 * sizeof(T) ? (T)(x >> count) : x < (T)0 ? (T)-1 : (T)0;
+}
+
 __device__ __forceinline__ float op_add(float a, float b) { return a + b; }
 __device__ __forceinline__ double op_add(double a, double b) { return a + b; }
 __device__ __forceinline__ float op_sub(float a, float b) { return a - b; }
@@ -69,6 +84,9 @@ template <typename T> __device__ __forceinline__ T op_div(T a, T b) { return a /
 template <typename T> __device__ __forceinline__ T op_square(T x) { return op_mul(x, x); }
 template <typename T> __device__ __forceinline__ T op_reciprocal(T x) { return (T)1 / x; }
 
+template <typename T> __device__ __forceinline__ T op_copysign(T x, T from) {
+    return signed_as(x, from);
+}
 template <typename T> __device__ __forceinline__ T op_neg(T x) {
     if constexpr (Kind<T>::real) return -x;
     else return op_sub((T)0, x);

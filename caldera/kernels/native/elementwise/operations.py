@@ -50,6 +50,26 @@ def _is_finite(k: Emitter, x: RegisterValue) -> RegisterValue:
     return numeric.absolute(k, x) < math.inf if is_floating(x.type) else x.equals(x)
 
 
+# --- shifts; a count that is no bit's place, a negative one too, leaves nothing of the number
+
+
+def _left_shift(k: Emitter, x: RegisterValue, count: RegisterValue) -> RegisterValue:
+    within = k.compare("<", count, element(x.type).width, unsigned=True)
+    zero = k.constant(0, x.type)
+    return k.select(within, x << k.select(within, count, zero), zero)
+
+
+def _right_shift(k: Emitter, x: RegisterValue, count: RegisterValue) -> RegisterValue:
+    most = element(x.type).width - 1
+    return x >> k.select(k.compare("<", count, most, unsigned=True), count, most)
+
+
+def _unsigned_right_shift(k: Emitter, x: RegisterValue, count: RegisterValue) -> RegisterValue:
+    within = k.compare("<", count, element(x.type).width, unsigned=True)
+    zero = k.constant(0, x.type)
+    return k.select(within, k.shift_right(x, k.select(within, count, zero)), zero)
+
+
 # --- division that rounds down
 
 
@@ -142,6 +162,13 @@ _OPERATIONS: dict[str, Operation] = {
     "logical_or": lambda k, a, b: a | b,
     "logical_xor": lambda k, a, b: a ^ b,
     "logical_not": lambda k, x: ~x,
+    "bitwise_and": lambda k, a, b: a & b,
+    "bitwise_or": lambda k, a, b: a | b,
+    "bitwise_xor": lambda k, a, b: a ^ b,
+    "bitwise_invert": lambda k, x: ~x,
+    "bitwise_left_shift": _left_shift,
+    "bitwise_right_shift": _right_shift,
+    "copysign": numeric.copy_sign,
     "isfinite": _is_finite,
     "isnan": lambda k, x: k.is_nan(x) if is_floating(x.type) else x.differs(x),
     "where": lambda k, condition, a, b: k.select(condition, a, b),
@@ -178,6 +205,7 @@ _UNSIGNED: dict[str, Operation] = {
     "greater_equal": lambda k, a, b: k.compare(">=", a, b, unsigned=True),
     "maximum": lambda k, a, b: k.select(k.compare(">", a, b, unsigned=True), a, b),
     "minimum": lambda k, a, b: k.select(k.compare("<", a, b, unsigned=True), a, b),
+    "bitwise_right_shift": _unsigned_right_shift,
     "abs": lambda k, x: x,
     "relu": lambda k, x: x,
     "sign": lambda k, x: k.convert(x.differs(0), element(x.type)),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from caldera.core.tensor.dtype import is_float
+from caldera.core.tensor.dtype import int64, is_float, uint64
 from caldera.onnx.writing.rules.registry import inputs, writes
 
 _SAME = {
@@ -28,6 +28,10 @@ _SAME = {
     "logical_or": "Or",
     "logical_xor": "Xor",
     "logical_not": "Not",
+    "bitwise_and": "BitwiseAnd",
+    "bitwise_or": "BitwiseOr",
+    "bitwise_xor": "BitwiseXor",
+    "bitwise_invert": "BitwiseNot",
     "isnan": "IsNaN",
     "where": "Where",
     "stop_gradient": "Identity",
@@ -87,6 +91,13 @@ _FORMULAS: dict[str, Callable[..., str]] = {
     "log10": lambda add, number, x: add("Mul", add("Log", x), number(1 / math.log(10))),
     "exp2": lambda add, number, x: add("Pow", number(2), x),
     "erfc": lambda add, number, x: add("Sub", number(1), add("Erf", x)),
+    "copysign": lambda add, number, a, b: add(
+        "Where",
+        # A negative zero is below nothing, but its reciprocal is.
+        add("Or", add("Less", b, number(0)), add("Less", add("Reciprocal", b), number(0))),
+        add("Neg", add("Abs", a)),
+        add("Abs", a),
+    ),
     "silu": lambda add, number, x: add("Mul", x, add("Sigmoid", x)),
     "hard_sigmoid": lambda add, number, x: add("HardSigmoid", x, alpha=1 / 6, beta=0.5),
 }
@@ -115,6 +126,35 @@ def _formula(write: Any, pair: Any) -> str:
         return write.scalar(value, pair.spec.dtype)
 
     return _FORMULAS[pair.name](write.add, number, *inputs(write, pair))
+
+
+@writes("bitwise_left_shift", "bitwise_right_shift")
+def _shift(write: Any, pair: Any) -> str:
+    """Shift in uint64: `BitShift` takes no signed integers, and no count of all bits or more."""
+    dtype, to_left = pair.spec.dtype, pair.name == "bitwise_left_shift"
+
+    def cast(name: str, wanted: Any) -> str:
+        return write.add("Cast", name, to=write.element_type(wanted))
+
+    def number(value: int) -> str:
+        return write.scalar(value, int64)
+
+    x, count = (cast(each, int64) for each in inputs(write, pair))
+    none, bits = number(0), number(8 * dtype.itemsize - 1)
+    beyond = write.add("Or", write.add("Less", count, none), write.add("Greater", count, bits))
+    sign = none
+    if not to_left and dtype != uint64:
+        # A negative number goes to the right as its complement, which is not negative.
+        sign = write.add("Where", write.add("Less", x, none), number(-1), none)
+        x = write.add("BitwiseXor", x, sign)
+    moved = write.add(
+        "BitShift",
+        cast(x, uint64),
+        cast(write.add("Where", beyond, none, count), uint64),
+        direction="LEFT" if to_left else "RIGHT",
+    )
+    kept = write.add("Where", beyond, none, cast(moved, int64))
+    return cast(write.add("BitwiseXor", kept, sign) if sign != none else kept, dtype)
 
 
 @writes(*_REDUCTIONS)

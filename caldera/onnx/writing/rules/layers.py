@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from caldera.core.tensor.dtype import int32, int64, uint64
+from caldera.core.tensor.dtype import int32, int64, is_integer, uint64
 from caldera.onnx.writing.dynamic_batch import BatchMultiple, sizes
 from caldera.onnx.writing.rules.registry import inputs, writes
 
@@ -26,6 +26,11 @@ def _add(write: Any, pair: Any) -> str:
 def _matmul(write: Any, pair: Any) -> str:
     turns = zip(pair.inputs, (pair.attrs["ta"], pair.attrs["tb"]), strict=True)
     operands = [_turned(write, x) if turned else write.name(x) for x, turned in turns]
+    dtype = pair.spec.dtype
+    if is_integer(dtype) and dtype.itemsize < 4:
+        # `MatMul` has none so narrow; the low bits of a sum are those of its terms.
+        operands = [write.add("Cast", each, to=write.element_type(int32)) for each in operands]
+        return write.add("Cast", write.add("MatMul", *operands), to=write.element_type(dtype))
     return write.add("MatMul", *operands)
 
 

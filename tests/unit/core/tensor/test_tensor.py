@@ -394,3 +394,8 @@ def test_elements_keep_their_dtype(dtype: str) -> None:
         assert (op.add(t[0, 0], t[1, 1]).dtype, op.square(t[0, 0]).dtype) == (t.dtype, t.dtype)
     # Beside others they are weak where they are Python numbers too: np.sqrt(2) must not widen.
     assert (cd.tensor([1.0]) * cd.tensor(np.array([2.0]))[0]).dtype == dtypes.float32
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int64", "float32"])
+def test_no_elements_are_of_any_dtype(dtype: str) -> None:
+    assert cd.tensor([], dtype=dtype).dtype.name == cd.tensor([[]], dtype=dtype).dtype.name == dtype

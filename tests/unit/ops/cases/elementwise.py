@@ -118,6 +118,20 @@ for _name in ("equal", "not_equal", "less", "less_equal", "greater", "greater_eq
     CASES.append(
         Case(_name, getattr(op, _name), (_LEFT, _RIGHT), getattr(np, _name), differentiable=False)
     )
+_BITS = np.array([[0, 1, -1], [12, -128, 127]], np.int8)
+_COUNTS = np.array([1, 7, 8], np.int8)
+for _name, _right in (
+    ("bitwise_and", np.bitwise_and),
+    ("bitwise_or", np.bitwise_or),
+    ("bitwise_xor", np.bitwise_xor),
+    ("bitwise_left_shift", np.left_shift),
+    ("bitwise_right_shift", np.right_shift),
+):
+    for _dtype in ("int8", "int64", "uint8", "uint64"):
+        _operands = (_BITS.astype(_dtype), _COUNTS.astype(_dtype))
+        CASES.append(
+            Case(_name, getattr(op, _name), _operands, _right, differentiable=False, name=_dtype)
+        )
 for _name in ("logical_and", "logical_or", "logical_xor"):
     CASES.append(
         Case(
@@ -125,6 +139,15 @@ for _name in ("logical_and", "logical_or", "logical_xor"):
         )
     )
 CASES += [
+    Case("bitwise_invert", op.bitwise_invert, (_BITS,), np.invert, differentiable=False),
+    Case(
+        "copysign",
+        op.copysign,
+        (numbers(2, 6), np.array([1.5, -2.0, np.inf, -np.inf, 0.0, -0.0])),
+        np.copysign,
+        differentiable=False,
+    ),
+    Case("copysign", op.copysign, (numbers(2, 3), numbers(3, seed=1)), np.copysign, order=2),
     Case("logical_not", op.logical_not, (_TRUTHS,), np.logical_not, differentiable=False),
     Case("isfinite", op.isfinite, (_MIXED,), np.isfinite, differentiable=False),
     Case("isnan", op.isnan, (_MIXED,), np.isnan, differentiable=False),

@@ -98,7 +98,7 @@ CASES += [
     Case("matmul", op.dot, (numbers(2, 3), numbers(3, seed=1)), np.dot, order=2, name="dot"),
     Case("mul", op.outer, (numbers(3), numbers(2, seed=1)), np.outer, order=2, name="outer"),
     Case(
-        "sum",
+        "matmul",
         lambda a, b: op.einsum("ij,jk->ik", a, b),
         (np.arange(6).reshape(2, 3), np.arange(6).reshape(3, 2)),
         lambda a, b: a @ b,
