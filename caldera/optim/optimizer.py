@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self, TypedDict
 import numpy as np
 
 from caldera import op
-from caldera.base.arguments import require
+from caldera.base.arguments import require, shown
 from caldera.base.configurable import Family
 from caldera.compiler.lazy import Expr, Variable, compile
 from caldera.core.graph.node import pinned
@@ -114,6 +114,11 @@ class Optimizer(OptimizerState, ABC):
         of_groups = not isinstance(groups, Group) and all(isinstance(g, Group) for g in groups)
         for ok, expected, got in (
             (controls == "learning_rate", "a rule for the learning rate", learning_rate),
+            (
+                self.follows_rate or not isinstance(learning_rate, EpochRule | Schedule),
+                "a number as the learning rate: only the first step reads it",
+                learning_rate,
+            ),
             (None in decays, "weight_decay= or decay=", decays),
             (isinstance(decay, Decay | None), "decay= an object such as optim.L2(1e-3)", decay),
             (isinstance(clip, Clip | None), "clip= an object such as optim.ClipNorm(1.0)", clip),
@@ -296,7 +301,15 @@ class Optimizer(OptimizerState, ABC):
             gradient = gradient + self.decay.pull(parameter)
         elif self.decay.strength and not self.decays_inside:
             parameter = parameter - rate * self.decay.pull(parameter)
-        new, kept = self.update(parameter, gradient, state, rate, op.cast(taken, wide) + 1.0)
+        found = self.update(parameter, gradient, state, rate, op.cast(taken, wide) + 1.0)
+        require(
+            isinstance(found, tuple | list) and len(found) == 2 and isinstance(found[1], Mapping),
+            f"{where}.update",
+            "the new parameter and a dict of new state, as a tuple",
+            shown(found),
+            "end with return parameter, {...}; the dict is empty without state",
+        )
+        new, kept = found
         require(
             kept.keys() == state.keys(),
             f"{where}.update",

@@ -24,6 +24,13 @@ OPTIMIZERS = [
     optim.AdamW(optim.OneCycle(0.1, steps=20)),
     optim.LARS(optim.Exponential(0.1, factor=0.5), groups=[optim.Group("b", 2.0, 0.0)]),
     optim.LAMB(optim.ReduceOnPlateau(0.1, patience=2)),
+    optim.Adam(0.1, amsgrad=True),
+    optim.Nadam(0.1, momentum_decay=0.5),
+    optim.RAdam(0.1, beta2=0.8),
+    optim.ASGD(0.1, shrinkage=0.1, power=0.5, start=2),
+    optim.Rprop(0.1, factors=(0.25, 1.5), sizes=(1e-3, 2.0)),
+    optim.Adafactor(0.1, epsilon=1e-8, most_change=2.0),
+    optim.Muon(0.1, coefficients=(1.5, -0.5, 0.0), scale="match_rms_adamw"),
     optim.SGD(np.float32(0.5)),  # type: ignore[arg-type]
 ]
 
@@ -122,12 +129,12 @@ def _config(**changes: Any) -> dict[str, Any]:
     ("read", "message"),
     [
         (lambda: optim.get("adaam"), "optimizer: .*got 'adaam'; did you mean 'adam'"),
-        (lambda: optim.get("zzz"), "known: adadelta, adagrad, adam"),
+        (lambda: optim.get("zzz"), "known: adadelta, adafactor, adagrad, adam"),
         (lambda: optim.get("adam", bta1=0.5), "'bta1'; did you mean 'beta1'"),
         (lambda: optim.get("adam", acumulate=2), "'acumulate'; did you mean 'accumulate'"),
         (lambda: optim.get(optim.Adam(), beta1=0.5), "arguments only beside a name"),
         (lambda: optim.get(3), "a name or an object, got 3"),
-        (lambda: optim.schedules.make("cosine", peak=1.0), "missing .*'steps'"),
+        (lambda: optim.schedules.make("cosine", peak=1.0), "expected steps=, got none"),
         (lambda: optim.optimizers.from_config({"name": "adam"}), "a dict of kind, name, arguments"),
         (lambda: optim.optimizers.from_config("adam"), "a dict of kind, name, arguments"),
         (lambda: optim.optimizers.from_config(_config(kind="schedule")), "kind 'optimizer'"),
