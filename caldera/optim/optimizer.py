@@ -147,6 +147,22 @@ class Optimizer(OptimizerState, ABC):
     # --- what it knows
 
     @property
+    def weight_decay(self) -> float:
+        """The strength of the decay; assigning changes the next steps.
+
+        >>> from caldera import optim
+        >>> adam = optim.AdamW(1e-3)
+        >>> adam.weight_decay = 0.1
+        >>> adam.decay
+        Decoupled(strength=0.1)
+        """
+        return self.decay.strength
+
+    @weight_decay.setter
+    def weight_decay(self, given: float) -> None:
+        self.decay = replace(self.decay, strength=given)
+
+    @property
     def epoch_rule(self) -> EpochRule | None:
         """The rule that decides the learning rate between epochs, if there is one."""
         return self._given_rate if isinstance(self._given_rate, EpochRule) else None

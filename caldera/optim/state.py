@@ -66,8 +66,8 @@ class OptimizerState(Adjustable):
         object.__setattr__(self, name, value)
 
     def _check_assignment(self, name: str, value: Any) -> None:
-        """Refuse what a rule with state no longer follows; count what it does."""
-        is_fixed = name in ("accumulate", "device", "apart") and value != getattr(self, name)
+        """Refuse what steps no longer follow; count what they do."""
+        is_fixed = name in ("state", "apart", "accumulate", "device") and value != vars(self)[name]
         require(
             self._step is None or not is_fixed,
             type(self).__name__,
@@ -75,7 +75,20 @@ class OptimizerState(Adjustable):
             f"{name} = {value!r}",
             "assign a new optimizer to the model",
         )
-        self._changes += 1
+        if name != "learning_rate":
+            self._changes += 1
+
+    @property
+    def changes(self) -> int:
+        """Number of assignments to attributes that plans have to be made anew for.
+
+        >>> from caldera import optim
+        >>> adam = optim.Adam()
+        >>> adam.beta1 = 0.5
+        >>> adam.changes
+        1
+        """
+        return self._changes
 
     @property
     def learning_rate(self) -> Variable:
