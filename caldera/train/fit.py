@@ -86,6 +86,7 @@ def run_setup(model: Model, strategy: Strategy, batch_size: int | None = None) -
         trace=partial(trace_network, model, several_ranks=strategy.is_distributed),
         is_new=not model.steps_done,
         reinitialise=partial(reinitialise, model),
+        owner=model.token,
     )
 
 

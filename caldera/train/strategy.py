@@ -84,6 +84,7 @@ class RunSetup:
 
     - `batch_size`: of all ranks together; `precision`: of the plans.
     - `trace`: writes the network down for so many samples, for those who look what is in it.
+    - `owner`: the token of the model, to which what a strategy remembers of its training belongs.
     - `is_new`: whether the model has never been trained; `reinitialise` gives it the parameters
       that a new one with its seed would have.
     """
@@ -96,6 +97,7 @@ class RunSetup:
     trace: Callable[[int], Context]
     is_new: bool
     reinitialise: Callable[[], None]
+    owner: str = ""
 
 
 class VariableView(Protocol):

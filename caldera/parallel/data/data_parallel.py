@@ -193,6 +193,9 @@ class DataParallel(Strategy):
         check_same_setup(self.communicator, given)
 
     def begin(self, setup: RunSetup) -> None:
+        if self.compression is not None:
+            # What the gradients of another model have left is none of this one's.
+            self.compression = self.compression.owned_by(setup.owner)
         broadcast_model(self.communicator, setup.model, setup.optimizer)
 
     # --- checkpoints
