@@ -18,6 +18,7 @@ from caldera.optim.adaptive import (
     RMSProp,
 )
 from caldera.optim.gradients import Clip, ClipNorm, ClipValue, LossScale, clips
+from caldera.optim.lbfgs import LBFGS
 from caldera.optim.matrix import Adafactor, Muon
 from caldera.optim.momentum import ASGD, SGD, GradientDescent, Lion, Rprop
 from caldera.optim.optimizer import Minimum, Optimizer, optimizers
@@ -42,7 +43,8 @@ def get(optimizer: str | Optimizer, **arguments: Any) -> Optimizer:
     """The optimizer of that name, made with these arguments; an optimizer is given back as it is.
 
     Names are sgd, momentum, nesterov, asgd, adagrad, adadelta, rmsprop, adam, adamw, adamax, nadam,
-    radam, lion, rprop, adafactor, muon, lars and lamb, and those you register with `optim.optimizers.register`. `optimizers.from_config`
+    radam, lion, rprop, adafactor, muon, lbfgs, lars and
+    lamb, and those you register with `optim.optimizers.register`. `optimizers.from_config`
     reads what `config()` wrote.
 
     >>> from caldera import optim
@@ -61,6 +63,7 @@ __all__ = [
     "L2",
     "LAMB",
     "LARS",
+    "LBFGS",
     "SGD",
     "Adadelta",
     "Adafactor",

@@ -203,11 +203,13 @@ class Optimizer(OptimizerState, ABC):
         *,
         ok: Expr | None = None,
         weight: Expr | float = 1.0,
+        loss: Expr | None = None,
     ) -> list[Expr]:
         """The assignments of one step. Where `ok` is false nothing changes, not even the count.
 
         `weight` matters where gradients are accumulated: it says how much this micro-batch counts
-        (its number of samples, if its loss is a mean over them).
+        (its number of samples, if its loss is a mean over them). Only rules that search along a
+        line read the `loss`.
         """
         self._check(variables, gradients)
         self._choose_place(variables)
@@ -238,10 +240,10 @@ class Optimizer(OptimizerState, ABC):
             with updating(variable), at(self._place_of(variable)):
                 new, kept = self._rule_of(group)._decayed_update(variable, gradient, own, taken)
                 state = self._state_of(variable)
-                assignments.append(_assign(variable, new, ok))
-                assignments += [_assign(state[name], kept[name], ok) for name in state]
+                assignments.append(assigned(variable, new, ok))
+                assignments += [assigned(state[name], kept[name], ok) for name in state]
         with at(taken.tensor.device):
-            assignments.append(_assign(taken, taken + 1, ok))
+            assignments.append(assigned(taken, taken + 1, ok))
         return assignments
 
     def train(
@@ -259,10 +261,10 @@ class Optimizer(OptimizerState, ABC):
         """
         if loss_scale is None:
             found = op.grad(loss, list(variables), unused=unused)
-            return self.apply(variables, found, weight=weight)
+            return self.apply(variables, found, weight=weight, loss=loss)
         scaled = op.grad(loss_scale.scaled(loss), list(variables), unused=unused)
         gradients, ok = loss_scale.unscaled(scaled)
-        updates = self.apply(variables, gradients, ok=ok, weight=weight)
+        updates = self.apply(variables, gradients, ok=ok, weight=weight, loss=loss)
         return [*updates, *loss_scale.adapted(ok)]
 
     def minimize(
@@ -283,7 +285,7 @@ class Optimizer(OptimizerState, ABC):
         (True, -2.0)
         """
         gradients = op.grad(loss, list(variables))
-        plan = compile([loss, *gradients, *self.apply(variables, gradients)])
+        plan = compile([loss, *gradients, *self.apply(variables, gradients, loss=loss)])
         count = 1 + len(gradients)
         for taken in range(1, steps + 1):
             value, *found = [result.numpy() for result in plan.run()[:count]]
@@ -371,5 +373,6 @@ class Optimizer(OptimizerState, ABC):
 optimizers: Family[Optimizer] = Family("optimizer", Optimizer)
 
 
-def _assign(variable: Variable, new: Expr, ok: Expr | None) -> Expr:
+def assigned(variable: Variable, new: Expr, ok: Expr | None) -> Expr:
+    """The assignment of a new value, where `ok` is true or None."""
     return op.assign(variable, new if ok is None else op.where(ok, new, variable))

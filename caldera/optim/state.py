@@ -33,6 +33,8 @@ class OptimizerState(Adjustable):
     keeps: tuple[str, ...]
     needs_whole: ClassVar[bool] = False
     """True if the rule needs a whole parameter, of which ranks cannot have parts."""
+    needs_batch: ClassVar[bool] = False
+    """True if each step needs the loss and gradients of all samples and all parameters."""
     follows_rate: ClassVar[bool] = True
     """False if only the first step reads the learning rate."""
     accumulate: int

@@ -131,6 +131,7 @@ class StepGraph:
         fine = op.logical_and(op.isfinite(whole), steps.bad_step < 0)
         scaled = loss if steps.loss_scale is None else steps.loss_scale.scaled(loss)
         gradients = self._strategy.gradients(scaled, self._model.trainable(), self._values.share)
+        gradients = replace(gradients, loss=whole)
 
         def assign() -> list[Expr]:
             updates = self._updates(gradients, fine, total)

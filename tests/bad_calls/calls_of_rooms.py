@@ -182,6 +182,7 @@ OPTIM: dict[str, Given] = {
         ]
     },
     **{name: lambda f: f(0.1) for name in ["L1", "L2", "Decoupled", "ClipNorm", "ClipValue"]},
+    "LBFGS": lambda f: f(0.1, history=3, line_search=None, most_trials=4),
     "Cosine": lambda f: f(0.1, 10),
     "Exponential": lambda f: f(0.1, 0.5),
     "Group": lambda f: f("bias"),

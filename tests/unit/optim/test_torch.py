@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -201,6 +202,42 @@ def test_an_optimizer_takes_the_steps_of_pytorch(name: str, seed: int) -> None:
                 expected = right.detach().numpy()
                 found = left.numpy().T if name == "muon" else left.numpy()
                 np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("search", [None, "strong_wolfe"])
+def test_lbfgs_evaluates_the_points_of_pytorch(search: str | None, seed: int) -> None:
+    g = np.random.default_rng(seed)
+    starts, slopes = [g.normal(size=(2, 2)), g.normal(size=3)], g.uniform(0.2, 3, size=7)
+    rate, history, points = (1.0 if search else 0.3), (2, 5, 10)[seed], []
+    theirs = [torch.tensor(each, requires_grad=True) for each in starts]
+
+    class Ended(Exception):
+        pass
+
+    def closure() -> Any:
+        points.append(np.concatenate([w.detach().numpy().reshape(-1) for w in theirs]))
+        if len(points) > STEPS:
+            raise Ended
+        optimizer.zero_grad()
+        w = torch.cat([each.reshape(-1) for each in theirs])
+        loss = (torch.tensor(slopes) * w**4 / 4 + torch.sin(w)).sum()
+        loss.backward()
+        return loss
+
+    limits = {"max_iter": 1000, "max_eval": 100_000, "history_size": history}
+    optimizer = torch.optim.LBFGS(theirs, lr=rate, line_search_fn=search, **limits)
+    with contextlib.suppress(Ended):
+        optimizer.step(closure)
+    ws = [op.var(f"w{i}", s.shape, fill=s, dtype="float64") for i, s in enumerate(starts)]
+    w = op.concat([op.reshape(each, (-1,)) for each in ws])
+    loss = op.sum(cd.tensor(slopes) * w**4.0 / 4.0 + op.sin(w))
+    ours = optim.LBFGS(rate, history=history, line_search=search)
+    plan = cd.compile(ours.train(loss, ws))
+    for expected in points[1:]:
+        plan.run()
+        found = np.concatenate([each.numpy().reshape(-1) for each in ws])
+        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("seed", range(3))
