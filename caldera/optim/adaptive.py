@@ -175,13 +175,13 @@ class MomentRule(Optimizer):
         return kept["mean"] * _correction(self.beta1, step) / size, kept
 
     def _moments(self, gradient: Expr, state: State, step: Expr) -> tuple[dict[str, Expr], Expr]:
-        """The running means of the gradient and its square, and the root of the latter."""
+        """Return the running means of the gradient and its square, and the root of the latter."""
         mean = running_mean(self.beta1, state["mean"], gradient)
         square = running_mean(self.beta2, state["square"], op.square(gradient))
         return {"mean": mean, "square": square}, self._root(square, step)
 
     def _root(self, square: Expr, step: Expr) -> Expr:
-        """The root of a running mean of squares, corrected for its start."""
+        """Return the bias-corrected root of a running mean of squares."""
         return op.sqrt(square) * op.sqrt(_correction(self.beta2, step)) + self.epsilon
 
 
@@ -283,10 +283,10 @@ class Nadam(MomentRule):
         return (of_mean * kept["mean"] + of_gradient * gradient) / size, kept
 
     def _product(self, step: Expr, logarithm: float) -> Expr | float:
-        """The product of the momenta of all steps so far.
+        """Return the product of the momenta of all steps, in closed form.
 
-        The logarithms of its factors are power series in 0.5, of which each term is a geometric
-        series over the steps: so nothing has to be kept from step to step.
+        The logarithms of its factors are power series in 0.5; each term is a geometric series over
+        the steps. So the product needs no state.
         """
         if not self.beta1:
             return 0.0
@@ -301,10 +301,10 @@ class Nadam(MomentRule):
 
 @optimizers.register("radam")
 class RAdam(MomentRule):
-    """Adam that takes plain steps of momentum until it knows the variance of its divisor.
+    """Adam with a rectified adaptive rate, which replaces a warm-up.
 
-    Then that is rectified: steps are multiplied by the root of the variance it will have over the
-    one it has, so that no warm-up is needed.
+    The first steps are plain momentum. Once the variance of the adaptive rate is finite, steps are
+    multiplied by the square root of its final variance over its current variance.
 
     >>> import caldera as cd
     >>> from caldera import op, optim

@@ -1,8 +1,8 @@
-"""L-BFGS (Liu and Nocedal, 1989) with PyTorch's line search, one evaluation a step.
+"""L-BFGS (Liu and Nocedal, 1989) with PyTorch's line search, one evaluation per step.
 
-A step receives the loss and the gradient where the last step has put the parameters. A line search
-tries several points: which one is tried next, and what is known of the line, are variables of the
-plan like all state. So the search goes on in the next step, in a checkpoint and on every rank.
+A step receives loss and gradient at the point to which the previous step moved the parameters. The
+line search needs several such evaluations. Its state is kept in variables of the plan, so that a
+search continues in the next step, after a checkpoint, and identically on every rank.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from caldera.core.tensor.shape import Shape, size
 from caldera.optim.line_search import (
     CURVATURE,
     DECREASE,
-    Point,
-    Search,
+    LinePoint,
+    LineSearch,
     all_of,
     any_of,
     chosen,
@@ -33,30 +33,29 @@ from caldera.optim.optimizer import Optimizer, Rate, State, assigned, optimizers
 from caldera.optim.schedule import require_count
 
 
-class Line(NamedTuple):
-    """What a point has shown: the search, the gradient at its lower end, and which point of the
-    line is accepted, if `done`."""
+class JudgedTrial(NamedTuple):
+    """Result of a trial: search state, gradient at the lower end, accepted point if `done`."""
 
-    search: Search
+    search: LineSearch
     gradient: Expr
     done: Expr
-    accepted: Point
+    accepted: LinePoint
     accepted_gradient: Expr
 
 
 @optimizers.register("lbfgs")
 class LBFGS(Optimizer):
-    """Steps along curved directions, from the last `history` changes of parameters and gradients.
+    """Quasi-Newton steps from the last `history` changes of parameters and gradients.
 
-    For smooth losses of full batches: `fit` refuses smaller ones. A step is one evaluation of the
-    loss. Without a line search each goes `learning_rate` times the direction (the first one at most
-    that far in the sum of absolute values); with line_search="strong_wolfe" a point is accepted
-    once the loss has fallen far enough and is flat enough, after at most `most_trials` of them.
-    Losses of points that are only tried may be larger. As in PyTorch, of which max_iter and
-    max_eval have no counterpart: the number of steps is that of evaluations.
+    Meant for smooth losses of full batches: `fit` rejects smaller batches. Each step evaluates the
+    loss once. Without a line search it moves by `learning_rate` times the direction; the first
+    direction is shortened to a sum of absolute values of 1. With line_search="strong_wolfe" a point
+    is accepted when Wolfe's conditions hold, after at most `most_trials` evaluations; rejected
+    trial points may have a larger loss. PyTorch's max_iter and max_eval have no counterpart: the
+    number of steps is the number of evaluations.
 
-    It works in one process and with `parallel.DataParallel`. Decay, clipping, groups and
-    accumulation would change what the search assumes of the loss, and are not there.
+    It runs in one process and with `parallel.DataParallel`. Decay, clipping, groups and
+    accumulation are not available, since the line search needs the loss of these very gradients.
 
     >>> import caldera as cd
     >>> from caldera import op, optim
@@ -117,7 +116,7 @@ class LBFGS(Optimizer):
         self._flat_state(variables)
 
     def _flat_state(self, variables: Sequence[Variable]) -> dict[str, Variable]:
-        """The state of all parameters, which is that of the first."""
+        """Return the state of all parameters, stored with the first."""
         for variable in variables:
             self._state_of(variable)
         kept = self.state[variables[0]]
@@ -130,7 +129,7 @@ class LBFGS(Optimizer):
             kept |= {
                 n: op.var(f"lbfgs/{n}", s, dtype=dtype, device=place) for n, s in shapes.items()
             }
-            scalars = {"curvatures": (self.history,), "search": (len(fields(Search)),)}
+            scalars = {"curvatures": (self.history,), "search": (len(fields(LineSearch)),)}
             for name, shape in scalars.items():
                 kept[name] = op.var(f"lbfgs/{name}", shape, dtype="float64", device=place)
         require(
@@ -163,7 +162,7 @@ class LBFGS(Optimizer):
         with self._there(variables):
             gradient, here = (_flat(each, _wide(variables)) for each in (gradients, variables))
             value = op.cast(0.0 if loss is None else loss, "float64")
-            now = Search.of(kept["search"])
+            now = LineSearch.of(kept["search"])
             line = self._evaluated(kept, now, gradient, value)
             rate = op.cast(self._rate(op.cast(taken, "float64")), "float64")
             new = self._continued(kept, line, here, rate)
@@ -177,7 +176,7 @@ class LBFGS(Optimizer):
 
     @contextmanager
     def _there(self, variables: Sequence[Variable]) -> Iterator[None]:
-        """Inside, nodes are computed where the state is, if that is said."""
+        """Context manager that pins nodes to the device of the state, if one was given."""
         if not self.apart:
             yield
             return
@@ -186,11 +185,13 @@ class LBFGS(Optimizer):
 
     # --- along the line
 
-    def _evaluated(self, kept: Mapping[str, Expr], now: Search, gradient: Expr, loss: Expr) -> Line:
-        """Judge the point that was evaluated."""
-        here = Point(now.length, loss, _dot(gradient, kept["direction"]))
+    def _evaluated(
+        self, kept: Mapping[str, Expr], now: LineSearch, gradient: Expr, loss: Expr
+    ) -> JudgedTrial:
+        """Update the line search by the evaluated point."""
+        here = LinePoint(now.length, loss, _dot(gradient, kept["direction"]))
         if not self.line_search:
-            return Line(now, gradient, now.phase >= 0.0, here, gradient)
+            return JudgedTrial(now, gradient, now.phase >= 0.0, here, gradient)
         grown, grown_gradient, is_fine = self._grown(kept, now, here, gradient)
         shrunk, shrunk_gradient, is_good = self._shrunk(kept, now, here, gradient)
         is_growing = now.phase == 1.0
@@ -205,7 +206,7 @@ class LBFGS(Optimizer):
         is_there = now.phase == 0.0
         end = chosen(search.low == 0.0, first, second)
         take_here = any_of(is_there, all_of(is_growing, is_fine))
-        return Line(
+        return JudgedTrial(
             search,
             lowest,
             any_of(is_there, good, ends),
@@ -214,9 +215,9 @@ class LBFGS(Optimizer):
         )
 
     def _grown(
-        self, kept: Mapping[str, Expr], now: Search, here: Point, gradient: Expr
-    ) -> tuple[Search, Expr, Expr]:
-        """Phase 1: go further, accept the point, or bracket a minimum before it."""
+        self, kept: Mapping[str, Expr], now: LineSearch, here: LinePoint, gradient: Expr
+    ) -> tuple[LineSearch, Expr, Expr]:
+        """Phase 1: extend the interval, accept the point, or bracket a minimum."""
         before, _ = now.ends
         is_last = now.count >= float(self.most_trials)
         is_higher = any_of(
@@ -226,7 +227,7 @@ class LBFGS(Optimizer):
         is_flat = op.abs(here.slope) <= -CURVATURE * now.slope
         is_fine = all_of(op.logical_not(is_last), op.logical_not(is_higher), is_flat)
         is_bracket = any_of(is_last, is_higher, here.slope >= 0.0)
-        origin = Point(now.at0 * 0.0, now.loss, now.slope)
+        origin = LinePoint(now.at0 * 0.0, now.loss, now.slope)
         left = chosen(is_last, origin, before)
         left_gradient = op.where(is_last, kept["gradient"], kept["lowest"])
         low = op.where(left.loss <= here.loss, 0.0, 1.0)
@@ -242,9 +243,9 @@ class LBFGS(Optimizer):
         return found, op.where(is_left, left_gradient, gradient), is_fine
 
     def _shrunk(
-        self, kept: Mapping[str, Expr], now: Search, here: Point, gradient: Expr
-    ) -> tuple[Search, Expr, Expr]:
-        """Phase 2: replace an end of the interval by the point."""
+        self, kept: Mapping[str, Expr], now: LineSearch, here: LinePoint, gradient: Expr
+    ) -> tuple[LineSearch, Expr, Expr]:
+        """Phase 2: replace one end of the interval by the point."""
         first, second = now.ends
         is_first = now.low == 0.0
         low, high = chosen(is_first, first, second), chosen(is_first, second, first)
@@ -262,8 +263,8 @@ class LBFGS(Optimizer):
         lowest = op.where(is_kept, kept["lowest"], gradient)
         return found, lowest, all_of(op.logical_not(is_higher), is_flat)
 
-    def _next_trial(self, search: Search) -> Search:
-        """The point of an interval that is tried next, away from ends that come no closer."""
+    def _next_trial(self, search: LineSearch) -> LineSearch:
+        """Choose the next trial point, away from ends that have stopped moving."""
         first, second = search.ends
         left, right = op.minimum(first.at, second.at), op.maximum(first.at, second.at)
         at = minimum_of_cubic(first, second, left, right)
@@ -277,9 +278,9 @@ class LBFGS(Optimizer):
     # --- from line to line
 
     def _continued(
-        self, kept: Mapping[str, Expr], line: Line, here: Expr, rate: Expr
+        self, kept: Mapping[str, Expr], line: JudgedTrial, here: Expr, rate: Expr
     ) -> dict[str, Expr]:
-        """New state, and the `point` that is evaluated next."""
+        """Return the new state, and the next trial `point`."""
         search, done = line.search, line.done
         at, found = op.cast(line.accepted.at, here.dtype), line.accepted_gradient
         is_there = any_of(search.phase == 0.0, op.cast(not self.line_search, "bool"))
@@ -290,8 +291,8 @@ class LBFGS(Optimizer):
         is_stuck = slope > -self.least_change
         rests = any_of(is_converged, is_stuck)
         zero = search.scale * 0.0
-        origin = Point(zero, line.accepted.loss, slope)
-        fresh = Search(
+        origin = LinePoint(zero, line.accepted.loss, slope)
+        fresh = LineSearch(
             op.where(rests, 0.0, 1.0),
             op.cast(new["length"], "float64"),
             origin.loss,
@@ -321,9 +322,9 @@ class LBFGS(Optimizer):
         return result
 
     def _new_line(
-        self, kept: Mapping[str, Expr], line: Line, at: Expr, rate: Expr
+        self, kept: Mapping[str, Expr], line: JudgedTrial, at: Expr, rate: Expr
     ) -> dict[str, Expr]:
-        """The history with the last step, and the direction and first length that follow."""
+        """Return the extended history, the next direction and its first trial length."""
         search, gradient = line.search, line.accepted_gradient
         dtype = gradient.dtype
         is_first = search.length == 0.0

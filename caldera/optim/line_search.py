@@ -13,8 +13,8 @@ DECREASE, CURVATURE = 1e-4, 0.9
 """The constants of Wolfe's two conditions."""
 
 
-class Point(NamedTuple):
-    """A point of the line: its distance from the origin, the loss and the slope there."""
+class LinePoint(NamedTuple):
+    """Point of a line: distance from the origin, loss and slope."""
 
     at: Expr
     loss: Expr
@@ -22,17 +22,16 @@ class Point(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Search:
-    """What is known of a line: all are scalars in float64.
+class LineSearch:
+    """State of a line search, as float64 scalars.
 
-    - `phase`: 0 if the parameters are at an accepted point, 1 while the interval that is looked for
-      grows, 2 while it shrinks.
-    - `length`: distance of the point that is evaluated now; 0 before the first one.
-    - `loss`, `slope`: at the origin of the line; `count`: evaluations so far.
-    - `close`: 1 if the last point was too close to an end of the interval.
-    - `at0`, ..., `slope1`: the two ends; in phase 1 the first is the point before.
-    - `low`: the end with the lower loss.
-    - `scale`: of the initial approximation of the inverse Hessian.
+    - `phase`: 0 if the parameters are at an accepted point, 1 during bracketing, 2 during zooming.
+    - `length`: distance from the origin to the trial point; 0 before the first step.
+    - `loss`, `slope`: values at the origin; `count`: number of trials.
+    - `close`: 1 if the last trial was too close to an end of the interval.
+    - `at0`, ..., `slope1`: the ends of the interval; in phase 1 the first is the previous trial.
+    - `low`: index of the end with the lower loss.
+    - `scale`: factor of the initial inverse Hessian.
     """
 
     phase: Expr
@@ -51,21 +50,23 @@ class Search:
     scale: Expr
 
     @classmethod
-    def of(cls, kept: Expr) -> Search:
-        """The scalars that a vector holds."""
+    def of(cls, kept: Expr) -> LineSearch:
+        """Unpack a vector."""
         return cls(*(kept[index] for index in range(len(fields(cls)))))
 
     def stacked(self) -> Expr:
-        """One vector of all."""
+        """Return all scalars as a vector."""
         return op.stack([op.cast(getattr(self, each.name), "float64") for each in fields(self)])
 
     @property
-    def ends(self) -> tuple[Point, Point]:
-        """The ends of the interval."""
-        return Point(self.at0, self.loss0, self.slope0), Point(self.at1, self.loss1, self.slope1)
+    def ends(self) -> tuple[LinePoint, LinePoint]:
+        """Both ends of the interval."""
+        return LinePoint(self.at0, self.loss0, self.slope0), LinePoint(
+            self.at1, self.loss1, self.slope1
+        )
 
-    def between(self, first: Point, second: Point, low: Expr) -> Search:
-        """This search with another interval."""
+    def between(self, first: LinePoint, second: LinePoint, low: Expr) -> LineSearch:
+        """Return a copy with another interval."""
         return replace(
             self,
             at0=first.at,
@@ -79,12 +80,14 @@ class Search:
 
 
 def chosen(condition: Expr, first: Any, second: Any) -> Any:
-    """`op.where` for scalars, points and searches."""
-    if isinstance(first, Search):
+    """Select scalars, points or searches by a condition."""
+    if isinstance(first, LineSearch):
         names = [each.name for each in fields(first)]
-        return Search(*(chosen(condition, getattr(first, n), getattr(second, n)) for n in names))
-    if isinstance(first, Point):
-        return Point(*(chosen(condition, *each) for each in zip(first, second, strict=True)))
+        return LineSearch(
+            *(chosen(condition, getattr(first, n), getattr(second, n)) for n in names)
+        )
+    if isinstance(first, LinePoint):
+        return LinePoint(*(chosen(condition, *each) for each in zip(first, second, strict=True)))
     return op.where(condition, first, second)
 
 
@@ -96,8 +99,8 @@ def all_of(*conditions: Expr) -> Expr:
     return reduce(op.logical_and, conditions)
 
 
-def minimum_of_cubic(first: Point, second: Point, least: Expr, most: Expr) -> Expr:
-    """Where the cubic with these values and slopes is lowest, within bounds; else their middle."""
+def minimum_of_cubic(first: LinePoint, second: LinePoint, least: Expr, most: Expr) -> Expr:
+    """Return the minimum of the cubic through two points, within bounds; else their middle."""
     inner = first.slope + second.slope
     inner = inner - 3.0 * (first.loss - second.loss) / (first.at - second.at)
     square = inner * inner - first.slope * second.slope

@@ -20,16 +20,16 @@ from caldera.optim.schedule import require_count, require_fractions
 
 @optimizers.register("adafactor")
 class Adafactor(Optimizer):
-    """Steps in proportion to the parameter, divided by an estimate of the gradient's mean square.
+    """Steps proportional to the parameter, divided by a factored estimate of the squared gradient.
 
-    Of a matrix only the means of the squares of each row and each column are kept, and their
-    product over the mean of all is the estimate: n + m numbers in place of n * m. More axes are
-    matrices side by side; a vector has the mean square of each element. Step t weighs new squares
-    by t ** -power.
+    For a matrix of n by m, only the mean squares of n rows and m columns are kept. Their outer
+    product, divided by the mean of the rows, estimates the mean square of each element. Leading
+    axes are batches of matrices; a vector keeps the mean square of each element. New squares in
+    step t have the weight t ** -power.
 
-    The rate is at most 1 / sqrt(t), times the parameter's root mean square or `least_size`; a step
-    whose own root mean square is above `most_change` is shortened to that. `epsilon` is the least
-    root mean square, by default the precision of the dtype. The formulas are those of PyTorch.
+    The rate is at most 1 / sqrt(t) and is multiplied by the parameter's root mean square, at least
+    `least_size`. A step with a root mean square above `most_change` is scaled down to it. `epsilon`
+    is the smallest root mean square, by default the dtype's precision. The formulas are PyTorch's.
 
     >>> import caldera as cd
     >>> from caldera import op, optim
@@ -95,16 +95,16 @@ class Adafactor(Optimizer):
 
 @optimizers.register("muon")
 class Muon(Optimizer):
-    """Momentum made orthogonal: all directions of a matrix move equally far.
+    """Momentum with orthogonalised steps: all singular values of a step are about 1.
 
-    Of matrices the running mean of the gradients, with `nesterov` looked at one step ahead, is
-    divided by its singular values, about: `iterations` of Newton and Schulz with a polynomial of
-    these `coefficients`. `scale` is what the rate is multiplied by: "original" the root of outputs
-    over inputs where that is above 1 (outputs are the last axis, as in `nn.Dense`),
-    "match_rms_adamw" 0.2 times the root of the longer axis, so that rates of AdamW serve.
+    The running mean of a matrix's gradients, with `nesterov` extrapolated by one step, is
+    orthogonalised by `iterations` of a Newton-Schulz polynomial with these `coefficients`. `scale`
+    adapts the rate to the shape: "original" multiplies it by sqrt(outputs / inputs) where that
+    exceeds 1 (outputs are the last axis, as in `nn.Dense`); "match_rms_adamw" multiplies it by
+    0.2 * sqrt(longer axis), so that rates tuned for AdamW apply.
 
-    Parameters that are no matrices, such as biases, take AdamW's steps; a `Group` gives them, or
-    the matrices of embeddings, a rate of their own.
+    Parameters with other than two axes, such as biases, take AdamW's steps. A `Group` gives them,
+    or the matrices of embeddings, a separate rate.
 
     >>> import numpy as np
     >>> from caldera import op, optim
@@ -161,7 +161,7 @@ class Muon(Optimizer):
         return parameter - rate * self._orthogonal(ahead), {"mean": mean}
 
     def _orthogonal(self, x: Expr) -> Expr:
-        """A matrix with the singular vectors of this one, and singular values near 1."""
+        """Return a matrix with the same singular vectors, and singular values near 1."""
         is_tall = x.shape[0] > x.shape[1]
         x = op.transpose(x) if is_tall else x
         x = x / op.maximum(op.norm(x), self.epsilon)

@@ -110,11 +110,11 @@ class Lion(Optimizer):
 
 @optimizers.register("asgd")
 class ASGD(Optimizer):
-    """Descent with a falling rate and a slight decay, and the average of the parameters.
+    """Averaged stochastic gradient descent, with a decreasing rate and a slight decay.
 
-    The rate of step t is rate / (1 + shrinkage * rate * (t - 1)) ** power, and parameters shrink by
-    shrinkage times it. `state[parameter]["average"]` is the mean of the parameter over the steps
-    after `start`, before that the parameter itself.
+    The rate of step t is rate / (1 + shrinkage * rate * (t - 1)) ** power. Each step multiplies
+    parameters by 1 - shrinkage * that rate. `state[parameter]["average"]` is the mean of the
+    parameter over the steps after `start`; before, it equals the parameter.
 
     >>> import caldera as cd
     >>> from caldera import op, optim
@@ -155,11 +155,12 @@ class ASGD(Optimizer):
 
 @optimizers.register("rprop")
 class Rprop(Optimizer):
-    """Every element moves against its gradient's sign by a size of its own; for full batches.
+    """Sign descent with a step size per element, for full batches.
 
-    A size begins at the learning rate. It is multiplied by the second of `factors` where the
-    gradient keeps its sign, and by the first where the sign changes, which skips the step; it stays
-    between the two `sizes`. Later learning rates would mean nothing: schedules are refused.
+    Step sizes start at the learning rate. A size is multiplied by the second of `factors` where the
+    gradient keeps its sign; where the sign changes, it is multiplied by the first and the step is
+    skipped. Sizes are clipped to `sizes`. Only the first step reads the learning rate, so schedules
+    are rejected.
 
     >>> import caldera as cd
     >>> from caldera import op, optim

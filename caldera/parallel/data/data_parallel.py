@@ -41,6 +41,7 @@ from caldera.parallel.data.sums import (
     has_factors,
     in_backward_order,
     joined,
+    owned,
     states_by_rank,
     sum_over_axis,
     virtual_shards_of,
@@ -194,8 +195,7 @@ class DataParallel(Strategy):
 
     def begin(self, setup: RunSetup) -> None:
         if self.compression is not None:
-            # What the gradients of another model have left is none of this one's.
-            self.compression = self.compression.owned_by(setup.owner)
+            self.compression = owned(self.compression, setup.owner)
         broadcast_model(self.communicator, setup.model, setup.optimizer)
 
     # --- checkpoints
