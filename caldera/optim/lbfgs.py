@@ -104,7 +104,7 @@ class LBFGS(Optimizer):
     def update(
         self, parameter: Expr, gradient: Expr, state: State, rate: Expr, step: Expr
     ) -> tuple[Expr, State]:
-        raise NotImplementedError("its steps are those of all parameters at once: see apply")
+        raise NotImplementedError("its steps are those of all parameters at once")
 
     def _state_of(self, variable: Variable) -> dict[str, Variable]:
         return self.state.setdefault(variable, {})
@@ -140,23 +140,20 @@ class LBFGS(Optimizer):
         )
         return kept
 
-    def apply(
+    def _assignments(
         self,
         variables: Sequence[Variable],
         gradients: Sequence[Expr],
-        *,
-        ok: Expr | None = None,
-        weight: Expr | float = 1.0,
-        loss: Expr | None = None,
+        ok: Expr | None,
+        weight: Expr | float,
+        loss: Expr | None,
     ) -> list[Expr]:
-        self._check(variables, gradients)
         require(
             loss is not None or not self.line_search,
             "LBFGS.apply",
             "loss= of the gradients, for a line search",
             hint="call train or minimize, which pass it on",
         )
-        self._choose_place(variables)
         taken = self._create(self._place_of(variables[0]))
         kept = self._flat_state(variables)
         with self._there(variables):

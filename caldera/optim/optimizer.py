@@ -213,6 +213,17 @@ class Optimizer(OptimizerState, ABC):
         """
         self._check(variables, gradients)
         self._choose_place(variables)
+        return self._assignments(variables, gradients, ok, weight, loss)
+
+    def _assignments(
+        self,
+        variables: Sequence[Variable],
+        gradients: Sequence[Expr],
+        ok: Expr | None,
+        weight: Expr | float,
+        loss: Expr | None,
+    ) -> list[Expr]:
+        """Write the update of each parameter; a rule for all at once overrides this."""
         taken = self._create(self._place_of(variables[0]))
         # An update is computed where its state is.
         apart = bool(self.apart) or len({each.tensor.device for each in variables}) > 1
