@@ -131,7 +131,7 @@ def _by_kernel(name: str, matrix: np.ndarray, device: str) -> dict[str, Step]:
     for kernel in TABLE.names(name, family):
         if kernel == "reference" and family != "cpu":
             continue
-        choices.fix(name, kernel, family=family)
+        choices.fix(name, kernel, family=family, optional=True)
         try:
             plan = _factorising(name, matrix, device)
         finally:

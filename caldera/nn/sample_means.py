@@ -38,6 +38,24 @@ def without_mean(function: Function, prediction: Expr, target: Expr) -> Expr | N
     return _terms(function, prediction, target)
 
 
+def mixing_op(losses: Expr, prediction: Expr, target: Expr) -> str:
+    """Return the name of a reduction over samples from which the losses follow; "" without one.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> y, z = cd.tensor([[2.0], [4.0]]) * 1.0, cd.tensor([[0.0], [0.0]]) * 1.0
+    >>> mixing_op(op.sum((y - op.mean(y)) ** 2 - z, axis=1), y, z)
+    'mean'
+    """
+    count, of_samples = prediction.shape[0], {lift(prediction), lift(target)}
+    for node in topological([losses.node]):
+        if any(given in of_samples for given in node.inputs):
+            of_samples.add(node)
+            if count > 1 and node.op.kind == "reduction" and node.shape[:1] != (count,):
+                return node.op.name
+    return ""
+
+
 def _terms(function: Function, prediction: Expr, target: Expr) -> Expr | None:
     prediction, target = Expr(lift(prediction)), Expr(lift(target))
     count, value = prediction.shape[0], function(prediction, target)

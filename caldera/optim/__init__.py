@@ -14,10 +14,13 @@ from caldera.optim.adaptive import (
     Adamax,
     AdamW,
     Nadam,
+    RAdam,
     RMSProp,
 )
 from caldera.optim.gradients import Clip, ClipNorm, ClipValue, LossScale, clips
-from caldera.optim.momentum import SGD, GradientDescent, Lion
+from caldera.optim.lbfgs import LBFGS
+from caldera.optim.matrix import Adafactor, Muon
+from caldera.optim.momentum import ASGD, SGD, GradientDescent, Lion, Rprop
 from caldera.optim.optimizer import Minimum, Optimizer, optimizers
 from caldera.optim.parameter_groups import L1, L2, Decay, Decoupled, Group, decays
 from caldera.optim.schedule import (
@@ -39,8 +42,9 @@ from caldera.optim.sharding import length, total
 def get(optimizer: str | Optimizer, **arguments: Any) -> Optimizer:
     """The optimizer of that name, made with these arguments; an optimizer is given back as it is.
 
-    Names are sgd, momentum, nesterov, adagrad, adadelta, rmsprop, adam, adamw, adamax, nadam, lion,
-    lars and lamb, and those you register with `optim.optimizers.register`. `optimizers.from_config`
+    Names are sgd, momentum, nesterov, asgd, adagrad, adadelta, rmsprop, adam, adamw, adamax, nadam,
+    radam, lion, rprop, adafactor, muon, lbfgs, lars and
+    lamb, and those you register with `optim.optimizers.register`. `optimizers.from_config`
     reads what `config()` wrote.
 
     >>> from caldera import optim
@@ -54,12 +58,15 @@ def get(optimizer: str | Optimizer, **arguments: Any) -> Optimizer:
 
 
 __all__ = [
+    "ASGD",
     "L1",
     "L2",
     "LAMB",
     "LARS",
+    "LBFGS",
     "SGD",
     "Adadelta",
+    "Adafactor",
     "Adagrad",
     "Adam",
     "AdamW",
@@ -79,11 +86,14 @@ __all__ = [
     "Lion",
     "LossScale",
     "Minimum",
+    "Muon",
     "Nadam",
     "OneCycle",
     "Optimizer",
+    "RAdam",
     "RMSProp",
     "ReduceOnPlateau",
+    "Rprop",
     "Schedule",
     "StepDecay",
     "clips",

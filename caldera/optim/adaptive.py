@@ -1,12 +1,15 @@
 """Adaptive learning rates: Adagrad, Adadelta, RMSprop, Adam and its variants, LARS and LAMB.
 
-LARS is by You, Gitman and Ginsburg, 2017; LAMB, which adapts Adam, by You et al., 2020.
+AMSGrad is by Reddi, Kale and Kumar, 2018; RAdam by Liu et al., 2020; LARS by You, Gitman and
+Ginsburg, 2017; LAMB, which adapts Adam, by You et al., 2020.
 """
 
 from __future__ import annotations
 
 import math
 from typing import ClassVar, Unpack
+
+import numpy as np
 
 from caldera import op
 from caldera.base.arguments import require
@@ -118,11 +121,11 @@ class RMSProp(Optimizer):
         self.momentum = momentum
         self.centered = centered
         self.epsilon = epsilon
-        self.keeps = (
-            "square",
-            *(("mean",) if centered else ()),
-            *(("velocity",) if momentum else ()),
-        )
+
+    @property
+    def keeps(self) -> tuple[str, ...]:  # type: ignore[override]
+        wanted = {"square": True, "mean": self.centered, "velocity": self.momentum}
+        return tuple(name for name, is_kept in wanted.items() if is_kept)
 
     def update(
         self, parameter: Expr, gradient: Expr, state: State, rate: Expr, step: Expr
@@ -140,17 +143,8 @@ class RMSProp(Optimizer):
         return parameter - rate * direction, kept
 
 
-@optimizers.register("adam")
-class Adam(Optimizer):
-    """Steps scaled by running means of the gradient and of its square, corrected for their start.
-
-    >>> import caldera as cd
-    >>> from caldera import op, optim
-    >>> x = op.var("x", (), fill=cd.constant(3.0))
-    >>> _ = optim.Adam(0.1).minimize(x ** 2, [x], steps=1)
-    >>> round(x.numpy().item(), 5)
-    2.9
-    """
+class MomentRule(Optimizer):
+    """Optimizers of running means of the gradient and of its square, corrected for their start."""
 
     keeps = ("mean", "square")
 
@@ -177,15 +171,57 @@ class Adam(Optimizer):
 
     def direction(self, gradient: Expr, state: State, step: Expr) -> tuple[Expr, State]:
         """The step for a rate of 1, and the new state."""
-        kept, size = self.moments(gradient, state, step)
+        kept, size = self._moments(gradient, state, step)
         return kept["mean"] * _correction(self.beta1, step) / size, kept
 
-    def moments(self, gradient: Expr, state: State, step: Expr) -> tuple[State, Expr]:
-        """The running means of the gradient and its square, and the root of the latter."""
+    def _moments(self, gradient: Expr, state: State, step: Expr) -> tuple[dict[str, Expr], Expr]:
+        """Return the running means of the gradient and its square, and the root of the latter."""
         mean = running_mean(self.beta1, state["mean"], gradient)
         square = running_mean(self.beta2, state["square"], op.square(gradient))
-        size = op.sqrt(square) * op.sqrt(_correction(self.beta2, step)) + self.epsilon
-        return {"mean": mean, "square": square}, size
+        return {"mean": mean, "square": square}, self._root(square, step)
+
+    def _root(self, square: Expr, step: Expr) -> Expr:
+        """Return the bias-corrected root of a running mean of squares."""
+        return op.sqrt(square) * op.sqrt(_correction(self.beta2, step)) + self.epsilon
+
+
+@optimizers.register("adam")
+class Adam(MomentRule):
+    """Steps scaled by running means of the gradient and of its square, corrected for their start.
+
+    With `amsgrad` steps are divided by the root of the largest mean square so far.
+
+    >>> import caldera as cd
+    >>> from caldera import op, optim
+    >>> x = op.var("x", (), fill=cd.constant(3.0))
+    >>> _ = optim.Adam(0.1).minimize(x ** 2, [x], steps=1)
+    >>> round(x.numpy().item(), 5)
+    2.9
+    """
+
+    def __init__(
+        self,
+        learning_rate: Rate = 1e-3,
+        *,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        amsgrad: bool = False,
+        **options: Unpack[OptimizerOptions],
+    ) -> None:
+        super().__init__(learning_rate, beta1=beta1, beta2=beta2, epsilon=epsilon, **options)
+        self.amsgrad = amsgrad
+
+    @property
+    def keeps(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("mean", "square", *(("largest",) if self.amsgrad else ()))
+
+    def _moments(self, gradient: Expr, state: State, step: Expr) -> tuple[dict[str, Expr], Expr]:
+        kept, size = super()._moments(gradient, state, step)
+        if self.amsgrad:
+            kept["largest"] = op.maximum(state["largest"], kept["square"])
+            size = self._root(kept["largest"], step)
+        return kept, size
 
 
 @optimizers.register("adamw")
@@ -205,26 +241,99 @@ class AdamW(Adam):
 
 
 @optimizers.register("nadam")
-class Nadam(Adam):
+class Nadam(MomentRule):
     """Adam with Nesterov's momentum: the mean of the gradients is looked at one step ahead.
+
+    The momentum of step t is beta1 * (1 - 0.96 ** (t * momentum_decay) / 2): it begins at half of
+    beta1 (Dozat, 2016; with the formulas of PyTorch's NAdam).
 
     >>> import caldera as cd
     >>> from caldera import op, optim
     >>> x = op.var("x", (), fill=cd.constant(3.0))
     >>> _ = optim.Nadam(0.1).minimize(x ** 2, [x], steps=1)
     >>> round(x.numpy().item(), 5)
-    2.85263
+    2.89435
+    """
+
+    def __init__(
+        self,
+        learning_rate: Rate = 2e-3,
+        *,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        momentum_decay: float = 4e-3,
+        **options: Unpack[OptimizerOptions],
+    ) -> None:
+        super().__init__(learning_rate, beta1=beta1, beta2=beta2, epsilon=epsilon, **options)
+        require(momentum_decay >= 0, "Nadam", "momentum_decay >= 0", momentum_decay)
+        self.momentum_decay = momentum_decay
+
+    def direction(self, gradient: Expr, state: State, step: Expr) -> tuple[Expr, State]:
+        kept, size = self._moments(gradient, state, step)
+        # In float64: what is left of 1 has few digits after the first steps.
+        exact = op.cast(step, "float64")
+        logarithm = self.momentum_decay * math.log(0.96)
+        now, ahead = (
+            self.beta1 * (1.0 - 0.5 * op.exp(at * logarithm)) for at in (exact, exact + 1.0)
+        )
+        product = self._product(exact, logarithm)
+        of_mean = op.cast(ahead / (1.0 - product * ahead), gradient.dtype)
+        of_gradient = op.cast((1.0 - now) / (1.0 - product), gradient.dtype)
+        return (of_mean * kept["mean"] + of_gradient * gradient) / size, kept
+
+    def _product(self, step: Expr, logarithm: float) -> Expr | float:
+        """Return the product of the momenta of all steps, in closed form.
+
+        The logarithms of its factors are power series in 0.5; each term is a geometric series over
+        the steps. So the product needs no state.
+        """
+        if not self.beta1:
+            return 0.0
+        powers = np.arange(1.0, 64.0)
+        terms = 0.5**powers / powers
+        if not logarithm:
+            return op.exp(step * (math.log(self.beta1) - terms.sum()))
+        weights = terms * np.exp(powers * logarithm) / -np.expm1(powers * logarithm)
+        series = op.sum(op.expm1(step * (powers * logarithm)) * weights)
+        return op.exp(step * math.log(self.beta1) + series)
+
+
+@optimizers.register("radam")
+class RAdam(MomentRule):
+    """Adam with a rectified adaptive rate, which replaces a warm-up.
+
+    The first steps are plain momentum. Once the variance of the adaptive rate is finite, steps are
+    multiplied by the square root of its final variance over its current variance.
+
+    >>> import caldera as cd
+    >>> from caldera import op, optim
+    >>> x = op.var("x", (), fill=cd.constant(3.0))
+    >>> _ = optim.RAdam(0.1).minimize(x ** 2, [x], steps=1)
+    >>> round(x.numpy().item(), 5)
+    2.4
     """
 
     def direction(self, gradient: Expr, state: State, step: Expr) -> tuple[Expr, State]:
-        kept, size = self.moments(gradient, state, step)
-        ahead = self.beta1 * _correction(self.beta1, step + 1)
-        here = (1 - self.beta1) * _correction(self.beta1, step)
-        return (ahead * kept["mean"] + here * gradient) / size, kept
+        kept, _ = self._moments(gradient, state, step)
+        mean = kept["mean"] * _correction(self.beta1, step)
+        longest = 2.0 / (1.0 - self.beta2) - 1.0
+        if longest <= 5.0:
+            return mean, kept
+        # In float64: the length is a difference of numbers a thousand times as large.
+        exact = op.cast(step, "float64")
+        correction = _correction(self.beta2, exact)
+        length_now = longest - 2.0 * exact * op.exp(exact * math.log(self.beta2)) * correction
+        known = op.maximum(length_now, 5.0)
+        most = (longest - 4.0) * (longest - 2.0) / longest
+        rectified = op.sqrt((known - 4.0) * (known - 2.0) / (most * known))
+        factor = op.cast(rectified / op.sqrt(correction), gradient.dtype)
+        divided = factor / (op.sqrt(kept["square"]) + self.epsilon)
+        return mean * op.where(length_now > 5.0, divided, 1.0), kept
 
 
 @optimizers.register("adamax")
-class Adamax(Adam):
+class Adamax(MomentRule):
     """Adam with the largest recent gradient in place of the root of the mean square.
 
     >>> import caldera as cd
@@ -243,7 +352,7 @@ class Adamax(Adam):
         return mean * _correction(self.beta1, step) / largest, {"mean": mean, "largest": largest}
 
 
-def running_mean(weight: float, old: Expr, new: Expr) -> Expr:
+def running_mean(weight: float | Expr, old: Expr, new: Expr) -> Expr:
     """The mean so far, by its weight, and the new value by the rest."""
     return weight * old + (1 - weight) * new
 
@@ -307,7 +416,7 @@ class LARS(Optimizer):
 
 
 @optimizers.register("lamb")
-class LAMB(Adam):
+class LAMB(MomentRule):
     """Adam's direction plus weight_decay * w, made as long as the parameter, times the rate.
 
     The length is left as it is where that of the parameter or of the direction is 0.

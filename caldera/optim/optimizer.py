@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self, TypedDict
 import numpy as np
 
 from caldera import op
-from caldera.base.arguments import require
+from caldera.base.arguments import require, shown
 from caldera.base.configurable import Family
 from caldera.compiler.lazy import Expr, Variable, compile
 from caldera.core.graph.node import pinned
@@ -114,6 +114,11 @@ class Optimizer(OptimizerState, ABC):
         of_groups = not isinstance(groups, Group) and all(isinstance(g, Group) for g in groups)
         for ok, expected, got in (
             (controls == "learning_rate", "a rule for the learning rate", learning_rate),
+            (
+                self.follows_rate or not isinstance(learning_rate, EpochRule | Schedule),
+                "a number as the learning rate: only the first step reads it",
+                learning_rate,
+            ),
             (None in decays, "weight_decay= or decay=", decays),
             (isinstance(decay, Decay | None), "decay= an object such as optim.L2(1e-3)", decay),
             (isinstance(clip, Clip | None), "clip= an object such as optim.ClipNorm(1.0)", clip),
@@ -140,6 +145,22 @@ class Optimizer(OptimizerState, ABC):
         """The new parameter and the new state."""
 
     # --- what it knows
+
+    @property
+    def weight_decay(self) -> float:
+        """The strength of the decay; assigning changes the next steps.
+
+        >>> from caldera import optim
+        >>> adam = optim.AdamW(1e-3)
+        >>> adam.weight_decay = 0.1
+        >>> adam.decay
+        Decoupled(strength=0.1)
+        """
+        return self.decay.strength
+
+    @weight_decay.setter
+    def weight_decay(self, given: float) -> None:
+        self.decay = replace(self.decay, strength=given)
 
     @property
     def epoch_rule(self) -> EpochRule | None:
@@ -182,14 +203,27 @@ class Optimizer(OptimizerState, ABC):
         *,
         ok: Expr | None = None,
         weight: Expr | float = 1.0,
+        loss: Expr | None = None,
     ) -> list[Expr]:
         """The assignments of one step. Where `ok` is false nothing changes, not even the count.
 
         `weight` matters where gradients are accumulated: it says how much this micro-batch counts
-        (its number of samples, if its loss is a mean over them).
+        (its number of samples, if its loss is a mean over them). Only rules that search along a
+        line read the `loss`.
         """
         self._check(variables, gradients)
         self._choose_place(variables)
+        return self._assignments(variables, gradients, ok, weight, loss)
+
+    def _assignments(
+        self,
+        variables: Sequence[Variable],
+        gradients: Sequence[Expr],
+        ok: Expr | None,
+        weight: Expr | float,
+        loss: Expr | None,
+    ) -> list[Expr]:
+        """Write the update of each parameter; a rule for all at once overrides this."""
         taken = self._create(self._place_of(variables[0]))
         # An update is computed where its state is.
         apart = bool(self.apart) or len({each.tensor.device for each in variables}) > 1
@@ -217,10 +251,10 @@ class Optimizer(OptimizerState, ABC):
             with updating(variable), at(self._place_of(variable)):
                 new, kept = self._rule_of(group)._decayed_update(variable, gradient, own, taken)
                 state = self._state_of(variable)
-                assignments.append(_assign(variable, new, ok))
-                assignments += [_assign(state[name], kept[name], ok) for name in state]
+                assignments.append(assigned(variable, new, ok))
+                assignments += [assigned(state[name], kept[name], ok) for name in state]
         with at(taken.tensor.device):
-            assignments.append(_assign(taken, taken + 1, ok))
+            assignments.append(assigned(taken, taken + 1, ok))
         return assignments
 
     def train(
@@ -238,10 +272,10 @@ class Optimizer(OptimizerState, ABC):
         """
         if loss_scale is None:
             found = op.grad(loss, list(variables), unused=unused)
-            return self.apply(variables, found, weight=weight)
+            return self.apply(variables, found, weight=weight, loss=loss)
         scaled = op.grad(loss_scale.scaled(loss), list(variables), unused=unused)
         gradients, ok = loss_scale.unscaled(scaled)
-        updates = self.apply(variables, gradients, ok=ok, weight=weight)
+        updates = self.apply(variables, gradients, ok=ok, weight=weight, loss=loss)
         return [*updates, *loss_scale.adapted(ok)]
 
     def minimize(
@@ -262,7 +296,7 @@ class Optimizer(OptimizerState, ABC):
         (True, -2.0)
         """
         gradients = op.grad(loss, list(variables))
-        plan = compile([loss, *gradients, *self.apply(variables, gradients)])
+        plan = compile([loss, *gradients, *self.apply(variables, gradients, loss=loss)])
         count = 1 + len(gradients)
         for taken in range(1, steps + 1):
             value, *found = [result.numpy() for result in plan.run()[:count]]
@@ -296,7 +330,15 @@ class Optimizer(OptimizerState, ABC):
             gradient = gradient + self.decay.pull(parameter)
         elif self.decay.strength and not self.decays_inside:
             parameter = parameter - rate * self.decay.pull(parameter)
-        new, kept = self.update(parameter, gradient, state, rate, op.cast(taken, wide) + 1.0)
+        found = self.update(parameter, gradient, state, rate, op.cast(taken, wide) + 1.0)
+        require(
+            isinstance(found, tuple | list) and len(found) == 2 and isinstance(found[1], Mapping),
+            f"{where}.update",
+            "the new parameter and a dict of new state, as a tuple",
+            shown(found),
+            "end with return parameter, {...}; the dict is empty without state",
+        )
+        new, kept = found
         require(
             kept.keys() == state.keys(),
             f"{where}.update",
@@ -342,5 +384,6 @@ class Optimizer(OptimizerState, ABC):
 optimizers: Family[Optimizer] = Family("optimizer", Optimizer)
 
 
-def _assign(variable: Variable, new: Expr, ok: Expr | None) -> Expr:
+def assigned(variable: Variable, new: Expr, ok: Expr | None) -> Expr:
+    """The assignment of a new value, where `ok` is true or None."""
     return op.assign(variable, new if ok is None else op.where(ok, new, variable))

@@ -151,12 +151,15 @@ class Cosine(Schedule):
 class LinearWarmUp(Schedule):
     """A straight rise from `start` over `steps` steps, and then `then`: a number or a schedule.
 
-    A schedule that follows counts its own steps from the end of the rise. With a large batch,
-    `start` is the rate of a small one.
+    The first step has the rate `start`, as in PyTorch's LinearLR; with a large batch that is the
+    rate of a small one. A `start` of 0 means then / (steps + 1): no step has the rate 0. A schedule
+    that follows counts its own steps from the end of the rise.
 
     >>> import caldera as cd
     >>> from caldera import op, optim
     >>> step = op.var("step", (), fill=cd.constant(1.0))
+    >>> float(optim.LinearWarmUp(4, then=1.0, start=0.5).rate(step))
+    0.625
     >>> float(optim.LinearWarmUp(3, then=1.0).rate(step))
     0.5
     """
@@ -176,7 +179,10 @@ class LinearWarmUp(Schedule):
         since = op.maximum(step - float(self.steps), 0.0)
         after = self.then.rate(since) if isinstance(self.then, Schedule) else self.then
         # The value at 0 is what `after` is during the rise.
-        rising = self.start + (after - self.start) * ((step + 1.0) / float(self.steps + 1))
+        if self.start:
+            rising = self.start + (after - self.start) * (step / float(self.steps))
+        else:
+            rising = after * ((step + 1.0) / float(self.steps + 1))
         return op.where(step < float(self.steps), rising, after)
 
 
@@ -315,8 +321,8 @@ class ReduceOnPlateau(EpochRule):
 
     It is after more than `patience` epochs in a row in which `monitor` (the validation loss, or the
     loss if there is none) did not improve on its best value by the part `threshold` of it; then it
-    waits `cooldown` epochs before it counts again, and never goes below `minimum` (as PyTorch's
-    ReduceLROnPlateau).
+    waits `cooldown` epochs before it counts again. The rate never goes below `minimum`, and stays
+    where it would change by no more than `least_change` (as in PyTorch's ReduceLROnPlateau).
 
     >>> from caldera import optim
     >>> rule = optim.ReduceOnPlateau(0.5, factor=0.5, patience=1)
@@ -338,14 +344,15 @@ class ReduceOnPlateau(EpochRule):
         threshold: float = 1e-4,
         cooldown: int = 0,
         minimum: float = 0.0,
+        least_change: float = 1e-8,
     ) -> None:
         require_positive("ReduceOnPlateau", initial)
         require(0 < factor < 1, "ReduceOnPlateau", "0 < factor < 1", factor)
         require(
-            min(patience, threshold, cooldown, minimum) >= 0,
+            min(patience, threshold, cooldown, minimum, least_change) >= 0,
             "ReduceOnPlateau",
-            "patience, threshold, cooldown, minimum >= 0",
-            f"{patience}, {threshold}, {cooldown} and {minimum}",
+            "patience, threshold, cooldown, minimum, least_change >= 0",
+            f"{patience}, {threshold}, {cooldown}, {minimum} and {least_change}",
         )
         super().__init__(initial)
         self.factor = factor
@@ -355,6 +362,7 @@ class ReduceOnPlateau(EpochRule):
         self.threshold = threshold
         self.cooldown = cooldown
         self.minimum = minimum
+        self.least_change = least_change
         self.memory = {"best": None, "bad epochs": 0, "waiting": 0}
 
     def decides_by(self, metrics: Container[str]) -> str:
@@ -383,7 +391,8 @@ class ReduceOnPlateau(EpochRule):
             return self.value
         memory["waiting"] = self.cooldown
         memory["bad epochs"] = 0
-        return max(self.value * self.factor, self.minimum)
+        reduced = max(self.value * self.factor, self.minimum)
+        return reduced if self.value - reduced > self.least_change else self.value
 
     def _is_better(self, value: float, best: float | None) -> bool:
         if best is None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Self
 from uuid import uuid4
 
 from caldera import op
@@ -15,6 +15,7 @@ from caldera.compiler.lazy import Variable
 from caldera.core.memory import Device, size_class
 from caldera.core.memory import device as find_device
 from caldera.core.tensor.dtype import float32, promote
+from caldera.core.tensor.shape import Shape, size
 from caldera.errors import ConfigError
 from caldera.optim.gradients import Accumulation
 from caldera.optim.schedule import EpochRule, Schedule, require_positive
@@ -30,12 +31,19 @@ class OptimizerState(Adjustable):
     """
 
     keeps: tuple[str, ...]
+    needs_whole: ClassVar[bool] = False
+    """True if the rule needs a whole parameter, of which ranks cannot have parts."""
+    needs_batch: ClassVar[bool] = False
+    """True if each step needs the loss and gradients of all samples and all parameters."""
+    follows_rate: ClassVar[bool] = True
+    """False if only the first step reads the learning rate."""
     accumulate: int
     device: str | None
     _given_rate: Rate
 
     def _begin_state(self) -> None:
         self._token = uuid4().hex
+        self._changes = 0
         self.apart = self.device
         self.state: dict[Variable, dict[str, Variable]] = {}
         self._step: Variable | None = None
@@ -56,7 +64,33 @@ class OptimizerState(Adjustable):
     def __setattr__(self, name: str, value: Any) -> None:
         if name[0] != "_" and not is_inside(self):
             check_attribute(type(self).__name__, self, name, value)
+            self._check_assignment(name, value)
         object.__setattr__(self, name, value)
+
+    def _check_assignment(self, name: str, value: Any) -> None:
+        """Refuse what steps no longer follow; count what they do."""
+        is_fixed = name in ("state", "apart", "accumulate", "device") and value != vars(self)[name]
+        require(
+            self._step is None or not is_fixed,
+            type(self).__name__,
+            f"{name} to stay as it is once steps were taken",
+            f"{name} = {value!r}",
+            "assign a new optimizer to the model",
+        )
+        if name != "learning_rate":
+            self._changes += 1
+
+    @property
+    def changes(self) -> int:
+        """Number of assignments to attributes that plans have to be made anew for.
+
+        >>> from caldera import optim
+        >>> adam = optim.Adam()
+        >>> adam.beta1 = 0.5
+        >>> adam.changes
+        1
+        """
+        return self._changes
 
     @property
     def learning_rate(self) -> Variable:
@@ -82,6 +116,13 @@ class OptimizerState(Adjustable):
             type(self).__name__,
             "a learning rate that no schedule decides",
             f"learning_rate = {given}, where {self._given_rate!r} does",
+            f"write model.optimizer = optim.{type(self).__name__}({given})",
+        )
+        require(
+            self.follows_rate or self._step is None,
+            type(self).__name__,
+            "the learning rate to stay: it is the size of the first step alone",
+            f"learning_rate = {given}",
             f"write model.optimizer = optim.{type(self).__name__}({given})",
         )
         self._given_rate = given
@@ -118,8 +159,17 @@ class OptimizerState(Adjustable):
             if self._accumulation is not None:
                 self._accumulation.sum_of(variable, promote(variable.dtype, float32))
 
+    def kept_shapes(self, shape: Shape) -> Mapping[str, Shape]:
+        """Return the shapes of the state of a parameter of this shape, by name.
+
+        >>> from caldera import optim
+        >>> optim.Adam().kept_shapes((3, 2))
+        {'mean': (3, 2), 'square': (3, 2)}
+        """
+        return dict.fromkeys(self.keeps, tuple(shape))
+
     def kept_for(self, variable: Variable) -> list[Variable]:
-        """Return the state variables that have this parameter's shape."""
+        """Return the state variables of this parameter."""
         sums = {} if self._accumulation is None else self._accumulation.sums
         kept = list(self.state.get(variable, {}).values())
         return [*kept, sums[variable]] if variable in sums else kept
@@ -162,33 +212,41 @@ class OptimizerState(Adjustable):
 
     def _choose_place(self, variables: Sequence[Variable]) -> None:
         if self._step is None and self.device is None:
-            self.apart = host_if_full(variables, len(self.keeps))
+            self.apart = host_if_full(variables, self.kept_shapes)
 
     def _state_of(self, variable: Variable) -> dict[str, Variable]:
-        if variable not in self.state:
-            self.state[variable] = {
-                name: op.var(
-                    f"{variable.name}/{name}",
-                    variable.shape,
-                    dtype=promote(variable.dtype, float32),
-                    device=self._place_of(variable),
-                )
-                for name in self.keeps
-            }
+        """Return the state by name, with new variables for names that a changed rule has added."""
+        known = self.state.get(variable, {})
+        self.state[variable] = {
+            name: known[name]
+            if name in known
+            else op.var(
+                f"{variable.name}/{name}",
+                shape,
+                dtype=promote(variable.dtype, float32),
+                device=self._place_of(variable),
+            )
+            for name, shape in self.kept_shapes(variable.shape).items()
+        }
         return self.state[variable]
 
 
-def host_if_full(variables: Sequence[Variable], kept: int) -> str | None:
-    """The host, if the device of these parameters cannot hold them, a gradient for each and `kept`
-    numbers for each of theirs; None if it can, or if somebody has said where plans are to run."""
-    if not variables or not kept or settings.placement != "auto":
+def host_if_full(
+    variables: Sequence[Variable], kept_shapes: Callable[[Shape], Mapping[str, Shape]]
+) -> str | None:
+    """The host, if the device of these parameters cannot hold them, a gradient for each and their
+    state; None if it can, or if settings say where plans run."""
+    kept = [[size(each) for each in kept_shapes(variable.shape).values()] for variable in variables]
+    if not any(kept) or settings.placement != "auto":
         return None
     device: Device = variables[0].tensor.device
     there = None if device.is_host else device.memory_bytes
     if there is None:
         return None
-    tensors = [each.tensor for each in variables if each.tensor.device is device]
     needed = sum(
-        size_class(each.nbytes) * (kept + 1 + (not each.memory.has_block)) for each in tensors
+        size_class(each.tensor.nbytes) * (1 + (not each.tensor.memory.has_block))
+        + sum(size_class(count * each.dtype.itemsize) for count in counts)
+        for each, counts in zip(variables, kept, strict=True)
+        if each.tensor.device is device
     )
     return "cpu" if needed > there - device.pool.in_use else None

@@ -232,6 +232,13 @@ class ParameterShards:
 
     def add(self, whole: Variable, layout: RankLayout, optimizer: Optimizer) -> None:
         """Have a parameter in parts, and what the optimizer keeps for it."""
+        if optimizer.needs_whole:
+            raise ConfigError.build(
+                type(optimizer).__name__,
+                expected="whole parameters",
+                got=f"a part of {whole.name} {whole.shape} on each of several ranks",
+                hint="use parallel.DataParallel, or an optimizer of elements such as optim.AdamW",
+            )
         rank = self._communicator.rank
         part = variable_like(whole, layout.local_shape(rank))
 

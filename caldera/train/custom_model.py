@@ -83,6 +83,7 @@ class CustomModel(Layer):
         self.seed = checked_seed(seed)
         self.device = find_device(device)
         self._plans: dict[tuple[tuple[tuple[int, ...], str], ...], Plan] = {}
+        self._changes: tuple[int, ...] = ()
         self._random: Variable | None = None
         self._sums: dict[str, Variable] = {}
         self._epochs_done = 0
@@ -160,6 +161,10 @@ class CustomModel(Layer):
 
     def _step(self, arrays: tuple[np.ndarray, ...]) -> None:
         key = tuple((each.shape, input_dtype(self.dtype, each)) for each in arrays)
+        changes = tuple(optimizer.changes for optimizer in self.optimizers.values())
+        if changes != self._changes:
+            self._changes = changes
+            self._plans.clear()
         if key not in self._plans:
             self._plans[key] = self._compiled(key)
         self._plans[key].run({f"b{i}": each for i, each in enumerate(arrays)})

@@ -88,6 +88,7 @@ def run_setup(model: Model, strategy: Strategy, batch_size: int | None = None) -
         trace=partial(trace_network, model, several_ranks=strategy.is_distributed),
         is_new=not model.steps_done,
         reinitialise=partial(reinitialise, model),
+        owner=model.token,
     )
 
 
@@ -150,11 +151,37 @@ def _begin(
     """Compare the settings of all ranks, start the strategy and return the validation data."""
     strategy.agree(_facts(model, given, parts.validation, options, strategy))
     given.check(model)
+    _check_batch(model, strategy, given, options)
     seed, model.epochs_done, model.steps_done = state
     model.seed = strategy.rank_seed(seed)
     strategy.begin(run_setup(model, strategy, options.batch_size))
     learn_schema(model, given.pipeline)
     return None if parts.validation is None else TrainingData.of(model, parts.validation)
+
+
+def _check_batch(
+    model: Model, strategy: Strategy, given: TrainingData, options: FitOptions
+) -> None:
+    """Raise if the optimizer needs all samples and parameters at once, and would not have them."""
+    optimizer, data = model.optimizer, given.pipeline
+    if not optimizer.needs_batch:
+        return
+    where, count = type(optimizer).__name__, options.batch_size or model.batch_size
+    samples = None if data.is_stream else len(data)
+    require(
+        samples is not None and count >= samples,
+        where,
+        "the full batch in each step",
+        f"batch_size={count} of {'a stream' if samples is None else f'{samples} samples'}",
+        f"pass batch_size={samples}" if samples else "pass arrays or a data set with a length",
+    )
+    require(
+        strategy.replicas_are_equal,
+        where,
+        "one process or parallel.DataParallel",
+        type(strategy).__name__,
+        "take an optimizer of single parameters, such as optim.AdamW",
+    )
 
 
 def _steps(model: Model, strategy: Strategy, given: TrainingData) -> tuple[Facts | None, StepPlans]:

@@ -90,6 +90,7 @@ class StepPlans:
         )
         self._plans = RecentPlans(MOST_SIZES)
         self._watch = LayerWatch(self.model)
+        self._rule = self.optimizer.changes
         self._ran: WeakSet[Plan] = WeakSet()
         self.votes = op.input(VOTES, (len(NO_VOTES),), "float64")
         self.tally = op.var("tally of votes", (len(NO_VOTES),), dtype="float64", device=device)
@@ -183,7 +184,8 @@ class StepPlans:
 
     def _kept(self, kind: str, given: int | Share | Batch) -> Plan:
         batch = _whole(given) if isinstance(given, int) else given
-        if self._watch.saw_change(self.model):
+        if self._watch.saw_change(self.model) or self._rule != self.optimizer.changes:
+            self._rule = self.optimizer.changes
             self._plans.clear()
         key = (kind, self.source.key(batch))
         plan = self._plans.get(key)

@@ -14,9 +14,9 @@ from caldera.compiler.lazy import Expr, Variable
 from caldera.core.tensor.random import seeded
 from caldera.data.series import TargetScale
 from caldera.errors import ShapeError
-from caldera.nn.losses import Loss, PredictionKind
+from caldera.nn.losses import FunctionLoss, Loss, PredictionKind
 from caldera.nn.metrics import Metric
-from caldera.nn.sample_means import mean_by_sample
+from caldera.nn.sample_means import mean_by_sample, mixing_op
 from caldera.nn.tracing import Added, Context, trace
 from caldera.optim.sharding import sharded_parameters
 from caldera.train.batch_source import Values
@@ -131,6 +131,7 @@ class StepGraph:
         fine = op.logical_and(op.isfinite(whole), steps.bad_step < 0)
         scaled = loss if steps.loss_scale is None else steps.loss_scale.scaled(loss)
         gradients = self._strategy.gradients(scaled, self._model.trainable(), self._values.share)
+        gradients = replace(gradients, loss=whole)
 
         def assign() -> list[Expr]:
             updates = self._updates(gradients, fine, total)
@@ -199,6 +200,9 @@ class StepGraph:
             (total,) = self._sum_over_ranks([op.sum(weights)])
             # Samples that count for nothing have no loss.
             divisor = op.where(total == 0.0, 1.0, total)
+        if self._count < self._values.share.count:
+            for name, (loss, _) in terms.items():
+                self._check_samples_apart(name, loss, outputs[name])
         found = [
             factor * loss(outputs[name], self._scaled(name, outputs[name]), weights, total=divisor)
             for name, (loss, factor) in terms.items()
@@ -210,6 +214,20 @@ class StepGraph:
                 values = op.where(weights == 0.0, 0.0, values * weights)
             found.append(op.sum(values) / divisor)
         return sum(found[1:], found[0]), total
+
+    def _check_samples_apart(self, name: str, loss: Loss, prediction: Expr) -> None:
+        """Refuse a function whose loss of a sample depends on samples that other ranks have."""
+        if not isinstance(loss, FunctionLoss):
+            return
+        target = self._scaled(name, prediction)
+        mixing = mixing_op(loss.per_sample(prediction, target), prediction, target)
+        require(
+            not mixing,
+            f"loss {getattr(loss.function, '__name__', 'function')}",
+            "a loss of each sample by itself, where a batch is computed in parts",
+            f"op.{mixing} over the samples of one part",
+            "train in one process, without micro-batches",
+        )
 
     def _by_sample(self, added: Added) -> Expr:
         """A value for each sample: of a scalar the same for all, so that its mean is that."""

@@ -43,12 +43,13 @@ NO_VOTES = (0.0, 0.0)
 class Gradients:
     """What the optimizer of this rank changes, and the gradients of the whole batch for it.
 
-    `sharding` says which of the variables are parts of others.
+    `sharding` says which of the variables are parts of others; `loss` is that of the whole batch.
     """
 
     variables: Sequence[Variable]
     values: Sequence[Expr]
     sharding: Sharding | None = None
+    loss: Expr | None = None
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ class RunSetup:
 
     - `batch_size`: of all ranks together; `precision`: of the plans.
     - `trace`: writes the network down for so many samples, for those who look what is in it.
+    - `owner`: the token of the model, to which what a strategy remembers of its training belongs.
     - `is_new`: whether the model has never been trained; `reinitialise` gives it the parameters
       that a new one with its seed would have.
     """
@@ -96,6 +98,7 @@ class RunSetup:
     trace: Callable[[int], Context]
     is_new: bool
     reinitialise: Callable[[], None]
+    owner: str = ""
 
 
 class VariableView(Protocol):
@@ -166,7 +169,9 @@ class GraphStrategy(ABC):
     ) -> list[Expr]:
         """The assignments that follow, and what else a training step assigns; `optimizer.apply` has
         the names."""
-        return optimizer.apply(gradients.variables, gradients.values, ok=ok, weight=weight)
+        return optimizer.apply(
+            gradients.variables, gradients.values, ok=ok, weight=weight, loss=gradients.loss
+        )
 
     def predictions(
         self, outputs: Mapping[str, Expr], losses: Mapping[str, Loss]

@@ -242,7 +242,8 @@ nn.*.bias_outside nn.*.check_groups nn.*.continued nn.*.convolve nn.*.pool nn.*.
 nn.*.step nn.*.weight_shape nn.CTCLoss.* nn.Context.* nn.SkipGram.* nn.metrics.*
 nn.models.GPT.embedded nn.models.GPT.scores onnx.Backend.* onnx.ImportedModel.*
 optim.*.clipped optim.*.decides_by optim.*.direction optim.*.hand_over optim.*.holds
-optim.*.kept_for optim.*.next optim.*.prepare optim.*.pull optim.*.rate optim.*.restore
+optim.*.kept_for optim.*.kept_shapes optim.*.next optim.*.prepare optim.*.pull optim.*.rate
+optim.*.restore
 optim.*.update optim.LossScale.adapted
 parallel.*
 search.*.ask search.*.begin search.*.bracket search.*.first search.*.is_beaten search.*.loss

@@ -147,7 +147,7 @@ class RandomNetwork:
             begin += (
                 "from caldera.kernels.tuning.choose import choices\n\n"
                 f"for op, kernel in {dict(kernels)}.items():\n"
-                '    choices.fix(op, kernel, "cuda")\n\n'
+                '    choices.fix(op, kernel, "cuda", optional=True)\n\n'
             )
         return begin + "\n".join(each._statements(device) for each in (self.before, self) if each)
 

@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from caldera.base.config import settings
 from caldera.base.formatting import table_lines
 from caldera.base.plain_data import json_digest
 from caldera.core.graph import Node, order_name
-from caldera.errors import DeviceError
+from caldera.errors import ConfigError, DeviceError
 from caldera.kernels.table import Kernel
 from caldera.kernels.tuning import database
 from caldera.kernels.tuning.cost_model import CostModel
@@ -63,6 +63,30 @@ class KernelChoice:
     def beaten(self) -> dict[str, float]:
         """The other kernels that were measured: how many times as long each took."""
         return _ratios(self.kernel.name, self.times or {})
+
+
+class FixedKernel(NamedTuple):
+    """A kernel that was fixed by hand; an optional one gives way where it cannot run a node."""
+
+    name: str
+    optional: bool = False
+
+
+Fixed = Mapping[tuple[str, str], FixedKernel]
+"""By op and family of devices, the kernel that was fixed by hand."""
+
+
+def cannot_serve(node: Node, name: str, reason: str, candidates: Iterable[Kernel]) -> ConfigError:
+    """Return the error for a fixed kernel that cannot run a node."""
+    others = ", ".join(kernel.name for kernel in candidates if kernel.name != name)
+    op = node.op.name
+    return ConfigError.build(
+        f"choices.fix({op!r}, {name!r})",
+        expected=f"a kernel that can run {node!r}",
+        got=f"{name}, {reason}",
+        hint=f"fix another one ({others}), pass optional=True to let others run such nodes, or "
+        f"call choices.unfix({op!r})",
+    )
 
 
 def named(kernels: Iterable[Kernel], name: str | None) -> Kernel | None:

@@ -10,7 +10,7 @@ these; else the kernel with the highest priority. A deterministic run measures n
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -25,8 +25,11 @@ from caldera.kernels.table import TABLE, Kernel, KernelTable
 from caldera.kernels.tuning.choice_store import (
     ORACLE,
     ChoiceStore,
+    Fixed,
+    FixedKernel,
     KernelChoice,
     cached_or,
+    cannot_serve,
     named,
     winner,
 )
@@ -43,8 +46,6 @@ from caldera.kernels.workspace import (
     least_workspace,
 )
 
-Fixed = Mapping[tuple[str, str], str]
-"""By op and family of devices, the kernel that was fixed by hand."""
 Timer = Callable[..., TuningResult]
 """Takes a node, kernels, seconds, perhaps the inputs to use, and whether to be `thorough`."""
 
@@ -73,7 +74,7 @@ class Choices(ChoiceStore):
     def __init__(self, table: KernelTable = TABLE) -> None:
         super().__init__()
         self._table = table
-        self._fixed: dict[tuple[str, str], str] = {}
+        self._fixed: dict[tuple[str, str], FixedKernel] = {}
         self._exhaustive = 0
         self._budget = TuningBudget()
         self._generation = 0
@@ -99,8 +100,8 @@ class Choices(ChoiceStore):
         >>> from caldera.kernels.tuning.choose import Choices
         >>> choices = Choices()
         >>> choices.fix("matmul", "reference")
-        >>> choices.fixed
-        {('matmul', 'cpu'): 'reference'}
+        >>> choices.fixed["matmul", "cpu"].name
+        'reference'
         """
         with self._lock:
             return dict(self._fixed)
@@ -143,20 +144,25 @@ class Choices(ChoiceStore):
                 found = self.choose(node, family, others, measure=measure, fixed=fixed)
             return replace(found, kernel=keeping_to(found.kernel, limit))
         candidates = self._table.candidates(node, family, others=others)
+        by_hand = (self._fixed if fixed is None else fixed).get((node.op.name, family))
+        chosen = None if by_hand is None else named(candidates, by_hand.name)
+        if by_hand is not None and chosen is None and not by_hand.optional:
+            raise cannot_serve(node, by_hand.name, "which does not support it", candidates)
         if len(candidates) == 1:
             return KernelChoice(candidates[0], None, "only")
         contenders = _contenders(candidates)
-        name = (self._fixed if fixed is None else fixed).get((node.op.name, family))
-        is_small = name is None and _work(node) < SMALL
+        is_small = by_hand is None and _work(node) < SMALL
         if is_small and contenders[0].workspace(node) <= workspace_limit():
             # Most nodes of small networks: the first serves, and nothing is asked of the others.
             return KernelChoice(contenders[0], None, "only" if len(contenders) == 1 else "guess")
         allowed = max(workspace_limit(), least_workspace(node, contenders))
-        chosen = named(candidates, name)
         if chosen is not None and chosen.workspace(node) <= allowed:
             return KernelChoice(chosen, None, "fixed")
         if chosen is not None and (cuts := self._divisions(node, [chosen], allowed, False)[0]):
             return KernelChoice(cuts[0], None, "fixed")
+        if chosen is not None and by_hand is not None and not by_hand.optional:
+            need = f"which needs {chosen.workspace(node)} bytes of workspace, where {allowed}"
+            raise cannot_serve(node, chosen.name, f"{need} are allowed", candidates)
         eligible = [kernel for kernel in contenders if kernel.workspace(node) <= allowed]
         if len(eligible) == len(contenders):
             return self._select(node, eligible, candidates, measure)
@@ -352,10 +358,13 @@ class Choices(ChoiceStore):
 
     # --- what a user may do about it
 
-    def fix(self, op: str, kernel_name: str, family: str = "cpu") -> None:
-        """Use this kernel for an op wherever it can run, in this process, whatever is faster.
+    def fix(
+        self, op: str, kernel_name: str, family: str = "cpu", *, optional: bool = False
+    ) -> None:
+        """Use this kernel for an op in this process, whichever is faster.
 
-        Plans that exist keep what they have; new ones follow. Where it cannot run, others do:
+        Plans that exist keep their kernels; new ones follow. A node that the kernel cannot run is
+        an error, which names both. With `optional=True` another kernel runs such a node:
         `plan.explain()` shows the kernel of each step.
 
         >>> from caldera.kernels.tuning.choose import choices
@@ -371,7 +380,7 @@ class Choices(ChoiceStore):
                 got=repr(kernel_name),
             )
         with self._lock:
-            self._fixed[op, family] = kernel_name
+            self._fixed[op, family] = FixedKernel(kernel_name, optional)
             self._generation += 1
 
     def unfix(self, op: str, family: str = "cpu") -> None:
@@ -406,7 +415,7 @@ class Choices(ChoiceStore):
         ['op', 'inputs', 'chosen', 'beat']
         """
         with self._lock:
-            return self._table_text({op: name for (op, _), name in self._fixed.items()})
+            return self._table_text({op: each.name for (op, _), each in self._fixed.items()})
 
 
 def _contenders(candidates: Sequence[Kernel]) -> Sequence[Kernel]:

@@ -87,6 +87,8 @@ class Hogwild(AsynchronousStrategy):
     def apply_gradients(
         self, optimizer: Optimizer, gradients: Gradients, ok: Expr, weight: Expr
     ) -> list[Expr]:
+        if self.has_others:
+            self._correction.check_unchanged(optimizer)
         # Who has no samples takes no step.
         ok = ok if self.lockstep else op.logical_and(ok, weight > 0)
         return super().apply_gradients(self._rule or optimizer, gradients, ok, weight)

@@ -163,6 +163,7 @@ class ParameterServer(AsynchronousStrategy):
         if not self.has_others:
             return super().apply_gradients(optimizer, gradients, ok, weight)
         assert self._note is not None
+        self._correction.check_unchanged(optimizer)
         found = dict(zip(gradients.variables, gradients.values, strict=True))
         words = [op.reshape(op.cast(each, "float64"), (1,)) for each in (ok, weight)]
         updates = [op.assign(self._note, op.concat(words))]

@@ -46,9 +46,21 @@ class MomentumCorrection:
     age: float
     measured: float = 0.0
     has_warned: bool = False
+    changes: int = 0
+
+    def check_unchanged(self, optimizer: Optimizer) -> None:
+        """Raise if the optimizer has changed since `check`: other ranks and servers have not."""
+        if optimizer.changes != self.changes:
+            raise ConfigError.build(
+                self.where,
+                expected="an optimizer that stays as it was when the run began",
+                got=f"another setting: {optimizer!r}",
+                hint="assign optimizer.learning_rate alone while a run goes on",
+            )
 
     def check(self, optimizer: Optimizer) -> None:
         """Raise if there is no momentum to correct."""
+        self.changes = optimizer.changes
         if self.corrects and not hasattr(optimizer, "momentum"):
             raise ConfigError.build(
                 self.where,

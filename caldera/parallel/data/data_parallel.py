@@ -41,6 +41,7 @@ from caldera.parallel.data.sums import (
     has_factors,
     in_backward_order,
     joined,
+    owned,
     states_by_rank,
     sum_over_axis,
     virtual_shards_of,
@@ -193,6 +194,8 @@ class DataParallel(Strategy):
         check_same_setup(self.communicator, given)
 
     def begin(self, setup: RunSetup) -> None:
+        if self.compression is not None:
+            self.compression = owned(self.compression, setup.owner)
         broadcast_model(self.communicator, setup.model, setup.optimizer)
 
     # --- checkpoints

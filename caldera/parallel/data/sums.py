@@ -350,6 +350,14 @@ class Compression(Protocol):
         """Take up what `state` gave."""
 
 
+def owned(compression: Compression, owner: str) -> Compression:
+    """Return a compression without the residual of another model's gradients."""
+    if not isinstance(compression, Configurable):
+        return compression
+    found: Any = compression.owned_by(owner)
+    return found
+
+
 def described(compression: Compression | None) -> str:
     """What it was made with, if it says so.
 

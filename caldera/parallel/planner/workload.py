@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from caldera import op
 from caldera.base.arguments import refusal
 from caldera.compiler.lazy import Variable
+from caldera.core.tensor.shape import size
 from caldera.nn.tracing import Context
 from caldera.parallel.data.sums import in_backward_order
 from caldera.parallel.planner.model_network import (
@@ -104,14 +105,19 @@ def workload_of(model: Model) -> ModelWorkload:
         for each in parameters
     )
     trained = sum(gradient.nbytes for gradient in gradients)
-    kept = len(model.optimizer.keeps) + (model.optimizer.accumulate > 1)
+    optimizer = model.optimizer
+    kept = (optimizer.accumulate > 1) * trained + sum(
+        size(shape) * each.dtype.itemsize
+        for each in parameters
+        for shape in optimizer.kept_shapes(each.shape).values()
+    )
     inputs = sum(row.nbytes for row in found.rows[:1])
     ends = [op.sum(op.cast(each, "float32")) for each in traced.calls[0].outputs]
     return ModelWorkload(
         name=model.name or found.name,
         layers=layers,
         flops=found.flops,
-        optimizer=kept * trained,
+        optimizer=kept,
         activations=found.activation_bytes + inputs,
         workspace=trained,
         value=round(value),

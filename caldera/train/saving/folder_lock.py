@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import warnings
 from datetime import datetime
 from pathlib import Path
 from typing import IO
@@ -47,8 +48,24 @@ class FolderLock:
         """Take the lock, unless this one has it; a CheckpointError if another has."""
         if self._file is not None:
             return
-        self._path.mkdir(parents=True, exist_ok=True)
-        name = str(self._path.resolve())
+        try:
+            self._path.mkdir(parents=True, exist_ok=True)
+            self._file = file = self._taken(str(self._path.resolve()))
+            now = datetime.now().astimezone().isoformat(" ", "seconds")
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}, since {now}\n")
+            file.flush()
+        except OSError as problem:
+            self.release()
+            raise CheckpointError.build(
+                f"checkpoints in {self._path}",
+                expected="a folder that can be written to",
+                got=f"{problem.strerror or problem}",
+                hint="name another folder, or free space and grant write access",
+            ) from problem
+
+    def _taken(self, name: str) -> IO[str]:
+        """Open the file and lock it."""
         with _guard:
             if name in _held:
                 raise self._refusal("another run of this process")
@@ -61,12 +78,15 @@ class FolderLock:
                 holder = file.read(LONGEST_NAME).strip()
                 file.close()
                 raise self._refusal(f"the lock of {holder or 'another process'}") from None
+            except OSError as problem:
+                # Some network file systems have no locks: training goes on without one.
+                warnings.warn(
+                    f"checkpoints in {self._path}: its file system cannot lock files "
+                    f"({problem.strerror or problem}); let no other run save there",
+                    stacklevel=2,
+                )
             _held.add(name)
-        now = datetime.now().astimezone().isoformat(" ", "seconds")
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}, since {now}\n")
-        file.flush()
-        self._file = file
+        return file
 
     def release(self) -> None:
         """Let other runs save to the folder."""

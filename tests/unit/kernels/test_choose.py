@@ -264,13 +264,29 @@ def test_a_fixed_kernel_serves_until_it_is_unfixed(kernels: FakeKernels) -> None
     assert choices.kernel(product_node(), "cpu").name == "fast"
 
 
-def test_a_fixed_kernel_that_cannot_run_a_node_gives_way(kernels: FakeKernels) -> None:
+def test_a_fixed_kernel_that_needs_too_much_memory_is_an_error(kernels: FakeKernels) -> None:
     kernels.add("hungry", workspace=2000)
     kernels.add("modest")
     choices = Choices(kernels.table)
     choices.fix("matmul", "hungry")
     with settings.override(workspace_limit=10):
+        with pytest.raises(ConfigError, match=r"hungry.*2000 bytes.*10 are allowed.*modest"):
+            choices.kernel(product_node(), "cpu")
+        choices.fix("matmul", "hungry", optional=True)
         assert choices.kernel(product_node(), "cpu").name == "modest"
+
+
+def test_a_fixed_kernel_that_does_not_support_a_node_is_an_error() -> None:
+    x, w = op.var("x", (1, 1, 6, 6), fill=cd.one()), op.var("w", (1, 1, 5, 5), fill=cd.one())
+    choose.choices.fix("conv2d", "1x1 product")
+    try:
+        with pytest.raises(ConfigError, match=r"can run <conv2d.*1x1 product, which.*direct"):
+            cd.compile([op.conv2d(x, w)])
+        choose.choices.fix("conv2d", "1x1 product", optional=True)
+        plan = cd.compile([op.conv2d(x, w)])
+    finally:
+        choose.choices.unfix("conv2d")
+    np.testing.assert_array_equal(plan.run()[0].numpy(), np.full((1, 1, 2, 2), 25.0))
 
 
 def test_fixing_what_does_not_exist_is_refused(kernels: FakeKernels) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Generator, Iterator
 
 import numpy as np
@@ -20,13 +21,21 @@ def _gradient(w: np.ndarray) -> np.ndarray:
 
 
 def _train(optimizer: optim.Optimizer, start: np.ndarray, steps: int = 5) -> list[np.ndarray]:
-    w = op.var("w", start.shape, fill=start, dtype="float64")
+    return _train_on(optimizer, op.var("w", start.shape, fill=start, dtype="float64"), steps)
+
+
+def _train_on(optimizer: optim.Optimizer, w: cd.Variable, steps: int) -> list[np.ndarray]:
     plan = cd.compile(optimizer.train(op.sum(w * w * w / 3.0 + w), [w]))
     seen = []
     for _ in range(steps):
         plan.run()
         seen.append(w.numpy())
     return seen
+
+
+def _curved(w: np.ndarray) -> np.ndarray:
+    """The gradient of sum(w ** 4 / 4 - w ** 2)."""
+    return w**3 - 2 * w
 
 
 def _norm(w: np.ndarray) -> float:
@@ -124,14 +133,16 @@ def lars(w: np.ndarray) -> Iterator[np.ndarray]:
         yield w
 
 
-def nadam(w: np.ndarray) -> Iterator[np.ndarray]:
-    mean, square, step = np.zeros_like(w), np.zeros_like(w), 0
+def nadam(w: np.ndarray, decay: float = 4e-3) -> Iterator[np.ndarray]:
+    mean, square, step, product = np.zeros_like(w), np.zeros_like(w), 0, 1.0
     while True:
         step += 1
         g = _gradient(w)
         mean = 0.8 * mean + 0.2 * g
         square = 0.95 * square + 0.05 * g * g
-        ahead = 0.8 * mean / (1 - 0.8 ** (step + 1)) + 0.2 * g / (1 - 0.8**step)
+        now, later = (0.8 * (1 - 0.5 * 0.96 ** (t * decay)) for t in (step, step + 1))
+        product *= now
+        ahead = later * mean / (1 - product * later) + (1 - now) * g / (1 - product)
         w = w - 0.1 * ahead / (np.sqrt(square / (1 - 0.95**step)) + 1e-6)
         yield w
 
@@ -167,6 +178,99 @@ def lion(w: np.ndarray) -> Iterator[np.ndarray]:
         yield w
 
 
+def amsgrad(w: np.ndarray, decoupled: float = 0.0) -> Iterator[np.ndarray]:
+    mean, square, largest, step = np.zeros_like(w), np.zeros_like(w), np.zeros_like(w), 0
+    while True:
+        step += 1
+        g = _gradient(w)
+        mean = 0.8 * mean + 0.2 * g
+        square = 0.95 * square + 0.05 * g * g
+        largest = np.maximum(largest, square)
+        size = np.sqrt(largest / (1 - 0.95**step)) + 1e-6
+        w = w - 0.1 * (mean / (1 - 0.8**step) / size + decoupled * w)
+        yield w
+
+
+def radam(w: np.ndarray) -> Iterator[np.ndarray]:
+    mean, square, step = np.zeros_like(w), np.zeros_like(w), 0
+    longest = 2 / (1 - 0.95) - 1
+    while True:
+        step += 1
+        g = _gradient(w)
+        mean = 0.8 * mean + 0.2 * g
+        square = 0.95 * square + 0.05 * g * g
+        left = 1 - 0.95**step
+        now = longest - 2 * step * 0.95**step / left
+        change = mean / (1 - 0.8**step)
+        if now > 5:
+            top, bottom = (now - 4) * (now - 2) * longest, (longest - 4) * (longest - 2) * now
+            change = change * np.sqrt(left) / (np.sqrt(square) + 1e-6) * np.sqrt(top / bottom)
+        w = w - 0.02 * change
+        yield w
+
+
+def asgd(w: np.ndarray) -> Iterator[np.ndarray]:
+    eta = 0.05
+    for step in itertools.count(1):
+        w = w * (1 - 0.1 * eta) - eta * _gradient(w)
+        yield w
+        eta = 0.05 / (1 + 0.1 * 0.05 * step) ** 0.6
+
+
+def rprop(w: np.ndarray) -> Iterator[np.ndarray]:
+    last, size = np.zeros_like(w), np.full_like(w, 0.3)
+    while True:
+        g = _curved(w)
+        turned, same = g * last < 0, g * last > 0
+        size = np.clip(np.where(same, 1.5 * size, np.where(turned, 0.4 * size, size)), 0.05, 0.9)
+        last = np.where(turned, 0.0, g)
+        w = w - np.sign(last) * size
+        yield w
+
+
+def adafactor(w: np.ndarray) -> Iterator[np.ndarray]:
+    rows = columns = square = 0.0
+    for step in itertools.count(1):
+        g = _gradient(w)
+        new = step**-0.7
+        most = min(0.5, step**-0.5) * max(0.01, _norm(w) / np.sqrt(w.size))
+        if w.ndim == 2:
+            rows = rows + new * ((g * g).mean(1, keepdims=True) - rows)
+            columns = columns + new * ((g * g).mean(0, keepdims=True) - columns)
+            estimate = rows * columns / max(rows.mean(), 1e-6)
+        else:
+            estimate = square = square + new * (g * g - square)
+        change = g / np.sqrt(np.maximum(estimate, 1e-12))
+        w = w - 0.5 * 0.2 * w - most / max(1.0, _norm(change) / np.sqrt(w.size)) * change
+        yield w
+
+
+def muon(w: np.ndarray) -> Iterator[np.ndarray]:
+    if w.ndim != 2:
+        yield from _small_adamw(w)
+    mean = np.zeros_like(w)
+    while True:
+        g = _gradient(w)
+        mean = 0.9 * mean + 0.1 * g
+        x = 0.9 * mean + 0.1 * g
+        x = x / _norm(x)
+        for _ in range(3):
+            gram = x @ x.T
+            x = 3.0 * x - 3.2 * gram @ x + 1.2 * gram @ gram @ x
+        w = w * (1 - 0.1 * 0.2) - 0.1 * x
+        yield w
+
+
+def _small_adamw(w: np.ndarray) -> Iterator[np.ndarray]:
+    mean, square = np.zeros_like(w), np.zeros_like(w)
+    for step in itertools.count(1):
+        g = _gradient(w)
+        mean, square = 0.9 * mean + 0.1 * g, 0.999 * square + 0.001 * g * g
+        size = np.sqrt(square / (1 - 0.999**step)) + 1e-8
+        w = w - 0.1 * (mean / (1 - 0.9**step) / size + 0.2 * w)
+        yield w
+
+
 ADAM = {"beta1": 0.8, "beta2": 0.95, "epsilon": 1e-6}
 RULES: dict[str, tuple[Callable[[], optim.Optimizer], Rule]] = {
     "descent": (lambda: optim.GradientDescent(0.01), descent),
@@ -197,6 +301,31 @@ RULES: dict[str, tuple[Callable[[], optim.Optimizer], Rule]] = {
         lambda w: adam(w, decoupled=0.2),
     ),
     "nadam": (lambda: optim.Nadam(0.1, **ADAM), nadam),
+    "nadam plain": (
+        lambda: optim.Nadam(0.1, momentum_decay=0.0, **ADAM),
+        lambda w: nadam(w, decay=0.0),
+    ),
+    "nadam fast": (
+        lambda: optim.Nadam(0.1, momentum_decay=9.0, **ADAM),
+        lambda w: nadam(w, decay=9.0),
+    ),
+    "amsgrad": (lambda: optim.Adam(0.1, amsgrad=True, **ADAM), amsgrad),
+    "amsgrad decoupled": (
+        lambda: optim.AdamW(0.1, amsgrad=True, weight_decay=0.2, **ADAM),
+        lambda w: amsgrad(w, decoupled=0.2),
+    ),
+    "radam": (lambda: optim.RAdam(0.02, **ADAM), radam),
+    "asgd": (lambda: optim.ASGD(0.05, shrinkage=0.1, power=0.6), asgd),
+    "adafactor": (
+        lambda: optim.Adafactor(0.5, power=0.7, epsilon=1e-6, least_size=0.01, weight_decay=0.2),
+        adafactor,
+    ),
+    "muon": (
+        lambda: optim.Muon(
+            0.1, momentum=0.9, coefficients=(3.0, -3.2, 1.2), iterations=3, weight_decay=0.2
+        ),
+        muon,
+    ),
     "adamax": (lambda: optim.Adamax(0.1, **ADAM), adamax),
     "adadelta": (lambda: optim.Adadelta(0.5, smoothing=0.8, epsilon=1e-3), adadelta),
     "lion": (lambda: optim.Lion(0.1, beta1=0.8, beta2=0.95, weight_decay=0.3), lion),
@@ -210,8 +339,48 @@ RULES: dict[str, tuple[Callable[[], optim.Optimizer], Rule]] = {
 def test_an_optimizer_follows_its_published_rule(name: str, start: np.ndarray) -> None:
     make, rule = RULES[name]
     expected = rule(start.copy())
-    for seen in _train(make(), start):
+    for seen in _train(make(), start, steps=8):
         np.testing.assert_allclose(seen, next(expected), rtol=1e-12, atol=1e-14)
+
+
+def test_rprop_turns_back_by_smaller_steps() -> None:
+    start = np.array([1.0, -2.0, 0.0])
+    w = op.var("w", (3,), fill=start, dtype="float64")
+    optimizer = optim.Rprop(0.3, factors=(0.4, 1.5), sizes=(0.05, 0.9))
+    plan = cd.compile(optimizer.train(op.sum(w**4.0 / 4.0 - w * w), [w]))
+    for expected in itertools.islice(rprop(start), 12):
+        plan.run()
+        np.testing.assert_allclose(w.numpy(), expected, rtol=1e-12)
+
+
+def test_asgd_averages_after_its_start() -> None:
+    w = op.var("w", (3,), fill=np.array([1.0, -2.0, 0.5]), dtype="float64")
+    optimizer = optim.ASGD(0.05, shrinkage=0.1, power=0.6, start=2)
+    seen = _train_on(optimizer, w, steps=9)
+    # The first step beyond the start whose weight is below 1 is the fifth.
+    np.testing.assert_allclose(
+        optimizer.state[w]["average"].numpy(), np.mean(seen[3:], axis=0), rtol=1e-12
+    )
+
+
+def test_a_tall_matrix_and_a_wide_one_are_made_orthogonal() -> None:
+    for shape, scale in (((6, 2), 1.0), ((2, 6), 3.0**0.5)):
+        start = np.random.default_rng(0).normal(size=shape)
+        w = op.var("w", shape, fill=start, dtype="float64")
+        muon = optim.Muon(
+            0.5, momentum=0.0, weight_decay=0.0, coefficients=(1.875, -1.25, 0.375), iterations=30
+        )
+        _train_on(muon, w, steps=1)
+        change = (start - w.numpy()) / (0.5 * scale)
+        np.testing.assert_allclose(np.linalg.svd(change)[1], 1.0, rtol=1e-9)
+
+
+def test_the_state_of_adafactor_is_a_row_and_a_column() -> None:
+    w = op.var("w", (5, 4, 3), fill=1.0)
+    adafactor = optim.Adafactor()
+    _train_on(adafactor, w, steps=1)
+    shapes = {name: each.shape for name, each in adafactor.state[w].items()}
+    assert shapes == {"rows": (5, 4, 1), "columns": (5, 1, 3)}
 
 
 def test_the_usual_settings_are_those_of_the_papers() -> None:
@@ -385,5 +554,26 @@ def test_mistakes_are_named() -> None:
         def update(self, parameter, gradient, state, rate, step):  # type: ignore[no-untyped-def]
             return parameter, {}
 
+    class Lonely(optim.Optimizer):
+        def update(self, parameter, gradient, state, rate, step):  # type: ignore[no-untyped-def]
+            return parameter - rate * gradient
+
+    with pytest.raises(cd.ConfigError, match=r"Lonely.update: .* new parameter and a dict .*Expr"):
+        Lonely(0.1).train(x * x, [x])
+    with pytest.raises(cd.ConfigError, match="only the first step reads it"):
+        optim.Rprop(optim.Cosine(0.1, steps=5))  # type: ignore[arg-type]
+    for wrong in ((0.5, 0.9), (1.2, 0.5), (0.5,), 0.5):
+        with pytest.raises(cd.ConfigError, match="factors"):
+            optim.Rprop(factors=wrong)  # type: ignore[arg-type]
+    with pytest.raises(cd.ConfigError, match="sizes above 0"):
+        optim.Rprop(sizes=(0.0, 1.0))
+    with pytest.raises(cd.ConfigError, match="three coefficients"):
+        optim.Muon(coefficients=(1.0, 2.0))
+    with pytest.raises(cd.ConfigError, match="original, match_rms_adamw, got 'other'"):
+        optim.Muon(scale="other")
+    with pytest.raises(cd.ConfigError, match="shrinkage, power and start >= 0"):
+        optim.ASGD(power=-1.0)
+    with pytest.raises(cd.ConfigError, match="most_change above 0"):
+        optim.Adafactor(most_change=0.0)
     with pytest.raises(cd.ConfigError, match="new values for \\['mean'\\]"):
         Forgetful(0.1).train(x * x, [x])

@@ -50,7 +50,19 @@ def test_linear_warm_up_leads_to_what_follows() -> None:
     whole = _rates(optim.Cosine(0.8, steps=50, warm_up=10, final=0.1), steps)
     np.testing.assert_allclose(by_parts, whole, rtol=1e-12)
     seen = _rates(optim.LinearWarmUp(3, then=0.9, start=0.1), range(6))
-    np.testing.assert_allclose(seen, [0.3, 0.5, 0.7, 0.9, 0.9, 0.9], rtol=1e-14)
+    # The first step has the rate of the start, as with LinearLR.
+    np.testing.assert_allclose(seen, [0.1, 1.1 / 3, 1.9 / 3, 0.9, 0.9, 0.9], rtol=1e-14)
+
+
+def test_no_step_of_a_rise_without_a_start_has_the_rate_0() -> None:
+    seen = _rates(optim.LinearWarmUp(3, then=1.0), range(5))
+    np.testing.assert_allclose(seen, [0.25, 0.5, 0.75, 1.0, 1.0], rtol=1e-14)
+
+
+def test_a_rise_towards_a_schedule_begins_at_its_start() -> None:
+    then = optim.Exponential(0.8, factor=0.5)
+    seen = _rates(optim.LinearWarmUp(2, then=then, start=0.2), range(4))
+    np.testing.assert_allclose(seen, [0.2, 0.5, 0.8, 0.4], rtol=1e-14)
 
 
 def test_one_cycle() -> None:
@@ -102,6 +114,17 @@ def test_reduce_on_plateau_waits_reduces_and_cools_down() -> None:
     seen = [rule.after_epoch({"loss": loss}) for loss in losses]
     # The third bad epoch reduces; the next two are not counted, two more are needed.
     assert seen == [0.8, 0.8, 0.8, 0.4, 0.4, 0.4, 0.4, 0.3, 0.3]
+
+
+def test_reduce_on_plateau_has_a_floor() -> None:
+    rule = optim.ReduceOnPlateau(1e-6, factor=0.1, patience=0)
+    seen = [rule.after_epoch({"loss": 1.0}) for _ in range(6)]
+    # From 1e-8 to 1e-9 is less than the least change; a larger minimum raises nothing.
+    np.testing.assert_allclose(seen, [1e-6, 1e-7, 1e-8, 1e-8, 1e-8, 1e-8])
+    rule = optim.ReduceOnPlateau(0.5, factor=0.1, patience=0, minimum=0.75)
+    assert [rule.after_epoch({"loss": 1.0}) for _ in range(3)] == [0.5, 0.5, 0.5]
+    rule = optim.ReduceOnPlateau(0.5, factor=0.5, patience=0, least_change=0.2)
+    assert [rule.after_epoch({"loss": 1.0}) for _ in range(4)] == [0.5, 0.25, 0.25, 0.25]
 
 
 def test_reduce_on_plateau_follows_the_metric_it_is_told_to() -> None:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import caldera as cd
-from caldera import nn, op, optim
+from caldera import compress, nn, op, optim, parallel
+from caldera.comm import Communicator, run_virtual_ranks
 
 X = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
 Y = X[:, :1] * 2 + 1
@@ -42,6 +43,24 @@ def test_equal_models_end_equal(make: Callable[[], dict[str, Any]]) -> None:
     settings, expected = make(), trained(**make())
     for _ in range(3):
         assert trained(**settings) == expected
+
+
+@pytest.mark.parametrize("kind", [lambda: compress.TopK(0.2), compress.OneBit, compress.PowerSGD])
+@pytest.mark.parametrize("same_strategy", [False, True])
+def test_a_compression_keeps_no_residual_of_another_model(
+    kind: Callable[[], Any], same_strategy: bool
+) -> None:
+    def losses(comm: Communicator) -> list[list[float]]:
+        compression, found = kind(), []
+        for _ in range(2):
+            if not (found and same_strategy):
+                strategy = parallel.DataParallel(compression=compression, communicator=comm)
+            model = cd.NeuralNetwork([nn.Input((4,)), nn.Dense(1)], loss="mse", batch_size=16)
+            found.append(model.fit(X, Y, epochs=2, verbose=0, parallel=strategy)["loss"])
+        return found
+
+    for first, second in run_virtual_ranks(2, losses):
+        assert first == second
 
 
 def test_a_rule_given_to_two_optimizers() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import caldera as cd
 from caldera import comm, nn, op, parallel
-from caldera.errors import ShapeError
+from caldera.errors import ConfigError, ShapeError
 from caldera.nn.losses import as_loss
 
 RANDOM = np.random.default_rng(0)
@@ -81,3 +81,22 @@ def test_what_is_no_mean_over_samples_is_refused(loss: Given) -> None:
     # As many samples as numbers each: shapes alone would not tell the axes apart.
     with pytest.raises(ShapeError, match="or their mean"):
         as_loss(loss)(cd.tensor(X[:3, :3]), cd.tensor(Y[:3]))
+
+
+MIXING: list[Given] = [
+    lambda y, z: op.mean((y - op.mean(y) - z) ** 2),
+    lambda y, z: (y - op.mean(y, axis=0, keepdims=True) - z) ** 2,
+    lambda y, z: (y - z) ** 2 / op.max(abs(z)),
+]
+
+
+@pytest.mark.parametrize("loss", MIXING)
+@pytest.mark.parametrize("strategy", [parallel.DataParallel, parallel.PipelineParallel])
+def test_a_loss_that_compares_samples_needs_all_of_them(loss: Given, strategy: Any) -> None:
+    assert np.isfinite(trained(loss)).all()
+
+    def on_rank(communicator: Any) -> None:
+        trained(loss, parallel=strategy(communicator=communicator))
+
+    with pytest.raises(ConfigError, match=r"each sample by itself.*op\.(mean|max) over"):
+        comm.run_virtual_ranks(2, on_rank)
