@@ -45,6 +45,8 @@ METRICS = {
     "hinge": (),
 }
 """Metrics that go with a loss."""
+PLACED = (nn.Dense, nn.Conv2D, nn.LSTM, nn.GRU, nn.BatchNorm, nn.LayerNorm, nn.MultiHeadAttention)
+"""Layers that may have a layout of their own."""
 BAD = ("difference", "hang", "crash")
 """Outcomes that no case may have."""
 VALIDATION = 7
@@ -123,11 +125,8 @@ def _pipeline(random: Random, ranks: int, norms: bool) -> Way:
 
 
 def _layouts(random: Random, ranks: int, norms: bool) -> Way:
-    """Layouts by class, or by the numbers of layers, which not every network has."""
-    if random.random() < 0.2:
-        return Way("Layouts", {"layouts": "auto"})
-    kinds = random.sample((nn.Dense, nn.Conv2D, nn.LSTM, nn.BatchNorm), 2)
-    return Way("Layouts", {"layouts": {each: _layout(random, ranks) for each in kinds}})
+    """As the network suggests; `_finished` draws some for its layers."""
+    return Way("Layouts", {"layouts": "auto"})
 
 
 def _local(random: Random, ranks: int, norms: bool) -> Way:
@@ -162,11 +161,11 @@ class Case(NamedTuple):
         return self.network.model("cpu", metrics=list(self.metrics))
 
 
-def case_of(seed: int) -> Case:
-    """The case of a seed."""
+def case_of(seed: int, ranks: int | None = None) -> Case:
+    """The case of a seed, on this many ranks or on some."""
     random = Random(f"ranks of {seed}")
     if random.random() < 0.35:
-        return _finished(random, seed, several_network(seed))
+        return _finished(random, several_network(seed), ranks)
     kind = random.choice(({}, {"varied": True}, {"varied": True}, {"blocks": True}))
     drawn = random_network(seed, SMALL, alone=True, **kind)  # type: ignore[arg-type]
     plain = comparable(drawn)
@@ -178,19 +177,20 @@ def case_of(seed: int) -> Case:
         dtype="float64",
         batch=min(drawn.batch, random.randint(1, 9)),
     )
-    return _finished(random, seed, network)
+    return _finished(random, network, ranks)
 
 
-def _finished(random: Random, seed: int, network: RandomNetwork) -> Case:
+def _finished(random: Random, network: RandomNetwork, given: int | None) -> Case:
     """The case of a network, with what its strategy equals one process for."""
-    ranks = random.randint(2, 5)
+    drawn = random.randint(2, 5)
+    ranks = drawn if given is None else given
     norms = any("BatchNorm" in repr(layer) for layer in network.layers)
     way = random.choice(WAYS)(random, ranks, norms)
     if isinstance(network, SeveralNetwork):
         network = replace(comparable(network), layers=network.layers)
-    if way.name == "Layouts" and isinstance(way.arguments["layouts"], dict):
-        built = {type(layer) for layer in network.model("cpu").walk()}
-        layouts = {k: v for k, v in way.arguments["layouts"].items() if k in built}
+    if way.name == "Layouts" and random.random() < 0.8:
+        placed = [each.path for each in network.model("cpu").walk() if isinstance(each, PLACED)]
+        layouts = {path: _layout(random, ranks) for path in placed if random.random() < 0.6}
         way = Way("Layouts", {"layouts": layouts or "auto"})
     if way.name == "LocalSGD":
         # Means of models are one step by the mean of gradients for this rule alone.
