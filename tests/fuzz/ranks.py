@@ -189,7 +189,9 @@ def _finished(random: Random, network: RandomNetwork, given: int | None) -> Case
     if isinstance(network, SeveralNetwork):
         network = replace(comparable(network), layers=network.layers)
     if way.name == "Layouts" and random.random() < 0.8:
-        placed = [each.path for each in network.model("cpu").walk() if isinstance(each, PLACED)]
+        built = network.model("cpu")
+        built.build_for(*network.data()[: network.inputs])
+        placed = [each.path for each in built.walk() if isinstance(each, PLACED)]
         layouts = {path: _layout(random, ranks) for path in placed if random.random() < 0.6}
         way = Way("Layouts", {"layouts": layouts or "auto"})
     if way.name == "LocalSGD":
