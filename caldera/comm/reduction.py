@@ -16,6 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from caldera.base.arguments import refusal
+from caldera.core.tensor.dtype import refuse_masked
 from caldera.errors import CommError, DtypeError, ShapeError
 
 _FUNCTIONS = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}
@@ -81,6 +82,7 @@ def check_buffer(where: str, buffer: np.ndarray, *, written: bool = False) -> No
     """A buffer is a contiguous array, and writable if something is received into it."""
     if not isinstance(buffer, np.ndarray):
         raise DtypeError.build(where, expected="a NumPy array", got=type(buffer).__name__)
+    refuse_masked(buffer, where)
     if not buffer.flags.c_contiguous:
         raise ShapeError.build(
             where,

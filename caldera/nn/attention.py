@@ -1,7 +1,7 @@
 """Attention: tables of vectors, positions, heads, the transformer's block. Sequences are (N, T, C).
 
 A mask says which steps are real: truth values (N, S) for the keys of each sample, (N, T, S) for
-each query, or (N, heads, T, S).
+each query, or (N, heads, T, S). What is nan or infinite at a key that is not real is read as 0.
 """
 
 from __future__ import annotations
@@ -89,6 +89,13 @@ class PositionalEmbedding(Layer):
         return x + self.weight[: x.shape[1]]
 
 
+def _readable(x: Expr, mask: Expr | None) -> Expr:
+    """A sequence without nan and infinity behind a mask of its steps: 0 * nan would be nan."""
+    if mask is None or mask.shape != x.shape[:2]:
+        return x
+    return op.where(op.logical_or(op.unsqueeze(mask, 2), op.isfinite(x)), x, 0.0)
+
+
 @register
 @dataclass(eq=False)
 class MultiHeadAttention(Layer):
@@ -141,10 +148,12 @@ class MultiHeadAttention(Layer):
             if each is not None and (each.ndim != 3 or each.shape[-1] != width):
                 raise self.refuse(f"sequences (N, T, {width})", f"shape {each.shape}")
         if memory is None:
+            x = _readable(x, mask)
             q, k, v = self._products(x)
         else:
             q = self._product(x, 0, width)
-            k, v = op.split(self._product(memory, width, 3 * width), 2, axis=2)
+            of_memory = self._product(_readable(memory, mask), width, 3 * width)
+            k, v = op.split(of_memory, 2, axis=2)
         return self._attended(q, k, v, None if mask is None else self._for_heads(mask, x, k))
 
     def remembered(self, x: Expr) -> tuple[Expr, Expr, Expr]:
@@ -255,6 +264,7 @@ class TransformerBlock(Layer):
         self.output = Dense(width, fill=self.output_fill)
 
     def forward(self, x: Expr, mask: Expr | None = None) -> Any:
+        x = _readable(x, mask)
         y = self._rest(x, self.attention(self.norm1(x), mask=mask))
         return (y, mask) if self.return_mask and mask is not None else y
 

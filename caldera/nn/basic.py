@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -365,5 +366,19 @@ class Sequential(Layer):
     def forward(self, *inputs: Expr) -> Any:
         value: Any = inputs if len(inputs) > 1 else inputs[0]
         for layer in self.layers:
-            value = layer(*value) if isinstance(value, tuple) else layer(value)
+            several = value if isinstance(value, tuple) else (value,)
+            if len(several) > 1:
+                _check_takes(layer, several)
+            value = layer(*several)
         return value
+
+
+def _check_takes(layer: Layer, values: tuple[Any, ...]) -> None:
+    try:
+        inspect.signature(layer.forward).bind(*values)
+    except TypeError:
+        raise layer.refuse(
+            "one input",
+            f"{len(values)} results of the layer before, such as a sequence and its mask",
+            "put a layer there that takes them all, as nn.LSTM and nn.MeanPooling take a mask",
+        ) from None

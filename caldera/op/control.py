@@ -33,8 +33,14 @@ from caldera.core.graph.ops.elementwise import guarded
 from caldera.core.graph.ops.elementwise import where as choose
 from caldera.core.tensor import Tensor, bool_, is_inexact, is_integer, normalise_axis
 from caldera.errors import CalderaError, DtypeError, ShapeError
+from caldera.op.creation import eye
 
 __all__ = ["all_gather", "all_sum", "assign", "cond", "scan", "sum_scatter", "while_loop"]
+
+_MATRIX_OPS = frozenset(
+    {"cholesky", "determinant", "eig", "eigh", "inverse", "pinv", "qr", "slogdet", "solve", "svd"}
+)
+"""Ops that reject matrices by value, or whose derivatives do."""
 
 
 def scan(
@@ -170,8 +176,8 @@ def cond(
 def _side(taken: Node, write: Callable[..., Any], *operands: Any) -> Any:
     """What a side of a choice returns, written so that it does no harm where it is not taken.
 
-    What it reads from outside has no derivative then, which might be infinite or nan, and integers
-    are 0, as positions beyond the end of an axis are errors.
+    What it reads from outside has no derivative then, which might be infinite or nan. Positions
+    beyond the end of an axis are errors, as are singular matrices: they are 0 and the identity.
     """
     with written() as made:
         outcome = write(*operands)
@@ -191,8 +197,22 @@ def _side(taken: Node, write: Callable[..., Any], *operands: Any) -> Any:
             inputs = [
                 new.get(each) or (each if keeps else _harmless(each, taken)) for each in node.inputs
             ]
-            new[node] = node.op.rebuild(node, tuple(inputs))
+            new[node] = node.op.rebuild(node, tuple(_accepted(node, inputs, taken)))
     return _mapped(outcome, lambda each: Expr(new.get(each.node, each.node)))
+
+
+def _accepted(node: Node, inputs: list[Node], taken: Node) -> list[Node]:
+    """Operands that no kernel refuses, where the side is not taken."""
+    if node.op.name in _MATRIX_OPS:
+        first = inputs[0]
+        identity = eye(*first.shape[-2:], dtype=first.dtype).node
+        return [choose(taken, first, identity), *inputs[1:]]
+    if node.op.kind == "movement" and len(inputs) > 1:
+        return [
+            choose(taken, each, full((), 0, each.dtype)) if is_integer(each.dtype) else each
+            for each in inputs
+        ]
+    return inputs
 
 
 def _harmless(node: Node, taken: Node) -> Node:

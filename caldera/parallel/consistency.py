@@ -12,6 +12,8 @@ from caldera.base.config import settings
 from caldera.base.plain_data import json_digest
 from caldera.comm import Communicator
 from caldera.compiler.plan.plan import Plan
+from caldera.compiler.sharding.ops import redistribute
+from caldera.compiler.sharding.volume import summary
 from caldera.core.graph.node import Node
 from caldera.core.graph.ops.collective import TOKEN, Message, start
 from caldera.errors import CommError, ConfigError
@@ -73,7 +75,16 @@ def messages(plan: Plan) -> list[str]:
     []
     """
     found = []
-    for node, message in _started(plan):
+    for node in (step.node for step in plan.schedule.steps):
+        attrs = node.attrs
+        if node.op is redistribute:
+            found.append(
+                f"redistribution along {attrs['axis']} of {attrs['source'].shape} from "
+                f"{summary(attrs['source'])} to {summary(attrs['target'])}"
+            )
+        if node.op is not start:
+            continue
+        message = attrs["message"]
         if message.is_point_to_point:
             # How large it is, is for those two alone to know.
             found.append(f"{message.kind} at {message.peer} along {message.axis}")

@@ -106,7 +106,11 @@ class StepPlans:
 
     def centre_on(self, given: TrainingData) -> StepPlans:
         """Let metrics subtract the mean of these targets, before they are squared and added."""
-        self.centre.assign(np.resize(given.centre(self.model), self.centre.shape))
+        centre, ranks = given.centre(self.model), self.strategy.communicator
+        if given.pipeline.is_stream and ranks.size > 1:
+            # Streams may begin with another sample on each rank.
+            centre = np.array(ranks.bcast_object(centre.tolist()))
+        self.centre.assign(np.resize(centre, self.centre.shape))
         return self
 
     def begin_again(self, seed: int, steps_done: int) -> None:

@@ -87,6 +87,11 @@ class RandomNetwork:
     dtype: str = "float32"
 
     @property
+    def inputs(self) -> int:
+        """Of the network."""
+        return 1
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Of a sample."""
         return tuple(self.layers[0].given[0])

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from random import Random
@@ -20,13 +21,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from caldera import parallel
+from caldera import dmath as dm
+from caldera import nn, parallel
 from caldera.comm import Communicator, run_virtual_ranks
-from caldera.errors import CalderaError
+from caldera.errors import CalderaError, CommError
 from caldera.train.model import Model
 from caldera.train.strategy import Strategy
 from tests.fuzz.card import Outcome, counted
 from tests.fuzz.networks import SMALL, RandomNetwork, random_network
+from tests.fuzz.settings import Made
+from tests.fuzz.several import SeveralNetwork, several_network
 from tests.fuzz.training import comparable
 
 TOLERANCE = 1e-8
@@ -41,6 +45,10 @@ METRICS = {
     "hinge": (),
 }
 """Metrics that go with a loss."""
+PLACED = (nn.Dense, nn.Conv2D, nn.LSTM, nn.GRU, nn.BatchNorm, nn.LayerNorm, nn.MultiHeadAttention)
+"""Layers that may have a layout of their own."""
+BAD = ("difference", "hang", "crash")
+"""Outcomes that no case may have."""
 VALIDATION = 7
 """Samples that networks are also evaluated on between epochs."""
 
@@ -84,21 +92,45 @@ def _tensor(random: Random, ranks: int, norms: bool) -> Way:
 
 
 def _hybrid(random: Random, ranks: int, norms: bool) -> Way:
-    model = random.choice([each for each in range(1, ranks + 1) if ranks % each == 0])
+    model = _divisor(random, ranks)
     axes = {"data": ranks // model, "model": model}
-    return Way("Hybrid", {"axes": axes, "samples": random.choice(("data", "all")), "least": 1})
+    named: dict[str, Any] = {"samples": random.choice(("data", "all")), "least": 1}
+    if named["samples"] == "data" and random.random() < 0.5:
+        named["splits"] = {nn.Dense: _layout(random, model)}
+    return Way("Hybrid", {"axes": axes, **named})
+
+
+def _divisor(random: Random, ranks: int) -> int:
+    return random.choice([each for each in range(1, ranks + 1) if ranks % each == 0])
+
+
+def _layout(random: Random, ranks: int) -> Any:
+    """A layout for what layers give, or a word for one."""
+    words: list[Any] = ["rows", "columns", "replicated", "auto", dm.Rows(), dm.Columns()]
+    words += [dm.Replicated(), dm.Blocks(rows=random.randint(1, 3)), dm.Blocks(columns=2)]
+    words += [dm.Blocks(rows=2, columns=2), dm.Rows(ranks=random.sample(range(ranks), ranks))]
+    words += [dm.Rows(ranks=[ranks - 1]), dm.Grid(1, ranks), dm.BlockCyclic(1, grid=(ranks,))]
+    return random.choice(words)
 
 
 def _pipeline(random: Random, ranks: int, norms: bool) -> Way:
-    stages = random.choice([each for each in range(1, ranks + 1) if ranks % each == 0])
+    stages = _divisor(random, ranks)
+    model = _divisor(random, ranks // stages)
     # Batch normalisation is over a micro-batch.
     micro = 1 if norms else random.randint(1, 4)
-    schedule = random.choice(("1f1b", "fill-drain"))
-    return Way("PipelineParallel", {"stages": stages, "micro_batches": micro, "schedule": schedule})
+    named: dict[str, Any] = {"stages": stages, "micro_batches": micro}
+    if model > 1:
+        named |= {"model": model, "least": 1}
+    return Way("PipelineParallel", {**named, "schedule": random.choice(("1f1b", "fill-drain"))})
 
 
 def _layouts(random: Random, ranks: int, norms: bool) -> Way:
+    """As the network suggests; `_finished` draws some for its layers."""
     return Way("Layouts", {"layouts": "auto"})
+
+
+def _local(random: Random, ranks: int, norms: bool) -> Way:
+    return Way("LocalSGD", {"every": 1})
 
 
 WAYS: tuple[Callable[[Random, int, bool], Way], ...] = (
@@ -111,6 +143,8 @@ WAYS: tuple[Callable[[Random, int, bool], Way], ...] = (
     _hybrid,
     _pipeline,
     _layouts,
+    _layouts,
+    _local,
 )
 
 
@@ -127,9 +161,11 @@ class Case(NamedTuple):
         return self.network.model("cpu", metrics=list(self.metrics))
 
 
-def case_of(seed: int) -> Case:
-    """The case of a seed."""
+def case_of(seed: int, ranks: int | None = None) -> Case:
+    """The case of a seed, on this many ranks or on some."""
     random = Random(f"ranks of {seed}")
+    if random.random() < 0.35:
+        return _finished(random, several_network(seed), ranks)
     kind = random.choice(({}, {"varied": True}, {"varied": True}, {"blocks": True}))
     drawn = random_network(seed, SMALL, alone=True, **kind)  # type: ignore[arg-type]
     plain = comparable(drawn)
@@ -141,27 +177,52 @@ def case_of(seed: int) -> Case:
         dtype="float64",
         batch=min(drawn.batch, random.randint(1, 9)),
     )
-    ranks = random.randint(2, 5)
+    return _finished(random, network, ranks)
+
+
+def _finished(random: Random, network: RandomNetwork, given: int | None) -> Case:
+    """The case of a network, with what its strategy equals one process for."""
+    drawn = random.randint(2, 5)
+    ranks = drawn if given is None else given
     norms = any("BatchNorm" in repr(layer) for layer in network.layers)
     way = random.choice(WAYS)(random, ranks, norms)
+    if isinstance(network, SeveralNetwork):
+        network = replace(comparable(network), layers=network.layers)
+    if way.name == "Layouts" and random.random() < 0.8:
+        built = network.model("cpu")
+        built.build_for(*network.data()[: network.inputs])
+        placed = [each.path for each in built.walk() if isinstance(each, PLACED)]
+        layouts = {path: _layout(random, ranks) for path in placed if random.random() < 0.6}
+        way = Way("Layouts", {"layouts": layouts or "auto"})
+    if way.name == "LocalSGD":
+        # Means of models are one step by the mean of gradients for this rule alone.
+        layers = tuple(each for each in network.layers if each.name != "BatchNorm")
+        network = replace(network, layers=layers, optimizer=Made("SGD", (1e-2,), {}, "optim"))
+        if isinstance(network, SeveralNetwork):
+            towers = tuple(
+                (kind, shape, tuple(each for each in given if each.name != "BatchNorm"))
+                for kind, shape, given in network.towers
+            )
+            network = replace(network, towers=towers)
     known = METRICS[network.loss]
     return Case(network, ranks, way, random.sample(known, random.randint(0, min(2, len(known)))))
 
 
 def results(model: Model, case: Case, strategy: Strategy | None) -> dict[str, np.ndarray]:
     """Everything that training gives, by name."""
-    x, y = case.network.data()
-    held = {"validation": (x[:VALIDATION], y[:VALIDATION])}
+    given = case.network.data()
+    inputs = given[: case.network.inputs]
+    held = {"validation": tuple(each[:VALIDATION] for each in given)}
     options = {**case.network.options(), **held, "verbose": 0, "parallel": strategy}
     found: dict[str, np.ndarray] = {}
     for fit in range(case.network.settings.fits):
-        history = model.fit((x, y), **options)
+        history = model.fit(given, **options)
         for name in history:
             if name != "seconds":
                 found[f"{name} of fit {fit}"] = np.array(history[name], np.float64)
     kept = [*model.parameters(), *model.states(), *model.optimizer.variables()]
     found |= {each.name: np.array(each.numpy(), np.float64) for each in kept}
-    return found | {"predictions": np.array(model.predict(x), np.float64)}
+    return found | {"predictions": np.array(model.predict(*inputs), np.float64)}
 
 
 def difference(there: Mapping[str, np.ndarray], here: Mapping[str, np.ndarray]) -> str:
@@ -187,6 +248,8 @@ def compared(case: Case) -> Outcome:
         expected = results(case.model(), case, None)
     except CalderaError as error:
         return Outcome(seed, "refused alone", f"{type(error).__name__}: {error}"[:200])
+    except Exception:
+        return Outcome(seed, "crash", traceback.format_exc(limit=-6))
     models = [case.model() for _ in range(case.ranks)]
 
     def work(comm: Communicator) -> dict[str, np.ndarray]:
@@ -194,8 +257,13 @@ def compared(case: Case) -> Outcome:
 
     try:
         found = run_virtual_ranks(case.ranks, work)
+    except CommError as error:
+        # No way to share training may disagree about messages, or wait for what nobody sends.
+        return Outcome(seed, "hang", f"{type(error).__name__}: {error}"[:600])
     except CalderaError as error:
         return Outcome(seed, "refused", f"{type(error).__name__}: {error}"[:300])
+    except Exception:
+        return Outcome(seed, "crash", traceback.format_exc(limit=-6))
     for rank, each in enumerate(found):
         apart = difference(expected, each)
         if apart:
@@ -225,10 +293,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         case = case_of(seed)
         found.append(compared(case))
         print(f"seed {seed}: {case.way.name}: {found[-1].what} {found[-1].detail}", flush=True)
-        if found[-1].what in ("difference", "refused"):
+        if found[-1].what in BAD or found[-1].what == "refused":
             print(f"    {described(case)}", flush=True)
     print(counted(found))
-    return int(any(each.what == "difference" for each in found))
+    return int(any(each.what in BAD for each in found))
 
 
 if __name__ == "__main__":

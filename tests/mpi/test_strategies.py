@@ -38,6 +38,7 @@ THREE: Parts = {
     ],
     ("compression",): ["the same bits"],
     ("sharding",): ["30 cases on 3 ranks"],
+    ("networks", "3", "23"): ["equal: network 3", "equal: network 23"],
 }
 FOUR: Parts = {
     ("training", "saved/", "model"): ["equal: layers", "equal: both", "equal: samples over all"],

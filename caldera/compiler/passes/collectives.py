@@ -49,7 +49,9 @@ def collectives(program: Program) -> Program:
         # Nothing is left to compute while the last one is under way. But who exchanges by rules of
         # its own is asked by one thread alone.
         sums[-1].message = replace(sums[-1].message, now=True)
-    return _Writer(program, _events(units)).run() if units else program
+    written = _Writer(program, _events(units)).run() if units else program
+    # From here on, tokens keep the order.
+    return lower(written, lambda name: name != "tied")
 
 
 def without_hidden(program: Program) -> Program:

@@ -18,7 +18,7 @@ from caldera.compiler.sharding.layout import CartesianLayout, IndexBlock, ShardL
 from caldera.compiler.sharding.transfer import redistributed
 from caldera.core.graph import Node, Nodes, Spec, item, op, refuse_shape
 from caldera.core.graph.ops import broadcast_to, constant, mul, reshape
-from caldera.core.graph.ops.collective import TOKEN, Number, next_number
+from caldera.core.graph.ops.collective import TOKEN, Number, backward_number
 from caldera.core.tensor import DType, float64, part_of, size
 from caldera.core.tensor.philox import normal, uniform01
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
@@ -112,7 +112,7 @@ def _(
         reduce="sum",
         terms=copies(target),
         axis=axis,
-        number=next_number(),
+        number=backward_number(number),
     )
     alike = copies(source) // terms
     found = item(back, 0)
@@ -186,6 +186,11 @@ SHORT_RUN = 1024
 """Numbers in a row that are worth a call of their own."""
 
 
+def _order(number: int | Number) -> int:
+    """The place of an op among those of its program that communicate."""
+    return number if isinstance(number, int) else number[0]
+
+
 def _bind_redistribute(call: Call) -> Runner:
     attrs, given, made = call.node.attrs, call.inputs[0], call.outputs[0]
     straight = made.flags.c_contiguous
@@ -203,6 +208,7 @@ def _bind_redistribute(call: Call) -> Runner:
             terms=attrs["terms"],
             reduce=attrs["reduce"],
             out=made if straight else None,
+            number=_order(attrs["number"]),
         )
         if not straight:
             np.copyto(made, found)

@@ -215,6 +215,10 @@ class Propagation:
         """What a rank has of a value of which it has nothing."""
         return full(layout.local_shape(self.rank), 0, dtype)
 
+    def depending(self, made: Node, parts: Sequence[Node]) -> Node:
+        """What a rank computes of a value that follows from these parts."""
+        return made
+
     # --- rewriting
 
     def settle(self, roots: Sequence[Node]) -> None:
@@ -290,7 +294,7 @@ class Propagation:
                 part = self.empty(placement.layout, spec.dtype)
             expected = placement.layout.local_shape(self.rank)
             assert part.shape == expected, f"{describe(node)}: {part.shape} is not {expected}"
-            values.append(DistributedValue(placement, part))
+            values.append(DistributedValue(placement, self.depending(part, parts)))
         return values
 
     def _cost(self, node: Node, way: ShardingRule) -> MoveCost:
@@ -363,9 +367,9 @@ class Propagation:
         """This rank's part of a value that is made anywhere; all ranks bring its inputs there."""
         needed = zip(lazy.inputs, lazy.sources(layout), strict=True)
         parts = [self.placed(*each) for each in needed]
-        if self.rank not in layout.ranks:
-            return self.empty(layout, node.dtype)
-        return lazy.make(parts, layout)
+        here = self.rank in layout.ranks
+        made = lazy.make(parts, layout) if here else self.empty(layout, node.dtype)
+        return self.depending(made, parts)
 
     def _sent(
         self, node: Node, part: Node, where: ShardPlacement, layout: ShardLayout, dtype: DType

@@ -25,7 +25,7 @@ from caldera.compiler.sharding.rules.registry import (
 from caldera.compiler.sharding.volume import Links
 from caldera.core.graph import ITEM, Node, Spec, item, topological
 from caldera.core.graph.ops import cast, constant, mul
-from caldera.core.graph.ops.collective import all_gather
+from caldera.core.graph.ops.collective import all_gather, tied
 from caldera.core.tensor.dtype import DType, is_complex
 
 LEAVES = frozenset({"input", "tensor", "variable"})
@@ -184,6 +184,14 @@ class RankGraph(Propagation):
         if node.op is ITEM or not any(map(self.is_whole, node.inputs)):
             return False
         return all(self.is_whole(each) or self._is_free(each) for each in node.inputs)
+
+    def depending(self, made: Node, parts: Sequence[Node]) -> Node:
+        # A rank without a part of the result, or of one input, would leave out collectives.
+        reached = set(parts)
+        topological([made], reached)
+        used = {given for node in reached for given in node.inputs} | {made}
+        others = [each for each in parts if each not in used]
+        return tied(made, *others) if others else made
 
     def rule(self, node: Node) -> Rule | None:
         return None if node.op.name in DRAWN else super().rule(node)

@@ -166,7 +166,9 @@ def _cut(place: Place, most: int) -> Iterator[Place]:
 AT_ONCE_BYTES = 16 << 20
 """What all messages of a rank may take for being under way together."""
 TAG = 3
-"""Of these messages; whoever communicates beside them uses another."""
+"""Of these messages where no number is given; whoever communicates beside them uses another."""
+NUMBERED_TAGS = range(1 << 12, 1 << 13)
+"""By the number of a transfer in its program: a message of one is never received by another."""
 REDUCTIONS: dict[str, Callable[..., Any]] = {
     "sum": np.add,
     "max": np.maximum,
@@ -188,12 +190,13 @@ def redistributed(
     reduce: str = "sum",
     out: np.ndarray | None = None,
     in_memory: bool = True,
+    number: int | None = None,
 ) -> np.ndarray:
     """A rank's part of an array in another layout, perhaps in another dtype.
 
     `terms` of the source's replicas have to be reduced (added, say), in their order. All ranks of
     the communicator call this, also those without any part. Unless it may go `in_memory` that they
-    share everything is sent.
+    share everything is sent. The `number` of the transfer, the same on all ranks, selects its tag.
 
     >>> import numpy as np
     >>> from caldera.comm import run_virtual_ranks
@@ -212,9 +215,9 @@ def redistributed(
     wire = wanted if wanted.itemsize < given.itemsize and terms == 1 else given
     made = np.zeros(target.local_shape(rank), wanted) if out is None else out
     plan = exchange(source, target, rank, wire.itemsize, terms)
-    move = _Transfer(
-        plan, np.ascontiguousarray(part).reshape(-1), wire, communicator, rank, in_memory
-    )
+    tag = TAG if number is None else NUMBERED_TAGS[number % len(NUMBERED_TAGS)]
+    flat_part = np.ascontiguousarray(part).reshape(-1)
+    move = _Transfer(plan, flat_part, wire, communicator, rank, in_memory, tag)
     if terms == 1:
         flat = made.reshape(-1)
         move.run(lambda _: flat)
@@ -240,6 +243,7 @@ class _Transfer:
     communicator: Communicator | None
     rank: int
     may_share: bool
+    tag: int
 
     def run(self, place: Callable[[int], np.ndarray]) -> None:
         """Move everything; `place` gives the flat array that the elements of a term go to."""
@@ -288,11 +292,13 @@ class _Transfer:
         for peer, messages in receives.items():
             for message in messages:
                 buffer = np.empty(sum(each.size for each in message), self.wire)
-                arriving.append((message, buffer, comm.Irecv(buffer.view(np.uint8), peer, TAG)))
+                arriving.append(
+                    (message, buffer, comm.Irecv(buffer.view(np.uint8), peer, self.tag))
+                )
         for peer, messages in sends.items():
             for message in messages:
                 buffer = _packed(message, self.part, self.wire)
-                leaving.append((buffer, comm.Isend(buffer.view(np.uint8), peer, TAG)))
+                leaving.append((buffer, comm.Isend(buffer.view(np.uint8), peer, self.tag)))
         for message, buffer, request in arriving:
             request.wait()
             _unpack(message, buffer, place)

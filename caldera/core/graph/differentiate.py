@@ -22,6 +22,7 @@ from caldera.core.graph import (
     topological,
 )
 from caldera.core.graph.ops import add, conj, full
+from caldera.core.graph.ops.collective import backward_pass
 from caldera.core.tensor.dtype import is_complex, is_inexact
 from caldera.errors import ConfigError, GradientError, ShapeError
 
@@ -80,6 +81,13 @@ def accumulate(
 
     This is the whole of reverse mode: visit users before inputs, ask each op for its rule, add.
     """
+    with backward_pass():
+        return _accumulate(outputs, seeds, wrt)
+
+
+def _accumulate(
+    outputs: Sequence[Node], seeds: Sequence[Node | None], wrt: Sequence[Node]
+) -> list[Node | None]:
     order = topological(outputs)
     wanted = set(wrt)
     active: set[Node] = set()

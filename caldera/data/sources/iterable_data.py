@@ -64,6 +64,7 @@ class IterableData:
         self._batches = batches
         self.scale = checked_scale(scale, "data.IterableData")
         self._kind: _Kind | None = None
+        self._example: Arrays = ()
         # The first item of an iterator, when it had to be looked at before reading.
         self._seen: list[Any] = []
         self._spent = False
@@ -122,17 +123,17 @@ class IterableData:
             yield _part(joined, start, min(start + batch_size, count) + following)
 
     def blank(self) -> Arrays:
-        """One sample of zeros, of the shapes and dtypes that are read: the first item shows them.
+        """One sample, the first, of the shapes and dtypes that are read; zeros if it has none.
 
         >>> from caldera import data
         >>> [array.shape for array in data.IterableData([([1.0, 2.0], 3)]).blank()]
         [(1, 2), (1,)]
         """
         kind = self._first_kind()
-        return tuple(
-            np.zeros((1, *shape), dtype)
-            for shape, dtype in zip(kind.shapes, kind.dtypes, strict=True)
-        )
+        if self._example:
+            return self._example
+        pairs = zip(kind.shapes, kind.dtypes, strict=True)
+        return tuple(np.zeros((1, *shape), dtype) for shape, dtype in pairs)
 
     def _first_kind(self) -> _Kind:
         if self._kind is None:
@@ -198,6 +199,8 @@ class IterableData:
                 self._check(sample, 0, f"data.IterableData, {what} {number + offset}")
             arrays = tuple(np.stack(column) for column in zip(*samples, strict=True))
         self._check(arrays, 1, where)
+        if not self._example and len(arrays[0]):
+            self._example = tuple(array[:1].copy() for array in arrays)
         return arrays
 
     def _check(self, arrays: Arrays, axes: int, where: str) -> None:

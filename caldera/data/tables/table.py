@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from caldera.core.tensor.dtype import refuse_masked
 from caldera.errors import DataError
 from caldera.io.csv_files import column_number
 
@@ -188,6 +189,7 @@ def column_of(values: Any, where: str, marks: Collection[str] = MARKS) -> Values
     >>> column_of(["a", True, None], "kind").tolist()
     ['a', 'true', None]
     """
+    refuse_masked(values, where)
     if isinstance(values, np.ndarray) and values.ndim == 1:
         if values.dtype.kind == "f" or (values.dtype.kind in "iu" and _fits(values)):
             return values.astype(np.float64)

@@ -15,6 +15,7 @@ from functools import cached_property
 
 from caldera import op
 from caldera.comm import Communicator, Mesh, world
+from caldera.compiler.sharding.ops import redistribute
 from caldera.core.graph import Node, Nodes, Spec, rebuilt
 from caldera.core.graph.differentiate import accumulate
 from caldera.core.graph.ops import add, full
@@ -45,7 +46,7 @@ from caldera.parallel.tensor.layer_sharding import TracedNetwork
 
 AXIS = "pipeline"
 NEXT, BEFORE = 1, -1
-_NUMBERED = SYNCHRONISED | GATHERING | {all_sum.name}
+_NUMBERED = SYNCHRONISED | GATHERING | {all_sum.name, redistribute.name}
 
 
 @dataclass
@@ -296,9 +297,10 @@ def _added(before: Node | None, here: Node) -> Node:
 def rewritten(roots: Sequence[Node], new: dict[Node, Node]) -> list[Node]:
     """The graph of these roots over what nodes have become, which `new` says and is told.
 
-    Collectives get new numbers: their order is that in which they are written here.
+    Collectives get new numbers, in the order of those that they had: ranks that share layers have
+    other graphs, and the same collectives.
     """
-    stack = list(reversed(roots))
+    stack, written = list(reversed(roots)), next_number()
     while stack:
         node = stack[-1]
         missing = [] if node in new else [given for given in node.inputs if given not in new]
@@ -309,7 +311,8 @@ def rewritten(roots: Sequence[Node], new: dict[Node, Node]) -> list[Node]:
         if node not in new:
             inputs = tuple(new[given] for given in node.inputs)
             if node.op.name in _NUMBERED:
-                new[node] = node.op.node(*inputs, **{**node.attrs, "number": next_number()})
+                attrs = {**node.attrs, "number": (*written, *node.attrs["number"])}
+                new[node] = node.op.node(*inputs, **attrs)
             else:
                 new[node] = node.op.rebuild(node, inputs)
     return [new[root] for root in roots]

@@ -118,10 +118,12 @@ class StageUpdate:
 
         for node in order:
             if node not in self._at:
-                # A number that only some have is given away as soon as others will need it.
+                # A number that only some have is given away as soon as others will need it, but
+                # no parameter: a bias of one number is assigned where it is.
+                numbers = [each for each in node.inputs if each.inputs and each.spec.size == 1]
                 if len(depends[node]) > 1:
-                    for given in node.inputs:
-                        if given in self._at and len(depends[given]) == 1 and given.spec.size == 1:
+                    for given in numbers:
+                        if given in self._at and len(depends[given]) == 1:
                             give(given)
                 there = {self._at[given] for given in node.inputs if given in self._at}
                 if len(there) > 1:

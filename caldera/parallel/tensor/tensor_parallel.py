@@ -181,7 +181,8 @@ class Hybrid(DataParallel):
         # Each rank has a part of the loss of the whole job, which is the sum of all of them.
         own = Expr(graph.share(loss.node))
         variables = [self._layers.part(each) for each in parameters]
-        order = in_backward_order(own, variables)
+        # Of the graph of the whole network, which is the same on all ranks.
+        order = in_backward_order(loss, parameters)
         found = op.grad(own, variables, unused="zero")
         graph.keep([own.node, *(each.node for each in found)])
         summed: dict[int, Expr] = dict(enumerate(found))

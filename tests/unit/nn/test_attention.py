@@ -156,3 +156,30 @@ def test_positions_are_added_from_the_first() -> None:
 def _weight_after(layer: Any, x: np.ndarray) -> np.ndarray:
     layer(x)
     return layer.weight.numpy()
+
+
+@pytest.mark.parametrize("behind", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("kind", ["self", "memory", "block"])
+def test_nothing_that_is_not_finite_behind_a_mask_reaches_a_gradient(
+    kind: str, behind: float
+) -> None:
+    mask = np.array([[True, True, False], [True, False, False]])
+    plain = np.random.default_rng(0).normal(size=(2, 3, 4))
+
+    layer: Any = nn.TransformerBlock(2) if kind == "block" else nn.MultiHeadAttention(2)
+
+    def found(given: np.ndarray) -> list[np.ndarray]:
+        with nn.trace(dtype="float64"):
+            x = op.var("x", given.shape, fill=given, dtype="float64")
+            y = layer(plain, x, mask=mask) if kind == "memory" else layer(x, mask=mask)
+            if kind != "memory":
+                y = op.where(mask[:, :, None], y, 0.0)
+            own = op.grad(op.sum(y * y), [x, *layer.parameters()])
+            results = [each.numpy() for each in (y, *own)]
+        assert all(np.isfinite(each).all() for each in results)
+        results[1] = np.where(mask[:, :, None], results[1], 0.0)
+        return results
+
+    clean, dirty = (np.where(mask[:, :, None], plain, each) for each in (0.0, behind))
+    for one, other in zip(found(clean), found(dirty), strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-12, atol=1e-12)

@@ -156,3 +156,9 @@ def test_a_network_of_all_kinds_has_right_gradients() -> None:
 def test_layers_document_themselves() -> None:
     for name in nn.layers:
         assert inspect.getdoc(nn.layers[name]), name
+
+
+def test_a_layer_that_takes_no_mask_says_so() -> None:
+    net = nn.Sequential([nn.Embedding(9, 4, mask_zero=True), nn.Dropout(0.1), nn.LSTM(3)])
+    with pytest.raises(ShapeError, match="expected one input, got 2 results of the layer before"):
+        net(op.input("x", (2, 3), "int64"))

@@ -17,6 +17,7 @@ from caldera.core.graph.ops.elementwise import mul
 from caldera.core.graph.program import Body, topological
 from caldera.errors import CalderaError, DtypeError, ShapeError
 from caldera.kernels.reference import evaluate
+from caldera.testing import check_gradients
 from tests.unit.ops.case import numbers
 
 
@@ -239,3 +240,67 @@ def test_a_fused_node_wants_the_inputs_of_its_body() -> None:
     body = Body([x], [mul(x, x)])
     with pytest.raises(ShapeError, match=r"op\.fused: expected inputs \(2,\) float32"):
         fused(op.var("y", (3,)).node, body=body)
+
+
+# --- sides that are not taken
+
+
+def _matrix(v: Any) -> Expr:
+    return op.reshape(v, (2, 2))
+
+
+_FAR: Any = {
+    "gather": lambda v: v[op.cast(op.sum(v) * 1e6, "int64")] * op.sum(v),
+    "take_along_axis": lambda v: op.sum(
+        op.take_along_axis(v, op.unsqueeze(op.cast(op.sum(v) * 1e6, "int64"), 0), 0)
+    ),
+    "scatter": lambda v: op.sum(
+        op.scatter(v, op.unsqueeze(op.cast(op.sum(v) * 1e6, "int64"), 0), v[:1] ** 2)
+    ),
+    "inverse": lambda v: op.sum(op.inverse(_matrix(v * 0.0))),
+    "solve": lambda v: op.sum(op.solve(_matrix(v * 0.0), _matrix(v))),
+    "cholesky": lambda v: op.sum(op.cholesky(-_matrix(v))),
+    "slogdet": lambda v: op.slogdet(_matrix(v * 0.0))[1],
+    "svd": lambda v: op.sum(op.svd(_matrix(v / 0.0 - v / 0.0))[1]),
+    "eigh": lambda v: op.sum(op.eigh(_matrix(v / 0.0 - v / 0.0))[0]),
+}
+"""Functions that fail, or whose derivatives do, at positions and matrices that they compute."""
+
+
+@pytest.mark.parametrize("name", _FAR)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_what_a_side_computes_is_no_error_where_it_is_not_taken(name: str) -> None:
+    v, far = op.var("v", (4,), dtype="float64"), _FAR[name]
+    v.assign(np.array([1.0, 2.0, 3.0, 4.0]))
+    chosen = op.cond(op.sum(v) > 0.0, lambda u: op.sum(u**3), far, v)
+    (first,) = op.grad(chosen, [v])
+    (second,) = op.grad(op.sum(first * first), [v])
+    x = v.numpy()
+    np.testing.assert_allclose(first.numpy(), 3 * x**2)
+    np.testing.assert_allclose(second.numpy(), 36 * x**3)
+    looped = op.while_loop(lambda s: op.sum(s) < 0.0, lambda s: s + far(s), v, steps=2)
+    (slope,) = op.grad(op.sum(looped), [v])
+    np.testing.assert_allclose(slope.numpy(), np.ones(4))
+
+
+def test_a_side_that_is_taken_computes_what_it_says() -> None:
+    def inside(v: Any) -> Any:
+        at = op.cast(op.sum(v) * 0.0 + 2.0, "int64")
+        return v[at] * op.sum(op.inverse(_matrix(v)))
+
+    def chosen(v: Any) -> Any:
+        return op.cond(op.sum(v) > 0.0, inside, lambda u: op.sum(u), v)
+
+    check_gradients(chosen, [np.array([1.0, 2.0, 3.0, 5.0])])
+
+
+@pytest.mark.parametrize("name", ["eigh", "svd", "qr"])
+def test_loops_with_ops_of_several_results_have_derivatives(name: str) -> None:
+    def looped(v: Any) -> Any:
+        def step(carry: Any, _: None) -> tuple[Any, None]:
+            found = getattr(op, name)(_matrix(carry) + np.diag([3.0, 1.0]))
+            return carry * 0.5 + op.sum(found[0] ** 2) * op.sum(op.abs(found[1])), None
+
+        return op.sum(op.scan(step, v, length=2)[0])
+
+    check_gradients(looped, [np.array([1.0, 0.2, 0.2, 2.0])])

@@ -61,6 +61,27 @@ def test_training_and_validation() -> None:
         assert history["val_r2"][0] == pytest.approx(r2(x[:20], y[:20]), rel=1e-6)
 
 
+def _stream(x: np.ndarray, y: np.ndarray) -> cd.data.IterableData:
+    return cd.data.IterableData(lambda: zip(x, y, strict=True))
+
+
+def test_streams_are_about_their_first_sample() -> None:
+    y = RANDOM.normal(size=(64, 1)) + 1e8
+    x = y + 0.5 * RANDOM.normal(size=(64, 1))
+    assert model().evaluate(_stream(x, y))["r2"] == pytest.approx(r2(x, y), rel=1e-6)
+
+
+def test_ranks_subtract_the_same_from_streams() -> None:
+    y = RANDOM.normal(size=(48, 1)) + 1e8
+    x = y + 0.5 * RANDOM.normal(size=(48, 1))
+
+    def on_rank(communicator: Any) -> float:
+        strategy = parallel.DataParallel(communicator=communicator)
+        return float(model().evaluate(_stream(x, y), parallel=strategy)["r2"])
+
+    assert comm.run_virtual_ranks(2, on_rank) == pytest.approx([r2(x, y)] * 2, rel=1e-6)
+
+
 def test_ranks_subtract_one_mean() -> None:
     y = RANDOM.normal(size=(50, 2)) + 1e9
     x = y + 0.5 * RANDOM.normal(size=(50, 2))

@@ -10,6 +10,7 @@ import pytest
 
 import caldera as cd
 from caldera import nn
+from caldera.comm import SingleProcess
 from caldera.errors import DataError
 
 X = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
@@ -35,6 +36,10 @@ def made() -> cd.NeuralNetwork:
         lambda y: cd.data.arrays(X, X[:, 0], test=(X, y)),
         lambda y: made().fit(X, X[:, :1], sample_weights=y, validation=0.2, verbose=0),
         lambda y: nn.ctc_targets(y, np.ones(32, int)),
+        lambda y: SingleProcess().Send(np.ma.ravel(ROW), 0),
+        lambda y: cd.data.table({"a": ROW, "y": X[:, 0]}, target="y"),
+        lambda y: cd.data.table({"a": X[:, 0], "y": np.ma.ravel(ROW)}, target="y"),
+        lambda y: cd.data.table({"a": [*ROW], "y": X[:, 0]}, target="y"),
     ],
 )
 def test_masked_targets_are_refused(use: Callable[[Any], Any], y: Any) -> None:

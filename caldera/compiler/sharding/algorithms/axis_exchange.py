@@ -91,7 +91,7 @@ def columns_to_rows(part: np.ndarray, rows: Cuts, columns: Cuts, comm: Communica
 
 
 Range = tuple[int, int]
-_TAG = 3
+_TAG = 4
 
 
 def halo_exchange(

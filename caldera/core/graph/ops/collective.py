@@ -21,18 +21,25 @@ their inputs happen to be equal on some rank. A token goes from each part to the
 A message may also go from one rank to one other. Who sends and who receives have programs of their
 own then, which are written with tokens: the order of such messages is that in which they stand.
 `turn` moves nothing: it says that something is computed before whatever comes next.
+
+Ranks that have other parts of a value may compute it from other inputs, or not at all. `tied` keeps
+the dependences equal on all of them, so that each rank has every collective, in both directions.
+Collectives of a backward pass have numbers in the reverse order of the forward ones: the order does
+not follow from a rank's own graph.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
 from caldera.core.graph import Node, Nodes, Spec, composite, op, refuse_dtype, refuse_shape
-from caldera.core.graph.ops import concat, narrow, pad, reshape
-from caldera.core.tensor import Shape, size, uint8
+from caldera.core.graph.ops import concat, full, narrow, pad, reshape
+from caldera.core.tensor import Shape, is_inexact, size, uint8
 
 Number = tuple[int, ...]
 TOKEN = Spec((0,), uint8)
@@ -44,13 +51,56 @@ def next_number() -> Number:
     return (next(_numbers),)
 
 
+_backward_pass: ContextVar[int | None] = ContextVar("caldera_backward_pass", default=None)
+
+
+@contextmanager
+def backward_pass() -> Iterator[None]:
+    """Context of one backward pass, in which `backward_number` gives numbers."""
+    if _backward_pass.get() is not None:
+        yield
+        return
+    token = _backward_pass.set(next(_numbers))
+    try:
+        yield
+    finally:
+        _backward_pass.reset(token)
+
+
+def backward_number(number: int | Number) -> Number:
+    """Return the number of the backward collective of the forward one with this number.
+
+    In a pass they are in reverse order, which is valid: gradients flow from users to inputs.
+
+    >>> with backward_pass():
+    ...     backward_number((7,)) < backward_number((3,)) < next_number()
+    True
+    """
+    started, forward = _backward_pass.get(), number if isinstance(number, tuple) else (number,)
+    return next_number() if started is None else (started, *(-each for each in forward))
+
+
+@composite("tied", gradient=lambda g, y, x, *others: (g, *_ties(g, others)))
+def tied(x: Node, *others: Node) -> Node:
+    """`x`, which depends on the others on some rank, and so on all of them."""
+    return x
+
+
+def _ties(g: Node, others: Nodes) -> tuple[Node | None, ...]:
+    """Gradients of 0 that depend on what flows to the value itself."""
+    zeros = (full(each.shape, 0, each.dtype) if is_inexact(each.dtype) else None for each in others)
+    return tuple(None if zero is None else tied(zero, g) for zero in zeros)
+
+
 @op("all_sum")
 def all_sum(x: Spec, *, axis: str, number: Number) -> Spec:
     """The sum of `x` over the ranks along a named axis of the mesh of ranks."""
     return x
 
 
-all_sum.gradient(lambda g, y, x, *, axis, number: (all_sum(g, axis=axis, number=next_number()),))
+all_sum.gradient(
+    lambda g, y, x, *, axis, number: (all_sum(g, axis=axis, number=backward_number(number)),)
+)
 
 
 @dataclass(frozen=True)
@@ -218,7 +268,9 @@ def all_gather(x: Node, *, axis: str, dim: int, sizes: Sizes, rank: int, number:
 
 @composite(
     "sum_scatter",
-    gradient=lambda g, y, x, *, number, **how: (all_gather(g, **how, number=next_number()),),
+    gradient=lambda g, y, x, *, number, **how: (
+        all_gather(g, **how, number=backward_number(number)),
+    ),
 )
 def sum_scatter(x: Node, *, axis: str, dim: int, sizes: Sizes, rank: int, number: Number) -> Node:
     """This rank's part, along `dim`, of the sum over ranks."""
@@ -237,7 +289,7 @@ def sum_scatter(x: Node, *, axis: str, dim: int, sizes: Sizes, rank: int, number
 
 
 all_gather.gradient(
-    lambda g, y, x, *, number, **how: (sum_scatter(g, **how, number=next_number()),)
+    lambda g, y, x, *, number, **how: (sum_scatter(g, **how, number=backward_number(number)),)
 )
 
 

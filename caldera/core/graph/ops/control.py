@@ -210,10 +210,10 @@ def _residuals(outputs: Sequence[Node], body: Body, carry: Sequence[Node]) -> li
     carries = set(carry)
 
     def is_kept(node: Node) -> bool:
+        # Of several results each is kept for itself, those that the forward step does not use too.
         maker = node.inputs[0] if node.op is ITEM else node
-        return node in carries or (
-            node in forward and bool(node.inputs) and maker.op.kind not in _CHEAP
-        )
+        made = maker in forward and bool(node.inputs) and maker.op.kind not in _CHEAP
+        return node in carries or (made and len(node.outputs) == 1)
 
     users = _readers(outputs, is_kept)
     kept = {_used_as(node, users, forward, set(outputs)) for node in users if is_kept(node)}

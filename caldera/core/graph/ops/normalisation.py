@@ -45,7 +45,7 @@ from caldera.core.graph.ops import (
     widen,
     widened,
 )
-from caldera.core.graph.ops.collective import Number, all_sum, next_number
+from caldera.core.graph.ops.collective import Number, all_sum, backward_number
 from caldera.core.graph.ops.reduction import count as count_of
 from caldera.core.graph.ops.reduction import mean as mean_of
 from caldera.core.tensor.shape import Shape
@@ -328,22 +328,23 @@ def batch_norm_over_ranks(
 
 @batch_norm_over_ranks.gradient
 def _(g: Gradient, y: Nodes, x: Node, scale: Node, shift: Node, **attrs: Any) -> Gradient:
-    extra = _from_statistics_of_ranks(g, x, y[1], y[3], attrs["axis"], attrs["mesh"])
-    attrs["number"] = next_number()
+    number = backward_number(attrs["number"])
+    extra = _from_statistics_of_ranks(g, x, y[1], y[3], attrs["axis"], attrs["mesh"], number)
+    attrs["number"] = (*number, 2)
     return _gradient(batch_norm_over_ranks_grad, g, y, x, scale, extra, **attrs)
 
 
 def _from_statistics_of_ranks(
-    g: Gradient, x: Node, mean: Node, count: Node, axis: int, mesh: str
+    g: Gradient, x: Node, mean: Node, count: Node, axis: int, mesh: str, number: Number
 ) -> Node | None:
     """What the gradients of the mean and the variance add to that of x."""
     _, for_mean, for_variance, _ = g
     parts = []
     if for_mean is not None:
-        whole = _mean(all_sum(for_mean, axis=mesh, number=next_number()), count)
+        whole = _mean(all_sum(for_mean, axis=mesh, number=(*number, 0)), count)
         parts.append(broadcast_to(_along(whole, x.shape, (axis,)), x.shape))
     if for_variance is not None:
-        whole = _mean(all_sum(for_variance, axis=mesh, number=next_number()), count)
+        whole = _mean(all_sum(for_variance, axis=mesh, number=(*number, 1)), count)
         twice = mul(_along(whole, x.shape, (axis,)), constant(2.0, mean.dtype))
         parts.append(mul(sub(widen(x), _along(mean, x.shape, (axis,))), twice))
     return cast(reduce(add, parts), x.dtype) if parts else None

@@ -125,6 +125,17 @@ def test_a_stage_may_have_no_parameters() -> None:
     assert_close(found, alone(make, samples(20)), 1e-12)
 
 
+def test_a_bias_of_one_number_stays_in_its_stage() -> None:
+    """The norm of all gradients is what all stages need, and no parameter."""
+
+    def make() -> cd.NeuralNetwork:
+        layers = [nn.Input((FEATURES,)), nn.Dense(1, "tanh"), nn.LayerNorm(), nn.Dense(CLASSES)]
+        return network(layers=layers, optimizer=optim.SGD(0.1, clip=optim.ClipNorm(0.01)))
+
+    found = trained(3, make, pipeline(micro_batches=2), samples(20), watch=False)
+    assert_close(found, alone(make, samples(20)), 1e-12)
+
+
 def test_samples_count_by_their_weights() -> None:
     """The weight of the whole batch is known before its first part has gone through."""
     data = samples(23)

@@ -232,3 +232,55 @@ def test_layouts_that_cannot_be_are_refused() -> None:
 def test_ranks_have_to_be_given_the_same() -> None:
     with pytest.raises(CommError, match="expected the same on all ranks"):
         run_virtual_ranks(2, lambda comm: over({comm.rank: "rows"}, comm))
+
+
+class Pair(cd.Model):
+    """Two inputs, each through a layer of its own, whose features are joined."""
+
+    def __init__(self, join: str, **settings: Any) -> None:
+        super().__init__(loss="mse", batch_size=5, epochs=2, dtype="float64", **settings)
+        self.join = join
+        self.left, self.right = nn.Dense(6, "tanh", name="left"), nn.Dense(6, name="right")
+        self.out = nn.Dense(2, name="out")
+
+    def forward(self, a: Any, b: Any) -> Any:
+        left, right = self.left(a), self.right(b)
+        if self.join == "concat":
+            return self.out(op.concat([left, right], axis=1))
+        return self.out(left * right if self.join == "product" else right * self.right(b + 1.0))
+
+
+@pytest.mark.parametrize(
+    ("join", "ranks", "layouts"),
+    [
+        ("concat", 3, {"out": dm.Blocks(columns=2)}),
+        ("product", 3, {"left": dm.Blocks(rows=1), "out": "rows", "right": dm.Blocks(rows=1)}),
+        ("product", 5, {"left": "columns", "right": dm.Blocks(rows=3), "out": dm.Axis(0)}),
+        ("twice", 4, {"right": dm.Blocks(rows=2)}),
+        ("twice", 3, {"left": dm.Blocks(rows=3)}),
+    ],
+)
+def test_ranks_without_a_part_of_a_value_send_what_the_others_expect(
+    join: str, ranks: int, layouts: Any
+) -> None:
+    """Ranks without blocks had other graphs, and so another order of messages, or fewer."""
+    draw = np.random.default_rng(0)
+    data = draw.normal(size=(12, 4)), draw.normal(size=(12, 3)), draw.normal(size=(12, 2))
+    found = trained(ranks, lambda: Pair(join), partial(over, layouts), data, watch=False)
+    assert_close(found, alone(lambda: Pair(join), data), 1e-12)
+
+
+def test_redistributions_are_among_the_messages_that_ranks_compare() -> None:
+    models = [Pair("product") for _ in range(2)]
+    draw = np.random.default_rng(0)
+    data = draw.normal(size=(5, 4)), draw.normal(size=(5, 3)), draw.normal(size=(5, 2))
+
+    def work(comm: Communicator) -> list[str]:
+        strategy, model = over({"out": dm.Blocks(rows=3)}, comm), models[comm.rank]
+        steps = make_steps(model, data, strategy)
+        strategy.begin(run_setup(model, strategy))
+        return messages(steps.training(Share.of(0, 5, 5, *strategy.reader)))
+
+    first, second = run_virtual_ranks(2, work)
+    assert first == second
+    assert any("redistribution along model of (5, 2)" in each for each in first)
