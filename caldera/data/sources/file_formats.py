@@ -135,7 +135,7 @@ def checked_name(info: tarfile.TarInfo, largest: int, where: str) -> PurePosixPa
         raise _refused(where, f"the path {info.name!r}")
     if info.isdir():
         return name
-    if info.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
+    if info.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or info.issparse():
         raise _refused(where, f"{info.name!r}, which is no plain file (type {info.type!r})")
     if not 0 <= info.size <= largest:
         raise _refused(where, f"{info.name!r} of {info.size} bytes")
