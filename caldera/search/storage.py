@@ -27,6 +27,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from caldera.base.file_cache import write_error
 from caldera.base.registry import optional_import
 from caldera.errors import ConfigError, DataError
 
@@ -102,15 +103,25 @@ class Journal:
                 body = json.dumps(log, separators=(",", ":")).encode()[:-1]
                 chain = _joined(chain, body)
                 lines.append(body + _CHECK % chain.hex().encode())
-            # At once: who is killed between two writes would leave a part.
-            file.write(b"".join(lines))
-            file.flush()
+            self._write(file.fileno(), b"".join(lines))
             self._offsets += [*accumulate(map(len, lines), initial=self._offsets[-1])][1:]
             self._chain = chain
             self._own = (number, self._offsets[-1], lines)
+
+    def _write(self, file: int, content: bytes) -> None:
+        """Add content to the end, and sync the disk now and then; nothing is left of a part."""
+        written = 0
+        try:
+            # At once where possible: who is killed between two writes would leave a part.
+            while written < len(content):
+                written += os.write(file, content[written:])
             if time.monotonic() - self._last_sync > _SYNC_EVERY_S:
-                os.fsync(file.fileno())
+                os.fsync(file)
                 self._last_sync = time.monotonic()
+        except OSError as error:
+            with suppress(OSError):
+                os.ftruncate(file, self._offsets[-1])
+            raise write_error(self.path, error) from error
 
     def _settle(self, file: BinaryIO) -> None:
         """Follow what others have written, and cut off what one that was killed left unfinished."""
