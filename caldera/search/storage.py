@@ -29,7 +29,7 @@ from typing import Any, BinaryIO
 
 from caldera.base.file_cache import write_error
 from caldera.base.registry import optional_import
-from caldera.errors import ConfigError, DataError
+from caldera.errors import ConfigError, DataError, FileWriteError
 
 try:
     import fcntl
@@ -370,7 +370,11 @@ class Database:
             self._closing.callback(self._locks.close)
             # Two that make tables at once would trip over each other.
             with self.turn():
-                self.storage = optuna.storages.get_storage(address)
+                self.storage: Any = _ExplainedStorage(
+                    optuna.storages.get_storage(address),
+                    (self._alchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError),
+                    self.address,
+                )
             self._locks.acquire(self.owner)
 
     def _open(self, address: str) -> Locks:
@@ -426,6 +430,30 @@ class Database:
     def close(self) -> None:
         """This program runs no more trials."""
         self._closing.close()
+
+
+class _ExplainedStorage:
+    """A storage of Optuna whose errors of the database, such as a full disk, are ours."""
+
+    def __init__(self, storage: Any, errors: tuple[type[Exception], ...], address: str) -> None:
+        self._storage, self._errors, self._address = storage, errors, address
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._storage, name)
+
+        def call(*given: Any, **named: Any) -> Any:
+            try:
+                return method(*given, **named)
+            except self._errors as problem:
+                said = str(problem.__cause__ or problem).strip().splitlines()[0]
+                raise FileWriteError.build(
+                    f"search storage {self._address}",
+                    expected="a database that can be read and written",
+                    got=said[:200],
+                    hint="what it has already remains; go on with the same study later",
+                ) from problem
+
+        return call
 
 
 def _without_password(alchemy: Any, address: str) -> str:
