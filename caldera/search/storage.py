@@ -28,17 +28,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from caldera.base.file_cache import write_error
+from caldera.base.file_lock import file_lock, held_lock
 from caldera.base.registry import optional_import
 from caldera.errors import ConfigError, DataError, FileWriteError
 
-try:
-    import fcntl
-except ImportError:  # no such locks on Windows, where one process writes all the same
-    fcntl = None  # type: ignore[assignment]
-
 _SYNC_EVERY_S = 1.0
-_locked_files: set[int] = set()
-"""Files whose locks this process holds."""
 _MOST_BYTES = 1 << 32
 
 
@@ -69,7 +63,7 @@ class Journal:
         self._last_sync = 0.0
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-        with open(path, "r+b") as file, _file_lock(file):
+        with open(path, "r+b") as file, file_lock(file):
             self._settle(file)
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
@@ -94,7 +88,7 @@ class Journal:
 
     def append_logs(self, logs: Sequence[dict[str, Any]]) -> None:
         """Write lines at the end, all of them or none."""
-        with open(self.path, "a+b") as file, _file_lock(file):
+        with open(self.path, "a+b") as file, file_lock(file):
             if os.fstat(file.fileno()).st_size != self._offsets[-1]:
                 self._settle(file)
             number, lines = len(self._offsets) - 1, []
@@ -192,56 +186,6 @@ _CHECK_BYTES = len(_CHECK % bytes(16))
 def _joined(chain: bytes, content: bytes) -> bytes:
     """The checksum of lines and the one after them."""
     return hashlib.blake2b(chain + content, digest_size=8).digest()
-
-
-@contextmanager
-def held_lock(path: Path, within_s: float | None = None) -> Iterator[bool]:
-    """Hold a lock that ends with this process; False if another still has it after so long."""
-    with open(path, "ab") as file, _file_lock(file, within_s) as is_held:
-        yield is_held
-
-
-@contextmanager
-def _file_lock(file: BinaryIO, within_s: float | None = None) -> Iterator[bool]:
-    """The same with the lock of an open file."""
-    if fcntl is None:
-        yield True
-        return
-    if within_s is None:
-        fcntl.flock(file, fcntl.LOCK_EX)
-    elif not _locked_within(file.fileno(), within_s):
-        yield False
-        return
-    _locked_files.add(file.fileno())
-    try:
-        yield True
-    finally:
-        _locked_files.discard(file.fileno())
-        fcntl.flock(file, fcntl.LOCK_UN)
-
-
-def _locked_within(file: int, seconds: float) -> bool:
-    until = time.monotonic() + seconds
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except OSError:
-            if time.monotonic() >= until:
-                return False
-            time.sleep(0.01)
-
-
-def _close_locked() -> None:
-    """In a child after a fork: a lock lasts as long as any process has its file open, and a worker
-    may outlive its master by a moment."""
-    for file in _locked_files:
-        os.close(file)
-    _locked_files.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close_locked)
 
 
 _DRIVERS = {"psycopg": '"psycopg[binary]"', "psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}

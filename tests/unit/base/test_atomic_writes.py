@@ -113,8 +113,10 @@ DIRECT = {
     "io/numpy_files.py": 1,
     "data/datasets/dataset_cache.py": 1,
     "bench/timing.py": 1,
-    # A journal, to which whole lines are added, and a lock.
-    "search/storage.py": 2,
+    # A journal, to which whole lines are added, and locks.
+    "search/storage.py": 1,
+    "base/file_lock.py": 1,
+    "train/saving/folder_lock.py": 1,
 }
 
 
