@@ -194,7 +194,7 @@ def _check_resampled(path: Path, samples: np.ndarray, old: int, new: int) -> Non
 
 def _reach(ratio: Fraction) -> int:
     """How many old samples on each side a new one is made of."""
-    return math.ceil(_ZEROS / (min(1.0, ratio) * _KEPT))
+    return math.ceil(_ZEROS / (min(1.0, float(ratio)) * _KEPT))
 
 
 def _check_rates(where: str, *rates: int) -> None:
