@@ -144,11 +144,12 @@ class Shards(RawData):
             places = np.flatnonzero(shards == shard)
             rows = indices[places] - self._starts[shard]
             if column.dtype is None:
-                self._read_encoded(column, shard, rows, places, found)
+                read = self._read_encoded(column, shard, rows)
             else:
-                found[places] = np.take(self._array(column, shard), rows, axis=0)
+                read = np.take(self._array(column, shard), rows, axis=0)
             if self._has_sums:
-                self._check_sums(column, shard, rows, found[places])
+                self._check_sums(column, shard, rows, read)
+            found[places] = read
         return found
 
     def _check_sums(self, column: ShardColumn, shard: int, rows: Array, read: Array) -> None:
@@ -164,15 +165,14 @@ class Shards(RawData):
                 hint="the file is damaged; restore it from a copy",
             )
 
-    def _read_encoded(
-        self, column: ShardColumn, shard: int, rows: Array, places: Array, found: Array
-    ) -> None:
+    def _read_encoded(self, column: ShardColumn, shard: int, rows: Array) -> Array:
+        found = np.empty(len(rows), object)
         samples = self._count(shard)
         starts = self._folder / column.file(shard, OFFSETS)
         offsets = self._map(starts, (samples + 1,), np.dtype(np.int64), self._where)
         path = self._folder / column.file(shard)
         content = self._map(path, None, np.dtype(np.uint8), self._where)
-        for place, row in zip(places.tolist(), rows.tolist(), strict=True):
+        for place, row in enumerate(rows.tolist()):
             start, end = int(offsets[row]), int(offsets[row + 1])
             if not 0 <= start <= end <= len(content):
                 raise DataError.build(
@@ -182,6 +182,7 @@ class Shards(RawData):
                 )
             # Copied by NumPy, which lets other threads run while the disk is read.
             found[place] = np.array(content[start:end]).tobytes()
+        return found
 
     def _count(self, shard: int) -> int:
         return int(self._starts[shard + 1] - self._starts[shard])
