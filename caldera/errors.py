@@ -90,6 +90,14 @@ class DataError(CalderaError, ValueError):
     """
 
 
+class FileWriteError(CalderaError, OSError):
+    """A file that cannot be written, because the disk is full or refuses it.
+
+    >>> issubclass(FileWriteError, OSError)
+    True
+    """
+
+
 class CheckpointError(CalderaError, RuntimeError):
     """A checkpoint that is missing, damaged or made for another model.
 

@@ -19,11 +19,13 @@ from caldera.errors import ConfigError, DataError
 from caldera.io.files import created
 
 SUFFIXES = (".wav", ".flac", ".ogg")
-MOST_RATE = 10_000_000
 """Names of files that are sounds."""
+MOST_RATE = 10_000_000
 Channels = Literal["mean", "first", "all"]
 _ZEROS = 16
 """Zero crossings of the filter on each side: what resampling keeps is right to about 1e-4."""
+_BLOCK = 1 << 20
+"""Elements of windows that resampling makes at once."""
 _KEPT = 0.97
 """The part of the frequencies below half the lower rate that resampling keeps."""
 
@@ -72,6 +74,7 @@ def read(
     picked = found if channels == "all" else found[0]
     samples = (picked * scale).astype(np.float32)
     if rate is not None and rate != own_rate:
+        _check_resampled(name, samples, own_rate, rate)
         return Sound(resample(samples, own_rate, rate), rate)
     return Sound(samples, own_rate)
 
@@ -164,13 +167,34 @@ def resample(samples: Any, old: int, new: int) -> np.ndarray:
     up, down = ratio.numerator, ratio.denominator
     taps, reach = _filters(up, down)
     length = -(-array.shape[-1] * up // down)
-    # New sample k lies between two old ones; which weights it takes repeats after `up` of them.
-    place = np.arange(length) * down // up
     padded = np.zeros((*array.shape[:-1], array.shape[-1] + 2 * reach + 2), array.dtype)
     padded[..., reach : reach + array.shape[-1]] = array
     windows = np.lib.stride_tricks.sliding_window_view(padded, taps.shape[1], axis=-1)
-    weights = taps.astype(array.dtype)[np.arange(length) % up]
-    return np.einsum("...kw,kw->...k", windows[..., place, :], weights)
+    taps = taps.astype(array.dtype)
+    found = np.empty((*array.shape[:-1], length), array.dtype)
+    # In blocks, since each new sample needs a window of its own.
+    block = max(1, _BLOCK // taps.shape[1])
+    for start in range(0, length, block):
+        # New sample k lies between two old ones; which weights it takes repeats after `up` of them.
+        k = np.arange(start, min(start + block, length))
+        weighted = windows[..., k * down // up, :], taps[k % up]
+        found[..., start : start + block] = np.einsum("...kw,kw->...k", *weighted)
+    return found
+
+
+def _check_resampled(path: Path, samples: np.ndarray, old: int, new: int) -> None:
+    """Refuse a file whose rate makes much of few samples, or a filter of many weights."""
+    _check_rates("audio.resample", old, new)
+    ratio = Fraction(new, old)
+    # Each weight occurs in a few arrays while the filter is made.
+    taps = 8 * ratio.numerator * 2 * _reach(ratio)
+    wanted = 8 * (math.ceil(samples.size * ratio) + taps)
+    check_asked(wanted, f"{path}, from {old} to {new} samples a second", held=samples.nbytes)
+
+
+def _reach(ratio: Fraction) -> int:
+    """How many old samples on each side a new one is made of."""
+    return math.ceil(_ZEROS / (min(1.0, float(ratio)) * _KEPT))
 
 
 def _check_rates(where: str, *rates: int) -> None:
@@ -185,8 +209,7 @@ def _check_rates(where: str, *rates: int) -> None:
 @lru_cache(maxsize=32)
 def _filters(up: int, down: int) -> tuple[np.ndarray, int]:
     """For each of `up` new samples the weights of old ones, and how many lie before the first."""
-    cut = min(1.0, up / down) * _KEPT
-    reach = math.ceil(_ZEROS / cut)
+    cut, reach = min(1.0, up / down) * _KEPT, _reach(Fraction(up, down))
     places = np.arange(2 * reach + 2)[None, :] - reach
     when = places - (np.arange(up) * down % up / up)[:, None]
     window = np.where(np.abs(when) <= reach, np.cos(np.pi * when / reach / 2) ** 2, 0)

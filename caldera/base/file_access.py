@@ -19,10 +19,11 @@ another folder, nor be one that an operating system rejects.
 from __future__ import annotations
 
 import errno
+import math
 import os
 import stat
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -169,6 +170,9 @@ def _way(path: str) -> Iterator[tuple[str, os.stat_result]]:
         parts += target.split("/")[::-1]
 
 
+_MOST_AXES = 64
+_MOST_ELEMENTS = ((1 << 63) - 1) // 16
+"""Of the widest dtype, complex numbers of 16 bytes."""
 USUAL_GROWTH = 100
 """How many times its own size a file may always ask for."""
 
@@ -188,6 +192,24 @@ def check_asked(wanted: int, where: str, *, held: int = 0) -> None:
             expected=f"a file that asks for at most {bytes_text(allowed)}",
             got=bytes_text(wanted),
             hint=f"if you trust it, set cd.settings.file_limit = {wanted} (CALDERA_FILE_LIMIT)",
+        )
+
+
+def check_shape(shape: Sequence[int], where: str) -> None:
+    """Refuse a shape that no array has: its sizes are in a file, which may hold no element.
+
+    >>> check_shape((0, 1 << 62, 1 << 62), "load_npy big.npy")
+    Traceback (most recent call last):
+    caldera.errors.DataError: load_npy big.npy: expected at most 64 sizes, whose product fits into
+    64 bits, got 3 sizes, (0, 4611686018427387904, 46...; the file is damaged
+    """
+    # Axes of no elements do not count: NumPy takes room for one.
+    if len(shape) > _MOST_AXES or math.prod(max(n, 1) for n in shape) > _MOST_ELEMENTS:
+        raise DataError.build(
+            where,
+            expected=f"at most {_MOST_AXES} sizes, whose product fits into 64 bits",
+            got=f"{len(shape)} sizes, {str(tuple(shape))[:30]}...",
+            hint="the file is damaged",
         )
 
 

@@ -25,6 +25,7 @@ from typing import Any
 
 from caldera.base.config import settings
 from caldera.base.file_access import checked_file_name, read_own_file, why_folder_is_unsafe
+from caldera.errors import CalderaError, FileWriteError
 
 _MAGIC = b"caldera cache 2 "
 _FORMAT = ".2"
@@ -60,7 +61,8 @@ def atomic_write(
     """
     if not private:
         path = path.resolve()
-        if path.exists() and not path.is_file():
+        unfinished_already = _TEMPORARY.fullmatch(path.name) and path.exists()
+        if unfinished_already or (path.exists() and not path.is_file()):
             yield path
             return
     _make_folder(path.parent, 0o700 if private else 0o777)
@@ -81,6 +83,8 @@ def atomic_write(
             _rename_unless_there(temporary, path)
         if durable:
             sync(path.parent)
+    except OSError as error:
+        raise write_error(path, error) from error
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -96,6 +100,24 @@ def write_file(path: Path, content: str | bytes, *, durable: bool = False) -> No
     """
     with atomic_write(path, durable=durable) as unfinished:
         unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+_REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+_CUT_SHORT = re.compile(r"\d+ requested and \d+ written")
+"""How NumPy says that a disk is full."""
+
+
+def write_error(path: Path, error: OSError) -> OSError:
+    """Return the error to raise for a disk that is full or refuses a file; any other as it is."""
+    refused = error.errno in _REFUSED or _CUT_SHORT.fullmatch(str(error))
+    if isinstance(error, CalderaError) or not refused:
+        return error
+    return FileWriteError.build(
+        str(path),
+        expected="a disk with room for the file",
+        got=(error.strerror or str(error)).lower(),
+        hint="what was there before is unchanged; make room, or name another folder",
+    )
 
 
 def sync(path: Path) -> None:

@@ -81,6 +81,21 @@ def json_digest(content: Any) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
+def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return content that JSON can hold with its own digest, by which `is_sealed` knows damage.
+
+    >>> is_sealed(sealed({"a": 1})), is_sealed({**sealed({"a": 1}), "a": 2})
+    (True, False)
+    """
+    return {**content, "digest": json_digest(content)}
+
+
+def is_sealed(content: Mapping[str, Any]) -> bool:
+    """Return True if the content has a digest that fits it."""
+    rest = {name: value for name, value in content.items() if name != "digest"}
+    return "digest" in content and content["digest"] == json_digest(rest)
+
+
 def _has_numbers_alone(value: Mapping[Any, Any]) -> bool:
     """Whether a dict has floats by name and nothing else: rows of numbers are most of what is
     written of trainings, and this looks at all of one at once."""

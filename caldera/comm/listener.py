@@ -196,9 +196,9 @@ def connect(
             return _shake_hands(link, key, _HELLO.pack(number, own_port), until)
         except ConnectionError as error:
             link.close()
-            if pause == _PAUSES_S[-1] or time.monotonic() >= until:
-                break
             refused = error
+            if time.monotonic() >= until:
+                break
         except BaseException:
             link.close()
             raise

@@ -1,8 +1,9 @@
 """Arrays in pieces: saved by ranks as parts in a folder, or handed over block by block.
 
 A folder has `index.json`, and a safetensors file for each rank that holds data. Any number of
-ranks can read it: each finds the parts that have its data, and reads only these. The index is
-written last, in one step: until then the array saved there before stays valid.
+ranks can read it: each finds the parts that have its data, and reads only these, as wholes: each
+part has a checksum, and the index a digest. The index is written last, in one step: until then the
+array saved there before stays valid.
 
 A source has a `shape`, a `dtype`, and gives the elements of a box; it may be larger than memory.
 Blocks are for callers that need one at a time: Dask, pandas.
@@ -18,11 +19,13 @@ from itertools import product
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import numpy as np
 
 from caldera.base.arguments import shown
 from caldera.base.file_access import checked_file_name
+from caldera.base.plain_data import is_sealed, sealed
 from caldera.base.registry import optional_import
 from caldera.compiler.sharding.layout import IndexBlock, ShardLayout
 from caldera.core.tensor.dtype import DType, canonical, complex128
@@ -31,8 +34,8 @@ from caldera.dmath.codec import decode, encode
 from caldera.dmath.protocol import service
 from caldera.dmath.rank import Rank
 from caldera.errors import CalderaError, ConfigError, DataError, ShapeError
-from caldera.io import map_npy, map_safetensors, save_safetensors
-from caldera.io.files import created, read_bounded
+from caldera.io import load_safetensors_metadata, map_npy, map_safetensors, save_safetensors
+from caldera.io.files import bytes_of, created, read_bounded
 
 BLOCK_BYTES = 64 << 20
 """What is read at a time, unless a row is larger."""
@@ -116,7 +119,7 @@ def _read(source: FileArray, piece: IndexBlock, block: np.ndarray) -> None:
 
 INDEX = "index.json"
 MOST_INDEX_BYTES = 1 << 28
-FORMAT, VERSION = "caldera arrays", 1
+FORMAT, VERSION, WITHOUT_DIGEST = "caldera arrays", 2, 1
 
 
 @dataclass(frozen=True)
@@ -140,7 +143,7 @@ def write_index(folder: Path, arrays: Mapping[str, Saved]) -> None:
     }
     content = {"format": FORMAT, "version": VERSION, "arrays": written}
     with created(folder / INDEX, "w", "dm.save") as file:
-        json.dump(content, file)
+        json.dump(sealed(content), file)
     named = {file for each in arrays.values() for file in each.files.values()}
     for old in folder.glob("part-*.safetensors"):
         if old.name not in named:
@@ -155,14 +158,25 @@ def read_index(folder: Path) -> dict[str, Saved]:
     try:
         content = json.loads(text)
         made = content["format"], content["version"]
-        if made == (FORMAT, VERSION):
+        if made == (FORMAT, WITHOUT_DIGEST) or (made == (FORMAT, VERSION) and is_sealed(content)):
             return {name: _saved(raw) for name, raw in content["arrays"].items()}
-    except (CalderaError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except (
+        CalderaError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        IndexError,
+        RecursionError,
+    ) as error:
         raise DataError.build(
             where, expected=f"an {INDEX} as dm.save writes it", got=repr(error)[:200]
         ) from None
     raise DataError.build(
-        where, expected=f"{FORMAT!r}, version {VERSION}", got=f"{made[0]!r}, version {made[1]}"
+        where,
+        expected=f"{FORMAT!r}, version {VERSION}, with its digest",
+        got=f"{made[0]!r}, version {made[1]}"[:100],
+        hint="the file is damaged, or a newer Caldera has written it",
     )
 
 
@@ -187,7 +201,8 @@ def save_parts(rank: Rank, folder: str, mark: str, arrays: tuple[tuple[str, int]
     parts = {key: _storable(rank.part(number).numpy()) for key, number in arrays}
     if not parts:
         return ""
-    save_safetensors(Path(folder) / name, parts)
+    sums = {key: str(crc32(bytes_of(part))) for key, part in parts.items()}
+    save_safetensors(Path(folder) / name, parts, sums)
     return name
 
 
@@ -238,6 +253,15 @@ def _part_in(path: Path, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]
             expected=f"a part {name!r} of {expected} {kind.name}",
             got=got,
             hint="the file is not the one that the index was written with",
+        )
+    # Files of older versions have none.
+    sums = load_safetensors_metadata(path)
+    if sums and sums.get(name) != str(crc32(bytes_of(stored))):
+        raise DataError.build(
+            f"dm.load {path.name}",
+            expected=f"a part {name!r} that fits its checksum",
+            got="other bytes",
+            hint="the file is damaged; restore it from a copy",
         )
     return stored.reshape(-1).view(dtype)
 

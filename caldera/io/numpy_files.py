@@ -11,7 +11,7 @@ from typing import IO, Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from caldera.base.file_access import check_asked
+from caldera.base.file_access import check_asked, check_shape
 from caldera.core.tensor import DType, Shape, Tensor, bfloat16, canonical, size
 from caldera.errors import DataError, DtypeError
 from caldera.io.files import (
@@ -222,6 +222,7 @@ def _header(file: IO[bytes], total: int, where: str) -> tuple[Shape, bool, DType
             got=f"{left} in the file",
             hint="the file is truncated or damaged",
         )
+    check_shape(shape, where)
     return shape, column_major, dtype
 
 

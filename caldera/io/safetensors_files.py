@@ -17,6 +17,7 @@ from typing import IO, Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from caldera.base.file_access import check_shape
 from caldera.base.plain_data import unique_keys
 from caldera.core.tensor import Shape, Tensor, size
 from caldera.core.tensor import dtype as dtypes
@@ -287,6 +288,7 @@ def _entry(raw: Any, where: str) -> _Entry:
             got=f"offsets {offsets}",
             hint="the header is damaged",
         )
+    check_shape(shape, where)
     return entry
 
 

@@ -36,6 +36,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from caldera.base.file_lock import held_lock
 from caldera.core.tensor.random import checked_seed
 from caldera.errors import ConfigError
 from caldera.search.best_network import keep_network
@@ -47,7 +48,6 @@ from caldera.search.record import NAME, TrialRecord
 from caldera.search.samples import TrialData
 from caldera.search.scheduler import Scheduler, StudyCallback
 from caldera.search.space import Space
-from caldera.search.storage import held_lock
 from caldera.search.study import Study
 from caldera.search.workers import is_master, parse_workers, run_trials
 from caldera.search.workers.ranks import load_study, study_messages

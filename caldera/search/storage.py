@@ -27,17 +27,12 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from caldera.base.file_cache import write_error
+from caldera.base.file_lock import file_lock, held_lock
 from caldera.base.registry import optional_import
-from caldera.errors import ConfigError, DataError
-
-try:
-    import fcntl
-except ImportError:  # no such locks on Windows, where one process writes all the same
-    fcntl = None  # type: ignore[assignment]
+from caldera.errors import ConfigError, DataError, FileWriteError
 
 _SYNC_EVERY_S = 1.0
-_locked_files: set[int] = set()
-"""Files whose locks this process holds."""
 _MOST_BYTES = 1 << 32
 
 
@@ -68,7 +63,7 @@ class Journal:
         self._last_sync = 0.0
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-        with open(path, "r+b") as file, _file_lock(file):
+        with open(path, "r+b") as file, file_lock(file):
             self._settle(file)
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
@@ -93,7 +88,7 @@ class Journal:
 
     def append_logs(self, logs: Sequence[dict[str, Any]]) -> None:
         """Write lines at the end, all of them or none."""
-        with open(self.path, "a+b") as file, _file_lock(file):
+        with open(self.path, "a+b") as file, file_lock(file):
             if os.fstat(file.fileno()).st_size != self._offsets[-1]:
                 self._settle(file)
             number, lines = len(self._offsets) - 1, []
@@ -102,15 +97,25 @@ class Journal:
                 body = json.dumps(log, separators=(",", ":")).encode()[:-1]
                 chain = _joined(chain, body)
                 lines.append(body + _CHECK % chain.hex().encode())
-            # At once: who is killed between two writes would leave a part.
-            file.write(b"".join(lines))
-            file.flush()
+            self._write(file.fileno(), b"".join(lines))
             self._offsets += [*accumulate(map(len, lines), initial=self._offsets[-1])][1:]
             self._chain = chain
             self._own = (number, self._offsets[-1], lines)
+
+    def _write(self, file: int, content: bytes) -> None:
+        """Add content to the end, and sync the disk now and then; nothing is left of a part."""
+        written = 0
+        try:
+            # At once where possible: who is killed between two writes would leave a part.
+            while written < len(content):
+                written += os.write(file, content[written:])
             if time.monotonic() - self._last_sync > _SYNC_EVERY_S:
-                os.fsync(file.fileno())
+                os.fsync(file)
                 self._last_sync = time.monotonic()
+        except OSError as error:
+            with suppress(OSError):
+                os.ftruncate(file, self._offsets[-1])
+            raise write_error(self.path, error) from error
 
     def _settle(self, file: BinaryIO) -> None:
         """Follow what others have written, and cut off what one that was killed left unfinished."""
@@ -181,56 +186,6 @@ _CHECK_BYTES = len(_CHECK % bytes(16))
 def _joined(chain: bytes, content: bytes) -> bytes:
     """The checksum of lines and the one after them."""
     return hashlib.blake2b(chain + content, digest_size=8).digest()
-
-
-@contextmanager
-def held_lock(path: Path, within_s: float | None = None) -> Iterator[bool]:
-    """Hold a lock that ends with this process; False if another still has it after so long."""
-    with open(path, "ab") as file, _file_lock(file, within_s) as is_held:
-        yield is_held
-
-
-@contextmanager
-def _file_lock(file: BinaryIO, within_s: float | None = None) -> Iterator[bool]:
-    """The same with the lock of an open file."""
-    if fcntl is None:
-        yield True
-        return
-    if within_s is None:
-        fcntl.flock(file, fcntl.LOCK_EX)
-    elif not _locked_within(file.fileno(), within_s):
-        yield False
-        return
-    _locked_files.add(file.fileno())
-    try:
-        yield True
-    finally:
-        _locked_files.discard(file.fileno())
-        fcntl.flock(file, fcntl.LOCK_UN)
-
-
-def _locked_within(file: int, seconds: float) -> bool:
-    until = time.monotonic() + seconds
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except OSError:
-            if time.monotonic() >= until:
-                return False
-            time.sleep(0.01)
-
-
-def _close_locked() -> None:
-    """In a child after a fork: a lock lasts as long as any process has its file open, and a worker
-    may outlive its master by a moment."""
-    for file in _locked_files:
-        os.close(file)
-    _locked_files.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close_locked)
 
 
 _DRIVERS = {"psycopg": '"psycopg[binary]"', "psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}
@@ -359,7 +314,11 @@ class Database:
             self._closing.callback(self._locks.close)
             # Two that make tables at once would trip over each other.
             with self.turn():
-                self.storage = optuna.storages.get_storage(address)
+                self.storage: Any = _ExplainedStorage(
+                    optuna.storages.get_storage(address),
+                    (self._alchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError),
+                    self.address,
+                )
             self._locks.acquire(self.owner)
 
     def _open(self, address: str) -> Locks:
@@ -415,6 +374,30 @@ class Database:
     def close(self) -> None:
         """This program runs no more trials."""
         self._closing.close()
+
+
+class _ExplainedStorage:
+    """A storage of Optuna whose errors of the database, such as a full disk, are ours."""
+
+    def __init__(self, storage: Any, errors: tuple[type[Exception], ...], address: str) -> None:
+        self._storage, self._errors, self._address = storage, errors, address
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._storage, name)
+
+        def call(*given: Any, **named: Any) -> Any:
+            try:
+                return method(*given, **named)
+            except self._errors as problem:
+                said = str(problem.__cause__ or problem).strip().splitlines()[0]
+                raise FileWriteError.build(
+                    f"search storage {self._address}",
+                    expected="a database that can be read and written",
+                    got=said[:200],
+                    hint="what it has already remains; go on with the same study later",
+                ) from problem
+
+        return call
 
 
 def _without_password(alchemy: Any, address: str) -> str:

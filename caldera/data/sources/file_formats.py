@@ -13,6 +13,7 @@ import os
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
@@ -20,7 +21,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from caldera.base.file_access import check_asked
+from caldera.base.file_access import check_asked, check_shape
 from caldera.data.sources.base import SCALE, Array, Arrays, Data
 from caldera.errors import DataError
 from caldera.io.files import PathLike, file_size, named, opened, read_bounded
@@ -106,26 +107,30 @@ def archive_members(
     """
     with opened(path, "rb", where) as file:
         contents = BoundedReader(file, limit, where)
-        try:
-            # As a stream: members are met in the order of their bytes, and none is read twice.
-            with tarfile.open(fileobj=contents, mode="r|") as archive:  # type: ignore[call-overload]
-                for count, info in enumerate(archive):
-                    if count >= _MOST_MEMBERS:
-                        raise _refused(where, f"more than {_MOST_MEMBERS} files")
-                    name = checked_name(info, largest, where)
-                    if not info.isdir():
-                        yield ArchiveMember(name, _content(archive, info, where))
-        except DataError:
-            raise
-        except Exception as error:
-            # The parser has a different exception for every kind of damage.
-            raise DataError.build(
-                where,
-                expected="a tar archive",
-                got=str(error) or type(error).__name__,
-                hint="the file is truncated or damaged",
-            ) from None
+        hint = "the file is truncated or damaged"
+        # As a stream: members are met in the order of their bytes, and none is read twice.
+        with _tar_archive(where, "a tar archive", hint, mode="r|", fileobj=contents) as archive:
+            for count, info in enumerate(archive):
+                if count >= _MOST_MEMBERS:
+                    raise _refused(where, f"more than {_MOST_MEMBERS} files")
+                name = checked_name(info, largest, where)
+                if not info.isdir():
+                    yield ArchiveMember(name, _content(archive, info, where))
         contents.finish()
+
+
+@contextmanager
+def _tar_archive(where: str, expected: str, hint: str, **how: Any) -> Iterator[tarfile.TarFile]:
+    """An open archive; what its parser says of damage is an error of ours."""
+    try:
+        with tarfile.open(**how) as archive:
+            yield archive
+    except DataError:
+        raise
+    except Exception as error:
+        # It has a different exception for every kind of damage.
+        got = str(error) or type(error).__name__
+        raise DataError.build(where, expected=expected, got=got, hint=hint) from None
 
 
 def checked_name(info: tarfile.TarInfo, largest: int, where: str) -> PurePosixPath:
@@ -135,7 +140,7 @@ def checked_name(info: tarfile.TarInfo, largest: int, where: str) -> PurePosixPa
         raise _refused(where, f"the path {info.name!r}")
     if info.isdir():
         return name
-    if info.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
+    if info.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or info.issparse():
         raise _refused(where, f"{info.name!r}, which is no plain file (type {info.type!r})")
     if not 0 <= info.size <= largest:
         raise _refused(where, f"{info.name!r} of {info.size} bytes")
@@ -199,6 +204,7 @@ def read_idx(path: PathLike, axes: int) -> NDArray[np.uint8]:
                 hint="the file is truncated or damaged",
             )
         check_asked(wanted, where, held=stored)
+        check_shape(shape, where)
         array = np.empty(wanted, np.uint8)
         filled = 0
         while piece := contents.read(min(_PIECE, wanted - filled + 1)):
@@ -244,6 +250,7 @@ def map_idx(path: PathLike) -> NDArray[np.uint8]:
                 got=str(left),
                 hint="the file is truncated or damaged",
             )
+        check_shape(shape, where)
         if not wanted:
             return np.zeros(shape, np.uint8)
         return np.memmap(file, np.uint8, "r", file.tell(), shape).view(np.ndarray)
@@ -362,25 +369,18 @@ def images_in_archive(path: Path, where: str) -> list[LabelledImage]:
     found = []
     # Closed when the last of its images is forgotten.
     file = _Opened(path, where)
-    try:
-        with tarfile.open(path, "r:") as archive:
-            for info in archive:
-                name = checked_name(info, LARGEST_FILE, where)
-                if name.suffix.lower() not in SUFFIXES or name.name.startswith("."):
-                    continue
-                if not name.parent.name:
-                    raise DataError.build(
-                        where, expected="a folder for each class in the archive", got=str(name)
-                    )
-                read = partial(file.read, info.offset_data, info.size, str(name))
-                found.append(LabelledImage(str(name), name.parent.name, read))
-    except (tarfile.TarError, OSError, EOFError, ValueError) as error:
-        raise DataError.build(
-            where,
-            expected=f"a tar archive at {path}",
-            got=str(error),
-            hint="one that is compressed cannot be read by places: unpack it, or write shards",
-        ) from None
+    hint = "one that is compressed cannot be read by places: unpack it, or write shards"
+    with _tar_archive(where, f"a tar archive at {path}", hint, mode="r:", name=path) as archive:
+        for info in archive:
+            name = checked_name(info, LARGEST_FILE, where)
+            if name.suffix.lower() not in SUFFIXES or name.name.startswith("."):
+                continue
+            if not name.parent.name:
+                raise DataError.build(
+                    where, expected="a folder for each class in the archive", got=str(name)
+                )
+            read = partial(file.read, info.offset_data, info.size, str(name))
+            found.append(LabelledImage(str(name), name.parent.name, read))
     if not found:
         raise DataError.build(where, expected=f"images in {path}", got="none")
     return found

@@ -6,16 +6,27 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
 from caldera.base.arguments import checked
 from caldera.base.file_cache import write_file
+from caldera.base.plain_data import sealed
 from caldera.data.sources.as_data import as_data
 from caldera.data.sources.base import Arrays, Data
 from caldera.data.sources.file_formats import Files
 from caldera.data.sources.iterable_data import IterableData
-from caldera.data.sources.shards import FORMAT, INDEX, OFFSETS, VERSION, ShardColumn, Shards
+from caldera.data.sources.shards import (
+    FORMAT,
+    INDEX,
+    OFFSETS,
+    SUMS,
+    VERSION,
+    ShardColumn,
+    Shards,
+    checksums,
+)
 from caldera.errors import ConfigError, DataError
 from caldera.io import save_npy
 from caldera.io.files import PathLike
@@ -75,7 +86,7 @@ def write_shards(
         "arrays": [_entry(column) for column in columns],
         "class_names": list(names),
     }
-    write_file(place / INDEX, json.dumps(index, indent=1), durable=True)
+    write_file(place / INDEX, json.dumps(sealed(index), indent=1), durable=True)
     return Shards(place)
 
 
@@ -122,8 +133,11 @@ def _entry(column: ShardColumn) -> dict[str, Any]:
 
 def _write(place: Path, column: ShardColumn, shard: int, values: Sequence[Any]) -> None:
     if column.dtype is not None:
-        save_npy(place / column.file(shard), np.stack(values))
+        whole = np.stack(values)
+        save_npy(place / column.file(shard), whole)
+        save_npy(place / column.file(shard, SUMS), checksums(whole))
         return
+    save_npy(place / column.file(shard, SUMS), np.array([*map(crc32, values)], np.uint32))
     ends = np.cumsum([0, *map(len, values)], dtype=np.int64)
     save_npy(place / column.file(shard), np.frombuffer(b"".join(values), np.uint8))
     save_npy(place / column.file(shard, OFFSETS), ends)

@@ -2,15 +2,17 @@
 
 A folder of shards has these files, each of which NumPy can read by itself:
 
-- `index.json`: `{"format": "caldera shards", "version": 1, "samples": [500, 500, 123],
-  "arrays": [...], "class_names": [...]}`. `samples` has the number of samples in each shard.
-  `arrays` has for each array of a sample its name, and either `"dtype"` and `"shape"`, or
-  `"encoded": true` for byte strings of any length, such as JPEG files.
+- `index.json`: `{"format": "caldera shards", "version": 2, "samples": [500, 500, 123],
+  "arrays": [...], "class_names": [...], "digest": "..."}`. `samples` has the number of samples in
+  each shard. `arrays` has for each array of a sample its name, and either `"dtype"` and
+  `"shape"`, or `"encoded": true` for byte strings of any length, such as JPEG files.
 - `00000.x.npy`, `00000.y.npy`, `00001.x.npy`, ...: for each shard and array, the samples along the
   first axis; for an encoded array, all byte strings one after the other as one array of uint8.
 - `00000.x.offsets.npy`: for an encoded array, where each byte string begins, and the end: int64.
+- `00000.x.sums.npy`: the CRC-32 of each sample of an array, compared whenever a sample is read.
 
-The index is written last, so a folder without one is not finished.
+The index is written last, so a folder without one is not finished. Folders of version 1, without
+digest and checksums, are still read.
 """
 
 from __future__ import annotations
@@ -21,22 +23,25 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
+from caldera.base.plain_data import is_sealed
 from caldera.core.tensor.dtype import DType, canonical
 from caldera.data.random_draws import block_permutation
 from caldera.data.sources.base import SCALE, Array, Arrays, RawData, checked_scale, scaled
 from caldera.errors import CalderaError, ConfigError, DataError, IndexingError
 from caldera.io import map_npy
-from caldera.io.files import PathLike, opened
+from caldera.io.files import PathLike, bytes_of, opened
 
 INDEX = "index.json"
 OFFSETS = ".offsets"
 FORMAT = "caldera shards"
-VERSION = 1
+SUMS = ".sums"
+VERSION, WITHOUT_SUMS = 2, 1
 _LARGEST_INDEX = 1 << 28
 _MOST_OPEN = 128
 """Files that stay open, of perhaps thousands: a process may have 256 or 1024 of all kinds."""
@@ -82,7 +87,8 @@ class Shards(RawData):
             raise ConfigError.build("data.Shards", expected="a block of at least 1", got=str(block))
         self._block = block
         self.scale = checked_scale(scale, "data.Shards")
-        counts, self.columns, self.class_names = _read_index(self._folder / INDEX, self._where)
+        index = _read_index(self._folder / INDEX, self._where)
+        counts, self.columns, self.class_names, self._has_sums = index
         self._starts = np.array([0, *accumulate(counts)], np.int64)
         self._map = lru_cache(_MOST_OPEN)(_mapped)
 
@@ -138,20 +144,35 @@ class Shards(RawData):
             places = np.flatnonzero(shards == shard)
             rows = indices[places] - self._starts[shard]
             if column.dtype is None:
-                self._read_encoded(column, shard, rows, places, found)
+                read = self._read_encoded(column, shard, rows)
             else:
-                found[places] = np.take(self._array(column, shard), rows, axis=0)
+                read = np.take(self._array(column, shard), rows, axis=0)
+            if self._has_sums:
+                self._check_sums(column, shard, rows, read)
+            found[places] = read
         return found
 
-    def _read_encoded(
-        self, column: ShardColumn, shard: int, rows: Array, places: Array, found: Array
-    ) -> None:
+    def _check_sums(self, column: ShardColumn, shard: int, rows: Array, read: Array) -> None:
+        """Refuse samples that differ from those that were written."""
+        path = self._folder / column.file(shard, SUMS)
+        sums = self._map(path, (self._count(shard),), np.dtype(np.uint32), self._where)
+        wrong = rows[np.take(sums, rows) != checksums(read)]
+        if len(wrong):
+            raise DataError.build(
+                f"{self._where} {column.file(shard)}, sample {wrong[0]}",
+                expected="the bytes that were written",
+                got="others, by their checksum",
+                hint="the file is damaged; restore it from a copy",
+            )
+
+    def _read_encoded(self, column: ShardColumn, shard: int, rows: Array) -> Array:
+        found = np.empty(len(rows), object)
         samples = self._count(shard)
         starts = self._folder / column.file(shard, OFFSETS)
         offsets = self._map(starts, (samples + 1,), np.dtype(np.int64), self._where)
         path = self._folder / column.file(shard)
         content = self._map(path, None, np.dtype(np.uint8), self._where)
-        for place, row in zip(places.tolist(), rows.tolist(), strict=True):
+        for place, row in enumerate(rows.tolist()):
             start, end = int(offsets[row]), int(offsets[row + 1])
             if not 0 <= start <= end <= len(content):
                 raise DataError.build(
@@ -161,6 +182,7 @@ class Shards(RawData):
                 )
             # Copied by NumPy, which lets other threads run while the disk is read.
             found[place] = np.array(content[start:end]).tobytes()
+        return found
 
     def _count(self, shard: int) -> int:
         return int(self._starts[shard + 1] - self._starts[shard])
@@ -185,14 +207,38 @@ def _mapped(path: Path, shape: tuple[int, ...] | None, dtype: DType, where: str)
     return array
 
 
-def _read_index(path: Path, where: str) -> tuple[list[int], list[ShardColumn], tuple[str, ...]]:
+def checksums(samples: Array) -> NDArray[np.uint32]:
+    """The CRC-32 of each sample of an array.
+
+    >>> checksums(np.array([b"a", b""], object)).tolist()
+    [3904355907, 0]
+    """
+    if samples.dtype == object:
+        return np.array([crc32(each) for each in samples], np.uint32)
+    step = samples.nbytes // max(len(samples), 1)
+    raw = bytes_of(np.ascontiguousarray(samples))
+    ends = range(step, step * len(samples) + 1, step) if step else [0] * len(samples)
+    return np.array([crc32(raw[end - step : end]) for end in ends], np.uint32)
+
+
+class _Index(NamedTuple):
+    counts: list[int]
+    columns: list[ShardColumn]
+    class_names: tuple[str, ...]
+    has_sums: bool
+
+
+def _read_index(path: Path, where: str) -> _Index:
     """Samples of each shard, arrays and class names, as the index has them."""
     with opened(path, "rb", where) as file:
         text = file.read(_LARGEST_INDEX)
     try:
         index = json.loads(text)
-        if (index["format"], index["version"]) != (FORMAT, VERSION):
-            raise ValueError(f"format {index['format']!r}, version {index['version']!r}")
+        version = index["version"]
+        if index["format"] != FORMAT or version not in (VERSION, WITHOUT_SUMS):
+            raise ValueError(f"format {index['format']!r}, version {version!r}")
+        if version == VERSION and not is_sealed(index):
+            raise ValueError("an index that does not fit its digest")
         counts = [_whole(each) for each in index["samples"]]
         columns = [_column(each) for each in index["arrays"]]
         names = tuple(str(each) for each in index["class_names"])
@@ -205,7 +251,7 @@ def _read_index(path: Path, where: str) -> tuple[list[int], list[ShardColumn], t
             got=str(error)[:200],
             hint="data.write_shards writes one",
         ) from None
-    return counts, columns, names
+    return _Index(counts, columns, names, version == VERSION)
 
 
 _LARGEST_SAMPLE = 1 << 31

@@ -21,8 +21,13 @@ PARQUET = (".parquet", ".pq")
 _NUMBERS = ("INT32", "INT64", "FLOAT", "DOUBLE")
 _A_NUMBER, _A_TEXT, _A_VALUE = 24, 32, 64
 """Bytes that a value takes: as Arrow has it, as an element of a list, and in the column."""
-_MAGIC = b"ARROW1\0\0"
-_BATCH, _DICTIONARY = 3, 2
+_UNPACKED, _PACKED = 2, 3
+"""Fields of a page's header in Parquet: its bytes in memory and in the file."""
+_MAGIC = b"ARROW1"
+_TAIL = struct.Struct("<i6s")
+_BLOCK, _PAIR = struct.Struct("<qi4xq"), struct.Struct("<qq")
+_DICTIONARIES, _BATCHES = 2, 3
+"""Fields of the footer."""
 
 
 def arrow_columns(content: bytes, suffix: str, where: str) -> dict[str, Any]:
@@ -81,9 +86,58 @@ def _parquet(content: bytes, where: str) -> Any:
     for leaf in leaves:
         demand.add(rows * _bytes_a_value(leaf))
     for number in range(about.metadata.num_row_groups):
-        demand.add(about.metadata.row_group(number).total_byte_size)
+        group = about.metadata.row_group(number)
+        for place in range(group.num_columns):
+            for wanted in _pages(content, group.column(place)):
+                demand.add(wanted)
     texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
     return parquet.ParquetFile(BytesIO(content), read_dictionary=texts).read()
+
+
+def _pages(content: bytes, chunk: Any) -> Iterator[int]:
+    """The bytes that the pages of a column take, by their own headers: the footer may say less."""
+    at = chunk.data_page_offset
+    if chunk.has_dictionary_page:
+        at = min(at, chunk.dictionary_page_offset)
+    end = at + chunk.total_compressed_size
+    while at < end:
+        page, at = _thrift_fields(content, at)
+        yield page[_UNPACKED]
+        at += max(page[_PACKED], 0)
+
+
+def _thrift_fields(raw: bytes, at: int) -> tuple[dict[int, int], int]:
+    """The integers of a structure in Thrift's compact form, by their fields, and where it ends."""
+    fields: dict[int, int] = {}
+    number = 0
+    while head := raw[at]:
+        at += 1
+        number, kind = number + (head >> 4), head & 15
+        if head < 16:
+            number, at = _thrift_integer(raw, at)
+        if kind in (1, 2):  # a truth value
+            continue
+        if kind in (4, 5, 6):
+            fields[number], at = _thrift_integer(raw, at)
+        elif kind == 8:  # bytes
+            length, at = _thrift_integer(raw, at, signed=False)
+            at += length
+        elif kind == 12:
+            _, at = _thrift_fields(raw, at)
+        else:
+            raise ValueError(f"a field of kind {kind} in the header of a page")
+    return fields, at + 1
+
+
+def _thrift_integer(raw: bytes, at: int, *, signed: bool = True) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        value |= (raw[at] & 127) << shift
+        shift, at = shift + 7, at + 1
+        if raw[at - 1] < 128:
+            return (value >> 1 ^ -(value & 1) if signed else value), at
+        if shift > 63:
+            raise ValueError("a number of more than 64 bits in the header of a page")
 
 
 def _bytes_a_value(leaf: Any) -> int:
@@ -95,37 +149,42 @@ def _bytes_a_value(leaf: Any) -> int:
 
 def _feather(content: bytes, where: str) -> Any:
     reader = optional_import("pyarrow.feather", "pyarrow", where)
-    if content.startswith(_MAGIC):
-        demand = Demand(where, len(content))
-        for wanted in _buffers(content, where):
-            demand.add(wanted)
-    return reader.read_table(BytesIO(content))
+    if not content.startswith(_MAGIC):
+        raise DataError.build(where, expected="Arrow's file format (Feather 2)", got="another one")
+    demand = Demand(where, len(content))
+    for wanted in _buffers(content):
+        demand.add(wanted)
+    found = reader.read_table(BytesIO(content))
+    # Offsets and indices are read as they stand: a wrong one would lead out of the file.
+    found.validate(full=True)
+    return found
 
 
-def _buffers(content: bytes, where: str) -> Iterator[int]:
-    """The bytes that the batches of a file take, by their headers."""
-    arrow = optional_import("pyarrow", "pyarrow", where)
-    messages = arrow.ipc.MessageReader.open_stream(arrow.py_buffer(content)[len(_MAGIC) :])
-    while True:
-        try:
-            message = messages.read_next_message()
-        except StopIteration:
-            return
-        head, body = message.metadata.to_pybytes(), memoryview(message.body or b"")
-        root = _target(head, 0)
-        kind = head[_field(head, root, 1)]
-        if kind not in (_BATCH, _DICTIONARY):
-            continue
-        batch = _target(head, _field(head, root, 2))
-        if kind == _DICTIONARY:
-            batch = _target(head, _field(head, batch, 1))
-        for length, _ in _pairs(head, batch, 1):
-            yield length * _A_TEXT
-        is_packed = _field(head, batch, 3) > 0
-        for start, length in _pairs(head, batch, 2):
-            # In front of each buffer is its size once it is unpacked; -1 if it is as it is.
-            own = struct.unpack_from("<q", body, start)[0] if is_packed and length >= 8 else -1
-            yield max(own, length)
+def _buffers(content: bytes) -> Iterator[int]:
+    """The bytes that the batches of a file take, by their headers.
+
+    The footer names the batches. It may name one several times, which is then read as often.
+    """
+    end = len(content) - _TAIL.size
+    size, _ = _TAIL.unpack_from(content, end)
+    foot = content[end - size : end]
+    root = _target(foot, 0)
+    for field in (_DICTIONARIES, _BATCHES):
+        for start, length, _ in _structs(foot, root, field, _BLOCK):
+            # Behind the length of the header; files before version 0.15 have no mark before it.
+            marked = content.startswith(b"\xff\xff\xff\xff", start)
+            head = content[start + (8 if marked else 4) : start + length]
+            batch = _target(head, _field(head, _target(head, 0), 2))
+            if field == _DICTIONARIES:
+                batch = _target(head, _field(head, batch, 1))
+            for elements, _ in _structs(head, batch, 1, _PAIR):
+                yield elements * _A_TEXT
+            is_packed = _field(head, batch, 3) > 0
+            for at, held in _structs(head, batch, 2, _PAIR):
+                # In front of each buffer is its size once it is unpacked; -1 if it is as it is.
+                packed = is_packed and held >= 8
+                own = struct.unpack_from("<q", content, start + length + at)[0] if packed else -1
+                yield max(own, held)
 
 
 def _field(head: bytes, table: int, number: int) -> int:
@@ -141,10 +200,12 @@ def _target(head: bytes, at: int) -> int:
     return int(at + struct.unpack_from("<I", head, at)[0])
 
 
-def _pairs(head: bytes, table: int, number: int) -> Iterator[tuple[int, int]]:
-    """A field that is a list of pairs of 64-bit numbers."""
+def _structs(
+    head: bytes, table: int, number: int, form: struct.Struct
+) -> Iterator[tuple[int, ...]]:
+    """A field that is a list of structures of numbers."""
     if place := _field(head, table, number):
         first = _target(head, place)
         count = struct.unpack_from("<I", head, first)[0]
         for i in range(count):
-            yield struct.unpack_from("<qq", head, first + 4 + 16 * i)
+            yield form.unpack_from(head, first + 4 + form.size * i)

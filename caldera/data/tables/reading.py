@@ -16,8 +16,10 @@ from dataclasses import dataclass, replace
 from io import BytesIO
 from itertools import zip_longest
 from pathlib import Path
+from sys import getsizeof
 from typing import IO, Any
 
+from caldera.base.config import settings
 from caldera.base.file_access import Demand
 from caldera.base.registry import optional_import
 from caldera.data.tables.arrow_files import arrow_columns, table_columns
@@ -41,7 +43,13 @@ SUFFIXES = (*TEXT, *ARROW, *EXCEL, *JSON_LINES, *DATABASES)
 _BLOCK = 1 << 20
 _A_LETTER, _A_CELL = 4, 64
 """Bytes that a workbook takes in memory for each of its XML, and for each cell of its rows."""
+_A_BYTE, _A_LINE = 8, 256
+"""Bytes that text takes in memory for each of its own, and for each line; for cells as above."""
+_BETWEEN_CELLS = ",;\t|[{"
+"""Characters between the values of compressed text, CSV or JSON."""
 _MOST_ROWS = 1 << 20
+_LONGEST_VALUE = 1_000_000_000
+"""Bytes of a value of SQLite."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +150,7 @@ def _read_file(path: Path, where: str, reading: TableFormat) -> Table:
     if suffix not in SUFFIXES:
         # Whatever else a file is called: text is tried, and says what is wrong with it.
         suffix = ".csv"
-    content = _content(path, where)
+    content = _content(path, where, reading)
     if suffix in ARROW:
         return table_of(arrow_columns(content, suffix, where), where, reading.marks)
     if suffix in EXCEL:
@@ -160,8 +168,9 @@ def _read_file(path: Path, where: str, reading: TableFormat) -> Table:
     )
 
 
-def _content(path: Path, where: str) -> bytes:
-    """The bytes of a file, unpacked as long as that is not too many."""
+def _content(path: Path, where: str, reading: TableFormat) -> bytes:
+    """Return the bytes of a file, decompressed while its values take a permitted size in memory."""
+    marks = [each.encode() for each in {*_BETWEEN_CELLS, reading.delimiter or ","}]
     with opened(path, "rb", where) as file:
         unpack = COMPRESSED.get(path.suffix.lower())
         if unpack is None:
@@ -170,7 +179,9 @@ def _content(path: Path, where: str) -> bytes:
         try:
             with unpack(file) as stream:
                 while part := stream.read(_BLOCK):
-                    demand.add(len(part))
+                    lines = max(part.count(b"\n"), part.count(b"\r"))
+                    demand.add(_A_BYTE * len(part) + _A_LINE * lines)
+                    demand.add(_A_CELL * sum(map(part.count, marks)))
                     parts.append(part)
         except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
             raise DataError.build(
@@ -264,17 +275,25 @@ def _database(path: Path, where: str, reading: TableFormat) -> Table:
     # Read only: to look at data changes nothing.
     address = f"{path.resolve().as_uri()}?mode=ro"
     with closing(sqlite3.connect(address, uri=True)) as connection:
-        return _query(connection, where, reading)
+        # A column may be computed, and then be of any length.
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, min(settings.file_limit, _LONGEST_VALUE))
+        return _query(connection, where, reading, Demand(where, path.stat().st_size))
 
 
-def _query(connection: Any, where: str, reading: TableFormat) -> Table:
+def _query(
+    connection: Any, where: str, reading: TableFormat, demand: Demand | None = None
+) -> Table:
     """What a query gives, from any connection with Python's interface to databases (DB-API 2)."""
     cursor = connection.cursor()
     try:
         query = reading.query or _only_table(connection, cursor, where)
         cursor.execute(query)
         names = [str(each[0]) for each in cursor.description or ()]
-        rows = cursor.fetchall()
+        rows = []
+        for row in cursor.fetchall() if demand is None else cursor:
+            if demand is not None:
+                demand.add(sum(map(getsizeof, row), _A_LINE))
+            rows.append(row)
     except DataError:
         raise
     except Exception as error:  # each database has errors of its own
@@ -291,7 +310,8 @@ def _query(connection: Any, where: str, reading: TableFormat) -> Table:
 def _only_table(connection: Any, cursor: Any, where: str) -> str:
     if not isinstance(connection, sqlite3.Connection):
         raise ConfigError.build(where, expected="query= with a connection", got="none")
-    cursor.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view') ORDER BY name")
+    # No views: one may compute without end.
+    cursor.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")
     tables = [str(row[0]) for row in cursor.fetchall()]
     if len(tables) != 1:
         raise DataError.build(

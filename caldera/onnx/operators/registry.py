@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from caldera import op
-from caldera.base.file_access import check_asked
+from caldera.base.file_access import check_asked, check_shape
 from caldera.compiler.lazy import Expr
 from caldera.core.graph import Node, Symbol, as_tuple, topological
 from caldera.errors import CalderaError, ConfigError, DataError, DtypeError
@@ -106,6 +106,7 @@ def check_size(shape: Iterable[int], dtype: Any = np.float64, *, held: int = 0) 
     """Refuse what is too large for a file to ask for, beside `held` bytes of what is known."""
     sizes = tuple(shape)
     check_asked(math.prod(sizes) * np.dtype(dtype).itemsize, f"onnx, shape {sizes}", held=held)
+    check_shape(sizes, "onnx")
 
 
 def expression(value: Value) -> Expr:

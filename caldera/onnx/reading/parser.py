@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from caldera.base.file_access import check_asked
+from caldera.base.file_access import check_asked, check_shape
 from caldera.core.tensor import DType, size
 from caldera.errors import DataError
 from caldera.onnx.library import BY_NUMBER, STRING, dtype_of, numpy_helper, onnx
@@ -127,6 +127,7 @@ def array_of(tensor: Any, folder: Folder | None, where: str) -> np.ndarray:
     shape = tuple(int(n) for n in tensor.dims)
     if any(n < 0 for n in shape):
         raise DataError.build(place, expected="sizes of 0 or more", got=f"{shape}")
+    check_shape(shape, place)
     if tensor.HasField("segment"):
         raise DataError.build(place, expected="a whole tensor", got="a segment of one")
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
@@ -147,6 +148,7 @@ def dense(sparse: Any, folder: Folder | None, where: str) -> np.ndarray:
     place = f"{where}, {sparse.values.name!r}"
     if min(shape, default=0) < 0:
         raise DataError.build(place, expected="sizes of 0 or more", got=f"{shape}")
+    check_shape(shape, place)
     # Here the size is a mere statement, so not any is believed.
     check_asked(size(shape) * values.dtype.itemsize, place, held=values.nbytes + indices.nbytes)
     whole = np.zeros(size(shape), values.dtype)

@@ -244,7 +244,9 @@ class CheckpointFolder:
             raise CheckpointError.build(
                 f"checkpoint in {self.path}",
                 expected="a folder that can be written",
-                got=f"{type(failure).__name__}: {failure}",
+                got=str(failure)
+                if isinstance(failure, CalderaError)
+                else f"{type(failure).__name__}: {failure}",
             ) from failure
 
     def _try_write(self, step: int, tensors: dict[str, np.ndarray], text: str) -> None:

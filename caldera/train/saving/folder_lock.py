@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
-import warnings
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
-from typing import IO
 
+from caldera.base.file_lock import file_lock
 from caldera.errors import CheckpointError
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 NAME = ".lock"
 LONGEST_NAME = 400
-# A lock of POSIX keeps out other processes, but no thread of this one; and it is lost as soon as
-# any other handle of the file is closed here.
-_held: set[str] = set()
-_guard = threading.Lock()
 
 
 class FolderLock:
@@ -42,64 +32,47 @@ class FolderLock:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file: IO[str] | None = None
+        self._held: ExitStack | None = None
 
     def acquire(self) -> None:
         """Take the lock, unless this one has it; a CheckpointError if another has."""
-        if self._file is not None:
+        if self._held is not None:
             return
-        try:
-            self._path.mkdir(parents=True, exist_ok=True)
-            self._file = file = self._taken(str(self._path.resolve()))
-            now = datetime.now().astimezone().isoformat(" ", "seconds")
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}, since {now}\n")
-            file.flush()
-        except OSError as problem:
-            self.release()
-            raise CheckpointError.build(
-                f"checkpoints in {self._path}",
-                expected="a folder that can be written to",
-                got=f"{problem.strerror or problem}",
-                hint="name another folder, or free space and grant write access",
-            ) from problem
-
-    def _taken(self, name: str) -> IO[str]:
-        """Open the file and lock it."""
-        with _guard:
-            if name in _held:
-                raise self._refusal("another run of this process")
-            file = (self._path / NAME).open("a+", encoding="utf-8")
+        with ExitStack() as stack:
             try:
-                if fcntl is not None:
-                    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except (BlockingIOError, PermissionError):
+                self._path.mkdir(parents=True, exist_ok=True)
+                file = stack.enter_context((self._path / NAME).open("a+", encoding="utf-8"))
+                is_held = stack.enter_context(file_lock(file, 0.0))
                 file.seek(0)
                 holder = file.read(LONGEST_NAME).strip()
-                file.close()
-                raise self._refusal(f"the lock of {holder or 'another process'}") from None
-            except OSError as problem:
-                # Some network file systems have no locks: training goes on without one.
-                warnings.warn(
-                    f"checkpoints in {self._path}: its file system cannot lock files "
-                    f"({problem.strerror or problem}); let no other run save there",
-                    stacklevel=2,
+                if is_held:
+                    now = datetime.now().astimezone().isoformat(" ", "seconds")
+                    file.truncate(0)
+                    file.write(f"{_this_process()}, since {now}\n")
+                    file.flush()
+            except (OSError, ValueError) as error:
+                raise CheckpointError.build(
+                    f"checkpoints in {self._path}",
+                    expected="a folder that can be written",
+                    got=f"{error}",
+                ) from error
+            if not is_held:
+                is_own = holder.startswith(f"{_this_process()},")
+                named = f"the lock of {holder or 'another process'}"
+                raise CheckpointError.build(
+                    f"checkpoints in {self._path}",
+                    expected="a folder to which no other run saves",
+                    got="another run of this process" if is_own else named,
+                    hint="wait until it ends, or name another folder",
                 )
-            _held.add(name)
-        return file
+            self._held = stack.pop_all()
 
     def release(self) -> None:
         """Let other runs save to the folder."""
-        if self._file is not None:
-            with _guard:
-                _held.discard(str(self._path.resolve()))
-                self._file.close()
-            self._file = None
+        if self._held is not None:
+            self._held.close()
+            self._held = None
 
-    def _refusal(self, holder: str) -> CheckpointError:
-        return CheckpointError.build(
-            f"checkpoints in {self._path}",
-            expected="a folder to which no other run saves",
-            got=holder,
-            hint="wait until it ends, or name another folder",
-        )
+
+def _this_process() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"

@@ -255,3 +255,19 @@ def test_a_package_whose_library_is_missing_is_told(
     monkeypatch.setattr("caldera.base.registry.import_module", missing)
     with pytest.raises(ConfigError, match=r"caldera\[audio\].*libsndfile"):
         audio.read(tmp_path / "a.flac")
+
+
+def test_rates_that_make_gigabytes_of_a_small_file_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.wav"
+    # Of one sample a second come 16,000; of 9,999,991 a filter of 16,000 rows.
+    for rate, samples in ((1, 100_000), (9_999_991, 100)):
+        audio.write(path, np.zeros(samples), rate)
+        with pytest.raises(DataError, match=f"from {rate} to 16000 samples a second.*asks for at"):
+            audio.read(path, rate=16000)
+
+
+def test_blocks_of_resampling_are_one_sound(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = np.random.default_rng(0).standard_normal((2, 3001)).astype("float32")
+    whole = audio.resample(sound, 44100, 16000)
+    monkeypatch.setattr(audio.files, "_BLOCK", 5000)
+    np.testing.assert_array_equal(audio.resample(sound, 44100, 16000), whole)

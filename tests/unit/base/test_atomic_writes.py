@@ -16,14 +16,19 @@ import numpy as np
 import pytest
 
 import caldera as cd
+from caldera import audio, search
+from caldera.audio import kaldi
 from caldera.base.file_cache import atomic_write, write_file
 from caldera.cli.recipe import write_recipe
 from caldera.draw.svg import write_svg
-from caldera.errors import CheckpointError, DataError
+from caldera.errors import CheckpointError, DataError, FileWriteError
 from caldera.train.saving.checkpoint import CheckpointFolder
+from tests.unit.search import made_up
 
 PACKAGE = Path(cd.__file__).parent
 LARGE = np.arange(5000.0)
+MODEL = cd.NeuralNetwork([cd.nn.Input((100,)), cd.nn.Dense(100)], loss="mse")
+
 
 WRITERS: dict[str, Callable[[Path], object]] = {
     "save_npy": lambda path: cd.io.save_npy(path, LARGE),
@@ -32,15 +37,18 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "write_csv": lambda path: cd.io.write_csv(path, LARGE),
     "write_svg": lambda path: write_svg(path, "<svg>" + "x" * 20000, "draw"),
     "write_recipe": lambda path: write_recipe(path, {"name": "x" * 20000, "model": "x" * 20000}),
+    "model.save": lambda path: MODEL.save(path),
+    "write_ark": lambda path: kaldi.write_ark(path, {"a": LARGE}),
+    "audio.write": lambda path: audio.write(path, LARGE / 5000, 8000),
     "write_file": lambda path: write_file(path, "x" * 20000),
 }
 
 
 @contextmanager
-def full_disk() -> Iterator[None]:
-    """Files cannot grow: the system refuses every byte after the thousandth."""
+def full_disk(room: int = 1000) -> Iterator[None]:
+    """Files cannot grow: the system refuses every byte after so many."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
     try:
         yield
     finally:
@@ -51,7 +59,7 @@ def full_disk() -> Iterator[None]:
 def test_a_full_disk_leaves_the_old_file(tmp_path: Path, writer: str) -> None:
     path = tmp_path / ("old.classes.txt" if writer == "class names" else "old.svg")
     path.write_text("the old one")
-    with full_disk(), pytest.raises(OSError, match=r"too large|109 written"):
+    with full_disk(), pytest.raises(FileWriteError, match=r"old\.\w+: .*(too large|109 written)"):
         WRITERS[writer](path)
     assert path.read_text() == "the old one"
     assert list(tmp_path.iterdir()) == [path]
@@ -72,6 +80,33 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_no_other(tmp_path: Path) -> N
     found = folder.latest()
     assert found is not None
     assert found.step == 1
+
+
+def test_a_full_disk_ends_a_search_in_words_and_keeps_its_trials(tmp_path: Path) -> None:
+    with full_disk(8000), pytest.raises(FileWriteError, match=r"journal\.log: .*too large"):
+        made_up.study(folder=tmp_path)
+    journal = tmp_path / "journal.log"
+    written = journal.read_bytes()
+    assert written.endswith(b"}\n")
+    found = search.load(tmp_path)
+    assert 0 < len(found.trials) < 40
+    assert len(made_up.study(folder=tmp_path).trials) == 40
+    assert journal.read_bytes().startswith(written)
+
+
+def test_a_full_disk_ends_a_search_in_a_database_in_words(tmp_path: Path) -> None:
+    pytest.importorskip("sqlalchemy")
+    address = f"sqlite:///{tmp_path}/study.db"
+    made_up.study(trials=2, storage=address)
+    room = (tmp_path / "study.db").stat().st_size + 2000
+    with full_disk(room), pytest.raises(FileWriteError, match=r"study\.db: expected a database"):
+        made_up.study(trials=40, storage=address)
+    assert len(made_up.study(trials=3, storage=address).trials) >= 2
+
+
+def test_other_errors_within_a_write_are_what_they_are(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), atomic_write(tmp_path / "a"):
+        (tmp_path / "b").read_text()
 
 
 def test_links_are_followed_and_modes_are_kept(tmp_path: Path) -> None:
@@ -113,10 +148,10 @@ DIRECT = {
     "io/numpy_files.py": 1,
     "data/datasets/dataset_cache.py": 1,
     "bench/timing.py": 1,
-    # A lock, which names its process.
+    # A journal, to which whole lines are added, and locks.
+    "search/storage.py": 1,
+    "base/file_lock.py": 1,
     "train/saving/folder_lock.py": 1,
-    # A journal, to which whole lines are added, and a lock.
-    "search/storage.py": 2,
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tracemalloc
 import zlib
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import caldera as cd
 from caldera.base.config import Settings
 from caldera.base.file_access import check_asked
-from caldera.data.sources.file_formats import read_idx
+from caldera.data.sources.file_formats import map_idx, read_idx
 from caldera.errors import ConfigError, DataError
 
 
@@ -73,3 +74,62 @@ def test_a_compressed_idx_file(tmp_path: Path) -> None:
     ):
         read_idx(path, axes=1)
     assert read_idx(path, axes=1).size == 4 << 20
+
+
+SHAPES = [(0, 1 << 62, 1 << 62), (1 << 62, 0, 1 << 62), (0,) * 70, (1 << 70, 0)]
+
+
+def _empty_safetensors(path: Path, shape: tuple[int, ...]) -> None:
+    entry = {"dtype": "F32", "shape": list(shape), "data_offsets": [0, 0]}
+    header = json.dumps({"w": entry}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+
+
+def _empty_npy(path: Path, shape: tuple[int, ...]) -> None:
+    header = repr({"descr": "<f4", "fortran_order": False, "shape": shape}).encode()
+    header += b" " * (-(len(header) + 11) % 64) + b"\n"
+    path.write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_shapes_that_no_array_has_are_refused(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    tensors, array = tmp_path / "a.safetensors", tmp_path / "a.npy"
+    _empty_safetensors(tensors, shape)
+    _empty_npy(array, shape)
+    for load, path in (
+        (cd.io.load_safetensors, tensors),
+        (cd.io.map_safetensors, tensors),
+        (cd.io.load_npy, array),
+        (cd.io.map_npy, array),
+    ):
+        with pytest.raises(DataError, match="whose product fits into 64 bits"):
+            load(path)
+
+
+def test_an_idx_file_of_a_shape_that_no_array_has(tmp_path: Path) -> None:
+    path = tmp_path / "images"
+    path.write_bytes(bytes([0, 0, 8, 9]) + bytes(4) + b"\xff" * 32)
+    for read in (map_idx, lambda path: read_idx(path, 9)):
+        with pytest.raises(DataError, match="whose product fits into 64 bits"):
+            read(path)
+
+
+def test_onnx_models_with_shapes_that_no_array_has(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    from caldera.onnx import load
+
+    helper, float32, path = onnx.helper, onnx.TensorProto.FLOAT, tmp_path / "a.onnx"
+    sizes = helper.make_tensor("s", onnx.TensorProto.INT64, [3], [0, 1 << 62, 1 << 62])
+    stated = onnx.TensorProto(data_type=float32, dims=[0, 1 << 62, 1 << 62], name="z", raw_data=b"")
+    made = helper.make_node("ConstantOfShape", ["s"], ["z"])
+    for nodes, array in (([made], sizes), ([], stated)):
+        graph = helper.make_graph(
+            [*nodes, helper.make_node("Add", ["x", "z"], ["y"])],
+            "graph",
+            [helper.make_tensor_value_info("x", float32, [1])],
+            [helper.make_tensor_value_info("y", float32, None)],
+            initializer=[array],
+        )
+        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)
+        with pytest.raises(DataError, match="whose product fits into 64 bits"):
+            load(path)

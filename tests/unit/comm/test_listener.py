@@ -273,3 +273,27 @@ def test_processes_find_each_other_among_strangers() -> None:
     for links in found.values():
         for link in links.values():
             link.close()
+
+
+def test_a_deadline_that_passes_in_the_first_handshake_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as false:
+
+        def answer() -> None:
+            link, _ = false.accept()
+            time.sleep(0.3)
+            link.close()
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises((CommError, TimeoutError)):
+            connect(KEY, false.getsockname()[1], 1, 0, 0.2)
+        thread.join()
+    with socket.create_server(("127.0.0.1", 0)) as false:
+        clock = iter([0.0, 0.0, 0.0, *[9.0] * 20])
+        thread = threading.Thread(target=lambda: false.accept()[0].close())
+        thread.start()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(listening.time, "monotonic", lambda: next(clock))
+            with pytest.raises(CommError, match="got the end of the connection after 0 of"):
+                connect(KEY, false.getsockname()[1], 1, 0, 5.0)
+        thread.join()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from caldera.data.sources.file_formats import BoundedReader, archive_members
+from caldera.data.sources.file_formats import BoundedReader, archive_members, images_in_archive
 from caldera.errors import DataError
 from tests.unit.data.files import survives_damage, tar
 
@@ -131,3 +131,32 @@ def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
         members(tmp_path / "none")
     with pytest.raises(DataError, match="a folder"):
         members(tmp_path)
+
+
+def test_members_with_holes_are_refused(tmp_path: Path) -> None:
+    # A header may say that a member of 2 bytes has 200 MB.
+    info = tarfile.TarInfo("a/1.png")
+    info.size = 512
+    info.pax_headers = {
+        "GNU.sparse.major": "1",
+        "GNU.sparse.minor": "0",
+        "GNU.sparse.name": "a/1.png",
+        "GNU.sparse.realsize": str(200 << 20),
+    }
+    path = tmp_path / "archive.tar"
+    with tarfile.open(path, "w") as archive:
+        archive.addfile(info, io.BytesIO(b"0\n" + bytes(510)))
+    with pytest.raises(DataError, match="is no plain file"):
+        members(path, limit=1 << 30, largest=1 << 30)
+    with pytest.raises(DataError, match=r"^load: .* is no plain file"):
+        images_in_archive(path, "load")
+
+
+def test_headers_within_headers_are_refused(tmp_path: Path) -> None:
+    info = tarfile.TarInfo("x")
+    info.type, info.size = tarfile.XHDTYPE, 0
+    path = tmp_path / "archive.tar"
+    path.write_bytes(info.tobuf(tarfile.USTAR_FORMAT) * 5000 + bytes(1024))
+    for read in (lambda: members(path, limit=1 << 30), lambda: images_in_archive(path, "load")):
+        with pytest.raises(DataError, match="expected a tar archive"):
+            read()

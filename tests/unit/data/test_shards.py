@@ -12,7 +12,7 @@ import pytest
 
 from caldera import data
 from caldera.data.random_draws import block_permutation
-from caldera.errors import ConfigError, DataError, IndexingError
+from caldera.errors import CalderaError, ConfigError, DataError, IndexingError
 from tests.unit.data.files import picture
 
 
@@ -160,7 +160,8 @@ def index(folder: Path) -> dict[str, Any]:
     "change",
     [
         {"format": "other"},
-        {"version": 2},
+        {"version": 3},
+        {"version": 2, "samples": [22]},
         {"samples": "many"},
         {"samples": [-1]},
         {"samples": [True]},
@@ -176,7 +177,8 @@ def index(folder: Path) -> dict[str, Any]:
 )
 def test_an_index_that_makes_no_sense_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     data.write_shards(tmp_path, arrays())
-    (tmp_path / "index.json").write_text(json.dumps(index(tmp_path) | change))
+    # Without a digest, as older versions wrote it.
+    (tmp_path / "index.json").write_text(json.dumps(index(tmp_path) | {"version": 1} | change))
     with pytest.raises(DataError, match=r"index\.json: expected the index of a folder of shards"):
         data.Shards(tmp_path)
 
@@ -223,6 +225,41 @@ def test_samples_larger_than_any_file_are_refused(tmp_path: Path) -> None:
     index = tmp_path / "shards" / "index.json"
     text = json.loads(index.read_text())
     text["arrays"][0]["shape"] = [999999999999]
+    text["version"] = 1
     index.write_text(json.dumps(text))
     with pytest.raises(DataError, match="samples of shape"):
         data.Shards(tmp_path / "shards")
+
+
+def test_what_differs_from_what_was_written_is_refused(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    data.write_shards(tmp_path / "a", arrays(), shard_bytes=200)
+    data.write_shards(tmp_path / "b", Encoded([b"abc", b"", b"de"]))
+    for folder in ("a", "b"):
+        given = data.Shards(tmp_path / folder)
+        everything = np.arange(len(given))
+        whole = given.raw_batch(everything)
+        for path in sorted((tmp_path / folder).iterdir()):
+            content = path.read_bytes()
+            for _ in range(12):
+                damaged = bytearray(content)
+                damaged[draw.integers(len(content))] ^= 1 << int(draw.integers(8))
+                path.write_bytes(damaged)
+                try:
+                    found = data.Shards(tmp_path / folder).raw_batch(everything)
+                except CalderaError:
+                    continue
+                for mine, theirs in zip(found, whole, strict=True):
+                    assert mine.tolist() == theirs.tolist()
+            path.write_bytes(content)
+
+
+def test_folders_of_older_versions_have_no_checksums(tmp_path: Path) -> None:
+    data.write_shards(tmp_path, arrays())
+    for path in tmp_path.glob("*.sums.npy"):
+        path.unlink()
+    with pytest.raises(DataError, match=r"expected a file at .*sums\.npy"):
+        data.Shards(tmp_path).raw_batch(np.arange(3))
+    old = {name: each for name, each in index(tmp_path).items() if name != "digest"}
+    (tmp_path / "index.json").write_text(json.dumps({**old, "version": 1}))
+    np.testing.assert_array_equal(data.Shards(tmp_path).raw_batch(np.arange(3))[1], [0.0, 1.5, 3.0])

@@ -111,8 +111,12 @@ def test_damage_is_named(folder: Path) -> None:
     def changed(**parts: object) -> None:
         (folder / "index.json").write_text(json.dumps({**index, **parts}))
 
-    changed(version=2)
-    refused(r"dm\.load arrays: expected 'caldera arrays', version 1, got .* version 2")
+    changed(version=3)
+    refused(r"dm\.load arrays: expected 'caldera arrays', version 2, .* got .* version 3")
+    changed(arrays={})
+    refused("version 2, with its digest, got .* version 2")
+    # Of older versions, without one.
+    index["version"] = 1
     broken = json.loads(json.dumps(index["arrays"]))
     broken["a"]["files"]["0"] = "../../etc/passwd"
     changed(arrays=broken)
@@ -124,7 +128,10 @@ def test_damage_is_named(folder: Path) -> None:
     refused(r"expected a part 'a' of .* float32, got .* float64")
     changed()
     first = folder / index["arrays"]["a"]["files"]["0"]
-    first.write_bytes(first.read_bytes()[:-1])
+    whole = first.read_bytes()
+    first.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    refused(r"worker \d of 2: dm\.load .* expected a part '\w+' that fits its checksum")
+    first.write_bytes(whole[:-1])
     refused(r"worker \d of 2: map_safetensors .*truncated")
     first.unlink()
     refused(r"worker \d of 2: .*expected a file at")

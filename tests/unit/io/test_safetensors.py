@@ -131,7 +131,7 @@ def entry(dtype: object = "U8", shape: object = (2,), offsets: object = (0, 2)) 
         (file_with({"a": entry()}, b"abc"), "expected 2 bytes of tensors, got 3"),
         (file_with({"a": entry(offsets=[1, 3])}, b"abc"), "starts at byte 0, got 1"),
         (file_with({"a": entry(), "b": entry(offsets=[1, 3])}, b"abc"), "starts at byte 2, got 1"),
-        (file_with(b'{"a": 1, "a": 2}'), "the name 'a' twice"),
+        (file_with(b'{"a": 1, "a": 2}'), "the name .a. twice"),
         (file_with({"__metadata__": {"a": 1}}), "metadata of type str"),
         (file_with({"a": entry("BOOL")}, b"\x00\x07"), "0 or 1 for each bool"),
     ],

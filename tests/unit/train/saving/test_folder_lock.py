@@ -13,6 +13,7 @@ import pytest
 
 import caldera as cd
 from caldera import nn
+from caldera.base import file_lock
 from caldera.errors import CheckpointError
 from caldera.train.saving import folder_lock
 from caldera.train.saving.folder_lock import FolderLock
@@ -98,13 +99,10 @@ def test_a_file_system_without_locks_is_warned_of(
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(folder_lock.fcntl, "lockf", refuse)
+    monkeypatch.setattr(file_lock.fcntl, "flock", refuse)
     lock = FolderLock(tmp_path)
     with pytest.warns(UserWarning, match=r"cannot lock files \(No locks available\)"):
         lock.acquire()
-    # Runs of this process still know of each other.
-    with pytest.raises(CheckpointError, match="another run of this process"):
-        FolderLock(tmp_path).acquire()
     lock.release()
 
 
@@ -112,5 +110,5 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "odd" / folder_lock.NAME).mkdir(parents=True)
     for path, problem in (("file/checkpoints", "Not a directory"), ("odd", "Is a directory")):
-        with pytest.raises(CheckpointError, match=f"can be written to, got {problem}"):
+        with pytest.raises(CheckpointError, match=f"can be written, got .*{problem}"):
             FolderLock(tmp_path / path).acquire()
