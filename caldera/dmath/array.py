@@ -22,7 +22,7 @@ from caldera.core.graph.ops.base import cast, full, tensor
 from caldera.core.tensor import Shape, bool_, canonical
 from caldera.dmath.connect import current
 from caldera.dmath.explain import ArrayExplanation, explained, layout_picture
-from caldera.dmath.numpy_protocol import apply_function, apply_ufunc
+from caldera.dmath.numpy_functions import apply_function, apply_ufunc
 from caldera.dmath.session import Handle, Session
 from caldera.dmath.shards import Box, blocks_of, to_dask, to_pandas
 from caldera.draw.svg import Picture
@@ -253,6 +253,31 @@ class Array(Expr):
     def conj(self) -> Array:
         """The conjugates; real numbers are their own."""
         return _own(op.conj(self))
+
+
+OPERATORS = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "truediv": np.divide,
+    "pow": np.power,
+    "floordiv": np.floor_divide,
+    "mod": np.mod,
+    "matmul": np.matmul,
+}
+"""Operators that NumPy's ufuncs compute, so that `A / 2` and `2 / A` have one rule of dtypes."""
+
+
+def _operator(ufunc: Any, *, turned: bool) -> Callable[[Any, Any], Any]:
+    def method(self: Array, other: Any) -> Any:
+        return apply_ufunc(ufunc, "__call__", (other, self) if turned else (self, other), {})
+
+    return method
+
+
+for _name, _ufunc in OPERATORS.items():
+    setattr(Array, f"__{_name}__", _operator(_ufunc, turned=False))
+    setattr(Array, f"__r{_name}__", _operator(_ufunc, turned=True))
 
 
 def _own(made: Expr) -> Array:
