@@ -77,7 +77,8 @@ class Draw:
         if kind == "b":
             return np.asarray(numbers > 0)
         if kind in "iu":
-            if self.chance(0.08):
+            # The differences of NumPy's quantiles overflow.
+            if self.chance(0.08) and not self.name.endswith(("quantile", "percentile")):
                 info = np.iinfo(dtype)
                 return self.rng.integers(info.min, info.max, shape, dtype, endpoint=True)
             whole = np.rint(numbers * 2)

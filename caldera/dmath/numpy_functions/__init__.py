@@ -6,7 +6,7 @@ signature, so that an argument without a handler is refused in one place.
 
 from __future__ import annotations
 
-from caldera.dmath.numpy_functions import (  # noqa: F401 - each registers its handlers
+from caldera.dmath.numpy_functions import (  # noqa: F401 - each of them registers its handlers
     elements,
     fourier,
     matrices,
@@ -18,7 +18,5 @@ from caldera.dmath.numpy_functions import (  # noqa: F401 - each registers its h
     running,
     statistics,
 )
-from caldera.dmath.numpy_functions.dispatch import apply_function
-from caldera.dmath.numpy_functions.ufuncs import apply_ufunc
-
-__all__ = ["apply_function", "apply_ufunc"]
+from caldera.dmath.numpy_functions.dispatch import apply_function as apply_function
+from caldera.dmath.numpy_functions.ufuncs import apply_ufunc as apply_ufunc

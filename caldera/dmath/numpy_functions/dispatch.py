@@ -94,7 +94,10 @@ def apply_function(function: Any, args: Iterable[Any], options: Mapping[str, Any
         raise ArgumentError.build(
             name, expected="NumPy's own arguments", got=str(error), hint=HINT
         ) from None
-    given = _given(bound, handler.weak)
+    try:
+        given = _given(bound, handler.weak)
+    except ValueError as error:
+        raise refused(name, error) from None
     for argument in given:
         if argument not in handler.honours:
             known = ", ".join(sorted(handler.honours - ARRAYS)) or "none"

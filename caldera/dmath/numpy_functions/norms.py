@@ -8,7 +8,6 @@ import numpy as np
 
 from caldera import op
 from caldera.dmath.numpy_functions.dispatch import as_floats, handles
-from caldera.dmath.numpy_functions.matrices import adjoint
 from caldera.dmath.numpy_functions.reductions import axes_of, kept
 from caldera.errors import ConfigError
 
@@ -87,6 +86,3 @@ def _(x: Any, p: Any = None) -> Any:
     # Nothing over nothing is a singular matrix, unless there was a nan.
     broken = op.logical_and(op.isnan(made), op.logical_not(op.any(op.isnan(x), (-2, -1))))
     return op.where(broken, op.full((), np.inf, made.dtype), made)
-
-
-__all__ = ["adjoint", "norm"]

@@ -79,35 +79,39 @@ def _quantiles(a: Any, q: Any, axis: Any, method: str, skips_nan: bool) -> Any:
 
 def _quantile(rows: Any, q: float, last: Any, broken: Any, method: str) -> Any:
     at = last * q
-    low, high = op.floor(at), op.ceil(at)
-    if method == "lower":
-        high = low
-    elif method == "higher":
-        low = high
-    elif method == "nearest":
-        low = high = op.round(at)
-    share = op.cast(op.sub(at, low), rows.dtype)
-    if method == "midpoint":
-        share = op.where(op.equal(low, high), share, op.full((), 0.5, rows.dtype))
-    shape = (*rows.shape[:-1], 1)
-    first, second = (
-        op.take_along_axis(rows, op.broadcast(op.cast(each, "int64"), shape), -1)
-        for each in (low, high)
-    )
-    if method == "mean":
-        made = op.where(op.equal(share, 0), first, op.mul(op.add(first, second), 0.5))
+    low = op.floor(at)
+    if method in EXACT:
+        place = {"lower": low, "higher": op.ceil(at), "nearest": op.round(at)}[method]
+        made = _element(rows, place)
     else:
+        # As NumPy, also where it multiplies infinity by 0.
+        first, second = _element(rows, low), _element(rows, op.minimum(low + 1, last))
+        share = op.cast(op.sub(at, low), rows.dtype)
         step = op.sub(second, first)
-        # From the nearer of the two, as NumPy: the largest stays the largest.
-        made = op.where(
-            op.less(share, 0.5),
-            op.add(first, op.mul(step, share)),
-            op.sub(second, op.mul(step, op.sub(1.0, share))),
-        )
+        if method == "mean":
+            middle = op.mul(op.add(first, second), 0.5)
+            made = op.where(op.equal(share, 0), first, middle)
+        else:
+            if method == "midpoint":
+                share = op.where(op.equal(share, 0), share, op.full((), 0.5, rows.dtype))
+            # From the nearer of the two: the largest stays the largest.
+            made = op.where(
+                op.less(share, 0.5),
+                op.add(first, op.mul(step, share)),
+                op.sub(second, op.mul(step, op.sub(1.0, share))),
+            )
     return op.where(broken, op.full((), np.nan, rows.dtype), made)
 
 
-METHODS = ("linear", "lower", "higher", "nearest", "midpoint")
+def _element(rows: Any, place: Any) -> Any:
+    """The element of each row at a place, which is the same for all rows or one for each."""
+    shape = (*rows.shape[:-1], 1)
+    return op.take_along_axis(rows, op.broadcast(op.cast(place, "int64"), shape), -1)
+
+
+EXACT = ("lower", "higher", "nearest")
+"""Methods that take one of the elements."""
+METHODS = ("linear", *EXACT, "midpoint")
 
 
 def _quantile_of(percent: bool, skips_nan: bool) -> Function:
@@ -123,7 +127,14 @@ def _quantile_of(percent: bool, skips_nan: bool) -> Function:
             raise ConfigError.build(
                 "np.quantile", expected=f"method= one of {', '.join(METHODS)}", got=repr(method)
             )
+        if skips_nan and np.ndim(q) and not a.size:
+            raise ShapeError.build(
+                "np.nanquantile", expected="one q for an array without elements", got=str(q)
+            )
         share = np.true_divide(q, 100) if percent else np.asarray(q, np.float64)
+        if method == "linear" and not percent and np.asarray(q).dtype.kind in "iub":
+            # The least or the largest, whatever is beside it.
+            method = "lower"
         if np.ndim(q):
             # Fractions in an array have a dtype, which numbers have not.
             kind = np.result_type(np.asarray(q).dtype, 0.5)

@@ -224,7 +224,10 @@ def apply_ufunc(ufunc: Any, method: str, inputs: Sequence[Any], options: Mapping
     if method != "__call__" or ufunc not in UFUNCS or options.keys() - set(LOOPS):
         others = [f" with {option}=" for option in options if option not in LOOPS]
         raise unknown((name if method == "__call__" else f"{name}.{method}") + "".join(others))
-    given = [_operand(each) for each in inputs]
+    try:
+        given = [_operand(each) for each in inputs]
+    except ValueError as error:
+        raise refused(name, error) from None
     loop = _loop(name, ufunc, given, options)
     cast = [
         as_dtype(each, dtype) if is_array(each) else each
