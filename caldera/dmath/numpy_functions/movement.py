@@ -232,6 +232,8 @@ def _split_along(name: str, axis: int, least: int) -> Function:
 
 
 def _unstack(x: Any, axis: Any = 0) -> Any:
+    if not x.ndim or not -x.ndim <= index(axis) < x.ndim:
+        raise ShapeError.build("np.unstack", expected=f"an axis of {x.ndim}", got=str(axis))
     where = index(axis) % x.ndim
     key: tuple[Any, ...] = (slice(None),) * where
     return tuple(x[(*key, i)] for i in range(x.shape[where]))

@@ -122,6 +122,8 @@ def mean(
     a: Any, axis: Any = None, dtype: Any = None, keepdims: Any = False, where: Any = None
 ) -> Any:
     """The mean over axes, of the elements of a mask."""
+    if dtype is not None and np.dtype(dtype).kind in "biu" and not _count(a, axis):
+        raise DtypeError.build("np.mean", expected="dtype= that has nan", got=str(dtype))
     if where is None:
         return op.mean(as_floats(a), _plain(axis), bool(keepdims))
     flags = op.broadcast(op.cast(where, "bool"), a.shape)

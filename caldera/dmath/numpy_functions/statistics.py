@@ -278,8 +278,13 @@ def _(a: Any, bins: Any = 10, range: Any = None, density: Any = None, weights: A
     if weights is not None:
         kind = weights.dtype if weights.dtype.kind == "c" else np.dtype(np.float64)
         line_of = op.reshape(as_dtype(weights, kind), (-1, 1))
+        if np.ndim(bins):
+            # As NumPy, of edges that are given: the differences of what is below them.
+            inside = op.concat([op.less(values, line[:-1]), op.less_equal(values, line[-1:])], 1)
         added = op.where(inside, line_of, op.full((), 0, kind))
     counts = op.sum(added, 0)
+    if weights is not None and np.ndim(bins):
+        counts = op.sub(counts[1:], counts[:-1])
     if density:
         widths = np.diff(edges).astype(np.float64)
         counts = op.cast(counts, "float64") if counts.dtype.kind in "iu" else counts
