@@ -6,8 +6,8 @@ shape, dtype or error with what NumPy gives for the whole arrays.
     python -m tests.fuzz.numpy_names --function linalg.norm --count 200
     python -m tests.fuzz.numpy_names --count 100 --ranks processes
 
-Arguments are those of NumPy's own signatures. Ranks are threads unless `--ranks` says otherwise:
-`processes`, or `script`, where every rank runs the calls.
+Arguments are those of NumPy's own signatures. Ranks are threads, or worker processes with
+`--ranks processes`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from caldera import dmath as dm
-from caldera.comm import run_virtual_ranks
 from caldera.dmath.numpy_functions.dispatch import TABLE
 from caldera.dmath.numpy_functions.ufuncs import REDUCTIONS, RUNNING, UFUNCS
 from caldera.errors import CalderaError
@@ -252,11 +251,11 @@ def summary(found: Sequence[Outcome]) -> str:
     return "\n".join(lines)
 
 
-def _work(cases: Sequence[Case], quiet: bool) -> list[Outcome]:
+def _work(cases: Sequence[Case]) -> list[Outcome]:
     found = []
     for case in cases:
         found.append(compared(case))
-        if not quiet and found[-1].what in ("wrong", "raw"):
+        if found[-1].what in ("wrong", "raw"):
             print(f"seed {case.seed}: {found[-1].what}: {case}\n    {found[-1].detail}", flush=True)
     return found
 
@@ -272,21 +271,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=500, help="calls")
     parser.add_argument("--seed", type=int, default=0, help="of the first call")
     parser.add_argument("--function", default="", help="such as linalg.norm")
-    parser.add_argument("--ranks", choices=("threads", "processes", "script"), default="threads")
+    parser.add_argument("--ranks", choices=("threads", "processes"), default="threads")
     parser.add_argument("--refused", action="store_true", help="print what dmath alone refuses")
     options = parser.parse_args(arguments)
     seeds = range(options.seed, options.seed + options.count)
     cases = [case_of(seed, options.function) for seed in seeds]
-    if options.ranks == "script":
-
-        def work(communicator: Any) -> list[Outcome]:
-            with dm.spmd(communicator):
-                return _work(cases, quiet=communicator.rank > 0)
-
-        found = run_virtual_ranks(RANKS, work)[0]
-    else:
-        with session(options.ranks):
-            found = _work(cases, quiet=False)
+    with session(options.ranks):
+        found = _work(cases)
     if options.refused:
         for each, case in zip(found, cases, strict=True):
             if each.what == "refused":
