@@ -119,6 +119,10 @@ def case_of(seed: int, name: str = "") -> Case:
     random = Random(f"numpy of {seed}")
     chosen = name or random.choice(sorted(NAMES))
     args, options = arguments(NAMES[chosen], chosen, Draw(random, seed, chosen))
+    if chosen == "argsort":
+        # Other kinds of sorting leave open the order of equal elements.
+        args, options = args[:2], {k: v for k, v in options.items() if k in ("axis", "out")}
+        options["kind"] = "stable"
     return Case(seed, chosen, args, options)
 
 
