@@ -121,7 +121,7 @@ __all__ = [
 _guard(
     globals(),
     methods={
-        "Array": "argmax argmin cumsum draw to to_pandas transpose",
+        "Array": "argmax argmin cumsum draw replicate to to_pandas transpose",
         "Session": "limit_cache",
     },
 )

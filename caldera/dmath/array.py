@@ -12,7 +12,7 @@ import numpy as np
 from caldera import op
 from caldera.compiler.lazy import Expr, lift
 from caldera.compiler.lazy.expr import add_kind
-from caldera.compiler.sharding.distributions import Distribution, as_layout
+from caldera.compiler.sharding.distributions import Distribution, Replicated, as_layout
 from caldera.compiler.sharding.layout import ShardLayout
 from caldera.compiler.sharding.ops import place
 from caldera.compiler.sharding.rules.registry import default_layout
@@ -22,7 +22,7 @@ from caldera.core.graph.ops.base import cast, full, tensor
 from caldera.core.tensor import Shape, bool_, canonical
 from caldera.dmath.connect import current
 from caldera.dmath.explain import ArrayExplanation, explained, layout_picture
-from caldera.dmath.numpy_protocol import apply_function, apply_ufunc
+from caldera.dmath.numpy_functions import apply_function, apply_ufunc
 from caldera.dmath.session import Handle, Session
 from caldera.dmath.shards import Box, blocks_of, to_dask, to_pandas
 from caldera.draw.svg import Picture
@@ -85,6 +85,28 @@ class Array(Expr):
         """
         node = self.node if dtype is None else cast(self.node, canonical(dtype))
         return Array(place(node, layout_for(layout, node.spec, ranks)))
+
+    def replicate(
+        self, layout: ShardLayout | Distribution | None = None, *, wait: bool = True
+    ) -> Array:
+        """Compute it, and keep a copy in a second layout, on every rank if none is given. It is
+        returned in the layout it has; programs that need it in the other one move nothing.
+
+        With `wait=False` the copy is still on its way when this returns, and whatever needs it
+        waits. A copy larger than `Session.limit_cache` allows is not kept.
+
+        >>> import numpy as np
+        >>> from caldera import dmath as dm
+        >>> with dm.connect(threads=2):
+        ...     a = dm.array(np.ones((8, 8)), layout=dm.Rows()).replicate(wait=False)
+        ...     float((a @ a).sum())
+        512.0
+        """
+        known = self.eval()
+        there = layout_for(Replicated() if layout is None else layout, known.node.spec, None)
+        assert there is not None
+        current().replicate(known.handle, there, wait)
+        return known
 
     def explain(self) -> ArrayExplanation:
         """What moves where when it is computed: bytes, seconds, and what each way has beaten.
@@ -231,6 +253,31 @@ class Array(Expr):
     def conj(self) -> Array:
         """The conjugates; real numbers are their own."""
         return _own(op.conj(self))
+
+
+OPERATORS = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "truediv": np.divide,
+    "pow": np.power,
+    "floordiv": np.floor_divide,
+    "mod": np.mod,
+    "matmul": np.matmul,
+}
+"""Operators that NumPy's ufuncs compute, so that `A / 2` and `2 / A` have one rule of dtypes."""
+
+
+def _operator(ufunc: Any, *, turned: bool) -> Callable[[Any, Any], Any]:
+    def method(self: Array, other: Any) -> Any:
+        return apply_ufunc(ufunc, "__call__", (other, self) if turned else (self, other), {})
+
+    return method
+
+
+for _name, _ufunc in OPERATORS.items():
+    setattr(Array, f"__{_name}__", _operator(_ufunc, turned=False))
+    setattr(Array, f"__r{_name}__", _operator(_ufunc, turned=True))
 
 
 def _own(made: Expr) -> Array:

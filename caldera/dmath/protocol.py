@@ -220,6 +220,6 @@ def links(rank: Rank) -> tuple[float, ...]:
 
 
 @service
-def fetch(rank: Rank, number: int, view: View) -> None:
-    """Begin to bring an array to another layout."""
-    rank.fetch(number, view)
+def fetch(rank: Rank, number: int, view: View, wait: bool) -> None:
+    """Begin to bring an array to another layout, and perhaps wait for it."""
+    rank.fetch(number, view, wait)

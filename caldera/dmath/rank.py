@@ -12,7 +12,7 @@ those of the rank with the most, and freeing an array frees its memory but not i
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,15 +113,20 @@ class ReplicaCache:
         assert kept.part is not None
         return kept.part
 
-    def begin(self, number: int, view: View, own: np.ndarray) -> None:
-        """Fetch a view while something else is computed; whoever needs it waits for the rest."""
-        if (number, view) in self._kept or view.nbytes > self.limit:
+    def begin(self, number: int, view: View, own: np.ndarray, wait: bool) -> None:
+        """Fetch a view while something else is computed; programs that need it wait for the rest,
+        and so does this with `wait`."""
+        if view.nbytes > self.limit:
             return
-        self.counts.misses += 1
-        kept = self._keep(number, view)
-        kept.request = self._communicator.background(
-            lambda comm: self._fetch(kept, view, own, comm)
-        )
+        kept = self._kept.get((number, view))
+        if kept is None:
+            self.counts.misses += 1
+            kept = self._keep(number, view)
+            kept.request = self._communicator.background(
+                lambda comm: self._fetch(kept, view, own, comm)
+            )
+        if wait:
+            kept.finish()
 
     def free(self, numbers: Iterable[int]) -> None:
         """Arrays are gone, and with them what was seen of them."""
@@ -161,18 +166,19 @@ class ReplicaCache:
 
 
 def with_fetches(
-    roots: Sequence[Node], leaves: Sequence[Symbol], limit: int
+    roots: Sequence[Node], leaves: Sequence[Symbol], limit: int, views: Container[int]
 ) -> tuple[list[Node | None], list[Fetch]]:
     """The roots of a program in which views of leaves are leaves themselves, and what they are, in
-    the order in which all ranks fetch them. A root that only kept ranks in order may be None."""
+    the order in which all ranks fetch them: the moves whose numbers are in `views`. A root that
+    only kept ranks in order may be None."""
     numbers: dict[Any, int] = {symbol: number for number, symbol in enumerate(leaves)}
     found: dict[Node, Fetch] = {}
     new: dict[Node, Node | None] = {}
     for node in topological(roots):
         if node.op.name == "redistribute":
-            number = numbers.get(node.inputs[0].attrs.get("symbol"))
             view = View(node.attrs["source"], node.attrs["target"], node.attrs["dtype"])
-            if number is not None and node.attrs["terms"] == 1 and view.nbytes <= limit:
+            if node.attrs["number"] in views and view.nbytes <= limit:
+                number = numbers[node.inputs[0].attrs["symbol"]]
                 symbol = Symbol("", Spec(node.outputs[0].shape, view.dtype), "tensor")
                 found[node] = Fetch(number, view, symbol)
                 # In place of the node stands the token that came to it, if there was one.
@@ -257,7 +263,7 @@ class RankProgram:
         host = None if device.name == "cpu" else "cpu"
         found, self._leaves = definition.lowered(communicator.rank, communicator.size, host)
         self._device = device
-        roots, self._fetches = with_fetches(found.roots, self._leaves, cache.limit)
+        roots, self._fetches = with_fetches(found.roots, self._leaves, cache.limit, found.views)
         self._roots = [root for root in roots if root is not None]
         self._count = len(found.outputs)
         self._communicator = communicator
@@ -365,9 +371,9 @@ class Rank:
             )
         return found
 
-    def fetch(self, number: int, view: View) -> None:
+    def fetch(self, number: int, view: View, wait: bool) -> None:
         """Begin to bring an array to another layout; who needs it there waits for the rest."""
-        self.cache.begin(number, view, self.part(number).numpy())
+        self.cache.begin(number, view, self.part(number).numpy(), wait)
 
     def free(self, numbers: Iterable[int]) -> None:
         """Nobody holds these arrays any more."""

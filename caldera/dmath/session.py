@@ -19,6 +19,7 @@ from caldera.base.config import settings
 from caldera.comm import Communicator, SingleProcess, Traffic
 from caldera.compiler.sharding.axis_split import Intervals
 from caldera.compiler.sharding.calibration import is_clearly_other
+from caldera.compiler.sharding.distributions import Distribution, as_layout
 from caldera.compiler.sharding.layout import ShardLayout, check_shape
 from caldera.compiler.sharding.volume import Links
 from caldera.core.graph.node import Node, Spec, Symbol
@@ -173,12 +174,16 @@ class Session(ABC):
         """The same text wherever the script runs: that of the first."""
         return text
 
-    def replicate(self, handle: Handle, layout: ShardLayout) -> None:
+    def replicate(
+        self, handle: Handle, layout: ShardLayout | Distribution, wait: bool = False
+    ) -> None:
         """Begin to bring an array to a second layout, while other things are computed; programs
-        that need it there wait for what is still on its way, and nothing moves then."""
+        that need it there wait for what is still on its way, and nothing moves then. With `wait`
+        it has arrived when this returns."""
         self.check_open(handle)
-        view = View(handle.layout, layout, handle.spec.dtype)
-        self.call("fetch", handle.number, view)
+        there = as_layout(layout, handle.spec.shape, range(self.ranks))
+        view = View(handle.layout, there, handle.spec.dtype)
+        self.call("fetch", handle.number, view, wait)
 
     @property
     def cache(self) -> CacheCounts:

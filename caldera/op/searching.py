@@ -103,7 +103,8 @@ def unique(x: Any, size: int, fill: float = 0) -> tuple[Expr, Expr, Expr, Expr]:
     valid = elementwise.less(iota(shape=(places,), axis=0, dtype=int64), count)
     if length == 0:
         none = full((places,), 0, int64)
-        return Expr(full((places,), fill, node.dtype)), Expr(node), Expr(none), Expr(count)
+        inverse = full(node.shape, 0, int64)
+        return Expr(full((places,), fill, node.dtype)), Expr(inverse), Expr(none), Expr(count)
     values = indexing.gather(ordered, found, axis=0)
     values = elementwise.where(valid, values, constant(_fitting(fill, node), node.dtype))
     # The runs end at these positions: what lies between two ends is one run.

@@ -121,6 +121,9 @@ class ShardLayout(ABC):
     @property
     def is_replicated(self) -> bool:
         """Whether each of its ranks has everything."""
+        if not size(self.shape):
+            # Parts without elements may still have other shapes than the whole.
+            return all(self.local_shape(rank) == self.shape for rank in self.ranks)
         return all(self.elements(rank) == size(self.shape) for rank in self.ranks)
 
     # --- arrays

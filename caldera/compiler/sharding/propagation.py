@@ -43,8 +43,8 @@ from caldera.core.graph import (
     substitute,
     topological,
 )
-from caldera.core.graph.ops.base import complex_, full, imag, real, tensor
-from caldera.core.tensor.dtype import DType, is_complex, part_of
+from caldera.core.graph.ops.base import full, tensor
+from caldera.core.tensor.dtype import DType
 from caldera.errors import ConfigError
 
 
@@ -73,7 +73,8 @@ class ShardingStrategy:
 @dataclass(frozen=True)
 class Distributed:
     """What one rank runs: its nodes for the outputs, the symbols of its parts of leaves, and the
-    layouts of the outputs. `roots` has to be compiled: with what keeps ranks to one order."""
+    layouts of the outputs. `roots` has to be compiled: with what keeps ranks to one order. `views`
+    are the numbers of the moves of leaves, the same on every rank."""
 
     outputs: tuple[Node, ...]
     leaves: dict[Symbol, Symbol]
@@ -81,6 +82,7 @@ class Distributed:
     token: Node | None
     moves: tuple[Move, ...]
     choices: tuple[ShardingStrategy, ...]
+    views: frozenset[int]
 
     @property
     def roots(self) -> tuple[Node, ...]:
@@ -119,6 +121,7 @@ def distribute(
         graph.token,
         tuple(graph.moves),
         tuple(graph.choices),
+        frozenset(graph.views),
     )
 
 
@@ -135,6 +138,7 @@ class Propagation:
     token: Node | None = None
     moves: list[Move] = field(default_factory=list)
     choices: list[ShardingStrategy] = field(default_factory=list)
+    views: set[int] = field(default_factory=set)
     _values: dict[Node, list[DistributedValue]] = field(default_factory=dict)
     _placed: dict[tuple[Node, ShardLayout], Node] = field(default_factory=dict)
     _keep: list[Node] = field(default_factory=list)
@@ -376,16 +380,12 @@ class Propagation:
     ) -> Node:
         if where.layout == layout and where.terms == 1 and dtype == node.dtype:
             return part
-        if is_complex(node.dtype):
-            halves = [
-                self._sent(each, own, where, layout, part_of(dtype))
-                for each, own in ((real(node), real(part)), (imag(node), imag(part)))
-            ]
-            return complex_(*halves)
         if layout.shape != where.layout.shape:
             raise ConfigError.build(
                 "layout", expected=f"one of shape {where.layout.shape}", got=f"{layout.shape}"
             )
+        if where.terms == 1 and self._is_leaf(node):
+            self.views.add(len(self.moves))
         (sent,) = self.together(
             redistribute,
             part,
@@ -400,6 +400,13 @@ class Propagation:
         width = narrowed if where.terms == 1 else node.dtype.itemsize
         self._note(node, where, layout, width)
         return sent
+
+    def _is_leaf(self, node: Node) -> bool:
+        """Return True for a leaf, wherever it was placed. A rank's own part does not decide: a cut
+        that leaves all of one rank's part of a leaf is no leaf on the other ranks."""
+        while node.op.name == "place" and node.attrs["layout"] is None:
+            (node,) = node.inputs
+        return node.attrs.get("symbol") in self.layouts
 
     def _note(self, node: Node, where: ShardPlacement, layout: ShardLayout, width: int) -> None:
         """Write down what moves, in elements of that many bytes."""

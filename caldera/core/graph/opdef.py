@@ -127,6 +127,7 @@ OWN_RULE = frozenset(
         "spmd",
         "largest_singular",
         "place",
+        "redistribute",
     }
 )
 """The gradient rule, or that of each part, knows of complex numbers; or there is no gradient."""

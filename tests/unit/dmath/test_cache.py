@@ -9,7 +9,7 @@ import pytest
 
 from caldera import comm
 from caldera import dmath as dm
-from caldera.compiler.sharding.distributions import Columns, Replicated, Rows
+from caldera.compiler.sharding.distributions import Blocks, Columns, Grid, Replicated, Rows
 from caldera.dmath.session import Handle, Session, SpmdSession
 from tests.unit.dmath.programs import leaf
 
@@ -122,3 +122,20 @@ def test_ranks_that_free_at_different_times_still_agree() -> None:
         return session.cache.hits, session.cache.misses
 
     assert comm.run_virtual_ranks(3, work) == [(8, 8)] * 3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex128"])
+def test_arrays_are_replicated_in_any_layout(dtype: str) -> None:
+    values = np.arange(20.0).reshape(5, 4).astype(dtype) * (1 + 1j if dtype[0] == "c" else 1)
+    layouts = (Rows(), Columns(), Replicated(), Grid(1, 3), Blocks(2, 3), Rows(ranks=[2, 0]))
+    with dm.connect(threads=3) as session:
+        for source in layouts:
+            for number, target in enumerate(layouts):
+                x = dm.array(values, layout=source)
+                assert x.replicate(target, wait=number % 2 == 0).layout == x.layout
+                before = _sent(session)
+                np.testing.assert_array_equal(x.to(layout=target).numpy(), values)
+                if number % 2 == 0:
+                    assert _sent(session) == before
+        assert dm.array(values, layout=Rows()).replicate(wait=False).shape == (5, 4)
+        session.replicate(dm.array(values, layout=Rows()).handle, Replicated())

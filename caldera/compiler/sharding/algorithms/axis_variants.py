@@ -95,8 +95,10 @@ def _jacobi_variants(
 def _eigh_variants(node: Node, given: Layouts, ranks: int) -> list[Variant]:
     """Also by LAPACK on each rank, if it has room for the matrix."""
     found = _jacobi_variants(_of_eigh, node, ranks)
+    if not found:
+        return []
     n, itemsize = shape_of(node)[1], node.inputs[0].dtype.itemsize
-    if not found or n * n * itemsize > LOCAL_BYTES:
+    if n * n * itemsize > LOCAL_BYTES:
         return found
     factor, small = SPECTRAL
     alone = AlgorithmCost(

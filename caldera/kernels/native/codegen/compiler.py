@@ -22,6 +22,7 @@ from llvmlite import binding as llvm
 
 from caldera.base.file_cache import FileCache
 from caldera.core.memory.host import note_garbage
+from caldera.kernels.native.codegen.dtypes import has_conversion
 from caldera.kernels.native.codegen.emitter import Emitter, kernel_module
 from caldera.kernels.native.codegen.target import host_target, target_machine
 
@@ -163,6 +164,32 @@ def _address(code: bytes, symbol: str) -> int:
 def _engine() -> Any:
     """What loads kernels, and owns the memory of their code. One for all of them: it begins with a
     module, and to compile even an empty one takes twenty times as long as to load a kernel."""
-    empty = llvm.parse_assembly("")
-    empty.triple = host_target().triple
-    return llvm.create_mcjit_compiler(empty, target_machine())
+    first = llvm.parse_assembly(_HALF_OF_DOUBLE if has_conversion() else "")
+    first.triple = host_target().triple
+    return llvm.create_mcjit_compiler(first, target_machine())
+
+
+_HALF_OF_DOUBLE = """
+declare double @llvm.fabs.f64(double)
+
+define half @__truncdfhf2(double %x) {
+  %near = fptrunc double %x to float
+  %back = fpext float %near to double
+  %bits = bitcast float %near to i32
+  %last = and i32 %bits, 1
+  %even = icmp eq i32 %last, 0
+  %inexact = fcmp one double %back, %x
+  %size = call double @llvm.fabs.f64(double %x)
+  %found = call double @llvm.fabs.f64(double %back)
+  %away = fcmp ogt double %found, %size
+  %step = select i1 %away, i32 -1, i32 1
+  %wrong = and i1 %even, %inexact
+  %change = select i1 %wrong, i32 %step, i32 0
+  %sum = add i32 %bits, %change
+  %odd = bitcast i32 %sum to float
+  %half = fptrunc float %odd to half
+  ret half %half
+}
+"""
+"""What compilers' libraries provide and Python does not: float64 as float16, rounded once. Where a
+kernel converts small integers to float16, LLVM may call it (sinh, asinh and atanh of int8)."""

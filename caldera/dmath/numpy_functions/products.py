@@ -1,0 +1,131 @@
+"""Products of vectors, matrices and tensors."""
+
+from __future__ import annotations
+
+from operator import index
+from typing import Any
+
+import numpy as np
+
+from caldera import op
+from caldera.dmath.numpy_functions.dispatch import handles, register
+from caldera.errors import ConfigError, ShapeError
+
+
+def _dot(a: Any, b: Any) -> Any:
+    if not a.ndim or not b.ndim:
+        return op.mul(a, b)
+    return _summed(a, b, (a.ndim - 1,), (max(b.ndim - 2, 0),))
+
+
+def _inner(a: Any, b: Any) -> Any:
+    if not a.ndim or not b.ndim:
+        return op.mul(a, b)
+    return _summed(a, b, (a.ndim - 1,), (b.ndim - 1,))
+
+
+def _summed(a: Any, b: Any, first: tuple[int, ...], second: tuple[int, ...]) -> Any:
+    """Products summed over axes of equal sizes; of size 1 too, which `op` would repeat."""
+    sizes = [a.shape[i] for i in first], [b.shape[i] for i in second]
+    if sizes[0] != sizes[1]:
+        raise ShapeError.build(
+            "np.tensordot", expected="axes of equal sizes", got=f"{sizes[0]} and {sizes[1]}"
+        )
+    return op.tensordot(a, b, axes=(first, second))
+
+
+def _vdot(a: Any, b: Any) -> Any:
+    if a.size != b.size:
+        raise ShapeError.build("np.vdot", expected=f"{a.size} elements", got=str(b.size))
+    return op.sum(op.mul(op.conj(op.reshape(a, (a.size,))), op.reshape(b, (b.size,))))
+
+
+def _outer(a: Any, b: Any) -> Any:
+    return op.mul(op.reshape(a, (a.size, 1)), op.reshape(b, (1, b.size)))
+
+
+def _tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
+    if np.ndim(axes) == 0 and not isinstance(axes, list | tuple):
+        count = int(axes)
+        pairs = tuple(range(a.ndim - count, a.ndim)), tuple(range(count))
+    else:
+        first, second = (np.atleast_1d(each).tolist() for each in axes)
+        pairs = tuple(i % a.ndim for i in first), tuple(i % b.ndim for i in second)
+    return _summed(a, b, *pairs)
+
+
+def _einsum(operands: Any, optimize: Any = False, dtype: Any = None) -> Any:
+    subscripts, *arrays = operands
+    if not isinstance(subscripts, str):
+        raise ConfigError.build(
+            "np.einsum", expected="subscripts as text first", got=type(subscripts).__name__
+        )
+    return op.einsum(subscripts, *arrays)
+
+
+def _kron(a: Any, b: Any) -> Any:
+    ndim = max(a.ndim, b.ndim)
+    a, b = (op.reshape(each, (1,) * (ndim - each.ndim) + each.shape) for each in (a, b))
+    shape = tuple(n * m for n, m in zip(a.shape, b.shape, strict=True))
+    for axis in range(ndim):
+        a, b = op.unsqueeze(a, 2 * axis + 1), op.unsqueeze(b, 2 * axis)
+    return op.reshape(op.mul(a, b), shape)
+
+
+register(
+    {
+        np.dot: _dot,
+        np.inner: _inner,
+        np.vdot: _vdot,
+        np.outer: _outer,
+        np.tensordot: _tensordot,
+        np.einsum: _einsum,
+        np.kron: _kron,
+        np.linalg.outer: lambda x1, x2: _outer(x1, x2),
+        np.linalg.matmul: lambda x1, x2: op.matmul(x1, x2),
+        np.linalg.tensordot: lambda x1, x2, axes=2: _tensordot(x1, x2, axes),
+    }
+)
+
+
+@handles(np.linalg.vecdot)
+def _(x1: Any, x2: Any, axis: Any = -1) -> Any:
+    return vecdot(*(op.moveaxis(each, index(axis), -1) for each in (x1, x2)))
+
+
+def vecdot(a: Any, b: Any) -> Any:
+    """The products of vectors along the last axis, the first of them conjugated."""
+    if not a.ndim or not b.ndim or a.shape[-1] != b.shape[-1]:
+        raise ShapeError.build(
+            "np.vecdot", expected="vectors of one length", got=f"{a.shape} and {b.shape}"
+        )
+    return op.sum(op.mul(op.conj(a), b), -1)
+
+
+@handles(np.linalg.multi_dot)
+def _(arrays: Any) -> Any:
+    made = arrays[0]
+    for each in arrays[1:]:
+        made = op.matmul(made, each)
+    return made
+
+
+@handles(np.linalg.cross, ruled=False)
+def _(x1: Any, x2: Any, axis: Any = -1) -> Any:
+    return _cross(x1, x2, axis=axis)
+
+
+@handles(np.cross, ruled=False)
+def _cross(
+    a: Any, b: Any, axisa: Any = -1, axisb: Any = -1, axisc: Any = -1, axis: Any = None
+) -> Any:
+    if axis is not None:
+        axisa = axisb = axisc = axis
+    a, b = op.moveaxis(a, index(axisa), -1), op.moveaxis(b, index(axisb), -1)
+    if a.shape[-1] != 3 or b.shape[-1] != 3:
+        raise ShapeError.build(
+            "np.cross", expected="three components", got=f"{a.shape[-1]} and {b.shape[-1]}"
+        )
+    (a0, a1, a2), (b0, b1, b2) = ([x[..., i] for i in range(3)] for x in (a, b))
+    parts = [a1 * b2 - a2 * b1, a2 * b0 - a0 * b2, a0 * b1 - a1 * b0]
+    return op.moveaxis(op.stack(parts, -1), -1, index(axisc))
