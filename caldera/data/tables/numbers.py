@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from caldera.data.tables.table import MARKS, Table, Values
+from caldera.data.tables.table import MARKS, Table, TypedNumber, Values
 from caldera.errors import ConfigError
 
 POINT, COMMA = ".", ","
@@ -297,6 +297,7 @@ def find_number_format(
     if values.dtype != object:
         return known or typed_format(values)
     texts = written_numbers(values)
+    texts = [each for each in texts if type(each) is not TypedNumber] or texts
     if given is not None:
         return format_of(texts, given)
     found = readings(texts)
@@ -324,6 +325,16 @@ def find_number_format(
     return mine.form
 
 
+def check_typed(table: Table, column: int, form: NumberFormat) -> None:
+    """Refuse numbers with a decimal point among texts with decimal commas."""
+    if form.decimal == POINT:
+        return
+    for row, each in enumerate(table.columns[column]):
+        if type(each) is TypedNumber and POINT in each:
+            hint = "give all values of the column as numbers, or all as texts"
+            raise table.refused(row, column, "a text with a decimal comma, as in other rows", hint)
+
+
 def _likely_format(texts: Sequence[str]) -> NumberFormat:
     """The format in which the most texts are numbers, where not all of them are."""
     point, comma = (format_of(texts, mark) for mark in MARKS_OF_FRACTIONS)
@@ -349,12 +360,11 @@ def _as_trained(
 ) -> Reading | None:
     """The reading of a column in doubt that is like the training column; None if that is in doubt
     as well: groups are believed only where the training column had them."""
-    mine, other = found[known.decimal], found[COMMA if known.decimal == POINT else POINT]
+    mine = found[known.decimal]
     # Three digits follow each mark.
-    has_such = known.places > 2 or (known.places > 0 and not other.lies_in(seen))
     is_usual = (
         (not mine.form.grouped or (known.grouped and known.whole))
-        and (mine.form.places < 1 or has_such)
+        and (mine.form.places < 1 or known.places > 2)
         and (not seen or mine.lies_in(seen))
         and prior in (None, known.decimal)
     )

@@ -38,6 +38,13 @@ def is_missing(text: str, marks: Collection[str] = MARKS) -> bool:
     return text.strip().lower() in marks
 
 
+class TypedNumber(str):
+    """A number that stood among texts without being one: its decimal mark is a point, whichever
+    mark the texts have."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True)
 class Table:
     """Names and columns; `rows` has the number of each row where it comes from, for messages."""
@@ -204,8 +211,11 @@ def column_of(values: Any, where: str, marks: Collection[str] = MARKS) -> Values
         return np.array(
             [np.datetime64("NaT") if each is None else each for each in plain], "datetime64[us]"
         )
-    texts = ["" if each is None else value_text(each) for each in plain]
-    return text_column(texts, marks)
+    column = text_column(["" if each is None else value_text(each) for each in plain], marks)
+    for place, each in enumerate(plain):
+        if type(each) is float and column[place] is not None:
+            column[place] = TypedNumber(column[place])
+    return column
 
 
 def table_of(columns: Mapping[str, Any], where: str, marks: Collection[str] = MARKS) -> Table:
