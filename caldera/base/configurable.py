@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
+from caldera.base.arguments import checked
 from caldera.base.plain_data import plain, revived
 from caldera.base.registry import Registry, nearest
 from caldera.errors import ConfigError
@@ -40,6 +41,8 @@ class Configurable:
 
     def __init__(self) -> None:
         """Take no arguments: without this any would pass, since __new__ takes them all."""
+
+    __init__ = checked(__init__, of_class=True)  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         args, named = self._made_with

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from caldera import op
+from caldera.base.arguments import require, shown
 from caldera.compiler.sharding.ops import place
 from caldera.errors import ConfigError
 
@@ -135,7 +136,7 @@ FUNCTIONS: dict[Any, Function] = {
     np.sort: lambda a, axis=-1: op.sort(a, axis),
     np.argsort: lambda a, axis=-1: op.argsort(a, axis),
     np.cumsum: lambda a, axis=None: op.cumsum(
-        op.reshape(a, (-1,)) if axis is None else a, axis or 0
+        op.reshape(a, (-1,)) if axis is None else a, 0 if axis is None else axis
     ),
     np.argmax: lambda a, axis=None: op.argmax(a, axis),
     np.argmin: lambda a, axis=None: op.argmin(a, axis),
@@ -353,6 +354,8 @@ def apply_function(function: Any, args: Sequence[Any], options: dict[str, Any]) 
     name = f"{function.__module__}.{function.__name__}".replace("numpy", "np")
     if function not in FUNCTIONS:
         raise _unknown(name)
+    keepdims = options.get("keepdims", False)
+    require(isinstance(keepdims, int | np.bool_), name, "keepdims= True or False", shown(keepdims))
     try:
         return FUNCTIONS[function](*args, **options)
     except TypeError as error:

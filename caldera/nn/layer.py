@@ -24,8 +24,9 @@ their parameters on that device, and are computed there.
 from __future__ import annotations
 
 import copy
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
@@ -238,12 +239,12 @@ class Layer(ABC):
             if not self._built:
                 self.place_children()
                 self._given = inputs_of(given)
-                self.build(*given)
+                self._answer(self.build, given, {})
                 # Layers made by `build` are part of the model as well.
                 self.place_children()
                 self._built = True
             position = len(now.calls)
-            result = self.forward(*given, **given_by_name)
+            result = self._answer(self.forward, given, given_by_name)
             if now.layer_output is not None:
                 result = now.layer_output(self, result)
         seen = (*given, *given_by_name.values())
@@ -251,6 +252,21 @@ class Layer(ABC):
         inside = len(now.calls) - position
         now.calls.insert(position, LayerCall(self, inner, _outputs(result), inside))
         return result
+
+    def _answer(
+        self, function: Callable[..., Any], given: Sequence[Any], named: Mapping[str, Any]
+    ) -> Any:
+        """The result of `build` or `forward`, or an error about inputs that it does not take."""
+        try:
+            return function(*given, **named)
+        except TypeError:
+            # Only then: signatures are slow to read.
+            try:
+                inspect.signature(function).bind(*given, **named)
+            except TypeError as error:
+                known = f"{function.__name__}({', '.join(inspect.signature(function).parameters)})"
+                raise ConfigError.build(self.path, expected=known, got=str(error)) from None
+            raise
 
     def make_parameters(self, *inputs: Any) -> None:
         """Make the parameters now, leaving no trace of the call, if they do not exist yet.

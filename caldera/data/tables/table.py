@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from caldera.base.arguments import require, shown
 from caldera.errors import DataError
 from caldera.io.csv_files import column_number
 
@@ -200,6 +201,7 @@ def column_of(values: Any, where: str, marks: Collection[str] = MARKS) -> Values
             return values.astype(np.float64)
         if values.dtype.kind == "M":
             return values.astype("datetime64[us]")
+    require(np.iterable(values), where, "a list or an array of values", shown(values))
     given = values.tolist() if isinstance(values, np.ndarray) else list(values)
     plain = [_plain(each, where) for each in given]
     kinds = {type(each) for each in plain} - {type(None)}

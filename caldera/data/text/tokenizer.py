@@ -110,7 +110,7 @@ class Tokenizer:
         """How many different numbers there are, with those for padding and the unknown."""
         return FIRST + len(self.vocabulary)
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode(self, texts: str | Sequence[str]) -> list[list[int]]:
         """The numbers of each text's tokens, however many there are.
 
         >>> from caldera import data
@@ -128,7 +128,7 @@ class Tokenizer:
             for text in found
         ]
 
-    def transform(self, texts: Sequence[str]) -> NDArray[np.int64]:
+    def transform(self, texts: str | Sequence[str]) -> NDArray[np.int64]:
         """Rows of `length` numbers: longer texts are cut, shorter ones padded with 0."""
         encoded = self.encode(texts)
         rows = np.zeros((len(encoded), self.length), np.int64)
