@@ -32,7 +32,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 from caldera import op
-from caldera.base.arguments import checked, require
+from caldera.base.arguments import checked, kind_of, kinds_of, refusal, require
 from caldera.base.assignment import check_attribute, is_inside
 from caldera.compiler.lazy import Expr, Variable, lift
 from caldera.core.graph.node import Node, Spec, Symbol, current_pin, describe, pinned
@@ -40,9 +40,10 @@ from caldera.core.graph.opdef import scope
 from caldera.core.memory import device as find_device
 from caldera.core.tensor.dtype import canonical, is_complex, is_float
 from caldera.errors import ConfigError, DtypeError, ShapeError
-from caldera.nn.assignment import Given, check_change, inputs_of, too_late
+from caldera.nn.assignment import Given, are_equal, check_change, inputs_of, too_late
 from caldera.nn.tracing import Added, LayerCall, LayerWatch, context, is_tracing, resumed
 
+_FLAG = kind_of(bool)
 _NO_LAYERS = frozenset({bool, int, float, str, type(None), Expr, Variable})
 """What most attributes are: to ask whether somebody's class was registered as a layer is slow."""
 
@@ -104,9 +105,14 @@ class Layer(ABC):
     def _assignable(self, name: str, value: Any) -> Any:
         """What is assigned from outside, as `__post_init__` leaves it; refused if it would be
         ignored."""
-        check_attribute(self.path or type(self).__name__, self, name, value)
+        where = self.path or type(self).__name__
+        check_attribute(where, self, name, value)
+        make: Any = inspect.unwrap(type(self).__init__)
+        kind = _FLAG if name == "frozen" else kinds_of(make).by_name.get(name)
+        if kind is not None and not kind.holds(value):
+            raise refusal(where, name, kind.words, value)
         if self._built:
-            if name in self.settled and value != getattr(self, name):
+            if name in self.settled and not are_equal(value, getattr(self, name)):
                 raise too_late(self, name, value)
             check_change(self, name, value)
             return value
