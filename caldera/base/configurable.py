@@ -42,7 +42,7 @@ class Configurable:
     def __init__(self) -> None:
         """Take no arguments: without this any would pass, since __new__ takes them all."""
 
-    __init__ = checked(__init__, of_class=True)  # type: ignore[assignment]
+    __init__ = checked(__init__, of_class=True)
 
     def __repr__(self) -> str:
         args, named = self._made_with
