@@ -37,7 +37,7 @@ def pair(where: str, size: Size) -> tuple[int, int]:
     try:
         both = (index(size),) * 2  # type: ignore[arg-type]
     except TypeError:
-        both = tuple(size)  # type: ignore[arg-type]
+        both = tuple(size)  # type: ignore[arg-type, assignment]
     if len(both) != 2 or not all(isinstance(each, int) for each in both):
         raise ConfigError.build(where, expected="a size or (height, width)", got=repr(size))
     return both
