@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from os import PathLike, fspath
+from os.path import isdir
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -119,7 +120,7 @@ def librispeech(folder: str | PathLike[str]) -> Iterator[Utterance]:
     ['GO ON']
     """
     root = Path(fspath(folder))
-    found = sorted(root.glob("*/*/*.trans.txt"))
+    found = sorted(root.glob("*/*/*.trans.txt")) if isdir(root) else []
     if not found:
         raise DataError.build(
             f"audio.librispeech {root}",

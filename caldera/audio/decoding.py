@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from caldera.base.arguments import require
 from caldera.core.tensor.dtype import real_array_of
 from caldera.errors import ConfigError, DataError, ShapeError
 
@@ -107,6 +108,7 @@ def beam_search(
             expected=f"an alphabet of {found.shape[-1]}, one for each class",
             got=f"{len(alphabet)}",
         )
+    require(width >= 1, "audio.beam_search", "width >= 1", width)
     below = found - found.max(-1, keepdims=True)
     logarithms = below - np.log(np.exp(below).sum(-1, keepdims=True))
     language_score = _Language(language, weight, bonus)

@@ -14,6 +14,7 @@ import numpy as np
 
 from caldera import op
 from caldera.audio.mel import check_n_fft, kaldi_filters, mel_filters
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr, lift
 from caldera.errors import ConfigError, ShapeError
 
@@ -244,6 +245,7 @@ def normalise(x: Any, lengths: Any = None, *, variance: bool = True, eps: float 
     [[[-1.0], [1.0], [0.0]]]
     """
     x = _expr(x)
+    require(x.ndim > 1, "audio.normalise", "features of (frames, bands)", f"shape {x.shape}")
     if lengths is None:
         centred = x - op.mean(x, axis=-2, keepdims=True)
         size = op.mean(op.square(centred), axis=-2, keepdims=True)
@@ -309,11 +311,11 @@ def _kaldi_power(
     x: Any, rate: float, frame_length: float, frame_shift: float, preemphasis: float, window: str
 ) -> tuple[Expr, Expr]:
     """Power spectra of the frames, and the energy of each before anything but its mean is gone."""
-    if not all(0 < each < 1e6 for each in (frame_length, frame_shift)):
+    if not all(0 < each < 1e6 for each in (rate, frame_length, frame_shift)):
         raise ConfigError.build(
             "audio.fbank",
-            expected="frame_length= and frame_shift= in seconds, above 0",
-            got=f"{frame_length} and {frame_shift}",
+            expected="rate= in Hz, frame_length= and frame_shift= in seconds, above 0",
+            got=f"{rate}, {frame_length} and {frame_shift}",
         )
     length, hop = round(rate * frame_length), round(rate * frame_shift)
     n_fft = 1 << (length - 1).bit_length()

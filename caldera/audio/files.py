@@ -7,6 +7,7 @@ import wave
 from fractions import Fraction
 from functools import lru_cache
 from os import PathLike, fspath
+from os.path import isfile
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -66,7 +67,7 @@ def read(
             "audio.read", expected="channels='mean', 'first' or 'all'", got=repr(channels)
         )
     name = Path(fspath(path))
-    if not name.is_file():
+    if not isfile(name):
         raise DataError.build("audio.read", expected="a file", got=f"{name}, which there is not")
     found, own_rate = _read_wav(name) if name.suffix.lower() == ".wav" else _read_other(name)
     if channels == "mean":

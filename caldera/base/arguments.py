@@ -78,6 +78,9 @@ def checked(
     return door  # type: ignore[return-value]
 
 
+_DOOR = checked(lambda: None).__code__
+
+
 def guard(
     room: dict[str, Any],
     *leave: str,
@@ -94,7 +97,7 @@ def guard(
         value = room.get(name)  # not there: one that the room gives when it is asked for
         if name in leave or not getattr(value, "__module__", "").startswith("caldera."):
             continue
-        if isinstance(value, types.FunctionType) and not hasattr(value, "__wrapped__"):
+        if isinstance(value, types.FunctionType) and value.__code__ is not _DOOR:
             room[name] = checked(value, where, own_words)
             # Also where it is defined: pickle looks for it there.
             setattr(sys.modules[value.__module__], value.__name__, room[name])
@@ -158,6 +161,11 @@ def refusal_of(
     for (argument, kind), value in zip(expected, args, strict=False):
         if kind is not None and not kind.holds(value):
             return refusal(where(name or function.__qualname__), argument, kind.words, value)
+    for (argument, _), _ in zip(kinds.positional, args, strict=False):
+        if argument in named and _ANY_NAME not in by_name:
+            return ArgumentError.build(
+                where(name or function.__qualname__), expected=f"{argument}= once", got="it twice"
+            )
     for argument, value in named.items():
         if argument not in by_name and _ANY_NAME not in by_name:
             return _unknown(where(name or function.__qualname__), argument, by_name)

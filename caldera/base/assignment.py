@@ -54,6 +54,8 @@ def check_attribute(where: str, owner: object, name: str, value: object) -> None
             got=_assigned(name, value),
             hint=nearest((meant or [name])[0], known),
         )
+    if hasattr(owner, "check_argument"):
+        owner.check_argument(name, value)
 
 
 def _assigned(name: str, value: Any) -> str:

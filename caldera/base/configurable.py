@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
+from caldera.base.arguments import checked, require, shown
 from caldera.base.plain_data import plain, revived
 from caldera.base.registry import Registry, nearest
 from caldera.errors import ConfigError
@@ -40,6 +41,8 @@ class Configurable:
 
     def __init__(self) -> None:
         """Take no arguments: without this any would pass, since __new__ takes them all."""
+
+    __init__ = checked(__init__, of_class=True)
 
     def __repr__(self) -> str:
         args, named = self._made_with
@@ -109,6 +112,31 @@ class Adjustable(Configurable):
         assigned = self._assigned()
         void = {self.gives_way[name]: None for name in assigned if name in self.gives_way}
         return super().arguments() | void | assigned
+
+    def check_argument(self, name: str, value: Any) -> None:
+        """Refuse a value that the constructor refuses, or that needs another state.
+
+        >>> from caldera import optim
+        >>> optim.Adam().check_argument("beta1", 2.0)
+        Traceback (most recent call last):
+        caldera.errors.ConfigError: Adam: expected 0 <= beta1 < 1, got 2.0
+        """
+        arguments = self.arguments()
+        if name not in arguments or isinstance(getattr(type(self), name, None), property):
+            return
+        void = {self.gives_way[name]: None} if name in self.gives_way else {}
+        made: Any = type(self)(**(arguments | void | {name: value}))
+        keeps = getattr(made, "keeps", ())
+        if keeps == vars(self).get("keeps", keeps):
+            return
+        require(
+            not vars(self).get("state"),
+            type(self).__name__,
+            f"{name}= when it is made, or before its first step",
+            shown(value),
+            f"make another {type(self).__name__} with {name}={shown(value)}",
+        )
+        vars(self)["keeps"] = keeps
 
     def _assigned(self) -> dict[str, Any]:
         """The attributes, named as arguments are, in which it differs from one just made."""

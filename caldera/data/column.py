@@ -14,7 +14,12 @@ from caldera.data.tables.encoders import (
     Encoder,
     NumberEncoder,
 )
-from caldera.data.tables.numbers import AS_IN_PYTHON, NumberFormat, find_number_format
+from caldera.data.tables.numbers import (
+    AS_IN_PYTHON,
+    NumberFormat,
+    find_number_format,
+    undoubted_numbers,
+)
 from caldera.data.tables.table import Table, Values
 from caldera.data.tables.text_encoder import TextEncoder
 
@@ -86,9 +91,11 @@ class Column:
         if encoder is not None and self.number is None:
             return encoder.parse(table, place, encoder.detail)
         form = self.form or AS_IN_PYTHON
-        if is_new and table.columns[place].dtype == object:
-            form = self.number_format(table, place, decimal)
-        found = NumberEncoder.parse(table, place, form)
+        values, found = table.columns[place], None
+        if is_new and values.dtype == object:
+            found = undoubted_numbers(values, form) if decimal is None else None
+            form = self.number_format(table, place, decimal) if found is None else form
+        found = NumberEncoder.parse(table, place, form) if found is None else found
         wrong = np.isinf(found) if self.number else ~np.isfinite(found)
         if wrong.any():
             row = int(wrong.argmax())
@@ -127,7 +134,8 @@ class Column:
     def number_format(self, table: Table, place: int, decimal: str | None) -> NumberFormat:
         """How the numbers at this place of a table are written, in the unit of this column."""
         known = self.form or (self.number or AS_IT_IS).detail
-        return replace(find_number_format(table, place, decimal, known, self.seen), unit=known.unit)
+        form = find_number_format(table, place, decimal, known, self.seen)
+        return form if form.unit == known.unit else replace(form, unit=known.unit)
 
     def transform(self, values: Values) -> Values:
         """Features of such values."""

@@ -9,6 +9,7 @@ device that makes its batches itself: `LazyDraw` names the same numbers in a gra
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ def permutation(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
     [0, 4, 3, 5, 1, 2]
     """
     within("order", "epoch", epoch, 0, 2**63 - 1)
+    seed = index(seed)
     key = (seed & _LOW_WORD, (seed >> 32) & _LOW_WORD)
     words = philox.random_bits(key, 0, 2 * count, upper=(epoch, _ORDER_STREAM))
     # Sorting random keys that carry the number in their lower bits is faster than an argsort, and

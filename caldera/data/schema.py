@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,7 +71,7 @@ class Schema:
     text: Tokenizer | None = None
     series: Series | None = None
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """The names of the inputs; none if the columns have no names."""
         names = tuple(column.name for column in self.columns)

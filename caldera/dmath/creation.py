@@ -6,6 +6,7 @@ Dask arrays and pandas frames are transferred block by block, never as a whole.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -153,7 +154,7 @@ def _random(
     kind = canonical(dtype)
     if not is_float(kind):
         raise ConfigError.build(where, expected="a dtype of floats", got=kind.name)
-    state = array_node(np.array([np.uint64(seed % 2**64).astype(np.int64), 0], np.int64))
+    state = array_node(np.array([np.uint64(index(seed) % 2**64).astype(np.int64), 0], np.int64))
     offset = constant(0, int64)
     drawn = make(state, offset, shape=as_shape(shape), dtype=kind, stream=0)
     return _array(drawn, layout, ranks)

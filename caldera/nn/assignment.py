@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from caldera import op
+from caldera.base.arguments import refusal
 from caldera.compiler.lazy import Expr, Variable
 from caldera.core.graph.node import Spec, Symbol
 from caldera.core.tensor.dtype import int64
@@ -35,17 +36,21 @@ def inputs_of(values: Sequence[Any]) -> Given | None:
 def check_change(layer: Layer, name: str, value: Any) -> None:
     """Refuse a value that a built layer would ignore, or that asks for other parameters."""
     before = vars(layer).get(name)
-    if isinstance(before, Variable) and before in layer.variables().values():
+    parts = before if isinstance(before, list | tuple) else (before,)
+    if any(isinstance(each, Variable) for each in parts):
         raise ConfigError.build(
             layer.path,
             expected="values that are assigned to the parameter itself",
             got=f"another {name}",
             hint=f"write layer.{name}.assign(values)",
         )
+    may_be_none = value is None and name in getattr(layer, "__dataclass_fields__", ())
+    if _holds_layers(before) and not (may_be_none or _holds_layers(value)):
+        raise refusal(layer.path, name, "a layer, or several as it has now", value)
     given = layer._given
     if given is None or name not in vars(layer) or _holds_layers(before) or _holds_layers(value):
         return
-    if not all(each.built for each in layer.walk()) or _are_equal(before, value):
+    if not all(each.built for each in layer.walk()) or are_equal(before, value):
         return
     settled = _Probe(layer, name, value).is_read_when_made()
     now, then = _Probe(layer, name, before), _Probe(layer, name, value)
@@ -118,7 +123,7 @@ def _holds_layers(value: Any) -> bool:
     return any(hasattr(each, "place_children") for each in parts)
 
 
-def _are_equal(first: Any, second: Any) -> bool:
+def are_equal(first: Any, second: Any) -> bool:
     try:
         return bool(first == second)
     except ValueError:  # arrays

@@ -364,6 +364,7 @@ class Sequential(Layer):
         return named_in_order(self.layers)
 
     def forward(self, *inputs: Expr) -> Any:
+        self.require(inputs, "an input", "none")
         value: Any = inputs if len(inputs) > 1 else inputs[0]
         for layer in self.layers:
             several = value if isinstance(value, tuple) else (value,)

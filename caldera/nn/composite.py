@@ -201,7 +201,8 @@ class Add(Layer):
 
 
 def _joined(layer: Layer, parts: list[Expr], axis: int) -> Expr:
-    layer.require(all(part is not None for part in parts), "parts to join", "None")
+    given = bool(parts) and all(part is not None for part in parts)
+    layer.require(given, "parts to join", "None")
     shapes = [part.shape for part in parts]
     rank = len(shapes[0])
     layer.require(-rank <= axis < rank, f"parts that have an axis {axis}", f"shape {shapes[0]}")

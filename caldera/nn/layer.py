@@ -24,14 +24,15 @@ their parameters on that device, and are computed there.
 from __future__ import annotations
 
 import copy
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 from caldera import op
-from caldera.base.arguments import checked, require
+from caldera.base.arguments import checked, kind_of, kinds_of, refusal, require
 from caldera.base.assignment import check_attribute, is_inside
 from caldera.compiler.lazy import Expr, Variable, lift
 from caldera.core.graph.node import Node, Spec, Symbol, current_pin, describe, pinned
@@ -39,9 +40,10 @@ from caldera.core.graph.opdef import scope
 from caldera.core.memory import device as find_device
 from caldera.core.tensor.dtype import canonical, is_complex, is_float
 from caldera.errors import ConfigError, DtypeError, ShapeError
-from caldera.nn.assignment import Given, check_change, inputs_of, too_late
+from caldera.nn.assignment import Given, are_equal, check_change, inputs_of, too_late
 from caldera.nn.tracing import Added, LayerCall, LayerWatch, context, is_tracing, resumed
 
+_FLAG = kind_of(bool)
 _NO_LAYERS = frozenset({bool, int, float, str, type(None), Expr, Variable})
 """What most attributes are: to ask whether somebody's class was registered as a layer is slow."""
 
@@ -103,9 +105,14 @@ class Layer(ABC):
     def _assignable(self, name: str, value: Any) -> Any:
         """What is assigned from outside, as `__post_init__` leaves it; refused if it would be
         ignored."""
-        check_attribute(self.path or type(self).__name__, self, name, value)
+        where = self.path or type(self).__name__
+        check_attribute(where, self, name, value)
+        make: Any = inspect.unwrap(type(self).__init__)
+        kind = _FLAG if name == "frozen" else kinds_of(make).by_name.get(name)
+        if kind is not None and not kind.holds(value):
+            raise refusal(where, name, kind.words, value)
         if self._built:
-            if name in self.settled and value != getattr(self, name):
+            if name in self.settled and not are_equal(value, getattr(self, name)):
                 raise too_late(self, name, value)
             check_change(self, name, value)
             return value
@@ -238,12 +245,12 @@ class Layer(ABC):
             if not self._built:
                 self.place_children()
                 self._given = inputs_of(given)
-                self.build(*given)
+                self._answer(self.build, given, {})
                 # Layers made by `build` are part of the model as well.
                 self.place_children()
                 self._built = True
             position = len(now.calls)
-            result = self.forward(*given, **given_by_name)
+            result = self._answer(self.forward, given, given_by_name)
             if now.layer_output is not None:
                 result = now.layer_output(self, result)
         seen = (*given, *given_by_name.values())
@@ -251,6 +258,21 @@ class Layer(ABC):
         inside = len(now.calls) - position
         now.calls.insert(position, LayerCall(self, inner, _outputs(result), inside))
         return result
+
+    def _answer(
+        self, function: Callable[..., Any], given: Sequence[Any], named: Mapping[str, Any]
+    ) -> Any:
+        """The result of `build` or `forward`, or an error about inputs that it does not take."""
+        try:
+            return function(*given, **named)
+        except TypeError:
+            # Only then: signatures are slow to read.
+            try:
+                inspect.signature(function).bind(*given, **named)
+            except TypeError as error:
+                known = f"{function.__name__}({', '.join(inspect.signature(function).parameters)})"
+                raise ConfigError.build(self.path, expected=known, got=str(error)) from None
+            raise
 
     def make_parameters(self, *inputs: Any) -> None:
         """Make the parameters now, leaving no trace of the call, if they do not exist yet.

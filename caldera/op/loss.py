@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr, as_float, lift
 from caldera.core.graph import Node, Op, describe, location
 from caldera.core.graph.ops import (
@@ -32,7 +33,7 @@ from caldera.core.graph.ops import (
 )
 from caldera.core.graph.ops.activation import log_softmax
 from caldera.core.tensor import DType, Tensor, array_of, int64, is_integer, normalise_axis
-from caldera.errors import ConfigError, DataError, ShapeError
+from caldera.errors import ConfigError, DataError, DtypeError, ShapeError
 from caldera.op.arguments import as_count, as_number
 
 __all__ = [
@@ -375,8 +376,10 @@ def _check_values(
 
 
 def _check_lengths(name: str, given: np.ndarray | None, samples: int, most: int | None) -> None:
-    if given is None or given.dtype.kind not in "iu":
+    if given is None:
         return
+    is_whole = given.dtype.kind in "iu"
+    require(is_whole, location(_NAME), f"{name} of integers", given.dtype, error=DtypeError)
     if given.shape != (samples,):
         raise ShapeError.build(
             location(_NAME),

@@ -79,7 +79,7 @@ def _reduced(
 ) -> Expr:
     """A reduction over axes; `name` is that of the function, if it is not the op's."""
     axes = _axes(name or op.name, node, axis)
-    return Expr(op(node, axis=axes, keepdims=keepdims, **attrs))
+    return Expr(op(node, axis=axes, keepdims=bool(keepdims), **attrs))
 
 
 def sum(x: Any, axis: Axis = None, keepdims: bool = False) -> Expr:
@@ -91,7 +91,7 @@ def sum(x: Any, axis: Axis = None, keepdims: bool = False) -> Expr:
     [4.0, 6.0]
     """
     node = countable(x)
-    return Expr(sum_(node, _axes("sum", node, axis), keepdims))
+    return Expr(sum_(node, _axes("sum", node, axis), bool(keepdims)))
 
 
 def mean(x: Any, axis: Axis = None, keepdims: bool = False) -> Expr:
@@ -224,7 +224,7 @@ def _position(name: str, x: Any, axis: int | None, keepdims: bool) -> Expr:
         every = tuple(range(len(node.shape)))
         return Expr(reshape(found, reduced_shape(node.shape, every, keepdims)))
     which = normalise_axis(axis, len(node.shape), place(name, node))
-    return Expr(find(node, axis=which, keepdims=keepdims))
+    return Expr(find(node, axis=which, keepdims=bool(keepdims)))
 
 
 def any(x: Any, axis: Axis = None, keepdims: bool = False) -> Expr:
@@ -236,7 +236,7 @@ def any(x: Any, axis: Axis = None, keepdims: bool = False) -> Expr:
     [True, False]
     """
     node = cast(lift(x), bool_)
-    found = sum_(cast(node, int64), _axes("any", node, axis), keepdims)
+    found = sum_(cast(node, int64), _axes("any", node, axis), bool(keepdims))
     return Expr(elementwise.greater(found, constant(0, int64)))
 
 
@@ -250,7 +250,7 @@ def all(x: Any, axis: Axis = None, keepdims: bool = False) -> Expr:
     """
     node = cast(lift(x), bool_)
     missing = elementwise.logical_not(node)
-    found = sum_(cast(missing, int64), _axes("all", node, axis), keepdims)
+    found = sum_(cast(missing, int64), _axes("all", node, axis), bool(keepdims))
     return Expr(elementwise.equal(found, constant(0, int64)))
 
 

@@ -185,7 +185,7 @@ class LossScale:
 
     def unscaled(self, gradients: Sequence[Expr]) -> tuple[list[Expr], Expr]:
         """The gradients scaled down again, and whether all of them are finite."""
-        require(gradients, "LossScale", "at least one gradient")
+        require(len(gradients), "LossScale", "at least one gradient")
         bad = reduce(add, [total(op.logical_not(op.isfinite(each))) for each in gradients])
         down = [gradient / op.cast(self.scale, gradient.dtype) for gradient in gradients]
         return down, bad == 0

@@ -153,14 +153,10 @@ class Model(NetworkGraph):
         """What `fit` would have made of such arrays: bytes are images (see `data.ArrayData`)."""
         arrays[0] = scaled(arrays[0], self._byte_scale())
         self.ensure_built(arrays)
-        require(
-            len(arrays) == len(self.signature.inputs),
-            "predict",
-            f"{len(self.signature.inputs)} inputs",
-            len(arrays),
-            "targets are no inputs",
-            error=DataError,
-        )
+        wanted = len(self.signature.inputs)
+        if len(arrays) != wanted:
+            got, hint = str(len(arrays)), "targets are no inputs"
+            raise DataError.build("predict", expected=f"{wanted} inputs", got=got, hint=hint)
         return arrays
 
     def _byte_scale(self) -> float | None:

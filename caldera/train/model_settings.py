@@ -9,7 +9,7 @@ from uuid import uuid4
 import numpy as np
 
 from caldera import optim
-from caldera.base.arguments import require
+from caldera.base.arguments import require, shown
 from caldera.compiler.lazy import Expr
 from caldera.compiler.passes.precision import NAMES as PRECISIONS
 from caldera.core.memory import Device
@@ -123,6 +123,8 @@ class ModelSettings(Layer):
 
     @schema.setter
     def schema(self, given: Schema | None) -> None:
+        fits = given is None or isinstance(given, Schema)
+        require(fits, type(self).__name__, "schema= a data.Schema or None", shown(given))
         before = self.target_scale
         self._schema = given
         if self.target_scale != before:

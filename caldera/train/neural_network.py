@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from caldera.base.arguments import require
+from caldera.base.arguments import checked, guarded, require
 from caldera.compiler.lazy import Expr
 from caldera.core.tensor.dtype import canonical, is_float
 from caldera.errors import ConfigError, DeviceError
@@ -43,6 +43,7 @@ _LEAST_PIXELS = 8
 """A side of images, at least; smaller ones may well be feature maps."""
 
 
+@guarded
 class NeuralNetwork(Model):
     """A network made of a list of layers.
 
@@ -160,6 +161,7 @@ def from_pickle(model: bytes, progress: bytes, device: str) -> NeuralNetwork:
 # --- from a model file
 
 
+@checked
 def load_model(path: Source) -> NeuralNetwork:
     """The network that `save` wrote: layers, weights, loss, optimizer and settings.
 

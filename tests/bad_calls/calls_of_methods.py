@@ -227,7 +227,7 @@ METHODS.update(methods_of_services.METHODS)
 CALLED_BY_CALDERA = """
 *.after_epoch *.batch_length *.build *.build_for *.device_array *.ensure_built *.evaluation_steps
 *.expressions *.expressions_for *.finish *.forward *.get *.host_array *.make *.make_parameters
-*.open_expressions *.padded_batch *.parameter *.refuse *.state
+*.open_expressions *.owned_by *.padded_batch *.parameter *.refuse *.require *.state
 Callback.* Checkpointer.* CustomModel.* EarlyStopping.* Filler.* KeepBest.* RoundWeights.* Run.*
 Target.* TensorBoard.* TimeLimit.* WeightAverage.*
 LearningRates.plot MemoryManager.host MemoryManager.on_device RunFolder.write
@@ -238,17 +238,17 @@ compress.*.restore core.memory.* core.tensor.Filler.*
 data.*.apply data.*.lazily data.Column.* data.Data.* data.Draw.* data.Files.* data.Schema.*
 data.Shards.* data.Share.* data.Tokenizer.check data.Tokenizer.from_plain
 dmath.*.of dmath.Distribution.* dmath.Layout.* dmath.Session.*
-nn.*.bias_outside nn.*.check_groups nn.*.continued nn.*.convolve nn.*.pool nn.*.remembered
+nn.*.bias_outside nn.*.check_groups nn.*.continued nn.*.convolve nn.*.function nn.*.operation
+nn.*.pool nn.*.remembered
 nn.*.step nn.*.weight_shape nn.CTCLoss.* nn.Context.* nn.SkipGram.* nn.metrics.*
 nn.models.GPT.embedded nn.models.GPT.scores onnx.Backend.* onnx.ImportedModel.*
 optim.*.clipped optim.*.decides_by optim.*.direction optim.*.hand_over optim.*.holds
-optim.*.kept_for optim.*.kept_shapes optim.*.next optim.*.prepare optim.*.pull optim.*.rate
-optim.*.restore
-optim.*.update optim.LossScale.adapted
+optim.*.kept_for optim.*.kept_shapes optim.*.moments optim.*.next optim.*.prepare
+optim.*.pull optim.*.rate optim.*.restore optim.*.update optim.LossScale.adapted
 parallel.*
-search.*.ask search.*.begin search.*.bracket search.*.first search.*.is_beaten search.*.loss
-search.*.loss_at search.*.losses search.*.mutated search.*.others_at search.*.random
-search.*.sample_size search.*.sampler search.*.stop search.*.tell search.Dimension.*
+search.*.ask search.*.begin search.*.bracket search.*.first search.*.first_rung search.*.is_beaten
+search.*.loss search.*.loss_at search.*.losses search.*.mutated search.*.others_at search.*.random
+search.*.rivals search.*.sample_size search.*.sampler search.*.stop search.*.tell search.Dimension.*
 search.Objective.* search.Space.walk search.Study.add search.Study.adopt search.Study.remake
 search.StudyCallback.* search.TensorBoard.* search.Trial.* sklearn.*
 """.split()  # noqa: SIM905 - a table of patterns

@@ -59,6 +59,7 @@ METHODS: dict[str, tuple[Made, dict[str, Given]]] = {
             "cumsum": lambda f: f(1),
             "dot": lambda f: f(x(3)),
             "draw": lambda f: f("layout.svg"),
+            "ravel": lambda f: f(),
             "replicate": lambda f: f(dmath.Columns(), wait=False),
             "reshape": lambda f: f(3, 4),
             "to": lambda f: f(dmath.Columns()),

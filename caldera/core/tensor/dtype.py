@@ -96,7 +96,7 @@ def _of_type(dtype: object) -> DType | None:
     try:
         # NumPy reads None as float64; here it is no dtype.
         return None if dtype is None else _OURS.get(np.dtype(dtype))  # type: ignore[call-overload]
-    except TypeError:
+    except (TypeError, ValueError):
         return None
 
 

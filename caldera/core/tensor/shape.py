@@ -166,9 +166,8 @@ def reshape_with_unknown(old: Shape, new: int | Iterable[int], where: str) -> Sh
 
 
 def _as_ints(values: int | Iterable[int], where: str) -> Shape:
-    if isinstance(values, Iterable) and not isinstance(values, str | bytes):
-        return tuple(_as_int(value, where, "ints") for value in values)
-    return (_as_int(values, where, "an int or a sequence of ints"),)
+    expected = "ints" if isinstance(values, list | tuple) else "an int or a sequence of ints"
+    return tuple(_as_int(value, where, expected) for value in as_list(values))
 
 
 def _as_int(value: object, where: str, expected: str) -> int:

@@ -18,7 +18,7 @@ from caldera.data.schema import Schema
 from caldera.data.series import Series
 from caldera.data.sources.indexed_data import ArrayData
 from caldera.data.tables.encoders import NumberEncoder
-from caldera.data.tables.numbers import find_number_format, numbers_of
+from caldera.data.tables.numbers import check_typed, find_number_format, numbers_of
 from caldera.data.tables.reading import TableFormat, is_table, read_table
 from caldera.data.tables.table import Table
 from caldera.errors import ConfigError, DataError, ShapeError
@@ -139,7 +139,11 @@ def _numbers(table: Table, number: int) -> NDArray[np.float64] | None:
     column = table.columns[number]
     if column.dtype != object:
         return column if column.dtype.kind == "f" else None
-    found = numbers_of(column, find_number_format(table, number, None))
+    form = find_number_format(table, number, None)
+    if form.unit:
+        return None  # A series keeps no unit, so that another one would be read as the same.
+    check_typed(table, number, form)
+    found = numbers_of(column, form)
     return None if (np.isnan(found) & ~table.missing(number)).any() else found
 
 

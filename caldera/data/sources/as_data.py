@@ -29,6 +29,9 @@ from caldera.errors import CalderaError, DataError
 from caldera.io import map_npy
 from caldera.io.files import PathLike, opened
 
+_LONGEST = 4096
+"""Characters of a path, as systems take them."""
+
 _NPY_MAGIC = b"\x93NUMPY"
 _IDX_MAGIC = b"\x00\x00"
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -54,7 +57,8 @@ def source(*paths: PathLike, scale: float | None = SCALE) -> Data:
     ArrayData(100 samples, shape (3, 8, 8), float32)
     """
     for path in paths:
-        if not isinstance(path, str | os.PathLike) or "\0" in str(path):
+        is_path = isinstance(path, str | os.PathLike) and "\0" not in str(path)
+        if not is_path or len(str(path)) > _LONGEST:
             raise refusal("data.source", "paths", "paths of files", path)
     found = [Path(path).expanduser() for path in paths]
     if len(found) == 1 and found[0].is_dir():

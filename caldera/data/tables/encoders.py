@@ -20,6 +20,7 @@ from caldera.data.tables.numbers import (
     COMMA,
     POINT,
     NumberFormat,
+    check_typed,
     is_code,
     is_plain,
     numbers_of,
@@ -67,6 +68,7 @@ class NumberEncoder:
             return values
         if values.dtype.kind == "M":
             raise table.refused(_first(values), column, "a number")
+        check_typed(table, column, form)
         found = numbers_of(values, form)
         wrong = np.flatnonzero(np.isnan(found) & ~missing_values(values))
         for row in wrong:

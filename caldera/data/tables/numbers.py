@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from caldera.data.tables.table import MARKS, Table, Values
+from caldera.data.tables.table import MARKS, Table, TypedNumber, Values
 from caldera.errors import ConfigError
 
 POINT, COMMA = ".", ","
@@ -38,6 +38,9 @@ _CODE = re.compile(r"[+-]?0\d+", re.ASCII)
 _CODE_LINE = re.compile(rf"^{_CODE.pattern}$", re.ASCII | re.MULTILINE)
 _WHOLE = re.compile(r"^[+-]?\d+$", re.MULTILINE)
 _PLACES = {n: re.compile(rf"\.\d{{{n},}}$", re.MULTILINE) for n in (3, 1)}
+_FRACTION = re.compile(r"\.(?!\d{3}(?!\d))", re.ASCII)
+"""A point that divides no thousands."""
+_DIGIT = re.compile(r"\d")
 _HUNDREDTHS = {"%": -2, "\u2030": -3}
 """Units that are powers of ten."""
 
@@ -147,6 +150,8 @@ def is_number(text: str) -> bool:
     (True, True, False)
     """
     text = text.strip()
+    if _DIGIT.search(text) is None:
+        return is_plain(text)
     return is_plain(text) or any(plain_number(text, mark) for mark in MARKS_OF_FRACTIONS)
 
 
@@ -182,6 +187,22 @@ def numbers_of(texts: Values, form: NumberFormat) -> Values:
         if found is not None and found.unit == form.unit
     }
     return np.array([values.get(each, np.nan) for each in texts], np.float64)
+
+
+def undoubted_numbers(values: Values, form: NumberFormat) -> Values | None:
+    """The numbers of texts that leave no doubt that a point is their decimal mark; None for others.
+
+    >>> undoubted_numbers(np.array(["0.5", None, "7"], object), AS_IN_PYTHON).tolist()
+    [0.5, nan, 7.0]
+    >>> undoubted_numbers(np.array(["1.234"], object), AS_IN_PYTHON) is None
+    True
+    """
+    written = ["nan" if each is None else each for each in values]
+    joined = "\n".join(written)
+    if form.unit or COMMA in joined or (POINT in joined and not _FRACTION.search(joined)):
+        return None
+    found = _plain_numbers(written, joined)
+    return found if found is not None and len(found) == len(written) else None
 
 
 def _plain_numbers(texts: Sequence[str], joined: str, decimal: str = POINT) -> Values | None:
@@ -251,7 +272,7 @@ def readings(texts: Sequence[str]) -> dict[str, Reading]:
             places = next((n for n, pattern in _PLACES.items() if pattern.search(lines)), 0)
             form = NumberFormat(mark, whole=bool(_WHOLE.search(lines)), places=places)
             found[mark] = Reading(form, plain)
-            if POINT not in lines:
+            if POINT not in lines or (mark == POINT and _FRACTION.search(lines)):
                 break
         elif all(read_number(each, mark) is not None for each in texts):
             form = format_of(texts, mark)
@@ -297,6 +318,7 @@ def find_number_format(
     if values.dtype != object:
         return known or typed_format(values)
     texts = written_numbers(values)
+    texts = [each for each in texts if type(each) is not TypedNumber] or texts
     if given is not None:
         return format_of(texts, given)
     found = readings(texts)
@@ -324,6 +346,16 @@ def find_number_format(
     return mine.form
 
 
+def check_typed(table: Table, column: int, form: NumberFormat) -> None:
+    """Refuse numbers with a decimal point among texts with decimal commas."""
+    if form.decimal == POINT:
+        return
+    for row, each in enumerate(table.columns[column]):
+        if type(each) is TypedNumber and POINT in each:
+            hint = "give all values of the column as numbers, or all as texts"
+            raise table.refused(row, column, "a text with a decimal comma, as in other rows", hint)
+
+
 def _likely_format(texts: Sequence[str]) -> NumberFormat:
     """The format in which the most texts are numbers, where not all of them are."""
     point, comma = (format_of(texts, mark) for mark in MARKS_OF_FRACTIONS)
@@ -349,12 +381,11 @@ def _as_trained(
 ) -> Reading | None:
     """The reading of a column in doubt that is like the training column; None if that is in doubt
     as well: groups are believed only where the training column had them."""
-    mine, other = found[known.decimal], found[COMMA if known.decimal == POINT else POINT]
+    mine = found[known.decimal]
     # Three digits follow each mark.
-    has_such = known.places > 2 or (known.places > 0 and not other.lies_in(seen))
     is_usual = (
         (not mine.form.grouped or (known.grouped and known.whole))
-        and (mine.form.places < 1 or has_such)
+        and (mine.form.places < 1 or known.places > 2)
         and (not seen or mine.lies_in(seen))
         and prior in (None, known.decimal)
     )

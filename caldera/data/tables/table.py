@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from caldera.base.arguments import require, shown
 from caldera.core.tensor.dtype import refuse_masked
 from caldera.errors import DataError
 from caldera.io.csv_files import column_number
@@ -37,6 +38,13 @@ def is_missing(text: str, marks: Collection[str] = MARKS) -> bool:
     (True, False, False)
     """
     return text.strip().lower() in marks
+
+
+class TypedNumber(str):
+    """A number that stood among texts without being one: its decimal mark is a point, whichever
+    mark the texts have."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True)
@@ -195,6 +203,7 @@ def column_of(values: Any, where: str, marks: Collection[str] = MARKS) -> Values
             return values.astype(np.float64)
         if values.dtype.kind == "M":
             return values.astype("datetime64[us]")
+    require(np.iterable(values), where, "a list or an array of values", shown(values))
     given = values.tolist() if isinstance(values, np.ndarray) else list(values)
     plain = [_plain(each, where) for each in given]
     kinds = {type(each) for each in plain} - {type(None)}
@@ -206,8 +215,11 @@ def column_of(values: Any, where: str, marks: Collection[str] = MARKS) -> Values
         return np.array(
             [np.datetime64("NaT") if each is None else each for each in plain], "datetime64[us]"
         )
-    texts = ["" if each is None else value_text(each) for each in plain]
-    return text_column(texts, marks)
+    column = text_column(["" if each is None else value_text(each) for each in plain], marks)
+    for place, each in enumerate(plain):
+        if type(each) is float and column[place] is not None:
+            column[place] = TypedNumber(column[place])
+    return column
 
 
 def table_of(columns: Mapping[str, Any], where: str, marks: Collection[str] = MARKS) -> Table:

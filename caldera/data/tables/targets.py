@@ -13,6 +13,7 @@ from caldera.data.datasets.dataset import as_targets
 from caldera.data.sources.base import Array
 from caldera.data.tables.numbers import (
     NumberFormat,
+    check_typed,
     find_number_format,
     first_code,
     is_code,
@@ -73,6 +74,7 @@ def read_labels(
     if None in plain:
         _check_texts(table, column, values, plain, classes)
         return Labels(*as_targets(np.array([category_name(each) for each in values]), True, ""))
+    check_typed(table, column, form)
     return _numbers(table, column, numbers_of(values, form), exact, classes, form)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from operator import add
+from operator import add, index
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -34,7 +34,10 @@ def pair(where: str, size: Size) -> tuple[int, int]:
     >>> pair("data.Crop", 3)
     (3, 3)
     """
-    both = (size, size) if isinstance(size, int) else tuple(size)
+    try:
+        both = (index(size),) * 2  # type: ignore[arg-type]
+    except TypeError:
+        both = tuple(size)  # type: ignore[arg-type, assignment]
     if len(both) != 2 or not all(isinstance(each, int) for each in both):
         raise ConfigError.build(where, expected="a size or (height, width)", got=repr(size))
     return both

@@ -70,9 +70,11 @@ def test_what_was_assigned_to_an_optimizer_is_written(name: str) -> None:
     assert "accumulate=3" in repr(changed)
 
 
-def test_what_no_constructor_takes_is_shown_and_refused_when_it_is_read() -> None:
+def test_what_no_constructor_takes_is_refused_when_it_is_assigned_and_when_it_is_read() -> None:
     changed = optim.SGD(0.1)
-    changed.accumulate = 0
+    with pytest.raises(cd.ConfigError, match="accumulate"):
+        changed.accumulate = 0
+    vars(changed)["accumulate"] = 0
     assert "accumulate=0" in repr(changed)
     with pytest.raises(cd.ConfigError, match="accumulate"):
         optim.optimizers.from_config(changed.config())
@@ -135,7 +137,7 @@ def _config(**changes: Any) -> dict[str, Any]:
         (lambda: optim.get("adam", acumulate=2), "'acumulate'; did you mean 'accumulate'"),
         (lambda: optim.get(optim.Adam(), beta1=0.5), "arguments only beside a name"),
         (lambda: optim.get(3), "a name or an object, got 3"),
-        (lambda: optim.schedules.make("cosine", peak=1.0), "expected steps=, got none"),
+        (lambda: optim.schedules.make("cosine", peak=1.0), "Cosine: expected steps=, got none"),
         (lambda: optim.optimizers.from_config({"name": "adam"}), "a dict of kind, name, arguments"),
         (lambda: optim.optimizers.from_config("adam"), "a dict of kind, name, arguments"),
         (lambda: optim.optimizers.from_config(_config(kind="schedule")), "kind 'optimizer'"),
@@ -182,5 +184,5 @@ def test_what_cannot_be_written_is_named() -> None:
 
     with pytest.raises(cd.ConfigError, match="test_holding thing: expected what JSON can hold"):
         Holding(object()).config()
-    with pytest.raises(TypeError, match="unexpected keyword"):
+    with pytest.raises(TypeError, match="expected its own arguments, got rate="):
         Unknown(rate=3)  # type: ignore[call-arg]

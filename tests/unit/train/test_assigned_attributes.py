@@ -12,6 +12,7 @@ import pytest
 import caldera as cd
 from caldera import nn, op, optim
 from caldera.errors import CalderaError, CheckpointError, ConfigError
+from tests.fuzz import attributes as fuzz
 
 X = np.random.default_rng(0).normal(size=(8, 3, 8, 8)).astype("float32")
 
@@ -159,6 +160,61 @@ def test_the_learning_rate_of_an_optimizer_may_be_assigned() -> None:
         scheduled.learning_rate = 0.1
     with pytest.raises(ConfigError, match="did you mean 'learning_rate'"):
         scheduled.lr = 0.1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [
+        (optim.SGD, "momentum", 0.9),
+        (optim.RMSProp, "centered", True),
+        (optim.RMSProp, "momentum", 0.5),
+        (optim.Adam, "beta1", 0.5),
+    ],
+)
+def test_what_an_optimizer_keeps_follows_what_is_assigned(kind: Any, name: str, value: Any) -> None:
+    assigned, made = kind(0.1), kind(0.1, **{name: value})
+    setattr(assigned, name, value)
+    weights = []
+    for optimizer in (assigned, made):
+        model = cd.NeuralNetwork([nn.Input((4,)), nn.Dense(2)], optimizer=optimizer, seed=1)
+        model.fit(X[:, :1, 0, :4].reshape(8, 4), np.arange(8) % 2, epochs=2, verbose=0)
+        weights.append(model.parameters()[0].numpy())
+    np.testing.assert_array_equal(*weights)
+    if name != "beta1":
+        with pytest.raises(ConfigError, match="before its first step"):
+            setattr(assigned, name, type(value)(0))
+
+
+@pytest.mark.parametrize(
+    ("made", "name", "value"),
+    [
+        (lambda: optim.SGD(), "decay", 3),
+        (lambda: optim.SGD(), "momentum", "x"),
+        (lambda: optim.Adam(), "beta1", 2.0),
+        (lambda: nn.Dropout(0.1), "rate", "half"),
+        (lambda: nn.BatchNorm(), "momentum", None),
+        (lambda: nn.BatchNorm(), "name", np.ones(3)),
+        (lambda: nn.BatchNorm(), "frozen", 3),
+        (lambda: made(), "schema", "columns"),
+    ],
+)
+def test_values_of_other_kinds_are_refused_at_once(made: Any, name: str, value: Any) -> None:
+    with pytest.raises(ConfigError):
+        setattr(made(), name, value)
+
+
+def test_layers_inside_are_exchanged_for_layers_alone() -> None:
+    block = nn.TransformerBlock(2)
+    block(op.input("x", (1, 3, 4)))
+    for value in (None, 3, "relu"):
+        with pytest.raises(ConfigError, match="a layer"):
+            block.norm1 = value  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("seed", [0])
+def test_assignments_take_effect_or_are_refused(seed: int) -> None:
+    found = list(fuzz.assignments(12, seed))
+    assert not [each for each in found if each.what in ("ignored", "raw")]
 
 
 OTHER: dict[type, list[Any]] = {
