@@ -19,10 +19,10 @@ from caldera.base.children import (
     thread_variables,
 )
 from caldera.base.machine import usable_cores
-from caldera.comm import Communicator, world
+from caldera.comm import Communicator, NcclCommunicator, world
 from caldera.comm.endpoint import Endpoint
 from caldera.comm.listener import KEY_BYTES, Listener
-from caldera.comm.local_sockets import gather_links
+from caldera.comm.local_sockets import SocketCommunicator, gather_links
 from caldera.comm.ranks import started_ranks
 from caldera.dmath.master import Master
 from caldera.dmath.session import Session, SpmdSession
@@ -239,7 +239,9 @@ def _made(ranks: int, threads: int | None, started: int) -> Session:
         return Master(first)
     if started > 1:
         everybody = world()
-        team = MpiTeam(everybody)
+        host = everybody.host if isinstance(everybody, NcclCommunicator) else everybody
+        over_sockets = isinstance(host, SocketCommunicator)
+        team = SocketTeam(host.endpoint) if over_sockets else MpiTeam(everybody)
         if everybody.rank > 0:
             RankWorker(team).serve()
             # The script is the master's.
