@@ -69,9 +69,9 @@ class SingleProcess(MailboxRank):
 def world() -> Communicator:
     """Return the communicator of all ranks; one process if it was not started with others.
 
-    Ranks communicate through MPI, or through sockets where torchrun or a launcher with its variables
-    has started them, and between GPUs through NCCL if each rank has its own. From then on a rank
-    that fails ends all of them, and one that waits too long reports the missing ranks.
+    Ranks communicate through MPI, or through sockets if torchrun or a launcher with its variables
+    started them, and between GPUs through NCCL if each rank has its own. From then on a rank that
+    fails ends all of them, and one that waits too long reports the missing ranks.
 
     >>> from caldera.comm import world
     >>> world().size

@@ -26,7 +26,7 @@ from caldera.comm.local_sockets import SocketCommunicator, gather_links
 from caldera.comm.ranks import started_ranks
 from caldera.dmath.master import Master
 from caldera.dmath.session import Session, SpmdSession
-from caldera.dmath.workers import MpiTeam, RankWorker, SocketTeam, ThreadTeam
+from caldera.dmath.workers import MpiTeam, RankWorker, SocketTeam, Team, ThreadTeam
 from caldera.errors import CommError, ConfigError
 
 START_S = 60.0
@@ -240,8 +240,9 @@ def _made(ranks: int, threads: int | None, started: int) -> Session:
     if started > 1:
         everybody = world()
         host = everybody.host if isinstance(everybody, NcclCommunicator) else everybody
-        over_sockets = isinstance(host, SocketCommunicator)
-        team = SocketTeam(host.endpoint) if over_sockets else MpiTeam(everybody)
+        team: Team = MpiTeam(everybody)
+        if isinstance(host, SocketCommunicator):
+            team = SocketTeam(host.endpoint)
         if everybody.rank > 0:
             RankWorker(team).serve()
             # The script is the master's.
