@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from caldera.base.launchers import ATTEMPT, SOCKETS, Launch, launch_of, warn_of_idle_tasks
+from caldera.base.launchers import ATTEMPT, CHOICE, SOCKETS, Launch, launch_of, warn_of_idle_tasks
 from caldera.comm.communicator import Communicator
 from caldera.comm.mailboxes import Inbox, JobFailure, MailboxRank
 from caldera.comm.mpi import MpiCommunicator
@@ -99,7 +99,7 @@ def _mpi_world(launch: Launch) -> MpiCommunicator:
             got=f"{communicator.size} from {loaded()}",
             hint="mpi4py uses another MPI than the one that started this program; "
             "`caldera run` takes the right one, and srun wants --mpi=pmix for Open MPI and "
-            "--mpi=pmi2 for MPICH",
+            f"--mpi=pmi2 for MPICH; {CHOICE}={SOCKETS} takes RANK and WORLD_SIZE instead, if set",
         )
     return communicator
 
@@ -117,13 +117,12 @@ def started_ranks() -> int:
 
 @cache
 def rank_on_machine() -> int:
-    """Return the index of this rank among those that share its machine."""
+    """Return the index of this rank among those that share its machine.
+
+    Counted without the MPI library: some return an index of 0 to every rank of `srun --mpi=pmix`.
+    """
     everybody = world()
-    if everybody.size == 1:
-        return 0
-    if launch_of(os.environ).kind == SOCKETS:
-        return everybody.nodes[: everybody.rank].count(everybody.nodes[everybody.rank])
-    return int(mpi().COMM_WORLD.Split_type(mpi().COMM_TYPE_SHARED).Get_rank())
+    return list(everybody.nodes[: everybody.rank]).count(everybody.nodes[everybody.rank])
 
 
 def restarted() -> bool:
