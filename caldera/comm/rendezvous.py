@@ -1,9 +1,9 @@
 """World over sockets, for launchers that export RANK, WORLD_SIZE and MASTER_ADDR.
 
 torchrun, Kubeflow's PyTorchJob, SageMaker and plain scripts start processes without MPI. Rank 0
-listens on a port of its own, since torchrun's agent holds MASTER_PORT; the others connect to it and
-then to each other. All candidates for that port, and the key of every handshake, are derived from a
-secret and from the job's name, attempt and size: ranks of another job, or of an earlier attempt,
+listens on a separate port, since torchrun's agent holds MASTER_PORT. The other ranks connect to it,
+then to each other. The candidates for that port and the key of every handshake are derived from a
+secret and from the job's id, attempt and size. So ranks of another job, or of an earlier attempt,
 have another key and are rejected.
 
 On one machine the secret is a file that only this user can read, made by the first rank. Across
@@ -51,7 +51,7 @@ _RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where and by which key the ranks of a job meet.
+    """The address and the key with which the ranks of a job meet.
 
     - `host`: the address of rank 0; `ports`: its candidates, in order.
     - `own_ports`: candidates for the port at which this rank listens.
@@ -125,7 +125,7 @@ class _Report:
         self._at = float("inf")
         here = self._meeting
         ports = ", ".join(map(str, here.ports[:CANDIDATES]))
-        wanted = "the other ranks" if here.rank == 0 else f"rank 0 at {here.host}"
+        wanted = "the remaining ranks" if here.rank == 0 else f"rank 0 at {here.host}"
         sys.stderr.write(
             f"caldera: rank {here.rank} of {here.size} has waited {REPORT_S:.0f} s for {wanted}, "
             f"on port {ports}; all ranks need the same {KEY_FILE}, and {PORTS}=FIRST-LAST "
@@ -141,7 +141,7 @@ def _master(meeting: Meeting, own_port: int, until: float, report: _Report) -> s
             try:
                 return connect(meeting.key, port, meeting.rank, own_port, seconds, meeting.host)
             except (OSError, CommError):
-                # Nobody is there yet, the name is not known yet, or it is another program.
+                # Rank 0 has not started, its name is not known yet, or another program listens.
                 report.when_late()
         time.sleep(_PAUSE_S)
     raise CommError.build(
