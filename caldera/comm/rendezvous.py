@@ -44,7 +44,9 @@ CANDIDATES = 8
 LOWEST_PORT, HIGHEST_PORT = 10_240, 32_767
 """Below the ports that Linux gives to outgoing connections."""
 REPORT_S = 20.0
-_KNOCK_S, _PAUSE_S = 2.0, 0.1
+_PAUSE_S = 0.1
+_SHORTEST_KNOCK_S, _LONGEST_KNOCK_S = 0.2, 5.0
+"""For one attempt at one port: another program may listen there, and send nothing."""
 _JOB = ("WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID", *ATTEMPT)
 _RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
 
@@ -54,8 +56,10 @@ class Meeting:
     """The address and the key with which the ranks of a job meet.
 
     - `host`: the address of rank 0; `ports`: its candidates, in order.
-    - `own_ports`: candidates for the port at which this rank listens.
+    - `own_ports`: candidates for the ports at which the other ranks listen.
     - `interface`: the address at which all ranks listen.
+    - `first_key`: the key of rank 0's port. Another key than that of the other ports, since a rank
+      that tries all candidates must not take a port of rank 2 for that of rank 0.
     """
 
     rank: int
@@ -65,6 +69,10 @@ class Meeting:
     key: bytes
     ports: Sequence[int]
     own_ports: Sequence[int]
+
+    @property
+    def first_key(self) -> bytes:
+        return hmac.new(self.key, b"rank 0", hashlib.sha256).digest()
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Meeting:
@@ -89,7 +97,7 @@ class Meeting:
             interface=LOOPBACK if is_one_machine else EVERYWHERE,
             key=key,
             ports=ports,
-            own_ports=ports if given else (0,),
+            own_ports=ports[::-1] if given and not is_one_machine else (0,),
         )
 
 
@@ -98,9 +106,11 @@ def join_world(environment: Mapping[str, str]) -> SocketCommunicator:
     meeting = Meeting.of(environment)
     seconds = STALLS_BEFORE_ABORT * settings.stall_s or threading.TIMEOUT_MAX
     report = _Report(meeting)
-    ports = meeting.ports if meeting.rank == 0 else meeting.own_ports
-    with closing(Listener(meeting.key, meeting.interface, ports=ports)) as listener:
-        if meeting.rank == 0:
+    is_first = meeting.rank == 0
+    key = meeting.first_key if is_first else meeting.key
+    ports = meeting.ports if is_first else meeting.own_ports
+    with closing(Listener(key, meeting.interface, ports=ports)) as listener:
+        if is_first:
             links = gather_links(listener, meeting.size, seconds, report.when_late)
         else:
             master = _master(meeting, listener.port, time.monotonic() + seconds, report)
@@ -135,14 +145,16 @@ class _Report:
 
 def _master(meeting: Meeting, own_port: int, until: float, report: _Report) -> socket.socket:
     """Return the socket to rank 0, which listens at one of the candidates, or will."""
+    key, knock = meeting.first_key, _SHORTEST_KNOCK_S
     while time.monotonic() < until:
         for port in meeting.ports:
-            seconds = min(_KNOCK_S, max(until - time.monotonic(), _PAUSE_S))
+            seconds = min(knock, max(until - time.monotonic(), _PAUSE_S))
             try:
-                return connect(meeting.key, port, meeting.rank, own_port, seconds, meeting.host)
+                return connect(key, port, meeting.rank, own_port, seconds, meeting.host)
             except (OSError, CommError):
                 # Rank 0 has not started, its name is not known yet, or another program listens.
                 report.when_late()
+        knock = min(2 * knock, _LONGEST_KNOCK_S)
         time.sleep(_PAUSE_S)
     raise CommError.build(
         "world",

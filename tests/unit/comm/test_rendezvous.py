@@ -125,7 +125,7 @@ def test_an_earlier_attempt_is_not_met() -> None:
     assert len(keys) == 2
     # All know the port of the second attempt, and two claim to be its rank 1.
     port = str(Meeting.of(new[0]).ports[0])
-    with settings.override(stall_s=0.3):
+    with settings.override(stall_s=0.15):
         found = _run([old[1] | {"CALDERA_PORTS": port}, *new], _sum)
     assert found[1:] == [3.0, 3.0]
     assert isinstance(found[0], CommError)
@@ -166,6 +166,25 @@ def test_ports_that_others_hold_are_passed_over() -> None:
     # It lets others connect, and says nothing.
     with socket.create_server(("127.0.0.1", ports[0])):
         assert _run(ranks, _sum) == [3.0, 3.0]
+
+
+def test_a_rank_that_tries_all_ports_finds_the_first_rank_among_the_others(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "key"
+    file.write_bytes(os.urandom(32))
+    file.chmod(0o600)
+    # As on several machines: ranks listen at the ports at which they look for rank 0.
+    with socket.create_server(("", 0)) as free:
+        last = free.getsockname()[1]
+    ranks = _ranks(4, CALDERA_KEY_FILE=str(file), CALDERA_PORTS=f"{last - 5}-{last}")
+    assert len(Meeting.of(ranks[1]).own_ports) == 6
+    delayed = threading.Timer(0.5, lambda: late.extend(_run(ranks[:1], _sum)))
+    late: list[Any] = []
+    delayed.start()
+    assert _run(ranks[1:], _sum) == [10.0] * 3
+    delayed.join()
+    assert late == [10.0]
 
 
 def test_the_port_of_the_launcher_is_not_taken() -> None:
