@@ -51,8 +51,8 @@ _KEEPALIVE = {
     "TCP_KEEPCNT": 4,
     "TCP_USER_TIMEOUT": 120_000,
 }
-"""A machine that is gone, and cannot close its sockets, is noticed after 30 s, or after 120 s if
-data were on their way to it."""
+"""A machine that is gone, and cannot close its sockets, is noticed after 120 s: on Linux the last
+value replaces the number of probes. A process that was stopped for less time is not lost."""
 
 
 class Peer(NamedTuple):
