@@ -39,6 +39,7 @@ SHARED_FROM = 1 << 15
 """Bytes from which on a message goes through shared memory."""
 LONGEST_TEXT = 1 << 20
 LEAVES_WITHIN_S = 1.0
+_POLITE_S = 0.1
 _INLINE, _SHARED, _OUTBOX, _OPENED, _REVOKED, _GOODBYE, _END = range(7)
 ENDED_BY_ANOTHER = 1
 """Exit status of a process that another one has ended."""
@@ -127,18 +128,21 @@ class Endpoint:
 
     def end_others(self) -> None:
         """End all other processes at once, whatever they compute or wait for."""
-        # On a thread: a process that was stopped may have left its socket full.
-        thread = threading.Thread(target=self._tell_all, args=(_END,), daemon=True)
-        thread.start()
-        thread.join(LEAVES_WITHIN_S)
+        for peer, link in self._links.items():
+            # A process that was stopped may have left its socket full: no wait for it.
+            if self._sending[peer].acquire(timeout=_POLITE_S):
+                with suppress(OSError):
+                    link.send(HEADER.pack(_END, 0, 0, 0, 0), socket.MSG_DONTWAIT)
+                self._sending[peer].release()
 
     def close(self) -> None:
         """Leave: the others are told that this was meant."""
         if self._closing:
             return
         self._closing = True
-        self._tell_all(_GOODBYE)
-        for link in self._links.values():
+        for peer, link in self._links.items():
+            with suppress(CommError):
+                self._write(peer, HEADER.pack(_GOODBYE, 0, 0, 0, 0), b"")
             with suppress(OSError):
                 link.shutdown(socket.SHUT_WR)
         until = time.monotonic() + LEAVES_WITHIN_S
@@ -150,11 +154,6 @@ class Endpoint:
             link.close()
 
     # --- sending
-
-    def _tell_all(self, kind: int) -> None:
-        for peer in self._links:
-            with suppress(CommError):
-                self._write(peer, HEADER.pack(kind, 0, 0, 0, 0), b"")
 
     def _write(self, peer: int, header: bytes, payload: bytes | memoryview) -> None:
         link = self._links[peer]

@@ -170,7 +170,9 @@ def test_a_world_size_without_a_rank_is_refused() -> None:
         ({"MV2_COMM_WORLD_SIZE": "3", "MV2_COMM_WORLD_LOCAL_RANK": "1"}, 1),
         ({"SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "3"}, 3),
         ({"SLURM_NTASKS": "8", "SLURM_LOCALID": "3"}, 0),
-        # Launchers that do not export it: MPI is asked.
+        (_torch(4) | {"LOCAL_RANK": "3"}, 3),
+        # Launchers that do not export it: the ranks count it.
+        (_torch(4), None),
         ({"PMI_SIZE": "3"}, None),
         ({"PMIX_RANK": "2", "PMIX_NAMESPACE": "prterun-vm-1@1"}, None),
     ],
