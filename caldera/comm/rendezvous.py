@@ -80,6 +80,14 @@ class Meeting:
         size, rank = int(environment["WORLD_SIZE"]), environment["RANK"].strip()
         if not (rank.isascii() and rank.isdigit() and int(rank) < size):
             raise CommError.build("world", expected=f"RANK from 0 to {size - 1}", got=repr(rank))
+        taken = environment.get("MASTER_PORT", "").strip()
+        if not taken:
+            raise CommError.build(
+                "world",
+                expected="MASTER_PORT, which tells jobs of the same size apart",
+                got="no such variable",
+                hint="set it to the same number for all ranks of a job, as PyTorch requires",
+            )
         local = environment.get("LOCAL_WORLD_SIZE", "").strip() == str(size)
         host = environment["MASTER_ADDR"].strip()
         key_file = environment.get(KEY_FILE)
@@ -88,7 +96,6 @@ class Meeting:
         job = json.dumps([environment.get(name, "") for name in _JOB])
         key = hmac.new(secret, job.encode(), hashlib.sha256).digest()
         given = _ports_in(environment[PORTS]) if environment.get(PORTS) else ()
-        taken = environment.get("MASTER_PORT", "").strip()
         ports = [port for port in given or _ports_of(key) if str(port) != taken]
         return cls(
             rank=int(rank),
@@ -111,6 +118,7 @@ def join_world(environment: Mapping[str, str]) -> SocketCommunicator:
     ports = meeting.ports if is_first else meeting.own_ports
     with closing(Listener(key, meeting.interface, ports=ports)) as listener:
         if is_first:
+            _check_alone(meeting, listener.port)
             links = gather_links(listener, meeting.size, seconds, report.when_late)
         else:
             master = _master(meeting, listener.port, time.monotonic() + seconds, report)
@@ -140,6 +148,21 @@ class _Report:
             f"caldera: rank {here.rank} of {here.size} has waited {REPORT_S:.0f} s for {wanted}, "
             f"on port {ports}; all ranks need the same {KEY_FILE}, and {PORTS}=FIRST-LAST "
             "where a firewall lets only some ports through\n"
+        )
+
+
+def _check_alone(meeting: Meeting, own_port: int) -> None:
+    """Raise if rank 0 of a job with the same name listens at a candidate before this one."""
+    for port in meeting.ports[: meeting.ports.index(own_port)]:
+        try:
+            connect(meeting.first_key, port, 0, 0, _SHORTEST_KNOCK_S, meeting.host).close()
+        except (OSError, CommError):
+            continue
+        raise CommError.build(
+            "world",
+            expected="one rank 0",
+            got=f"another one at port {port}",
+            hint="give each job a MASTER_PORT of its own, and each process another RANK",
         )
 
 

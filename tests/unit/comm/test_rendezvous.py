@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
@@ -157,6 +158,25 @@ def test_the_later_of_two_with_a_number_counts(ended: bool) -> None:
             stack.enter_context(link)
         assert found[0].keys() == {1, 2}
         assert found[0][2].getpeername() == latest.getsockname()
+
+
+def test_two_jobs_with_one_name_do_not_mix() -> None:
+    ranks = _ranks(2)
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.extend(_run(ranks[:1], _sum)))
+    thread.start()
+    port = Meeting.of(ranks[0]).ports[0]
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+            break
+    with pytest.raises(CommError, match="one rank 0, got another one at port"):
+        join_world(ranks[0])
+    assert _run(ranks[1:], _sum) == [3.0]
+    thread.join()
+    assert found == [3.0]
+    with pytest.raises(CommError, match="MASTER_PORT, which tells jobs"):
+        Meeting.of({**ranks[0], "MASTER_PORT": ""})
 
 
 def test_ports_that_others_hold_are_passed_over() -> None:
