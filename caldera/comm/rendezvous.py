@@ -112,6 +112,21 @@ def join_world(environment: Mapping[str, str]) -> SocketCommunicator:
     """Return the communicator of all ranks of the job; each of them calls this."""
     meeting = Meeting.of(environment)
     seconds = STALLS_BEFORE_ABORT * settings.stall_s or threading.TIMEOUT_MAX
+    try:
+        endpoint = Endpoint(meeting.rank, _links(meeting, seconds), key=meeting.key)
+    except OSError as error:
+        raise CommError.build(
+            "world",
+            expected=f"{meeting.size} ranks that stay until all are connected",
+            got=str(error),
+            hint=f"the error of another rank is the cause; a firewall may be one, see {PORTS}",
+        ) from error
+    everybody = range(meeting.size)
+    endpoint.nodes = machines_of(SocketCommunicator(endpoint, everybody, "start"))
+    return SocketCommunicator(endpoint, everybody, "world", timeout_s=seconds)
+
+
+def _links(meeting: Meeting, seconds: float) -> dict[int, socket.socket]:
     report = _Report(meeting)
     is_first = meeting.rank == 0
     key = meeting.first_key if is_first else meeting.key
@@ -119,14 +134,9 @@ def join_world(environment: Mapping[str, str]) -> SocketCommunicator:
     with closing(Listener(key, meeting.interface, ports=ports)) as listener:
         if is_first:
             _check_alone(meeting, listener.port)
-            links = gather_links(listener, meeting.size, seconds, report.when_late)
-        else:
-            master = _master(meeting, listener.port, time.monotonic() + seconds, report)
-            links = meet_others(listener, master, meeting.host, meeting.rank, meeting.size, seconds)
-    endpoint = Endpoint(meeting.rank, links, key=meeting.key)
-    everybody = range(meeting.size)
-    endpoint.nodes = machines_of(SocketCommunicator(endpoint, everybody, "start"))
-    return SocketCommunicator(endpoint, everybody, "world", timeout_s=seconds)
+            return gather_links(listener, meeting.size, seconds, report.when_late)
+        master = _master(meeting, listener.port, time.monotonic() + seconds, report)
+        return meet_others(listener, master, meeting.host, meeting.rank, meeting.size, seconds)
 
 
 class _Report:

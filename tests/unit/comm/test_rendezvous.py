@@ -217,6 +217,19 @@ def test_the_port_of_the_launcher_is_not_taken() -> None:
             Meeting.of(given[1] | {"CALDERA_PORTS": wrong})
 
 
+def test_a_rank_0_that_ends_early_is_named_as_the_cause() -> None:
+    ranks = _ranks(3)
+    meeting = Meeting.of(ranks[0])
+    found: list[Any] = []
+    with closing(Listener(meeting.first_key, ports=meeting.ports)) as listener:
+        thread = threading.Thread(target=lambda: found.extend(_run(ranks[1:2], _sum)))
+        thread.start()
+        listener.accept(time.monotonic() + 20).link.close()
+    thread.join()
+    assert isinstance(found[0], CommError)
+    assert "3 ranks that stay until all are connected" in str(found[0])
+
+
 def test_without_a_free_port_the_error_names_them() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
