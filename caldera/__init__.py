@@ -152,7 +152,7 @@ _LATER = {
 
 # Who trains on several processes without saying how needs a strategy; training knows none itself.
 _provide("default strategy", "caldera.parallel.data.data_parallel", "DataParallel")
-# Only MPI has the index of a rank on its machine where a launcher does not export it.
+# Where a launcher does not export the index of a rank on its machine, the ranks count it.
 _provide("rank on machine", "caldera.comm.ranks", "rank_on_machine")
 # A file with layers of sound is read without an import of their module.
 for _name in ("ConformerBlock", "FilterBank", "Splice", "StatisticsPooling", "TimeDelay"):

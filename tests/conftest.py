@@ -73,7 +73,7 @@ def pytest_collection(session: pytest.Session) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Jobs of several processes come last: by then the kernels that each rank would compile are
     there, and while the last of them run no core is idle."""
-    items.sort(key=lambda item: "mpi" in item.path.parts)
+    items.sort(key=lambda item: not {"mpi", "cluster"}.isdisjoint(item.path.parts))
 
 
 def pytest_collection_finish() -> None:

@@ -93,6 +93,34 @@ def read_own_file(path: Path) -> bytes:
         return file.read()
 
 
+def read_secret_file(path: Path) -> bytes:
+    """Return the content of a file that no other user can read or write, except root.
+
+    Links are followed, since mounted secrets are links. Raises OSError if there is no such file;
+    PermissionError gives the reason to reject a file that is there.
+
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile() as file:
+    ...     _ = file.write(b"secret"); file.flush()
+    ...     read_secret_file(Path(file.name))
+    b'secret'
+    """
+    with os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+        found = os.fstat(file.fileno())
+        # A file mounted by root may have a group, which is then that of its reader.
+        kept_from = 0o037 if found.st_uid == _ROOT != this_user() else 0o077
+        reason = ""
+        if not stat.S_ISREG(found.st_mode):
+            reason = f"{path} is no plain file"
+        elif os.name != "nt" and found.st_uid not in (_ROOT, this_user()):
+            reason = f"{path} belongs to user {found.st_uid}, not to user {this_user()}"
+        elif os.name != "nt" and found.st_mode & kept_from:
+            reason = f"others have access to {path} (mode {stat.S_IMODE(found.st_mode):04o})"
+        if reason:
+            raise PermissionError(errno.EPERM, reason, str(path))
+        return file.read()
+
+
 def _why_unsafe(name: str, found: os.stat_result) -> str:
     """What is wrong with a file, or a folder of files, that is to be believed."""
     if found.st_uid != this_user():

@@ -203,10 +203,19 @@ class FileCache:
 
     def write(self, key: str, content: bytes) -> None:
         """Keep something. Raises OSError where the folder cannot be written, or is not safe."""
+        secret = self.secret()
+        with atomic_write(self.path(key), private=True) as unfinished:
+            unfinished.write_bytes(_head(secret, key, content) + content)
+
+    def secret(self) -> bytes:
+        """Return 32 random bytes that only this user can read, made by the first caller.
+
+        Raises OSError where the folder cannot be written, or is not safe.
+        """
         if not self._is_safe():
             raise PermissionError(errno.EPERM, "others may write there", str(self.folder))
         try:
-            secret = self._secret()
+            return self._secret()
         except OSError as problem:
             if not isinstance(problem, FileNotFoundError):
                 # Damaged, or others may know it.
@@ -214,9 +223,7 @@ class FileCache:
             # Of several who do this at once the first one counts.
             with atomic_write(self.folder / _SECRET, private=True, replace=False) as unfinished:
                 unfinished.write_bytes(os.urandom(_SECRET_BYTES))
-            secret = self._secret()
-        with atomic_write(self.path(key), private=True) as unfinished:
-            unfinished.write_bytes(_head(secret, key, content) + content)
+            return self._secret()
 
     def _secret(self) -> bytes:
         found = read_own_file(self.folder / _SECRET)

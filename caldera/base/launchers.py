@@ -30,6 +30,9 @@ _STEP = "SLURM_STEP_NUM_TASKS"
 _PMIX = ("PMIX_RANK", "PMIX_NAMESPACE")
 """Left by every launcher that uses PMIx. prterun leaves nothing else, so only MPI has the size."""
 _TORCHRUN = ("WORLD_SIZE", "RANK", "MASTER_ADDR")
+_RUN_ID = "TORCHELASTIC_RUN_ID"
+ATTEMPT = ("CALDERA_RESTART", "TORCHELASTIC_RESTART_COUNT")
+"""Variables with the number of times that a launcher has started the program again."""
 _LOCAL_RANKS = (
     "OMPI_COMM_WORLD_LOCAL_RANK",
     "MPI_LOCALRANKID",
@@ -124,7 +127,7 @@ def _torchrun_launch(environment: Mapping[str, str]) -> Launch | None:
             got="neither" if len(missing) > 1 else f"no {missing[0]}",
             hint=f"unset {size}, or set {CHOICE}={ALONE}, if this process trains on its own",
         )
-    return Launch(SOCKETS, "torchrun", ranks)
+    return Launch(SOCKETS, "torchrun" if environment.get(_RUN_ID) else size, ranks)
 
 
 def _count(environment: Mapping[str, str], variable: str) -> int:

@@ -70,6 +70,24 @@ def this_machine() -> Machine:
     )
 
 
+@cache
+def memory_id() -> list[str | int]:
+    """Return what two processes have in common if they can share memory through files.
+
+    A container may have the name of another machine, or share a machine and not its memory: so the
+    kernel that was started and its file system for shared memory count as well.
+
+    >>> memory_id() == memory_id()
+    True
+    """
+    boot, mounted = "", 0
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    with suppress(OSError):
+        mounted = os.stat("/dev/shm").st_dev
+    return [platform.node(), boot, mounted]
+
+
 def usable_cores(root: Path = Path("/")) -> int:
     """The cores this process may use, which can be fewer than the machine has.
 

@@ -8,6 +8,8 @@ communicator does not do better is built from messages, in `caldera.comm.algorit
 from __future__ import annotations
 
 import json
+import os
+import secrets
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -289,6 +291,16 @@ class Communicator(PointToPoint):
             self.Bcast(buffer, root)
         return json.loads(buffer.tobytes())
 
+    def shared_key(self) -> bytes:
+        """Return 32 secret bytes, the same on all ranks and new in each call; all ranks call this.
+
+        >>> from caldera.comm import run_virtual_ranks
+        >>> keys = run_virtual_ranks(2, lambda comm: comm.shared_key())
+        >>> keys[0] == keys[1], len(keys[0])
+        (True, 32)
+        """
+        return bytes.fromhex(self.bcast_object(secrets.token_hex(32) if self.rank == 0 else None))
+
     # --- in the background
 
     def background(self, work: Callable[[Communicator], object]) -> Request:
@@ -367,6 +379,10 @@ class Communicator(PointToPoint):
         """Whether ranks had better leave what they have for all others in memory that they share
         than send messages."""
         return False
+
+    def _abort(self, status: int) -> None:
+        """End every rank of the job, this process included."""
+        os._exit(status)
 
     def describe(self) -> str:
         """What carries the data, with its version: what was measured with one is not true of

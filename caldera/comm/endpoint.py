@@ -1,4 +1,4 @@
-"""A process among others on one machine: a socket to each of them, and what arrives from there.
+"""A process among others: a socket to each of them, and what arrives from there.
 
 Every socket has a thread that reads it, whatever the process computes meanwhile: so sending never
 waits for a receiver to ask, and the end of another process is noticed at once. Messages belong to
@@ -9,11 +9,12 @@ place in the sender's `SharedOutbox`.
 from __future__ import annotations
 
 import hashlib
+import os
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -38,13 +39,18 @@ SHARED_FROM = 1 << 15
 """Bytes from which on a message goes through shared memory."""
 LONGEST_TEXT = 1 << 20
 LEAVES_WITHIN_S = 1.0
-_INLINE, _SHARED, _OUTBOX, _OPENED, _REVOKED, _GOODBYE = range(6)
+_POLITE_S = 0.1
+_INLINE, _SHARED, _OUTBOX, _OPENED, _REVOKED, _GOODBYE, _END = range(7)
+ENDED_BY_ANOTHER = 1
+"""Exit status of a process that another one has ended."""
 
 
 class Endpoint:
     """This process, number `rank` of those that have a socket to each other.
 
-    `lost(rank)` is called on a thread of its own when another one ends without a goodbye.
+    `lost(rank)` is called on a thread of its own when another one ends without a goodbye. One that
+    says goodbye fails only the receives from itself. `key` is a secret that all of them have;
+    `nodes` has the number of each one's machine.
     """
 
     def __init__(
@@ -52,14 +58,19 @@ class Endpoint:
         rank: int,
         links: Mapping[int, socket.socket],
         lost: Callable[[int], None] | None = None,
+        key: bytes = b"",
     ) -> None:
         self.rank = rank
+        self.key = key
+        self.nodes = [0] * (len(links) + 1)
         self.size = len(links) + 1
         self._links = dict(links)
         self._sending = {peer: threading.Lock() for peer in links}
         self._lock = threading.RLock()
         self._inboxes: dict[int, Inbox] = {}
         self._failures: dict[int, JobFailure] = {}
+        self._members: dict[int, Sequence[int]] = {}
+        self._left: dict[int, CommError] = {}
         self._lost: tuple[int, BaseException] | None = None
         self._on_loss = lost
         self._closing = False
@@ -83,17 +94,18 @@ class Endpoint:
                     self._failures[root].fail(*self._lost)
             return self._failures[root]
 
-    def inbox(self, channel: int, root: int, rank: int) -> Inbox:
-        """Where messages of a channel arrive, perhaps before its communicator is made here."""
+    def inbox(self, channel: int, root: int, members: Sequence[int], timeout_s: float) -> Inbox:
+        """Return the box for messages of a channel, which may have come before its communicator
+        was made here."""
         with self._lock:
             found = self._inbox_of(channel)
-            found.assign(rank, self.failure(root))
+            rank = members.index(self.rank)
+            found.assign(rank, len(members), self.failure(root), timeout_s)
+            self._members[channel] = members
+            for peer, error in self._left.items():
+                if peer in members:
+                    found.lose(members.index(peer), error)
             return found
-
-    def forget(self, channel: int) -> None:
-        """Its communicator is gone."""
-        with self._lock:
-            self._inboxes.pop(channel, None)
 
     def send(self, peer: int, channel: int, source: int, tag: int, buffer: np.ndarray) -> None:
         """Send bytes; they may change once this returns."""
@@ -114,8 +126,19 @@ class Endpoint:
                 self._write(peer, HEADER.pack(_REVOKED, rank, 0, root, len(text)), text)
         self.failure(root).fail(rank, CommError(reason))
 
+    def end_others(self) -> None:
+        """End all other processes at once, whatever they compute or wait for."""
+        for peer, link in self._links.items():
+            # A process that was stopped may have left its socket full: no wait for it.
+            if self._sending[peer].acquire(timeout=_POLITE_S):
+                with suppress(OSError):
+                    link.send(HEADER.pack(_END, 0, 0, 0, 0), socket.MSG_DONTWAIT)
+                self._sending[peer].release()
+
     def close(self) -> None:
         """Leave: the others are told that this was meant."""
+        if self._closing:
+            return
         self._closing = True
         for peer, link in self._links.items():
             with suppress(CommError):
@@ -196,8 +219,10 @@ class Endpoint:
                         self._readers[peer] = bool(nbytes)
                 elif kind == _REVOKED:
                     self.failure(channel).fail(source, CommError(_text(link, nbytes)))
+                elif kind == _END:
+                    os._exit(ENDED_BY_ANOTHER)
                 elif kind == _GOODBYE:
-                    self._lose(peer, "it has left", meant=True)
+                    self._part_from(peer)
                     return
         except OSError as error:
             self._lose(peer, str(error) or "its socket was closed", meant=self._closing)
@@ -222,10 +247,22 @@ class Endpoint:
     def _inbox_of(self, channel: int) -> Inbox:
         with self._lock:
             if channel not in self._inboxes:
-                # Whose it is will be known once its communicator is made here; how long another
-                # rank computes before it sends is nobody's business.
+                # Its owner is known once its communicator is made here.
                 self._inboxes[channel] = Inbox(-1, JobFailure(), threading.TIMEOUT_MAX)
             return self._inboxes[channel]
+
+    def _part_from(self, peer: int) -> None:
+        """Fail the receives from a process that has left on purpose, and no others."""
+        error = RankLostError.build(
+            f"process {peer} of {self.size}",
+            got="its goodbye: it has come to the end of the program",
+            hint="every receive needs a send, and every rank the same collectives",
+        )
+        with self._lock:
+            self._left[peer] = error
+            for channel, members in self._members.items():
+                if peer in members:
+                    self._inboxes[channel].lose(members.index(peer), error)
 
     def _lose(self, peer: int, why: str, *, meant: bool) -> None:
         error = RankLostError.build(f"process {peer} of {self.size}", got=why)

@@ -1,16 +1,18 @@
 """The one port that Caldera opens for its own processes, and the handshake of those who connect.
 
 Both ends prove possession of a key that is never sent: each signs a random challenge of the other
-(HMAC-SHA256), so a recorded handshake is of no use later. All messages of the handshake have a
+(HMAC-SHA256), so a recorded handshake is of no use later. The end that connects confirms at last:
+one that has given up in time is not counted by the other end. All messages of the handshake have a
 fixed length, and nothing a stranger sends is parsed: no more of its bytes are read than an answer
 has, which is far below 4 KiB.
 Strangers are served side by side, each within a deadline for the whole handshake, so that none of
 them keeps a process with the key waiting. The port is open on the loopback interface only, unless
-other machines were asked for.
+the caller names another. The key authenticates both ends; what follows is not encrypted.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import secrets
@@ -18,7 +20,7 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -26,6 +28,8 @@ from typing import NamedTuple
 from caldera.errors import CommError
 
 LOOPBACK = "127.0.0.1"
+EVERYWHERE = "::" if socket.has_dualstack_ipv6() else ""
+"""All interfaces of this machine."""
 KEY_BYTES = 32
 HANDSHAKE_S = 5.0
 """For the whole handshake, from the connection to the proof."""
@@ -35,11 +39,20 @@ _HELLO = struct.Struct("<II")
 """Which process connects, and the port at which it listens itself."""
 _DIGEST = hashlib.sha256().digest_size
 _ANSWER = _HELLO.size + KEY_BYTES + _DIGEST
-"""All that is read of a stranger."""
+"""Bytes that are read of a stranger."""
+_CONFIRMED = b"\1"
 _PAUSES_S = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 """Before each attempt to connect: among many strangers a handshake may be ended for its age."""
 _POLL_S = 0.2
 _BUFFER = 1 << 20
+_KEEPALIVE = {
+    "TCP_KEEPIDLE": 10,
+    "TCP_KEEPINTVL": 5,
+    "TCP_KEEPCNT": 4,
+    "TCP_USER_TIMEOUT": 120_000,
+}
+"""A machine that is gone, and cannot close its sockets, is noticed after 120 s: on Linux the last
+value replaces the number of probes. A process that was stopped for less time is not lost."""
 
 
 class Peer(NamedTuple):
@@ -63,7 +76,8 @@ class Listener:
     """A port at which processes with the key are let in.
 
     With the `selector` of the caller its sockets are registered there, each with this listener as
-    data, and the caller passes what can be read to `serve`; else `accept` waits by itself.
+    data, and the caller passes what can be read to `serve`; else `accept` waits by itself. It takes
+    the first of `ports` that is free; 0 is any.
 
     >>> import threading
     >>> key = secrets.token_bytes(KEY_BYTES)
@@ -76,13 +90,19 @@ class Listener:
     """
 
     def __init__(
-        self, key: bytes, host: str = LOOPBACK, selector: selectors.BaseSelector | None = None
+        self,
+        key: bytes,
+        host: str = LOOPBACK,
+        selector: selectors.BaseSelector | None = None,
+        ports: Sequence[int] = (0,),
     ) -> None:
-        self._key = key
+        self.key = key
         self._strangers: dict[socket.socket, _Stranger] = {}
+        # Not confirmed yet. They have the key: no crowd of strangers ends them.
+        self._proven: dict[socket.socket, bytes] = {}
         self._selector = selectors.DefaultSelector() if selector is None else selector
         self._owns_selector = selector is None
-        self._socket = socket.create_server((host, 0), backlog=1024)
+        self._socket = _server(host, ports)
         self._socket.setblocking(False)
         self.port: int = self._socket.getsockname()[1]
         self._selector.register(self._socket, selectors.EVENT_READ, self)
@@ -100,8 +120,8 @@ class Listener:
                     "starting processes",
                     expected="all of them to connect",
                     got="no more of them",
-                    hint="is the machine overloaded, or does a firewall stand in the way of "
-                    f"{LOOPBACK}?",
+                    hint="see whether the machine is overloaded, or a firewall blocks port "
+                    f"{self.port}",
                 )
             for key, _ in self._selector.select(min(left, _POLL_S)):
                 assert isinstance(key.fileobj, socket.socket)
@@ -114,24 +134,25 @@ class Listener:
         if link is self._socket:
             self._greet()
             return None
-        stranger = self._strangers.get(link)
-        if stranger is None:
-            # Ended since it could be read.
-            return None
         try:
-            more = link.recv(_ANSWER - len(stranger.answer))
-            stranger.answer += more
-            if more and len(stranger.answer) < _ANSWER:
+            if (hello := self._proven.get(link)) is not None:
+                if link.recv(1) == _CONFIRMED:
+                    self._forget(link)
+                    number, port = _HELLO.unpack(hello)
+                    return Peer(number, port, _ready(link))
+            elif (stranger := self._strangers.get(link)) is None:
+                # Ended since it could be read.
                 return None
-            peer = self._proven(link, stranger) if more else None
+            elif more := link.recv(_ANSWER - len(stranger.answer)):
+                stranger.answer += more
+                if len(stranger.answer) < _ANSWER or self._proves(link, stranger):
+                    return None
         except BlockingIOError:
             return None
         except OSError:
-            peer = None
-        self._forget(link)
-        if peer is None:
-            link.close()
-        return peer
+            pass
+        self._end(link)
+        return None
 
     def end_late(self) -> None:
         """End handshakes that have taken too long."""
@@ -141,7 +162,7 @@ class Listener:
 
     def close(self) -> None:
         """Let nobody in any more."""
-        for link in list(self._strangers):
+        for link in [*self._strangers, *self._proven]:
             self._end(link)
         self._selector.unregister(self._socket)
         self._socket.close()
@@ -165,22 +186,41 @@ class Listener:
             # It fits into the buffer of a new connection.
             link.send(stranger.challenge)
 
-    def _proven(self, link: socket.socket, stranger: _Stranger) -> Peer | None:
+    def _proves(self, link: socket.socket, stranger: _Stranger) -> bool:
+        """Return True if an answer was made with the key, and send the proof of this end."""
         hello, theirs = stranger.answer[: _HELLO.size], stranger.answer[_HELLO.size : -_DIGEST]
-        expected = _signed(self._key, b"connects", stranger.challenge, theirs, hello)
+        expected = _signed(self.key, b"connects", stranger.challenge, theirs, hello)
         if not hmac.compare_digest(stranger.answer[-_DIGEST:], expected):
-            return None
-        link.send(_signed(self._key, b"accepts", theirs, stranger.challenge, hello))
-        number, port = _HELLO.unpack(hello)
-        return Peer(number, port, _ready(link))
+            return False
+        link.send(_signed(self.key, b"accepts", theirs, stranger.challenge, hello))
+        del self._strangers[link]
+        self._proven[link] = hello
+        return True
 
     def _end(self, link: socket.socket) -> None:
         self._forget(link)
         link.close()
 
     def _forget(self, link: socket.socket) -> None:
-        del self._strangers[link]
+        self._strangers.pop(link, None)
+        self._proven.pop(link, None)
         self._selector.unregister(link)
+
+
+def _server(host: str, ports: Sequence[int]) -> socket.socket:
+    dual = host == "::"
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    for port in ports:
+        try:
+            return socket.create_server(
+                (host, port), family=family, backlog=1024, dualstack_ipv6=dual
+            )
+        except OSError as error:
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise
+    raise CommError.build(
+        "listening", expected=f"a free port among {', '.join(map(str, ports))}", got="none"
+    )
 
 
 def connect(
@@ -212,6 +252,7 @@ def _shake_hands(link: socket.socket, key: bytes, hello: bytes, until: float) ->
     proof = receive_exactly(link, _DIGEST, until)
     if not hmac.compare_digest(proof, _signed(key, b"accepts", mine, theirs, hello)):
         raise CommError.build("a socket", expected="a process with the key", got="a stranger")
+    link.sendall(_CONFIRMED)
     return _ready(link)
 
 
@@ -234,6 +275,10 @@ def _signed(key: bytes, *parts: bytes) -> bytes:
 def _ready(link: socket.socket) -> socket.socket:
     link.settimeout(None)
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        if hasattr(socket, name):
+            link.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
         link.setsockopt(socket.SOL_SOCKET, option, _BUFFER)
     return link

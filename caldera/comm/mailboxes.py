@@ -12,7 +12,7 @@ import numpy as np
 
 from caldera.comm.communicator import Communicator
 from caldera.comm.requests import Done, Request
-from caldera.errors import CommError
+from caldera.errors import CommError, RankLostError
 
 _ANY = -1
 
@@ -93,7 +93,7 @@ class Receive(Request):
             raise self.error
 
     def test(self) -> bool:
-        self._owner.failure.check()
+        self._owner.check(self)
         if self.done:
             self.wait()
         return self.done
@@ -115,6 +115,8 @@ class Inbox:
         self._condition = threading.Condition()
         self._unread: list[tuple[int, int, np.ndarray, Callable[[], None]]] = []
         self._expected: list[Receive] = []
+        self._gone: dict[int, CommError] = {}
+        self._senders = 0
         failure.watch(self._condition)
 
     def send(self, source: int, tag: int, buffer: np.ndarray) -> Request:
@@ -174,17 +176,34 @@ class Inbox:
         taken()
         return request
 
-    def assign(self, rank: int, failure: JobFailure) -> None:
-        """Whose it is, for a box that messages have come to before."""
-        self.rank, self.failure = rank, failure
+    def assign(self, rank: int, size: int, failure: JobFailure, timeout_s: float) -> None:
+        """Set the owner, one of `size` ranks, of a box that messages may have come to before."""
+        self.rank, self.failure, self.timeout_s = rank, failure, timeout_s
+        self._senders = size - 1
         failure.watch(self._condition)
+
+    def lose(self, rank: int, error: CommError) -> None:
+        """Fail the receives that no sender is left for: nothing more comes from this rank."""
+        with self._condition:
+            self._gone[rank] = error
+            self._condition.notify_all()
+
+    def check(self, request: Receive) -> None:
+        """Raise if a rank has failed, or if the message cannot come any more."""
+        self.failure.check()
+        error = self._gone.get(request.wanted)
+        if request.wanted == _ANY and len(self._gone) == self._senders:
+            error = next(iter(self._gone.values()), None)
+        # In this order: a rank's last message is there before its end is known.
+        if error is not None and not request.done:
+            raise RankLostError(f"rank {self.rank} waits for {request}; {error}") from error
 
     def wait_for(self, request: Receive) -> None:
         """Wait for a message, but not for ever and not for the dead."""
         until = time.monotonic() + self.timeout_s
         with self._condition:
             while not request.done:
-                self.failure.check()
+                self.check(request)
                 left = until - time.monotonic()
                 if left <= 0:
                     break

@@ -37,6 +37,7 @@ from caldera.comm.mpi_library import (
 from caldera.comm.point_to_point import ANY_SOURCE, on_card, wait_for_kernels
 from caldera.comm.reduction import finish, same_memory
 from caldera.comm.requests import Done, Request
+from caldera.comm.shared_memory import machines_of
 from caldera.comm.traffic import Traffic
 from caldera.errors import CommError, RankLostError
 
@@ -91,7 +92,7 @@ class MpiCommunicator(Communicator):
             self.nodes = twin_of.nodes
             self.segment_bytes = LONG_SEGMENT_BYTES
         else:
-            self.nodes = _node_numbers(self)
+            self.nodes = machines_of(self)
             background_label = f"{label} in the background"
             self._background = MpiCommunicator(handle.Dup(), background_label, generation, self)
         _made.append(self)
@@ -260,6 +261,9 @@ class MpiCommunicator(Communicator):
         else:
             self._call(self.handle.Barrier)
 
+    def _abort(self, status: int) -> None:
+        mpi().COMM_WORLD.Abort(status)
+
     # --- for the watchdog
 
     @staticmethod
@@ -304,10 +308,3 @@ def _mpi_op(op: str) -> Any:
 
 def _library_reduces(buffer: np.ndarray, op: str) -> bool:
     return buffer.dtype.char in _KNOWN_TO_MPI and not (op == "mean" and on_card(buffer))
-
-
-def _node_numbers(comm: MpiCommunicator) -> list[int]:
-    """For each rank the number of its machine, counted in the order of the ranks."""
-    names = comm.gather_objects(mpi().Get_processor_name())
-    order = list(dict.fromkeys(names))
-    return [order.index(name) for name in names]

@@ -124,6 +124,12 @@ class NcclCommunicator(Communicator):
     def _barrier(self) -> None:
         self.host._barrier()
 
+    def shared_key(self) -> bytes:
+        return self.host.shared_key()
+
+    def _abort(self, status: int) -> None:
+        self.host._abort(status)
+
     def _split(self, color: int | None, key: int) -> Communicator | None:
         made = self.host.Split(color, key)
         return None if made is None else NcclCommunicator(made, self.card)

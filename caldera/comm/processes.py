@@ -20,15 +20,18 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from caldera.base.children import start_program
+from caldera.base.launchers import ATTEMPT
 from caldera.base.machine import usable_cores
+from caldera.comm.communicator import Communicator
+from caldera.comm.local_sockets import SocketCommunicator
 from caldera.comm.mpi import MpiCommunicator
-from caldera.comm.mpi_library import launcher, many_threads, mpi
+from caldera.comm.mpi_library import launcher, many_threads
 from caldera.comm.slots import read_hosts
 from caldera.comm.watchdog import Watchdog
 from caldera.errors import ConfigError
 
-RESTART = "CALDERA_RESTART"
-"""How often a program was started again; `caldera run` sets this variable."""
+RESTART = ATTEMPT[0]
+"""Variable with the number of restarts, set by `caldera run`."""
 REQUEUE = "CALDERA_REQUEUE"
 """Variable that job scripts set: a run that a warning has stopped exits with `REQUEUED`."""
 REQUEUED = 85
@@ -105,8 +108,8 @@ FAILED = 1
 READ_WITHIN_S, ENDED_WITHIN_S = 0.1, 5.0
 
 
-def end_together(communicator: MpiCommunicator) -> None:
-    """From now on an error that nobody catches ends all ranks."""
+def end_together(communicator: MpiCommunicator | SocketCommunicator) -> None:
+    """End all ranks after an uncaught error of one, from now on."""
 
     def report(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
@@ -117,22 +120,24 @@ def end_together(communicator: MpiCommunicator) -> None:
         )
         # One write, so that the lines of two ranks do not mix.
         sys.stderr.write(head + "".join(traceback.format_exception(kind, error, trace)))
-        end_all()
+        end_all(communicator)
 
     sys.excepthook = report
-    if many_threads():
-        watchdog = Watchdog(communicator, give_up=end_all)
+    if isinstance(communicator, SocketCommunicator):
+        atexit.register(communicator.endpoint.close)
+    elif many_threads():
+        watchdog = Watchdog(communicator, give_up=lambda: end_all(communicator))
         # Runs before mpi4py ends MPI, which waits for all ranks.
         atexit.register(watchdog.leave)
 
 
-def end_all() -> None:
+def end_all(communicator: Communicator) -> None:
     """End every rank of the job, this one included."""
     sys.stdout.flush()
     sys.stderr.flush()
     # MPICH's mpiexec ends at once, and with it goes what it has not yet read and passed on.
     time.sleep(READ_WITHIN_S)
-    mpi().COMM_WORLD.Abort(FAILED)
+    communicator._abort(FAILED)
     # MPICH comes back from there, and ends this process from outside a little later.
     time.sleep(ENDED_WITHIN_S)
     os._exit(FAILED)

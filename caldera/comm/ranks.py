@@ -1,7 +1,8 @@
 """Communicators over ranks: the world, named axes of a mesh, and a single process.
 
-The world contains all ranks started together by mpiexec, srun or `caldera run`. A mesh arranges
-ranks in a grid with one communicator per axis. In a single process every collective is a copy.
+The world contains all ranks started together by mpiexec, srun, `caldera run` or torchrun. A mesh
+arranges ranks in a grid with one communicator per axis. In a single process every collective is a
+copy.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from caldera.base.launchers import ALONE, CHOICE, SOCKETS, launch_of, warn_of_idle_tasks
+from caldera.base.launchers import ATTEMPT, CHOICE, SOCKETS, Launch, launch_of, warn_of_idle_tasks
 from caldera.comm.communicator import Communicator
 from caldera.comm.mailboxes import Inbox, JobFailure, MailboxRank
 from caldera.comm.mpi import MpiCommunicator
 from caldera.comm.mpi_library import loaded, mpi
 from caldera.comm.nccl import with_nccl
-from caldera.comm.processes import RESTART, end_together
+from caldera.comm.processes import end_together
+from caldera.comm.rendezvous import join_world
 from caldera.comm.requests import Request
 from caldera.comm.traffic import Traffic
 from caldera.errors import CommError
@@ -65,27 +67,28 @@ class SingleProcess(MailboxRank):
 
 @cache
 def world() -> Communicator:
-    """The communicator of all ranks; one process if it was not started with others.
+    """Return the communicator of all ranks; one process if it was not started with others.
 
-    Ranks talk through MPI, and between cards through NCCL where each rank has one of its own. From
-    then on a rank that fails ends all of them, and one that waits too long says for whom.
+    Ranks communicate through MPI, or through sockets if torchrun or a launcher with its variables
+    started them, and between GPUs through NCCL if each rank has its own. From then on a rank that
+    fails ends all of them, and one that waits too long reports the missing ranks.
 
     >>> from caldera.comm import world
     >>> world().size
     1
     """
     launch = launch_of(os.environ)
-    if launch.kind == SOCKETS:
-        raise CommError.build(
-            "world",
-            expected="ranks started by mpiexec, srun or caldera run",
-            got=f"{launch.ranks} processes of {launch.launcher}",
-            hint=f"start the program with: caldera run -n {launch.ranks} PROGRAM (on Kubernetes as "
-            f"an MPIJob); {CHOICE}={ALONE} lets each process train on its own",
-        )
     if launch.ranks == 1:
         warn_of_idle_tasks(os.environ)
         return SingleProcess()
+    made = join_world(os.environ) if launch.kind == SOCKETS else _mpi_world(launch)
+    if made.size == 1:
+        return SingleProcess()
+    end_together(made)
+    return with_nccl(made)
+
+
+def _mpi_world(launch: Launch) -> MpiCommunicator:
     communicator = MpiCommunicator(mpi().COMM_WORLD.Dup())
     # Under prterun, an MPI that does not use PMIx takes every rank for the only one.
     unknown = launch.ranks is None and (communicator.size > 1 or loaded().startup == "PMIx")
@@ -96,12 +99,9 @@ def world() -> Communicator:
             got=f"{communicator.size} from {loaded()}",
             hint="mpi4py uses another MPI than the one that started this program; "
             "`caldera run` takes the right one, and srun wants --mpi=pmix for Open MPI and "
-            "--mpi=pmi2 for MPICH",
+            f"--mpi=pmi2 for MPICH; {CHOICE}={SOCKETS} takes RANK and WORLD_SIZE instead, if set",
         )
-    if communicator.size == 1:
-        return SingleProcess()
-    end_together(communicator)
-    return with_nccl(communicator)
+    return communicator
 
 
 def started_ranks() -> int:
@@ -112,26 +112,27 @@ def started_ranks() -> int:
     1
     """
     launch = launch_of(os.environ)
-    known = launch.ranks is not None and launch.kind != SOCKETS
-    return launch.ranks if launch.ranks is not None and known else world().size
+    return world().size if launch.ranks is None else launch.ranks
 
 
 @cache
 def rank_on_machine() -> int:
-    """Return the index of this rank among those that share its machine, counted by MPI."""
-    if world().size == 1:
-        return 0
-    return int(mpi().COMM_WORLD.Split_type(mpi().COMM_TYPE_SHARED).Get_rank())
+    """Return the index of this rank among those that share its machine.
+
+    Counted without the MPI library: some return an index of 0 to every rank of `srun --mpi=pmix`.
+    """
+    everybody = world()
+    return list(everybody.nodes[: everybody.rank]).count(everybody.nodes[everybody.rank])
 
 
 def restarted() -> bool:
-    """Whether `caldera run --restarts` started this program again after a failure.
+    """Return True if `caldera run --restarts` or torchrun started this program again.
 
     >>> from caldera.comm import restarted
     >>> restarted()
     False
     """
-    return int(os.environ.get(RESTART) or 0) > 0
+    return any(int(os.environ.get(name) or 0) > 0 for name in ATTEMPT)
 
 
 class Mesh:

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from caldera.base.machine import memory_id
+
 if TYPE_CHECKING:
     from caldera.comm.communicator import Communicator
 
@@ -75,6 +77,20 @@ class SharedMemory:
     def __del__(self) -> None:
         if hasattr(self, "_file"):
             os.close(self._file)
+
+
+def machines_of(communicator: Communicator) -> list[int]:
+    """Return for each rank the number of its machine, in the order of the ranks.
+
+    Ranks have the same number if they can share memory. All ranks call this.
+
+    >>> from caldera.comm import run_virtual_ranks
+    >>> run_virtual_ranks(2, machines_of)[1]
+    [0, 0]
+    """
+    names = list(map(tuple, communicator.gather_objects(memory_id())))
+    order = list(dict.fromkeys(names))
+    return [order.index(name) for name in names]
 
 
 class DoubleBuffer:

@@ -19,14 +19,14 @@ from caldera.base.children import (
     thread_variables,
 )
 from caldera.base.machine import usable_cores
-from caldera.comm import Communicator, world
+from caldera.comm import Communicator, NcclCommunicator, world
 from caldera.comm.endpoint import Endpoint
 from caldera.comm.listener import KEY_BYTES, Listener
-from caldera.comm.local_sockets import gather_links
+from caldera.comm.local_sockets import SocketCommunicator, gather_links
 from caldera.comm.ranks import started_ranks
 from caldera.dmath.master import Master
 from caldera.dmath.session import Session, SpmdSession
-from caldera.dmath.workers import MpiTeam, RankWorker, SocketTeam, ThreadTeam
+from caldera.dmath.workers import MpiTeam, RankWorker, SocketTeam, Team, ThreadTeam
 from caldera.errors import CommError, ConfigError
 
 START_S = 60.0
@@ -239,7 +239,10 @@ def _made(ranks: int, threads: int | None, started: int) -> Session:
         return Master(first)
     if started > 1:
         everybody = world()
-        team = MpiTeam(everybody)
+        host = everybody.host if isinstance(everybody, NcclCommunicator) else everybody
+        team: Team = MpiTeam(everybody)
+        if isinstance(host, SocketCommunicator):
+            team = SocketTeam(host.endpoint)
         if everybody.rank > 0:
             RankWorker(team).serve()
             # The script is the master's.

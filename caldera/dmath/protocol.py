@@ -113,9 +113,10 @@ def _unzigzag(number: int) -> int:
 class Channel:
     """Messages of one kind between master and workers, over a communicator of all of them."""
 
-    def __init__(self, communicator: Communicator, tag: int) -> None:
+    def __init__(self, communicator: Communicator, tag: int, source: int = ANY_SOURCE) -> None:
         self.communicator = communicator
         self._tag = tag
+        self._source = source
         self._frame: np.ndarray | None = None
         self._next: Request | None = None
 
@@ -159,7 +160,7 @@ class Channel:
         if self._next is None:
             self._frame = np.empty(FRAME_BYTES, np.uint8)
             with self.communicator.traffic.operation("control"):
-                self._next = self.communicator.Irecv(self._frame, ANY_SOURCE, self._tag)
+                self._next = self.communicator.Irecv(self._frame, self._source, self._tag)
         return self._next
 
 

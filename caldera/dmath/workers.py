@@ -111,6 +111,9 @@ class SocketTeam(Team):
     def leave(self) -> None:
         self._endpoint.close()
 
+    def end(self) -> None:
+        self._endpoint.end_others()
+
 
 class ThreadTeam(Team):
     """Threads of one process; `of` makes that of each."""
@@ -174,7 +177,7 @@ class MpiTeam(Team):
         return
 
     def end(self) -> None:
-        end_all()
+        end_all(self._world)
 
 
 LONGEST_TEXT = 20_000
@@ -198,7 +201,8 @@ class RankWorker:
         # What was counted before goes on.
         control.traffic, data.traffic = self._traffic
         self._control, self._data = control, data
-        self._orders, self._reports = Channel(control, ORDER_TAG), Channel(control, REPORT_TAG)
+        self._orders = Channel(control, ORDER_TAG, source=0)
+        self._reports = Channel(control, REPORT_TAG)
 
     def serve(self) -> None:
         """Do what is ordered until the master ends, or is gone."""

@@ -14,7 +14,6 @@ read a file that only the master's machine may have.
 from __future__ import annotations
 
 import atexit
-import secrets
 import socket
 import sys
 import time
@@ -24,8 +23,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from caldera.base.plain_data import decoded, encoded
-from caldera.comm import Communicator, MpiCommunicator
-from caldera.comm.listener import KEY_BYTES, LOOPBACK, Listener, connect
+from caldera.comm import Communicator
+from caldera.comm.listener import EVERYWHERE, LOOPBACK, Listener, connect
 from caldera.comm.processes import end_all
 from caldera.errors import CommError, ConfigError
 from caldera.parallel import DataParallel
@@ -54,19 +53,19 @@ class RankGroup(PoolMember):
 class RankWorkers(WorkerPool):
     """Groups of ranks; one that was given up may come again.
 
-    `address` is what ranks need to connect: names of this machine, the port, and the key, without
-    which nobody is let in.
+    Ranks need the `key` and the `address`: names of this machine and the port.
     """
 
-    def __init__(self, groups: Sequence[range], *, several_machines: bool = False) -> None:
+    def __init__(
+        self, groups: Sequence[range], key: bytes, *, several_machines: bool = False
+    ) -> None:
         super().__init__()
         self._groups = groups
-        key = secrets.token_bytes(KEY_BYTES)
-        self._listener = Listener(key, "" if several_machines else LOOPBACK, self._selector)
+        place = EVERYWHERE if several_machines else LOOPBACK
+        self._listener = Listener(key, place, self._selector)
         self.address = {
             "hosts": _host_names() if several_machines else [LOOPBACK],
             "port": self._listener.port,
-            "key": key.hex(),
         }
         self._rank_of: dict[MessageStream, int] = {}
         self._left_over: list[RankGroup] = []
@@ -101,8 +100,8 @@ class RankWorkers(WorkerPool):
         words = [{"kind": "word", "word": each} for each in self.final_messages]
         return [*words, *super()._end_messages()]
 
-    def end_hung(self, *, with_mpi: bool) -> None:
-        """Ranks that hang never come to the end of the program, where MPI waits for all."""
+    def end_hung(self, communicator: Communicator) -> None:
+        """End the job with this program if ranks hang: launchers wait for all of them."""
         if not self._hung:
             return
         names = ", ".join(f"rank {rank}" for rank in sorted(self._hung))
@@ -110,8 +109,8 @@ class RankWorkers(WorkerPool):
             f"caldera search: {names} hangs; the study is complete without it, and all ranks are "
             "ended with the program of the master\n"
         )
-        if with_mpi:
-            atexit.register(end_all)
+        if not communicator.in_one_process:
+            atexit.register(end_all, communicator)
 
     def _expect(self, ranks: range) -> RankGroup:
         several = f"ranks {ranks[0]} to {ranks[-1]}"
@@ -172,9 +171,10 @@ def run_on_ranks(
     """Run the trials of a scheduler, which rank 0 has, on all other ranks. Every rank calls this,
     and comes back when there are no more, with the final messages of the master."""
     groups = groups_of(communicator.size, ranks_per_trial)
+    key = communicator.shared_key()
     if communicator.rank == MASTER:
         assert scheduler is not None
-        pool = RankWorkers(groups, several_machines=len(set(communicator.nodes)) > 1)
+        pool = RankWorkers(groups, key, several_machines=len(set(communicator.nodes)) > 1)
         communicator.bcast_object(pool.address, MASTER)
         communicator.Split(None)
         _warn_of_idle_ranks(communicator.size, groups)
@@ -184,14 +184,14 @@ def run_on_ranks(
             pool.final_messages = final_messages()
 
         Dispatcher(scheduler, pool, retries=retries, hung_after=hung_after).run(finish)
-        pool.end_hung(with_mpi=isinstance(communicator, MpiCommunicator))
+        pool.end_hung(communicator)
         return pool.final_messages
     address = communicator.bcast_object(None, MASTER)
     number = next((n for n, group in enumerate(groups) if communicator.rank in group), None)
     own = communicator.Split(number, communicator.rank)
     machine = communicator.nodes[communicator.rank]
     share_card(sum(each == machine for each in communicator.nodes[1:]))
-    return serve_rank(address, communicator.rank, job, own)
+    return serve_rank(address, key, communicator.rank, job, own)
 
 
 def groups_of(ranks: int, ranks_per_trial: int) -> list[range]:
@@ -222,7 +222,7 @@ def _warn_of_idle_ranks(ranks: int, groups: Sequence[range]) -> None:
 
 
 def serve_rank(
-    address: Mapping[str, Any], rank: int, job: SearchJob, own: Communicator | None
+    address: Mapping[str, Any], key: bytes, rank: int, job: SearchJob, own: Communicator | None
 ) -> list[dict[str, Any]]:
     """Run trials with the other ranks of `own` until the master says that there are no more.
 
@@ -231,16 +231,16 @@ def serve_rank(
     together = own is not None and own.size > 1
     strategy = DataParallel(communicator=own) if together else SingleProcessStrategy()
     while True:
-        channel = _connected(address, rank)
+        channel = _connected(address, key, rank)
         worker = TrialWorker(channel, job, strategy=strategy, name=f"rank {rank}")
         final_messages = worker.serve()
         if final_messages is not None:
             return final_messages
 
 
-def _connected(address: Mapping[str, Any], rank: int) -> MessageStream:
+def _connected(address: Mapping[str, Any], key: bytes, rank: int) -> MessageStream:
     until = time.monotonic() + CONNECTS_WITHIN_S
-    key, port = bytes.fromhex(address["key"]), address["port"]
+    port = address["port"]
     for host in address["hosts"]:
         with suppress(OSError, CommError):
             seconds = max(1.0, until - time.monotonic())

@@ -82,23 +82,21 @@ RECORDED: dict[str, Any] = {
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("launcher", RECORDED)
-def test_no_recorded_environment_is_taken_for_a_single_process(
-    launcher: str, ranks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    environment = RECORDED[launcher](ranks)
-    found = launch_of(environment)
+def test_no_recorded_environment_is_taken_for_a_single_process(launcher: str, ranks: int) -> None:
+    found = launch_of(RECORDED[launcher](ranks))
+    kind = "torchrun" if launcher in ("torchrun", "Kubeflow PyTorchJob") else "mpi"
     if launcher == "prterun":
         assert (found.kind, found.ranks) == ("mpi", None)
-        return
-    assert found.ranks == ranks
-    if launcher in ("torchrun", "Kubeflow PyTorchJob") and ranks > 1:
-        for name, value in environment.items():
-            monkeypatch.setenv(name, value)
-        for ask in (world.__wrapped__, started_ranks):
-            with pytest.raises(CommError, match=rf"{ranks} processes of torchrun.*run -n {ranks}"):
-                ask()
     else:
-        assert found.kind == ("alone" if ranks == 1 else "mpi")
+        assert (found.kind, found.ranks) == ("alone" if ranks == 1 else kind, ranks)
+
+
+def test_ranks_on_several_machines_need_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in RECORDED["Kubeflow PyTorchJob"](2).items():
+        monkeypatch.setenv(name, value)
+    assert started_ranks() == 2
+    with pytest.raises(CommError, match=r"CALDERA_KEY_FILE.*caldera run -n 2"):
+        world.__wrapped__()
 
 
 def test_without_evidence_a_process_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +170,9 @@ def test_a_world_size_without_a_rank_is_refused() -> None:
         ({"MV2_COMM_WORLD_SIZE": "3", "MV2_COMM_WORLD_LOCAL_RANK": "1"}, 1),
         ({"SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "3"}, 3),
         ({"SLURM_NTASKS": "8", "SLURM_LOCALID": "3"}, 0),
-        # Launchers that do not export it: MPI is asked.
+        (_torch(4) | {"LOCAL_RANK": "3"}, 3),
+        # Launchers that do not export it: the ranks count it.
+        (_torch(4), None),
         ({"PMI_SIZE": "3"}, None),
         ({"PMIX_RANK": "2", "PMIX_NAMESPACE": "prterun-vm-1@1"}, None),
     ],

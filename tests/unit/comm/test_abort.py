@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,11 +19,10 @@ def test_who_ends_all_does_not_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
         done.append(status)
         raise SystemExit
 
-    world = SimpleNamespace(Abort=lambda status: done.append("abort"))
-    monkeypatch.setattr(processes, "mpi", lambda: SimpleNamespace(COMM_WORLD=world))
+    world: Any = SimpleNamespace(_abort=lambda status: done.append("abort"))
     monkeypatch.setattr(processes.time, "sleep", done.append)
     monkeypatch.setattr(os, "_exit", leave)
     with pytest.raises(SystemExit):
-        processes.end_all()
+        processes.end_all(world)
     # What was printed is read first.
     assert done == [processes.READ_WITHIN_S, "abort", processes.ENDED_WITHIN_S, processes.FAILED]

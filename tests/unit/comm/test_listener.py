@@ -14,7 +14,7 @@ import pytest
 
 from caldera.comm import listener as listening
 from caldera.comm.listener import KEY_BYTES, MOST_STRANGERS, Listener, connect
-from caldera.comm.local_sockets import gather_links, join_links
+from caldera.comm.local_sockets import _ADDRESS, gather_links, join_links
 from caldera.errors import CommError
 
 KEY = bytes(range(KEY_BYTES))
@@ -41,6 +41,7 @@ def _recorded() -> tuple[bytes, bytes]:
                     (KEY_BYTES, server, client, "back"),
                     (listening._ANSWER, client, server, "there"),
                     (listening._DIGEST, server, client, "back"),
+                    (1, client, server, "there"),
                 ):
                     piece = source.recv(count, socket.MSG_WAITALL)
                     sent[way] += piece
@@ -148,7 +149,7 @@ def test_of_a_thousand_strangers_none_comes_in_and_peers_do_in_their_time() -> N
     assert taken < 20
     for number, link in links.items():
         # Each end belongs to the other.
-        assert found[number].recv(4 * PEERS, socket.MSG_WAITALL)
+        assert found[number].recv(_ADDRESS.size * PEERS, socket.MSG_WAITALL)
         link.sendall(bytes([number]))
         assert found[number].recv(1) == bytes([number])
         link.close()
@@ -297,3 +298,21 @@ def test_a_deadline_that_passes_in_the_first_handshake_is_told() -> None:
             with pytest.raises(CommError, match="got the end of the connection after 0 of"):
                 connect(KEY, false.getsockname()[1], 1, 0, 5.0)
         thread.join()
+
+
+def test_a_process_that_gave_up_before_it_was_accepted_does_not_count() -> None:
+    """On a busy machine an attempt may end when the other end has just proven itself."""
+    with closing(Listener(KEY)) as listener:
+        with _come(listener.port) as early:
+            listener.serve(listener._socket)
+            challenge = early.recv(KEY_BYTES, socket.MSG_WAITALL)
+            hello, mine = listening._HELLO.pack(1, 0), bytes(KEY_BYTES)
+            early.sendall(
+                hello + mine + listening._signed(KEY, b"connects", challenge, mine, hello)
+            )
+            with pytest.raises(CommError, match="all of them to connect"):
+                listener.accept(time.monotonic() + 0.3)
+            assert early.recv(listening._DIGEST, socket.MSG_WAITALL)
+        with pytest.raises(CommError, match="all of them to connect"):
+            listener.accept(time.monotonic() + 0.2)
+        assert not listener._proven

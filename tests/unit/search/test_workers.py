@@ -343,7 +343,7 @@ drop = RankWorkers.drop
 
 
 def test_strangers_are_not_let_in() -> None:
-    pool = RankWorkers([range(1, 2)])
+    pool = RankWorkers([range(1, 2)], bytes(KEY_BYTES))
     with pool:
         for line in (b"[" * 200_000, b'{"kind": "hello", "word": "\\ud800"}\n' * 9):
             with socket.create_connection(("127.0.0.1", pool.address["port"])) as stranger:
@@ -370,10 +370,9 @@ def _is_ended(stranger: socket.socket) -> bool:
 
 
 def test_a_rank_that_sends_what_nobody_can_read_is_lost_and_no_more() -> None:
-    pool = RankWorkers([range(1, 2)])
-    key = bytes.fromhex(pool.address["key"])
+    pool = RankWorkers([range(1, 2)], bytes(KEY_BYTES))
     with pool, ThreadPoolExecutor(1) as threads:
-        connected = threads.submit(connect, key, pool.address["port"], 1, 0, 30.0)
+        connected = threads.submit(connect, bytes(KEY_BYTES), pool.address["port"], 1, 0, 30.0)
         until = time.monotonic() + 30
         found: list[WorkerMessage] = []
         while not found:
