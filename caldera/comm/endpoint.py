@@ -72,6 +72,11 @@ class Endpoint:
         for thread in self._threads:
             thread.start()
 
+    @property
+    def lost_peer(self) -> int | None:
+        """The first process that was lost."""
+        return None if self._lost is None else self._lost[0]
+
     # --- for communicators
 
     def failure(self, root: int) -> JobFailure:

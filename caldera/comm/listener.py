@@ -6,11 +6,12 @@ fixed length, and nothing a stranger sends is parsed: no more of its bytes are r
 has, which is far below 4 KiB.
 Strangers are served side by side, each within a deadline for the whole handshake, so that none of
 them keeps a process with the key waiting. The port is open on the loopback interface only, unless
-other machines were asked for.
+the caller names another. The key authenticates both ends; what follows is not encrypted.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import secrets
@@ -18,7 +19,7 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -26,6 +27,8 @@ from typing import NamedTuple
 from caldera.errors import CommError
 
 LOOPBACK = "127.0.0.1"
+EVERYWHERE = "::" if socket.has_dualstack_ipv6() else ""
+"""All interfaces of this machine."""
 KEY_BYTES = 32
 HANDSHAKE_S = 5.0
 """For the whole handshake, from the connection to the proof."""
@@ -40,6 +43,14 @@ _PAUSES_S = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 """Before each attempt to connect: among many strangers a handshake may be ended for its age."""
 _POLL_S = 0.2
 _BUFFER = 1 << 20
+_KEEPALIVE = {
+    "TCP_KEEPIDLE": 10,
+    "TCP_KEEPINTVL": 5,
+    "TCP_KEEPCNT": 4,
+    "TCP_USER_TIMEOUT": 120_000,
+}
+"""A machine that is gone, and cannot close its sockets, is noticed after 30 s, or after 120 s if
+data were on their way to it."""
 
 
 class Peer(NamedTuple):
@@ -63,7 +74,8 @@ class Listener:
     """A port at which processes with the key are let in.
 
     With the `selector` of the caller its sockets are registered there, each with this listener as
-    data, and the caller passes what can be read to `serve`; else `accept` waits by itself.
+    data, and the caller passes what can be read to `serve`; else `accept` waits by itself. It takes
+    the first of `ports` that is free; 0 is any.
 
     >>> import threading
     >>> key = secrets.token_bytes(KEY_BYTES)
@@ -76,13 +88,17 @@ class Listener:
     """
 
     def __init__(
-        self, key: bytes, host: str = LOOPBACK, selector: selectors.BaseSelector | None = None
+        self,
+        key: bytes,
+        host: str = LOOPBACK,
+        selector: selectors.BaseSelector | None = None,
+        ports: Sequence[int] = (0,),
     ) -> None:
-        self._key = key
+        self.key = key
         self._strangers: dict[socket.socket, _Stranger] = {}
         self._selector = selectors.DefaultSelector() if selector is None else selector
         self._owns_selector = selector is None
-        self._socket = socket.create_server((host, 0), backlog=1024)
+        self._socket = _server(host, ports)
         self._socket.setblocking(False)
         self.port: int = self._socket.getsockname()[1]
         self._selector.register(self._socket, selectors.EVENT_READ, self)
@@ -100,8 +116,8 @@ class Listener:
                     "starting processes",
                     expected="all of them to connect",
                     got="no more of them",
-                    hint="is the machine overloaded, or does a firewall stand in the way of "
-                    f"{LOOPBACK}?",
+                    hint="see whether the machine is overloaded, or a firewall blocks port "
+                    f"{self.port}",
                 )
             for key, _ in self._selector.select(min(left, _POLL_S)):
                 assert isinstance(key.fileobj, socket.socket)
@@ -167,10 +183,10 @@ class Listener:
 
     def _proven(self, link: socket.socket, stranger: _Stranger) -> Peer | None:
         hello, theirs = stranger.answer[: _HELLO.size], stranger.answer[_HELLO.size : -_DIGEST]
-        expected = _signed(self._key, b"connects", stranger.challenge, theirs, hello)
+        expected = _signed(self.key, b"connects", stranger.challenge, theirs, hello)
         if not hmac.compare_digest(stranger.answer[-_DIGEST:], expected):
             return None
-        link.send(_signed(self._key, b"accepts", theirs, stranger.challenge, hello))
+        link.send(_signed(self.key, b"accepts", theirs, stranger.challenge, hello))
         number, port = _HELLO.unpack(hello)
         return Peer(number, port, _ready(link))
 
@@ -183,15 +199,38 @@ class Listener:
         self._selector.unregister(link)
 
 
+def _server(host: str, ports: Sequence[int]) -> socket.socket:
+    dual = host == "::"
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    for port in ports:
+        try:
+            return socket.create_server(
+                (host, port), family=family, backlog=1024, dualstack_ipv6=dual
+            )
+        except OSError as error:
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise
+    raise CommError.build(
+        "listening", expected=f"a free port among {', '.join(map(str, ports))}", got="none"
+    )
+
+
 def connect(
-    key: bytes, port: int, number: int, own_port: int, seconds: float, host: str = LOOPBACK
+    key: bytes,
+    port: int,
+    number: int,
+    own_port: int,
+    seconds: float,
+    host: str = LOOPBACK,
+    own_host: str = "",
 ) -> socket.socket:
     """Return a socket to the process that listens at a port, which has proved possession of the
-    key; `seconds` are for all of it."""
+    key; `seconds` are for all of it. The other end sees `own_host`, if that is given."""
     until = time.monotonic() + seconds
     for pause in _PAUSES_S:
         time.sleep(pause)
-        link = socket.create_connection((host, port), timeout=max(until - time.monotonic(), 0.01))
+        left = max(until - time.monotonic(), 0.01)
+        link = socket.create_connection((host, port), left, (own_host, 0) if own_host else None)
         try:
             return _shake_hands(link, key, _HELLO.pack(number, own_port), until)
         except ConnectionError as error:
@@ -234,6 +273,10 @@ def _signed(key: bytes, *parts: bytes) -> bytes:
 def _ready(link: socket.socket) -> socket.socket:
     link.settimeout(None)
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        if hasattr(socket, name):
+            link.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
         link.setsockopt(socket.SOL_SOCKET, option, _BUFFER)
     return link

@@ -1,8 +1,8 @@
-"""Socket communicator for the processes of one machine.
+"""Socket communicator for processes of one machine or several.
 
-Works without MPI: messages travel over sockets and through shared memory. To connect, every
-process listens on the loopback interface only; each sends its port to process 0 and receives the
-ports of all.
+Works without MPI: messages travel over sockets, and within a machine through shared memory. To
+connect, each process sends its port to process 0 and receives the addresses of all. Processes
+listen on the loopback interface only, unless they are on several machines.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from ipaddress import ip_address
 
 import numpy as np
 
 from caldera.comm.communicator import Communicator
 from caldera.comm.endpoint import Endpoint, channel_of
-from caldera.comm.listener import Listener, connect, receive_exactly
+from caldera.comm.listener import LOOPBACK, Listener, connect, receive_exactly
 from caldera.comm.mailboxes import MailboxRank
 from caldera.comm.requests import Done, Request
 from caldera.comm.traffic import Traffic
@@ -26,17 +27,24 @@ from caldera.comm.traffic import Traffic
 def gather_links(
     listener: Listener, size: int, seconds: float, waiting: Callable[[], object] = lambda: None
 ) -> dict[int, socket.socket]:
-    """Process 0: the sockets to processes 1 to `size` - 1, which are told each other's ports."""
+    """Process 0: return the sockets to processes 1 to `size` - 1, which receive all addresses.
+
+    Of two processes with the same number the later one counts: the earlier one may be left from an
+    attempt that has ended. `waiting()` is called from time to time, and may raise.
+    """
     until = time.monotonic() + seconds
     links: dict[int, socket.socket] = {}
-    ports = [0] * size
+    addresses = [(b"", 0)] * size
     while len(links) < size - 1:
         rank, port, link = listener.accept(until, waiting)
-        if not 0 < rank < size or rank in links:
+        if not 0 < rank < size:
             link.close()
             continue
-        links[rank], ports[rank] = link, port
-    table = struct.pack(f"<{size}I", *ports)
+        if rank in links:
+            links[rank].close()
+        addresses[rank] = (_host_of(link), port)
+        links[rank] = link
+    table = b"".join(_ADDRESS.pack(*address) for address in addresses)
     for link in links.values():
         link.sendall(table)
     return links
@@ -45,19 +53,42 @@ def gather_links(
 def join_links(
     key: bytes, port: int, rank: int, size: int, seconds: float
 ) -> dict[int, socket.socket]:
-    """Process `rank`: its sockets to all others; process 0 listens at `port`."""
-    until = time.monotonic() + seconds
+    """Process `rank`: return its sockets to all others; process 0 listens at `port`."""
     with closing(Listener(key)) as listener:
-        links = {0: connect(key, port, rank, listener.port, seconds)}
-        ports = struct.unpack(f"<{size}I", receive_exactly(links[0], 4 * size, until))
-        links[0].settimeout(None)
-        for other in range(1, rank):
-            left = until - time.monotonic()
-            links[other] = connect(key, ports[other], rank, listener.port, left)
-        while len(links) < size - 1:
-            other, _, link = listener.accept(until)
-            links[other] = link
+        master = connect(key, port, rank, listener.port, seconds)
+        return meet_others(listener, master, LOOPBACK, rank, size, seconds)
+
+
+def meet_others(
+    listener: Listener, master: socket.socket, host: str, rank: int, size: int, seconds: float
+) -> dict[int, socket.socket]:
+    """Return the sockets to all other processes, given that to process 0, which is at `host`."""
+    until = time.monotonic() + seconds
+    links = {0: master}
+    table = receive_exactly(master, _ADDRESS.size * size, until)
+    master.settimeout(None)
+    addresses = list(_ADDRESS.iter_unpack(table))
+    for other in range(1, rank):
+        theirs, port = addresses[other]
+        # An empty one is that of a process on the machine of process 0.
+        place = theirs.rstrip(b"\0").decode() or host
+        left = until - time.monotonic()
+        links[other] = connect(listener.key, port, rank, listener.port, left, place)
+    while len(links) < size - 1:
+        other, _, link = listener.accept(until)
+        links[other] = link
     return links
+
+
+def _host_of(link: socket.socket) -> bytes:
+    """Return the address of a process; it is empty for one on this machine."""
+    address = ip_address(link.getpeername()[0].partition("%")[0])
+    address = getattr(address, "ipv4_mapped", None) or address
+    return b"" if address.is_loopback else str(address).encode()
+
+
+_ADDRESS = struct.Struct("<46sI")
+"""Host and port of a process."""
 
 
 SEGMENT_BYTES = 1 << 20

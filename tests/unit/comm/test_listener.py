@@ -14,7 +14,7 @@ import pytest
 
 from caldera.comm import listener as listening
 from caldera.comm.listener import KEY_BYTES, MOST_STRANGERS, Listener, connect
-from caldera.comm.local_sockets import gather_links, join_links
+from caldera.comm.local_sockets import _ADDRESS, gather_links, join_links
 from caldera.errors import CommError
 
 KEY = bytes(range(KEY_BYTES))
@@ -148,7 +148,7 @@ def test_of_a_thousand_strangers_none_comes_in_and_peers_do_in_their_time() -> N
     assert taken < 20
     for number, link in links.items():
         # Each end belongs to the other.
-        assert found[number].recv(4 * PEERS, socket.MSG_WAITALL)
+        assert found[number].recv(_ADDRESS.size * PEERS, socket.MSG_WAITALL)
         link.sendall(bytes([number]))
         assert found[number].recv(1) == bytes([number])
         link.close()
