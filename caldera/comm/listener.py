@@ -164,6 +164,11 @@ class Listener:
         if self._owns_selector:
             self._selector.close()
 
+    def abandon(self) -> None:
+        """Close this copy of the port alone: in a process that was copied, the other continues."""
+        for link in (self._socket, *self._strangers):
+            link.close()
+
     def _greet(self) -> None:
         try:
             link, _ = self._socket.accept()

@@ -22,6 +22,8 @@ from caldera.errors import CommError, ConfigError
 
 START_S = 60.0
 """Until all workers are there; on an idle machine it is one or two seconds."""
+ROOM_S = 20.0
+"""Seconds for a cluster to have enough threads: lost workers are replaced within a few seconds."""
 END_S = 3.0
 """Workers that have not ended of themselves after so long are killed."""
 STATUS_S = 2.0
@@ -36,7 +38,7 @@ class PlaceTeam(SocketTeam):
         self._place = place
         self.workers = workers
         self._names: list[str] = []
-        self._wait_for_capacity(seconds)
+        self._wait_for_room()
         host = place.host()
         listener = Listener(secrets.token_bytes(KEY_BYTES), listening_address(host, interface))
         order = offer(listener, host, interface)
@@ -86,8 +88,8 @@ class PlaceTeam(SocketTeam):
             return f"process {self._place.process(worker)}"
         return self._names[worker] if self._names else self._place.name
 
-    def _wait_for_capacity(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
+    def _wait_for_room(self) -> None:
+        until = time.monotonic() + ROOM_S
         while (there := self._place.capacity()) is not None and there < self.workers:
             if time.monotonic() >= until:
                 raise ConfigError.build(

@@ -106,7 +106,7 @@ __all__ = [
 _guard(
     globals(),
     methods={
-        "Constraint": "excess violated",
+        "Constraint": "violated",
         "Space": "at check_build decoded draw near",
         "Study": "losses model_of of_state page plot seconds_to",
     },

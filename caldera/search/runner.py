@@ -78,7 +78,7 @@ def run(
     storage: str | None = None,
     name: str = NAME,
     seed: int = 0,
-    workers: int | str = 1,
+    workers: Any = 1,
     ranks_per_trial: int = 1,
     retries: int = 2,
     hung_after: float | None = None,
@@ -199,7 +199,7 @@ def _check_limits(method: Method, **limits: float | None) -> None:
 
 
 def _worker_options(
-    workers: int | str, ranks_per_trial: int, retries: int, hung_after: float | None
+    workers: Any, ranks_per_trial: int, retries: int, hung_after: float | None
 ) -> dict[str, Any]:
     """Return the checked options of `run_trials`."""
     parse_workers(workers)

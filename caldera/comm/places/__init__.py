@@ -15,9 +15,9 @@ from caldera.comm.places.place import Place
 from caldera.comm.places.ray_place import RayPlace
 from caldera.errors import ConfigError
 
-__all__ = ["Place", "is_cluster", "place_of"]
+__all__ = ["Place", "cluster_hint", "is_cluster", "place_of"]
 
-ENGINES: dict[str, Callable[[str, str], Any]] = {"dask": DaskPlace.at, "ray": RayPlace.at}
+ENGINES: dict[str, Callable[..., Place]] = {"dask": DaskPlace.at, "ray": RayPlace.at}
 """Functions that connect to a cluster, by the first word of its address."""
 
 
@@ -44,16 +44,18 @@ def place_of(given: Any, where: str, *, together: bool) -> Place:
         return DaskPlace(given, where, together=together)
     if isinstance(given, str) and is_cluster(given):
         engine, _, address = given.partition(":")
-        place = ENGINES[engine](address, where)
-        place.together = together
-        assert isinstance(place, Place)
-        return place
+        return ENGINES[engine](address, where, together=together)
     raise ConfigError.build(
         where,
         expected="a dask.distributed.Client, 'dask:tcp://HOST:PORT', 'ray' or 'ray:ADDRESS'",
         got=repr(given)[:80],
-        hint=_HINTS.get(type(given).__module__.partition(".")[0], ""),
+        hint=cluster_hint(given),
     )
+
+
+def cluster_hint(given: object) -> str:
+    """Return the remedy for a value that is an object of Dask or Ray, but no client."""
+    return _HINTS.get(type(given).__module__.partition(".")[0], "")
 
 
 _HINTS = {

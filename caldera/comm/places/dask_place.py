@@ -56,6 +56,7 @@ class DaskPlace(Place):
                 hint="make one with dask.distributed.Client(ADDRESS)",
             )
         self.together = together
+        self.distributes = not together
         self.name = f"Dask at {client.scheduler.address}"
         self._client = client
         self._futures: dict[int, Any] = {}
@@ -66,11 +67,11 @@ class DaskPlace(Place):
         self._owns_client = False
 
     @classmethod
-    def at(cls, address: str, where: str) -> Self:
+    def at(cls, address: str, where: str, *, together: bool) -> Self:
         """Connect to the scheduler at an address such as "tcp://10.0.0.1:8786"."""
         distributed = optional_import("distributed", "'dask[distributed]'", where)
         try:
-            place = cls(distributed.Client(address or None, set_as_default=False), where)
+            client = distributed.Client(address or None, set_as_default=False)
         except (OSError, ValueError, TypeError) as error:
             raise ConfigError.build(
                 where,
@@ -78,6 +79,7 @@ class DaskPlace(Place):
                 got=f"'dask:{address}': {str(error).splitlines()[0][:200]}",
                 hint="start one with: dask scheduler",
             ) from None
+        place = cls(client, where, together=together)
         place._owns_client = True
         return place
 
@@ -105,16 +107,14 @@ class DaskPlace(Place):
 
     def lost(self) -> Mapping[int, str]:
         for number, future in list(self._futures.items()):
-            if future.status in ("error", "lost", "cancelled"):
+            if future.status != "pending":
                 self._lost[number] = self._reason(future)
-            if future.status not in ("pending",):
-                # A task that has come to its end is not lost.
                 del self._futures[number]
         return self._lost
 
     def _reason(self, future: Any) -> str:
         if future.status != "error":
-            return f"was {future.status} by the scheduler"
+            return "has ended" if future.status == "finished" else "was given up by its scheduler"
         try:
             error = future.exception(timeout=_COUNTED_FOR_S)
         except (OSError, LateError):
@@ -151,8 +151,12 @@ class DaskPlace(Place):
     def host(self) -> str:
         scheduler = self._client.scheduler_info().get("address") or self._client.scheduler.address
         host = urlsplit(scheduler).hostname or ""
-        is_here = scheduler.startswith("inproc") or is_loopback(host)
-        return LOOPBACK if is_here else address_towards(host)
+        if scheduler.startswith("inproc") or is_loopback(host):
+            return LOOPBACK
+        own = address_towards(host)
+        # Workers that do not run together may join later, from other machines.
+        workers = {urlsplit(each).hostname for each in self._client.nthreads()}
+        return LOOPBACK if self.together and workers == {own} else own
 
     def share(self, value: Any) -> Any:
         # As a task, which Dask runs again if it loses the value with a worker.

@@ -17,10 +17,12 @@ class Place(ABC):
 
     - `name`: of the place, for messages.
     - `own_processes`: True if each worker is a process of its own, which may exit.
+    - `distributes`: True if the place wants a worker for each piece of work, which it places.
     """
 
     name: str
     own_processes = True
+    distributes = False
 
     @abstractmethod
     def start(
@@ -30,7 +32,7 @@ class Place(ABC):
 
     @abstractmethod
     def lost(self) -> Mapping[int, str]:
-        """Return how workers have ended that failed or were killed, by number: "was killed"."""
+        """Return how workers have ended, by number: "was killed by SIGKILL"."""
 
     @abstractmethod
     def stop(self, number: int | None = None, seconds: float = 0.0) -> None:

@@ -26,29 +26,35 @@ _START_S = 60.0
 class RayPlace(Place):
     """Actors of the Ray cluster that this process is connected to."""
 
-    together = False
-    """Every actor has a process of its own at once."""
-
-    def __init__(self, ray: Any, *, is_own: bool = False) -> None:
+    def __init__(self, ray: Any, *, together: bool, is_own: bool = False) -> None:
         self._ray = ray
         self._actors: dict[int, Any] = {}
         self._ends: dict[Any, int] = {}
         self._lost: dict[int, str] = {}
         self._numbers = itertools.count()
         self._counted = (-_COUNTED_FOR_S, {"CPU": 0.0})
-        self._is_own = is_own
+        # Actors that do not run together may join later, from other machines.
+        self._stays_here = is_own or together
         self.name = f"Ray at {ray.get_runtime_context().gcs_address}"
 
     @classmethod
-    def at(cls, address: str, where: str) -> Self:
+    def at(cls, address: str, where: str, *, together: bool) -> Self:
         """Connect to a cluster: at an address, else the one that runs here, else a new one."""
         ray = optional_import("ray", "ray", where)
         if ray.is_initialized():
-            return cls(ray)
+            return cls(ray, together=together)
         # "ray://HOST:PORT" is itself an address of Ray.
-        full = f"ray:{address}" if address.startswith("//") else address
+        full = f"ray:{address}" if address.startswith("//") else address or "auto"
+        quietly = {"logging_level": logging.WARNING, "log_to_driver": False}
+        is_own = False
         try:
-            ray.init(address=full or None, logging_level=logging.WARNING, log_to_driver=False)
+            try:
+                ray.init(address=full, **quietly)
+            except ConnectionError:
+                if address:
+                    raise
+                ray.init(**quietly)
+                is_own = True
         except (OSError, RuntimeError, ValueError) as error:
             raise ConfigError.build(
                 where,
@@ -56,7 +62,7 @@ class RayPlace(Place):
                 got=f"{full!r}: {str(error).splitlines()[0][:200]}",
                 hint="start one with: ray start --head",
             ) from None
-        return cls(ray, is_own=True)
+        return cls(ray, together=together, is_own=is_own)
 
     def start(
         self, count: int, function: Callable[..., object], arguments: Sequence[Any]
@@ -86,7 +92,9 @@ class RayPlace(Place):
             self._lost[number] = f"raised {kind}{cause}"
         except self._ray.exceptions.RayError as error:
             first = next(filter(None, str(error).splitlines()), type(error).__name__)
-            self._lost[number] = f"has died: {first}"
+            self._lost[number] = f"has died ({first.rstrip('.:')})"
+        else:
+            self._lost[number] = "has ended"
 
     def stop(self, number: int | None = None, seconds: float = 0.0) -> None:
         if seconds and self._ends:
@@ -105,7 +113,7 @@ class RayPlace(Place):
     def host(self) -> str:
         own = str(self._ray.util.get_node_ip_address())
         nodes = {str(each["NodeManagerAddress"]) for each in self._ray.nodes() if each["Alive"]}
-        is_here = is_loopback(own) or (self._is_own and nodes == {own})
+        is_here = is_loopback(own) or (self._stays_here and nodes == {own})
         return LOOPBACK if is_here else own
 
     def share(self, value: Any) -> Any:
