@@ -7,6 +7,7 @@ listen on the loopback interface only, unless they are on several machines.
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 import time
@@ -29,13 +30,14 @@ def gather_links(
 ) -> dict[int, socket.socket]:
     """Process 0: return the sockets to processes 1 to `size` - 1, which receive all addresses.
 
-    Of two processes with the same number the later one counts: the earlier one may be left from an
-    attempt that has ended. `waiting()` is called from time to time, and may raise.
+    Of two processes with the same number the later one counts, and one that has ended meanwhile
+    does not: it may be left from an earlier attempt. `waiting()` is called from time to time, and
+    may raise.
     """
     until = time.monotonic() + seconds
     links: dict[int, socket.socket] = {}
     addresses = [(b"", 0)] * size
-    while len(links) < size - 1:
+    while len(links) < size - 1 or _drop_ended(links):
         rank, port, link = listener.accept(until, waiting)
         if not 0 < rank < size:
             link.close()
@@ -78,6 +80,15 @@ def meet_others(
         other, _, link = listener.accept(until)
         links[other] = link
     return links
+
+
+def _drop_ended(links: dict[int, socket.socket]) -> bool:
+    """Remove the sockets of processes that have ended; return True if there are any."""
+    # A process sends nothing before it has the addresses.
+    readable, _, _ = select.select(links.values(), [], [], 0)
+    for rank in [rank for rank, link in links.items() if link in readable]:
+        links.pop(rank).close()
+    return bool(readable)
 
 
 def _host_of(link: socket.socket) -> bytes:

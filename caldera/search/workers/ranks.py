@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import atexit
 import secrets
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +24,7 @@ from typing import Any
 
 from caldera.base.plain_data import decoded, encoded
 from caldera.comm import Communicator, MpiCommunicator
+from caldera.comm.hosts import host_names
 from caldera.comm.listener import KEY_BYTES, LOOPBACK, Listener, connect
 from caldera.comm.processes import end_all
 from caldera.errors import CommError, ConfigError
@@ -64,7 +64,7 @@ class RankWorkers(WorkerPool):
         key = secrets.token_bytes(KEY_BYTES)
         self._listener = Listener(key, "" if several_machines else LOOPBACK, self._selector)
         self.address = {
-            "hosts": _host_names() if several_machines else [LOOPBACK],
+            "hosts": host_names() if several_machines else [LOOPBACK],
             "port": self._listener.port,
             "key": key.hex(),
         }
@@ -143,15 +143,6 @@ class RankWorkers(WorkerPool):
             return self._expect(ranks)
         self._left_over.append(RankGroup(f"rank {rank}"))
         return self._left_over[-1]
-
-
-def _host_names() -> list[str]:
-    """What other machines may call this one: its name, then its numbers."""
-    name = socket.gethostname()
-    found = [name]
-    with suppress(OSError):
-        found += [str(each[4][0]) for each in socket.getaddrinfo(name, None, socket.AF_INET)]
-    return list(dict.fromkeys(found))
 
 
 MASTER = 0
