@@ -61,6 +61,8 @@ class Endpoint:
         self._inboxes: dict[int, Inbox] = {}
         self._failures: dict[int, JobFailure] = {}
         self._lost: tuple[int, BaseException] | None = None
+        self.lost_peer: int | None = None
+        """The first process that has ended without a goodbye."""
         self._on_loss = lost
         self._closing = False
         self._outbox: SharedOutbox | None = None
@@ -71,11 +73,6 @@ class Endpoint:
         ]
         for thread in self._threads:
             thread.start()
-
-    @property
-    def lost_peer(self) -> int | None:
-        """The first process that was lost."""
-        return None if self._lost is None else self._lost[0]
 
     # --- for communicators
 
@@ -237,6 +234,8 @@ class Endpoint:
         with self._lock:
             if self._lost is None:
                 self._lost = (peer, error)
+            if self.lost_peer is None and not meant:
+                self.lost_peer = peer
             failures = list(self._failures.values())
         for failure in failures:
             failure.fail(peer, error)

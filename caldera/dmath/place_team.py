@@ -72,9 +72,12 @@ class PlaceTeam(SocketTeam):
         return named if how is None else f"{named} {how}"
 
     def lost(self) -> str:
-        peer = self._endpoint.lost_peer
-        if peer is None:
-            return super().lost()
+        until = time.monotonic() + STATUS_S
+        # The other workers leave when they lose one, and their goodbye may come first.
+        while (peer := self._endpoint.lost_peer) is None:
+            if time.monotonic() >= until:
+                return super().lost()
+            time.sleep(_POLL_S / 10)
         how = self._place.how(peer - 1, STATUS_S if self._place.own_processes else _POLL_S)
         return self.who(peer - 1) + ("" if how else " has ended or is out of reach")
 

@@ -108,9 +108,7 @@ def test_workers_that_cannot_start_are_an_error_with_the_reason(
         os._exit(3)
 
     monkeypatch.setattr(places, "serve_trials", fails)
-    with pytest.raises(
-        CommError, match=r"died before they ran anything, the last since .*status 3"
-    ):
+    with pytest.raises(CommError, match=r"died before they ran anything, .* status 3"):
         search.run(squared, GRID, method="grid", workers=cluster[0], verbose=0)
 
 
