@@ -108,12 +108,14 @@ class PlaceTeam(SocketTeam):
             raise self._not_started()
 
     def _not_started(self) -> CommError:
-        ended = ", ".join(f"worker {worker} {how}" for worker, how in self._place.lost().items())
+        lost = self._place.lost()
+        first = next((f"worker {worker} {how}" for worker, how in lost.items()), "no answer")
+        others = f" (and {len(lost) - 1} others ended)" if len(lost) > 1 else ""
         return CommError.build(
             "dm.connect",
             expected=f"{self.workers} workers to start",
-            got=ended or "no answer",
-            hint="what they have printed says why",
+            got=first + others,
+            hint="" if " raised " in first else "what they have printed says why",
         )
 
 

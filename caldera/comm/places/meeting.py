@@ -32,7 +32,8 @@ def offer(listener: Listener, host: str, interface: str = "") -> dict[str, Any]:
     if interface:
         hosts = [interface_address(interface)]
     else:
-        hosts = [host] if is_loopback(host) else [host, *host_names()]
+        names = [name for name in host_names() if not is_loopback(name)]
+        hosts = [host] if is_loopback(host) else [host, *names]
     key = listener.key.hex()
     return {"hosts": hosts, "port": listener.port, "key": key, "interface": interface}
 

@@ -32,6 +32,8 @@ CONNECTS_WITHIN_S = 30.0
 QUEUED = 2
 """Tasks for each thread of Dask: the next one is there when a trial ends."""
 _CHECKED_EVERY_S = 0.05
+_LAST_TASKS_S = 1.0
+"""For tasks that were started and are not needed at the end of a study."""
 _NOTICE_S = 30.0
 """The user is told of a cluster without workers after that time."""
 
@@ -72,6 +74,7 @@ class PlaceWorkers(WorkerPool):
         self._job = place.share(job)
         self._members: dict[int, PlaceMember | None] = {}
         """Workers that were started, by number; None before they connect."""
+        self._is_ending = False
         self._replaced: list[WorkerMessage] = []
         self._checked = self._seen = time.monotonic()
 
@@ -119,6 +122,12 @@ class PlaceWorkers(WorkerPool):
         return spoken
 
     def end(self, *, at_once: bool) -> None:
+        self._is_ending = True
+        until = time.monotonic() + (_LAST_TASKS_S if self._once and not at_once else 0.0)
+        while self.is_expecting and time.monotonic() < until:
+            # Dask warns of a task that is cancelled while it starts: it is told to end instead.
+            super().wait(_CHECKED_EVERY_S)
+            super().messages()
         for number, member in self._members.items():
             if member is None or at_once:
                 self._place.stop(number)
@@ -165,9 +174,12 @@ class PlaceWorkers(WorkerPool):
         if peer is None:
             return
         channel = MessageStream(peer.link)
-        if peer.number not in self._members:
-            # It was given up.
+        if self._is_ending or peer.number not in self._members:
+            # There are no more trials, or this worker was given up.
+            for message in self._end_messages():
+                channel.send(message)
             channel.close()
+            self._members.pop(peer.number, None)
             return
         before = self._members[peer.number]
         if before is not None:
