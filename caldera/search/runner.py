@@ -23,8 +23,9 @@ The arguments of `run`, and what they say if they are not given:
   and nothing elsewhere (the usual), 2 for a line a trial.
 - `workers`: how many trials run at once, in processes of their own, or as in `"threads:4"` in
   threads. A `dask.distributed.Client`, `"dask:tcp://HOST:PORT"`, `"ray"` or `"ray:ADDRESS"` runs
-  them on a cluster, as many as it has threads or cores. Under `caldera run -n 9` the ranks are the workers, but for the first, and every rank
-  gets the study; with `ranks_per_trial` several of them train each model.
+  them on a cluster, as many as it has threads or cores. Under `caldera run -n 9` the ranks are
+  the workers, but for the first, and every rank gets the study; with `ranks_per_trial` several of
+  them train each model.
 - `retries`: how often a trial is begun again whose worker has died, or has reported nothing for
   `hung_after` seconds.
 """

@@ -63,8 +63,8 @@ class PlaceWorkers(WorkerPool):
         self._proof, self._folder = None, job.folder
         if place.capacity() is not None and job.samples is not None and job.folder is not None:
             # Trained models are saved there by the workers.
-            job = replace(job, folder=job.folder.resolve())
-            self._proof = FolderProof(job.folder)
+            folder = job.folder.resolve()
+            job, self._proof = replace(job, folder=folder), FolderProof(folder)
         host = place.host()
         key = secrets.token_bytes(KEY_BYTES)
         self._listener = Listener(key, listening_address(host, ""), self._selector)
