@@ -1,7 +1,8 @@
 """The one port that Caldera opens for its own processes, and the handshake of those who connect.
 
 Both ends prove possession of a key that is never sent: each signs a random challenge of the other
-(HMAC-SHA256), so a recorded handshake is of no use later. All messages of the handshake have a
+(HMAC-SHA256), so a recorded handshake is of no use later. The end that connects confirms at last:
+one that has given up in time is not counted by the other end. All messages of the handshake have a
 fixed length, and nothing a stranger sends is parsed: no more of its bytes are read than an answer
 has, which is far below 4 KiB.
 Strangers are served side by side, each within a deadline for the whole handshake, so that none of
@@ -38,7 +39,8 @@ _HELLO = struct.Struct("<II")
 """Which process connects, and the port at which it listens itself."""
 _DIGEST = hashlib.sha256().digest_size
 _ANSWER = _HELLO.size + KEY_BYTES + _DIGEST
-"""All that is read of a stranger."""
+"""Bytes that are read of a stranger."""
+_CONFIRMED = b"\1"
 _PAUSES_S = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 """Before each attempt to connect: among many strangers a handshake may be ended for its age."""
 _POLL_S = 0.2
@@ -49,8 +51,8 @@ _KEEPALIVE = {
     "TCP_KEEPCNT": 4,
     "TCP_USER_TIMEOUT": 120_000,
 }
-"""A machine that is gone, and cannot close its sockets, is noticed after 30 s, or after 120 s if
-data were on their way to it."""
+"""A machine that is gone, and cannot close its sockets, is noticed after 120 s: on Linux the last
+value replaces the number of probes. A process that was stopped for less time is not lost."""
 
 
 class Peer(NamedTuple):
@@ -96,6 +98,8 @@ class Listener:
     ) -> None:
         self.key = key
         self._strangers: dict[socket.socket, _Stranger] = {}
+        # Not confirmed yet. They have the key: no crowd of strangers ends them.
+        self._proven: dict[socket.socket, bytes] = {}
         self._selector = selectors.DefaultSelector() if selector is None else selector
         self._owns_selector = selector is None
         self._socket = _server(host, ports)
@@ -130,24 +134,24 @@ class Listener:
         if link is self._socket:
             self._greet()
             return None
-        stranger = self._strangers.get(link)
-        if stranger is None:
-            # Ended since it could be read.
-            return None
         try:
-            more = link.recv(_ANSWER - len(stranger.answer))
-            stranger.answer += more
-            if more and len(stranger.answer) < _ANSWER:
+            if (hello := self._proven.get(link)) is not None:
+                if link.recv(1) == _CONFIRMED:
+                    self._forget(link)
+                    return Peer(*_HELLO.unpack(hello), _ready(link))
+            elif (stranger := self._strangers.get(link)) is None:
+                # Ended since it could be read.
                 return None
-            peer = self._proven(link, stranger) if more else None
+            elif more := link.recv(_ANSWER - len(stranger.answer)):
+                stranger.answer += more
+                if len(stranger.answer) < _ANSWER or self._proves(link, stranger):
+                    return None
         except BlockingIOError:
             return None
         except OSError:
-            peer = None
-        self._forget(link)
-        if peer is None:
-            link.close()
-        return peer
+            pass
+        self._end(link)
+        return None
 
     def end_late(self) -> None:
         """End handshakes that have taken too long."""
@@ -157,7 +161,7 @@ class Listener:
 
     def close(self) -> None:
         """Let nobody in any more."""
-        for link in list(self._strangers):
+        for link in [*self._strangers, *self._proven]:
             self._end(link)
         self._selector.unregister(self._socket)
         self._socket.close()
@@ -166,7 +170,7 @@ class Listener:
 
     def abandon(self) -> None:
         """Close this copy of the port alone: in a process that was copied, the other continues."""
-        for link in (self._socket, *self._strangers):
+        for link in (self._socket, *self._strangers, *self._proven):
             link.close()
 
     def _greet(self) -> None:
@@ -186,21 +190,24 @@ class Listener:
             # It fits into the buffer of a new connection.
             link.send(stranger.challenge)
 
-    def _proven(self, link: socket.socket, stranger: _Stranger) -> Peer | None:
+    def _proves(self, link: socket.socket, stranger: _Stranger) -> bool:
+        """Return True if an answer was made with the key, and send the proof of this end."""
         hello, theirs = stranger.answer[: _HELLO.size], stranger.answer[_HELLO.size : -_DIGEST]
         expected = _signed(self.key, b"connects", stranger.challenge, theirs, hello)
         if not hmac.compare_digest(stranger.answer[-_DIGEST:], expected):
-            return None
+            return False
         link.send(_signed(self.key, b"accepts", theirs, stranger.challenge, hello))
-        number, port = _HELLO.unpack(hello)
-        return Peer(number, port, _ready(link))
+        del self._strangers[link]
+        self._proven[link] = hello
+        return True
 
     def _end(self, link: socket.socket) -> None:
         self._forget(link)
         link.close()
 
     def _forget(self, link: socket.socket) -> None:
-        del self._strangers[link]
+        self._strangers.pop(link, None)
+        self._proven.pop(link, None)
         self._selector.unregister(link)
 
 
@@ -256,6 +263,7 @@ def _shake_hands(link: socket.socket, key: bytes, hello: bytes, until: float) ->
     proof = receive_exactly(link, _DIGEST, until)
     if not hmac.compare_digest(proof, _signed(key, b"accepts", mine, theirs, hello)):
         raise CommError.build("a socket", expected="a process with the key", got="a stranger")
+    link.sendall(_CONFIRMED)
     return _ready(link)
 
 

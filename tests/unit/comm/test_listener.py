@@ -41,6 +41,7 @@ def _recorded() -> tuple[bytes, bytes]:
                     (KEY_BYTES, server, client, "back"),
                     (listening._ANSWER, client, server, "there"),
                     (listening._DIGEST, server, client, "back"),
+                    (1, client, server, "there"),
                 ):
                     piece = source.recv(count, socket.MSG_WAITALL)
                     sent[way] += piece
@@ -273,3 +274,21 @@ def test_processes_find_each_other_among_strangers() -> None:
     for links in found.values():
         for link in links.values():
             link.close()
+
+
+def test_a_process_that_gave_up_before_it_was_accepted_does_not_count() -> None:
+    """On a busy machine an attempt may end when the other end has just proven itself."""
+    with closing(Listener(KEY)) as listener:
+        with _come(listener.port) as early:
+            listener.serve(listener._socket)
+            challenge = early.recv(KEY_BYTES, socket.MSG_WAITALL)
+            hello, mine = listening._HELLO.pack(1, 0), bytes(KEY_BYTES)
+            early.sendall(
+                hello + mine + listening._signed(KEY, b"connects", challenge, mine, hello)
+            )
+            with pytest.raises(CommError, match="all of them to connect"):
+                listener.accept(time.monotonic() + 0.3)
+            assert early.recv(listening._DIGEST, socket.MSG_WAITALL)
+        with pytest.raises(CommError, match="all of them to connect"):
+            listener.accept(time.monotonic() + 0.2)
+        assert not listener._proven
