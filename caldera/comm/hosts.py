@@ -50,10 +50,14 @@ def interface_address(interface: str, where: str = "interface") -> str:
     '127.0.0.1'
     """
     names = [name for _, name in socket.if_nameindex()]
-    with suppress(ImportError, OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    found = interface if isinstance(interface, str) else ""
+    with (
+        suppress(ImportError, OSError, ValueError),
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe,
+    ):
         import fcntl
 
-        request = struct.pack("256s", interface.encode()[:15])
+        request = struct.pack("256s", found.encode()[:15])
         return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])
     raise ConfigError.build(
         where,

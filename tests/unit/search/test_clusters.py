@@ -15,10 +15,11 @@ import pytest
 
 import caldera as cd
 from caldera import nn, search
+from caldera.comm import Communicator, run_virtual_ranks
 from caldera.comm.places import shared_folder
 from caldera.errors import CommError, ConfigError
 from caldera.search import workers as search_workers
-from caldera.search.workers import places
+from caldera.search.workers import places, ranks
 from tests.unit.comm.fake_places import Client, Ray
 
 GRID = {"x": search.integer(0, 23)}
@@ -185,3 +186,24 @@ def test_what_is_no_client_has_a_hint(kind: str) -> None:
     made: Callable[[], object] = type(kind, (), {"__module__": "distributed.deploy.local"})
     with pytest.raises(ConfigError, match=r"a Dask client.*pass a client of it"):
         search.run(squared, GRID, method="grid", workers=made(), verbose=0)
+
+
+def test_ranks_on_several_machines_must_see_the_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    x = np.zeros((20, 1), "float32")
+    here = threading.local()
+    monkeypatch.setattr(search_workers, "world", lambda: here.communicator)
+
+    def work(communicator: Communicator) -> int:
+        here.communicator = communicator
+        communicator.nodes = list(range(communicator.size))
+        space = {"rate": search.choice([0.1])}
+        how: dict[str, Any] = {"method": "grid", "epochs": 1, "folder": tmp_path, "verbose": 0}
+        return len(search.run(build, space, (x, x), **how).trials)
+
+    assert run_virtual_ranks(2, work) == [1, 1]
+    assert not list(tmp_path.glob(".caldera-*"))
+    monkeypatch.setattr(ranks, "unseen", lambda offered: "no such folder")
+    with pytest.raises(ConfigError, match=r"all ranks see: .*, got no such folder, for rank 1"):
+        run_virtual_ranks(2, work)
