@@ -138,7 +138,8 @@ class Listener:
             if (hello := self._proven.get(link)) is not None:
                 if link.recv(1) == _CONFIRMED:
                     self._forget(link)
-                    return Peer(*_HELLO.unpack(hello), _ready(link))
+                    number, port = _HELLO.unpack(hello)
+                    return Peer(number, port, _ready(link))
             elif (stranger := self._strangers.get(link)) is None:
                 # Ended since it could be read.
                 return None

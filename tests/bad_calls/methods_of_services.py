@@ -95,7 +95,7 @@ METHODS: dict[str, tuple[Made, dict[str, Given]]] = {
     ),
     "search.Constraint": (
         lambda: search.at_most("seconds", 1.0),
-        {"excess": lambda f: f({"seconds": 2.0}), "violated": lambda f: f({"seconds": 2.0})},
+        {"violated": lambda f: f({"seconds": 2.0})},
     ),
     "RunFolder": (lambda: cd.RunFolder("missing"), {"model_file": lambda f: f("model")}),
     "MemoryManager": (
