@@ -72,6 +72,8 @@ class Endpoint:
         self._members: dict[int, Sequence[int]] = {}
         self._left: dict[int, CommError] = {}
         self._lost: tuple[int, BaseException] | None = None
+        self.lost_peer: int | None = None
+        """The first process that has ended without a goodbye."""
         self._on_loss = lost
         self._closing = False
         self._outbox: SharedOutbox | None = None
@@ -269,6 +271,8 @@ class Endpoint:
         with self._lock:
             if self._lost is None:
                 self._lost = (peer, error)
+            if self.lost_peer is None and not meant:
+                self.lost_peer = peer
             failures = list(self._failures.values())
         for failure in failures:
             failure.fail(peer, error)

@@ -169,6 +169,11 @@ class Listener:
         if self._owns_selector:
             self._selector.close()
 
+    def abandon(self) -> None:
+        """Close this copy of the port alone: in a process that was copied, the other continues."""
+        for link in (self._socket, *self._strangers, *self._proven):
+            link.close()
+
     def _greet(self) -> None:
         try:
             link, _ = self._socket.accept()
@@ -224,14 +229,21 @@ def _server(host: str, ports: Sequence[int]) -> socket.socket:
 
 
 def connect(
-    key: bytes, port: int, number: int, own_port: int, seconds: float, host: str = LOOPBACK
+    key: bytes,
+    port: int,
+    number: int,
+    own_port: int,
+    seconds: float,
+    host: str = LOOPBACK,
+    own_host: str = "",
 ) -> socket.socket:
     """Return a socket to the process that listens at a port, which has proved possession of the
-    key; `seconds` are for all of it."""
+    key; `seconds` are for all of it. The other end sees `own_host`, if that is given."""
     until = time.monotonic() + seconds
     for pause in _PAUSES_S:
         time.sleep(pause)
-        link = socket.create_connection((host, port), timeout=max(until - time.monotonic(), 0.01))
+        left = max(until - time.monotonic(), 0.01)
+        link = socket.create_connection((host, port), left, (own_host, 0) if own_host else None)
         try:
             return _shake_hands(link, key, _HELLO.pack(number, own_port), until)
         except ConnectionError as error:

@@ -3,145 +3,24 @@
 from __future__ import annotations
 
 import atexit
-import json
 import os
-import secrets
 import sys
 import threading
-from collections.abc import Callable
+from typing import Any
 
 from caldera.base.arguments import within
-from caldera.base.children import (
-    PipedChild,
-    child_environment,
-    exit_text,
-    python_module,
-    thread_variables,
-)
 from caldera.base.machine import usable_cores
 from caldera.comm import Communicator, NcclCommunicator, world
-from caldera.comm.endpoint import Endpoint
-from caldera.comm.listener import KEY_BYTES, Listener
-from caldera.comm.local_sockets import SocketCommunicator, gather_links
+from caldera.comm.hosts import interface_address
+from caldera.comm.local_sockets import SocketCommunicator
+from caldera.comm.places import Place, place_of
+from caldera.comm.places.local import SupervisedPlace
 from caldera.comm.ranks import started_ranks
 from caldera.dmath.master import Master
+from caldera.dmath.place_team import PlaceTeam
 from caldera.dmath.session import Session, SpmdSession
 from caldera.dmath.workers import MpiTeam, RankWorker, SocketTeam, Team, ThreadTeam
-from caldera.errors import CommError, ConfigError
-
-START_S = 60.0
-"""Until all workers are there; on an idle machine it is one or two seconds."""
-END_S = 3.0
-"""Workers that have not ended of themselves after so long are killed."""
-STATUS_S = 2.0
-
-
-class ProcessTeam(SocketTeam):
-    """The master of worker processes that it has started.
-
-    A supervisor is a child of this process, and workers are children of it, made by fork: so
-    Caldera is loaded once for all of them. It kills them when this process is gone, and reports
-    what becomes of them.
-    """
-
-    def __init__(self, workers: int) -> None:
-        self.workers = workers
-        self._pids: dict[int, int] = {}
-        self._ended: dict[int, int] = {}
-        self._news = threading.Condition()
-        self._silent = False
-        threads = thread_variables(max(1, usable_cores() // workers))
-        set_already = {name: os.environ[name] for name in threads if os.environ.get(name)}
-        self._supervisor = PipedChild(
-            python_module("caldera.dmath.supervisor"),
-            child_environment({**os.environ, **threads, **set_already}),
-            # Ctrl-C is for the master, which notifies the workers.
-            process_group=0,
-        )
-        self._reader = threading.Thread(target=self._read, name="supervisor", daemon=True)
-        self._reader.start()
-        super().__init__(self._connected())
-
-    def _connected(self) -> Endpoint:
-        """Let the workers start, and give the sockets to them."""
-        key = secrets.token_bytes(KEY_BYTES)
-        listener = Listener(key)
-        order = {"workers": self.workers, "port": listener.port, "key": key.hex()}
-        try:
-            # Through a pipe: arguments and environments of processes can be read by others.
-            self._supervisor.send(json.dumps(order).encode() + b"\n")
-            links = gather_links(listener, self.workers + 1, START_S, self._check_starting)
-        except (CommError, OSError, KeyboardInterrupt) as error:
-            self.end()
-            if isinstance(error, OSError):
-                raise self._not_started() from error
-            raise
-        finally:
-            listener.close()
-        return Endpoint(0, links)
-
-    def leave(self) -> None:
-        super().leave()
-        self._wait_until(lambda: len(self._ended) == self.workers, END_S)
-        self.end()
-
-    def end(self) -> None:
-        self._supervisor.end(END_S)
-        self._reader.join(END_S)
-
-    def who(self, worker: int) -> str:
-        code = self._ended.get(worker)
-        named = f"{super().who(worker)} (process {self._pid(worker)})"
-        return named if code is None else f"{named} {exit_text(code)}"
-
-    def lost(self) -> str:
-        self._wait_until(lambda: any(self._ended.values()), STATUS_S)
-        worker = next((worker for worker, code in list(self._ended.items()) if code), None)
-        if worker is not None:
-            return self.who(worker)
-        code = self._supervisor.poll()
-        ended = "" if code is None else f" (process {self._supervisor.pid}) {exit_text(code)}"
-        return f"the supervisor of workers{ended}"
-
-    def processes(self) -> list[int]:
-        return [self._pid(worker) for worker in range(self.workers)]
-
-    def _pid(self, worker: int) -> int:
-        """The number of a worker's process."""
-        self._wait_until(lambda: worker in self._pids, STATUS_S)
-        return self._pids.get(worker, 0)
-
-    def _read(self) -> None:
-        """The thread that listens to the supervisor."""
-        assert self._supervisor.stdout is not None
-        with self._supervisor.stdout as lines:
-            for line in lines:
-                what, worker, number = line.decode().split()
-                with self._news:
-                    (self._pids if what == "started" else self._ended)[int(worker)] = int(number)
-                    self._news.notify_all()
-        with self._news:
-            self._silent = True
-            self._news.notify_all()
-
-    def _wait_until(self, happened: Callable[[], bool], seconds: float) -> None:
-        """Wait for news, unless there will be none."""
-        with self._news:
-            self._news.wait_for(lambda: self._silent or happened(), seconds)
-
-    def _check_starting(self) -> None:
-        if self._ended or self._supervisor.poll() is not None:
-            raise self._not_started()
-
-    def _not_started(self) -> CommError:
-        ended = ", ".join(f"worker {w} {exit_text(code)}" for w, code in list(self._ended.items()))
-        return CommError.build(
-            "dm.connect",
-            expected=f"{self.workers} workers to start",
-            got=ended or f"a supervisor that {exit_text(self._supervisor.poll() or 0)}",
-            hint="what they have printed says why",
-        )
-
+from caldera.errors import ConfigError
 
 MOST_WORKERS = 1024
 
@@ -152,10 +31,17 @@ class _Current:
     session: Session | None = None
     was_asked_for = False
     """Whether somebody has connected: else another session may take its place."""
+    on: Any = None
+    """The cluster that its workers are on, as it was given."""
 
 
 def connect(
-    workers: int | None = None, *, threads: int | None = None, device: str | None = None
+    workers: int | None = None,
+    *,
+    on: Any = None,
+    interface: str | None = None,
+    threads: int | None = None,
+    device: str | None = None,
 ) -> Session:
     """Have ranks that hold arrays and compute; from then on `dmath` uses them.
 
@@ -165,6 +51,9 @@ def connect(
     - Else `workers` processes are started on this machine, one for each usable core if no number
       is given. They end with this program.
     - `connect(1)` computes in this process, and so does whoever never connects.
+    - `on` is a cluster to start the workers on: a `dask.distributed.Client`, the address of a Dask
+      scheduler ("dask:tcp://10.0.0.1:8786"), "ray" or "ray:ADDRESS". Without a number there are as
+      many workers as it has threads or cores. `interface` names the network between them ("ib0").
     - `threads` are ranks in threads of this process: for tests.
     - `device` is where ranks keep their parts and compute: "cpu", or "cuda" for cards, which they
       share out among themselves, or share. Messages between them go from host to host.
@@ -177,10 +66,12 @@ def connect(
     2
     """
     started = started_ranks()
-    wanted = _wanted(workers, threads, started)
+    place = _place(on, interface, threads, started)
+    wanted = _wanted(workers, threads, started, place)
     before = _Current.session
     if before is not None and before.is_open and _Current.was_asked_for:
-        if before.ranks == wanted and threads is None and device in (None, before.device):
+        is_there = before.ranks == wanted and threads is None and _Current.on == on
+        if is_there and device in (None, before.device):
             return before
         there, wish = ("", "") if device is None else (f" on {before.device}", f" on {device}")
         raise ConfigError.build(
@@ -189,7 +80,9 @@ def connect(
             got=f"one of {before.ranks} ranks{there} and the wish for {wanted}{wish}",
             hint="dm.disconnect() ends it, and its arrays with it",
         )
-    session = _begun(_made(wanted, threads, started), device)
+    made = _made(wanted, threads, started) if place is None else _on(place, wanted, interface)
+    session = _begun(made, device)
+    _Current.on = on
     # Last registered, first called: MPI ends after the workers were told to.
     atexit.unregister(disconnect)
     atexit.register(disconnect)
@@ -208,7 +101,33 @@ def _begun(session: Session, device: str | None) -> Session:
     return session
 
 
-def _wanted(workers: int | None, threads: int | None, started: int) -> int:
+def _place(on: Any, interface: str | None, threads: int | None, started: int) -> Place | None:
+    """Return the place that `on` names, if the other arguments allow one."""
+    if on is None:
+        if interface is not None:
+            raise ConfigError.build(
+                "dm.connect", expected="interface= with on=", got=f"interface={interface!r} alone"
+            )
+        return None
+    if threads is not None or started > 1:
+        other = f"threads={threads}" if threads is not None else f"{started} ranks of MPI"
+        raise ConfigError.build("dm.connect", expected="workers on= one place", got=other)
+    if interface is not None:
+        interface_address(interface, "dm.connect interface")
+    return place_of(on, "dm.connect", together=True)
+
+
+def _on(place: Place, ranks: int, interface: str | None) -> Session:
+    """Return a session with workers on a cluster, which tell their processes and machines."""
+    team = PlaceTeam(place, ranks, interface or "")
+    master = Master(team)
+    team.introduce(master.call("process_name"))
+    return master
+
+
+def _wanted(
+    workers: int | None, threads: int | None, started: int, place: Place | None = None
+) -> int:
     if threads is not None:
         if workers is not None:
             raise ConfigError.build(
@@ -227,6 +146,9 @@ def _wanted(workers: int | None, threads: int | None, started: int) -> int:
                 hint=f"start {workers + 1} processes, or call dm.connect() without a number",
             )
         return started - 1
+    if workers is None and place is not None:
+        # A cluster without workers has an error of its own.
+        workers = max(place.capacity() or 1, 1)
     return usable_cores() if workers is None else workers
 
 
@@ -257,7 +179,7 @@ def _made(ranks: int, threads: int | None, started: int) -> Session:
             got=sys.platform,
             hint="start the program with mpiexec, or use threads=",
         )
-    return Master(ProcessTeam(ranks))
+    return Master(PlaceTeam(SupervisedPlace(PlaceTeam.__module__, ranks), ranks))
 
 
 def spmd(communicator: Communicator | None = None, *, device: str | None = None) -> Session:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from caldera.comm.places.shared_folder import FolderProof
 from caldera.compiler.sharding.distributions import Distribution, Replicated, Rows, as_layout
 from caldera.compiler.sharding.layout import ShardLayout
 from caldera.core.graph.node import Spec
@@ -101,6 +102,8 @@ def save_handles(session: Session, path: PathLike, arrays: Mapping[str, Handle])
         )
     if session.is_first:
         place.mkdir(parents=True, exist_ok=True)
+    if session.one_script:
+        _check_seen(session, place)
     mark = session.agree(secrets.token_hex(4))
     held = {name: senders(handle.layout) for name, handle in arrays.items()}
     named = session.call_each(
@@ -120,6 +123,20 @@ def save_handles(session: Session, path: PathLike, arrays: Mapping[str, Handle])
         write_index(place, index)
     # Nobody reads it before it is there.
     session.call("nbytes")
+
+
+def _check_seen(session: Session, folder: Path) -> None:
+    """Raise an error if a worker, on another machine, has another folder of this name or none."""
+    with FolderProof(folder) as proof:
+        reasons = session.call("unseen_folder", proof.offered["path"], proof.offered["nonce"])
+    for worker, reason in enumerate(reasons):
+        if reason:
+            raise ConfigError.build(
+                "dm.save",
+                expected=f"a folder that all workers see: {folder}",
+                got=f"{reason}, for worker {worker}",
+                hint="name a folder on a file system that all machines share, or an npy file",
+            )
 
 
 def load_handles(

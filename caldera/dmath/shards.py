@@ -27,6 +27,7 @@ from caldera.base.arguments import shown
 from caldera.base.file_access import checked_file_name
 from caldera.base.plain_data import is_sealed, sealed
 from caldera.base.registry import optional_import
+from caldera.comm.places.shared_folder import unseen
 from caldera.compiler.sharding.layout import IndexBlock, ShardLayout
 from caldera.core.tensor.dtype import DType, canonical, complex128
 from caldera.core.tensor.shape import Shape
@@ -192,6 +193,12 @@ def _saved(raw: Any) -> Saved:
 
 
 # --- what ranks do
+
+
+@service
+def unseen_folder(rank: Rank, path: str, nonce: str) -> str:
+    """The reason why a rank does not see the file of a proof; see `FolderProof`."""
+    return unseen({"path": path, "nonce": nonce})
 
 
 @service

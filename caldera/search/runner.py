@@ -22,8 +22,10 @@ The arguments of `run`, and what they say if they are not given:
 - `callbacks`: a `StudyCallback` each. `verbose`: 0 for silence, 1 for a live table in a terminal
   and nothing elsewhere (the usual), 2 for a line a trial.
 - `workers`: how many trials run at once, in processes of their own, or as in `"threads:4"` in
-  threads. Under `caldera run -n 9` the ranks are the workers, but for the first, and every rank
-  gets the study; with `ranks_per_trial` several of them train each model.
+  threads. A `dask.distributed.Client`, `"dask:tcp://HOST:PORT"`, `"ray"` or `"ray:ADDRESS"` runs
+  them on a cluster, as many as it has threads or cores. Under `caldera run -n 9` the ranks are
+  the workers, but for the first, and every rank gets the study; with `ranks_per_trial` several of
+  them train each model.
 - `retries`: how often a trial is begun again whose worker has died, or has reported nothing for
   `hung_after` seconds.
 """
@@ -78,7 +80,7 @@ def run(
     storage: str | None = None,
     name: str = NAME,
     seed: int = 0,
-    workers: int | str = 1,
+    workers: Any = 1,
     ranks_per_trial: int = 1,
     retries: int = 2,
     hung_after: float | None = None,
@@ -199,7 +201,7 @@ def _check_limits(method: Method, **limits: float | None) -> None:
 
 
 def _worker_options(
-    workers: int | str, ranks_per_trial: int, retries: int, hung_after: float | None
+    workers: Any, ranks_per_trial: int, retries: int, hung_after: float | None
 ) -> dict[str, Any]:
     """Return the checked options of `run_trials`."""
     parse_workers(workers)

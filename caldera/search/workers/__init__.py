@@ -5,6 +5,7 @@
 | 1 | here, one after the other | ends the program; the study goes on when it is started again |
 | `"threads:4"` | in threads of this process | ends the program as well |
 | 4, `"processes:4"` | in copies of this process | is begun again in another |
+| a Dask client, `"dask:tcp://..."`, `"ray"` | on a cluster | is begun again elsewhere |
 | under `caldera run -n 5` | on the ranks but the first, whatever `workers` says | see `--survive` |
 
 A study that is killed, master or workers, at whatever moment, has every trial that was over, and
@@ -17,11 +18,13 @@ from collections.abc import Callable
 from typing import Any
 
 from caldera.comm import world
+from caldera.comm.places import cluster_hint, is_cluster, place_of
 from caldera.errors import ConfigError
 from caldera.search.job import SearchJob as Job
 from caldera.search.scheduler import Scheduler
 from caldera.search.workers.dispatcher import Dispatcher, WorkerPool
 from caldera.search.workers.local import ProcessWorkers, ThreadWorkers
+from caldera.search.workers.places import PlaceWorkers
 from caldera.search.workers.ranks import MASTER, run_on_ranks
 
 __all__ = ["is_master", "parse_workers", "run_trials"]
@@ -48,7 +51,7 @@ def run_trials(
     at_end: Callable[[], None] = lambda: None,
     final_messages: Callable[[], list[dict[str, Any]]] = list,
     *,
-    workers: int | str = 1,
+    workers: Any = 1,
     ranks_per_trial: int = 1,
     retries: int = 2,
     hung_after: float | None = None,
@@ -60,6 +63,13 @@ def run_trials(
     """
     kind, count = parse_workers(workers)
     ranks = world()
+    if ranks.size > 1 and kind == "cluster":
+        raise ConfigError.build(
+            "search",
+            expected="workers on ranks or on a cluster",
+            got=f"{ranks.size} ranks and {workers!r}",
+            hint="start the program as one process to use the cluster",
+        )
     if ranks.size > 1:
         return run_on_ranks(
             ranks,
@@ -83,7 +93,10 @@ def run_trials(
         run_here(scheduler, job)
         at_end()
     else:
-        pool = KINDS[kind](job, count)
+        if kind == "cluster":
+            pool: WorkerPool = PlaceWorkers(place_of(workers, "search", together=False), job)
+        else:
+            pool = KINDS[kind](job, count)
         Dispatcher(scheduler, pool, retries=retries, hung_after=hung_after).run(at_end)
     return []
 
@@ -94,19 +107,23 @@ def run_here(scheduler: Scheduler, job: Job) -> None:
         scheduler.finish(job.run(task, scheduler.report))
 
 
-def parse_workers(workers: int | str) -> tuple[str, int]:
-    """What kind of workers, and how many.
+def parse_workers(workers: Any) -> tuple[str, int]:
+    """What kind of workers, and how many; a cluster has as many as it has cores for.
 
-    >>> parse_workers(1), parse_workers(8), parse_workers("threads:4")
-    (('here', 1), ('processes', 8), ('threads', 4))
+    >>> parse_workers(1), parse_workers(8), parse_workers("threads:4"), parse_workers("ray")
+    (('here', 1), ('processes', 8), ('threads', 4), ('cluster', 0))
     """
+    if is_cluster(workers):
+        return "cluster", 0
     kind, _, number = str(workers).rpartition(":")
     usable = not isinstance(workers, bool) and number.isascii() and number.isdigit()
     if not usable or not 1 <= int(number) <= MOST_WORKERS or kind not in ("", *KINDS):
         raise ConfigError.build(
             "search",
-            expected="workers as a number, 'threads:4' or 'processes:4'",
-            got=repr(workers),
+            expected="workers as a number, 'threads:4', 'processes:4', a Dask client, "
+            "'dask:tcp://HOST:PORT' or 'ray'",
+            got=repr(workers)[:80],
+            hint=cluster_hint(workers),
         )
     count = int(number)
     return (kind or ("here" if count == 1 else "processes")), count

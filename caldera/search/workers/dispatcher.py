@@ -104,6 +104,16 @@ class WorkerPool(ABC):
         """What tells a worker that there are no more trials."""
         return [{"kind": "end"}]
 
+    @property
+    def size(self) -> int:
+        """The number of workers that there are meant to be."""
+        return len(self.members)
+
+    @property
+    def is_expecting(self) -> bool:
+        """True if workers that were started have not connected yet."""
+        return False
+
     def wait(self, seconds: float) -> bool:
         """Wait until a worker says something, at most so long. Takes nothing: what comes is there
         afterwards, also if this is interrupted."""
@@ -216,6 +226,7 @@ class Dispatcher:
         self._poll_s = min(POLL_S, (hung_after or POLL_S) / 4)
         self._losses_of: Counter[int] = Counter()
         self._failed_starts = 0
+        self._lost_by = ""
         self._all_lost_since = time.monotonic()
         self._is_exhausted = False
         """Whether the scheduler had nothing to hand out, and nothing has happened since."""
@@ -224,7 +235,7 @@ class Dispatcher:
         """Until there are no more trials and none is running; `at_end` is called while the workers
         are still there."""
         with _deferred_interrupts() as interrupts, self._pool:
-            size = len(self._pool.members)
+            size = self._pool.size
             while not (self._is_exhausted and not self._pool.busy):
                 self._check_alive(size)
                 if size > 1 and not self._pool.idle:
@@ -294,7 +305,7 @@ class Dispatcher:
 
     def _check_alive(self, size: int) -> None:
         now, failed = time.monotonic(), self._failed_starts
-        if self._pool.members:
+        if self._pool.members or self._pool.is_expecting:
             self._all_lost_since = now
         # Ranks that only hung may come again.
         silence = SILENT_STALLS * settings.stall_s
@@ -303,7 +314,9 @@ class Dispatcher:
             raise CommError.build(
                 "search",
                 expected="a worker that lives",
-                got="none" if all_lost else f"{failed} that died before they ran anything",
+                got="none"
+                if all_lost
+                else f"{failed} that died before they ran anything, the last since {self._lost_by}",
                 hint="the study goes on when it is started again; with workers=1 you see what a "
                 "trial does",
             )
@@ -322,7 +335,9 @@ class Dispatcher:
         task, member.task = member.task, None
         reason = self._pool.drop(member, reason)
         if task is None:
-            self._failed_starts += 1
+            # A worker that has run a trial has started.
+            self._failed_starts += not member.outcomes
+            self._lost_by = reason
             return
         self._losses_of[task.number] += 1
         times = self._losses_of[task.number]

@@ -10,27 +10,24 @@ no start-up. A thread cannot be killed: one that hangs is abandoned, and another
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import sys
 import threading
-import time
-from abc import abstractmethod
-from typing import Generic, TypeVar
 
-from caldera.base.children import END_S, ForkedChild, end_child, exit_status, exit_text, fork_child
 from caldera.base.config import settings
 from caldera.base.launchers import WORKER
+from caldera.comm.places.local import ForkPlace
 from caldera.core.memory import device
 from caldera.core.memory.gpus import card_count
 from caldera.errors import ConfigError
 from caldera.kernels.common.blas_threads import single_threaded_blas
 from caldera.search.job import SearchJob
 from caldera.search.workers.dispatcher import PoolMember, WorkerPool
+from caldera.search.workers.places import PlaceWorkers, serve_trials
 from caldera.search.workers.worker import MessageStream, TrialWorker
 
-Run = TypeVar("Run")
-"""What a worker is: a process or a thread."""
 FOR_TRIALS = 0.9
 """The part of a card's memory that its workers share; the rest is for the driver and libraries."""
 
@@ -63,81 +60,44 @@ def share_card(workers: int) -> None:
         settings.memory_limit = int(FOR_TRIALS * memory / sharing)
 
 
-class _LocalWorkers(WorkerPool, Generic[Run]):
-    """So many workers of this machine, each in one of `count` places."""
+class ProcessWorkers(PlaceWorkers):
+    """Copies of this process; one that dies or is killed is replaced."""
 
     def __init__(self, job: SearchJob, count: int) -> None:
-        super().__init__()
-        self._job, self._count = job, count
-        self._runs: dict[PoolMember, tuple[Run, int]] = {}
-
-    def start(self) -> None:
-        for place in range(self._count):
-            self._start_one(place)
-
-    @abstractmethod
-    def _start_one(self, place: int) -> None:
-        """Start a worker."""
-
-    def _enter(self, name: str, ours: socket.socket, run: Run, place: int) -> None:
-        member = PoolMember(name, [MessageStream(ours)])
-        self._runs[member] = run, place
-        self._add(member)
-
-
-class ProcessWorkers(_LocalWorkers[ForkedChild]):
-    """So many processes; one that dies or is killed is replaced."""
-
-    def __init__(self, job: SearchJob, count: int) -> None:
-        super().__init__(job, count)
         _check_fork()
+        self._count = count
+        self._slots: dict[int, int] = {}
+        self._children = ForkPlace(self._abandon)
+        super().__init__(self._children, job)
 
-    def drop(self, member: PoolMember, reason: str) -> str:
-        """Kill it if it lives, say how it ended if it does not, and start another."""
-        process, place = self._runs.pop(member)
-        # One that has died closes its connection a moment before it can be waited for.
-        status = exit_status(process, 0.0 if reason else END_S)
-        if status is not None:
-            reason = f"process {process.pid} {exit_text(status)}"
-        spoken = super().drop(member, reason)
-        end_child(process)
-        self._start_one(place)
-        return spoken
+    @property
+    def size(self) -> int:
+        return self._count
 
-    def end(self, *, at_once: bool) -> None:
-        super().end(at_once=at_once)
-        until = time.monotonic() + (0.0 if at_once else END_S)
-        for process, _ in self._runs.values():
-            end_child(process, until - time.monotonic())
+    def _start(self, count: int) -> None:
+        for _ in range(count):
+            used = {slot for number, slot in self._slots.items() if number in self._members}
+            slot = min(set(range(self._count)) - used)
+            (number,) = self._children.start(1, self._work, [slot])
+            self._members[number], self._slots[number] = None, slot
 
-    def _start_one(self, place: int) -> None:
-        ours, theirs = socket.socketpair()
+    def _name(self, number: int, host: str) -> str:
+        return f"process {self._children.process(number)}"
 
-        def work() -> None:
-            ours.close()
-            self._work(place, theirs)
-
-        process = fork_child(work)
-        theirs.close()
-        self._enter(f"process {process.pid}", ours, process, place)
-
-    def _work(self, place: int, connection: socket.socket) -> None:
-        """Serve trials in the child."""
-        # Ctrl-C is for the master, which ends its workers.
-        os.setsid()
-        # As long as a copy of the master's ends is open, no worker would see that it has died.
+    def _abandon(self) -> None:
+        """Close the master's connections in a child: none would seem to end while it has them."""
         for member in self.members:
             for channel in member.channels:
                 channel.abandon()
+        self._listener.abandon()
         self._selector.close()
-        share_machine(place, self._count)
-        worker = TrialWorker(
-            MessageStream(connection),
-            self._job,
-            name=f"process {os.getpid()}",
-            on_lost_master=lambda: os._exit(1),
-        )
-        worker.serve()
+
+    def _work(self, number: int, slot: int) -> None:
+        """Serve trials in the child."""
+        # Ctrl-C is for the master, which ends its workers.
+        os.setsid()
+        share_machine(slot, self._count)
+        serve_trials(number, self._offer, self._job)
 
 
 def _check_fork() -> None:
@@ -158,24 +118,36 @@ def _check_fork() -> None:
         )
 
 
-class ThreadWorkers(_LocalWorkers[threading.Thread]):
-    """So many threads, each with its own end of a socket."""
+class ThreadWorkers(WorkerPool):
+    """Threads of this process, each with its own end of a socket."""
+
+    def __init__(self, job: SearchJob, count: int) -> None:
+        super().__init__()
+        self._job, self._count = job, count
+        self._threads: dict[PoolMember, threading.Thread] = {}
+        self._started = itertools.count()
+
+    def start(self) -> None:
+        for _ in range(self._count):
+            self._start_one()
 
     def drop(self, member: PoolMember, reason: str) -> str:
-        _, place = self._runs.pop(member)
-        self._start_one(place + self._count)
+        del self._threads[member]
+        self._start_one()
         return super().drop(member, reason)
 
     def end(self, *, at_once: bool) -> None:
         super().end(at_once=at_once)
-        for thread, _ in () if at_once else self._runs.values():
+        for thread in () if at_once else self._threads.values():
             thread.join()
 
-    def _start_one(self, place: int) -> None:
+    def _start_one(self) -> None:
         ours, theirs = socket.socketpair()
-        name = f"thread {place}"
+        name = f"thread {next(self._started)}"
         worker = TrialWorker(MessageStream(theirs), self._job, name=name)
         # A trial that hangs must not keep the program from ending.
         thread = threading.Thread(target=worker.serve, name=name, daemon=True)
-        self._enter(name, ours, thread, place)
+        member = PoolMember(name, [MessageStream(ours)])
+        self._threads[member] = thread
+        self._add(member)
         thread.start()

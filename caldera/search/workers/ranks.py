@@ -14,17 +14,19 @@ read a file that only the master's machine may have.
 from __future__ import annotations
 
 import atexit
-import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from caldera.base.plain_data import decoded, encoded
 from caldera.comm import Communicator
+from caldera.comm.hosts import host_names
 from caldera.comm.listener import EVERYWHERE, LOOPBACK, Listener, connect
+from caldera.comm.places.shared_folder import FolderProof, unseen
 from caldera.comm.processes import end_all
 from caldera.errors import CommError, ConfigError
 from caldera.parallel import DataParallel
@@ -64,7 +66,7 @@ class RankWorkers(WorkerPool):
         place = EVERYWHERE if several_machines else LOOPBACK
         self._listener = Listener(key, place, self._selector)
         self.address = {
-            "hosts": _host_names() if several_machines else [LOOPBACK],
+            "hosts": host_names() if several_machines else [LOOPBACK],
             "port": self._listener.port,
         }
         self._rank_of: dict[MessageStream, int] = {}
@@ -144,15 +146,6 @@ class RankWorkers(WorkerPool):
         return self._left_over[-1]
 
 
-def _host_names() -> list[str]:
-    """What other machines may call this one: its name, then its numbers."""
-    name = socket.gethostname()
-    found = [name]
-    with suppress(OSError):
-        found += [str(each[4][0]) for each in socket.getaddrinfo(name, None, socket.AF_INET)]
-    return list(dict.fromkeys(found))
-
-
 MASTER = 0
 CONNECTS_WITHIN_S = 30.0
 
@@ -174,24 +167,43 @@ def run_on_ranks(
     key = communicator.shared_key()
     if communicator.rank == MASTER:
         assert scheduler is not None
-        pool = RankWorkers(groups, key, several_machines=len(set(communicator.nodes)) > 1)
-        communicator.bcast_object(pool.address, MASTER)
-        communicator.Split(None)
-        _warn_of_idle_ranks(communicator.size, groups)
+        several = len(set(communicator.nodes)) > 1
+        pool = RankWorkers(groups, key, several_machines=several)
+        with _proof_of(job.folder if several and job.samples is not None else None) as folder:
+            communicator.bcast_object({**pool.address, "folder": folder}, MASTER)
+            communicator.Split(None)
+            _warn_of_idle_ranks(communicator.size, groups)
 
-        def finish() -> None:
-            at_end()
-            pool.final_messages = final_messages()
+            def finish() -> None:
+                at_end()
+                pool.final_messages = final_messages()
 
-        Dispatcher(scheduler, pool, retries=retries, hung_after=hung_after).run(finish)
+            Dispatcher(scheduler, pool, retries=retries, hung_after=hung_after).run(finish)
         pool.end_hung(communicator)
         return pool.final_messages
     address = communicator.bcast_object(None, MASTER)
+    if address["folder"] is not None and (reason := unseen(address["folder"])):
+        raise ConfigError.build(
+            "search",
+            expected=f"a folder that all ranks see: {job.folder}",
+            got=f"{reason}, for rank {communicator.rank}",
+            hint="name a folder= on a file system that all machines share, or none",
+        )
     number = next((n for n, group in enumerate(groups) if communicator.rank in group), None)
     own = communicator.Split(number, communicator.rank)
     machine = communicator.nodes[communicator.rank]
     share_card(sum(each == machine for each in communicator.nodes[1:]))
     return serve_rank(address, key, communicator.rank, job, own)
+
+
+@contextmanager
+def _proof_of(folder: Path | None) -> Iterator[dict[str, str] | None]:
+    """Offer a proof that a folder is the same on all machines, if workers write to it."""
+    if folder is None:
+        yield None
+        return
+    with FolderProof(folder) as proof:
+        yield proof.offered
 
 
 def groups_of(ranks: int, ranks_per_trial: int) -> list[range]:

@@ -143,6 +143,7 @@ class TrialAbandoned(BaseException):
 class TrialWorker:
     """Serves one channel until the master ends it or is gone.
 
+    - `once`: it ends after one trial.
     - `on_lost_master`: called when the master is gone while a trial runs; a process ends itself,
       since its result has no reader.
     """
@@ -154,12 +155,14 @@ class TrialWorker:
         *,
         strategy: Strategy | None = None,
         name: str = "",
+        once: bool = False,
         on_lost_master: Callable[[], None] = lambda: None,
     ) -> None:
         self._channel = channel
         self._job = job
         self._strategy = strategy or SingleProcessStrategy()
         self._name = name
+        self._once = once
         self._on_lost_master = on_lost_master
         self._tasks: queue.SimpleQueue[TrialTask | None] = queue.SimpleQueue()
         self._reasons: dict[int, str] = {}
@@ -178,6 +181,8 @@ class TrialWorker:
         try:
             while (task := self._tasks.get()) is not None:
                 self._run(task)
+                if self._once:
+                    break
         finally:
             self._wake_writer.close()
             listener.join()

@@ -22,6 +22,8 @@ from caldera.compiler.sharding.distributions import (
 )
 from caldera.dmath import shards
 from caldera.dmath.files import load_handles, save_handles
+from caldera.dmath.protocol import SERVICES
+from caldera.dmath.rank import Rank
 from caldera.dmath.session import Session, SpmdSession
 from caldera.errors import CalderaError, ConfigError, DataError
 
@@ -222,3 +224,20 @@ def test_arrays_are_saved_and_loaded_as_users_do(tmp_path: Path) -> None:
         both = dm.load(tmp_path / "two", layout=dm.Columns())
         np.testing.assert_array_equal(both["b"].numpy(), ARRAYS["a"] + 1)
         np.testing.assert_array_equal(dm.load(tmp_path / "a.npy").numpy(), ARRAYS["a"])
+
+
+def test_a_folder_that_a_worker_does_not_see_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def seen_by_first(rank: Rank, path: str, nonce: str) -> str:
+        return "no such folder" if rank.communicator.rank == 1 else ""
+
+    dm.disconnect()
+    with dm.connect(threads=2):
+        array = dm.ones((4, 4))
+        dm.save(tmp_path / "seen", array)
+        monkeypatch.setitem(SERVICES, "unseen_folder", seen_by_first)
+        with pytest.raises(ConfigError, match=r"workers see: .*, got no such folder, for worker 1"):
+            dm.save(tmp_path / "unseen", array)
+        dm.save(tmp_path / "whole.npy", array)
+    assert not list(tmp_path.rglob(".caldera-*"))

@@ -1,7 +1,7 @@
-"""The process that starts workers, and sees to it that none is left: `python -m` runs it.
+"""The process that forks workers and leaves none behind: `python -m` runs it.
 
-It has Caldera loaded and no threads, and forks a worker for each rank. It tells its parent when one
-of them ends; when the parent closes the pipe, or is gone, it kills those that are still there.
+It has imported the module of the workers' function and has no threads. It reports to its parent
+when a worker ends. When the parent closes the pipe or ends, it kills the remaining workers.
 """
 
 from __future__ import annotations
@@ -12,21 +12,22 @@ import os
 import select
 import signal
 import sys
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
+from typing import Any
 
 from caldera.base.children import ForkedChild, fork_child
-from caldera.comm.endpoint import Endpoint
-from caldera.comm.local_sockets import join_links
-from caldera.dmath.workers import RankWorker, SocketTeam
 
-START_S = 60.0
 POLL_S = 1.0
 
 
 def main() -> None:
-    """Start workers as the parent asks, and stay until all have ended or the parent has."""
+    """Start the workers that the parent orders; return when all of them or the parent end."""
     parent = os.getppid()
+    # While it loads, the parent prepares the rest of the order.
+    module = import_module(sys.argv[1])
     line = sys.stdin.buffer.readline()
     if not line:
         return
@@ -46,7 +47,7 @@ def main() -> None:
     def start(worker: int) -> None:
         for file in (reports, woken, wake):
             os.close(file)
-        _work(worker + 1, order)
+        _work(getattr(module, order["function"]), worker, order["arguments"])
 
     for worker in range(order["workers"]):
         workers[worker] = fork_child(partial(start, worker))
@@ -81,24 +82,15 @@ def _report_ended(workers: dict[int, ForkedChild], reports: int) -> None:
                 os.write(reports, f"ended {worker} {status}\n".encode())
 
 
-def _work(rank: int, order: dict[str, int | str]) -> None:
-    """Serve as one worker until the master ends."""
+def _work(function: Callable[..., object], worker: int, arguments: Sequence[Any]) -> None:
+    """Call the workers' function, in the child."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    # The master receives it, and tells the workers what to do.
+    # The parent receives it and notifies the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
-    size = int(order["workers"]) + 1
-    links = join_links(bytes.fromhex(str(order["key"])), int(order["port"]), rank, size, START_S)
-    endpoint = Endpoint(rank, links, lost=_end_without_master)
-    RankWorker(SocketTeam(endpoint)).serve()
-    endpoint.close()
-
-
-def _end_without_master(process: int) -> None:
-    if process == 0:
-        os._exit(1)
+    function(worker, *arguments)
 
 
 if __name__ == "__main__":
