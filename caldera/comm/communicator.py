@@ -25,6 +25,7 @@ from caldera.comm.reduction import (
     check_alike,
     check_buffer,
     check_reduction,
+    check_result,
     check_size,
     checked_counts,
     same_memory,
@@ -106,7 +107,7 @@ class Communicator(PointToPoint):
         if self.rank == root:
             if receive is None:
                 raise CommError.build("Reduce", expected="a receive buffer at the root", got="None")
-            self._check_result("Reduce", send, receive, send.size)
+            check_result("Reduce", send, receive, send.size)
         with self._collective("Reduce", op) as here:
             if send.size:
                 given = here.read(send)
@@ -117,7 +118,7 @@ class Communicator(PointToPoint):
         """`receive` becomes the reduction ("sum", "mean", "max", "min") of `send` over all ranks,
         the same bits on each of them. Both may be the same array."""
         check_reduction("Allreduce", op, send)
-        self._check_result("Allreduce", send, receive, send.size)
+        check_result("Allreduce", send, receive, send.size)
         with self._collective("Allreduce", op) as here:
             if send.size:
                 self._allreduce(here.read(send), here.write(receive), op)
@@ -136,7 +137,7 @@ class Communicator(PointToPoint):
         """Rank r receives the r-th part of the reduction of `send`, of `counts[r]` elements."""
         check_reduction("ReduceScatter", op, send)
         parts = checked_counts("ReduceScatter", counts, send, self.size)
-        self._check_result("ReduceScatter", send, receive, parts[self.rank])
+        check_result("ReduceScatter", send, receive, parts[self.rank])
         with self._collective("ReduceScatter", op) as here:
             if send.size:
                 self._reduce_scatter(here.read(send), here.write(receive), parts, op)
@@ -439,13 +440,6 @@ class Communicator(PointToPoint):
                 yield staging
         finally:
             self.operation = outer
-
-    def _check_result(
-        self, where: str, send: np.ndarray, receive: np.ndarray, elements: int
-    ) -> None:
-        check_buffer(where, receive, written=True)
-        check_size(where, "receive", receive, elements)
-        check_alike(where, send, receive)
 
 
 def _as_json(where: str, value: Any) -> bytes:

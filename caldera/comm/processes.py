@@ -89,13 +89,13 @@ def launch(
     return LaunchCommand([*command, *python_command(program)], {**environment, **added})
 
 
-def python_command(program: Sequence[str], python: str = sys.executable) -> list[str]:
+def python_command(program: Sequence[str], python: str | None = None) -> list[str]:
     """Return the command line of a program; Python runs a file that ends in .py.
 
     >>> python_command(["train.py", "--epochs", "3"], "python")
     ['python', 'train.py', '--epochs', '3']
     """
-    return [python, *program] if program[0].endswith(".py") else list(program)
+    return [python or sys.executable, *program] if program[0].endswith(".py") else list(program)
 
 
 def _threads(ranks: int, slots: Mapping[str, int] | None) -> int:

@@ -178,3 +178,10 @@ def checked_counts(
         )
     check_size(where, "whole", buffer, sum(found))
     return found
+
+
+def check_result(where: str, send: np.ndarray, receive: np.ndarray, elements: int) -> None:
+    """Check that a buffer can receive so many elements like those that are sent."""
+    check_buffer(where, receive, written=True)
+    check_size(where, "receive", receive, elements)
+    check_alike(where, send, receive)

@@ -32,7 +32,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 from caldera import op
-from caldera.base.arguments import checked, kind_of, kinds_of, refusal, require
+from caldera.base.argument_kinds import kind_of, kinds_of
+from caldera.base.arguments import checked, refusal, require
 from caldera.base.assignment import check_attribute, is_inside
 from caldera.compiler.lazy import Expr, Variable, lift
 from caldera.core.graph.node import Node, Spec, Symbol, current_pin, describe, pinned

@@ -33,7 +33,7 @@ Index = tuple[slice | np.ndarray, ...]
 
 
 @dataclass(frozen=True)
-class Place:
+class TransferPiece:
     """Elements of a rank's part: from `offset` on, a block of `shape` in which `index` points to
     them. `size` is how many they are, `term` which term of a sum."""
 
@@ -54,7 +54,7 @@ class Place:
         return part[self.offset : self.offset + count].reshape(self.shape)
 
 
-Message = tuple[Place, ...]
+Message = tuple[TransferPiece, ...]
 
 
 @dataclass
@@ -62,7 +62,7 @@ class RankTransfer:
     """What one rank does: `stays` goes from its old part to its new one, `sends` and `receives`
     have messages for each rank, in order. `moved` is what all ranks do together."""
 
-    stays: list[tuple[Place, Place]] = field(default_factory=list)
+    stays: list[tuple[TransferPiece, TransferPiece]] = field(default_factory=list)
     sends: dict[int, list[Message]] = field(default_factory=dict)
     receives: dict[int, list[Message]] = field(default_factory=dict)
     moved: TransferVolume = NOTHING
@@ -86,8 +86,8 @@ def exchange(
 ) -> RankTransfer:
     """What a rank does when an array goes from one layout to another."""
     found = RankTransfer()
-    leaving: dict[int, list[Place]] = {}
-    arriving: dict[int, list[Place]] = {}
+    leaving: dict[int, list[TransferPiece]] = {}
+    arriving: dict[int, list[TransferPiece]] = {}
     for mine, sender, receiver, theirs, both, term in _crossings(source, target, rank, terms):
         if sender == receiver:
             found.stays.append((_at(mine, both, term), _at(theirs, both, term)))
@@ -124,14 +124,14 @@ def _crossings(
                         yield mine, old, new, theirs, both, term
 
 
-def _at(piece: IndexBlock, wanted: IndexBlock, term: int) -> Place:
-    return Place(piece.offset, piece.shape, piece.index_of(wanted), wanted.shape, term)
+def _at(piece: IndexBlock, wanted: IndexBlock, term: int) -> TransferPiece:
+    return TransferPiece(piece.offset, piece.shape, piece.index_of(wanted), wanted.shape, term)
 
 
-def _messages(places: list[Place], itemsize: int) -> list[Message]:
+def _messages(places: list[TransferPiece], itemsize: int) -> list[Message]:
     """Places one after the other, as many in a message as fit."""
     found: list[Message] = []
-    now: list[Place] = []
+    now: list[TransferPiece] = []
     filled = 0
     for place in places:
         for piece in _cut(place, max(1, MESSAGE_BYTES // itemsize)):
@@ -143,7 +143,7 @@ def _messages(places: list[Place], itemsize: int) -> list[Message]:
     return [*found, tuple(now)] if now else found
 
 
-def _cut(place: Place, most: int) -> Iterator[Place]:
+def _cut(place: TransferPiece, most: int) -> Iterator[TransferPiece]:
     """The same elements in pieces of at most so many, along their longest axis."""
     if place.size <= most:
         yield place
@@ -160,7 +160,9 @@ def _cut(place: Place, most: int) -> Iterator[Place]:
             index[axis] = slice(own.start + begin, own.start + end)
         else:
             index[axis] = own.take(np.arange(begin, end), axis)
-        yield from _cut(Place(place.offset, place.shape, tuple(index), box, place.term), most)
+        yield from _cut(
+            TransferPiece(place.offset, place.shape, tuple(index), box, place.term), most
+        )
 
 
 AT_ONCE_BYTES = 16 << 20

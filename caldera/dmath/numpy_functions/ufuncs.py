@@ -20,20 +20,6 @@ from caldera.dmath.numpy_functions.dispatch import (
     unknown,
 )
 from caldera.dmath.numpy_functions.products import vecdot
-from caldera.errors import DtypeError
-
-
-def _truths(name: str, compute: Function) -> Function:
-    """A bit operation, of truth values alone."""
-
-    def run(*inputs: Any) -> Any:
-        if any(is_array(each) and each.dtype != np.bool_ for each in inputs):
-            raise DtypeError.build(
-                name, expected="truth values", got="integers", hint="dmath has no bit operations"
-            )
-        return compute(*inputs)
-
-    return run
 
 
 def _or_truths(compute: Function, of_truths: Function) -> Function:
@@ -64,18 +50,6 @@ def _on_arrays(compute: Function) -> Function:
         return compute(x, y)
 
     return run
-
-
-def _signed_zero(x: Any) -> Any:
-    """The sign bit: that of 0 is the sign of its reciprocal's."""
-    if x.dtype.kind in "biu":
-        return op.less(x, 0)
-    return op.less(op.atan2(x, op.full((), -1, x.dtype)), 0)
-
-
-def _copysign(x: Any, y: Any) -> Any:
-    size = op.abs(x)
-    return op.where(_signed_zero(y), op.neg(size), size)
 
 
 def _among_nan(choose: Function) -> Function:
@@ -129,7 +103,7 @@ UFUNCS: dict[Any, Function] = {
     np.fmod: _on_arrays(_fmod),
     np.divmod: lambda x, y: (op.floor_div(x, y), op.mod(x, y)),
     np.negative: op.neg,
-    np.positive: lambda x: x,
+    np.positive: op.positive,
     np.matmul: op.matmul,
     np.vecdot: _on_arrays(vecdot),
     np.maximum: op.maximum,
@@ -146,15 +120,17 @@ UFUNCS: dict[Any, Function] = {
     np.logical_or: _of_truths(op.logical_or),
     np.logical_not: _of_truths(op.logical_not),
     np.logical_xor: _of_truths(op.logical_xor),
-    np.bitwise_and: _truths("np.bitwise_and", op.logical_and),
-    np.bitwise_or: _truths("np.bitwise_or", op.logical_or),
-    np.bitwise_xor: _truths("np.bitwise_xor", op.logical_xor),
-    np.invert: _truths("np.invert", op.logical_not),
+    np.bitwise_and: op.bitwise_and,
+    np.bitwise_or: op.bitwise_or,
+    np.bitwise_xor: op.bitwise_xor,
+    np.invert: op.bitwise_invert,
+    np.left_shift: op.bitwise_left_shift,
+    np.right_shift: op.bitwise_right_shift,
     np.isfinite: op.isfinite,
     np.isinf: op.isinf,
     np.isnan: op.isnan,
-    np.signbit: _signed_zero,
-    np.copysign: _on_arrays(_copysign),
+    np.signbit: op.signbit,
+    np.copysign: _on_arrays(op.copysign),
     np.heaviside: _on_arrays(_heaviside),
     np.absolute: op.abs,
     np.fabs: op.abs,

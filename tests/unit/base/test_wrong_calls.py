@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,12 @@ import caldera as cd
 from caldera import audio, data, dmath, nn, op, search
 from caldera.errors import CalderaError
 from tests.fuzz import wrong_calls
+
+
+@pytest.fixture(autouse=True)
+def _no_session_is_left() -> Iterator[None]:
+    yield
+    dmath.disconnect()
 
 
 @pytest.mark.parametrize("seed", [1])
