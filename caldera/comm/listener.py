@@ -132,7 +132,7 @@ class Listener:
     def serve(self, link: socket.socket) -> Peer | None:
         """Go on with a socket that can be read; the process, if that has proved itself."""
         if link is self._socket:
-            self._greet()
+            self._accept_next()
             return None
         try:
             if (hello := self._proven.get(link)) is not None:
@@ -174,7 +174,7 @@ class Listener:
         for link in (self._socket, *self._strangers, *self._proven):
             link.close()
 
-    def _greet(self) -> None:
+    def _accept_next(self) -> None:
         try:
             link, _ = self._socket.accept()
         except OSError:

@@ -140,12 +140,12 @@ class Scheduler:
             outcome = self.study.record.with_kept_conditions(outcome)
             apply(trial, outcome, self._told, now())
             self.study.record.finish(trial, outcome)
-        self._tell_methods(trial)
+        self._notify_methods(trial)
         self.call_callbacks("trial_ends", trial)
         self._check(trial, outcome)
         return trial
 
-    def _tell_methods(self, trial: Trial) -> None:
+    def _notify_methods(self, trial: Trial) -> None:
         """A trial is over, here or in another program."""
         self._told += 1
         losses = list(self.study.losses(trial))
@@ -179,7 +179,7 @@ class Scheduler:
         with self.study.record.turn():
             if self._is_shared:
                 for trial in self.study.catch_up():
-                    self._tell_methods(trial)
+                    self._notify_methods(trial)
                     self.call_callbacks("trial_ends", trial)
                 self._queue_waiting()
                 self._proposal = None

@@ -72,7 +72,7 @@ class NeuralNetwork(Model):
                 hint="as in NeuralNetwork([nn.Input((4,)), nn.Dense(3)])",
             )
         self.network = Sequential(list(layers))
-        _tell_channels_last(layers)
+        _mark_channels_last(layers)
         specs = self.input_specs()
         if specs is not None:
             self._trace_once(specs)
@@ -124,7 +124,7 @@ class NeuralNetwork(Model):
         return from_pickle, (model_bytes(self), progress_bytes(self), self.device.name)
 
 
-def _tell_channels_last(layers: Sequence[Layer]) -> None:
+def _mark_channels_last(layers: Sequence[Layer]) -> None:
     """Warn where a convolution would take the columns of images for their channels."""
     first = layers[0]
     if not isinstance(first, Input) or first.layout == "NHWC" or len(first.shape) != 3:

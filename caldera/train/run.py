@@ -145,7 +145,7 @@ class Run:
     def go(self) -> History:
         """Train until the last epoch, or until somebody stops it."""
         try:
-            self._tell("run_begins")
+            self._call_callbacks("run_begins")
             while self.epoch < self.epochs and not self.stopped:
                 self._one_epoch()
             self.steps.strategy.end()
@@ -166,7 +166,7 @@ class Run:
                 ) from left
             raise
         finally:
-            self._tell("run_ends")
+            self._call_callbacks("run_ends")
         self.history.stopped = self.stopped
         return self.history
 
@@ -174,7 +174,7 @@ class Run:
         self._epoch_started = time.perf_counter()
         if self.batch == 0:
             self.steps.training_totals.reset()
-        self._tell("epoch_begins")
+        self._call_callbacks("epoch_begins")
         self.steps.strategy.shard()
         for batch in self.steps.batches(self.loader):
             votes = (float(bool(self._stop_reason)), float(self._wants_save))
@@ -183,15 +183,15 @@ class Run:
             self._throttle.step_launched()
             self.batch += 1
             self.step += 1
-            self._heed(tally)
-            self._tell("batch_ends")
+            self._obey_requests(tally)
+            self._call_callbacks("batch_ends")
             if self.stopped:
                 break
         self.steps.strategy.unshard()
         if not self.stopped:
             self._close_epoch()
 
-    def _heed(self, tally: Sequence[float] | None) -> None:
+    def _obey_requests(self, tally: Sequence[float] | None) -> None:
         """Do what ranks were asked for before this batch, or before they told each other."""
         if self.communicator.size == 1:
             return
@@ -222,7 +222,7 @@ class Run:
         self.epoch += 1
         self.batch = 0
         self._adapt(results)
-        self._tell("epoch_ends")
+        self._call_callbacks("epoch_ends")
         self.agree()
 
     def _adapt(self, results: dict[str, Any]) -> None:
@@ -238,7 +238,7 @@ class Run:
             return None
         return self._weights.of_batch(batch)
 
-    def _tell(self, event: str) -> None:
+    def _call_callbacks(self, event: str) -> None:
         for callback in self.callbacks:
             getattr(callback, event)(self)
 

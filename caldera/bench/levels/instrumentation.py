@@ -88,16 +88,16 @@ class Watch:
         end = time.perf_counter()
         watched.step += 1
         watched.step_seconds = end - start
-        self._tell("step", end)
+        self._record("step", end)
         return found
 
     def epoch_ends(self, accuracy: float | None) -> None:
         """Tell the metrics about the end of an epoch."""
         self.watched.accuracy = accuracy
-        self._tell("epoch", time.perf_counter())
+        self._record("epoch", time.perf_counter())
         self.watched.epoch += 1
 
-    def _tell(self, what: str, now: float) -> None:
+    def _record(self, what: str, now: float) -> None:
         self.watched.seconds = now - self._start - self.watching_s
         for tell in self._told[what]:
             tell(self.watched)

@@ -267,7 +267,7 @@ class Pool:
         lock.acquire()
         try:
             if self._returned:
-                self._take_back()
+                self._reclaim()
             free = self._free.get(size)
             if free:
                 segment = free.pop()
@@ -292,14 +292,14 @@ class Pool:
     def in_use(self) -> int:
         """Bytes of blocks that somebody holds, as rounded up."""
         with self._lock:
-            self._take_back()
+            self._reclaim()
             return self._in_use
 
     @property
     def cached(self) -> int:
         """Bytes kept for the next request."""
         with self._lock:
-            self._take_back()
+            self._reclaim()
             return self._cached
 
     @property
@@ -319,7 +319,7 @@ class Pool:
         0
         """
         with self._lock:
-            self._take_back()
+            self._reclaim()
             self._peak = self._in_use
 
     def report(self) -> dict[str, int]:
@@ -332,7 +332,7 @@ class Pool:
         {'weights': 2048, 'bias': 1024}
         """
         with self._lock:
-            self._take_back()
+            self._reclaim()
             by_size = sorted(self._owners.items(), key=lambda item: (-item[1], item[0]))
         return dict(by_size)
 
@@ -347,13 +347,13 @@ class Pool:
         (640, 0)
         """
         with self._lock:
-            self._take_back()
+            self._reclaim()
             given_back = self._cached
             self._free.clear()
             self._cached = 0
         return given_back
 
-    def _take_back(self) -> None:
+    def _reclaim(self) -> None:
         returned = self._returned
         while returned:
             segment, owner = returned.popleft()

@@ -27,8 +27,8 @@ from caldera.kernels.cuda.runtime.cudnn import (
     TYPES,
     CudnnCall,
     CudnnGraph,
-    deliver,
     describe,
+    set_output,
     supported,
 )
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
@@ -132,7 +132,7 @@ class AttentionGraph(CudnnGraph):
                 **how,
             )
         for tensor, role in zip(found, results, strict=True):
-            deliver(tensor, role, *key.lie(role), self._kind(role))
+            set_output(tensor, role, *key.lie(role), self._kind(role))
         return self._with_plans(graph)
 
 

@@ -30,8 +30,8 @@ from caldera.kernels.cuda.runtime.cudnn import (
     TYPES,
     CudnnCall,
     CudnnGraph,
-    deliver,
     describe,
+    set_output,
     supported,
 )
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
@@ -142,7 +142,7 @@ class ConvolutionGraph(CudnnGraph):
         if key.epilogue.activation is not None:
             found = _activated(graph, found, key.epilogue)
         spec = key.spec(result)
-        deliver(found, result, spec.shape, _strides(spec), kind)
+        set_output(found, result, spec.shape, _strides(spec), kind)
         self._with_plans(graph)
         graph.deselect_numeric_notes(_refused(library.numerical_note, key))
         return graph

@@ -28,7 +28,7 @@ _one_at_a_time = threading.Lock()
 
 
 @atexit.register
-def _let_go() -> None:
+def _release_handles() -> None:
     """The library complains about every object that is still there when Python has ended."""
     for graph in list(_graphs):
         graph.close()
@@ -159,7 +159,7 @@ def describe(
     return found
 
 
-def deliver(
+def set_output(
     found: Any, role: int, shape: tuple[int, ...], strides: tuple[int, ...], kind: Any
 ) -> None:
     """Make a tensor of a graph one of its results."""
