@@ -1,7 +1,7 @@
 """Supervision of a job: its ranks are started again after a failure, or when machines come and go.
 
-A warning (SIGTERM, SIGUSR1) reaches the ranks as SIGUSR1: `fit` saves a checkpoint and exits with
-`REQUEUED`. Ranks that still run after the grace period are ended.
+A warning (SIGTERM, SIGUSR1) reaches ranks that may start again as SIGUSR1: `fit` saves a checkpoint
+and exits with `REQUEUED`. Ranks that still run after the grace period are ended.
 """
 
 from __future__ import annotations
@@ -76,6 +76,11 @@ class Supervisor:
         """True if the number of ranks follows the live machines."""
         return self.least < self.most
 
+    @property
+    def is_supervised(self) -> bool:
+        """True if ranks that save on a warning are started again."""
+        return self.restarts > 0 or self.is_elastic
+
     def _available(self) -> tuple[int, str | None]:
         """Return the number of ranks and their machines, after a wait for the fewest."""
         if not self.is_elastic:
@@ -102,17 +107,18 @@ class Supervisor:
 
     def _attempt(self, job: LaunchCommand, attempt: int, ranks: int) -> tuple[int, bool]:
         """Run all ranks once; return their status, and True if they were ended to become more."""
-        if self.restarts or self.is_elastic:
+        if self.is_supervised:
             job = LaunchCommand(job.command, {**job.environment, REQUEUE: "1"})
         process = job.start(attempt)
         ends: list[float] = []
 
         def warn(number: int, frame: FrameType | None) -> None:
             self.received = signal.Signals(number)
-            if number == signal.SIGINT:
-                process.send_signal(number)
-            else:
-                ends.append(self._warned(process))
+            # A program that is not started again may have a handler of its own for SIGTERM.
+            is_asked_to_save = self.is_supervised and number != signal.SIGINT
+            process.send_signal(_SAVE if is_asked_to_save else number)
+            if number != signal.SIGINT:
+                ends.append(time.monotonic() + self.grace_s)
 
         before = {each: signal.signal(each, warn) for each in (signal.SIGINT, *WARNINGS)}
         grew, looked = False, time.monotonic()
@@ -127,7 +133,8 @@ class Supervisor:
                     if ranks < min(self.most, self._total(self._live())):
                         report("more machines are there: the ranks save and start again")
                         grew = True
-                        ends.append(self._warned(process))
+                        process.send_signal(_SAVE)
+                        ends.append(now + self.grace_s)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -136,11 +143,6 @@ class Supervisor:
 
     def _live(self) -> dict[str, int] | None:
         return live_slots(self.hosts, self.environment)
-
-    def _warned(self, process: subprocess.Popen[bytes]) -> float:
-        """Have the ranks save, and return the time at which they are ended."""
-        process.send_signal(_SAVE)
-        return time.monotonic() + self.grace_s
 
 
 def _waited(process: subprocess.Popen[bytes]) -> int | None:
