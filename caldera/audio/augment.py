@@ -8,6 +8,7 @@ import numpy as np
 
 from caldera import op
 from caldera.audio.files import resample
+from caldera.base.arguments import within
 from caldera.compiler.lazy import Expr, lift
 from caldera.core.tensor.dtype import real_array_of
 from caldera.errors import ConfigError, DataError
@@ -89,6 +90,9 @@ def spec_augment(
             "audio.spec_augment", expected="features (N, frames, bins)", got=f"shape {x.shape}"
         )
     samples, frames, bins = x.shape
+    # More bands than bins would take no more of them.
+    within("audio.spec_augment", "bands", bands, 0, bins)
+    within("audio.spec_augment", "times", times, 0, frames)
     longest = min(time_width, int(time_part * frames))
     kept = _kept(samples, bins, bands, min(band_width, bins))
     other = _kept(samples, frames, times, longest)

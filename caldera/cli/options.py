@@ -299,6 +299,19 @@ OPTIMIZER = (
     ),
     RecipeOption("smoothing", Number(), "how slowly the mean square forgets (adadelta, rmsprop)"),
     RecipeOption("centered", Flag(), "divide by the deviation (rmsprop)"),
+    RecipeOption("amsgrad", Flag(), "divide by the largest mean square so far (adam, adamw)"),
+    RecipeOption("momentum_decay", Number(), "how fast the momentum grows (nadam)"),
+    RecipeOption("power", Number(), "exponent of the decay over steps (adafactor, asgd)"),
+    RecipeOption("least_size", Number(), "smallest size of a parameter that counts (adafactor)"),
+    RecipeOption("most_change", Number(), "largest change of a parameter (adafactor)"),
+    RecipeOption("shrinkage", Number(), "decay of the step size (asgd)"),
+    RecipeOption("iterations", CountOption(1), "Newton-Schulz iterations (muon)"),
+    RecipeOption("scale", TextOption("NAME"), "of steps: original or match_rms_adamw (muon)"),
+    RecipeOption("history", CountOption(1), "number of stored steps (lbfgs)"),
+    RecipeOption("line_search", TextOption("NAME"), "strong_wolfe, or none (lbfgs)"),
+    RecipeOption("most_trials", CountOption(1), "evaluations of a line search (lbfgs)"),
+    RecipeOption("tolerance", Number(), "gradient at which it stops (lbfgs)"),
+    RecipeOption("least_change", Number(), "change at which it stops (lbfgs)"),
     RecipeOption("trust", Number(), "part of a parameter's length that a step may have (lars)"),
     RecipeOption("clip_norm", Number(), "longest that all gradients together may be"),
     RecipeOption("clip_value", Number(), "largest that an element of a gradient may be"),
@@ -329,6 +342,7 @@ SCHEDULE = (
     RecipeOption("schedule_threshold", Number(), "(reduce_on_plateau)"),
     RecipeOption("schedule_cooldown", CountOption(), "(reduce_on_plateau)"),
     RecipeOption("schedule_minimum", Number(), "(reduce_on_plateau)"),
+    RecipeOption("schedule_least_change", Number(), "(reduce_on_plateau)"),
 )
 
 GROUPS: Mapping[str, tuple[RecipeOption, ...]] = {

@@ -261,6 +261,8 @@ def interpolate(
         steps = tuple(n / new for n, new in zip(lengths, wanted, strict=True))
     else:
         given = scale if isinstance(scale, Sequence) else (scale, scale)
+        if any(isinstance(each, float) and math.isinf(each) for each in given):
+            raise ConfigError.build(where, expected="a finite scale=", got=f"{scale}")
         factors = [as_number(each, "scale", "interpolate", above=0) for each in given]
         wanted = tuple(math.floor(n * by) for n, by in zip(lengths, factors, strict=True))
         steps = tuple(1 / by for by in factors)

@@ -136,7 +136,7 @@ def _mark_channels_last(layers: Sequence[Layer]) -> None:
         warnings.warn(
             f"nn.Input({first.shape}) is read as {height} channels of {width} x {channels} pixels; "
             f"images with the channels last are nn.Input({first.shape}, layout='NHWC')",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

@@ -242,6 +242,7 @@ nn.*.bias_outside nn.*.check_groups nn.*.continued nn.*.convolve nn.*.function n
 nn.*.pool nn.*.remembered
 nn.*.step nn.*.weight_shape nn.CTCLoss.* nn.Context.* nn.SkipGram.* nn.metrics.*
 nn.models.GPT.embedded nn.models.GPT.scores onnx.Backend.* onnx.ImportedModel.*
+optim.*.check_argument
 optim.*.clipped optim.*.decides_by optim.*.direction optim.*.hand_over optim.*.holds
 optim.*.kept_for optim.*.kept_shapes optim.*.moments optim.*.next optim.*.prepare
 optim.*.pull optim.*.rate optim.*.restore optim.*.update optim.LossScale.adapted

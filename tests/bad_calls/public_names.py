@@ -21,6 +21,7 @@ INTERNAL = {
     "bench.workloads",
     "cli",
     "comm.algorithms",
+    "comm.places",
     "compress.compressor",
     "onnx.reading",
     "onnx.writing",

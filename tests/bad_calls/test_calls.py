@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from caldera import dmath
 from caldera.errors import CalderaError
 from tests.bad_calls import (
     calls_of_methods,
@@ -182,12 +181,6 @@ def _takes_arguments(value: object) -> bool:
         return bool(inspect.signature(value).parameters)
     except ValueError:  # built in
         return False
-
-
-@pytest.fixture(autouse=True)
-def _no_session_is_left() -> Iterator[None]:
-    yield
-    dmath.disconnect()
 
 
 def test_every_public_name_that_takes_arguments_has_a_valid_call() -> None:

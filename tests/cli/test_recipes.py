@@ -118,7 +118,10 @@ def test_every_option_of_a_model_is_an_option(name: str) -> None:
 @pytest.mark.parametrize("name", optimizers)
 def test_every_argument_of_an_optimizer_is_an_option(name: str) -> None:
     arguments = set(optimizers.make(name).arguments())
-    assert arguments - {"clip", "groups"} <= set(OPTIONS)
+    # Pairs of numbers, and the step at which averaging starts, are for programs.
+    assert arguments - {"clip", "groups", "coefficients", "factors", "sizes", "start"} <= set(
+        OPTIONS
+    )
 
 
 @pytest.mark.parametrize("name", [*schedules, "reduce_on_plateau"])

@@ -180,9 +180,8 @@ def test_what_an_optimizer_keeps_follows_what_is_assigned(kind: Any, name: str, 
         model.fit(X[:, :1, 0, :4].reshape(8, 4), np.arange(8) % 2, epochs=2, verbose=0)
         weights.append(model.parameters()[0].numpy())
     np.testing.assert_array_equal(*weights)
-    if name != "beta1":
-        with pytest.raises(ConfigError, match="before its first step"):
-            setattr(assigned, name, type(value)(0))
+    setattr(assigned, name, type(value)(0))
+    assert getattr(assigned, name) == 0
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,8 @@ def test_parts_are_what_the_owners_say_and_give_the_whole_back(data: Any) -> Non
         if own:
             assert sorted(part.reshape(-1).tolist()) == sorted(own)
     assert np.array_equal(layout.whole_of(held), whole)
-    assert layout.is_replicated == all(
+    # Of nothing, parts may still have other shapes than the whole.
+    assert not whole.size or layout.is_replicated == all(
         set(layout.owners(i)) == set(layout.ranks) for i in np.ndindex(layout.shape)
     )
 

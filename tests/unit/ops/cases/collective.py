@@ -16,6 +16,7 @@ from caldera.core.graph.ops.collective import (
     finish_collective,
     reduce_scatter_flat,
     start_collective,
+    tied,
     turn,
 )
 from caldera.core.graph.ops.normalisation import batch_norm_over_ranks_grad
@@ -28,6 +29,15 @@ CASES = [
 ]
 
 
+CASES += [
+    Case(
+        "tied",
+        lambda x, y: Expr(tied(lift(x), lift(y))),
+        (numbers(2, 3), numbers(4)),
+        lambda x, y: x,
+        order=2,
+    )
+]
 # Alone, the only part is the whole.
 CASES += [
     Case(
