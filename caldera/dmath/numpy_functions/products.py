@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from operator import index
 from typing import Any
 
@@ -104,10 +105,44 @@ def vecdot(a: Any, b: Any) -> Any:
 
 @handles(np.linalg.multi_dot)
 def _(arrays: Any) -> Any:
-    made = arrays[0]
-    for each in arrays[1:]:
-        made = op.matmul(made, each)
-    return made
+    shapes = [np.shape(each) for each in arrays]
+    # A vector at either end is a row or a column.
+    sizes = [shapes[0][0] if len(shapes[0]) > 1 else 1]
+    sizes += [shape[0] for shape in shapes[1:]]
+    sizes += [shapes[-1][1] if len(shapes[-1]) > 1 else 1]
+    splits = _cheapest_splits(sizes)
+
+    def product(first: int, last: int) -> Any:
+        if first == last:
+            return arrays[first]
+        middle = splits[first, last]
+        return op.matmul(product(first, middle), product(middle + 1, last))
+
+    return product(0, len(arrays) - 1)
+
+
+def _cheapest_splits(sizes: Sequence[int]) -> dict[tuple[int, int], int]:
+    """Return where to split a chain of products, as NumPy does: integers wrap in that order.
+
+    >>> _cheapest_splits([2, 3, 4, 2])[0, 2]
+    0
+    """
+    count = len(sizes) - 1
+    costs = {(each, each): 0 for each in range(count)}
+    splits = {}
+    for length in range(1, count):
+        for first in range(count - length):
+            last = first + length
+            costs[first, last], splits[first, last] = min(
+                (
+                    costs[first, k]
+                    + costs[k + 1, last]
+                    + sizes[first] * sizes[k + 1] * sizes[last + 1],
+                    k,
+                )
+                for k in range(first, last)
+            )
+    return splits
 
 
 @handles(np.linalg.cross, ruled=False)

@@ -34,3 +34,14 @@ def test_products_of_whole_numbers_wrap_as_numpy(dtype: str) -> None:
             found, wanted = function(x, x.T).numpy(), function(a, a.T)
             assert found.dtype == wanted.dtype
             assert np.array_equal(found, wanted)
+
+
+def test_chains_of_products_wrap_in_the_order_of_numpy() -> None:
+    draw = np.random.default_rng(0)
+    shapes = (2, 3), (3, 4), (4, 2)
+    a, b, c = (draw.integers(-20000, 20000, shape) for shape in shapes)
+    given = [a.astype("int16"), b.astype("int16"), c]
+    wanted = np.linalg.multi_dot(given)
+    with dm.connect(threads=3):
+        found = np.linalg.multi_dot([dm.array(given[0], dm.Columns()), *given[1:]])
+        assert np.array_equal(found.numpy(), wanted)
