@@ -187,7 +187,8 @@ def slurm_script(job: Job, *, partition: str | None = None, account: str | None 
         "partition": partition,
         "account": account,
         "array": f"0-{job.array - 1}" if job.array else None,
-        "signal": None if job.seconds is None else f"USR1@{_warned_before(job.seconds)}",
+        # Tasks of an array save no checkpoint: the signal would only end them earlier.
+        "signal": f"USR1@{_warned_before(job.seconds)}" if job.ranks and job.seconds else None,
     }
     lines = ["#!/bin/bash", *(f"#SBATCH --{k}={v}" for k, v in head.items() if v is not None)]
     lines += ["#SBATCH --requeue", "#SBATCH --open-mode=append"]

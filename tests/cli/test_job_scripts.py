@@ -145,6 +145,7 @@ def test_a_search_is_an_array_of_tasks_with_one_database(caldera: Caldera) -> No
     found = directives(done.out)
     assert (found["array"], found["partition"], found["time"]) == ("0-7", "long", "0-02:00:00")
     assert "ntasks" not in found
+    assert "signal" not in found
     start = next(line for line in done.out.splitlines() if line.startswith("srun --mpi=none"))
     assert start.endswith(
         "-m caldera search --trials 50 --storage 'sqlite:///a b.db' --quiet || status=$?"
