@@ -25,6 +25,7 @@ SlurmUser={user}
 SlurmdUser={user}
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
+TmpFS={folder}/tmp
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
@@ -79,7 +80,8 @@ def _free_ports(count: int) -> list[int]:
 def small_slurm(folder: Path, nodes: int = 1, processors: int = 4) -> Iterator[SmallSlurm]:
     """Start Slurm in a folder, and end it."""
     programs = {name: _program(name) for name in PROGRAMS}
-    (folder / "state").mkdir(parents=True)
+    for name in ("state", "tmp"):
+        (folder / name).mkdir(parents=True)
     ports, host = _free_ports(nodes + 1), socket.gethostname()
     names = [f"n{number}" for number in range(1, nodes + 1)]
     lines = [

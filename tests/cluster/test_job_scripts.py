@@ -26,6 +26,11 @@ from caldera import nn
 class Slow(cd.Callback):
     def epoch_ends(self, run):
         open("epochs", "a").write(f"{run.epoch} ")
+        if run.epoch == 3:
+            # The first run waits for the warning, however busy the machine is.
+            while not os.path.exists("warned"):
+                time.sleep(0.1)
+            time.sleep(2)
         time.sleep(0.3)
 
 x = np.linspace(0, 1, 64, dtype="float32")[:, None]
@@ -84,6 +89,7 @@ def test_a_warned_job_is_requeued_and_completes(
         assert time.monotonic() < until, printed.read_text() if printed.exists() else "no output"
         if not warned and epochs.exists() and len(epochs.read_text().split()) >= 3:
             answer(["scancel", "--signal=USR1", number], environment, tmp_path)
+            (tmp_path / "warned").touch()
             warned = True
         state = ["squeue", "--noheader", "--jobs", number, "--format=%T"]
         found = subprocess.run(state, env=environment, capture_output=True, text=True, check=False)
@@ -93,6 +99,6 @@ def test_a_warned_job_is_requeued_and_completes(
             for change in (["update", f"jobid={number}", "starttime=now"], ["release", number]):
                 subprocess.run(["scontrol", *change], env=environment, check=False)
         time.sleep(0.5)
-    assert warned
+    assert warned, printed.read_text()
     assert printed.read_text().strip().endswith("complete 96")
     assert epochs.read_text().split() == [str(each) for each in range(1, 13)]
