@@ -375,7 +375,7 @@ def _slower_on_more_threads(call: Call) -> NativeRunner:
     with at_most_threads(1):
         bound = product.bind(call)
     assert isinstance(bound, NativeRunner)
-    waste = _waste_time.call(x=np.zeros(1), turns=5_000 * (parts - 1), parts=parts)
+    waste = _waste_time.call(x=np.zeros(1), turns=200_000 * (parts - 1), parts=parts)
     return NativeRunner([*bound.calls, waste])
 
 
