@@ -43,15 +43,18 @@ def _recipe(title: str) -> list[Block]:
     return found
 
 
-@pytest.mark.usefixtures("own_layers")
-def test_readme_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks = _blocks("README.md")
-    assert blocks
+def test_readme_code_runs_and_prints_what_the_readme_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, output = blocks((ROOT / "README.md").read_text())[1:3]
+    assert (code.language, output.language) == ("python", "text")
     monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
-    for block in blocks:
-        exec(block, names)
-    assert (tmp_path / "graph.svg").read_text().startswith("<svg")
+    exec(code.code, {})
+    words, printed = output.code.split(), capsys.readouterr().out.split()
+    assert printed[:-1] == words[:-1]
+    assert float(printed[-1]) == pytest.approx(float(words[-1]), abs=0.015)
+    assert cd.load(tmp_path / "digits.caldera").predict(np.zeros((2, 1, 8, 8))).shape == (2, 10)
+    assert (tmp_path / "run" / "run.json").exists()
 
 
 def test_an_op_is_added_in_the_five_steps_of_contributing() -> None:

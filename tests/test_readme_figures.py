@@ -12,10 +12,14 @@ from caldera import bench
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 SOURCES = RESULTS / "readme.json"
-"""By the words around a figure: its file, the words around it there, and the number there."""
+"""Sources of figures, by the words around a figure, and of table rows, by the start of a row."""
 NO_SAMPLES = "No file with every sample stands behind these figures"
 _CODE = re.compile(r"```.*?```|`[^`]*`|^    .*?$|^\|.*?$|\]\([^)]*\)", re.DOTALL | re.MULTILINE)
+_LINK = re.compile(r"\]\([^)]*\)|`[^`]*`")
 _TIME = re.compile(r"\d (?:us|ms|s)\b|\d times")
+_FRAME = re.compile(r"^\|[-:| ]+\|$|^\| \| |^\| (?:network|task) \|")
+"""Header and separator rows of the README's tables."""
+_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _NUMBER = re.compile(r"(?<![\w.-])\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?(?![\w-]|\.\d)")
 
 
@@ -64,7 +68,33 @@ def problems(readme: str, sources: dict[str, Any], results: Path) -> list[str]:
     return found
 
 
-def unclaimed(sources: dict[str, Any], results: Path) -> list[str]:
+def table_problems(readme: str, sources: dict[str, Any], results: Path) -> list[str]:
+    """Return the cells with a number that is not in the row's own lines of its file."""
+    found, unused = [], dict(sources["rows"])
+    for line in readme.splitlines():
+        numbers = [each.group() for each in _NUMBER.finditer(_LINK.sub("", line.partition("|")[2]))]
+        if not line.startswith("|") or _FRAME.match(line) or not numbers:
+            continue
+        start = next((each for each in unused if line.startswith(each)), None)
+        if start is None:
+            found.append(f"{line!r} has no entry in readme.json")
+            continue
+        source = unused.pop(start)
+        lines = (results / source["file"]).read_text().splitlines()
+        cells = [
+            cell.strip(" *")
+            for given in source["lines"]
+            for text in lines
+            if given in text
+            for cell in re.split(r"[|(]", text)
+        ]
+        for cell in line.strip("| ").split(" | ")[1:]:
+            if not any(re.match(rf"{re.escape(cell.split()[0])}(?![\d.])", each) for each in cells):
+                found.append(f"{line!r}: {cell} is not in {source['file']}, {source['lines']}")
+    return [*found, *(f"{each!r} is no longer in README" for each in unused)]
+
+
+def unclaimed(readme: str, sources: dict[str, Any], results: Path) -> list[str]:
     """Times of the README that are not those of the runs in a file that `caldera check` passes."""
     name = sources["claims"]
     content = json.loads((results / name).read_text())
@@ -74,17 +104,21 @@ def unclaimed(sources: dict[str, Any], results: Path) -> list[str]:
         if each.status != "fine"
     ]
     seconds = {run["name"]: run["seconds"][0] for run in content["runs"]}
-    for words, source in sources["figures"].items():
-        if "runs" not in source:
-            if _TIME.search(words):
-                found.append(f"{words!r} is a time without a run in {name}")
-            continue
-        for runs, exact in zip(source["runs"], source["values"], strict=True):
-            first, *second = (seconds[each] for each in runs.split(" / "))
-            value = first / second[0] if second else first
-            near = [value * scale for scale in (1.0, 1e3, 1e6)]
-            if not any(abs(each - float(exact)) <= 0.005 * float(exact) for each in near):
-                found.append(f"{words!r}: {runs} took {value}, not {exact}")
+    found += [
+        f"{words!r} is a time without a run in {name}"
+        for words in sources["figures"]
+        if _TIME.search(words)
+    ]
+    for line in readme.splitlines():
+        start = next((each for each in sources["rows"] if line.startswith(each)), "")
+        runs = sources["rows"].get(start, {}).get("runs", ())
+        times = line.strip("| ").split(" | ")[1:]
+        if not runs and any(_TIME.search(each) for each in times):
+            found.append(f"{line!r} has times without a run in {name}")
+        for run, time in zip(runs, times, strict=bool(runs)):
+            number, unit = time.split()
+            if abs(float(number) * _UNITS[unit] / seconds[run] - 1) > 0.005:
+                found.append(f"{line!r}: {run} took {seconds[run]} s, not {time}")
     return found
 
 
@@ -98,7 +132,8 @@ def _rounds_to(exact: str, shown: str, scale: float) -> bool:
 
 
 def test_every_figure_of_the_readme_has_a_file_and_is_what_it_says() -> None:
-    found = problems((ROOT / "README.md").read_text(), json.loads(SOURCES.read_text()), RESULTS)
+    readme, sources = (ROOT / "README.md").read_text(), json.loads(SOURCES.read_text())
+    found = problems(readme, sources, RESULTS) + table_problems(readme, sources, RESULTS)
     assert not found, "\n".join(found)
 
 
@@ -117,13 +152,27 @@ def test_a_figure_that_differs_or_has_no_file_is_found(tmp_path: Path) -> None:
     assert "33 has no file" in problems("the MLP 33 us on ResNet-50", sources, tmp_path)[0]
 
 
-def test_times_of_the_readme_pass_the_twelve_rules(tmp_path: Path) -> None:
-    sources = json.loads(SOURCES.read_text())
-    assert not unclaimed(sources, RESULTS)
-    sources["figures"]["the seed's MLP 33 us"]["values"] = ["31.0"]
+def test_every_changed_cell_of_a_table_is_found() -> None:
+    readme, sources = (ROOT / "README.md").read_text(), json.loads(SOURCES.read_text())
+    for start in sources["rows"]:
+        row = next(line for line in readme.splitlines() if line.startswith(start))
+        for number in _NUMBER.finditer(row, len(start)):
+            for changed in (str(10 * float(number.group())), number.group()[:-1] + "x", "1"):
+                line = row[: number.start()] + changed + row[number.end() :]
+                assert table_problems(readme.replace(row, line), sources, RESULTS), line
+        assert table_problems(readme.replace(row + "\n", ""), sources, RESULTS) == [
+            f"{start!r} is no longer in README"
+        ]
+    new = "| ResNet-18 | 16 | 10 | 5 | 2.0 |"
+    assert "has no entry" in table_problems(f"{readme}\n{new}\n", sources, RESULTS)[0]
+
+
+def test_times_of_the_readme_pass_the_twelve_rules() -> None:
+    readme, sources = (ROOT / "README.md").read_text(), json.loads(SOURCES.read_text())
+    assert not unclaimed(readme, sources, RESULTS)
+    assert "not 31.0 us" in unclaimed(readme.replace("33.0 us", "31.0 us"), sources, RESULTS)[0]
     sources["figures"]["new 12 ms"] = {"values": ["12"]}
-    wrong = unclaimed(sources, RESULTS)
-    assert ["not 31.0" in wrong[0], "without a run" in wrong[1], len(wrong)] == [True, True, 2]
+    assert "without a run" in unclaimed(readme, sources, RESULTS)[0]
 
 
 def test_files_of_the_bench_among_the_results_pass_the_twelve_rules() -> None:
