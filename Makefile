@@ -40,7 +40,7 @@ demo: setup
 	$(RUN)/caldera train --data digits --out out
 	$(RUN)/caldera report out
 
-# The seeds' tables and figures again, in minutes. Peers and MPI take part where they are installed:
+# The papers' claims again, in minutes. Peers and MPI take part where they are installed:
 # pip install 'caldera[bench,mpi]'.
 reproduce: setup
 	mkdir -p out

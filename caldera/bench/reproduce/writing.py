@@ -1,11 +1,11 @@
-"""What `caldera reproduce` prints and writes."""
+"""Tables, files and the page of `caldera reproduce`."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,117 +14,95 @@ from caldera.base.config import settings
 from caldera.base.file_cache import write_file
 from caldera.base.formatting import seconds_text, table_lines
 from caldera.base.plain_data import to_plain
+from caldera.bench.reproduce.criteria import NOT_COMPARABLE
 from caldera.bench.reproduce.experiment import (
-    BESIDE,
-    ComparisonRow,
     Experiment,
     ExperimentResult,
+    Measurement,
     Plot,
 )
+from caldera.bench.reproduce.papers import Figure, figures
 from caldera.bench.results import code_version, machine_facts, package_versions
 from caldera.draw.axis import axis_of
 from caldera.draw.line_chart import Line, LineChart, inline
 from caldera.draw.page import document, section, table, tag
 from caldera.draw.svg import CATEGORICAL
+from caldera.errors import DataError
 
-BUSY = 2.0
-"""A load for each core above which somebody else must compute too: it is taken at the end."""
-_BUSY = (
-    "The machine was busy with other programs: times are theirs as well, and verdicts on speed are "
-    "doubtful."
-)
-HEAD = ("", "seed", "ours", "verdict")
-FORMAT = "caldera reproduce 1"
-
-
-def verdict_text(row: ComparisonRow) -> str:
-    """The verdict, and whether ours is a prediction.
-
-    >>> verdict_text(ComparisonRow("a", "1", "2", "holds", predicted=True))
-    'holds (predicted)'
-    """
-    return f"{row.verdict} (predicted)" if row.predicted else row.verdict
+BUSY_TEXT = "Other programs used the machine: verdicts on speed are undecided."
+HEAD = ("measured", "paper", "criterion", "ours", "verdict")
+FORMAT = "caldera reproduce 2"
+_ORDER = ("does not hold", "undecided", "holds", NOT_COMPARABLE)
 
 
 def text_of(experiment: Experiment, outcome: ExperimentResult) -> str:
-    """A table of plain text."""
+    """Return the rows of an experiment as plain text."""
     lines = [
-        experiment.claim,
-        *table_lines([HEAD, *_plain_rows(outcome)], left=range(len(HEAD))),
-        *(f"left out: {each}" for each in outcome.left_out),
+        experiment.claim.text,
+        *table_lines([HEAD, *(row.cells for row in outcome.rows)], left=range(len(HEAD))),
+        *(f"left out: {each}" for each in outcome.measurement.left_out),
+        *([BUSY_TEXT] if outcome.busy else []),
         f"{outcome.verdict}, {seconds_text(outcome.seconds)}",
     ]
-    return "\n  ".join([f"{experiment.name}: {experiment.source}", *lines])
-
-
-def _plain_rows(outcome: ExperimentResult) -> list[tuple[str, ...]]:
-    return [(row.what, row.seed, row.ours, verdict_text(row)) for row in outcome.rows]
+    return "\n  ".join([f"{experiment.name}: {experiment.claim.source}", *lines])
 
 
 def markdown_of(experiment: Experiment, outcome: ExperimentResult, *, quick: bool) -> str:
-    """A file of `benchmarks/results`."""
-    machine = machine_facts(settings.threads)
+    """Return the report of an experiment in Markdown."""
+    machine, claim = machine_facts(settings.threads), experiment.claim
     command = f"caldera reproduce {experiment.name}{' --quick' if quick else ''}"
     lines = [
-        f"# {experiment.source}: {experiment.name}",
+        f"# {claim.source}: {experiment.name}",
         "",
-        f"{experiment.claim}. Written by `{command}` on {machine['cpu']}, "
+        f"Claim: {claim.text}.",
+        "",
+        f"Judged at: {claim.scale}. Written by `{command}` on {machine['cpu']}, "
         f"{machine['architecture']}, {machine['threads']} threads, load {machine['load before']}, "
-        f"{machine['time'][:10]}; "
-        f"every sample is in `{file_name(experiment, 'json')}`.",
+        f"{machine['time'][:10]}; every sample is in `{file_name(experiment, 'json')}`.",
         "",
-        *_table(HEAD, [_cells(row) for row in outcome.rows]),
+        *_table(HEAD, [row.cells for row in outcome.rows]),
         "",
         f"Verdict: {outcome.verdict}.",
+        *([claim.note] if claim.note else []),
+        *([BUSY_TEXT] if outcome.busy else []),
+        *(f"Left out: {each}." for each in outcome.measurement.left_out),
     ]
-    if BESIDE in {row.verdict for row in outcome.rows}:
-        lines.append(
-            '"Beside": the seed\'s machine is another one, so the numbers only stand side by side.'
-        )
-    lines += [*_busy(machine), *(f"Left out: {each}." for each in outcome.left_out)]
     return "\n".join(lines) + "\n"
-
-
-def _cells(row: ComparisonRow) -> tuple[str, ...]:
-    return (row.what, row.seed or "-", row.ours or "-", verdict_text(row))
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """Return the lines of a table in Markdown."""
-    escaped = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    escaped = [[cell.replace("|", "\\|") or "-" for cell in row] for row in rows]
     lines = [f"| {' | '.join(cells)} |" for cells in (head, *escaped)]
     return [lines[0], "|---" * len(head) + "|", *lines[1:]]
 
 
-def _busy(machine: Mapping[str, Any]) -> list[str]:
-    load = machine["load before"] or 0.0
-    return [_BUSY] if load > BUSY * machine["cores"] else []
-
-
 def file_name(experiment: Experiment, ending: str) -> str:
-    """Of an experiment's results.
+    """Return the name of an experiment's file of results.
 
-    >>> file_name(Experiment("fusion", "", ""), "md")
+    >>> from caldera.bench.reproduce.experiment import find_experiments
+    >>> file_name(find_experiments()["fusion"], "md")
     'reproduce-fusion.md'
     """
     return f"reproduce-{experiment.name}.{ending}"
 
 
 def json_of(experiment: Experiment, outcome: ExperimentResult, *, quick: bool) -> dict[str, Any]:
-    """Everything: code, machine, libraries, settings, rows and raw samples."""
+    """Return code, machine, libraries, settings, rows and raw samples."""
     return {
         "format": FORMAT,
         "experiment": experiment.name,
-        "source": experiment.source,
-        "claim": experiment.claim,
+        "claim": asdict(experiment.claim),
         "quick": quick,
         "code": code_version(),
         "machine": machine_facts(settings.threads),
         "versions": package_versions(),
-        "rows": [asdict(row) for row in outcome.rows],
-        "plots": [asdict(plot) for plot in outcome.plots],
-        "samples": outcome.samples,
-        "left out": outcome.left_out,
+        "busy": outcome.busy,
+        "verdict": outcome.verdict,
+        "rows": [row.cells for row in outcome.rows],
+        "plots": [asdict(plot) for plot in outcome.measurement.plots],
+        "samples": outcome.measurement.samples,
+        "left out": outcome.measurement.left_out,
         "seconds": outcome.seconds,
         "cpu seconds": outcome.cpu_seconds,
     }
@@ -133,7 +111,7 @@ def json_of(experiment: Experiment, outcome: ExperimentResult, *, quick: bool) -
 def write_results(
     folder: Path, experiment: Experiment, outcome: ExperimentResult, *, quick: bool
 ) -> list[Path]:
-    """Write the table and the samples of an experiment."""
+    """Write the report and the samples of an experiment."""
     texts = {
         "md": markdown_of(experiment, outcome, quick=quick),
         "json": json.dumps(to_plain(json_of(experiment, outcome, quick=quick)), indent=1) + "\n",
@@ -144,91 +122,163 @@ def write_results(
     return paths
 
 
-def summary_of(
-    done: Mapping[Experiment, ExperimentResult], others: Sequence[Experiment], *, quick: bool
-) -> str:
-    """All verdicts on one page, every number, what was left out, and what could not be run."""
-    machine = machine_facts(settings.threads)
+def read_results(folder: Path, experiment: Experiment, *, quick: bool) -> ExperimentResult | None:
+    """Judge an earlier run of the same code again, from its samples; None if there is none."""
+    path = folder / file_name(experiment, "json")
+    if not path.is_file():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if (found["format"], found["quick"], found["code"]) != (FORMAT, quick, code_version()):
+            return None
+        plots = [Plot(**each) for each in found["plots"]]
+        measurement = Measurement(found["samples"], plots, found["left out"])
+        outcome = experiment.judge(measurement, busy=found["busy"])
+        outcome.seconds, outcome.cpu_seconds = found["seconds"], found["cpu seconds"]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError.build(
+            str(path),
+            expected=f"a file of `caldera reproduce {experiment.name}`",
+            got=f"{type(error).__name__}: {error}",
+            hint="remove it to run the experiment again",
+        ) from error
+    return outcome
+
+
+Done = Mapping[Experiment, ExperimentResult]
+
+
+def figure_rows(done: Done, failed: Mapping[str, str]) -> list[tuple[str, ...]]:
+    """Return all tables, figures and numbers of the papers with their verdicts, failures first."""
+    verdicts = {experiment.name: outcome.verdict for experiment, outcome in done.items()}
+
+    def verdict(figure: Figure) -> str:
+        if not figure.experiment:
+            return figure.recorded or "not here"
+        if figure.experiment in failed:
+            return "failed to run"
+        return verdicts.get(figure.experiment, "not run")
+
+    def place(row: tuple[str, ...]) -> int:
+        return next((n for n, each in enumerate(_ORDER) if row[3].startswith(each)), len(_ORDER))
+
+    rows = [
+        (
+            each.place,
+            each.says,
+            each.experiment or each.nearest or each.file,
+            verdict(each),
+            failed.get(each.experiment, each.reason),
+        )
+        for each in figures()
+    ]
+    return sorted(rows, key=place)
+
+
+FIGURE_HEAD = ("paper", "figure or claim", "experiment, or the nearest one", "verdict", "reason")
+
+
+def counts_text(rows: Iterable[tuple[str, ...]]) -> str:
+    """Return the number of figures by verdict.
+
+    >>> counts_text([("", "", "", "holds", ""), ("", "", "", "not here", "")])
+    '2 claims of the papers: 1 holds, 1 not here'
+    """
+    counts = Counter(row[3] for row in rows)
+    shown = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    return f"{counts.total()} claims of the papers: {shown}"
+
+
+def summary_of(done: Done, failed: Mapping[str, str], *, quick: bool) -> str:
+    """Return one page of Markdown: the verdicts, the papers' figures, and every quantity."""
+    machine, rows = machine_facts(settings.threads), figure_rows(done, failed)
     lines = [
-        "# The seeds' experiments",
+        "# Published claims",
         "",
         f"Written by `caldera reproduce{' --quick' if quick else ''}` on {machine['cpu']}, "
         f"{machine['threads']} threads, load {machine['load before']} at the end, "
-        f"{machine['time'][:10]}: {totals_text(done.values())}.",
+        f"{machine['time'][:10]}: {totals_text(done)}.",
         "Every sample is in "
         + ", ".join(f"`{file_name(each, 'json')}`" for each in done)
         + ", which are not files of the bench: `caldera check` does not read them.",
-        *_busy(machine),
+        *([BUSY_TEXT] if any(each.busy for each in done.values()) else []),
         "",
+        f"{counts_text(rows)}.",
+        "",
+        *_table(FIGURE_HEAD, rows),
+        "",
+        "Experiments:",
+        "",
+        *_table(
+            ("experiment", "source", "claim", "verdict", "took", "CPU", "left out"),
+            [
+                (
+                    f"[{each.name}]({file_name(each, 'md')})",
+                    each.claim.source,
+                    each.claim.text,
+                    outcome.verdict,
+                    seconds_text(outcome.seconds),
+                    seconds_text(outcome.cpu_seconds),
+                    "; ".join(outcome.measurement.left_out),
+                )
+                for each, outcome in done.items()
+            ],
+        ),
+        "",
+        "Every quantity:",
+        "",
+        *_table(
+            ("experiment", *HEAD),
+            [(each.name, *row.cells) for each, outcome in done.items() for row in outcome.rows],
+        ),
     ]
-    lines += _table(
-        ("experiment", "source", "claim", "verdict", "took", "CPU", "left out"),
-        [
-            (
-                f"[{each.name}]({file_name(each, 'md')})",
-                each.source,
-                each.claim,
-                outcome.verdict,
-                seconds_text(outcome.seconds),
-                seconds_text(outcome.cpu_seconds),
-                "; ".join(outcome.left_out),
-            )
-            for each, outcome in done.items()
-        ],
-    )
-    if others:
-        head = ("experiment", "source", "claim", "why not", "the nearest thing")
-        rows = [(each.name, each.source, each.claim, each.reason, each.nearest) for each in others]
-        lines += ["", "Not run:", "", *_table(head, rows)]
-    every = [(each.name, *_cells(row)) for each, outcome in done.items() for row in outcome.rows]
-    lines += ["", "Every number:", "", *_table(("experiment", "what", *HEAD[1:]), every)]
     return "\n".join(lines) + "\n"
 
 
-def totals_text(outcomes: Collection[ExperimentResult]) -> str:
-    """How many, how long, and how many claims hold.
-
-    >>> row = ComparisonRow("a", "1", "1", "holds")
-    >>> totals_text([ExperimentResult([row], seconds=2.0, cpu_seconds=3.0)])
-    '1 experiments in 2.0 s (3.0 s of CPU time): 1 holds'
-    """
-    taken = math.fsum(outcome.seconds for outcome in outcomes)
-    cpu = math.fsum(outcome.cpu_seconds for outcome in outcomes)
-    counts = Counter(outcome.verdict for outcome in outcomes)
+def totals_text(done: Done) -> str:
+    """Return the number of experiments by verdict, and their time."""
+    taken = math.fsum(outcome.seconds for outcome in done.values())
+    cpu = math.fsum(outcome.cpu_seconds for outcome in done.values())
+    counts = Counter(outcome.verdict for outcome in done.values())
     verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
     return (
-        f"{len(outcomes)} experiments in {seconds_text(taken)} "
+        f"{len(done)} experiments in {seconds_text(taken)} "
         f"({seconds_text(cpu)} of CPU time): {verdicts}"
     )
 
 
-def page_of(done: Mapping[Experiment, ExperimentResult], others: Sequence[Experiment]) -> str:
-    """One page: a table and plots for each experiment, and what could not be run."""
-    parts = [tag("h1", "caldera reproduce")]
-    index = {}
+def page_of(done: Done, failed: Mapping[str, str]) -> str:
+    """Return one HTML page: the papers' figures with verdicts, then each experiment."""
+    rows = figure_rows(done, failed)
+    parts = [
+        tag("h1", "Published claims"),
+        section("claims", counts_text(rows), table(FIGURE_HEAD, rows), note=totals_text(done)),
+    ]
+    index = {"claims": "All claims"}
     for experiment, outcome in done.items():
         index[experiment.name] = experiment.name
+        claim = experiment.claim
+        notes = [f"{claim.text}: {outcome.verdict}.", f"Judged at: {claim.scale}.", claim.note]
         parts.append(
             section(
                 experiment.name,
-                f"{experiment.source}: {experiment.name}",
-                tag("div", *(inline(chart(plot)) for plot in outcome.plots), class_="columns"),
-                table(HEAD, _plain_rows(outcome)),
-                note=f"{experiment.claim}: {outcome.verdict}",
+                f"{claim.source}: {experiment.name}",
+                tag(
+                    "div",
+                    *(inline(chart(plot)) for plot in outcome.measurement.plots),
+                    class_="columns",
+                ),
+                table(HEAD, [row.cells for row in outcome.rows]),
+                note=" ".join(each for each in notes if each),
             )
         )
-    if others:
-        rows_of = [(each.source, each.claim, each.reason, each.nearest) for each in others]
-        index["others"] = "Not run"
-        head = ("source", "claim", "why not", "the nearest thing that was run")
-        parts.append(section("others", "Not run", table(head, rows_of)))
     return document("caldera reproduce", index, parts)
 
 
 def chart(plot: Plot) -> LineChart:
-    """A plot as a chart."""
+    """Return a plot as a chart."""
     lines = [
-        # Dashed: what nobody measured, and the colours that come a second time.
+        # Predictions are dashed, and colours on their second use.
         Line(
             name,
             list(points),

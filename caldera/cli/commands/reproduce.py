@@ -1,56 +1,67 @@
-"""`caldera reproduce`: the seeds' tables and figures, made again on this machine."""
+"""`caldera reproduce`: the tables and figures of the reference papers, on this machine."""
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 
 from caldera.base.file_cache import write_file
+from caldera.base.formatting import seconds_text
 from caldera.bench.reproduce.experiment import (
+    BUSY,
     Experiment,
     ExperimentContext,
     ExperimentResult,
     find_experiments,
     run_experiment,
 )
+from caldera.bench.reproduce.papers import figures
 from caldera.bench.reproduce.writing import (
+    BUSY_TEXT,
+    counts_text,
+    figure_rows,
     page_of,
+    read_results,
     summary_of,
     text_of,
     totals_text,
     write_results,
 )
+from caldera.bench.timing import Stopwatch, load_per_core
 from caldera.cli.command import Command, flag, flags, tell
 from caldera.cli.option_types import NameOption
 from caldera.errors import CalderaError, ConfigError
 
-_RESULTS = Path("benchmarks/results")
+_RESULTS = Path("out/reproduce")
 SUMMARY = "reproduce-all.md"
-"""What a run of all experiments writes beside the file of each."""
+"""The file of a run of all experiments."""
 
 
 add_flags = flags(
     flag("names", nargs="*", metavar="EXPERIMENTS", help="which ones (default: all; see --list)"),
-    flag("--quick", action="store_true", help="fewer sizes, steps and repeats"),
+    flag("--quick", action="store_true", help="fewer sizes, steps and seeds"),
+    flag("--again", action="store_true", help="repeat experiments that an earlier run finished"),
     flag(
         "--out",
         metavar="FOLDER",
-        help=f"where results are written (default: {_RESULTS}, in a clone of the repository)",
+        help=f"folder of the results, created if missing (default: {_RESULTS})",
     ),
     flag("--html", metavar="FILE", help="write a page with plots to this file"),
-    flag("--list", action="store_true", help="say what there is, and what is not"),
+    flag("--list", action="store_true", help="list the experiments, and what is not reproduced"),
 )
 """The flags of `reproduce`."""
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run, print seed / ours / verdict, and write. A claim that does not hold is a result too."""
+    """Run experiments and print verdicts; a claim that does not hold is a result too."""
     everything = find_experiments()
     if arguments.list:
         for each in everything.values():
-            state = "" if each.can_run else f" (not run: {each.reason})"
-            print(f"{each.name:<18}{each.source}: {each.claim}{state}")
+            print(f"{each.name:<18}{each.claim.source}: {each.claim.text}")
+        for figure in figures():
+            if not figure.experiment:
+                print(f"{'-':<18}{figure.place}: {figure.says} ({figure.reason})")
         return 0
     kind = NameOption("experiment", lambda: everything)
     names = [kind.from_text(name, "caldera reproduce") for name in arguments.names]
@@ -61,52 +72,67 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError.build(
             "--html", expected="a file in a folder that exists", got=repr(arguments.html)
         )
-    context = ExperimentContext(arguments.quick, lambda line: tell(f"  {line}"))
-    done: dict[Experiment, ExperimentResult] = {}
-    failed: list[Experiment] = []
-    for experiment in chosen:
-        if not experiment.can_run:
-            continue
-        tell(f"{experiment.name} ...")
-        try:
-            done[experiment] = run_experiment(experiment, context)
-        except CalderaError as error:
-            # One that fails, ranks that cannot be started perhaps, leaves the others alone.
-            failed.append(replace(experiment, run=None, reason=f"it failed: {error}"))
-            continue
-        print(text_of(experiment, done[experiment]), end="\n\n")
-        if folder is not None:
-            write_results(folder, experiment, done[experiment], quick=arguments.quick)
-    others = [*failed, *(each for each in chosen if not each.can_run)]
-    for each in others:
-        print(
-            f"not run: {each.claim} ({each.source}): {each.reason}; "
-            f"nearest: {each.nearest or 'none'}"
-        )
-    if folder is not None and not arguments.names:
-        write_file(folder / SUMMARY, summary_of(done, others, quick=arguments.quick))
+    done, failed = _run_all(chosen, folder, arguments.quick, arguments.again or bool(names))
+    if not arguments.names:
+        write_file(folder / SUMMARY, summary_of(done, failed, quick=arguments.quick))
+        print(counts_text(figure_rows(done, failed)))
     if done:
-        print(totals_text(done.values()))
+        print(totals_text(done))
     if page is not None:
-        write_file(page, page_of(done, others))
+        write_file(page, page_of(done, failed))
         print(f"wrote {page}")
     return 1 if failed else 0
 
 
-def _folder(given: str | None) -> Path | None:
-    """Where to write: what was asked for, or the results of a clone, or nowhere."""
-    if given is None:
-        return _RESULTS if _RESULTS.is_dir() else None
-    folder = Path(given)
-    if not folder.is_dir():
-        raise ConfigError.build("--out", expected="a folder that exists", got=repr(given))
+def _run_all(
+    chosen: Sequence[Experiment], folder: Path, quick: bool, again: bool
+) -> tuple[dict[Experiment, ExperimentResult], dict[str, str]]:
+    """Run experiments, or read what an earlier run of the same code has finished."""
+    context = ExperimentContext(quick, lambda line: tell(f"  {line}"))
+    done: dict[Experiment, ExperimentResult] = {}
+    failed: dict[str, str] = {}
+    if load_per_core() > BUSY:
+        tell(BUSY_TEXT)
+    if not again:
+        kept = {each: read_results(folder, each, quick=quick) for each in chosen}
+        done = {each: found for each, found in kept.items() if found is not None}
+        if done:
+            tell(f"{len(done)} experiments are in {folder} already; --again repeats them")
+    watch, rest = Stopwatch(), [each for each in chosen if each not in done]
+    for count, experiment in enumerate(rest):
+        spent, total = (
+            sum(each.claim.seconds for each in part) for part in (rest[:count], rest[count:])
+        )
+        left = total * (watch.wall / spent if spent else 1.0 if quick else 4.0)
+        tell(f"{experiment.name} ({count + 1} of {len(rest)}, about {seconds_text(left)} left)")
+        try:
+            done[experiment] = run_experiment(experiment, context)
+        except CalderaError as error:
+            # Ranks that cannot be started, for example, do not stop the other experiments.
+            failed[experiment.name] = str(error)
+            print(f"{experiment.name} failed: {error}", end="\n\n")
+            continue
+        print(text_of(experiment, done[experiment]), end="\n\n")
+        write_results(folder, experiment, done[experiment], quick=quick)
+    return {each: done[each] for each in chosen if each in done}, failed
+
+
+def _folder(given: str | None) -> Path:
+    """Return the folder of results, created if it is missing."""
+    folder = _RESULTS if given is None else Path(given)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError.build(
+            "--out", expected="a folder that can be created", got=f"{given!r}: {error.strerror}"
+        ) from error
     return folder
 
 
 COMMAND = Command(
     name="reproduce",
     takes="EXPERIMENTS ...",
-    summary="Make the tables and figures of the seeds again on this machine.",
+    summary="Reproduce the tables and figures of the reference papers on this machine.",
     examples="""
         caldera reproduce --list
         caldera reproduce --quick --html reproduce.html

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,133 +11,158 @@ import pytest
 
 from caldera.bench import levels
 from caldera.bench.reproduce import experiment as frame
+from caldera.bench.reproduce.criteria import Claim, Criterion, Quantity
 from caldera.bench.reproduce.experiment import (
-    BESIDE,
-    FAILS,
-    HOLDS,
-    UNDECIDED,
-    ComparisonRow,
     Experiment,
     ExperimentContext,
-    ExperimentResult,
+    Measurement,
     Plot,
-    faster,
+    Samples,
     find_experiments,
 )
 from caldera.bench.reproduce.experiments.consistency import ReferenceTernGrad, constants
-from caldera.bench.reproduce.writing import markdown_of, page_of, text_of, write_results
+from caldera.bench.reproduce.writing import page_of, write_results
 from caldera.bench.timing import StepClock, best_in_turns, in_turns
 from caldera.cli import main
 from caldera.cli.commands import reproduce as command
 from caldera.errors import CommError
 from tests.cli.conftest import Caldera, Done
 
+RUNS: list[str] = []
 
-def _run(context: ExperimentContext) -> ExperimentResult:
+
+def _run(context: ExperimentContext) -> Measurement:
     context.tell("running")
-    rows = [
-        ComparisonRow("speed", "1.2 to 2", "1.4 | 1.5", HOLDS),
-        ComparisonRow("memory", "5.27", "4", BESIDE, True),
-    ]
+    RUNS.append("made")
     plot = Plot("Speed", "ranks", "images/s", {"ours": [(1.0, 2.0), (2.0, 4.0)]})
-    return ExperimentResult(rows, [plot], {"ours": [2.0, float("inf")]}, ["64 ranks"])
+    return Measurement({"ours": {"GB": [4.0]}}, [plot], ["64 ranks"])
 
 
-MADE = Experiment("made", "A paper, table 9", "It is faster", _run)
-OTHER = Experiment("other", "A paper", "On 96 cards", reason="no cards", nearest="one card")
+def _quantities(samples: Samples) -> dict[str, dict[str, Quantity]]:
+    (gigabytes,) = samples["ours"]["GB"]
+    return {
+        "speed": {"": Quantity(1.4, 1.3, 1.5, "a | b")},
+        "memory": {"16 ranks": Quantity.exact(gigabytes, predicted=True)},
+    }
+
+
+CRITERIA = (
+    Criterion("speed", "1.2 to 2", "times as fast", 1.0, math.inf),
+    Criterion("memory", "5.27", "GB", -math.inf, math.inf, context="another GPU"),
+)
+MADE = Experiment(
+    Claim("made", "A paper, table 9", "It is faster", "two sizes", CRITERIA, 1.0), _run, _quantities
+)
 
 
 @pytest.fixture
 def caldera(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Caldera:
-    made = {each.name: each for each in (MADE, OTHER)}
-    monkeypatch.setattr(command, "find_experiments", lambda: made)
+    monkeypatch.setattr(command, "find_experiments", lambda: {"made": MADE})
+    RUNS.clear()
     return lambda *words: Done(main([str(word) for word in words]), *capsys.readouterr())
 
 
-def test_a_table_with_seed_ours_and_verdict(caldera: Caldera, tmp_path: Path) -> None:
+def test_a_table_with_paper_criterion_ours_and_verdict(caldera: Caldera, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    done = caldera("reproduce", "--quick", "--out", tmp_path, "--html", page)
+    done = caldera("reproduce", "--quick", "--out", tmp_path / "new" / "folder", "--html", page)
     assert done.status == 0, done.err
-    assert "memory  5.27      4          beside (predicted)" in done.out
+    assert "made (1 of 1, about 1.0 s left)" in done.err
+    assert "16 ranks: GB   5.27      another GPU  4" in done.out
     assert "left out: 64 ranks" in done.out
-    assert "not run: On 96 cards (A paper): no cards; nearest: one card" in done.out
     assert "Speed (images/s)" in page.read_text()
     assert "1 experiments in " in done.out
-    summary = (tmp_path / "reproduce-all.md").read_text()
+    assert "claims of the papers: " in done.out
+    folder = tmp_path / "new" / "folder"
+    summary = (folder / "reproduce-all.md").read_text()
     assert "| [made](reproduce-made.md) | A paper, table 9 | It is faster | holds |" in summary
-    assert "| made | speed | 1.2 to 2 | 1.4 \\| 1.5 | holds |" in summary
-    assert "| other | A paper | On 96 cards | no cards | one card |" in summary
-    text = (tmp_path / "reproduce-made.md").read_text()
+    row = "times as fast | 1.2 to 2 | above 1 | 1.4 [1.3, 1.5] (a \\| b) | holds |"
+    assert f"| made | {row}" in summary
+    text = (folder / "reproduce-made.md").read_text()
     assert "Written by `caldera reproduce made --quick`" in text
-    assert "| speed | 1.2 to 2 | 1.4 \\| 1.5 | holds |" in text
-    found = json.loads((tmp_path / "reproduce-made.json").read_text())
-    assert found["samples"] == {"ours": [2.0, "inf"]}
-    assert {"code", "machine", "versions", "quick", "rows"} <= found.keys()
+    assert "Judged at: two sizes." in text
+    assert f"| {row}" in text
+    found = json.loads((folder / "reproduce-made.json").read_text())
+    assert found["samples"] == {"ours": {"GB": [4.0]}}
+    assert {"code", "machine", "versions", "quick", "rows", "claim"} <= found.keys()
+
+
+def test_an_interrupted_run_goes_on_with_the_same_code(caldera: Caldera, tmp_path: Path) -> None:
+    words = ["reproduce", "--quick", "--out", tmp_path]
+    first = caldera(*words)
+    again = caldera(*words)
+    assert RUNS == ["made"]
+    assert "1 experiments are in" in again.err
+    assert again.out.splitlines()[-1] == first.out.splitlines()[-1]
+    caldera(*words, "--again")
+    caldera("reproduce", "--out", tmp_path)
+    caldera("reproduce", "made", "--quick", "--out", tmp_path)
+    assert len(RUNS) == 4, "asked for, a full run, and by its name"
+    path = tmp_path / "reproduce-made.json"
+    path.write_text(path.read_text().replace('"GB"', '"MB"'))
+    damaged = caldera(*words)
+    assert damaged.status != 0
+    assert "remove it to run the experiment again" in damaged.err
+
+
+def test_a_busy_machine_is_named(
+    caldera: Caldera, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (frame, command):
+        monkeypatch.setattr(module, "load_per_core", lambda: 9.0)
+    done = caldera("reproduce", "--out", tmp_path)
+    assert done.err.startswith("Other programs used the machine: verdicts on speed are undecided")
+    assert "verdicts on speed" in (tmp_path / "reproduce-made.md").read_text()
 
 
 def test_an_experiment_that_fails_leaves_the_others_alone(
     caldera: Caldera, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(context: ExperimentContext) -> ExperimentResult:
+    def fails(context: ExperimentContext) -> Measurement:
         raise CommError.build("2 ranks", expected="a result", got="none")
 
-    broken = Experiment("broken", "A paper, table 1", "It scales", fails)
-    monkeypatch.setattr(command, "find_experiments", lambda: {"broken": broken, "made": MADE})
+    broken = Experiment(find_experiments()["fusion"].claim, fails, _quantities)
+    both = {"fusion": broken, "made": MADE}
+    monkeypatch.setattr(command, "find_experiments", lambda: both)
     done = caldera("reproduce", "--out", tmp_path)
     assert done.status == 1
-    assert "not run: It scales (A paper, table 1): it failed: 2 ranks: expected" in done.out
+    assert "fusion failed: 2 ranks: expected" in done.out
     assert "1 experiments in " in done.out
-    assert "it failed: 2 ranks" in (tmp_path / "reproduce-all.md").read_text()
-    assert not (tmp_path / "reproduce-broken.md").exists()
+    summary = (tmp_path / "reproduce-all.md").read_text()
+    assert "| fusion | failed to run | 2 ranks: expected" in summary
+    assert not (tmp_path / "reproduce-fusion.md").exists()
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["mde"], "did you mean 'made'?"),
-        (["made", "--out", "nowhere"], "--out: expected a folder that exists"),
+        (["made", "--out", "/dev/null/x"], "--out: expected a folder that can be created"),
         (["made", "--html", "nowhere/p.html"], "--html: expected a file in a folder that exists"),
     ],
 )
-def test_bad_arguments(caldera: Caldera, words: list[str], message: str) -> None:
+def test_bad_arguments(
+    caldera: Caldera,
+    words: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
     done = caldera("reproduce", *words)
     assert done.status != 0
     assert message in done.err
     assert not done.out
 
 
-def test_the_list_says_what_there_is(caldera: Caldera) -> None:
+def test_the_list_has_what_is_not_reproduced(caldera: Caldera) -> None:
     out = caldera("reproduce", "--list").out
     assert "made" in out
-    assert "(not run: no cards)" in out
+    assert "75.1% top-1 after 200 epochs (requires ImageNet and 64 GPUs)" in out
 
 
-def test_every_experiment_says_what_it_is() -> None:
-    found = find_experiments()
-    assert len(found) >= 10
-    for each in found.values():
-        assert each.source
-        assert each.claim
-        assert each.can_run or (each.reason and each.nearest)
-
-
-def test_verdicts() -> None:
-    rows = [ComparisonRow("a", "", "", BESIDE), ComparisonRow("b", "", "", HOLDS)]
-    assert ExperimentResult(rows[:1]).verdict == BESIDE
-    assert ExperimentResult(rows).verdict == HOLDS
-    noisy = ComparisonRow("e", "", "", UNDECIDED)
-    assert ExperimentResult([*rows, noisy]).verdict == UNDECIDED
-    assert ExperimentResult([*rows, noisy, ComparisonRow("c", "", "", FAILS)]).verdict == FAILS
-    assert faster([1.0] * 9, [1.1] * 9) == ("1.10 [1.10, 1.10]", HOLDS)
-    assert faster([1.1] * 9, [1.0] * 9)[1] == FAILS
-    assert faster([1.0] * 3, [2.0] * 3)[1] == UNDECIDED, "three turns say nothing"
-    assert faster([1.0, -1.0] * 5, [2.0] * 10)[1] == UNDECIDED, "a slope below nought"
-    guess = ComparisonRow("d", "", "", FAILS, predicted=True)
-    assert ExperimentResult([*rows, guess]).verdict == HOLDS, "a prediction outvotes no measurement"
-    assert ExperimentResult([guess]).verdict == "does not hold (predicted)"
-    assert text_of(MADE, ExperimentResult(rows)).count("\n") == 5
-    assert "side by side" in markdown_of(MADE, ExperimentResult(rows), quick=False)
-    assert "Not run" in page_of({}, [OTHER])
+def test_the_page_has_all_claims_first() -> None:
+    page = page_of({MADE: MADE.judge(_run(ExperimentContext()))}, {})
+    assert page.index("claims of the papers:") < page.index("A paper, table 9: made")
 
 
 def test_times_of_short_calls_are_taken_together_and_in_turns() -> None:
@@ -167,10 +193,10 @@ def test_terngrad_is_unbiased() -> None:
 
 
 def test_quick_experiments_run(tmp_path: Path) -> None:
-    for name in ("topk-assumption", "factorisations"):
+    for name in ("topk-assumption", "factorisations", "half-storage"):
         experiment = find_experiments()[name]
         outcome = frame.run_experiment(experiment, ExperimentContext(quick=True))
-        assert outcome.samples
-        assert outcome.left_out
+        assert outcome.measurement.samples
+        assert outcome.measurement.left_out
         for path in write_results(tmp_path, experiment, outcome, quick=True):
             assert path.stat().st_size > 100

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -14,23 +14,20 @@ from caldera.bench.levels.metrics import Curve
 from caldera.bench.levels.reference import Quantized, ReferenceSGD, ReferenceTopK, Shuffled
 from caldera.bench.levels.schemes import AllReduce, Compressed, joined, parted
 from caldera.bench.parts import Array, CompressionPart, Scheme
+from caldera.bench.reproduce.criteria import Findings, Quantity
 from caldera.bench.reproduce.experiment import (
-    BESIDE,
-    ComparisonRow,
     ExperimentContext,
-    ExperimentResult,
+    Measurement,
     Plot,
-    claim,
-    holds,
+    Samples,
+    experiment,
 )
 from caldera.bench.reproduce.ranks import CONSISTENCY, run_ranks
 from caldera.bench.workloads import WORKLOADS, LearningCase
 from caldera.comm import Communicator, run_virtual_ranks
 
 RANKS, BATCH, RATE = 4, 48, 0.2
-AT_PAR, RELAXED = 0.02, 0.05
-"""Of the test accuracy: less is at par; less is the price of a looser model in a few epochs."""
-_STRICT = "synchronous, allreduce"
+_STRICT, _WHOLE = "synchronous, allreduce", "whole gradients"
 
 
 class ReferenceTernGrad(Quantized):
@@ -96,15 +93,28 @@ def trained(
     return found[0][0], sum(each[1] for each in found), [each[2] for each in found]
 
 
-@claim(
-    "consistency",
-    "Keynote, parameter consistency",
-    "Parameters may be less consistent, from synchronous to ensembles, and training still "
-    "converges",
-)
-def consistency(context: ExperimentContext) -> ExperimentResult:
-    """Every model's accuracy against time on one plot: the strategies of `caldera.parallel`."""
-    epochs, seeds = (8, 1) if context.quick else (20, 3)
+def _lost(base: Sequence[float], other: Sequence[float]) -> Quantity:
+    """Return the accuracy lost, seed by seed."""
+    return Quantity.over_seeds([one - two for one, two in zip(base, other, strict=True)])
+
+
+def consistency_findings(samples: Samples) -> Findings:
+    """Compare each consistency model with synchronous training."""
+    base = samples[_STRICT]
+    others = {name: found for name, found in samples.items() if name != _STRICT}
+    return {
+        "converges": {n: _lost(base["accuracy"], each["accuracy"]) for n, each in others.items()},
+        "seconds": {
+            name: Quantity.exact(float(np.median(each["seconds"]) / np.median(base["seconds"])))
+            for name, each in others.items()
+        },
+    }
+
+
+@experiment("consistency", consistency_findings)
+def consistency(context: ExperimentContext) -> Measurement:
+    """Train with every consistency model of `caldera.parallel`."""
+    epochs, seeds = (5, 2) if context.quick else (20, 3)
     context.tell(f"{len(CONSISTENCY)} models on {RANKS} ranks")
     asked = [
         {"model": name, "epochs": epochs, "seed": seed, "batch": BATCH, "rate": RATE}
@@ -113,102 +123,88 @@ def consistency(context: ExperimentContext) -> ExperimentResult:
     ]
     found, what = run_ranks("consistency", RANKS, asked)
     lines: dict[str, list[tuple[float, float]]] = {}
-    raw: dict[str, list[float]] = {}
+    samples: dict[str, dict[str, list[float]]] = {}
     for options, each in zip(asked, found, strict=True):
         name = str(options["model"])
         lines.setdefault(name, list(zip(each["seconds"], each["accuracy"], strict=True)))
-        raw.setdefault(f"{name}: test accuracy", []).append(each["accuracy"][-1])
-        raw.setdefault(f"{name}: s", []).append(each["seconds"][-1])
-    last = {name: float(np.mean(raw[f"{name}: test accuracy"])) for name in CONSISTENCY}
-    rows = [
-        ComparisonRow(
-            name,
-            "" if name == _STRICT else "converges",
-            f"{last[name]:.1%} in {np.median(raw[f'{name}: s']):.1f} s",
-            BESIDE if name == _STRICT else holds(last[name] > last[_STRICT] - RELAXED),
-        )
-        for name in CONSISTENCY
-    ]
-    left = [*_fewer(context, epochs, seeds), "more ranks than cores, each with a card"]
+        kept = samples.setdefault(name, {"accuracy": [], "seconds": []})
+        kept["accuracy"].append(each["accuracy"][-1])
+        kept["seconds"].append(each["seconds"][-1])
+    left = [*_fewer(context, epochs, seeds), "more ranks than cores, each with a GPU"]
     plot = Plot(f"Digits on {RANKS} {what}", "seconds", "test accuracy", lines, from_zero=False)
-    return ExperimentResult(rows, [plot], raw, left)
+    return Measurement(samples, [plot], left)
 
 
-@claim(
-    "messages",
-    "Keynote, QSGD and TernGrad",
-    "Gradients may be quantised or made sparse and the accuracy stays",
-)
-def messages(context: ExperimentContext) -> ExperimentResult:
-    """Compressed messages beside whole ones."""
-    base = "whole gradients"
-    made: dict[str, Callable[[], Scheme]] = {base: AllReduce}
+def message_findings(samples: Samples) -> Findings:
+    """Compare compressed messages with whole gradients."""
+    base = samples[_WHOLE]
+    others = {name: found for name, found in samples.items() if name != _WHOLE}
+    return {
+        "accuracy": {n: _lost(base["accuracy"], each["accuracy"]) for n, each in others.items()},
+        "bytes": {
+            name: Quantity.exact(max(each["bytes"]) / min(base["bytes"]))
+            for name, each in others.items()
+        },
+    }
+
+
+@experiment("messages", message_findings)
+def messages(context: ExperimentContext) -> Measurement:
+    """Train with compressed messages and with whole gradients."""
+    made: dict[str, Callable[[], Scheme]] = {_WHOLE: AllReduce}
     for name, compression in MESSAGES.items():
         made[name] = lambda each=compression: Compressed(each())  # type: ignore[misc]
     epochs, seeds = (6, 2) if context.quick else (20, 5)
-    samples = _samples()
-    lines, raw, last, sent = {}, {}, {}, {}
+    splits = _samples()
+    lines, samples = {}, {}
     for name, make in made.items():
         context.tell(name)
-        runs = [trained(make, samples, epochs, seed) for seed in range(seeds)]
+        runs = [trained(make, splits, epochs, seed) for seed in range(seeds)]
         lines[name] = runs[0][0]
-        raw[f"{name}: test accuracy"] = [curve[-1][1] for curve, _, _ in runs]
-        raw[f"{name}: bytes sent"] = [each for _, each, _ in runs]
-        last[name] = float(np.mean(raw[f"{name}: test accuracy"]))
-        sent[name] = float(np.mean(raw[f"{name}: bytes sent"]))
-    rows = [
-        ComparisonRow(
-            name,
-            "at par" if name in MESSAGES else "",
-            f"{last[name]:.1%} with {sent[name] / sent[base]:.2f} of the bytes",
-            holds(last[name] > last[base] - AT_PAR) if name in MESSAGES else BESIDE,
-        )
-        for name in made
-    ]
+        samples[name] = {
+            "accuracy": [curve[-1][1] for curve, _, _ in runs],
+            "bytes": [sent for _, sent, _ in runs],
+        }
     plot = Plot("Digits", "seconds", "test accuracy", lines, from_zero=False)
-    return ExperimentResult(rows, [plot], raw, _fewer(context, epochs, seeds))
+    return Measurement(samples, [plot], _fewer(context, epochs, seeds))
 
 
-@claim("ensemble", "Keynote, ensembles", "Networks trained apart are better together than one")
-def ensemble(context: ExperimentContext) -> ExperimentResult:
-    """Networks trained apart that vote, beside one of them and beside one that had all samples."""
-    epochs, seeds = (6, 2) if context.quick else (20, 5)
-    samples = _samples()
-    rows_of: dict[str, list[float]] = {"one of them": [], "the ensemble": [], "their average": []}
+def ensemble_findings(samples: Samples) -> Findings:
+    """Compare the ensemble and the averaged weights with the members."""
+    found = samples["accuracy"]
+    gains = {
+        name: [one - two for one, two in zip(found[name], found["members"], strict=True)]
+        for name in ("ensemble", "averaged weights")
+    }
+    return {
+        "better": {"": Quantity.over_seeds(gains["ensemble"])},
+        "average": {"": Quantity.over_seeds(gains["averaged weights"])},
+    }
+
+
+@experiment("ensemble", ensemble_findings)
+def ensemble(context: ExperimentContext) -> Measurement:
+    """Train networks independently and let them vote."""
+    epochs, seeds = (6, 3) if context.quick else (20, 5)
+    splits = _samples()
+    accuracy: dict[str, list[float]] = {"members": [], "ensemble": [], "averaged weights": []}
     for seed in range(seeds):
         context.tell(f"seed {seed}")
-        # Each begins elsewhere: an ensemble of equal networks would be one.
+        # Members with equal initial weights would be one network.
         members = [
-            trained(AllReduce, samples, epochs, 100 * seed + number, ranks=1)[2][0]
+            trained(AllReduce, splits, epochs, 100 * seed + number, ranks=1)[2][0]
             for number in range(RANKS)
         ]
-        scores = [each.predict(samples.test_x) for each in members]
-        right = [float((each.argmax(1) == samples.test_y).mean()) for each in scores]
+        scores = [each.predict(splits.test_x) for each in members]
+        right = [float((each.argmax(1) == splits.test_y).mean()) for each in scores]
         powers = [np.exp(each - each.max(1, keepdims=True)) for each in scores]
-        votes = sum(each / each.sum(1, keepdims=True) for each in powers)
+        votes = np.sum([each / each.sum(1, keepdims=True) for each in powers], axis=0)
         weights = [np.mean(group, 0) for group in zip(*(m.weights() for m in members), strict=True)]
-        merged = Perceptron(weights).predict(samples.test_x)
-        rows_of["one of them"].append(float(np.mean(right)))
-        rows_of["the ensemble"].append(
-            float((np.asarray(votes).argmax(1) == samples.test_y).mean())
-        )
-        rows_of["their average"].append(float((merged.argmax(1) == samples.test_y).mean()))
-    means = {name: float(np.mean(values)) for name, values in rows_of.items()}
-    rows = [
-        ComparisonRow(
-            "the ensemble beside one of them",
-            "better",
-            f"{means['the ensemble']:.1%}, {means['one of them']:.1%}",
-            holds(means["the ensemble"] >= means["one of them"]),
-        ),
-        ComparisonRow(
-            "averaged weights of networks that began apart",
-            "",
-            f"{means['their average']:.1%}",
-            "beside",
-        ),
-    ]
-    return ExperimentResult(rows, [], rows_of, _fewer(context, epochs, seeds))
+        merged = Perceptron(weights).predict(splits.test_x)
+        accuracy["members"].append(float(np.mean(right)))
+        accuracy["ensemble"].append(float((votes.argmax(1) == splits.test_y).mean()))
+        accuracy["averaged weights"].append(float((merged.argmax(1) == splits.test_y).mean()))
+    return Measurement({"accuracy": accuracy}, left_out=_fewer(context, epochs, seeds))
 
 
 def _fewer(context: ExperimentContext, epochs: int, seeds: int) -> list[str]:
@@ -222,40 +218,31 @@ WIDTHS = (64, 128, 128, 10)
 """26,122 numbers: of a few hundred, 1% would be three, and say nothing about networks."""
 
 
-@claim(
-    "topk-assumption",
-    "Keynote, Assumption 1",
-    "The error of top-k on each rank is a small constant times the gradient, at every step",
-)
-def topk_assumption(context: ExperimentContext) -> ExperimentResult:
-    """The constant xi over the steps of training with error feedback on eight ranks."""
+def topk_findings(samples: Samples) -> Findings:
+    """Compare xi with the number of ranks, and its second half with its first."""
+    findings: dict[str, dict[str, Quantity]] = {"small": {}, "bounded": {}}
+    for share, found in samples.items():
+        xi = found["xi"]
+        early, late = max(xi[: len(xi) // 2]), max(xi[len(xi) // 2 :])
+        findings["small"][share] = Quantity.exact(max(xi))
+        findings["bounded"][share] = Quantity.exact(late / early, f"{early:.2f}, then {late:.2f}")
+    return findings
+
+
+@experiment("topk-assumption", topk_findings)
+def topk_assumption(context: ExperimentContext) -> Measurement:
+    """Compute xi over the steps of training with error feedback on eight ranks."""
     steps = 60 if context.quick else 400
-    lines, rows = {}, []
+    samples = {}
     for share in SHARES:
         context.tell(f"top {share:.0%}")
-        found = constants(share, steps)
-        lines[f"top {share:.0%}"] = [(float(step), value) for step, value in enumerate(found, 1)]
-        early, late = max(found[: steps // 2]), max(found[steps // 2 :])
-        rows += [
-            ComparisonRow(
-                f"largest xi, top {share:.0%}",
-                "a small constant",
-                f"{max(found):.2f}",
-                holds(max(found) < TOP_K_RANKS),
-            ),
-            ComparisonRow(
-                f"xi does not grow, top {share:.0%}",
-                "bounded",
-                f"{early:.2f}, then {late:.2f}",
-                holds(late < 3.0 * early),
-            ),
-        ]
-    return ExperimentResult(
-        rows,
-        [Plot("xi over steps", "step", "xi", lines)],
-        {name: [value for _, value in points] for name, points in lines.items()},
-        context.skipped(f"steps after {steps}"),
-    )
+        samples[f"top {share:.0%}"] = {"xi": constants(share, steps)}
+    lines = {
+        name: [(float(step), value) for step, value in enumerate(found["xi"], 1)]
+        for name, found in samples.items()
+    }
+    plot = Plot("xi over steps", "step", "xi", lines)
+    return Measurement(samples, [plot], context.skipped(f"steps after {steps}"))
 
 
 def constants(share: float, steps: int) -> list[float]:

@@ -8,17 +8,13 @@ from typing import Any
 import numpy as np
 
 from caldera import data, nn, op
+from caldera.bench.reproduce.criteria import LEAST_TURNS, Findings, Quantity
 from caldera.bench.reproduce.experiment import (
-    BESIDE,
-    LEAST_TURNS,
-    ComparisonRow,
     ExperimentContext,
-    ExperimentResult,
+    Measurement,
     Plot,
-    Sweep,
-    claim,
-    faster,
-    holds,
+    Samples,
+    experiment,
 )
 from caldera.bench.timing import in_turns
 from caldera.compiler.lazy import Expr, compile
@@ -27,133 +23,126 @@ from caldera.train.neural_network import NeuralNetwork
 
 CHAIN_SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 22)
 SMALL = 1 << 14
-"""Numbers that lie in the first cache: there is nothing to gain."""
-EQUAL = 1e-5
+"""Numbers that fit into the first cache, where fusion gains nothing."""
+_DIFFERENCE, _KERNELS = "difference", "kernels"
 
 
-@claim(
-    "fusion",
-    "MagmaDNN, figures 5 to 7",
-    "Operations that can be performed in one pass over the data are fused, which is faster",
-)
-def fusion(context: ExperimentContext) -> ExperimentResult:
-    """A chain of element-wise operations with fusion and without, over sizes."""
-    sweep, rows = Sweep(), []
+def best_times(samples: Samples, scale: float = 1.0) -> dict[str, list[tuple[float, float]]]:
+    """Return the best time of each method over the cases, whose names are numbers.
+
+    >>> best_times({"4": {"ours": [0.5, 0.25]}}, 1e3)
+    {'ours': [(4.0, 250.0)]}
+    """
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for case, found in samples.items():
+        for method, times in found.items():
+            if _DIFFERENCE not in method and _KERNELS not in method:
+                lines.setdefault(method, []).append((float(case), scale * min(times)))
+    return lines
+
+
+def fusion_findings(samples: Samples) -> Findings:
+    """Compare the chain with and without fusion."""
+    return {
+        "faster": {
+            f"{size} numbers": Quantity.speedup(found["before"], found["fused"])
+            for size, found in samples.items()
+            if int(size) > SMALL
+        },
+        "equal": {
+            f"{size} numbers": Quantity.exact(max(found[_DIFFERENCE]))
+            for size, found in samples.items()
+        },
+        "one-pass": {"": Quantity.exact(max(max(each[_KERNELS]) for each in samples.values()))},
+    }
+
+
+@experiment("fusion", fusion_findings)
+def fusion(context: ExperimentContext) -> Measurement:
+    """Time a chain of element-wise operations with fusion and without, over sizes."""
+    samples = {}
     for size in CHAIN_SIZES[:3] if context.quick else CHAIN_SIZES:
         context.tell(f"{size} numbers")
         x = op.var("x", (size,), fill=np.linspace(-2, 2, size, dtype=np.float32), device="cpu")
         y = op.sigmoid(op.tanh(x * 0.5 + 1.0) * x - op.exp(-op.square(x)))
-        plans = {"before": compile([y], without=["fuse"]), "after": compile([y])}
-        apart = float(np.abs(np.subtract(*(p.run()[0].numpy() for p in plans.values()))).max())
-        found = timed(plans, max(LEAST_TURNS, context.repeats))
-        sweep.add(size, f"{size} numbers: s", found, lambda seconds: 1e6 * seconds)
-        gain, verdict = faster(found["after"], found["before"])
-        rows += [
-            ComparisonRow(
-                f"fused, {size} numbers: times as fast",
-                "faster",
-                gain,
-                verdict if size > SMALL else BESIDE,
-            ),
-            ComparisonRow(
-                f"fused, {size} numbers: equal to before",
-                "the same",
-                f"{apart:.0e}",
-                holds(apart < EQUAL),
-            ),
-        ]
-    count = kernels_of(plans)
-    rows.append(
-        ComparisonRow(
-            "kernels of the chain",
-            "one pass over the data",
-            f"{count['before']}, then {count['after']}",
-            holds(count["after"] == 1),
-        )
-    )
-    return ExperimentResult(
-        rows,
-        [Plot("A chain of eight", "numbers", "us", sweep.lines, log=True)],
-        sweep.samples,
+        plans = {"before": compile([y], without=["fuse"]), "fused": compile([y])}
+        before, fused = (plan.run()[0].numpy() for plan in plans.values())
+        samples[str(size)] = {
+            **timed(plans),
+            _DIFFERENCE: [float(np.abs(before - fused).max())],
+            _KERNELS: [float(_kernels(plans["fused"]))],
+        }
+    return Measurement(
+        samples,
+        [Plot("A chain of eight", "numbers", "us", best_times(samples, 1e6), log=True)],
         [
             *context.skipped(f"{CHAIN_SIZES[-1]} numbers"),
-            "half precision on tensor cores: needs a card",
+            "half precision on tensor cores (requires a GPU)",
         ],
     )
 
 
-def timed(plans: Mapping[str, Plan], repeats: int) -> dict[str, list[float]]:
-    """Return the times of some plans, taken in turns."""
-    return in_turns({name: plan.run for name, plan in plans.items()}, repeats)
+def timed(plans: Mapping[str, Plan]) -> dict[str, list[float]]:
+    """Return the times of plans, in interleaved turns."""
+    return in_turns({name: plan.run for name, plan in plans.items()}, LEAST_TURNS)
 
 
-def kernels_of(plans: Mapping[str, Plan]) -> dict[str, int]:
-    """Return the number of kernels of each plan."""
-    return {name: len(plan.explain(time=False).rows) for name, plan in plans.items()}
+def _kernels(plan: Plan) -> int:
+    return len(plan.explain(time=False).rows)
 
 
 LAYER_SIZES = (128, 512, 1024)
 BATCH = 256
 _FUSING = ("fuse", "epilogue")
-WAYS: Mapping[str, Mapping[str, Any]] = {
+METHODS: Mapping[str, Mapping[str, Any]] = {
     "before": {"without": _FUSING},
     "fused": {},
-    "half precision products": {"without": _FUSING, "precision": "bfloat16"},
+    "half": {"without": _FUSING, "precision": "bfloat16"},
     "both": {"precision": "bfloat16"},
 }
-NEAR = 0.05
-"""Of the largest number: bfloat16 has eight bits."""
 
 
-@claim(
-    "mixed-precision",
-    "MagmaDNN, figures 5 to 7",
-    "A graph with half precision products, fused, and both, gives the same and is faster",
-)
-def mixed_precision(context: ExperimentContext) -> ExperimentResult:
-    """Two dense layers and their gradients, compiled four ways."""
-    sweep, rows = Sweep(), []
-    plans: dict[str, Plan] = {}
+def mixed_precision_findings(samples: Samples) -> Findings:
+    """Compare each method with the graph before optimisation."""
+    sizes = {f"layers of {size}": found for size, found in samples.items()}
+    findings: dict[str, dict[str, Quantity]] = {
+        f"{method}-faster": {
+            case: Quantity.speedup(found["before"], found[method]) for case, found in sizes.items()
+        }
+        for method in ("fused", "half", "both")
+    }
+    for method, methods in {"fused": ["fused"], "half": ["half", "both"]}.items():
+        findings[f"{method}-equal"] = {
+            case: Quantity.exact(max(max(found[f"{_DIFFERENCE}, {each}"]) for each in methods))
+            for case, found in sizes.items()
+        }
+    findings["fewer-kernels"] = {
+        case: Quantity.exact(found[f"{_KERNELS}, fused"][0] / found[f"{_KERNELS}, before"][0])
+        for case, found in sizes.items()
+    }
+    return findings
+
+
+@experiment("mixed-precision", mixed_precision_findings)
+def mixed_precision(context: ExperimentContext) -> Measurement:
+    """Time two dense layers and their gradients, compiled in four ways."""
+    samples = {}
     for size in LAYER_SIZES[:2] if context.quick else LAYER_SIZES:
         context.tell(f"layers of {size}")
-        plans = {name: compile(_step(size), **options) for name, options in WAYS.items()}
+        plans = {name: compile(_step(size), **options) for name, options in METHODS.items()}
         values = {name: plan.run()[0].numpy() for name, plan in plans.items()}
-        found = timed(plans, context.repeats)
-        sweep.add(size, f"{size}: s", found, lambda seconds: 1e3 * seconds)
-        largest = np.abs(values["before"]).max()
-        for name in list(WAYS)[1:]:
-            apart = float(np.abs(values[name] - values["before"]).max() / largest)
-            gain = min(found["before"]) / min(found[name])
-            # Whether half precision is faster depends on the machine: MagmaDNN's has tensor cores.
-            rows += [
-                ComparisonRow(
-                    f"layers of {size}, {name}: equal to before",
-                    "near",
-                    f"{apart:.0e}",
-                    holds(apart < (1e-4 if name == "fused" else NEAR)),
-                ),
-                ComparisonRow(
-                    f"layers of {size}, {name}: times as fast",
-                    "1.2 to 2 on tensor cores" if name != "fused" else "faster",
-                    f"{gain:.2f}",
-                    BESIDE,
-                ),
-            ]
-    count = kernels_of(plans)
-    rows.append(
-        ComparisonRow(
-            "kernels: before, fused, both",
-            "fewer after fusing",
-            f"{count['before']}, {count['fused']}, {count['both']}",
-            holds(count["fused"] < count["before"]),
-        )
+        found = timed(plans)
+        largest = float(np.abs(values["before"]).max())
+        for name, value in values.items():
+            apart = float(np.abs(value - values["before"]).max()) / largest
+            found[f"{_DIFFERENCE}, {name}"] = [apart]
+            found[f"{_KERNELS}, {name}"] = [float(_kernels(plans[name]))]
+        samples[str(size)] = found
+    plot = Plot(
+        "Two dense layers and their gradients", "units", "ms", best_times(samples, 1e3), log=True
     )
-    return ExperimentResult(
-        rows,
-        [Plot("Two dense layers and their gradients", "units", "ms", sweep.lines, log=True)],
-        sweep.samples,
-        [*context.skipped(f"layers of {LAYER_SIZES[-1]}"), "tensor cores: need a card"],
-    )
+    left = [*context.skipped(f"layers of {LAYER_SIZES[-1]}"), "tensor cores (require a GPU)"]
+    return Measurement(samples, [plot], left)
 
 
 def _step(size: int) -> list[Expr]:
@@ -169,19 +158,21 @@ def _step(size: int) -> list[Expr]:
     return [hidden, *op.grad(op.mean(op.square(op.tanh(hidden @ v) - x)), [w, b, v])]
 
 
-AT_PAR = 0.005
+def half_storage_findings(samples: Samples) -> Findings:
+    """Compare the accuracies of both storages, seed by seed."""
+    found = samples["accuracy"]
+    lost = [abs(full - half) for full, half in zip(found["float32"], found["float16"], strict=True)]
+    share = samples["bytes"]["float16"][0] / samples["bytes"]["float32"][0]
+    return {"accuracy": {"": Quantity.over_seeds(lost)}, "bytes": {"": Quantity.exact(share)}}
 
 
-@claim(
-    "half-storage",
-    "dMath, section 4.2",
-    "Half precision storage with float32 compute is at par in inference",
-)
-def half_storage(context: ExperimentContext) -> ExperimentResult:
-    """Weights stored in half precision and computed with in float32, beside float32 ones."""
+@experiment("half-storage", half_storage_findings)
+def half_storage(context: ExperimentContext) -> Measurement:
+    """Evaluate networks with weights stored in half precision and computed with in float32."""
     digits = data.digits()
     epochs, seeds = (6, 2) if context.quick else (20, 5)
-    found: dict[str, list[float]] = {"float32": [], "float16": [], "bytes saved": []}
+    accuracy: dict[str, list[float]] = {"float32": [], "float16": []}
+    whole = half = 0
     for seed in range(seeds):
         context.tell(f"seed {seed}")
         layers = nn.models.mlp(digits.shape, hidden=(64,), classes=digits.outputs)
@@ -189,31 +180,15 @@ def half_storage(context: ExperimentContext) -> ExperimentResult:
             layers, optimizer="adam", learning_rate=3e-3, batch_size=32, seed=seed
         )
         model.fit(digits.train, epochs=epochs, verbose=0)
-        found["float32"].append(model.evaluate(digits.test)["accuracy"])
-        whole = half = 0
+        accuracy["float32"].append(model.evaluate(digits.test)["accuracy"])
         for parameter in model.parameters():
             stored = parameter.numpy().astype(np.float16)
             whole, half = whole + parameter.numpy().nbytes, half + stored.nbytes
             parameter.assign(stored.astype(np.float32))
-        found["float16"].append(model.evaluate(digits.test)["accuracy"])
-        found["bytes saved"].append(1.0 - half / whole)
-    full, stored_half = float(np.mean(found["float32"])), float(np.mean(found["float16"]))
-    rows = [
-        ComparisonRow(
-            "accuracy with half precision storage",
-            "at par",
-            f"{stored_half:.2%} beside {full:.2%}",
-            holds(abs(full - stored_half) <= AT_PAR),
-        ),
-        ComparisonRow(
-            "bytes of the weights saved", "half", f"{found['bytes saved'][0]:.0%}", BESIDE
-        ),
-    ]
-    return ExperimentResult(
-        rows,
-        [],
-        found,
-        [
+        accuracy["float16"].append(model.evaluate(digits.test)["accuracy"])
+    return Measurement(
+        {"accuracy": accuracy, "bytes": {"float32": [float(whole)], "float16": [float(half)]}},
+        left_out=[
             *context.skipped(f"epochs after {epochs}, seeds after {seeds}"),
             "GoogLeNet and AlexNet trained on ImageNet",
         ],

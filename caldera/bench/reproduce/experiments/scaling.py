@@ -13,19 +13,16 @@ from caldera import nn
 from caldera.base.machine import usable_cores
 from caldera.bench.frameworks.base import BenchTask
 from caldera.bench.levels.learner import framework_here, frameworks
+from caldera.bench.reproduce.criteria import LEAST_TURNS, Findings, Quantity
 from caldera.bench.reproduce.experiment import (
-    BESIDE,
-    LEAST_TURNS,
-    ComparisonRow,
     ExperimentContext,
-    ExperimentResult,
+    Measurement,
     Plot,
-    claim,
-    faster,
-    holds,
+    Samples,
+    experiment,
 )
 from caldera.bench.reproduce.ranks import NETWORKS, guess_way, guesses, run_ranks, setting_of
-from caldera.bench.timing import in_turns, load_per_core
+from caldera.bench.timing import in_turns
 from caldera.bench.workloads import WORKLOADS, TrainingCase
 from caldera.comm import Communicator, run_virtual_ranks
 from caldera.compress import compressors
@@ -36,115 +33,103 @@ from caldera.train.neural_network import NeuralNetwork
 
 PER_RANK = {"mlp": 256, "resnet20": 64}
 """Samples of a rank: weak scaling."""
-ENOUGH, BUSY = 0.85, 0.5
 BEYOND = (4, 8, 16, 32, 64)
 WIRE = Wire(2e-6, 12.5e9)
 """100 Gbit/s, as Summit's nodes have two of."""
 ALEXNET, RESNET50 = 10_000.0, 2_500.0
-"""Images a second of one card where computing is predicted, about those of a V100 in half
-precision: what is asked is what becomes of them on many."""
+"""Images a second of one GPU where computing is predicted, about those of a V100 in half
+precision."""
+LARGEST_BATCH = 8192
+"""Batch up to which ResNet-50 keeps its accuracy with a warm-up (Goyal et al., 2017)."""
 
 
-@claim(
-    "allreduce",
-    "MagmaDNN, section 4.2.2",
-    "Allreduce gets around 90% scaling on most training problems",
-)
-def allreduce(context: ExperimentContext) -> ExperimentResult:
-    """Ranks with the same work each: measured up to the cores of this machine, predicted beyond."""
-    steps = 6 if context.quick else 20
-    # Ranks that wait for a core that others have say nothing about allreduce.
-    busy = load_per_core() > BUSY
+def allreduce_findings(samples: Samples) -> Findings:
+    """Compare a step on several ranks with one on one rank."""
+    findings: dict[str, dict[str, Quantity]] = {"efficiency": {}, "predicted": {}}
+    for network in PER_RANK:
+        found = samples[network]
+        one = found["1 rank"]
+        for ranks, seconds in found.items():
+            if ranks.endswith("ranks"):
+                case = f"{network}, {ranks}"
+                findings["efficiency"][case] = Quantity.speedup(one, seconds)
+        least = one_predicted = 0.0
+        if found["predicted"]:
+            one_predicted = median(one)
+            least = one_predicted / max(found["predicted"])
+        findings["predicted"][network] = Quantity.exact(least, predicted=True)
+    return findings
+
+
+@experiment("allreduce", allreduce_findings)
+def allreduce(context: ExperimentContext) -> Measurement:
+    """Time ranks with the same work each: on this machine's cores, predicted beyond."""
+    steps = 12 if context.quick else 20
     counts = [count for count in (1, 2, 4, 8) if count <= usable_cores()]
-    rows, plots, samples = [], [], {}
+    plots = []
+    samples: dict[str, dict[str, list[float]]] = {}
     for name, batch in PER_RANK.items():
-        lines: dict[str, list[tuple[float, float]]] = {"measured": [], "predicted": []}
-        one = 0.0
+        found: dict[str, list[float]] = {}
         for count in counts:
             context.tell(f"{name}, {count} ranks")
             asked = {"network": name, "batch": batch * count, "steps": steps}
-            (found,), what = run_ranks("steps", count, [asked])
-            samples[f"{name}, {count} ranks: s a step"] = found["seconds"]
-            taken = median(found["seconds"])
-            one = one or taken
-            share = one / taken
-            lines["measured"].append((float(count), share))
-            if count > 1:
-                rows.append(
-                    ComparisonRow(
-                        f"{name}, {count} ranks ({what}): efficiency",
-                        "about 90%",
-                        f"{share:.0%}{' on a busy machine' if busy else ''}",
-                        BESIDE if busy else holds(share > ENOUGH),
-                    )
-                )
+            (answer,), what = run_ranks("steps", count, [asked])
+            found["1 rank" if count == 1 else f"{count} {what} as ranks"] = answer["seconds"]
+        one = median(found["1 rank"])
         model = NeuralNetwork(NETWORKS[name][0](), batch_size=batch)
         compute = Compute(((float(batch), one),))
         sizes = {count: batch * count for count in BEYOND}
-        for guess in guesses(model, compute, sizes, wire=WIRE):
-            lines["predicted"].append((float(guess.ranks), one / guess.seconds))
-        least = min(share for _, share in lines["predicted"])
-        rows.append(
-            ComparisonRow(
-                f"{name}, 4 to 64 machines with 100 Gbit/s: efficiency",
-                "about 90%",
-                f"{least:.0%} or more",
-                holds(least > ENOUGH),
-                predicted=True,
-            )
-        )
+        predicted = guesses(model, compute, sizes, wire=WIRE)
+        found["predicted"] = [guess.seconds for guess in predicted]
+        samples[name] = found
+        measured = [
+            (float(c), one / median(t)) for c, t in zip(counts, found.values(), strict=False)
+        ]
+        beyond = [(float(guess.ranks), one / guess.seconds) for guess in predicted]
+        lines = {"measured": measured, "predicted": beyond}
         plots.append(Plot(f"{name}: efficiency, weak scaling", "ranks", "of one rank", lines))
-    return ExperimentResult(
-        rows,
-        plots,
-        samples,
-        [*context.skipped(f"steps after {steps}"), "more ranks than this machine has cores"],
-    )
+    left = [*context.skipped(f"steps after {steps}"), "more ranks than this machine has cores"]
+    return Measurement(samples, plots, left)
 
 
-@claim(
-    "many-cards",
-    "MagmaDNN, future work",
-    "Distributed training of AlexNet and ResNet-50 is competitive",
-)
-def many_cards(context: ExperimentContext) -> ExperimentResult:
-    """AlexNet and ResNet-50, one batch for all (strong) and one for each (weak)."""
+def many_cards_findings(samples: Samples) -> Findings:
+    """Compare predicted rates with those of as many single GPUs."""
+    findings: dict[str, dict[str, Quantity]] = {"strong": {}, "weak": {}}
+    for case, found in samples.items():
+        network, scaling = case.rsplit(", ", 1)
+        share = found["images/s"][-1] / (found["ranks"][-1] * found["images/s of one"][0])
+        note = f"{found['ranks'][-1]:.0f} ranks, batch {found['batch'][-1]:.0f}"
+        findings[scaling][network] = Quantity.exact(share, note, predicted=True)
+    return findings
+
+
+@experiment("many-cards", many_cards_findings)
+def many_cards(context: ExperimentContext) -> Measurement:
+    """Predict AlexNet and ResNet-50 with one batch for all (strong) and for each (weak)."""
     cases: dict[str, tuple[Callable[[], list[Layer]], float, int]] = {
         "AlexNet": (partial(nn.models.alexnet, dropout=0.0), ALEXNET, 1024),
         "ResNet-50": (nn.models.resnet50, RESNET50, 256),
     }
     counts = (1, 4, 16, 64) if context.quick else (1, 2, 4, 8, 16, 32, 64, 128, 256)
-    rows, plots = [], []
+    samples, plots = {}, []
     for name, (make, rate, batch) in cases.items():
         context.tell(name)
         model = NeuralNetwork(make(), batch_size=batch)
         compute = Compute(((1.0, 1.0 / rate),))
         lines = {}
-        for scaling, sizes in {
-            "strong": dict.fromkeys(counts, batch),
-            "weak": {count: batch * count for count in counts},
-        }.items():
+        weak = {count: batch * count for count in counts if batch * count <= LARGEST_BATCH}
+        for scaling, sizes in {"strong": dict.fromkeys(counts, batch), "weak": weak}.items():
             found = guesses(model, compute, sizes, wire=WIRE)
             lines[scaling] = [(float(guess.ranks), guess.rate) for guess in found]
-            last, is_weak = found[-1], scaling == "weak"
-            share = last.rate / (last.ranks * rate)
-            rows.append(
-                ComparisonRow(
-                    f"{name}, {last.ranks} ranks, {scaling}, a batch of "
-                    f"{sizes[last.ranks]}: efficiency",
-                    "about 90%" if is_weak else "",
-                    f"{share:.0%}, {last.rate:,.0f} images/s",
-                    holds(share > ENOUGH) if is_weak else BESIDE,
-                    predicted=True,
-                )
-            )
+            samples[f"{name}, {scaling}"] = {
+                "ranks": [float(guess.ranks) for guess in found],
+                "batch": [float(size) for size in sizes.values()],
+                "images/s": [guess.rate for guess in found],
+                "images/s of one": [rate],
+            }
         plots.append(Plot(f"{name}, predicted", "ranks", "images/s", lines, log=True))
-    return ExperimentResult(
-        rows,
-        plots,
-        {},
-        [*context.skipped("2, 8, 32, 128 and 256 ranks"), "a run: there is no card here"],
-    )
+    left = [*context.skipped("2, 8, 32, 128 and 256 ranks"), "a run (requires as many GPUs)"]
+    return Measurement(samples, plots, left)
 
 
 RANKS = 8
@@ -199,15 +184,37 @@ TABLE_NETWORKS: Mapping[str, Callable[[], list[Layer]]] = {
 }
 
 
-@claim(
-    "sparcml",
-    "Keynote, SparCML",
-    "Gradients are exchanged many times faster with 4 bits, and as the 16 largest of 512",
-)
-def sparcml(context: ExperimentContext) -> ExperimentResult:
-    """Bytes and steps of the MLP, measured; the whole table by the planner."""
-    samples: dict[str, list[float]] = {}
-    rows = [_bytes(context, samples), *_steps(context, samples)]
+def sparcml_findings(samples: Samples) -> Findings:
+    """Compare counted bytes, and predictions with the table."""
+    sent = samples["bytes of each rank"]
+    findings: dict[str, dict[str, Quantity]] = {
+        "bytes": {"": Quantity.exact(sum(sent["dense"]) / sum(sent["Top16_Q4"]))},
+        "communication": {},
+        "training": {},
+        "step": {},
+    }
+    for line in TABLE:
+        case = f"{line.system}, {line.network}"
+        for what, paper in (("communication", line.exchange), ("training", line.training)):
+            (ours,) = samples[case][what]
+            note = f"{ours:.2f} beside {paper:.2f}"
+            findings[what][case] = Quantity.exact(ours / paper, note, predicted=True)
+    if "step" in samples:
+        found = samples["step"]
+        findings["step"][""] = Quantity.speedup(found["dense"], found["Top16_Q4"])
+    return findings
+
+
+@experiment("sparcml", sparcml_findings)
+def sparcml(context: ExperimentContext) -> Measurement:
+    """Count bytes and time steps of the MLP; predict the whole table."""
+    samples = {"bytes of each rank": _bytes(context)}
+    if usable_cores() > 1:
+        context.tell("steps on 2 ranks")
+        plain = {"network": "mlp", "batch": 256, "steps": 12 if context.quick else 40}
+        asked = [plain, plain | {"compression": "top16_q4"}]
+        (dense, sparse), _ = run_ranks("steps", 2, asked)
+        samples["step"] = {"dense": dense["seconds"], "Top16_Q4": sparse["seconds"]}
     for line in TABLE:
         context.tell(f"{line.network} on {line.system}")
         codes = {line.way: default_codecs(line.wire)[line.way]}
@@ -215,26 +222,15 @@ def sparcml(context: ExperimentContext) -> ExperimentResult:
         setting = setting_of(model, P100, line.nodes, line.batch, line.wire, codes)
         dense = guess_way(setting, "DataParallel, ring")
         packed = guess_way(setting, f"DataParallel, {line.way}")
-        for what, seed, ours in (
-            ("communication", line.exchange, dense.exchange / packed.exchange),
-            ("training", line.training, dense.seconds / packed.seconds),
-        ):
-            rows.append(
-                ComparisonRow(
-                    f"{line.system}, {line.network} on {line.nodes} nodes, {line.way}: "
-                    f"{what}, times as fast",
-                    f"{seed}",
-                    f"{ours:.2f}",
-                    holds(ours > 1.0) if what == "communication" else BESIDE,
-                    predicted=True,
-                )
-            )
-    left = ["what encoding takes on a card: it is counted as nothing where it is predicted"]
-    return ExperimentResult(rows, [], samples, left)
+        samples[f"{line.system}, {line.network}"] = {
+            "communication": [dense.exchange / packed.exchange],
+            "training": [dense.seconds / packed.seconds],
+        }
+    return Measurement(samples, left_out=["time of encoding on a GPU, which counts as none"])
 
 
-def _bytes(context: ExperimentContext, samples: dict[str, list[float]]) -> ComparisonRow:
-    """What goes over the wire of the same gradients."""
+def _bytes(context: ExperimentContext) -> dict[str, list[float]]:
+    """Count the bytes that each rank sends of the same gradients."""
     steps = 2 if context.quick else 10
 
     def work(communicator: Communicator) -> tuple[float, float]:
@@ -254,101 +250,54 @@ def _bytes(context: ExperimentContext, samples: dict[str, list[float]]) -> Compa
 
     context.tell(f"bytes between {RANKS} ranks")
     found = run_virtual_ranks(RANKS, work)
-    dense, sparse = ([each[kind] for each in found] for kind in (0, 1))
-    samples |= {"dense bytes of each rank": dense, "sparse bytes of each rank": sparse}
-    gain = sum(dense) / sum(sparse)
-    return ComparisonRow(
-        f"MLP on MNIST, {RANKS} ranks: bytes of a dense allreduce over those of Top16_Q4",
-        "above 1",
-        f"{gain:.1f}",
-        holds(gain > 1.0),
-    )
+    return {"dense": [each[0] for each in found], "Top16_Q4": [each[1] for each in found]}
 
 
-def _steps(context: ExperimentContext, samples: dict[str, list[float]]) -> list[ComparisonRow]:
-    """The same training on ranks of this machine, where messages cost hardly anything."""
-    ranks = min(2, usable_cores())
-    if ranks < 2:
-        return []
-    context.tell(f"steps on {ranks} ranks")
-    plain = {"network": "mlp", "batch": 256, "steps": 8 if context.quick else 40}
-    (dense, sparse), what = run_ranks("steps", ranks, [plain, plain | {"compression": "top16_q4"}])
-    samples["dense: s a step"], samples["Top16_Q4: s a step"] = dense["seconds"], sparse["seconds"]
-    gain = median(dense["seconds"]) / median(sparse["seconds"])
-    return [
-        ComparisonRow(
-            f"MLP on MNIST, {ranks} {what} of this machine: a step, times as fast",
-            "",
-            f"{gain:.2f} (encoding costs more than shared memory)" if gain < 1 else f"{gain:.2f}",
-            BESIDE,
-        )
-    ]
-
-
-SECONDS_A_LAYER = {
-    "MagmaDNN": 0.6197,
-    "TensorFlow": 1.7524,
-    "Theano (GPU)": 1.5271,
-    "Theano (CPU)": 12.5071,
-}
-"""Seconds of five epochs more for each layer more."""
 STEPS = 5 * 600
 """Five epochs of MNIST in batches of 100."""
 
 
-@claim(
-    "mlp-layers",
-    "MagmaDNN, table 1",
-    "The time of training an MLP grows linearly with its layers, and more slowly than in "
-    "other frameworks",
-)
-def mlp_layers(context: ExperimentContext) -> ExperimentResult:
-    """Steps of the same networks in Caldera and in the peers that are here, in turns."""
+def mlp_layer_findings(samples: Samples) -> Findings:
+    """Compare slopes and times over layers; each turn of the clock gives a slope."""
+    depths = [float(depth) for depth in samples]
+    peers = [name for name in next(iter(samples.values())) if name != "caldera"]
+    deepest = list(samples.values())[-1]
+
+    def slopes(name: str) -> list[float]:
+        turns = zip(*(found.get(name, []) for found in samples.values()), strict=False)
+        return [_slope(list(zip(depths, turn, strict=True))) for turn in turns]
+
+    best = [(depth, min(f["caldera"])) for depth, f in zip(depths, samples.values(), strict=True)]
+    none = "no peer is installed (PyTorch, JAX)"
+    return {
+        "linear": {"": Quantity.exact(_residual(best))},
+        "slope": {n: Quantity.speedup(slopes(n), slopes("caldera")) for n in peers}
+        or {"peers": Quantity.missing(none)},
+        "fastest": {n: Quantity.speedup(deepest[n], deepest["caldera"]) for n in peers}
+        or {"peers": Quantity.missing(none)},
+        "seconds": {n: Quantity.exact(STEPS * min(times)) for n, times in deepest.items() if times},
+    }
+
+
+@experiment("mlp-layers", mlp_layer_findings)
+def mlp_layers(context: ExperimentContext) -> Measurement:
+    """Time steps of the same networks in Caldera and in the installed peers."""
     work = WORKLOADS["mlp-depth"]
-    cases = work.quick if context.quick else work.cases
     names = [name for name in frameworks() if name != "reference"]
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
-    turns = max(LEAST_TURNS, context.repeats)
     samples = {}
-    for case in cases:
+    for case in work.quick if context.quick else work.cases:
         assert isinstance(case, TrainingCase)
         context.tell(f"{case.name}")
         calls: dict[str, Callable[[], object]] = {}
         for name in names:
             with framework_here(name) as framework:
                 calls[name] = _stepping(framework.trainer(case, "float32"))
-        for name, found in in_turns(calls, turns, least=0.05).items():
-            times[name].append((float(case.depth), STEPS * min(found)))
-            samples[f"{name}, {case.depth} layers: s a step"] = found
-    straight = _residual(times["caldera"])
-    depths = [depth for depth, _ in times["caldera"]]
-    by_turn = {name: _slopes(name, depths, samples) for name in names}
-    rows = [
-        *(
-            ComparisonRow(f"{name}, s a layer", f"{seconds:.4f}", "", BESIDE)
-            for name, seconds in SECONDS_A_LAYER.items()
-        ),
-        *(
-            ComparisonRow(f"{name}, s a layer", "", f"{_slope(points):.3f}", BESIDE)
-            for name, points in times.items()
-        ),
-        ComparisonRow(
-            "time grows linearly with layers",
-            "yes",
-            f"{straight:.1%} off a line",
-            holds(straight < 0.15),
-        ),
-        *(
-            ComparisonRow(
-                f"slope of {name} over ours",
-                "above 1",
-                *faster(by_turn["caldera"], by_turn[name]),
-            )
-            for name in names[1:]
-        ),
-    ]
+        samples[str(case.depth)] = found = in_turns(calls, LEAST_TURNS, least=0.05)
+        for name, taken in found.items():
+            times[name].append((float(case.depth), STEPS * min(taken)))
     plot = Plot("Five epochs of MNIST", "layers", "s", times)
-    return ExperimentResult(rows, [plot], samples, context.skipped("depths 3 and 6"))
+    return Measurement(samples, [plot], context.skipped("depths 3 and 6"))
 
 
 def _stepping(task: BenchTask) -> Callable[[], object]:
@@ -362,12 +311,6 @@ def _stepping(task: BenchTask) -> Callable[[], object]:
 def _slope(points: list[tuple[float, float]]) -> float:
     x, y = np.array(points).T
     return float(np.polyfit(x, y, 1)[0])
-
-
-def _slopes(name: str, depths: list[float], samples: Mapping[str, list[float]]) -> list[float]:
-    """One of every turn."""
-    taken = [samples[f"{name}, {depth:.0f} layers: s a step"] for depth in depths]
-    return [_slope(list(zip(depths, turn, strict=True))) for turn in zip(*taken, strict=False)]
 
 
 def _residual(points: list[tuple[float, float]]) -> float:

@@ -1,0 +1,186 @@
+"""Claims of the reference papers as data, and the rule that judges measured quantities by them.
+
+Each experiment has a file in `claims`, written before its run: the sentence and the figure of the
+paper, the quantity to measure, and the interval of values for which the claim holds. A measured
+quantity has an interval too. The claim holds if the measured interval lies inside, does not hold
+if it lies outside, and is undecided otherwise or if the quantity is missing.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from caldera.bench.statistics import paired_ratio
+from caldera.errors import ConfigError
+
+HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
+NOT_COMPARABLE = "not comparable"
+"""Verdict on figures of other machines, printed for context only."""
+LEAST_TURNS = 9
+"""Interleaved turns that a comparison of speed needs for a finite interval."""
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A number with its interval, measured here or predicted by the planner.
+
+    >>> Quantity.exact(0.5)
+    Quantity(value=0.5, low=0.5, high=0.5, note='', predicted=False)
+    """
+
+    value: float
+    low: float
+    high: float
+    note: str = ""
+    predicted: bool = False
+
+    @classmethod
+    def exact(cls, value: float, note: str = "", *, predicted: bool = False) -> Quantity:
+        """Return a number without an interval, such as a count or an error bound."""
+        return cls(value, value, value, note, predicted)
+
+    @classmethod
+    def missing(cls, reason: str) -> Quantity:
+        """Return the quantity of a run that failed or was left out."""
+        return cls(math.nan, -math.inf, math.inf, reason)
+
+    @classmethod
+    def over_seeds(cls, values: Sequence[float], note: str = "") -> Quantity:
+        """Return the mean over seeds with their range; one seed has no finite interval.
+
+        >>> Quantity.over_seeds([0.5, 1.0]).low, Quantity.over_seeds([0.5]).low
+        (0.5, -inf)
+        """
+        if not values or not all(map(math.isfinite, values)):
+            return cls.missing(note or "no result")
+        if len(values) < 2:
+            return cls(values[0], -math.inf, math.inf, note)
+        return cls(math.fsum(values) / len(values), min(values), max(values), note)
+
+    @classmethod
+    def speedup(cls, before: Sequence[float], after: Sequence[float], note: str = "") -> Quantity:
+        """Return how many times faster `after` is than `before`, from interleaved turns.
+
+        >>> Quantity.speedup([2.0] * 9, [1.0] * 9).value
+        2.0
+        """
+        if not before or not after or not all(0.0 < each < math.inf for each in (*before, *after)):
+            return cls.missing(note or "no positive times")
+        ratio = paired_ratio([[each] for each in after], [[each] for each in before])
+        return cls(ratio.value, ratio.low, ratio.high, note)
+
+    @property
+    def text(self) -> str:
+        """The number with three digits, and its interval if that is finite."""
+        if math.isnan(self.value):
+            return self.note or "no number"
+        shown = f"{self.value:.3g}"
+        if self.low < self.high and not math.isinf(self.high - self.low):
+            shown += f" [{self.low:.3g}, {self.high:.3g}]"
+        return f"{shown} ({self.note})" if self.note else shown
+
+
+Findings = Mapping[str, Mapping[str, Quantity]]
+"""Quantities by criterion and case."""
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """One judged aspect of a claim."""
+
+    name: str
+    figure: str
+    """The paper's number or words."""
+    measured: str
+    low: float
+    high: float
+    """Bounds between which the claim holds, both exclusive."""
+    speed: bool = False
+    """True if it compares times, which a busy machine leaves undecided."""
+    context: str = ""
+    """Reason why the quantity is printed and not judged."""
+    cases: int = 1
+    """Least number of cases to judge."""
+
+    @property
+    def rule(self) -> str:
+        """The rule in words.
+
+        >>> Criterion("speed", "", "", 1.0, math.inf).rule
+        'above 1'
+        """
+        if self.context:
+            return self.context
+        if math.isinf(self.high):
+            return f"above {self.low:g}"
+        return f"below {self.high:g}" if math.isinf(self.low) else f"{self.low:g} to {self.high:g}"
+
+    def judge(self, found: Quantity, *, busy: bool = False) -> str:
+        """Return the verdict on a quantity.
+
+        >>> slower = Quantity.speedup([1.0] * 9, [2.0] * 9)
+        >>> Criterion("speed", "", "", 1.0, math.inf).judge(slower)
+        'does not hold'
+        """
+        if self.context:
+            return NOT_COMPARABLE
+        noisy = self.speed and busy and not found.predicted
+        if noisy or math.isnan(found.value):
+            return UNDECIDED
+        if self.low < found.low and found.high < self.high:
+            return HOLDS
+        return FAILS if found.high <= self.low or found.low >= self.high else UNDECIDED
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim of a paper with its criteria."""
+
+    name: str
+    source: str
+    text: str
+    scale: str
+    """Sizes and machine at which it is judged."""
+    criteria: tuple[Criterion, ...]
+    seconds: float
+    """Usual time of a quick run on two cores, from which the time left is estimated."""
+    note: str = ""
+    """Known limits of the comparison, such as rows of the paper that contradict its claim."""
+
+
+@cache
+def claims() -> dict[str, Claim]:
+    """Return all claims by the names of their experiments.
+
+    >>> [each.name for each in claims()["fusion"].criteria]
+    ['faster', 'equal', 'one-pass']
+    """
+    folder = resources.files(__package__) / "claims"
+    files = sorted(
+        (each for each in folder.iterdir() if each.name.endswith(".toml")), key=lambda f: f.name
+    )
+    return {each.name[:-5]: _claim(each.name[:-5], each.read_text("utf-8")) for each in files}
+
+
+def _claim(name: str, text: str) -> Claim:
+    given = tomllib.loads(text)
+    criteria = tuple(_criterion(name, each) for each in given.pop("criteria"))
+    return Claim(name, criteria=criteria, **given)
+
+
+def _criterion(claim: str, given: dict[str, Any]) -> Criterion:
+    low, high = given.pop("above", -math.inf), given.pop("below", math.inf)
+    found = Criterion(low=low, high=high, **given)
+    if bool(found.context) == (low > -math.inf or high < math.inf):
+        raise ConfigError.build(
+            f"criterion {found.name} of {claim}",
+            expected='either a bound ("above", "below") or a "context"',
+            got=str(given),
+        )
+    return found

@@ -1,0 +1,269 @@
+"""Samples that support each claim, and samples that contradict it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from caldera.bench.reproduce.experiments.consistency import MESSAGES
+from caldera.bench.reproduce.experiments.dmath_table import OTHERS, RANKS, SEED
+from caldera.bench.reproduce.experiments.scaling import TABLE
+from caldera.bench.reproduce.ranks import CONSISTENCY
+
+Found = dict[str, dict[str, list[float]]]
+FAST, SLOW = [1.0] * 9, [2.0] * 9
+SEEDS = [0.9, 0.91, 0.92]
+
+
+def _sums() -> Found:
+    ways = {"our kernels": [1.1] * 9, "product with ones": FAST}
+    ways |= {"BLAS gemv": FAST, "NumPy's sum": SLOW}
+    return {f"{name}, {size}": ways for name in ("X.1", "X^T.1") for size in (64, 1024)}
+
+
+def _table() -> Found:
+    found: Found = {name: {"images/s": list(rates)} for name, rates in SEED.items()}
+    found["GoogLeNet 1024"]["images/s"][RANKS.index(16)] = 1600.0
+    found["AlexNet 1024"]["bytes on 16"] = [2.3e9]
+    found["GoogLeNet 1024"]["bytes on 16"] = [5.3e9]
+    return found
+
+
+HONEST: dict[str, Callable[[], Found]] = {
+    "fusion": lambda: {
+        str(size): {"before": SLOW, "fused": FAST, "difference": [0.0], "kernels": [1.0]}
+        for size in (1 << 16, 1 << 20)
+    },
+    "mixed-precision": lambda: {
+        "512": {
+            "before": SLOW,
+            "fused": [1.5] * 9,
+            "half": [1.5] * 9,
+            "both": FAST,
+            **{f"difference, {each}": [1e-6] for each in ("fused", "half", "both")},
+            "kernels, before": [10.0],
+            "kernels, fused": [4.0],
+        }
+    },
+    "half-storage": lambda: {
+        "accuracy": {"float32": SEEDS, "float16": SEEDS},
+        "bytes": {"float32": [4.0], "float16": [2.0]},
+    },
+    "products": lambda: {
+        "16": {"single": SLOW, "batched": FAST},
+        "64": {"single": SLOW, "batched": FAST},
+        "1024": {"single": FAST, "batched": FAST},
+    },
+    "factorisations": lambda: {
+        "svd": {"SVD": FAST, "LAPACK": SLOW, "difference": [1e-6]},
+        "fft": {"FFT": FAST, "NumPy": SLOW, "difference": [1e-7]},
+    },
+    "reductions": _sums,
+    "micro-batching": lambda: {
+        "3 x 3, at most 1024 KiB": {"direct": SLOW, "2 x 16 by winograd": FAST}
+    },
+    "consistency": lambda: {n: {"accuracy": SEEDS, "seconds": FAST} for n in CONSISTENCY},
+    "messages": lambda: {
+        "whole gradients": {"accuracy": SEEDS, "bytes": [100.0] * 3},
+        **{name: {"accuracy": SEEDS, "bytes": [25.0] * 3} for name in MESSAGES},
+    },
+    "ensemble": lambda: {
+        "accuracy": {
+            "members": SEEDS,
+            "ensemble": [each + 0.01 for each in SEEDS],
+            "averaged weights": SEEDS,
+        }
+    },
+    "topk-assumption": lambda: {
+        f"top {share}": {"xi": [1.0, 1.5, 1.4, 1.3]} for share in ("1%", "5%", "20%")
+    },
+    "sparcml": lambda: {
+        "bytes of each rank": {"dense": [31.0], "Top16_Q4": [1.0]},
+        **{
+            f"{line.system}, {line.network}": {
+                "communication": [line.exchange],
+                "training": [line.training],
+            }
+            for line in TABLE
+        },
+    },
+    "allreduce": lambda: {
+        network: {"1 rank": FAST, "2 processes as ranks": [1.05] * 9, "predicted": [1.02, 1.05]}
+        for network in ("mlp", "resnet20")
+    },
+    "many-cards": lambda: {
+        f"{network}, {scaling}": {
+            "ranks": [1.0, 64.0],
+            "batch": [256.0, 8192.0],
+            "images/s": [100.0, 6000.0],
+            "images/s of one": [100.0],
+        }
+        for network in ("AlexNet", "ResNet-50")
+        for scaling in ("strong", "weak")
+    },
+    "mlp-layers": lambda: {
+        str(depth): {"caldera": [1e-3 * depth] * 9, "torch": [2e-3 * depth] * 9}
+        for depth in (1, 2, 4)
+    },
+    "dmath-table": _table,
+    "inception": lambda: {"64 K80 GPUs": {"images/s": [30.0, 1443.0]}},
+}
+
+Change = Callable[[Found], Any]
+
+
+def _each(method: str, values: list[float]) -> Change:
+    """Replace the numbers of a method in all cases that have it."""
+
+    def change(found: Found) -> None:
+        changed = [case for case in found.values() if method in case]
+        assert changed, method
+        for case in changed:
+            case[method] = values
+
+    return change
+
+
+def _in(case: str, method: str, values: list[float]) -> Change:
+    def change(found: Found) -> None:
+        assert method in found[case]
+        found[case][method] = values
+
+    return change
+
+
+LOWER = [0.7, 0.71, 0.72]
+CONTRADICTING: dict[str, dict[str, Change]] = {
+    "fusion": {
+        "slower": _each("fused", [3.0] * 9),
+        "as fast": _each("fused", SLOW),
+        "three turns": _each("fused", FAST[:3]),
+        "other values": _each("difference", [0.1]),
+        "values that are not numbers": _each("difference", [float("nan")]),
+        "two passes": _each("kernels", [2.0]),
+        "large sizes missing": lambda found: found.pop(str(1 << 20)),
+    },
+    "mixed-precision": {
+        "half precision is slower": _each("half", [2.5] * 9),
+        "both are slower": _each("both", [3.9] * 9),
+        "fusion is slower": _each("fused", [2.2] * 9),
+        "1.1 times": _each("half", [1.8] * 9),
+        "far off": _each("difference, both", [0.3]),
+        "fused is far off": _each("difference, fused", [0.01]),
+        "as many kernels": _each("kernels, fused", [10.0]),
+    },
+    "half-storage": {
+        "accuracy lost": _in("accuracy", "float16", LOWER),
+        "accuracy changed": _in("accuracy", "float16", [0.95, 0.96, 0.97]),
+        "one seed": lambda found: found.update(accuracy={"float32": [0.9], "float16": [0.9]}),
+        "nothing saved": _in("bytes", "float16", [4.0]),
+    },
+    "products": {
+        "batches are slower": _in("16", "batched", [3.0] * 9),
+        "noise": _in("64", "batched", [1.0, 4.0, 1.5, 3.5, 2.0, 1.2, 3.0, 2.5, 1.8]),
+        "batches stay faster": _in("1024", "single", [3.0] * 9),
+        "small sizes missing": lambda found: found.pop("16"),
+        "large sizes missing": lambda found: found.pop("1024"),
+    },
+    "factorisations": {
+        "slower than LAPACK": _in("svd", "SVD", [3.0] * 9),
+        "wrong SVD": _in("svd", "difference", [0.1]),
+        "wrong FFT": _in("fft", "difference", [0.1]),
+        "LAPACK crashed": _in("svd", "LAPACK", []),
+    },
+    "reductions": {
+        "reducing is faster": _each("our kernels", [0.5] * 9),
+        "a library's reduction is faster": _each("NumPy's sum", [0.5] * 9),
+        "the slower way is chosen": _in("X.1, 1024", "our kernels", [5.0] * 9),
+        "columns missing": lambda found: [
+            found.update({k: {**found[k], "BLAS gemv": []}}) for k in found
+        ],
+    },
+    "micro-batching": {
+        "the whole batch is faster": _each("direct", [0.5] * 9),
+        "as fast": _each("direct", FAST),
+        "nothing takes the whole batch": lambda found: [
+            each.pop("direct") for each in found.values()
+        ],
+    },
+    "consistency": {
+        "one model does not converge": _in("gossip, ring", "accuracy", LOWER),
+        "one seed": lambda found: [
+            each.update(accuracy=each["accuracy"][:1]) for each in found.values()
+        ],
+        "a model diverged": _in("Hogwild", "accuracy", [float("nan")] * 3),
+        "a model is missing": lambda found: found.pop("ensemble"),
+    },
+    "messages": {
+        "accuracy lost": _in("top 1%", "accuracy", LOWER),
+        "as many bytes": _in("TernGrad", "bytes", [100.0] * 3),
+        "a scheme is missing": lambda found: found.pop("top 10%"),
+        "one seed": lambda found: [
+            each.update(accuracy=each["accuracy"][:1]) for each in found.values()
+        ],
+    },
+    "ensemble": {
+        "worse": _in("accuracy", "ensemble", LOWER),
+        "as good": _in("accuracy", "ensemble", SEEDS),
+        "better with one seed of three": _in("accuracy", "ensemble", [0.89, 0.90, 0.95]),
+    },
+    "topk-assumption": {
+        "large": _each("xi", [9.0, 9.0, 9.0, 9.0]),
+        "growing": _in("top 1%", "xi", [1.0, 2.92, 3.0, 4.66]),
+        "a share is missing": lambda found: found.pop("top 20%"),
+    },
+    "sparcml": {
+        "as many bytes": _in("bytes of each rank", "Top16_Q4", [31.0]),
+        "1.36 where the table has 4.53": _in("bytes of each rank", "Top16_Q4", [31.0 / 1.36]),
+        "communication as fast as before": _each("communication", [1.01]),
+        "training as fast as before": _each("training", [1.0]),
+        "far above the table": _each("communication", [60.0]),
+    },
+    "allreduce": {
+        "half": _in("mlp", "2 processes as ranks", SLOW),
+        "80%": _in("resnet20", "2 processes as ranks", [1.25] * 9),
+        "predicted half": _in("mlp", "predicted", [1.0, 2.0]),
+        "no predictions": _each("predicted", []),
+        "one rank only": lambda found: [
+            each.pop("2 processes as ranks") for each in found.values()
+        ],
+    },
+    "many-cards": {
+        "strong scaling at 10%": _in("ResNet-50, strong", "images/s", [100.0, 640.0]),
+        "weak scaling at 60%": _in("AlexNet, weak", "images/s", [100.0, 3840.0]),
+    },
+    "mlp-layers": {
+        "a peer grows more slowly": _each("torch", [2e-3] * 9),
+        "a peer is as fast": lambda found: [
+            case.update(torch=list(case["caldera"])) for case in found.values()
+        ],
+        "quadratic": lambda found: [
+            case.update(caldera=[1e-3 * int(depth) ** 3] * 9) for depth, case in found.items()
+        ],
+        "the peer crashed": _each("torch", []),
+        "no peer": lambda found: [case.pop("torch") for case in found.values()],
+    },
+    "dmath-table": {
+        "8.16 times the paper's rate": lambda found: found["AlexNet 256"]["images/s"].append(
+            8.16 * found["AlexNet 256"]["images/s"].pop()
+        ),
+        "no scaling": lambda found: found["AlexNet 1024"].update({"images/s": [479.0] * 7}),
+        "behind its peer": lambda found: found["GoogLeNet 1024"].update(
+            {"images/s": list(SEED["GoogLeNet 1024"])}
+        ),
+        "half of the memory": _in("AlexNet 1024", "bytes on 16", [1e9]),
+    },
+    "inception": {
+        "half of the paper's rate": _in("64 K80 GPUs", "images/s", [30.0, 700.0]),
+        "twice the paper's rate": _in("64 K80 GPUs", "images/s", [30.0, 3000.0]),
+    },
+}
+assert OTHERS
+
+
+def contradicted(name: str, change: str) -> Found:
+    """Return the supporting samples with one change that contradicts the claim."""
+    found = copy.deepcopy(HONEST[name]())
+    CONTRADICTING[name][change](found)
+    return found
