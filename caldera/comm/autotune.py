@@ -1,7 +1,7 @@
-"""Which allreduce is the fastest here: measured once for a size, remembered on this machine.
+"""Selection of the fastest allreduce, measured once per buffer size and cached on this machine.
 
-The ranks measure together, and the slowest of them counts. Rank 0 keeps what was found in
-`settings.cache_dir` and says what all of them use, so they never disagree.
+Ranks measure together, and the slowest rank's time counts. Rank 0 stores results in
+`settings.cache_dir` and broadcasts the selection, so all ranks agree.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 FORMAT = 2
 ROUNDS, MOST_ROUNDS, ROUND_AFTER_S = 3, 20, 0.05
-"""At least so many rounds, at most so many, no further one after so many seconds."""
+"""Minimum and maximum number of rounds, and the time after which no further round starts."""
 HOPELESS = 1.5
-"""What takes so many times as long as the best is not measured again."""
+"""Algorithms slower than the best by this factor are not measured again."""
 CLEARLY = 0.9
 """Another algorithm than the usual one must take less than so much of its time: a few measurements
 on a busy network cannot tell more."""
@@ -51,7 +51,7 @@ class AllreduceTuner:
     def for_bytes(self, comm: Communicator, nbytes: int) -> str:
         """The algorithm for buffers of about that size. Called by all ranks together."""
         if settings.deterministic or comm.size == 1:
-            # What was measured may differ from run to run, and with it the order of a sum.
+            # Measurements vary from run to run, and the order of a sum would vary with them.
             return default_algorithm(np.empty(nbytes, np.uint8), "sum")
         size = size_class(nbytes)
         if size not in self.chosen:
@@ -120,7 +120,7 @@ def _measure(comm: Communicator, size: int) -> dict[str, float]:
 
 
 def _seconds(comm: Communicator, buffer: np.ndarray) -> float:
-    """What the slowest rank takes."""
+    """Return the time of the slowest rank."""
     comm.Barrier()
     began = time.perf_counter()
     comm.Allreduce(buffer, buffer)
@@ -174,7 +174,7 @@ def machine_key(comm: Communicator) -> str:
 
 
 def _read(key: str) -> dict[str, Any]:
-    """What was measured before; whatever cannot be read counts as not there."""
+    """Return cached measurements; unreadable ones count as missing."""
     found = _TIMES.read_json(key)
     try:
         return {

@@ -1,8 +1,8 @@
-"""What a communicator is: ranks that exchange buffers, with MPI's names for what they do.
+"""Communicator interface: ranks that exchange buffers, with MPI's names for the operations.
 
-Here stand the checks, the counters and the order of things; how a buffer moves is said by those
-who implement the methods that begin with an underscore. Point to point is enough: whatever a
-communicator does not do better is built from messages, in `caldera.comm.algorithms`.
+This module contains argument checks, counters and ordering. Implementations move the data in
+methods that begin with an underscore. Point-to-point messages are sufficient: collectives without
+an implementation are built from messages in `caldera.comm.algorithms`.
 """
 
 from __future__ import annotations
@@ -35,27 +35,26 @@ from caldera.comm.traffic import Traffic
 from caldera.errors import CommError
 
 _SHORT_TEXT = np.dtype([("length", np.int64), ("text", "S120")])
-"""A message of `gather_objects`: most are as short as the digest of what all should agree on."""
+"""Message of `gather_objects`; most values are as short as a digest to compare."""
 
 
 class Communicator(PointToPoint):
-    """A group of ranks; each holds an object of its own with its `rank`.
+    """A group of ranks; each process holds an object with its `rank`.
 
-    - `rank`, `size`: which of how many; `name`: what carries the data.
+    - `rank`, `size`: index and number of ranks; `name`: the transport.
     - `traffic`: calls, messages, bytes and seconds by operation.
     - `nodes`: for each rank the number of the machine it runs on.
-    - `collectives`: how many collectives this rank has begun, which shows who is behind;
-      `operation`: the one it is in, or nothing.
+    - `collectives`: number of collectives that this rank has started, which shows which rank is
+      behind; `operation`: the collective in progress, or empty.
     - `segment_bytes`: long buffers travel in messages of that size.
     - `axes`: where the ranks are a mesh, the communicators along its axes, by name.
     - `algorithm`: how `Allreduce` works, "auto" or a name of `caldera.comm.algorithms.ALLREDUCE`.
 
-    Buffers are contiguous NumPy arrays, or `DeviceArray`s, which lie on a card; one that is
-    received into must have as many bytes as what is sent. All ranks call the same collectives of a
-    communicator in the same order, and one thread at a time uses it: a thread that communicates
-    beside others needs a communicator of its own, from `Dup`. What `Iallreduce` and `background`
-    start runs on a thread and a communicator that belong to this one, in the order in which it was
-    started.
+    Buffers are contiguous NumPy arrays or `DeviceArray`s on a GPU. A receive buffer must have the
+    size of the message in bytes. All ranks call the same collectives of a communicator in the same
+    order, and one thread at a time uses it: threads that communicate concurrently need separate
+    communicators, from `Dup`. Operations of `Iallreduce` and `background` run in order on a thread
+    and a communicator that belong to this one.
 
     >>> import numpy as np
     >>> from caldera.comm import run_virtual_ranks
@@ -89,7 +88,7 @@ class Communicator(PointToPoint):
     # --- collectives
 
     def Bcast(self, buffer: np.ndarray, root: int = 0) -> None:
-        """Every rank's buffer becomes that of the root."""
+        """Copy the root's buffer to every rank."""
         self._check_rank("Bcast", root)
         check_buffer("Bcast", buffer, written=self.rank != root)
         with self._collective("Bcast") as here:
@@ -100,8 +99,10 @@ class Communicator(PointToPoint):
     def Reduce(
         self, send: np.ndarray, receive: np.ndarray | None, root: int = 0, op: str = "sum"
     ) -> None:
-        """`receive` of the root becomes the reduction of `send` over all ranks; others give None
-        or anything, which is left alone."""
+        """Reduce `send` over all ranks into `receive` of the root.
+
+        The remaining ranks may pass None or any array, which stays unchanged.
+        """
         self._check_rank("Reduce", root)
         check_reduction("Reduce", op, send)
         if self.rank == root:
@@ -115,8 +116,10 @@ class Communicator(PointToPoint):
                 self._reduce(given, result, root, op)
 
     def Allreduce(self, send: np.ndarray, receive: np.ndarray, op: str = "sum") -> None:
-        """`receive` becomes the reduction ("sum", "mean", "max", "min") of `send` over all ranks,
-        the same bits on each of them. Both may be the same array."""
+        """Reduce `send` over all ranks into `receive`, with the same bits on every rank.
+
+        `op` is "sum", "mean", "max" or "min". Both buffers may be the same array.
+        """
         check_reduction("Allreduce", op, send)
         check_result("Allreduce", send, receive, send.size)
         with self._collective("Allreduce", op) as here:
@@ -124,7 +127,7 @@ class Communicator(PointToPoint):
                 self._allreduce(here.read(send), here.write(receive), op)
 
     def Iallreduce(self, send: np.ndarray, receive: np.ndarray, op: str = "sum") -> Request:
-        """An `Allreduce` in the background, which goes on whether anybody asks for it or not."""
+        """Start an `Allreduce` in the background; it progresses without calls to the request."""
         return self.background(lambda comm: comm.Allreduce(send, receive, op))
 
     def ReduceScatter(
@@ -145,8 +148,9 @@ class Communicator(PointToPoint):
     def Allgather(
         self, send: np.ndarray, receive: np.ndarray, counts: Sequence[int] | None = None
     ) -> None:
-        """`receive` becomes the buffers of all ranks one after the other; rank r gives `counts[r]`
-        elements."""
+        """Concatenate the buffers of all ranks into `receive`; rank r sends `counts[r]`
+        elements.
+        """
         check_buffer("Allgather", send)
         check_buffer("Allgather", receive, written=True)
         parts = checked_counts("Allgather", counts, receive, self.size)
@@ -165,7 +169,7 @@ class Communicator(PointToPoint):
         send_counts: Sequence[int] | None = None,
         receive_counts: Sequence[int] | None = None,
     ) -> None:
-        """Part r of `send` goes to rank r; part r of `receive` comes from it."""
+        """Send part r of `send` to rank r, and receive part r of `receive` from it."""
         check_buffer("Alltoall", send)
         check_buffer("Alltoall", receive, written=True)
         check_alike("Alltoall", send, receive)
@@ -188,8 +192,9 @@ class Communicator(PointToPoint):
             self._barrier()
 
     def Split(self, color: int | None, key: int = 0) -> Communicator | None:
-        """The ranks of one colour as a communicator of their own, in the order of their keys;
-        None for those whose colour is None. Every rank takes part.
+        """Return a communicator of the ranks with the same colour, ordered by key.
+
+        Ranks with colour None receive None. Every rank must call this method.
 
         >>> from caldera.comm import run_virtual_ranks
         >>> def work(comm):
@@ -205,8 +210,10 @@ class Communicator(PointToPoint):
         return made
 
     def Dup(self) -> Communicator:
-        """The same ranks again, for a thread of its own: nothing sent through one communicator
-        is ever received through another. Every rank takes part."""
+        """Return a communicator of the same ranks, for use in another thread.
+
+        Messages of different communicators never mix. Every rank must call this method.
+        """
         return self._own_group(0, self.rank)
 
     def _own_group(self, color: int, key: int) -> Communicator:
@@ -216,7 +223,9 @@ class Communicator(PointToPoint):
         return made
 
     def Shrink(self) -> Communicator:
-        """The ranks that are left after a `RankLostError`, in order; each of them calls it."""
+        """Return a communicator of the surviving ranks after a `RankLostError`; each survivor calls
+        it.
+        """
         raise CommError.build(
             f"Shrink of {self.name}",
             expected="an MPI that goes on when a rank dies",
@@ -225,8 +234,9 @@ class Communicator(PointToPoint):
         )
 
     def Revoke(self, reason: str) -> None:
-        """Release all ranks that wait in this communicator, or in one that was made of it: they
-        raise, and it is of no use afterwards. One rank calls it, when it cannot go on.
+        """Raise an error in all ranks that wait in this communicator or one derived from it.
+
+        One rank calls it when it cannot continue. The communicator is unusable afterwards.
 
         >>> import numpy as np
         >>> from caldera.comm import run_virtual_ranks
@@ -246,7 +256,7 @@ class Communicator(PointToPoint):
         )
 
     def along(self, axis: str) -> Communicator:
-        """Who carries what goes along an axis of the mesh: all ranks, where there is none so named.
+        """Return the communicator along an axis of the mesh, or this one if there is no such axis.
 
         >>> from caldera.comm import Mesh, run_virtual_ranks
         >>> def work(comm):
@@ -268,7 +278,8 @@ class Communicator(PointToPoint):
         >>> run_virtual_ranks(2, lambda comm: comm.gather_objects({"rank": comm.rank}))[0]
         [{'rank': 0}, {'rank': 1}]
         """
-        # As JSON, so that nothing that arrives can run. What is short goes along with its length.
+        # JSON, so that received data cannot execute code. Short texts are sent together with their
+        # length.
         text = _as_json("gather_objects", value)
         mine = np.array([(len(text), text)], _SHORT_TEXT)
         everyone = np.empty(self.size, _SHORT_TEXT)
@@ -305,8 +316,10 @@ class Communicator(PointToPoint):
     # --- in the background
 
     def background(self, work: Callable[[Communicator], object]) -> Request:
-        """Run `work(communicator)` on this communicator's own thread; what was started before it
-        runs before it. The communicator it is given has the same ranks and counters.
+        """Run `work(communicator)` on this communicator's background thread, after all earlier
+        work.
+
+        The communicator passed to `work` has the same ranks and counters.
 
         >>> import numpy as np
         >>> from caldera.comm import run_virtual_ranks
@@ -326,13 +339,12 @@ class Communicator(PointToPoint):
         return self._thread.start(lambda: work(duplicate))
 
     def hurried(self) -> AbstractContextManager[None]:
-        """While the caller has nothing to compute: what is under way in the background does not
-        spare the cores then."""
+        """Context manager for callers without work: background operations use the cores freely."""
         return nullcontext() if self._thread is None else self._thread.backoff.interrupted()
 
     @property
     def algorithm(self) -> str:
-        """How `Allreduce` works; the same on all ranks."""
+        """Algorithm of `Allreduce`; the same on all ranks."""
         return self._algorithm
 
     @algorithm.setter
@@ -360,25 +372,31 @@ class Communicator(PointToPoint):
 
     @abstractmethod
     def _dup(self) -> Communicator:
-        """The same ranks for the background thread, made without asking the others."""
+        """Return a communicator of the same ranks for the background thread, without
+        communication.
+        """
 
     # --- what an implementation may do better
 
     @property
     def many_threads(self) -> bool:
-        """Whether several threads of this process may communicate at once, each through a
-        communicator of its own."""
+        """True if several threads may communicate concurrently, each through a separate
+        communicator.
+        """
         return True
 
     @property
     def in_one_process(self) -> bool:
-        """Whether the ranks are threads of this process, so that each knows what the others do."""
+        """True if the ranks are threads of this process, so that each sees the state of all
+        ranks.
+        """
         return False
 
     @property
     def shares_memory(self) -> bool:
-        """Whether ranks had better leave what they have for all others in memory that they share
-        than send messages."""
+        """True if ranks should exchange data with all ranks through shared memory instead of
+        messages.
+        """
         return False
 
     def _abort(self, status: int) -> None:
@@ -386,12 +404,11 @@ class Communicator(PointToPoint):
         os._exit(status)
 
     def describe(self) -> str:
-        """What carries the data, with its version: what was measured with one is not true of
-        another."""
+        """Transport and its version: measurements with one transport are not valid for another."""
         return self.name
 
     def algorithms(self) -> Sequence[str]:
-        """The names that `algorithm` may have beside "auto"."""
+        """Values of `algorithm` other than "auto"."""
         several = len(set(self.nodes)) > 1
         return tuple(n for n in algorithms.ALLREDUCE if n not in WITHIN_A_MACHINE or not several)
 

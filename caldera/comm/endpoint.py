@@ -1,9 +1,9 @@
-"""A process among others: a socket to each of them, and what arrives from there.
+"""A process of a socket world: one socket to each peer, and the messages received from it.
 
-Every socket has a thread that reads it, whatever the process computes meanwhile: so sending never
-waits for a receiver to ask, and the end of another process is noticed at once. Messages belong to
-channels, one for each communicator; a frame is a header and its bytes, or, for long messages, the
-place in the sender's `SharedOutbox`.
+A thread reads each socket while the process computes. Sending therefore never waits for the
+receiver to call, and the end of a peer is noticed immediately. Messages belong to channels, one
+per communicator. A frame is a header followed by its bytes or, for long messages, by the location
+in the sender's `SharedOutbox`.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from caldera.comm.shared_memory import (
 from caldera.errors import CommError, RankLostError
 
 HEADER = struct.Struct("<BHHQQ")
-"""Kind, sender's rank in the channel, tag, channel, bytes of what follows or of what is shared."""
+"""Kind, sender's rank in the channel, tag, channel, bytes that follow or are shared."""
 PLACE = struct.Struct("<HQ")
 """Slot and place of a message in an outbox."""
 SHARED_FROM = 1 << 15
-"""Bytes from which on a message goes through shared memory."""
+"""Minimum size in bytes of messages passed through shared memory."""
 LONGEST_TEXT = 1 << 20
 LEAVES_WITHIN_S = 1.0
 _POLITE_S = 0.1
@@ -46,11 +46,11 @@ ENDED_BY_ANOTHER = 1
 
 
 class Endpoint:
-    """This process, number `rank` of those that have a socket to each other.
+    """This process, number `rank` of those connected pairwise by sockets.
 
-    `lost(rank)` is called on a thread of its own when another one ends without a goodbye. One that
-    says goodbye fails only the receives from itself. `key` is a secret that all of them have;
-    `nodes` has the number of each one's machine.
+    `lost(rank)` is called on a separate thread when a peer exits without a goodbye. A peer that
+    sends a goodbye fails only the receives from itself. `key` is a secret shared by all processes;
+    `nodes` contains the machine number of each process.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Endpoint:
     # --- for communicators
 
     def failure(self, root: int) -> JobFailure:
-        """What all communicators that were made of one share."""
+        """State shared by all communicators derived from one root."""
         with self._lock:
             if root not in self._failures:
                 self._failures[root] = JobFailure()
@@ -121,7 +121,7 @@ class Endpoint:
         self._write(peer, header, payload.data)
 
     def revoke(self, root: int, rank: int, reason: str) -> None:
-        """Release all who wait in communicators that were made of this one, everywhere."""
+        """Raise an error in all processes that wait in communicators derived from this one."""
         text = reason.encode()[:LONGEST_TEXT]
         for peer in self._links:
             with suppress(CommError):
@@ -129,7 +129,7 @@ class Endpoint:
         self.failure(root).fail(rank, CommError(reason))
 
     def end_others(self) -> None:
-        """End all other processes at once, whatever they compute or wait for."""
+        """Kill all other processes immediately, even while they compute."""
         for peer, link in self._links.items():
             # A process that was stopped may have left its socket full: no wait for it.
             if self._sending[peer].acquire(timeout=_POLITE_S):
@@ -138,7 +138,7 @@ class Endpoint:
                 self._sending[peer].release()
 
     def close(self) -> None:
-        """Leave: the others are told that this was meant."""
+        """Leave the world with a goodbye to all peers."""
         if self._closing:
             return
         self._closing = True
@@ -195,7 +195,7 @@ class Endpoint:
     # --- receiving
 
     def _read(self, peer: int) -> None:
-        """The thread of one socket."""
+        """Read one socket until it closes."""
         link, memory = self._links[peer], np.empty(0, np.uint8)
         try:
             while True:

@@ -9,12 +9,12 @@ from contextlib import suppress
 from caldera.errors import ConfigError
 
 _ANY_PORT = 9
-"""Of a UDP socket that sends nothing."""
+"""Port of a UDP socket that sends no data."""
 _SIOCGIFADDR = 0x8915
 
 
 def is_loopback(host: str) -> bool:
-    """Return True if a host stands for the machine that uses it.
+    """Return True if a host name denotes the local machine.
 
     >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("10.0.0.1")
     (True, True, False)
@@ -38,7 +38,7 @@ def address_towards(host: str) -> str:
     '127.0.0.1'
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        # Selects a route; a datagram socket sends nothing when it connects.
+        # Selects a route; connecting a datagram socket sends no data.
         probe.connect((host, _ANY_PORT))
         return str(probe.getsockname()[0])
 

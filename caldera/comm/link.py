@@ -1,11 +1,13 @@
-"""The link between ranks: its latency and bandwidth, measured once and remembered on this machine.
+"""Latency and bandwidth of the link between ranks, measured once and cached on this machine.
 
-The latency is half the round trip of an empty message between neighbours. The bandwidth is that of
-long messages that all ranks pass around a ring at once. The slowest rank counts for both.
+The latency is half the round trip of an empty message between neighbours. The bandwidth is measured
+with long messages that all ranks pass around a ring simultaneously. The slowest rank counts for
+both.
 
 Ranks measure together. Rank 0 stores the results in `settings.cache_dir` and sends them to the
-others, so all ranks use the same values. Measurements are repeated after pauses that grow with the
-number of results, and their median counts, because other programs may slow the machine for a while.
+remaining ranks, so all ranks use the same values. Measurements are repeated after pauses that grow
+with the number of results, and their median counts, because other programs may slow the machine
+temporarily.
 """
 
 from __future__ import annotations
@@ -29,9 +31,11 @@ from caldera.errors import ConfigError
 SWEEPS = 3
 """Number of measurements at first."""
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 3600.0
-"""Pause before another measurement; each pause is twice the one before."""
+"""Pause before the second measurement, doubled each time, and its maximum."""
 REMEMBERED = 16
-"""Number of measurements whose median counts: in the end they are those of a slower machine."""
+"""Number of recent measurements in the median; a machine that became slower is noticed in the
+end.
+"""
 PING_PONGS, ROUNDS = 21, 7
 LONG_BYTES = 4 << 20
 
@@ -139,7 +143,7 @@ _CHOSEN: WeakKeyDictionary[Communicator, Link] = WeakKeyDictionary()
 
 
 def measured_link(communicator: Communicator) -> Link:
-    """Return the measured link between the ranks of a communicator; all of them have to call this.
+    """Return the measured link between the ranks of a communicator; all ranks must call it.
 
     >>> from caldera.comm import run_virtual_ranks
     >>> first, second = run_virtual_ranks(2, measured_link)
@@ -150,10 +154,10 @@ def measured_link(communicator: Communicator) -> Link:
 
 
 def choices_may_vary(communicator: Communicator) -> bool:
-    """Return True if choices may follow from measurements between these ranks.
+    """Return True if choices may depend on measurements between these ranks.
 
-    They may not for threads of one process, which share what they compute with, and where choices
-    have to be the same in each run (`settings.deterministic`).
+    They must not for threads of one process, which share results, or where choices have to be the
+    same in each run (`settings.deterministic`).
     """
     is_measured = communicator.size > 1 and communicator.name != "threads"
     return is_measured and not settings.deterministic

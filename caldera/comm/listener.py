@@ -1,13 +1,13 @@
-"""The one port that Caldera opens for its own processes, and the handshake of those who connect.
+"""The single port that Caldera opens for its processes, and the handshake of each connection.
 
-Both ends prove possession of a key that is never sent: each signs a random challenge of the other
-(HMAC-SHA256), so a recorded handshake is of no use later. The end that connects confirms at last:
-one that has given up in time is not counted by the other end. All messages of the handshake have a
-fixed length, and nothing a stranger sends is parsed: no more of its bytes are read than an answer
-has, which is far below 4 KiB.
-Strangers are served side by side, each within a deadline for the whole handshake, so that none of
-them keeps a process with the key waiting. The port is open on the loopback interface only, unless
-the caller names another. The key authenticates both ends; what follows is not encrypted.
+Both ends prove possession of a key that is never sent: each signs a random challenge from its peer
+(HMAC-SHA256), so a recorded handshake cannot be replayed. The connecting end confirms last, so the
+listener does not count a process that has given up in time. All messages of the handshake have a
+fixed length, and data from strangers is never parsed: at most the length of an answer is read,
+which is far below 4 KiB.
+Strangers are served concurrently, each within a deadline for the whole handshake, so that they
+cannot delay a process with the key. The port is open on the loopback interface only, unless the
+caller names another. The key authenticates both ends; the messages that follow are not encrypted.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ class _Stranger:
 
 
 class Listener:
-    """A port at which processes with the key are let in.
+    """A port that accepts processes with the key.
 
     With the `selector` of the caller its sockets are registered there, each with this listener as
-    data, and the caller passes what can be read to `serve`; else `accept` waits by itself. It takes
-    the first of `ports` that is free; 0 is any.
+    data, and the caller passes readable sockets to `serve`; otherwise `accept` waits. It takes the
+    first of `ports` that is free; 0 is any.
 
     >>> import threading
     >>> key = secrets.token_bytes(KEY_BYTES)
@@ -130,7 +130,9 @@ class Listener:
             self.end_late()
 
     def serve(self, link: socket.socket) -> Peer | None:
-        """Go on with a socket that can be read; the process, if that has proved itself."""
+        """Continue the handshake of a readable socket; return the process once it is
+        authenticated.
+        """
         if link is self._socket:
             self._accept_next()
             return None
@@ -161,7 +163,7 @@ class Listener:
             self._end(next(iter(self._strangers)))
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Stop accepting connections."""
         for link in [*self._strangers, *self._proven]:
             self._end(link)
         self._selector.unregister(self._socket)
@@ -170,7 +172,7 @@ class Listener:
             self._selector.close()
 
     def abandon(self) -> None:
-        """Close this copy of the port alone: in a process that was copied, the other continues."""
+        """Close this process's copy of the port; the parent of a fork keeps its copy open."""
         for link in (self._socket, *self._strangers, *self._proven):
             link.close()
 
@@ -237,8 +239,10 @@ def connect(
     host: str = LOOPBACK,
     own_host: str = "",
 ) -> socket.socket:
-    """Return a socket to the process that listens at a port, which has proved possession of the
-    key; `seconds` are for all of it. The other end sees `own_host`, if that is given."""
+    """Return an authenticated socket to the process that listens at a port.
+
+    `seconds` limits the whole handshake. `own_host` is the address sent to the listener, if given.
+    """
     until = time.monotonic() + seconds
     for pause in _PAUSES_S:
         time.sleep(pause)
@@ -269,7 +273,7 @@ def _shake_hands(link: socket.socket, key: bytes, hello: bytes, until: float) ->
 
 
 def receive_exactly(link: socket.socket, nbytes: int, until: float) -> bytes:
-    """Return so many bytes, all of which must have come by then."""
+    """Receive exactly `nbytes` bytes before the deadline `until`."""
     got = b""
     while len(got) < nbytes:
         link.settimeout(max(until - time.monotonic(), 0.001))

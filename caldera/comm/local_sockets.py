@@ -1,8 +1,8 @@
 """Socket communicator for processes of one machine or several.
 
 Works without MPI: messages travel over sockets, and within a machine through shared memory. To
-connect, each process sends its port to process 0 and receives the addresses of all. Processes
-listen on the loopback interface only, unless they are on several machines.
+connect, each process sends its port to process 0 and receives the addresses of all processes.
+Processes listen on the loopback interface only, unless they are on several machines.
 """
 
 from __future__ import annotations
@@ -34,9 +34,8 @@ def gather_links(
 ) -> dict[int, socket.socket]:
     """Process 0: return the sockets to processes 1 to `size` - 1, which receive all addresses.
 
-    Of two processes with the same number the later one counts, and one that has ended meanwhile
-    does not: it may be left from an earlier attempt. `waiting()` is called from time to time, and
-    may raise.
+    Of two processes with the same number the later one counts. A process that has exited does not
+    count: it may belong to an earlier attempt. `waiting()` is called periodically and may raise.
     """
     until = time.monotonic() + seconds
     links: dict[int, socket.socket] = {}
@@ -59,7 +58,7 @@ def gather_links(
 def join_links(
     key: bytes, port: int, rank: int, size: int, seconds: float
 ) -> dict[int, socket.socket]:
-    """Process `rank`: return its sockets to all others; process 0 listens at `port`."""
+    """Process `rank`: return its sockets to all processes; process 0 listens at `port`."""
     with closing(Listener(key)) as listener:
         master = connect(key, port, rank, listener.port, seconds)
         return meet_others(listener, master, LOOPBACK, rank, size, seconds)
@@ -76,7 +75,7 @@ def meet_others(
     addresses = list(_ADDRESS.iter_unpack(table))
     for other in range(1, rank):
         theirs, port = addresses[other]
-        # An empty one is that of a process on the machine of process 0.
+        # An empty address means the machine of process 0.
         place = theirs.rstrip(b"\0").decode() or host
         left = until - time.monotonic()
         links[other] = connect(listener.key, port, rank, listener.port, left, place)
@@ -88,7 +87,7 @@ def meet_others(
 
 def _drop_ended(links: dict[int, socket.socket]) -> bool:
     """Remove the sockets of processes that have ended; return True if there are any."""
-    # A process sends nothing before it has the addresses.
+    # A process sends no data before it has received the addresses.
     readable, _, _ = select.select(links.values(), [], [], 0)
     for rank in [rank for rank, link in links.items() if link in readable]:
         links.pop(rank).close()

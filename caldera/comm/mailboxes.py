@@ -1,4 +1,4 @@
-"""Messages that have arrived, matched as MPI matches them with those who wait for them."""
+"""Received messages and pending receives, matched by MPI's rules."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _ANY = -1
 
 @dataclass(eq=False)
 class JobFailure:
-    """What ranks that live and die together share: whether one of them has failed."""
+    """Failure state shared by a group of ranks: the first failure fails the whole group."""
 
     first: tuple[int, BaseException] | None = None
     _conditions: list[threading.Condition] = field(default_factory=list)
     _lock: Any = field(default_factory=threading.Lock)
 
     def watch(self, condition: threading.Condition) -> None:
-        """Those who wait at this door are woken when a rank fails."""
+        """Notify a condition when a rank fails."""
         with self._lock:
             self._conditions.append(condition)
 
     def fail(self, rank: int, error: BaseException) -> None:
-        """Release everybody who waits; the first failure is the one that counts."""
+        """Record a failure and wake all waiting threads; only the first failure is kept."""
         with self._lock:
             if self.first is None:
                 self.first = (rank, error)
@@ -53,7 +53,7 @@ class JobFailure:
 
 @dataclass(eq=False)
 class Receive(Request):
-    """A message that somebody is waiting for."""
+    """Pending receive."""
 
     _owner: Inbox
     buffer: np.ndarray
@@ -64,11 +64,11 @@ class Receive(Request):
     error: CommError | None = None
 
     def matches(self, source: int, tag: int) -> bool:
-        """Whether a message is what this one waits for."""
+        """Return True if a message with this source and tag completes the receive."""
         return tag == self.tag and self.wanted in (source, _ANY)
 
     def place(self, source: int, nbytes: int) -> np.ndarray | None:
-        """Where a message of so many bytes goes; a wrong length is the receiver's error."""
+        """Return the destination of a message of `nbytes`; a wrong length fails the receive."""
         self.source, self.received = source, nbytes
         capacity = self.buffer.nbytes
         if nbytes == capacity or (self._shorter and nbytes < capacity):
@@ -104,9 +104,9 @@ class Receive(Request):
 
 
 class Inbox:
-    """What has arrived for one rank and nobody has taken yet, and who waits for what.
+    """Unclaimed messages and pending receives of one rank.
 
-    `timeout_s` says how long anybody waits; then `missing(rank, what)` is the error.
+    `timeout_s` limits each wait; `missing(rank, what)` builds the error raised afterwards.
     """
 
     def __init__(self, rank: int, failure: JobFailure, timeout_s: float = 60.0) -> None:
@@ -120,13 +120,13 @@ class Inbox:
         failure.watch(self._condition)
 
     def send(self, source: int, tag: int, buffer: np.ndarray) -> Request:
-        """Leave a copy of a message here, so that its sender need not wait."""
+        """Store a copy of a message, so that its sender does not wait."""
         self.failure.check()
         self.deliver(source, tag, bytes_of(buffer))
         return Done()
 
     def claim(self, source: int, tag: int) -> Receive | None:
-        """The first who waits for such a message: who claims it fills it, then says `finished`."""
+        """Return the first matching receive; the caller fills it and then calls `finished`."""
         with self._condition:
             return self._claimed(source, tag)
 
@@ -137,7 +137,7 @@ class Inbox:
         return found
 
     def finished(self, receive: Receive) -> None:
-        """A message that was claimed is where it belongs."""
+        """Mark a claimed receive as complete."""
         with self._condition:
             receive.done = True
             self._condition.notify_all()
@@ -145,9 +145,10 @@ class Inbox:
     def deliver(
         self, source: int, tag: int, payload: np.ndarray, taken: Callable[[], None] | None = None
     ) -> None:
-        """Hand a message to whoever waits for it, or leave it here.
+        """Pass a message to a matching receive, or store it.
 
-        Without `taken` it is copied if it stays; with it, it stays as it is until that is called.
+        Without `taken` a stored message is copied; otherwise it stays in place until `taken()` is
+        called.
         """
         with self._condition:
             receive = self._claimed(source, tag)
@@ -155,14 +156,14 @@ class Inbox:
                 kept = payload.copy() if taken is None else payload
                 self._unread.append((source, tag, kept, taken or _nothing))
                 return
-        # Long messages take time to copy, and others may arrive meanwhile.
+        # Copied outside the lock: long copies would delay other messages.
         receive.take(source, payload)
         self.finished(receive)
         if taken is not None:
             taken()
 
     def receive(self, buffer: np.ndarray, source: int, tag: int, shorter: bool) -> Request:
-        """A message from the box, or a place in the queue of those who wait."""
+        """Return a stored message, or queue a receive."""
         request = Receive(self, buffer, source, tag, shorter)
         with self._condition:
             found = (i for i, each in enumerate(self._unread) if request.matches(each[0], each[1]))
@@ -183,7 +184,7 @@ class Inbox:
         failure.watch(self._condition)
 
     def lose(self, rank: int, error: CommError) -> None:
-        """Fail the receives that no sender is left for: nothing more comes from this rank."""
+        """Fail the receives that only this rank could have completed."""
         with self._condition:
             self._gone[rank] = error
             self._condition.notify_all()
@@ -213,7 +214,7 @@ class Inbox:
 
 
 class MailboxRank(Communicator):
-    """A rank whose messages arrive in an `Inbox` of its own."""
+    """A rank whose messages arrive in an `Inbox`."""
 
     _inbox: Inbox
 

@@ -1,13 +1,13 @@
-"""Ranks that are processes, through MPI: mpi4py over whichever MPI it finds.
+"""Process ranks over MPI, through mpi4py and the MPI library that it finds.
 
-Short buffers go through MPI's own collectives, long ones through ours, which keep a slow link
-busier; for an allreduce it is measured, and an allgather within a machine is always MPI's: memory
-is no slow link, and segments cost more than they save there. A buffer on a card goes to MPI as it
-is if MPI says that it can read it, else through pinned host memory.
+Short buffers use MPI's collectives, long ones ours, which keep a slow link busier. Allreduce is
+selected by measurement, and an allgather within a machine always uses MPI: memory is no slow link,
+and segments cost more there than they save. A buffer on a GPU is passed to MPI directly if MPI is
+GPU-aware, otherwise through pinned host memory.
 
-Threads: a communicator of ours is used by one thread at a time, but two threads may use two of
-them at once, which takes MPI_THREAD_MULTIPLE. An MPI that does not have it still works: what should
-run in the background then runs at once, on the thread that asks for it.
+Threads: each communicator is used by one thread at a time, but two threads may use two
+communicators concurrently, which requires MPI_THREAD_MULTIPLE. Without it, background operations
+run immediately, on the calling thread.
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ from caldera.errors import CommError, RankLostError
 LIBRARY = "library"
 """The name of MPI's own allreduce among the algorithms."""
 LONG_SEGMENT_BYTES = 8 * SEGMENT_BYTES
-"""In the background, where the work that a message makes is taken from those who compute."""
+"""Segment size of background transfers, where each message takes time from computing threads."""
 _KNOWN_TO_MPI = frozenset("bBhHiIlLqQfdFD")
 _OPS = {"sum": "SUM", "mean": "SUM", "max": "MAX", "min": "MIN"}
 
 
 _made: list[MpiCommunicator] = []
-"""All of this process. They stay: what a rank has done in one is asked for until the end."""
+"""All communicators of this process. They are kept, because statistics are read until the end."""
 _lost = threading.Event()
 
 
 class MpiCommunicator(Communicator):
     """A rank of an MPI communicator, which then belongs to it: `MpiCommunicator(comm.Dup())`.
 
-    - `label`: a name that all its ranks have for it, and no other communicator has.
-    - `generation`: how often ranks have been lost before it was made.
-    - `tuner`: which allreduce "auto" takes for a size, and what was measured.
-    - `pace`: for how many seconds it sleeps for each byte of a message, in the background.
-    - `blocked`: since when it waits for one message, or for one collective of MPI; `peer`: whose
-      message that is, if it is one.
+    - `label`: a name that is equal on all ranks and unique among communicators.
+    - `generation`: number of times ranks had been lost before its creation.
+    - `tuner`: the allreduce that "auto" selects for each size, with the measurements.
+    - `pace`: seconds of sleep per byte of a background message.
+    - `blocked`: start time of the current wait for a message or an MPI collective; `peer`: the
+      sender, if it waits for a message.
 
     >>> from mpi4py import MPI                                      # doctest: +SKIP
     >>> comm = MpiCommunicator(MPI.COMM_WORLD.Dup())                # doctest: +SKIP
@@ -155,14 +155,15 @@ class MpiCommunicator(Communicator):
         return MpiCommunicator(made, f"{self.label} shrunk", self.generation + 1)
 
     def failure(self, error: Any) -> CommError:
-        """What an error of MPI means; if a rank has died, all ranks are told."""
+        """Translate an MPI error; if a rank has died, notify all ranks."""
         gone = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
         a_rank_died = error.Get_error_class() in [getattr(mpi(), name, None) for name in gone]
         if a_rank_died and loaded().survives:
             _lost.set()
             finalize_asynchronously()
             for communicator in list(_made):
-                # Somebody may wait in any of them for a rank that has seen the failure elsewhere.
+                # A thread may wait in any of these communicators for a rank that has seen the
+                # failure elsewhere.
                 if communicator.generation <= self.generation:
                     communicator.handle.Revoke()
             return RankLostError.build(
@@ -237,8 +238,10 @@ class MpiCommunicator(Communicator):
 
     @property
     def shares_memory(self) -> bool:
-        """Whether all ranks are on one machine, and somebody waits: MPI waits busily, which is no
-        way to wait beside others who compute."""
+        """True if all ranks are on one machine and the caller waits.
+
+        MPI waits busily, which would take time from threads that compute.
+        """
         return self.backoff is None and len(set(self.nodes)) == 1
 
     def _alltoall(
@@ -273,7 +276,7 @@ class MpiCommunicator(Communicator):
 
     @staticmethod
     def has_lost_rank() -> bool:
-        """Whether a rank has died while the others went on."""
+        """Return True if a rank has died while the remaining ranks continue."""
         return _lost.is_set()
 
     def world_ranks(self) -> list[int]:
@@ -287,7 +290,7 @@ class MpiCommunicator(Communicator):
         self.blocked = time.monotonic()
         try:
             if all_come and shares_cores():
-                # A collective of MPI waits busily for those who are late; nobody is any more.
+                # An MPI collective waits busily for late ranks; after this barrier no rank is late.
                 sleep_until(self.handle.Ibarrier().Test)
             return function(*arguments)
         except mpi().Exception as error:
@@ -297,7 +300,7 @@ class MpiCommunicator(Communicator):
 
 
 def _bytes_of(buffer: np.ndarray) -> list[Any]:
-    """A buffer as MPI takes it: it knows neither bfloat16 nor arrays without an axis."""
+    """Return a buffer in MPI's form: MPI supports neither bfloat16 nor arrays without an axis."""
     plain = buffer if buffer.dtype.char in _KNOWN_TO_MPI else buffer.reshape(-1).view(np.uint8)
     return [plain, buffer.nbytes, mpi().BYTE]
 

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 
 LIBRARY_VARIABLE = "MPI4PY_LIBMPI"
-"""Names the library that mpi4py loads instead of the one beside Python, or the folder it is in."""
+"""Path of the library, or its folder, that mpi4py loads instead of the one installed with
+Python.
+"""
 UNKNOWN = "unknown MPI"
 _ANSWERS_WITHIN_S = 20.0
 _ASK_MPI4PY = (
@@ -40,17 +42,18 @@ _ASK_MPI4PY = (
 
 @dataclass(frozen=True)
 class MpiImplementation:
-    """One make of MPI, and how it is used.
+    """An MPI implementation and its command-line conventions.
 
     - `says`: how its mpiexec and its library name themselves before their version.
-    - `arguments`: what its mpiexec is given; `hosts`: its flag for machines, before "a:4,b:4".
-    - `sends`: its flag for a variable that ranks on other machines need; none if it sends all.
-    - `survives`: what lets the others go on when a rank dies (ULFM); none if it cannot.
-    - `startup`: what mpiexec and ranks speak at the start. One that speaks something else starts
-      ranks of which each believes that it is alone.
-    - `variables`: what its mpiexec needs in its environment.
-    - `defaults`: what its ranks need in theirs, if nobody has said otherwise.
-    - `tells_local`: the variable in which its mpiexec tells a rank how many are on its machine.
+    - `arguments`: arguments of its mpiexec; `hosts`: its flag for machines, before "a:4,b:4".
+    - `sends`: its flag for a variable that ranks on other machines need; empty if it sends all.
+    - `survives`: arguments that let the remaining ranks continue when a rank dies (ULFM); empty if
+      unsupported.
+    - `startup`: start-up protocol between mpiexec and ranks. With a different protocol each rank
+      becomes a world of size 1.
+    - `variables`: environment variables that its mpiexec requires.
+    - `defaults`: default environment variables of its ranks.
+    - `tells_local`: environment variable with the number of ranks on the machine.
     """
 
     name: str
@@ -66,7 +69,7 @@ class MpiImplementation:
     tells_local: str = "MPI_LOCALNRANKS"
 
     def starts(self, library: MpiImplementation) -> bool:
-        """Whether its mpiexec starts the ranks of a library, as far as that is known."""
+        """Return True unless its mpiexec is known not to start ranks of this library."""
         return not (self.startup and library.startup) or self.startup == library.startup
 
     def __str__(self) -> str:
@@ -100,7 +103,7 @@ IMPLEMENTATIONS = (
     ),
     MpiImplementation("Intel MPI", r"Intel\(R\) MPI Library\D*(\d[\w.]*)"),
     MpiImplementation("MVAPICH", r"MVAPICH\S* Version\s*:\s*(\S+)"),
-    # Hydra, its mpiexec, has the version of the MPICH that it comes with.
+    # Its mpiexec, Hydra, has the version of the MPICH that contains it.
     MpiImplementation(
         "MPICH", r"(?:MPICH Version\s*:|HYDRA build details:\s+Version:|CRAY MPICH version)\s*(\S+)"
     ),
@@ -109,7 +112,7 @@ IMPLEMENTATIONS = (
 
 
 def implementation(text: str) -> MpiImplementation:
-    """Which MPI says this of itself, in `mpiexec --version` or through `Get_library_version`.
+    """Return the MPI identified by the output of `mpiexec --version` or `Get_library_version`.
 
     >>> str(implementation("mpiexec (Open MPI) 5.0.11"))
     'Open MPI 5.0.11'
@@ -123,8 +126,10 @@ def implementation(text: str) -> MpiImplementation:
 
 
 def defaults_for_ranks() -> dict[str, str]:
-    """What the ranks of any MPI need: which one it is is known only when it has read this, and each
-    ignores what is for another."""
+    """Return environment variables for ranks of any MPI; each library ignores unknown variables.
+
+    The library is known only after it has read its environment.
+    """
     return {name: value for each in IMPLEMENTATIONS for name, value in each.defaults.items()}
 
 
@@ -137,8 +142,11 @@ class Launcher:
 
 
 def find_launcher(environment: Mapping[str, str] = os.environ) -> Launcher | None:
-    """The mpiexec of the MPI that mpi4py loads: beside the library that was named, or beside this
-    Python, where it is if both came from pip; else the PATH's."""
+    """Return the mpiexec of the MPI that mpi4py loads, or None.
+
+    It is searched for next to the named library, next to this Python (where pip installs both), and
+    then in the PATH.
+    """
     named = environment.get(LIBRARY_VARIABLE, "").split(os.pathsep)[0]
     library = Path(named)
     folders = [(library if library.is_dir() else library.parent).parent / "bin"] if named else []
@@ -149,7 +157,7 @@ def find_launcher(environment: Mapping[str, str] = os.environ) -> Launcher | Non
 
 
 def launcher(environment: Mapping[str, str] = os.environ) -> Launcher:
-    """The same, or an error that says what to install."""
+    """Return `find_launcher()`, or raise an error that names the package to install."""
     found = find_launcher(environment)
     if found is None:
         raise ConfigError.build(
@@ -162,9 +170,10 @@ def launcher(environment: Mapping[str, str] = os.environ) -> Launcher:
 
 
 def library() -> MpiImplementation | None:
-    """The MPI that mpi4py loads, or None if it finds none.
+    """Return the MPI that mpi4py loads, or None.
 
-    Another process asks: here it would stay loaded, and a broken one would end this process.
+    A subprocess loads it: in this process it would stay loaded, and a broken library would crash
+    it.
     """
     said = _reports(sys.executable, "-P", "-c", _ASK_MPI4PY)
     return implementation(said) if said.strip() else None
@@ -179,19 +188,19 @@ def _reports(*command: str) -> str:
 
 PACKAGE = "caldera[mpi]"
 STALLS_BEFORE_ABORT = 10
-"""After so many times `settings.stall_s` a job is given up."""
+"""A job is aborted after this multiple of `settings.stall_s`."""
 SHORTEST_NAP_S, LONGEST_NAP_S = 2e-5, 2e-3
 SHORTEST_MESSAGE = 1 << 12
 """Bytes below which a message takes no less time."""
 SHORTER = 0.8
 """Of the last nap for a message is tried for the next one of that size."""
 LOOKS = 8
-"""How often one asks after a nap: Open MPI looks at its sockets in one call of eight."""
+"""Number of polls after a nap: Open MPI reads its sockets in one call of eight."""
 
 
 @cache
 def mpi() -> Any:
-    """mpi4py's MPI, imported (and MPI started) when the first communicator is asked for."""
+    """Return mpi4py's MPI module, imported (and MPI initialised) at the first call."""
     for name, value in defaults_for_ranks().items():
         os.environ.setdefault(name, value)
     with _all_ranks_start_within(STALLS_BEFORE_ABORT * settings.stall_s):
@@ -200,8 +209,11 @@ def mpi() -> Any:
 
 @contextmanager
 def _all_ranks_start_within(seconds: float) -> Iterator[None]:
-    """MPI starts when all ranks are there. One that came to its end before would be waited for by
-    all others, in a call during which no Python runs: so what notices is no Python either."""
+    """Abort if MPI does not start within `seconds`.
+
+    MPI starts when all ranks are present. If one rank exits before, the remaining ranks block
+    inside a call that runs no Python, so the alarm is not a Python thread either.
+    """
     faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or 2)
     try:
         yield
@@ -217,7 +229,7 @@ def loaded() -> MpiImplementation:
 
 @cache
 def is_gpu_aware() -> bool:
-    """Whether this MPI reads and writes the memory of a card by itself."""
+    """Return True if this MPI accesses GPU memory directly."""
     library = ctypes.CDLL(mpi().__file__)
     try:
         return bool(library.MPIX_Query_cuda_support())
@@ -227,16 +239,18 @@ def is_gpu_aware() -> bool:
 
 @cache
 def many_threads() -> bool:
-    """Whether several threads may communicate at once."""
+    """Return True if several threads may communicate concurrently."""
     return bool(mpi().Query_thread() == mpi().THREAD_MULTIPLE)
 
 
 @cache
 def shares_cores() -> bool:
-    """Whether this machine has more ranks than cores: one that waits busily, as MPI does, then
-    takes the time of those for whom it waits, even if it lets them run now and then."""
+    """Return True if this machine has more ranks than cores.
+
+    A rank that waits busily, as MPI does, then takes time from the rank that it waits for.
+    """
     told = os.environ.get(loaded().tells_local, "")
-    # All of the machine's: a scheduler may bind each rank to some of them.
+    # All cores of the machine: a scheduler may bind each rank to a subset.
     return told.isdigit() and int(told) > (os.cpu_count() or 1)
 
 
@@ -249,10 +263,10 @@ def sleep_until(is_there: Callable[[], bool]) -> None:
 
 
 def finalize_asynchronously() -> None:
-    """When a rank has died: let MPI end without it.
+    """Let MPI finalise without a rank that has died.
 
-    Ending, Open MPI has all ranks that were started meet in a fence, in a call during which no
-    Python runs, and is not always told that one of them will never come.
+    On exit, Open MPI synchronises all started ranks in a call that runs no Python, and it does not
+    always learn that a rank is gone.
     """
     with suppress(ValueError):  # another MPI has no such switch
         ctypes.c_bool.in_dll(ctypes.CDLL(mpi().__file__), "ompi_async_mpi_finalize").value = True
@@ -290,10 +304,10 @@ class MpiRequest(Request):
         self._arrived(status)
 
     def _arrives_meanwhile(self, backoff: PollBackoff) -> bool:
-        """Sleep until it is there, or until somebody waits for that; whether it is there.
+        """Sleep until the request completes or a thread waits for it; return True if it completed.
 
-        Naps become about as long as a message of its size takes: each time that one ends costs
-        those who compute, and one that is too long keeps the others waiting.
+        The length of a nap approaches the transfer time of a message: each wake-up takes time from
+        computing threads, and a long nap delays the waiting ranks.
         """
         owner, size = self.owner, max(self.buffer.nbytes, SHORTEST_MESSAGE)
         nap = min(max(owner.pace * size, SHORTEST_NAP_S), LONGEST_NAP_S)
@@ -320,7 +334,7 @@ class MpiRequest(Request):
         return done
 
     def _arrived(self, status: Any) -> None:
-        # A request that is done stays so, but says only once what has arrived.
+        # A completed request stays complete, but MPI reports its length only once.
         expected, self.expected = self.expected, -1
         if expected < 0:
             return

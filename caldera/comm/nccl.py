@@ -1,12 +1,11 @@
-"""Collectives between cards through NCCL, one rank a card.
+"""Collectives between GPUs through NCCL, one rank per GPU.
 
-NCCL has neither tags nor messages that wait for their receiver, and knows no host memory. So a
-communicator of the host stands behind it: messages, small values, groups and buffers on the host go
-through that one, collectives of buffers on a card through NCCL.
+NCCL has neither tags nor buffered messages, and does not access host memory. A host communicator
+therefore carries messages, small values, groups and host buffers; NCCL carries collectives of GPU
+buffers.
 
-A collective is put into the stream of the kernels that are being launched, if there are any: the
-host does not wait then, and the kernels after it see its result. What runs in the `background` has
-a stream of its own.
+A collective is enqueued on the stream of the kernels being launched, if any: the host does not
+wait, and later kernels see the result. Operations of `background` use a separate stream.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from caldera.core.memory.software import address_of
 from caldera.errors import CommError
 
 PACKAGE = "caldera[cuda]"
-# The numbers that NCCL gives to dtypes and reductions.
+# NCCL's codes of dtypes and reductions.
 _DTYPES = {
     "int8": 0,
     "uint8": 1,
@@ -56,7 +55,7 @@ def nccl() -> Any:
 
 
 class _OnCard(Request):
-    """Work in a stream of a card that was put there and will run by itself."""
+    """Work enqueued on a GPU stream."""
 
     def __init__(self, event: Any) -> None:
         self._event = event
@@ -64,7 +63,7 @@ class _OnCard(Request):
     def wait(self) -> None:
         stream = launching_stream()
         if stream:
-            # The kernels after this wait for it; the host need not.
+            # Later kernels wait for the event; the host does not.
             cupy().cuda.runtime.streamWaitEvent(stream, self._event.ptr)
         else:
             self._event.synchronize()
@@ -77,7 +76,9 @@ Collective = Callable[..., None]
 
 
 def _between_cards(collective: Collective) -> Collective:
-    """A collective of buffers on cards; buffers on the host go through the host's."""
+    """Return a collective that uses NCCL for GPU buffers and the host communicator for host
+    buffers.
+    """
 
     @wraps(collective)
     def run(self: NcclCommunicator, *given: Any) -> None:
@@ -91,9 +92,7 @@ def _between_cards(collective: Collective) -> Collective:
 
 
 class NcclCommunicator(Communicator):
-    """Ranks that each have a card.
-
-    `host` is the communicator of the same ranks that everything else goes through.
+    """Ranks with one GPU each. `host` is a communicator of the same ranks for all host data.
 
     >>> from caldera.comm import NcclCommunicator, world
     >>> comm = NcclCommunicator(world(), card=0)
@@ -150,12 +149,13 @@ class NcclCommunicator(Communicator):
         return self.host._reaches_message(buffer)
 
     def _reaches(self, buffer: np.ndarray, op: str | None = None) -> bool:
-        # Whatever is only moved is bytes to NCCL.
+        # Without a reduction the dtype does not matter: NCCL transfers bytes.
         return not on_card(buffer) or op is None or buffer.dtype.name in _DTYPES
 
     def background(self, work: Callable[[Communicator], object]) -> Request:
-        """Work on a card runs beside the kernels in a stream of its own; work on the host runs at
-        once."""
+        """Run GPU work on a separate stream, concurrently with kernels; run host work
+        immediately.
+        """
         with self._card():
             self._wait_for_kernels()
             self._deferred = True
@@ -193,7 +193,7 @@ class NcclCommunicator(Communicator):
     def _reduce(self, send: np.ndarray, receive: np.ndarray | None, root: int, op: str) -> None:
         self._count(segments.reduce_volume(self.rank, self.size, root, send.size), send)
         with self._launching() as stream:
-            # Only the root writes; the others name some address.
+            # Only the root writes; the remaining ranks pass any valid address.
             to = address_of(send if receive is None else receive)
             if must_widen(send.dtype, op):
                 counts = even_counts(send.size, self.size)
@@ -259,8 +259,7 @@ class NcclCommunicator(Communicator):
         itemsize: int,
         stream: int,
     ) -> None:
-        """Part r of what is sent goes to rank r, part r of what is received comes from it; this
-        rank is one of them."""
+        """Exchange part r of the send buffer with part r of the receive buffer of rank r."""
         handle = self._handle()
         with _group():
             for move, start, counts in ((handle.send, at, leaving), (handle.recv, to, arriving)):
@@ -270,7 +269,7 @@ class NcclCommunicator(Communicator):
                         move(start + begin * itemsize, nbytes, _BYTES, rank, stream)
 
     def _gather(self, at: int, receive: np.ndarray, counts: Sequence[int], stream: int) -> None:
-        """The parts of all ranks; that of this one lies at an address."""
+        """Gather the parts of all ranks; this rank's part is at address `at`."""
         handle, to, size = self._handle(), address_of(receive), receive.itemsize
         if len(set(counts)) == 1:
             handle.allGather(at, to, counts[0] * size, _BYTES, stream)
@@ -313,9 +312,9 @@ class NcclCommunicator(Communicator):
         return cupy().cuda.Stream(non_blocking=True)
 
     def _wait_for_kernels(self) -> None:
-        """What is put into the own stream runs after all that was launched until now."""
+        """Make the separate stream wait for all kernels launched so far."""
         if not launching_stream():
-            # Nobody says on which stream the buffers were written: it may be any of them.
+            # The stream that wrote the buffers is unknown, so all streams are synchronised.
             Card.current().synchronize()
             return
         event = cupy().cuda.Event(disable_timing=True)
@@ -327,8 +326,9 @@ class NcclCommunicator(Communicator):
 
     @contextmanager
     def _launching(self) -> Iterator[int]:
-        """The stream to use. The host waits at the end unless kernels are being launched there,
-        or somebody else waits."""
+        """Yield the stream to use; on exit the host waits, unless kernels are being launched on
+        it.
+        """
         with self._card():
             kernels = launching_stream()
             if kernels and not self._deferred:
@@ -344,10 +344,10 @@ class NcclCommunicator(Communicator):
 
 
 def with_nccl(host: Communicator) -> Communicator:
-    """A communicator of the same ranks that goes from card to card, if each rank has its own; else
-    the one that was given, which takes what lies on a card through the host.
+    """Return a communicator that uses NCCL if each rank has a GPU, otherwise `host`.
 
-    NCCL takes one rank a card, so ranks that share one cannot use it. All ranks call this.
+    Without NCCL, GPU buffers are staged through the host. NCCL supports one rank per GPU, so ranks
+    that share a GPU cannot use it. All ranks call this function.
 
     >>> from caldera.comm import run_virtual_ranks
     >>> from caldera.comm.nccl import with_nccl
@@ -366,7 +366,7 @@ def with_nccl(host: Communicator) -> Communicator:
 
 @contextmanager
 def _group() -> Iterator[None]:
-    """Calls that NCCL starts together, in whatever order they need."""
+    """Context manager that starts the enclosed NCCL calls together."""
     nccl().groupStart()
     try:
         yield
@@ -388,7 +388,7 @@ def _all_on_card(*buffers: np.ndarray) -> bool:
 
 
 def _upcast(bits: Any, name: str) -> Any:
-    """The float32 numbers of 16 bits each. CuPy knows no bfloat16, which is half a float32."""
+    """Convert bfloat16 or float16 bits to float32; CuPy has no bfloat16."""
     if name == "float16":
         return bits.view(np.float16).astype(np.float32)
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)

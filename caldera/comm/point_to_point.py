@@ -3,8 +3,8 @@
 This base class contains the checks and counters of a communicator. All collectives can be built
 from its messages; subclasses implement the transfers, in methods that start with an underscore.
 
-A communicator that reaches host memory only reads from a copy in pinned host memory, made once
-the GPU has finished writing; received data is copied to the GPU before any other work can use it.
+A communicator without GPU access sends from a copy in pinned host memory, made after the GPU has
+finished writing. Received data is copied to the GPU before any other work can use it.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from caldera.errors import CommError
 
 
 def on_card(buffer: np.ndarray) -> bool:
-    """Whether a buffer lies in memory that the host cannot reach."""
+    """Return True if a buffer is in memory that the host cannot access."""
     return isinstance(buffer, DeviceArray)
 
 
 def pinned_like(there: np.ndarray) -> np.ndarray:
-    """Host memory of the same shape that the card copies from and to at full speed."""
+    """Return pinned host memory of the same shape, for transfers at full speed."""
     memory = cupy().cuda.alloc_pinned_memory(max(1, there.nbytes))
     return np.frombuffer(memory, np.uint8, there.nbytes).view(there.dtype).reshape(there.shape)
 
 
 def copy_to_host(there: np.ndarray) -> np.ndarray:
-    """What a buffer on a card holds when everything launched before has run."""
+    """Return a host copy of a GPU buffer, after all work launched before has finished."""
     here = pinned_like(there)
     _copy(here, there, there, cupy().cuda.runtime.memcpyDeviceToHost)
     return here
 
 
 def copy_to_device(there: np.ndarray, here: np.ndarray) -> None:
-    """Put host memory into a buffer on a card; it is there when this returns."""
+    """Copy host memory into a GPU buffer; return when the copy has finished."""
     _copy(there, here, there, cupy().cuda.runtime.memcpyHostToDevice)
 
 
@@ -60,7 +60,7 @@ def _copy(target: np.ndarray, source: np.ndarray, there: np.ndarray, kind: Any) 
     stream = launching_stream()
     with _its_card(there):
         if not stream:
-            # Nobody says on which stream the buffer was written: it may be any of them.
+            # The stream that wrote the buffer is unknown, so all streams are synchronised.
             _wait(0)
         cupy().cuda.runtime.memcpyAsync(
             address_of(target), address_of(source), there.nbytes, kind, stream
@@ -82,8 +82,11 @@ def _its_card(there: np.ndarray) -> Any:
 
 @dataclass(eq=False)
 class Staging:
-    """Around one operation: `read` and `write` give buffers that the communicator reaches, and
-    what was written goes to its place when the operation has ended well."""
+    """Context manager of an operation on buffers that may need staging.
+
+    `read` and `write` return buffers that the communicator can access. Written buffers are copied
+    to their destination if the operation succeeds.
+    """
 
     _reaches: Callable[[np.ndarray], bool]
     _moved: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
@@ -98,7 +101,9 @@ class Staging:
         return here
 
     def write(self, buffer: np.ndarray) -> np.ndarray:
-        """A buffer whose content will be that of the given one; the same as was read, if it is."""
+        """Return a buffer to be written and then copied to `buffer`; the staged one if it was
+        read.
+        """
         if self._reaches(buffer):
             return buffer
         known = (here for there, here in self._moved if same_memory(there, buffer))
@@ -118,7 +123,7 @@ class Staging:
 
 @dataclass(eq=False)
 class StagedReceive(Request):
-    """A message for a card: received on the host, then copied."""
+    """Receive of a GPU buffer: received on the host, then copied."""
 
     _request: Request
     _there: np.ndarray
@@ -142,18 +147,18 @@ class StagedReceive(Request):
 
 
 ANY_SOURCE = -1
-"""As the source of a `Recv`: the next message with that tag, whoever sent it."""
+"""Source of a `Recv` that accepts messages from any rank."""
 LAST_TAG = TAG - 1
 """The tag after it belongs to collectives."""
 
 
 class PointToPoint(ABC):
-    """A rank that sends messages to others; `Communicator` says what it is and has."""
+    """Point-to-point messages of a rank; see `Communicator` for its attributes."""
 
     name: str
     segment_bytes = SEGMENT_BYTES
     waits_busily = False
-    """Whether who waits for a message keeps a core busy meanwhile."""
+    """True if a rank that waits for a message occupies a core."""
 
     def __init__(self, rank: int, size: int, traffic: Traffic | None = None) -> None:
         self.rank = rank
@@ -210,7 +215,9 @@ class PointToPoint(ABC):
     def Sendrecv(
         self, send: np.ndarray, dest: int, receive: np.ndarray, source: int, tag: int = 0
     ) -> None:
-        """Send to one rank and receive from one, at once: no order of the ranks can block it."""
+        """Send to one rank and receive from one, simultaneously, so that no order of ranks can
+        deadlock.
+        """
         with self.traffic.operation("Sendrecv"):
             arriving = self.Irecv(receive, source, tag)
             leaving = self.Isend(send, dest, tag)
@@ -247,15 +254,17 @@ class PointToPoint(ABC):
     def _start_receive(
         self, buffer: np.ndarray, source: int, tag: int, shorter: bool = False
     ) -> Request:
-        """Begin to receive a message of exactly the buffer's bytes; if it may be `shorter`, the
-        request says how many came."""
+        """Start to receive a message of exactly the buffer's size.
+
+        If it may be `shorter`, the request reports the number of received bytes.
+        """
 
     def _reaches(self, buffer: np.ndarray, op: str | None = None) -> bool:
-        """Whether a buffer can be used where it lies, for a reduction or else for moving it."""
+        """Return True if a buffer can be reduced, or moved without `op`, without staging."""
         return not on_card(buffer)
 
     def _reaches_message(self, buffer: np.ndarray) -> bool:
-        """Whether a buffer can be sent from, or received into, where it lies."""
+        """Return True if a buffer can be sent or received without staging."""
         return self._reaches(buffer)
 
     # --- checks and counters
@@ -270,6 +279,6 @@ class PointToPoint(ABC):
             raise CommError.build(where, expected=f"a tag from 0 to {LAST_TAG}", got=str(tag))
 
     def _count(self, moved: MessageVolume, buffer: np.ndarray) -> None:
-        """Count what a library moved that does not say what it does."""
+        """Count data moved by a library that does not report its messages."""
         self.traffic.sent(moved.sent * buffer.itemsize, moved.messages)
         self.traffic.received(moved.received * buffer.itemsize)

@@ -99,7 +99,10 @@ def python_command(program: Sequence[str], python: str | None = None) -> list[st
 
 
 def _threads(ranks: int, slots: Mapping[str, int] | None) -> int:
-    """The cores of a machine shared out: several pools that each want all of them only wait."""
+    """Return the threads per rank: the cores of a machine divided by its ranks.
+
+    Thread pools that each occupy all cores would only wait for each other.
+    """
     ranks = ranks if slots is None else max(slots.values())
     return max(1, usable_cores() // ranks)
 
@@ -109,7 +112,7 @@ READ_WITHIN_S, ENDED_WITHIN_S = 0.1, 5.0
 
 
 def end_together(communicator: MpiCommunicator | SocketCommunicator) -> None:
-    """End all ranks after an uncaught error of one, from now on."""
+    """From now on, end all ranks after an uncaught error of any rank."""
 
     def report(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
@@ -135,9 +138,9 @@ def end_all(communicator: Communicator) -> None:
     """End every rank of the job, this one included."""
     sys.stdout.flush()
     sys.stderr.flush()
-    # MPICH's mpiexec ends at once, and with it goes what it has not yet read and passed on.
+    # MPICH's mpiexec exits immediately, and unread output of its ranks is lost.
     time.sleep(READ_WITHIN_S)
     communicator._abort(FAILED)
-    # MPICH comes back from there, and ends this process from outside a little later.
+    # MPICH's Abort returns, and this process is killed from outside a little later.
     time.sleep(ENDED_WITHIN_S)
     os._exit(FAILED)

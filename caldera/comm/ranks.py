@@ -43,7 +43,7 @@ class SingleProcess(MailboxRank):
 
     def __init__(self, traffic: Traffic | None = None) -> None:
         super().__init__(0, 1, traffic)
-        # Nobody else can send: a message that is not there never comes.
+        # No other process can send: a missing message never arrives.
         self._inbox = Inbox(0, JobFailure(), timeout_s=0.0)
 
     def _start_send(self, buffer: np.ndarray, dest: int, tag: int) -> Request:
@@ -56,7 +56,7 @@ class SingleProcess(MailboxRank):
         return SingleProcess(self.traffic)
 
     def _nothing(self, *given: Any, **named: Any) -> None:
-        """Nobody else waits."""
+        """Return immediately: no other process waits."""
 
     def _copy(self, send: Any, receive: Any, *given: Any, **named: Any) -> None:
         np.copyto(receive.reshape(-1), send.reshape(-1))
@@ -105,7 +105,7 @@ def _mpi_world(launch: Launch) -> MpiCommunicator:
 
 
 def started_ranks() -> int:
-    """Return the number of ranks started together; MPI is asked only if no variable has it.
+    """Return the number of ranks started together; MPI is initialised only if no variable has it.
 
     >>> from caldera.comm.ranks import started_ranks
     >>> started_ranks()
@@ -117,7 +117,7 @@ def started_ranks() -> int:
 
 @cache
 def rank_on_machine() -> int:
-    """Return the index of this rank among those that share its machine.
+    """Return the index of this rank among the ranks on its machine.
 
     Counted without the MPI library: some return an index of 0 to every rank of `srun --mpi=pmix`.
     """
@@ -139,9 +139,9 @@ class Mesh:
     """The ranks of a communicator as a grid: `Mesh(world, {"data": 2, "model": 2})`.
 
     Ranks that follow each other are neighbours along the last axis. One axis may have the length
-    -1: whatever the number of ranks leaves for it.
+    -1, which is computed from the number of ranks.
 
-    - `shape`: the length of each axis; `coordinates`: where this rank is on each.
+    - `shape`: the length of each axis; `coordinates`: the indices of this rank.
     - `communicator`: all ranks of the grid; `axes`: the communicator along each axis.
 
     >>> from caldera.comm import Mesh, run_virtual_ranks
@@ -165,8 +165,10 @@ class Mesh:
             self.axes[name] = communicator._own_group(first, self.coordinates[name])
 
     def axis(self, name: str) -> Communicator:
-        """The ranks that differ from this one along that axis alone; its rank there is its
-        coordinate."""
+        """Return the communicator of the ranks that differ from this one along one axis only.
+
+        The rank in it is this rank's coordinate on the axis.
+        """
         if name not in self.axes:
             raise CommError.build(
                 "mesh", expected="one of the axes " + ", ".join(self.axes), got=repr(name)
@@ -174,7 +176,9 @@ class Mesh:
         return self.axes[name]
 
     def together(self, *names: str) -> Communicator:
-        """The ranks that differ from this one along those axes alone; all ranks have to ask.
+        """Return the communicator of the ranks that differ from this one along the given axes only.
+
+        All ranks must call this method.
 
         >>> from caldera.comm import Mesh, run_virtual_ranks
         >>> def work(comm):

@@ -36,7 +36,7 @@ def combine(target: np.ndarray, other: np.ndarray, op: str) -> None:
 
 
 def must_widen(dtype: np.dtype, op: str) -> bool:
-    """Whether a reduction must be done in a wider dtype than that of its buffers.
+    """Return True if a reduction must use a wider dtype than its buffers have.
 
     >>> import numpy as np
     >>> must_widen(np.dtype("float16"), "sum"), must_widen(np.dtype("float16"), "max")
@@ -46,7 +46,7 @@ def must_widen(dtype: np.dtype, op: str) -> bool:
 
 
 def upcast(part: np.ndarray, ranks: int) -> np.ndarray:
-    """A rank's float16 or bfloat16 numbers in float32, scaled so that `ranks` of them fit.
+    """Return float16 or bfloat16 values as float32, scaled so that a sum over `ranks` is finite.
 
     >>> import numpy as np
     >>> upcast(np.array([6.0], np.float16), 3)
@@ -70,7 +70,7 @@ def downcast(total: np.ndarray, dtype: np.dtype, op: str, ranks: int) -> np.ndar
 
 
 def finish(total: np.ndarray, op: str, ranks: int) -> None:
-    """What remains to be done when all ranks are in `total`."""
+    """Apply the final steps of a reduction, such as the division of a mean."""
     if op == "mean":
         total /= ranks
 
@@ -102,7 +102,7 @@ def check_buffer(where: str, buffer: np.ndarray, *, written: bool = False) -> No
 
 
 def check_alike(where: str, send: np.ndarray, receive: np.ndarray) -> None:
-    """Two buffers of one dtype that are the same memory, or do not touch."""
+    """Check that two buffers have the same dtype and are identical or disjoint memory."""
     if send.dtype != receive.dtype:
         raise DtypeError.build(
             where, expected=f"one dtype, {send.dtype} as it is sent", got=str(receive.dtype)
@@ -114,7 +114,7 @@ def check_alike(where: str, send: np.ndarray, receive: np.ndarray) -> None:
 
 
 def same_memory(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether two contiguous arrays are the same bytes."""
+    """Return True if two contiguous arrays occupy the same bytes."""
     return a is b or (a.nbytes == b.nbytes and _address(a) == _address(b))
 
 
@@ -127,7 +127,7 @@ def _address(array: np.ndarray) -> int:
 
 
 def check_size(where: str, what: str, buffer: np.ndarray, elements: int) -> None:
-    """A buffer has as many elements as the operation needs."""
+    """Check that a buffer has the number of elements that the operation requires."""
     if buffer.size != elements:
         raise ShapeError.build(
             where, expected=f"{elements} elements in the {what} buffer", got=str(buffer.size)
@@ -158,7 +158,7 @@ def check_reduction(where: str, op: str, send: np.ndarray) -> None:
 def checked_counts(
     where: str, counts: Sequence[int] | None, buffer: np.ndarray, ranks: int
 ) -> list[int]:
-    """How many elements of a buffer belong to each rank: equal parts if nobody says otherwise."""
+    """Return the number of elements per rank; equal parts without `counts`."""
     if counts is None:
         if buffer.size % ranks:
             raise ShapeError.build(
@@ -181,7 +181,7 @@ def checked_counts(
 
 
 def check_result(where: str, send: np.ndarray, receive: np.ndarray, elements: int) -> None:
-    """Check that a buffer can receive so many elements like those that are sent."""
+    """Check that a receive buffer has `elements` elements of the dtype of `send`."""
     check_buffer(where, receive, written=True)
     check_size(where, "receive", receive, elements)
     check_alike(where, send, receive)

@@ -1,13 +1,13 @@
 """World over sockets, for launchers that export RANK, WORLD_SIZE and MASTER_ADDR.
 
 torchrun, Kubeflow's PyTorchJob, SageMaker and plain scripts start processes without MPI. Rank 0
-listens on a separate port, since torchrun's agent holds MASTER_PORT. The other ranks connect to it,
-then to each other. The candidates for that port and the key of every handshake are derived from a
-secret and from the job's id, attempt and size. So ranks of another job, or of an earlier attempt,
-have another key and are rejected.
+listens on a separate port, since torchrun's agent holds MASTER_PORT. All ranks connect to it, then
+to each other. The candidates for that port and the key of every handshake are derived from a secret
+and from the job's id, attempt and size. So ranks of another job, or of an earlier attempt, have
+another key and are rejected.
 
 On one machine the secret is a file that only this user can read, made by the first rank. Across
-machines it is a file that the user provides on each of them, named by `CALDERA_KEY_FILE`.
+machines it is a file that the user provides on each machine, named by `CALDERA_KEY_FILE`.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ SHORTEST_KEY = 16
 """Bytes: a recorded handshake lets a stranger try keys, so they must be too many to try."""
 CANDIDATES = 8
 LOWEST_PORT, HIGHEST_PORT = 10_240, 32_767
-"""Below the ports that Linux gives to outgoing connections."""
+"""Below the range that Linux uses for outgoing connections."""
 REPORT_S = 20.0
 _PAUSE_S = 0.1
 _SHORTEST_KNOCK_S, _LONGEST_KNOCK_S = 0.2, 5.0
-"""For one attempt at one port: another program may listen there, and send nothing."""
+"""Time limits of one attempt at one port: another program may listen there and stay silent."""
 _JOB = ("WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID", *ATTEMPT)
 _RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """The address and the key with which the ranks of a job meet.
+    """Address and key at which the ranks of a job meet.
 
     - `host`: the address of rank 0; `ports`: its candidates, in order.
-    - `own_ports`: candidates for the ports at which the other ranks listen.
+    - `own_ports`: candidate ports of the remaining ranks.
     - `interface`: the address at which all ranks listen.
-    - `first_key`: the key of rank 0's port. Another key than that of the other ports, since a rank
-      that tries all candidates must not take a port of rank 2 for that of rank 0.
+    - `first_key`: the key of rank 0's port. It differs from the key of all other ports, since a
+      rank that tries all candidates must not confuse rank 2 with rank 0.
     """
 
     rank: int
@@ -109,7 +109,7 @@ class Meeting:
 
 
 def join_world(environment: Mapping[str, str]) -> SocketCommunicator:
-    """Return the communicator of all ranks of the job; each of them calls this."""
+    """Return the communicator of all ranks of the job; every rank must call it."""
     meeting = Meeting.of(environment)
     seconds = STALLS_BEFORE_ABORT * settings.stall_s or threading.TIMEOUT_MAX
     try:

@@ -1,8 +1,8 @@
-"""Sums that are added up along a fixed tree: the same bits whatever the number of ranks.
+"""Sums along a fixed tree: the same bits for any number of ranks.
 
-A tree has so many leaves, in order; its root is the sum of its two halves, and so on down. Each
-rank has the leaves of one stretch. It adds up what lies wholly in its stretch, and the rest is
-added up by whoever is given that part of the elements.
+The tree has a fixed number of leaves, in order; each node is the sum of its two halves. Each rank
+holds the leaves of one interval. It adds the subtrees inside its interval; the remaining levels are
+added by the rank that owns the respective part of the elements.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LeafRange = tuple[int, int]
 
 
 def leaf_range(rank: int, ranks: int, leaves: int) -> LeafRange:
-    """The leaves of a rank: from the first to the one after the last.
+    """Return the range of leaves of a rank, end excluded.
 
     >>> [leaf_range(rank, 3, 8) for rank in range(3)]
     [(0, 2), (2, 5), (5, 8)]
@@ -40,7 +40,7 @@ def tree_sum(rows: np.ndarray, leaves: int, communicator: Communicator) -> np.nd
         return rows[0]
     counts = [end - begin for begin, end in _parts(rows.shape[1], ranks)]
     held = [_subtrees(*leaf_range(rank, ranks, leaves), 0, leaves) for rank in range(ranks)]
-    # Each rank adds up one part of the elements, for which it needs everybody's subtrees.
+    # Each rank adds one part of the elements, for which it needs the subtrees of all ranks.
     sent = np.concatenate(
         [
             rows[low - first, begin:end]

@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 
 
 class Request(ABC):
-    """What a nonblocking call returns. Its buffers belong to it until it is done.
+    """Handle of a nonblocking call, which owns its buffers until it is complete.
 
-    `source` is the rank that a received message came from, once it is there, and `received` its
-    bytes.
+    After completion, `source` is the rank that sent a received message, and `received` its bytes.
 
     >>> import numpy as np
     >>> from caldera.comm import SingleProcess
@@ -40,11 +39,11 @@ class Request(ABC):
 
     @abstractmethod
     def test(self) -> bool:
-        """Whether it is done; raises what went wrong."""
+        """Return True if the call is complete; raise its error, if it failed."""
 
 
 class Done(Request):
-    """What was done at once."""
+    """Request that is complete from the start."""
 
     def wait(self) -> None:
         return
@@ -54,12 +53,13 @@ class Done(Request):
 
 
 IDLE_S = 5.0
-"""A thread that had nothing to do for so long ends; the next work starts another."""
+"""Idle time in seconds after which the thread exits; the next call starts another."""
 
 
 class PollBackoff:
-    """Lets what runs in the background sleep while others compute, but not while somebody waits
-    for it: who waits has nothing to compute.
+    """Sleep between polls of background work, interrupted when a thread waits for it.
+
+    Background polls leave the cores to computing threads; a waiting thread has nothing to compute.
 
     >>> backoff = PollBackoff()
     >>> backoff.sleep(1e-3)
@@ -75,17 +75,17 @@ class PollBackoff:
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether somebody waits."""
+        """True while a thread waits."""
         return self._waiting > 0
 
     def sleep(self, seconds: float) -> None:
-        """Sleep until that time has passed or somebody begins to wait."""
+        """Sleep until the time has passed or a thread starts to wait."""
         if not self._waiting:
             self._bell.acquire(timeout=seconds)
 
     @contextmanager
     def interrupted(self) -> Iterator[None]:
-        """While somebody waits."""
+        """Context manager around a wait."""
         with self._lock:
             self._waiting += 1
             if self._bell.locked():
@@ -110,7 +110,7 @@ class _Work(Request):
         except BaseException as error:
             self._error = error
         finally:
-            # What the call refers to is free as soon as it has run.
+            # Objects referenced by the call are freed as soon as it has run.
             del self._call
             self._ended.set()
 
@@ -128,7 +128,7 @@ class _Work(Request):
 
 
 class ProgressThread:
-    """Runs what it is given one after the other, in that order.
+    """Thread that runs functions in the order in which they were started.
 
     >>> thread, seen = ProgressThread("example"), []
     >>> requests = [thread.start(lambda i=i: seen.append(i)) for i in range(3)]

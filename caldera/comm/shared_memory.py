@@ -1,9 +1,9 @@
 """Shared memory between the ranks of one machine: common buffers and outboxes.
 
 A rank copies a long message into its outbox and sends the receiver its position; the receiver
-copies it from there and marks it as read. A message that does not fit goes through the socket, so
-no rank waits for free space. The file behind the outbox has no name, so nothing is left behind
-however a process ends.
+copies it from there and marks it as read. A message that does not fit is sent over the socket, so
+no rank waits for free space. The file behind the outbox has no name, so it is freed however a
+process ends.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _IN_MEMORY = Path("/dev/shm")
 
 
 class SharedMemory:
-    """Arrays of these shapes and dtypes, zeros at first, of which all ranks see the same bytes.
+    """Arrays shared by all ranks, of the given shapes and dtypes, initialised with zeros.
 
-    Every rank has to make it. The file behind it has no name any more once all have opened it, so
-    nothing is left behind whichever way they end.
+    Every rank must create it. The file behind it is unlinked once all ranks have opened it, so it
+    is freed however they end.
 
     >>> import numpy as np
     >>> from caldera.comm import run_virtual_ranks
@@ -64,7 +64,9 @@ class SharedMemory:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Inside, no other rank is: each has opened the file for itself."""
+        """Context manager in which ranks run one at a time; each rank has opened the file
+        separately.
+        """
         # Not on every system, and needed only here.
         import fcntl
 
@@ -94,8 +96,11 @@ def machines_of(communicator: Communicator) -> list[int]:
 
 
 class DoubleBuffer:
-    """Room of so many bytes for each rank, twice, and used in turn: who comes back to the first
-    knows that all have left it, if all have met in between."""
+    """Two shared buffers of `nbytes` per rank, used alternately.
+
+    When a rank returns to the first buffer, no rank reads it any more, provided that all ranks have
+    synchronised in between.
+    """
 
     def __init__(self, communicator: Communicator, nbytes: int) -> None:
         room = ((2, communicator.size, nbytes), np.dtype(np.uint8))
@@ -112,7 +117,7 @@ Kept = TypeVar("Kept")
 
 
 def made_once(communicator: Communicator, name: str, make: Callable[[], Kept]) -> Kept:
-    """What all ranks of a communicator make together, once, and keep with it under a name."""
+    """Return an object that all ranks of a communicator create together, once, stored by name."""
     made = communicator.made_together
     if name not in made:
         with communicator.traffic.apart("tuning"):
@@ -121,7 +126,7 @@ def made_once(communicator: Communicator, name: str, make: Callable[[], Kept]) -
 
 
 def _opened(communicator: Communicator, nbytes: int) -> int:
-    """A file of that size, which all ranks have open and nobody can find."""
+    """Return a descriptor of an unnamed file of `nbytes`, opened by all ranks."""
     if communicator.rank == 0:
         file, name = _made(nbytes)
         communicator.bcast_object(name)
@@ -134,7 +139,7 @@ def _opened(communicator: Communicator, nbytes: int) -> int:
 
 
 def _made(nbytes: int) -> tuple[int, str]:
-    """A new file that has room for so many bytes, in memory if there is enough of it."""
+    """Create a file of `nbytes`, in memory if there is enough."""
     try:
         return _made_in(_IN_MEMORY, nbytes)
     except OSError:
@@ -164,7 +169,7 @@ SLOTS = PAGE - PROOF
 
 
 class SharedOutbox:
-    """What this process has sent and others have not read yet.
+    """Sent messages that their receivers have not read yet.
 
     >>> outbox = SharedOutbox(1 << 16)
     >>> outbox.put(np.ones(5000, np.uint8)), outbox.put(np.ones(10, np.uint8))
@@ -189,11 +194,11 @@ class SharedOutbox:
 
     @property
     def address(self) -> str:
-        """Where other processes of this user find it."""
+        """Path at which other processes of this user open the outbox."""
         return f"/proc/{os.getpid()}/fd/{self.file}"
 
     def put(self, payload: np.ndarray) -> tuple[int, int] | None:
-        """Copy bytes into it; their slot and where they are, or None if there is no room."""
+        """Copy bytes into the outbox; return (slot, offset), or None if they do not fit."""
         wanted = max(-(-payload.nbytes // PAGE), 1) * PAGE
         with self._lock:
             self._collect()
@@ -261,5 +266,5 @@ def mark_read(memory: np.ndarray, slot: int) -> None:
 
 
 def can_share() -> bool:
-    """Whether this system has files without names that other processes can open."""
+    """Return True if other processes can open unnamed files on this system."""
     return sys.platform == "linux" and os.path.isdir("/proc/self/fd")

@@ -1,4 +1,4 @@
-"""Machines of a job that are alive, and the number of ranks each of them can take."""
+"""Live machines of a job, and the number of ranks that each can run."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def hosts_text(slots: Mapping[str, int], ranks: int) -> str:
 def live_slots(
     hosts: str | None, environment: Mapping[str, str] = os.environ
 ) -> dict[str, int] | None:
-    """Return the number of ranks by machine that answers; None for this machine alone.
+    """Return the number of ranks per live machine; None for this machine only.
 
-    The machines are those of `hosts`, else those of the Slurm allocation around this process.
+    The machines are listed in `hosts`, or else in the Slurm allocation of this process.
     """
     if hosts is not None:
         given = read_hosts(hosts)

@@ -32,12 +32,12 @@ def report(line: str) -> None:
 
 @dataclass
 class Supervisor:
-    """Starts a job until it is complete, or has failed more often than `restarts`.
+    """Restarts a job until it is complete, or has failed more than `restarts` times.
 
-    - `start`: starts so many ranks on these machines; None is this machine, or all.
-    - `least`, `most`: the numbers of ranks that the job can have. Equal numbers are not looked up.
+    - `start`: starts the given number of ranks on these machines; None is this machine, or all.
+    - `least`, `most`: the numbers of ranks that the job can have. Equal numbers skip the search.
     - `grace_s`: seconds between a warning and the end of the ranks.
-    - `look_s`: seconds between two looks at the machines; `wait_s`: the longest wait for enough.
+    - `look_s`: seconds between two searches for machines; `wait_s`: the longest wait for enough.
     """
 
     start: Callable[[int, str | None], LaunchCommand]
@@ -114,7 +114,7 @@ class Supervisor:
 
         def warn(number: int, frame: FrameType | None) -> None:
             self.received = signal.Signals(number)
-            # A program that is not started again may have a handler of its own for SIGTERM.
+            # A program that is not restarted may handle SIGTERM differently.
             is_asked_to_save = self.is_supervised and number != signal.SIGINT
             process.send_signal(_SAVE if is_asked_to_save else number)
             if number != signal.SIGINT:

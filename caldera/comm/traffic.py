@@ -1,4 +1,4 @@
-"""What a communicator has sent and received, counted by operation."""
+"""Counters of sent and received data, by operation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from caldera.base.formatting import bytes_text, seconds_text, table_lines
 
 @dataclass
 class Count:
-    """What one operation has cost one rank: `messages` are those it sent.
+    """Cost of an operation on one rank; `messages` counts sent messages.
 
     >>> Count(calls=2, messages=2, bytes_sent=80) - Count(calls=1, messages=1, bytes_sent=40)
     Count(calls=1, messages=1, bytes_sent=40, bytes_received=0, seconds=0.0)
@@ -57,10 +57,10 @@ class Counts(dict[str, Count]):
 
 
 class Traffic:
-    """Counters of one communicator, which any thread may add to.
+    """Thread-safe counters of a communicator.
 
-    What an operation sends while another one runs counts for the outer one: the messages that an
-    `Allreduce` consists of are its own.
+    Messages of nested operations count for the outermost operation, such as the messages inside an
+    `Allreduce`.
 
     >>> import numpy as np
     >>> from caldera.comm import run_virtual_ranks
@@ -95,14 +95,15 @@ class Traffic:
         return "\n".join(table_lines(rows, left=(0,)))
 
     def operation(self, name: str) -> AbstractContextManager[None]:
-        """Around an operation: its time, and whatever is sent meanwhile, count under `name`."""
+        """Context manager: time and messages inside count under `name`."""
         if getattr(self._thread, "running", None) is not None:
             return _INSIDE
         return _Operation(self, name)
 
     def apart(self, name: str) -> AbstractContextManager[None]:
-        """Around something that does not belong to the operation it happens in: it counts under
-        `name`, and nothing of it under the other."""
+        """Context manager: time and messages inside count under `name`, not for the outer
+        operation.
+        """
         return _Operation(self, name)
 
     def sent(self, nbytes: int, messages: int = 1) -> None:
@@ -122,7 +123,7 @@ class Traffic:
             return Counts((name, replace(count)) for name, count in self._counts.items())
 
     def since(self, mark: Counts) -> Counts:
-        """What was counted after a mark."""
+        """Return the counts since a mark."""
         now = self.mark()
         return Counts((name, now[name] - mark[name]) for name in now if now[name] != mark[name])
 
@@ -133,9 +134,10 @@ class Traffic:
 
 
 class _Operation(AbstractContextManager[None]):
-    """One operation of one thread, which adds what it counted when it ends.
+    """Operation in progress on one thread; its counts are added when it ends.
 
-    It counts by itself: to make a `Count` for each message takes longer than to send a short one.
+    It has its own counters: creating a `Count` per message takes longer than sending a short
+    message.
     """
 
     __slots__ = (

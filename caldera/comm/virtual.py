@@ -18,11 +18,11 @@ from caldera.errors import CommError
 
 Result = TypeVar("Result")
 TIMEOUT_S = 60.0
-"""How long a rank waits for the others before it says who is missing."""
+"""Seconds a rank waits before it reports the missing ranks."""
 
 
 class _Group:
-    """What the ranks of one communicator share."""
+    """State shared by the ranks of a communicator."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class _Group:
         self._made: dict[object, _Group] = {}
 
     def derived(self, key: object, members: list[int]) -> _Group:
-        """The group of that key: made by the first rank that asks, found by the others."""
+        """Return the group of a key, created by the first rank that requests it."""
         with self._lock:
             if key not in self._made:
                 self._made[key] = _Group(
@@ -136,10 +136,10 @@ MOST_RANKS = 4096
 def run_virtual_ranks(
     size: int, work: Callable[[Communicator], Result], nodes: Sequence[int] | None = None
 ) -> list[Result]:
-    """Run `work(communicator)` as `size` ranks at once; their results in the order of the ranks.
+    """Run `work(communicator)` on `size` threads as ranks; return their results by rank.
 
-    If one rank raises, the others are released and its error is raised here. `nodes` says which
-    ranks pretend to be on one machine; all are if nothing is said.
+    If a rank raises an error, all waiting ranks are released and the error is raised here. `nodes`
+    assigns ranks to simulated machines; by default all ranks share one.
 
     >>> from caldera.comm import run_virtual_ranks
     >>> run_virtual_ranks(2, lambda comm: f"rank {comm.rank} of {comm.size}")
@@ -167,6 +167,6 @@ def run_virtual_ranks(
     for thread in threads:
         thread.join()
     if failure.first is not None:
-        # The first to fail is the cause; the others only noticed.
+        # The first failure is the cause; later ones are consequences.
         raise failure.first[1]
     return results

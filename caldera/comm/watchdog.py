@@ -1,10 +1,10 @@
-"""The thread that notices when a rank waits too long, and finds out who is missing.
+"""Thread that detects a rank waiting too long, and identifies the missing ranks.
 
-Each rank's watchdog has a channel of its own to the others. When its rank has been stuck in one
-message or collective for `settings.stall_s`, it asks the others where they are, and says so: who
-has not come, and at which line they are instead. From twice as long on it gives the job up if one
-does not answer (it was stopped, or its machine is gone), and after ten times as long whatever they
-say. If a rank has left the program while others wait for it, they give up at once.
+Each rank's watchdog has a separate channel to its peers. When its rank has been stuck in one
+message or collective for `settings.stall_s`, it requests the position of all ranks and reports the
+missing ranks and the lines they execute. After twice that time it aborts the job if a rank does not
+answer (a stopped process or a lost machine), and after ten times in any case. If a rank has left
+the program while its peers wait for it, they abort immediately.
 """
 
 from __future__ import annotations
@@ -29,17 +29,19 @@ from caldera.comm.point_to_point import ANY_SOURCE
 POLL_S = 0.2
 ANSWERS_WITHIN_S = 3.0
 SILENT_AFTER_S = 10.0
-"""A rank that has not answered for so long is lost: its watchdog runs whatever else it does."""
+"""Seconds without an answer after which a rank is lost; its watchdog answers even while it
+computes.
+"""
 STALLS_BEFORE_SILENCE_COUNTS = 2
 GRACE_S = 2.0
-"""How long a rank may be stuck after another one has left before that is taken for the reason."""
+"""Seconds that a rank may be stuck after another one has left before that counts as the reason."""
 _ASK, _ANSWER, _LEFT = 1, 2, 3
 _BENEATH = (str(Path(__file__).parent), str(Path(threading.__file__)), "<frozen ")
 """Files of frames that wait, not of the program."""
 
 
 class Watchdog:
-    """Watches the communicators of one rank; `channel` is for nobody else."""
+    """Monitors the communicators of one rank; `channel` is reserved for it."""
 
     def __init__(self, world: MpiCommunicator, give_up: Callable[[], None]) -> None:
         self._world = world
@@ -55,7 +57,7 @@ class Watchdog:
         self._thread.start()
 
     def leave(self) -> None:
-        """At the end of the program: tell the others, and wait for them to come to theirs."""
+        """At the end of the program, notify all ranks and wait for their end."""
         self._stop.set()
         self._thread.join()
         if MpiCommunicator.has_lost_rank():
@@ -71,11 +73,11 @@ class Watchdog:
                 self._read(has_left=True)
                 time.sleep(0.005)
         except mpi().Exception:
-            # A rank has died meanwhile.
+            # A rank has died since.
             finalize_asynchronously()
 
     def _wait_for_survivors(self) -> None:
-        """MPI ends without waiting for anybody now: what was sent is given time to arrive."""
+        """MPI exits without synchronisation now; allow sent messages to arrive."""
         newest = max(MpiCommunicator.instances(), key=lambda each: each.generation)
         until = time.monotonic() + GRACE_S
         with suppress(mpi().Exception):
@@ -125,7 +127,7 @@ class Watchdog:
         elif communicator.peer != ANY_SOURCE:
             gone = [rank for rank in gone if rank == members[communicator.peer]]
         elif len(gone) < communicator.size - 1:
-            # Any of those who are left may still send it.
+            # Any remaining rank may still send it.
             return
         if gone:
             self._end(communicator, gone, f"has come to the end of the program; {hint}")
@@ -140,7 +142,7 @@ class Watchdog:
         return f"{communicator.operation or 'a message'} at {source_location(self._main)}"
 
     def _ask(self, communicator: MpiCommunicator, seconds: float) -> list[int]:
-        """Ask the others where they are, and wait so long for their answers; who the others are."""
+        """Request the positions of all ranks, wait for answers, and return the requested ranks."""
         members = [rank for rank in communicator.world_ranks() if rank != self._world.rank]
         self._answers = {}
         for rank in members:
@@ -155,7 +157,7 @@ class Watchdog:
         asked = time.monotonic()
         members = self._ask(communicator, SILENT_AFTER_S)
         silent = [rank for rank in members if rank not in self._answers and rank not in self._left]
-        # Whoever waits for it may have got on meanwhile.
+        # The waiting rank may have continued since.
         if not silent or communicator.blocked is None or communicator.blocked > asked:
             return
         why = "does not answer: it was stopped, or its machine is gone; all ranks are ended"
@@ -169,7 +171,7 @@ class Watchdog:
             if said["blocked"] and said["collectives"] == communicator.collectives
         ]
         if any(rank < self._world.rank for rank in here):
-            # That one says it.
+            # The missing rank reports it.
             return
         words = [self._whereabouts(rank, communicator, rank in here) for rank in members]
         head = f"{_who(communicator)} has waited {stuck:.0f} s in {self._stuck_in(communicator)}"
@@ -197,7 +199,7 @@ class Watchdog:
         self._sending.append((self._channel.Isend(text, rank, tag), text))
 
     def _read(self, has_left: bool = False) -> None:
-        """Take what others have sent, and answer those who ask."""
+        """Receive messages of other watchdogs and answer their requests."""
         while (found := self._next()) is not None:
             rank, tag, content = found
             if tag == _LEFT:
@@ -235,7 +237,7 @@ def _say(text: str) -> None:
 
 
 def source_location(ident: int) -> str:
-    """The innermost line of a thread that is the program's, not that of waiting.
+    """Return the innermost line of the program in a thread's stack, without waiting functions.
 
     >>> import threading
     >>> source_location(threading.get_ident()).startswith("<doctest")

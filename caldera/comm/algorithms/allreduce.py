@@ -1,20 +1,20 @@
 """Allreduce by name and its default, with doubling, halving, direct exchange, shared memory.
 
-- **doubling**: in step k ranks that differ in bit k exchange everything they have. log2(n)
-  messages of the whole buffer: the fastest for buffers so short that only the number of messages
-  counts. Ranks beyond a power of two add their values to another rank's first and receive the
-  result last.
-- **halving**, after Rabenseifner: partners at distance n/2, n/4, ... 1 each take half of their
-  common part; then the halves are gathered in the opposite order. As few bytes as the ring in
-  fewer messages. Ranks beyond a power of two join before and after.
-- **direct**: every rank sends each part to the rank that sums it. As few bytes as the ring, in n
-  - 1 simultaneous messages. A sum of float16 or bfloat16 is formed in float32 from the original
-  values and rounded once, which algorithms that pass partial sums on cannot do without sending
-  more.
-- **window**: through memory that the ranks of one machine share, so nothing is sent. Each rank sums
-  one part from all buffers and leaves the result in its own, where the other ranks read it. There
-  are two buffers a rank, used alternately: a rank that returns to the first knows that all ranks
-  have left it, since they have met in between.
+- **doubling**: in step k, ranks that differ in bit k exchange their whole buffers. It sends log2(n)
+  messages and is the fastest algorithm for buffers so short that only the number of messages
+  counts. Ranks beyond a power of two first add their values to another rank's buffer and receive
+  the result last.
+- **halving**, after Rabenseifner: partners at distance n/2, n/4, ... 1 each reduce half of their
+  common part; then the halves are gathered in the opposite order. It sends the bytes of the ring in
+  fewer messages. Ranks beyond a power of two take part before and after.
+- **direct**: every rank sends each part to the rank that sums it. It sends the bytes of the ring,
+  in n - 1 simultaneous messages. A sum of float16 or bfloat16 is computed in float32 from the
+  original values and rounded once, which algorithms that forward partial sums cannot do without
+  sending more.
+- **window**: ranks of one machine reduce in shared memory and send no messages. Each rank sums
+  one part from all buffers and stores the result in its own buffer, where the remaining ranks read
+  it. Each rank alternates between two buffers: when a rank returns to the first buffer, all ranks
+  have passed a synchronisation since its last use, so no rank still reads it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 ROOM_BYTES = 1 << 20
-"""A longer buffer goes through it piece by piece."""
+"""Longer buffers are processed in pieces of this size."""
 
 
 def window(comm: Communicator, buffer: np.ndarray, op: str = "sum") -> None:
@@ -61,7 +61,7 @@ def window(comm: Communicator, buffer: np.ndarray, op: str = "sum") -> None:
     [3.0, 6.0, 9.0, 12.0, 15.0]
     """
     buffers = made_once(comm, "window", lambda: DoubleBuffer(comm, ROOM_BYTES))
-    # What it moves is what others do with messages.
+    # Counted like the equivalent messages of other algorithms.
     with comm.traffic.operation("window"):
         comm._count(allreduce_volume(comm.rank, comm.size, buffer.size), buffer)
     for begin, end in segments((0, buffer.size), ROOM_BYTES // buffer.itemsize):
@@ -114,7 +114,7 @@ def doubling(comm: PointToPoint, buffer: np.ndarray, op: str = "sum") -> None:
 
 
 def core_ranks(size: int) -> tuple[int, int]:
-    """The largest power of two that is not above `size`, and how many ranks are beyond it.
+    """Return the largest power of two <= `size` and the number of ranks beyond it.
 
     >>> core_ranks(6)
     (4, 2)
@@ -124,7 +124,9 @@ def core_ranks(size: int) -> tuple[int, int]:
 
 
 def fold_in(comm: PointToPoint, buffer: np.ndarray, op: str) -> bool:
-    """Ranks beyond the power of two give what they have away; whether this rank goes on."""
+    """Fold the ranks beyond the power of two into partners; return True if this rank stays
+    active.
+    """
     core, extra = core_ranks(comm.size)
     if comm.rank >= core:
         wait_all(start_send(comm, buffer, comm.rank - core))
@@ -215,7 +217,7 @@ def direct_reduce_scatter(
     begin, end = parts[comm.rank]
     others = [(comm.rank + distance) % comm.size for distance in range(1, comm.size)]
     received = {rank: np.empty(end - begin, send.dtype) for rank in others}
-    # Nearest neighbours first on both sides, so that not all of them send to one rank at once.
+    # Nearest neighbours first on both sides: otherwise all ranks would send to the same rank.
     arriving = {rank: start_receive(comm, received[rank], rank) for rank in reversed(others)}
     leaving = [r for rank in others for r in start_send(comm, send[slice(*parts[rank])], rank)]
     received[comm.rank] = send[begin:end]
@@ -248,7 +250,7 @@ ALLREDUCE: dict[str, Algorithm] = {
     "window": window,
 }
 WITHIN_A_MACHINE = ("window",)
-"""What only ranks of one machine can do."""
+"""Algorithms that require all ranks to be on one machine."""
 SHORT_BYTES = 16384
 """Up to here the number of messages counts, beyond it the number of bytes."""
 
@@ -264,7 +266,7 @@ def allreduce(comm: Communicator, buffer: np.ndarray, op: str, name: str) -> Non
 
 
 def default_algorithm(buffer: np.ndarray, op: str) -> str:
-    """What to take where nothing was measured.
+    """Return the algorithm to use when none has been measured.
 
     >>> import numpy as np
     >>> buffers = np.zeros(4), np.zeros(10**6), np.zeros(4, "f2")

@@ -1,4 +1,4 @@
-"""The other collectives, from messages."""
+"""Collectives other than allreduce, built from messages."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def alltoall(
     leaving: list[int],
     arriving: list[int],
 ) -> None:
-    """Everybody to everybody at once, beginning with the neighbours."""
+    """Exchange parts between all pairs of ranks simultaneously, nearest neighbours first."""
     to, of = bounds(leaving), bounds(arriving)
     receive[slice(*of[comm.rank])] = send[slice(*to[comm.rank])]
     others = [(comm.rank + distance) % comm.size for distance in range(1, comm.size)]
@@ -132,7 +132,10 @@ def alltoall(
 def exchange_messages(
     comm: PointToPoint, leaving: Mapping[int, np.ndarray], longest: Mapping[int, int]
 ) -> dict[int, np.ndarray]:
-    """All at once, beginning with the neighbours; messages lie in buffers for the longest."""
+    """Exchange all messages simultaneously, nearest neighbours first.
+
+    Each message is stored in a buffer of its maximum length.
+    """
     buffers = {rank: np.empty(longest[rank], np.uint8) for rank in longest}
     arriving = {
         rank: comm._start_receive(buffer, rank, TAG, shorter=True)
@@ -145,7 +148,9 @@ def exchange_messages(
 
 
 def barrier(comm: PointToPoint) -> None:
-    """In round k everybody hears from the rank 2**k before it; then from all."""
+    """Dissemination barrier: in round k each rank receives a message from the rank 2**k before
+    it.
+    """
     distance = 1
     while distance < comm.size:
         after, before = (comm.rank + distance) % comm.size, (comm.rank - distance) % comm.size

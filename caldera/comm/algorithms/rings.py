@@ -91,8 +91,11 @@ def _travel(
     first: int,
     last: int,
 ) -> None:
-    """In step t a rank sends part r - 1 - t and receives part r - 2 - t; before step n - 1 it
-    combines what comes, from then on it keeps it. `first` and `last` count rounds of n - 1."""
+    """In step t, send part r - 1 - t and receive part r - 2 - t.
+
+    Received parts are combined before step n - 1 and copied from then on. `first` and `last` count
+    rounds of n - 1 steps.
+    """
     members = range(comm.size) if group is None else group
     n, me = len(members), members.index(comm.rank)
     steps = range(first * (n - 1), last * (n - 1))
@@ -179,7 +182,7 @@ def sides(ranks: int) -> tuple[int, int]:
 
 
 def hierarchical(comm: PointToPoint, buffer: np.ndarray, op: str = "sum") -> None:
-    """Reduce a flat buffer over all ranks, in place; `comm.nodes` says who is where.
+    """Reduce a flat buffer over all ranks, in place; `comm.nodes` gives the node of each rank.
 
     >>> import numpy as np
     >>> from caldera.comm import run_virtual_ranks
@@ -198,8 +201,10 @@ def hierarchical(comm: PointToPoint, buffer: np.ndarray, op: str = "sum") -> Non
 def _through_leaders(
     comm: PointToPoint, buffer: np.ndarray, op: str, own: Sequence[int], leaders: Sequence[int]
 ) -> None:
-    """The first of this rank's group, `own`, sums the group's buffers, exchanges the sum with the
-    other leaders, and sends the result back."""
+    """Reduce a group's buffers on its first rank, exchange sums between leaders, and broadcast.
+
+    `own` contains the ranks of this rank's group.
+    """
     if comm.rank != own[0]:
         wait_all(start_send(comm, buffer, own[0]))
         wait_all(start_receive(comm, buffer, own[0]))

@@ -22,12 +22,14 @@ if TYPE_CHECKING:
 
 
 SEGMENT_BYTES = 61440
-"""What travels as one message where somebody waits for it. Smaller than what MPI sends without
-asking the receiver first, and large enough that the cost of a message is small beside it."""
+"""Bytes per message of a foreground transfer.
+
+The size is below MPI's rendezvous limit, and large enough to make the cost per message negligible.
+"""
 
 
 def even_counts(elements: int, parts: int) -> list[int]:
-    """As equal as possible, the larger parts first.
+    """Split `elements` into `parts` sizes as equal as possible, larger parts first.
 
     >>> even_counts(10, 4)
     [3, 3, 2, 2]
@@ -37,7 +39,7 @@ def even_counts(elements: int, parts: int) -> list[int]:
 
 
 def bounds(counts: Sequence[int]) -> list[tuple[int, int]]:
-    """Where each part begins and ends.
+    """Return the (start, end) pair of each part.
 
     >>> bounds([3, 0, 2])
     [(0, 3), (3, 3), (3, 5)]
@@ -59,23 +61,23 @@ TAG = 16384
 """One tag serves all collectives: messages between two ranks keep their order, and all ranks call
 collectives in the same order."""
 WINDOW = 32
-"""How many segments may be on their way to a rank before it has taken the first of them."""
+"""Maximum number of segments in flight to one rank."""
 
 
 def segment_elements(comm: PointToPoint, buffer: np.ndarray) -> int:
-    """The elements of one segment."""
+    """Return the number of elements per segment."""
     return max(1, comm.segment_bytes // buffer.itemsize)
 
 
 def post_send(comm: PointToPoint, buffer: np.ndarray, dest: int) -> Request:
-    """`Isend` for what needs no checks: there are many segments, and each costs a little."""
+    """`Isend` without checks: there are many segments, and each check would cost time."""
     with comm.traffic.operation("Isend"):
         comm.traffic.sent(buffer.nbytes)
         return comm._start_send(buffer, dest, TAG)
 
 
 def post_receive(comm: PointToPoint, buffer: np.ndarray, source: int) -> Request:
-    """`Irecv` for what needs no checks."""
+    """`Irecv` without checks."""
     with comm.traffic.operation("Irecv"):
         comm.traffic.received(buffer.nbytes)
         return comm._start_receive(buffer, source, TAG)
@@ -94,7 +96,7 @@ def start_receive(comm: PointToPoint, buffer: np.ndarray, source: int) -> list[R
 
 
 def wait_all(requests: Iterable[Request]) -> None:
-    """Wait for all of them."""
+    """Wait for all requests."""
     for request in requests:
         request.wait()
 
@@ -111,10 +113,10 @@ def exchange(
 def combine_from(
     comm: PointToPoint, target: np.ndarray, source: int, op: str, *, theirs_first: bool = False
 ) -> None:
-    """Take what another rank sends into `target`, segment by segment.
+    """Receive another rank's values segment by segment and combine them into `target`.
 
-    With `theirs_first` the other rank's numbers stand left of the operator, so that two ranks that
-    combine each other's numbers do the same to the last bit of a NaN.
+    With `theirs_first` the received values are the left operand. Two ranks that combine their
+    values mutually then compute the same bits, even for NaN.
     """
     pieces = segments((0, target.size), segment_elements(comm, target))
     scratch = np.empty((min(WINDOW, len(pieces)), segment_elements(comm, target)), target.dtype)
@@ -201,7 +203,7 @@ def broadcast_volume(rank: int, ranks: int, root: int, elements: int) -> Message
 
 
 def alltoall_volume(rank: int, leaving: Sequence[int], arriving: Sequence[int]) -> MessageVolume:
-    """Everything but what a rank has for itself, to all others and from them.
+    """Return the messages and elements of an all-to-all exchange, without the rank's own part.
 
     >>> alltoall_volume(0, [1, 2, 3], [1, 1, 1])
     MessageVolume(messages=2, sent=5, received=2)

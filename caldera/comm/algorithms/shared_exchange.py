@@ -1,7 +1,7 @@
-"""Everybody to everybody through memory that the ranks of one machine have in common.
+"""All-to-all exchange through memory shared by the ranks of one machine.
 
-Each rank leaves what it has for the others in room of its own, all meet, and each takes what is for
-it from where it lies.
+Each rank writes its outgoing values to its section, all ranks synchronise, and each rank reads
+the values addressed to it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROOM_BYTES, ALL_ROOM_BYTES = 8 << 20, 256 << 20
 
 
 def room_bytes(ranks: int) -> int:
-    """What each of so many ranks may leave for the others.
+    """Return the bytes of each rank's section of the shared memory.
 
     >>> room_bytes(2), room_bytes(16)
     (8388608, 8388608)
@@ -45,7 +45,7 @@ class SharedExchange:
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
-        # Before what a rank leaves it says where that ends for each of the others.
+        # A section begins with the end offset of the data for each receiver.
         self._head = -(-8 * (comm.size + 1) // LINE) * LINE
         self._rooms = DoubleBuffer(comm, self._head + room_bytes(comm.size))
 
@@ -56,10 +56,11 @@ class SharedExchange:
         dtype: np.dtype,
         write: Callable[[np.ndarray], None],
     ) -> list[np.ndarray]:
-        """What each rank has left for this one, there until the exchange after the next.
+        """Return the arrays addressed to this rank; they stay valid until the exchange after the
+        next.
 
-        `write` is given the place of what leaves, for one rank after the other. All ranks take
-        part, and none of them has more for the others than there is room for.
+        `write` receives the buffer for the outgoing values, ordered by receiver. All ranks take
+        part, and each rank's outgoing values must fit into its section.
         """
         comm, size, rooms = self._comm, dtype.itemsize, self._rooms.next()
         ends = rooms[:, : 8 * (comm.size + 1)].view(np.int64)
@@ -77,8 +78,10 @@ class SharedExchange:
         ]
 
     def together(self, dtype: np.dtype, write: Callable[[np.ndarray], None]) -> np.ndarray:
-        """The room of all ranks as one array, in which each of them writes what it wants others to
-        see, until the exchange after the next; nothing counts as sent."""
+        """Return the sections of all ranks as one array, after each rank has written its own.
+
+        The array stays valid until the exchange after the next. No traffic is counted.
+        """
         rooms = self._rooms.next().reshape(-1)
         found: np.ndarray = rooms[: rooms.size // dtype.itemsize * dtype.itemsize].view(dtype)
         with self._comm._collective("Allgather"):
@@ -88,5 +91,5 @@ class SharedExchange:
 
 
 def shared_exchange(comm: Communicator) -> SharedExchange:
-    """That of a communicator."""
+    """Return the shared exchange of a communicator."""
     return made_once(comm, "exchange", lambda: SharedExchange(comm))

@@ -1,8 +1,8 @@
-"""Arrays left where other ranks of the machine see them, instead of being sent.
+"""Arrays published in shared memory instead of being sent.
 
-Who leaves one tells the others where by a message of a few bytes, which MPI brings at once; a long
-one would wait until its sender has time for MPI again. All of them are taken away together, when
-all ranks are done with them.
+The sender announces the location in a message of a few bytes, which MPI transfers immediately; a
+long message would wait until its sender enters MPI again. Arrays are removed together, when all
+ranks have finished reading.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROOM_BYTES, ALL_ROOM_BYTES = 8 << 20, 64 << 20
 
 
 def post_bytes(ranks: int) -> int:
-    """What each of so many ranks may leave before all are done with it.
+    """Return the bytes that each rank may publish before all ranks have finished reading.
 
     >>> post_bytes(2), post_bytes(16)
     (8388608, 4194304)
@@ -55,7 +55,7 @@ class SharedPost:
         self._filled = 0
 
     def clear(self) -> None:
-        """Nobody needs what was left here."""
+        """Remove all published arrays; no rank reads them any more."""
         self._filled = 0
 
     def place(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -72,7 +72,7 @@ class SharedPost:
         return self._comm._start_send(np.array([where]), rank, tag)
 
     def listen(self, rank: int, tag: int) -> tuple[np.ndarray, Request]:
-        """Begin to wait until a rank tells where something is."""
+        """Start receiving the location of an array published by `rank`."""
         where = np.empty(1, np.int64)
         return where, self._comm._start_receive(where, rank, tag)
 
@@ -83,13 +83,13 @@ class SharedPost:
         shape: tuple[int, ...],
         dtype: np.dtype,
     ) -> np.ndarray:
-        """What a rank has left, once it has told where."""
+        """Return the array published by `rank`, once its location has arrived."""
         where, request = arriving
         request.wait()
         return self._at(rank, int(where[0]), shape, dtype)
 
     def count(self, messages: int, nbytes: int) -> None:
-        """What others have read counts as sent."""
+        """Count arrays read by other ranks as sent."""
         with self._comm.traffic.operation("post"):
             self._comm.traffic.sent(nbytes, messages)
 
@@ -103,5 +103,5 @@ def _address(array: np.ndarray) -> int:
 
 
 def shared_post(comm: Communicator) -> SharedPost:
-    """That of a communicator."""
+    """Return the shared post of a communicator."""
     return made_once(comm, "post", lambda: SharedPost(comm))

@@ -31,7 +31,7 @@ from caldera.comm.places.place import Place
 
 
 class ForkPlace(Place):
-    """Copies of this process; `in_child` is called first in each of them.
+    """Copies of this process; `in_child` is called first in each copy.
 
     >>> place = ForkPlace()
     >>> numbers = place.start(2, lambda number, status: os._exit(status + number), [3])
@@ -127,7 +127,7 @@ class SupervisedPlace(Place):
         return self._pids.get(number, 0)
 
     def _read(self) -> None:
-        """Read the supervisor's reports, on a thread of its own."""
+        """Read the supervisor's reports, on a separate thread."""
         assert self._supervisor.stdout is not None
         with self._supervisor.stdout as lines:
             for line in lines:

@@ -1,6 +1,7 @@
-"""How a worker of a place reaches the process that started it, and the other workers.
+"""Connection of workers to the process that started them, and to each other.
 
-An offer is what a worker needs to connect, as plain data: addresses, port, key and interface.
+An offer contains everything a worker needs to connect, as plain data: addresses, port, key and
+interface.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _HOST_S = 10.0
 
 
 def listening_address(host: str, interface: str) -> str:
-    """Return the address to listen at: on loopback, on an interface, or on all of them."""
+    """Return the address to listen at: loopback, one interface, or all interfaces."""
     if interface:
         return interface_address(interface)
     return LOOPBACK if is_loopback(host) else EVERYWHERE

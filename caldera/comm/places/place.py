@@ -1,4 +1,4 @@
-"""The protocol between those who need workers and the place where these run."""
+"""Interface between users of workers and the system that runs them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _POLL_S = 0.002
 
 
 class Place(ABC):
-    """Starts workers, reports those that have ended, and stops them.
+    """Starts workers, reports ended workers, and stops workers.
 
-    - `name`: of the place, for messages.
-    - `own_processes`: True if each worker is a process of its own, which may exit.
-    - `distributes`: True if the place wants a worker for each piece of work, which it places.
+    - `name`: name of the place, for messages.
+    - `own_processes`: True if each worker is a separate process, which may exit.
+    - `distributes`: True if the place schedules one worker per piece of work.
     """
 
     name: str
@@ -47,11 +47,11 @@ class Place(ABC):
         return LOOPBACK
 
     def share(self, value: Any) -> Any:
-        """Return an argument for `start` that stands for a large value."""
+        """Return a reference to a large value, to be passed as an argument of `start`."""
         return value
 
     def how(self, number: int, seconds: float) -> str:
-        """Return how a worker has ended, if that is known within `seconds`; else nothing."""
+        """Return how a worker has ended, or an empty text if that is unknown after `seconds`."""
         until = time.monotonic() + seconds
         while number not in (lost := self.lost()) and time.monotonic() < until:
             time.sleep(_POLL_S)

@@ -39,7 +39,7 @@ class RayPlace(Place):
 
     @classmethod
     def at(cls, address: str, where: str, *, together: bool) -> Self:
-        """Connect to a cluster: at an address, else the one that runs here, else a new one."""
+        """Connect to the cluster at an address, else to a running local one, else start one."""
         ray = optional_import("ray", "ray", where)
         if ray.is_initialized():
             return cls(ray, together=together)

@@ -1,6 +1,6 @@
 """Proof that processes on other machines see the same folder.
 
-The process that has the folder writes a file with a random content; the others read it.
+The owner of the folder writes a file with random content; the remaining processes read it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class FolderProof:
 
 
 def unseen(offered: Mapping[str, str]) -> str:
-    """Return the reason why this process does not see the folder of a proof, or nothing."""
+    """Return the reason why this process does not see the folder of a proof, or an empty text."""
     path = Path(offered["path"])
     try:
         with path.open() as file:

@@ -24,7 +24,9 @@ POLL_S = 1.0
 
 
 def main() -> None:
-    """Start the workers that the parent orders; return when all of them or the parent end."""
+    """Start the workers that the parent requests; return when all workers or the parent have
+    ended.
+    """
     parent = os.getppid()
     # While it loads, the parent prepares the rest of the order.
     module = import_module(sys.argv[1])
@@ -33,7 +35,7 @@ def main() -> None:
         return
     order = json.loads(line)
     reports = os.dup(1)
-    # What workers print goes to the parent's errors: the pipe is for reports.
+    # Workers print to the parent's stderr: the pipe is reserved for reports.
     os.dup2(2, 1)
     woken, wake = os.pipe()
     for end in (woken, wake):
