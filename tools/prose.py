@@ -1,0 +1,251 @@
+"""Count marks of unclear English in docstrings, comments and Markdown files.
+
+    python -m tools.prose                      totals by package, and the files with most marks
+    python -m tools.prose --places FILE ...    every mark of these files
+    python -m tools.prose --record             write tests/prose.json, after files have got better
+
+Three kinds of marks are counted:
+
+1. openings: first lines of docstrings that begin with a relative clause (What, Whether, Where).
+2. phrases: expressions of `PHRASES`, which are vague or need their context.
+3. long: sentences of more than `LONGEST` words.
+
+Code does not count: fenced blocks, doctests, inline code, tables, targets of links.
+`tests/test_prose.py` fails where a file has more marks than recorded, unless its rates are below
+`LIMITS`. A mark is removed by rewriting the sentence, not by exchanging a word.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import json
+import re
+import sys
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+RECORD = ROOT / "tests" / "prose.json"
+TEXTS = ("caldera", "docs", "README.md", "CONTRIBUTING.md")
+LONGEST = 35
+LIMITS = {"openings": 4.0, "phrases": 25.0, "long": 14.0}
+"""Openings per 1,000 docstrings, phrases per 10,000 words, long sentences per 1,000 sentences.
+
+Keras, Optuna, Equinox, NumPy and scikit-learn stay below these rates."""
+
+_OPENINGS = re.compile(
+    r"(what|whether|where|how|who|whoever|whatever|that|those|as)\b(?! [`\[])", re.I
+)
+PHRASES = (
+    r"\b(?:nobody|somebody|anybody|everybody|someone|everyone|whoever|whatever|wherever)\b",
+    r"\b(?:wishes|wants|asks|tells|says|knows|likes|minds|meets|lets go|gives up)\b",
+    r"\b(?:is|are|was|were|be|been) (?:asked|told)\b",
+    r"\bwhat (?:is|are|was|were|has|have|had|it|they|a|an|the|comes|goes|stands)\b(?![^.?!]*\?)",
+    r"\b(?:and|of|to|with|from|by|for|than) what\b",
+    r"\bhow (?:many|much|long|often|far|few|large)\b",
+    r"\b(?:that|those) of\b",
+    r"\b(?:those (?:that|who|which|with|without|to)"
+    r"|the ones? (?:that|which|who|of|before|after))\b",
+    r"\bof (?:it|them|one)\b",
+    r"\bof (?:its|their|his|her|one's|your|a person's) own\b",
+    r"\bwhere (?:it|they|there)\b",
+    r"\b(?:the others?|all others|another's|other's|others')\b(?! (?:hand|way))",
+    r"\bso (?:many|few)\b|\bas (?:many|much|few|little) (?!as\b)\w+",
+    r"\bnothing\b",
+    r"\b(?:lies?|lay|lying|stands?|stood) "
+    r"(?:in|on|at|there|below|above|by|beside|next|behind|for|one|together|where)\b",
+    r"\b(?:goes|comes|came|gone|go) "
+    r"(?:to|through|into|from|with|on|in|out|back|before|after|there)\b",
+    r"\bgives\b",
+    r"\b(?:is|are|was|were|be) (?:made of|cut)\b|\bmade of\b",
+    r"\b(?:is|are|was|were|be) held\b|\bhand(?:ed|s)? (?:over|out|on)\b|\bhanded\b",
+    r"\b(?:is|are|was|were|be|been) looked (?:at|up|for)\b",
+    r"\bneeds? not\b|\bneed be\b",
+    r"\b(?:anew|for good|meanwhile)\b",
+    r"\bbeside\b",
+    r"\bat once\b",
+    r"\bone after (?:another|the other)\b",
+    r"\b(?:by itself|by themselves|for itself|alone|apart)\b",
+    r"\b(?:the|a|one|each|on) cards?\b",
+    r"\bthe seeds?'s?\b|\bthe seeds\b",
+)
+_PHRASE = re.compile("|".join(f"(?:{pattern})" for pattern in PHRASES), re.IGNORECASE)
+_DIRECTIVE = re.compile(r"(fmt|type|noqa|pragma|ruff|mypy|!|-\*-)\b")
+_HEADING = r"^\s*(?:Args|Returns|Raises|Examples?|Notes?|Yields|Attributes|Parameters):?\s*$"
+
+
+@dataclass
+class Counts:
+    """Marks and sizes of one file or of several."""
+
+    docstrings: int = 0
+    words: int = 0
+    sentences: int = 0
+    openings: int = 0
+    phrases: int = 0
+    long: int = 0
+    places: list[str] = field(default_factory=list)
+
+    def add(self, other: Counts) -> None:
+        """Add the counts of another file, without its places."""
+        for name in ("docstrings", "words", "sentences", "openings", "phrases", "long"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    @property
+    def marks(self) -> int:
+        """Number of marks of all kinds."""
+        return self.openings + self.phrases + self.long
+
+    def rates(self) -> dict[str, float]:
+        """Return the rates that `LIMITS` limits."""
+        return {
+            "openings": 1_000 * self.openings / max(1, self.docstrings),
+            "phrases": 10_000 * self.phrases / max(1, self.words),
+            "long": 1_000 * self.long / max(1, self.sentences),
+        }
+
+    def is_within_limits(self) -> bool:
+        """Return True if no rate is above its limit."""
+        return all(rate <= LIMITS[name] for name, rate in self.rates().items())
+
+
+def prose_of(text: str) -> str:
+    """Return a text without code, tables, markup and targets of links."""
+    text = re.sub(r"^( *)(```|~~~).*?^\1?\2.*?$", "\n", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"<!--.*?-->|<[a-zA-Z/][^>\n]*>", " ", text, flags=re.DOTALL)
+    text = re.sub(r"``[^`]+``|`[^`]*`|\$[^$\n]+\$", "CODE", text)
+    text = re.sub(r"!\[[^\]]*\]\([^)]*\)", " ", text)
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    kept, example = [], False
+    for line in text.splitlines():
+        stripped = line.strip()
+        example = bool(stripped) and (example or stripped.startswith((">>>", "...")))
+        skipped = stripped.startswith(("|", "+-", "#!", "---", "===", "!!!", ":::"))
+        kept.append("" if example or skipped else line)
+    return "\n".join(kept)
+
+
+def sentences(prose: str) -> Iterator[str]:
+    """Yield sentences; list items, headings and descriptions of arguments begin new ones."""
+    prose = re.sub(r"^\s*(?:[-*+]|\d+\.)\s+", "\n\n", prose, flags=re.MULTILINE)
+    prose = re.sub(rf"^\s*#+ .*$|{_HEADING}", "\n\n", prose, flags=re.MULTILINE)
+    prose = re.sub(r"^\s*(?:CODE|\*{0,2}\w+)(?: \([^)]*\))?:\s", "\n\n", prose, flags=re.MULTILINE)
+    for paragraph in re.split(r"\n\s*\n", prose):
+        flat = " ".join(paragraph.split())
+        for sentence in re.split(r"(?<=[.!?:;])\s+(?=[A-Z\"'(*_]|$)", flat):
+            if re.search(r"[a-z]{2}", sentence):
+                yield sentence
+
+
+def _text_of(node: ast.stmt) -> str | None:
+    if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant):
+        return None
+    return node.value.value if isinstance(node.value.value, str) else None
+
+
+def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield the line and text of docstrings of definitions and attributes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0] if node.body else None
+            if first is not None and _text_of(first) is not None:
+                yield first.lineno, ast.get_docstring(node) or ""
+        if isinstance(node, ast.Module | ast.ClassDef):
+            for before, after in zip(node.body, node.body[1:], strict=False):
+                text = _text_of(after)
+                if isinstance(before, ast.Assign | ast.AnnAssign) and text is not None:
+                    yield after.lineno, text
+
+
+def comments(source: str) -> Iterator[tuple[int, str]]:
+    """Yield the first line and text of comments; consecutive lines are one comment."""
+    block: list[str] = []
+    start = last = -1
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        words = token.string.lstrip("#: ").strip()
+        if token.type != tokenize.COMMENT or _DIRECTIVE.match(words):
+            continue
+        if token.start[0] != last + 1 and block:
+            yield start, "\n".join(block)
+            block = []
+        start = token.start[0] if not block else start
+        last = token.start[0]
+        block.append(re.sub(r"\s*#?\s*(noqa|type: ignore|pragma).*$", "", words))
+    if block:
+        yield start, "\n".join(block)
+
+
+def measure(path: Path) -> Counts:
+    """Count the marks of one file."""
+    counts, source = Counts(), path.read_text(encoding="utf-8")
+    if path.suffix == ".md":
+        found = [(1, source)]
+    else:
+        tree = ast.parse(source)
+        texts = list(docstrings(tree))
+        counts.docstrings = len(texts)
+        for line, text in texts:
+            if _OPENINGS.match(text.strip()):
+                counts.openings += 1
+                counts.places.append(f"{path}:{line}: opening: {text.strip().splitlines()[0]}")
+        found = [*texts, *comments(source)]
+    for line, text in found:
+        for sentence in sentences(prose_of(text)):
+            number = len(re.findall(r"[A-Za-z][\w'-]*", sentence))
+            phrases = [match.group(0) for match in _PHRASE.finditer(sentence)]
+            counts.sentences += 1
+            counts.words += number
+            counts.phrases += len(phrases)
+            counts.places += [f"{path}:{line}: {phrase}: {sentence}" for phrase in phrases]
+            if number > LONGEST:
+                counts.long += 1
+                counts.places.append(f"{path}:{line}: {number} words: {sentence}")
+    return counts
+
+
+def measure_all() -> dict[str, Counts]:
+    """Return the counts of every file of `TEXTS`, by its path in the repository."""
+    found: dict[str, Counts] = {}
+    for name in TEXTS:
+        root = ROOT / name
+        paths = [root] if root.is_file() else [*root.rglob("*.py"), *root.rglob("*.md")]
+        for path in sorted(paths):
+            found[path.relative_to(ROOT).as_posix()] = measure(path)
+    return found
+
+
+def main() -> int:
+    """Print counts, or record them."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--places", nargs="+", type=Path, metavar="FILE")
+    parser.add_argument("--record", action="store_true")
+    options = parser.parse_args()
+    if options.places:
+        for path in options.places:
+            print(*measure(path).places, sep="\n")
+        return 0
+    found = measure_all()
+    if options.record:
+        marks = {name: counts.marks for name, counts in found.items() if counts.marks}
+        RECORD.write_text(json.dumps(marks, indent=0) + "\n")
+    by_part: dict[str, Counts] = {}
+    for name, counts in found.items():
+        part = "/".join(name.split("/")[:2]) if name.startswith("caldera/") else name.split("/")[0]
+        for key in (part, "total"):
+            by_part.setdefault(key, Counts()).add(counts)
+    print("openings  phrases  long   words  part")
+    for part, counts in sorted(by_part.items()):
+        rates = "  ".join(f"{rate:7.1f}" for rate in counts.rates().values())
+        print(f"{rates}  {counts.words:6}  {part}")
+    print("\nmarks  file")
+    for name in sorted(found, key=lambda each: found[each].marks, reverse=True)[:20]:
+        print(f"{found[name].marks:5}  {name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
