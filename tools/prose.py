@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import inspect
 import io
 import json
 import re
@@ -147,22 +148,27 @@ def _text_of(node: ast.stmt) -> str | None:
     return node.value.value if isinstance(node.value.value, str) else None
 
 
-def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Yield the line and text of docstrings of definitions and attributes."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            first = node.body[0] if node.body else None
-            if first is not None and _text_of(first) is not None:
-                yield first.lineno, ast.get_docstring(node) or ""
-        if isinstance(node, ast.Module | ast.ClassDef):
-            for before, after in zip(node.body, node.body[1:], strict=False):
-                text = _text_of(after)
-                if isinstance(before, ast.Assign | ast.AnnAssign) and text is not None:
-                    yield after.lineno, text
+    body = getattr(tree, "body", [])
+    before: ast.AST = tree
+    for node in body if isinstance(body, list) else []:
+        text = _text_of(node)
+        is_described = before is tree or (
+            isinstance(before, ast.Assign | ast.AnnAssign)
+            and isinstance(tree, ast.Module | ast.ClassDef)
+        )
+        if text is not None and is_described:
+            yield node.lineno, inspect.cleandoc(text)
+        elif isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.If):
+            yield from docstrings(node)
+        before = node
 
 
 def comments(source: str) -> Iterator[tuple[int, str]]:
     """Yield the first line and text of comments; consecutive lines are one comment."""
+    if not re.search(r"^\s*#|\s# ", source, re.MULTILINE):
+        return
     block: list[str] = []
     start = last = -1
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
