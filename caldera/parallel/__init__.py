@@ -20,17 +20,17 @@ Without `parallel=`, a program that was started by `mpiexec`, `srun` or `caldera
 | `PipelineParallel()` | the same | its stage's layers | activations, each way |
 | `PipelineParallel(data=d, model=n)` | the same | 1/n of those | that, and gradients |
 
-S is the bytes of all parameters, n the number of ranks. In all of these `batch_size` is that of the
-whole batch, of which each rank reads its own samples and no others; batch normalisation is over all
-of it, and random numbers do not depend on how it is split. Parameters are the same on all ranks, to
-the bit. Losses, metrics and the history are those of all ranks, and a checkpoint can be resumed on
-any number of them, with any of these strategies. In a pipeline batch normalisation is over a part
-of the batch, and every rank reads the samples of its pipeline.
+S is the size of all parameters in bytes, n the number of ranks. With all of these strategies
+`batch_size` is the size of the whole batch, and each rank reads only its share. Batch normalisation
+is over the whole batch, and random numbers do not depend on the split. Parameters are the same on
+all ranks, to the bit. Losses, metrics and the history cover all ranks. A checkpoint can be resumed
+on any number of ranks, with any of these strategies. In a pipeline, batch normalisation is over a
+part of the batch, and every rank reads the samples of its pipeline.
 
-`ParameterServer()` equals one process as well: a rank sends S in a step, and gets S. These go at
-their own pace, with the same `batch_size`, losses, metrics and checkpoints; parameters are the same
-on all ranks at the ends of epochs, and batch normalisation is by rank, its running statistics being
-averaged there:
+`ParameterServer()` equals one process as well: a rank sends and receives S in a step. With the
+following strategies ranks run at their own pace, with the same `batch_size`, losses, metrics and
+checkpoints. Parameters are the same on all ranks at the end of an epoch. Batch normalisation is by
+rank, and its running statistics are averaged at the end of an epoch:
 
 | strategy | equals | a rank sends in a step |
 |---|---|---|
@@ -38,7 +38,7 @@ averaged there:
 | `ParameterServer(mode="asynchronous")` | itself alone | S |
 | `Hogwild()` | itself alone | nothing: all change one copy |
 
-With those that follow, a rank takes steps of its own, and sends nothing in most of them:
+With the last group, ranks take independent steps and exchange data only now and then:
 
 | strategy | equals | a rank sends in an exchange |
 |---|---|---|
@@ -51,10 +51,11 @@ With those that follow, a rank takes steps of its own, and sends nothing in most
 | `Gossip("random pairs")` | the same, another matrix each time | S |
 | `Ensemble()` | n runs of one process with other seeds, to the bit | nothing |
 
-An exchange is due every `every` steps. Between epochs and after the run every rank has what all
-amount to: the mean, or the centre. Only members of an ensemble stay what they are: their
-predictions are averaged. Batch normalisation is by rank, and running statistics are averaged. A
-checkpoint holds every rank: as many ranks go on to the bit, others from what all amounted to.
+An exchange takes place every `every` steps. Between epochs and after the run, every rank has the
+combined model: the mean or the centre. Members of an ensemble stay separate, and their predictions
+are averaged. Batch normalisation is by rank, and running statistics are averaged. A checkpoint
+contains every rank: the same number of ranks continues to the bit, a different number from the
+combined model.
 """
 
 from __future__ import annotations
@@ -75,8 +76,8 @@ if TYPE_CHECKING:
     from caldera.parallel.planner import Proposal, plan
     from caldera.parallel.tensor.tensor_parallel import Hybrid, Layouts, TensorParallel
 
-# A strategy is loaded when it is first asked for: every rank needs one of them, and all take as
-# long as a third of what else it imports. The planner times training, which needs strategies.
+# Strategies are loaded on first use: a rank needs only one, and loading all of them would add a
+# third to the import time. The planner times training, which needs strategies.
 _LATER = {
     "DataParallel": "caldera.parallel.data.data_parallel",
     "ElasticAveraging": "caldera.parallel.averaging.local_sgd",

@@ -25,7 +25,7 @@ from caldera.optim import Optimizer
 _imported: WeakKeyDictionary[Communicator, dict[tuple[Path, str], TuningRecord]] = (
     WeakKeyDictionary()
 )
-"""The choices that rank 0 has sent to the others: a long run makes many plans and choices."""
+"""Kernel choices that rank 0 has already sent: a long run makes many plans and choices."""
 
 
 def compile_alike(communicator: Communicator, make: Callable[[], Plan]) -> Plan:

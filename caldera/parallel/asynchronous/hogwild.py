@@ -1,4 +1,4 @@
-"""Hogwild!: processes of one machine that change the same parameters, without locks."""
+"""Hogwild!: processes on one machine update the same parameters without locks."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from caldera.train.strategy import Gradients, RunSetup, VariableView
 
 
 class Hogwild(AsynchronousStrategy):
-    """All ranks compute with one copy of the parameters, and each changes it when it likes.
+    """All ranks share one copy of the parameters and update it without synchronisation.
 
-    After Niu and others (2011). The parameters, and what the optimizer keeps for them, lie in
-    memory that the ranks of one machine share. Each rank reads them while others write, computes
-    the gradient of its share of the batch and takes a step by itself: as one process with
-    `batch_size / ranks` samples, except that an element which two ranks change at once may lose
-    one of the changes. `updates` is how many such steps all ranks have taken together.
+    After Niu and others (2011). Parameters and optimizer state are stored in memory shared by the
+    ranks of one machine. Each rank reads them while others write, computes the gradient of its
+    share of the batch and takes a step. This equals one process with `batch_size / ranks` samples,
+    except that simultaneous updates of an element may lose one update. `updates` is the total
+    number of steps of all ranks.
 
-    Steps that others take while a rank computes act like momentum (`implicit_momentum`): where that
-    is much beside the optimizer's, there is a warning with the number after the first epoch. With
-    `momentum="corrected"` the momentum expected of n ranks, 1 - 1/n, or the one that was measured
-    in the last call of `fit`, is taken off the optimizer's.
+    Steps of other ranks during a computation act like momentum (`implicit_momentum`). If it is
+    large compared with the optimizer's momentum, a warning reports it after the first epoch. With
+    `momentum="corrected"` the optimizer's momentum is reduced by the expected momentum of n ranks,
+    1 - 1/n, or by the one measured in the last call of `fit`.
 
     >>> import numpy as np
     >>> import caldera as cd
@@ -120,7 +120,7 @@ class Hogwild(AsynchronousStrategy):
         *arrays, table, self._taken, self._lag = self._shared.arrays  # type: ignore[assignment]
         self._consensus = StopConsensus(table)
         places = iter(arrays)
-        # All ranks have the same values: whoever writes them last changes nothing.
+        # All ranks have the same values, so the order of writes does not matter.
         self._move(lambda value: _put(next(places), value))
         self.communicator.Barrier()
 
@@ -138,7 +138,7 @@ class Hogwild(AsynchronousStrategy):
     def after_step(self, votes: Sequence[float]) -> Sequence[float] | None:
         if self._shared is None or self._optimizer is None:
             return None
-        # Counting is exact; what is counted was done without any lock.
+        # The counter is exact, although updates take no lock.
         with self._shared.alone():
             tally = self._consensus.arrived(self.communicator.rank, votes)
             own = int(self._optimizer.step.numpy()) - self._known
@@ -164,7 +164,7 @@ class Hogwild(AsynchronousStrategy):
         super().unshard()
 
     def _wait_for_all(self) -> None:
-        """Until nobody writes any more; then all count the same."""
+        """Wait until no rank writes; from then on all ranks read the same values."""
         self.communicator.Barrier()
         self._know_steps()
 

@@ -47,12 +47,12 @@ MODES = ("synchronous", "asynchronous", "stale")
 
 @dataclass
 class ServerRecord:
-    """What workers and servers did, all ranks together.
+    """Statistics of workers and servers, summed over all ranks.
 
     - `sent`: gradients that workers sent to each server.
-    - `applied`: updates that each server took.
-    - `gaps`: how often a gradient was computed from parameters that had not seen so many of the
-      updates before it; each server counts for its own parameters.
+    - `applied`: updates that each server applied.
+    - `gaps`: number of gradients by staleness, the number of updates that the parameters had
+      missed; each server counts for its own parameters.
     """
 
     sent: int = 0
@@ -61,26 +61,26 @@ class ServerRecord:
 
 
 class ParameterServer(AsynchronousStrategy):
-    """Some ranks keep the parameters and run the optimizer, for themselves and all others.
+    """Parameter servers: some ranks store the parameters and run the optimizer for all ranks.
 
-    Every rank is a worker. `servers` of them are also servers, each of some of the parameters,
-    on a thread of their own. `batch_size` is that of all workers together; each step, a worker
-    sends the gradient of its share to the servers and gets their parameters.
+    Every rank is a worker. `servers` ranks also serve a part of the parameters each, on a separate
+    thread. `batch_size` is the size of the whole batch. In each step, a worker sends the gradient
+    of its share to the servers and receives their parameters.
 
-    - "synchronous": an update takes the gradients of all workers. It equals one process.
-    - "stale": the same updates, but a worker may begin a step when its parameters have not seen
-      the last `bound` of them. `bound=0` is "synchronous" by another name.
-    - "asynchronous": every gradient is an update of its own, taken when it arrives: a step of one
-      process on `batch_size / workers` samples, from parameters that may be older.
+    - "synchronous": an update uses the gradients of all workers. It equals one process.
+    - "stale": the same updates, but a worker may start a step while its parameters lack up to
+      `bound` updates. `bound=0` equals "synchronous".
+    - "asynchronous": every gradient is a separate update, applied on arrival: a step of one process
+      on `batch_size / workers` samples, from parameters that may be older.
 
-    Gradients that lack updates act like momentum (`implicit_momentum`): where that is much beside
-    the optimizer's, there is a warning with the number after the first epoch. With
-    `momentum="corrected"` servers take steps with the optimizer's momentum less that of staleness,
-    expected in the first epoch, and measured in the one before from then on.
+    Stale gradients act like momentum (`implicit_momentum`). If it is large compared with the
+    optimizer's momentum, a warning reports it after the first epoch. With `momentum="corrected"`
+    servers reduce the optimizer's momentum by the momentum of staleness: the expected one in the
+    first epoch, then the one measured in the previous epoch.
 
-    `compression` is an object of `caldera.compress` whose code pushed gradients travel in; what
-    comes back is exact. `record` says what was sent and applied. `channels` are the communicators
-    of the servers, which count bytes.
+    `compression` is a compressor of `caldera.compress` for pushed gradients; parameters are sent
+    back exactly. `record` contains the statistics. `channels` are the communicators of the servers,
+    which count bytes.
 
     >>> import numpy as np
     >>> import caldera as cd
@@ -245,8 +245,8 @@ class ParameterServer(AsynchronousStrategy):
         self._sent += bool(ok and weight > 0)
         self._number += 1
         if ok or self.lockstep or self._has_scale:
-            # What led to a loss that is not finite is left as it is, for who asks why. But where
-            # losses are scaled, gradients may be too large now and then.
+            # The values that led to a non-finite loss are kept for diagnosis. With loss scaling,
+            # however, gradients may overflow occasionally.
             self._take(found)
         return None if self.lockstep else found[0].tally
 
@@ -276,7 +276,7 @@ class ParameterServer(AsynchronousStrategy):
         for index, (shard, connection) in enumerate(
             zip(self._shards, self._connections, strict=True)
         ):
-            # Nobody would take it, and what is sent is not sent again.
+            # The server would reject it, and sent gradients are not sent again.
             counts = kind == PUSH and ok and weight > 0
             payload = self._payload(index, shard) if counts else None
             version = self._versions[index]
@@ -304,7 +304,7 @@ class ParameterServer(AsynchronousStrategy):
                 each.assign(parts[each.name])
 
     def _put_record_together(self) -> None:
-        """Every rank knows what all of them did."""
+        """Combine the statistics of all ranks on every rank."""
         applied = 0 if self._server is None else self._server.applied
         gaps = {} if self._server is None else dict(self._server.gaps)
         found = self.communicator.gather_objects([self._sent, applied, list(gaps.items())])

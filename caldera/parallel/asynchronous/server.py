@@ -48,18 +48,18 @@ from caldera.train.strategy import (
 
 
 class AsynchronousStrategy(DataParallel):
-    """Each rank computes on its share of each batch as if that were a batch of its own.
+    """Each rank treats its share of each batch as a separate batch.
 
-    Plans do not talk to those of other ranks, so losses and metrics are added up at the end of an
-    epoch. Batch normalisation is over a rank's own samples; its running statistics are each rank's
-    own while steps run, and the mean over ranks between epochs and in checkpoints. With `lockstep`
-    plans talk, and everything is as in `DataParallel`.
+    Plans do not communicate, so losses and metrics are summed at the end of an epoch. Batch
+    normalisation is over a rank's samples. Its running statistics are separate during an epoch, and
+    averaged over ranks between epochs and in checkpoints. With `lockstep` plans communicate as in
+    `DataParallel`.
 
-    A loss scale is each rank's own: one whose gradients overflow skips its step alone, or where
-    ranks take a step together, that of all.
+    Each rank has its own loss scale. A rank whose gradients overflow skips its step; where ranks
+    take a step together, all ranks skip it.
 
-    Gradients from older parameters act like momentum: `implicit_momentum` is that of the last
-    epoch. With `momentum="corrected"` it is taken off the momentum of the optimizer.
+    Gradients from older parameters act like momentum: `implicit_momentum` is measured over the last
+    epoch. With `momentum="corrected"` it is subtracted from the momentum of the optimizer.
     """
 
     replicas_are_equal = False
@@ -74,7 +74,8 @@ class AsynchronousStrategy(DataParallel):
     ) -> None:
         super().__init__(communicator=communicator)
         self.lockstep = lockstep or not self.has_others
-        # Where every worker is as fast as the others, all others push between two of its steps.
+        # With workers of equal speed, each remaining worker pushes once between two steps of a
+        # worker.
         others = float(self.communicator.size - 1)
         expected = 0.0 if self.lockstep else others if bound is None else bound / 2
         self._correction = MomentumCorrection(
@@ -88,7 +89,7 @@ class AsynchronousStrategy(DataParallel):
 
     @property
     def has_others(self) -> bool:
-        """Whether there are other ranks."""
+        """True if there is more than one rank."""
         return self.communicator.size > 1
 
     @property
@@ -106,7 +107,7 @@ class AsynchronousStrategy(DataParallel):
     # --- graphs
 
     def gradients(self, loss: Expr, parameters: Sequence[Variable], share: Share) -> Gradients:
-        # Of this rank's samples alone: nothing is summed on the way.
+        # Local gradients: plans of this strategy contain no collectives.
         return Gradients(list(parameters), op.grad(loss, list(parameters), unused="zero"))
 
     def parts(self, share: Share) -> list[Share]:
@@ -114,7 +115,7 @@ class AsynchronousStrategy(DataParallel):
 
     def program(self, parts: Sequence[StepProgram]) -> list[Expr]:
         (part,) = parts
-        # Nothing has no mean.
+        # The mean of an empty batch is undefined.
         still = set() if part.share.samples else {each.node for each in self._statistics}
         return [each for each in part.assignments() if not still.intersection(each.node.inputs[:1])]
 
@@ -161,11 +162,11 @@ _PLACE, _VOTES, _TAKEN = 0, slice(1, 3), 3
 
 
 class StopConsensus:
-    """Counts the steps of every rank, and finds one that none of them has come to yet.
+    """Agreement on a common step at which all ranks stop or save.
 
-    A rank may be asked to stop, or to save, when others are many steps ahead of it or behind. All
-    of them do it after the same number of steps: one more than the fastest has taken. `table` is
-    where it keeps its numbers, which ranks may share; then they ask one at a time.
+    A request may reach a rank when others are many steps ahead or behind. All ranks follow it after
+    the same number of steps: one more than the fastest rank has taken. `table` stores the counters
+    and may be shared memory; ranks then access it one at a time.
 
     >>> from caldera.parallel.asynchronous.server import StopConsensus
     >>> consensus = StopConsensus.of(2)
@@ -182,12 +183,12 @@ class StopConsensus:
 
     @classmethod
     def of(cls, ranks: int) -> StopConsensus:
-        """One that nobody else writes to."""
+        """Return a consensus with a private table."""
         return cls(np.zeros(cls.size(ranks), np.int64))
 
     @staticmethod
     def size(ranks: int) -> int:
-        """How many numbers (int64) a table for so many ranks has."""
+        """Return the number of int64 elements in the table for `ranks` ranks."""
         return _TAKEN + ranks
 
     def arrived(self, rank: int, votes: Sequence[float]) -> Sequence[float]:
@@ -201,28 +202,29 @@ class StopConsensus:
             return NO_VOTES
         stop, save = (float(each) for each in self.table[_VOTES])
         if taken.min() >= self.table[_PLACE]:
-            # All know of it; the next vote is another one.
+            # All ranks have seen the vote; the next one starts from zero.
             self.table[_PLACE] = 0
         return stop, save
 
 
 Decoder = Callable[[np.ndarray, int, DType], np.ndarray]
-"""From a message to so many elements of a dtype."""
+"""Function from a message, a number of elements and a dtype to the decoded array."""
 
 
 class ServerThread:
-    """Serves all workers on a thread of its own while the steps of an epoch run.
+    """Thread that serves all workers during an epoch.
 
-    - `update(gradient, weight)` takes a step of the optimizer; `current()` is what there is now.
-    - `bound`: pushes of one number make one update, which is taken when the last of them has come.
-      A worker gets its answer when its parameters have seen all updates but `bound` of those that
-      belong to its steps. None: every push is an update, taken and answered at once.
-    - `means`: whether pushes are means over a worker's own samples, rather than terms of a sum.
-    - `decoded`: what a message is, where gradients do not travel as they are.
-    - `consensus`: for the one server that says when all workers stop or save.
+    - `update(gradient, weight)` takes a step of the optimizer; `current()` returns the current
+      parameters.
+    - `bound`: pushes with the same step number form one update, applied when the last push has
+      arrived. A worker receives its answer when its parameters lack at most `bound` updates. None:
+      every push is a separate update, applied and answered immediately.
+    - `means`: True if pushes are means over a worker's samples, False if they are terms of a sum.
+    - `decoded`: decoder of compressed gradients.
+    - `consensus`: on the server that decides when all workers stop or save.
 
-    `applied` is how many updates were taken since `start`; `gaps` how often a gradient was computed
-    from parameters that had not seen so many updates of those that came before it.
+    `applied` is the number of updates since `start`; `gaps` counts gradients by the number of
+    updates that their parameters lacked.
     """
 
     def __init__(
@@ -299,13 +301,13 @@ class ServerThread:
         self._answer_those_who_may_go_on(self._bound)
 
     def _step_together(self, pushes: dict[int, Push]) -> None:
-        """Take a step by what all workers sent, in the order of the ranks: the same every time."""
+        """Take a step with the pushes of all workers, added in rank order for reproducibility."""
         everyone = [pushes[worker] for worker in range(self._workers)]
         weights = [push.weight for push in everyone]
         whole = sum(weights) if self._means else max(weights)
         if not all(push.ok for push in everyone):
             return
-        # A batch whose samples all count for nothing is a step too: momentum and decay go on.
+        # A batch whose samples all have weight 0 is still a step: momentum and decay continue.
         total = np.zeros(self.shard.size, self.shard.dtype)
         for push in everyone:
             factor = push.weight / whole if self._means else 1.0
@@ -327,7 +329,7 @@ class ServerThread:
     # --- answers
 
     def _answer_those_who_may_go_on(self, bound: int) -> None:
-        # The next step of a worker comes after number + 1 others.
+        # The next step of a worker follows number + 1 updates.
         last = self._version + bound - 1
         for worker, number, tally in self._unanswered:
             if number <= last:
@@ -336,7 +338,7 @@ class ServerThread:
 
     def _answer(self, worker: int, tally: tuple[float, ...]) -> None:
         if self._parameters is None:
-            # Those of an earlier version may still be on their way.
+            # Copied: replies with an earlier version may still be in flight.
             self._parameters = self._current()
         self._endpoint.reply(worker, Reply(self._parameters, self._version, tally))
 
@@ -352,11 +354,11 @@ _WEIGHT = "weight"
 
 
 class ServerOptimizer:
-    """What an optimizer does with the gradients of one shard.
+    """Optimizer step of one server on its shard of the gradients.
 
-    The server has copies of its parameters, since workers still compute with older ones. What the
-    optimizer keeps for them it keeps where it always does, on the server's rank alone. It works on
-    a thread of its own, and takes turns on the device with the worker of its rank.
+    The server copies its parameters, since workers still compute with older ones. Optimizer state
+    is stored in the usual variables, on the server's rank only. The step runs on a separate thread,
+    and alternates on the device with the worker of its rank.
     """
 
     def __init__(
@@ -393,7 +395,7 @@ class ServerOptimizer:
             )
 
     def take_over(self) -> None:
-        """Go on from the parameters of the model."""
+        """Load the parameters of the model."""
         for whole, copy in self._held.items():
             copy.assign(whole.numpy())
 

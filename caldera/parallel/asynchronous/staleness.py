@@ -31,9 +31,8 @@ def implicit_momentum(age: float) -> float:
 
 @dataclass
 class MomentumCorrection:
-    """Age of gradients during a run, and what it leaves of the optimizer's momentum.
-
-    `age` is the expected one until an epoch was measured.
+    """Age of gradients during a run, and the optimizer momentum that remains. `age` is the expected
+    age until an epoch has been measured.
 
     >>> from caldera import optim
     >>> found = MomentumCorrection("Hogwild", corrects=True, age=1.0)
@@ -70,7 +69,7 @@ class MomentumCorrection:
             )
 
     def corrected(self, optimizer: Optimizer) -> Optimizer:
-        """Return the optimizer with its momentum less that of staleness, or the optimizer itself.
+        """Return the optimizer with its momentum reduced by the staleness, or the optimizer itself.
 
         Both share their state. The result has two decimals, so that it changes rarely.
         """

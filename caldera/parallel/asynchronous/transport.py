@@ -31,7 +31,7 @@ PUSH, BARRIER, LEAVE = range(3)
 """A gradient; all workers wait for each other; the same, and the server ends."""
 _PUSH_WORDS, _REPLY_WORDS = 8, 3
 PUSH_HEADER_BYTES, REPLY_HEADER_BYTES = 8 * _PUSH_WORDS, 8 * _REPLY_WORDS
-"""What a push takes beside the gradient, and a reply beside the parameters."""
+"""Header bytes of a push and of a reply."""
 _HEAD, _BODY, _REPLY = range(3)
 """Tags."""
 _SHORT_NAP_S, _LONG_NAP_S = 2e-5, 5e-4
@@ -39,10 +39,10 @@ _SHORT_NAP_S, _LONG_NAP_S = 2e-5, 5e-4
 
 @dataclass(frozen=True)
 class Push:
-    """What a worker sends.
+    """Message of a worker.
 
-    - `number`: of the worker's step; `version`: how many updates its parameters had seen.
-    - `ok`: whether the gradient is one; `weight`: of the samples it is the mean of.
+    - `number`: the worker's step; `version`: the number of updates its parameters had seen.
+    - `ok`: True if the gradient is finite; `weight`: the weight of its samples.
     - `payload`: the gradient, as bytes.
     """
 
@@ -58,7 +58,9 @@ class Push:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a server answers: its parameters, the updates they have seen, and what to do now."""
+    """Answer of a server: its parameters, the number of updates they include, and the next
+    action.
+    """
 
     parameters: np.ndarray
     version: int
@@ -74,11 +76,11 @@ class Connection(ABC):
 
     @abstractmethod
     def reply(self) -> Reply | None:
-        """The answer to what was sent last; None if it is not there yet."""
+        """Return the answer to the last push, or None if it has not arrived."""
 
 
 class ServerEndpoint:
-    """Where a server takes what comes in, from its own rank and from others."""
+    """Receiving end of a server, for pushes from its own rank and from remote ranks."""
 
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
@@ -121,7 +123,7 @@ class ServerEndpoint:
         return Push(int(kind), int(number), int(version), bool(ok), weight, votes, payload, worker)
 
     def reply(self, worker: int, reply: Reply) -> None:
-        """Answer a worker; nobody waits for that to arrive."""
+        """Send an answer to a worker without waiting for its arrival."""
         if worker == self._communicator.rank:
             self._own_replies.append(reply)
             return
@@ -154,7 +156,7 @@ class _LocalConnection(Connection):
 
 
 class RemoteConnection(Connection):
-    """To the server of another rank, whose parameters have so many elements."""
+    """Connection to the server of another rank; `elements` is the size of its parameters."""
 
     def __init__(self, communicator: Communicator, server: int, size: int, dtype: DType) -> None:
         self._communicator = communicator
@@ -202,9 +204,9 @@ def replies(connections: Sequence[Connection], check: Callable[[], object]) -> l
 
 @dataclass(frozen=True, eq=False)
 class ServerShard:
-    """The parameters of one server, which lie one after the other in its messages.
+    """Parameters of one server, concatenated in its messages.
 
-    - `rank`: where the server is.
+    - `rank`: the rank of the server.
     """
 
     rank: int
@@ -212,7 +214,7 @@ class ServerShard:
 
     @cached_property
     def dtype(self) -> DType:
-        """One that holds all of them exactly."""
+        """Dtype that represents every parameter exactly."""
         return reduce(promote, (each.dtype for each in self.parameters))
 
     @cached_property
@@ -222,7 +224,7 @@ class ServerShard:
 
     @property
     def nbytes(self) -> int:
-        """What they take in a message."""
+        """Size of the parameters in a message."""
         return self.size * self.dtype.itemsize
 
     def parts(self, flat: np.ndarray) -> dict[str, np.ndarray]:
@@ -234,7 +236,7 @@ class ServerShard:
         }
 
     def packed(self, values: Mapping[Variable, Variable]) -> np.ndarray:
-        """The values of the variables that stand for the parameters, as a message."""
+        """Return the values of the variables that replace the parameters, as a message."""
         flat = np.empty(self.size, self.dtype)
         for each, part in zip(self.parameters, self.parts(flat).values(), strict=True):
             part[...] = values[each].tensor.numpy()
@@ -294,9 +296,9 @@ _RESIDUAL, _STEP = "residual", "step"
 
 
 class PushCodec(ABC):
-    """Encodes what a worker pushes in the way of a compressor, and keeps what is lost.
+    """Encodes pushes with a compressor and stores the compression error.
 
-    What one push has lost is added to the next one of that parameter, if there is `feedback`.
+    With `feedback`, the error of a push is added to the next push of the same parameter.
     """
 
     def __init__(self, seed: int, rank: int, *, feedback: bool) -> None:
@@ -314,14 +316,14 @@ class PushCodec(ABC):
         residual: np.ndarray | None,
         chance: RandomStream,
     ) -> np.ndarray:
-        """The bytes of a gradient; the residual becomes what was not sent."""
+        """Return the encoded gradient; `residual` receives the part that is not sent."""
 
     @abstractmethod
     def decoded(self, message: np.ndarray, count: int, dtype: DType) -> np.ndarray:
-        """The gradient of so many elements that a server takes a message for."""
+        """Return the gradient of `count` elements that a message encodes."""
 
     def begin(self, shards: Sequence[ServerShard]) -> None:
-        """Before a run: nothing has been lost yet."""
+        """Reset residuals before a run."""
         self._steps = 0
         if self._feedback:
             self._residuals = {shard: np.zeros(shard.size, shard.dtype) for shard in shards}
@@ -341,7 +343,7 @@ class PushCodec(ABC):
         self._steps += 1
 
     def state(self) -> dict[str, np.ndarray]:
-        """What a checkpoint keeps of this rank, by "kind/parameter"."""
+        """Return the arrays of this rank to checkpoint, by "kind/parameter"."""
         return {
             f"{_RESIDUAL}/{name}": part
             for shard, flat in self._residuals.items()
@@ -381,7 +383,7 @@ class DensePushCodec(PushCodec):
 
 
 class TopKPushCodec(PushCodec):
-    """The largest elements alone, of each parameter or of all that one server has."""
+    """Sends only the largest elements, of each parameter or of a server's whole shard."""
 
     def __init__(self, compressor: TopK, rank: int) -> None:
         super().__init__(compressor.seed, rank, feedback=True)
@@ -412,7 +414,7 @@ class TopKPushCodec(PushCodec):
 
 
 def push_codec(compressor: Compressor, rank: int) -> PushCodec:
-    """How a compressor's gradients travel to a server, if they do."""
+    """Return the codec that pushes gradients with a compressor, or raise if it cannot."""
     if not compressor.mean:
         if isinstance(compressor, DenseCompressor):
             return DensePushCodec(compressor, rank)

@@ -1,4 +1,4 @@
-"""Ranks with models of their own: replicas that are saved one by one, and ensembles."""
+"""Ranks with separate models: replicas with individual checkpoints, and ensembles."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ from caldera.train.strategy import (
 
 Part = TypeVar("Part")
 OWN = "own/"
-"""What a checkpoint has of each rank for itself."""
+"""Prefix of checkpoint entries that belong to a single rank."""
 
 
 class ReplicaStrategy(SingleProcessStrategy):
-    """Base of strategies in which a step of a rank is about its own samples and nobody else's.
+    """Base of strategies in which a step uses only the rank's own samples.
 
-    Losses are divided by the rank's own samples, batch normalisation is over them, and nothing is
-    sent in a step. A rank that has no sample of a batch counts the step and changes nothing. Sums
-    of an epoch are added up over ranks at its end.
+    Losses are divided by the number of the rank's samples, batch normalisation is over them, and a
+    step sends no messages. A rank without a sample of a batch counts the step without an update.
+    Sums of an epoch are combined over ranks at its end.
 
-    A checkpoint has the variables of every rank, and what all of them amount to together: as many
-    ranks as there were go on to the bit, and another number of them goes on from the latter.
+    A checkpoint contains the variables of every rank and their combination. The same number of
+    ranks continues to the bit; another number continues from the combination.
     """
 
     replicas_are_equal = False
@@ -77,7 +77,7 @@ class ReplicaStrategy(SingleProcessStrategy):
 
     @property
     def optimizer(self) -> Optimizer:
-        """What trains it."""
+        """Optimizer of the training."""
         return self._in_a_run(self._optimizer)
 
     def _in_a_run(self, part: Part | None) -> Part:
@@ -101,7 +101,7 @@ class ReplicaStrategy(SingleProcessStrategy):
         assignments = list(part.assignments())
         if len(part.share):
             return assignments
-        # There is nothing to learn from, and no mean of nothing. But it was a step.
+        # An empty batch has no mean and no gradient, but it counts as a step.
         learned = [*self.model.parameters(), *self.model.states(), *self.optimizer.variables()]
         still = {each.node for each in learned} - {self.optimizer.step.node}
         return [each for each in assignments if each.node.inputs[0] not in still]
@@ -124,7 +124,7 @@ class ReplicaStrategy(SingleProcessStrategy):
         return {name: self._checkpoint_view(name, each) for name, each in variables.items()}
 
     def _checkpoint_view(self, name: str, variable: Variable) -> VariableView:
-        """What stands for a variable in a checkpoint, beside what each rank has."""
+        """Return the view of a variable for the combined part of a checkpoint."""
         return sum_view(variable, self.communicator) if name.startswith(EPOCH_SUMS) else variable
 
     def saved(self) -> dict[str, np.ndarray]:
@@ -138,16 +138,16 @@ class ReplicaStrategy(SingleProcessStrategy):
             self.take_back(mine)
 
     def own(self) -> dict[str, np.ndarray]:
-        """What this rank has for itself, by name."""
+        """Return the values of this rank only, by name."""
         return {name: each.numpy() for name, each in self._named.items()}
 
     def chosen(self, saved: Sequence[State]) -> State | None:
-        """Of what each rank had, what this one goes on with; None for what all amount to."""
+        """Return the saved state from which this rank continues, or None for the combination."""
         ranks = self.communicator
         return saved[ranks.rank] if len(saved) == ranks.size else None
 
     def take_back(self, own: State) -> None:
-        """Go on with what `own` gave."""
+        """Restore the values that `own` returned."""
         for name, variable in self._named.items():
             variable.assign(own[name])
 
@@ -156,25 +156,25 @@ START = ("new", "given")
 
 
 class Predictor(Protocol):
-    """What `Ensemble.predict` needs of a model."""
+    """Interface of models that `Ensemble.predict` uses."""
 
     dtype: Any
     objective: Any
 
     def predict(self, *inputs: Any, batch_size: int | None = None) -> np.ndarray:
-        """What the network gives for each sample."""
+        """Return the network's output for each sample."""
 
 
 class Ensemble(ReplicaStrategy):
-    """Every rank trains a model of its own on all samples; nothing is exchanged while they do.
+    """Every rank trains a separate model on all samples, without communication.
 
-    Each member is, to the bit, what one process makes of the same model with the member's seed:
-    that of rank 0 plus the rank, or the rank's of `seeds`. It decides about the first parameters,
-    the order of the samples and all random numbers. With `start="given"` members begin with the
-    parameters that the model has, such as loaded ones; so do models that `fit` has trained before.
+    Each member equals, to the bit, the result of one process with the member's seed: rank 0's seed
+    plus the rank, or the rank's element of `seeds`. The seed determines the initial parameters, the
+    order of samples and all random numbers. With `start="given"` members start from the model's
+    current parameters, such as loaded ones; so do models that `fit` has trained before.
 
-    Training losses and metrics are means over members; validation is about the mean of their
-    predictions, and so is `predict`. Rules that look at them (early stopping, say) decide for all.
+    Training losses and metrics are means over members. Validation and `predict` use the mean of the
+    members' predictions. Callbacks such as early stopping act on all members together.
 
     >>> import numpy as np
     >>> import caldera as cd
@@ -248,8 +248,10 @@ class Ensemble(ReplicaStrategy):
     # --- using it
 
     def predict(self, model: Predictor, *inputs: Any, batch_size: int | None = None) -> np.ndarray:
-        """The mean of what all members predict, on every rank: of probabilities, where the loss
-        takes logits. All ranks have to call it, each with its member and all with the same inputs.
+        """Return the mean of all members' predictions, on every rank.
+
+        Where the loss takes logits, probabilities are averaged. All ranks must call it with the
+        same inputs, each with its member.
         """
         arrays = [np.ascontiguousarray(each) for each in inputs]
         described = [
@@ -263,7 +265,7 @@ class Ensemble(ReplicaStrategy):
 
 
 class _MeanOfMembers(SingleProcessStrategy):
-    """Every rank evaluates all samples, and what its member predicts counts with all others."""
+    """Every rank evaluates all samples, and predictions are averaged over members."""
 
     def __init__(self, together: DataParallel) -> None:
         self._together = together

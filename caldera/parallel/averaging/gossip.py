@@ -41,7 +41,7 @@ def ring(ranks: int, turn: int, seed: int) -> np.ndarray:
 
 
 def random_pairs(ranks: int, turn: int, seed: int) -> np.ndarray:
-    """Each rank with one other, in every turn another; of an odd number one is by itself.
+    """Pair ranks at random, differently in every turn; an odd number leaves one rank unpaired.
 
     >>> from caldera.parallel.averaging.gossip import random_pairs
     >>> random_pairs(3, turn=0, seed=0)
@@ -61,20 +61,22 @@ PATTERNS: dict[str, Callable[[int, int, int], np.ndarray]] = {
     "ring": ring,
     "random pairs": random_pairs,
 }
-"""Whole numbers: how often each rank counts for each. Rows and columns all have the same sum."""
+"""Functions that return integer weights of each rank for each rank; all rows and columns have the
+same sum.
+"""
 
 
 class Gossip(PeriodicAveraging):
-    """Every `every` steps each rank takes the mean of its model and those of a few others.
+    """Every `every` steps each rank averages its model with the models of a few neighbours.
 
-    `pattern` is "ring" (the two neighbours) or "random pairs" (one other, drawn anew each time from
-    `seed`; of an odd number of ranks one is left out). No rank waits for all: what is far away
-    arrives later. `mixing_matrix` has the weights; its rows and columns add up to 1, so the mean of
-    all ranks stays what it was, and differences shrink.
+    `pattern` is "ring" (two neighbours) or "random pairs" (one rank, redrawn each time from `seed`;
+    with an odd number of ranks one is left out). No rank waits for all ranks: updates of distant
+    ranks arrive later. `mixing_matrix` returns the weights. Its rows and columns sum to 1, so the
+    mean over ranks is preserved and differences shrink.
 
-    What the optimizer keeps stays with its rank; running statistics travel with the parameters.
-    Between epochs, and when the run is over, every rank has the mean of all. What one rank is asked
-    for (to stop, to save) is heard by all at the exchange after the next.
+    Optimizer state stays with its rank; running statistics are sent with the parameters. Between
+    epochs and after the run, every rank has the mean of all models. A request to one rank (to stop,
+    to save) reaches all ranks at the exchange after the next.
 
     >>> from caldera import parallel
     >>> parallel.Gossip("random pairs", every=4)
@@ -100,11 +102,13 @@ class Gossip(PeriodicAveraging):
         return f"Gossip(pattern={self.pattern!r}, every={self.every}, seed={self.seed})"
 
     def counts(self, turn: int) -> np.ndarray:
-        """How often each rank (column) counts in the mean that each rank (row) takes."""
+        """Return the mixing matrix as integers: the weight of rank j (column) in rank i's mean
+        (row).
+        """
         return PATTERNS[self.pattern](self.communicator.size, turn, self.seed)
 
     def mixing_matrix(self, turn: int = 0) -> np.ndarray:
-        """What an exchange does to the models of all ranks, as a matrix.
+        """Return the matrix that an exchange applies to the models of all ranks.
 
         >>> from caldera import parallel
         >>> from caldera.comm import run_virtual_ranks
@@ -145,7 +149,7 @@ class Gossip(PeriodicAveraging):
         self.turn += 1
 
     def tally(self, votes: Sequence[float]) -> Sequence[float] | None:
-        # Asked in the background, answered when there has been time for it: nobody waits for all.
+        # Requested in the background and read later, so that no rank waits for all ranks.
         before = self._answer()
         sums = np.array(votes)
         self._asking = (self.communicator.Iallreduce(sums, sums), sums)
@@ -184,11 +188,11 @@ class _Mixer:
         others = [rank for rank in np.flatnonzero(row).tolist() if rank != communicator.rank]
         mine = np.concatenate([each.reshape(-1) for each in values.values()])
         theirs = {rank: np.empty_like(mine) for rank in others}
-        # In segments: of two long messages at once each would wait for the other.
+        # Sent in segments: two long messages in opposite directions would block each other.
         requests = [r for rank in others for r in start_receive(communicator, theirs[rank], rank)]
         requests += [r for rank in others for r in start_send(communicator, mine, rank)]
         wait_all(requests)
-        # In the order of the ranks: those who take the mean of the same models get the same bits.
+        # In rank order: ranks that average the same models get the same bits.
         everyone = {communicator.rank: mine} | theirs
         total = sum(mine.dtype.type(row[rank]) * everyone[rank] for rank in sorted(everyone))
         mean = np.asarray(total) / mine.dtype.type(row.sum())

@@ -1,4 +1,4 @@
-"""Ranks that take steps of their own and exchange parameters now and then.
+"""Ranks that take independent steps and exchange parameters periodically.
 
 In local SGD, ranks train independently and average their models periodically. In elastic
 averaging, ranks are drawn to a common centre, and the centre to the ranks.
@@ -32,11 +32,11 @@ _WEIGHT = "weight since the last exchange"
 
 
 class PeriodicAveraging(ReplicaStrategy):
-    """Base of strategies whose ranks exchange something of their models every so many steps.
+    """Base of strategies whose ranks exchange model variables every `every` steps.
 
-    `exchanged` writes down what they do then, as assignments of one plan, and `whole` says what
-    the models of all ranks amount to. Between epochs, and when the run is over, every rank has
-    that; when the next epoch begins, each goes on with its own.
+    `exchanged` builds the exchange as assignments of one plan, and `whole` returns the combination
+    of all ranks' models. Between epochs and after the run, every rank has the combination; at the
+    next epoch each continues with its own model.
     """
 
     def __init__(self, every: int, communicator: Communicator | None, algorithm: str) -> None:
@@ -57,19 +57,21 @@ class PeriodicAveraging(ReplicaStrategy):
 
     @abstractmethod
     def whole(self, variables: Sequence[Variable]) -> list[np.ndarray]:
-        """What all ranks together have for variables of the model; all of them have to ask."""
+        """Return the combined values of model variables over all ranks; all ranks must call it."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether there is nothing to bring together just now."""
+        """True if the ranks' variables are already combined."""
         return self.communicator.size == 1
 
     def averaged(self) -> list[Variable]:
-        """What ranks have copies of that go apart: trained parameters, and running statistics."""
+        """Variables whose copies diverge between ranks: trained parameters and running
+        statistics.
+        """
         return [*self.model.trainable(), *self.model.states()]
 
     def kept(self) -> list[Variable]:
-        """What the optimizer keeps for parameters."""
+        """State variables of the optimizer."""
         state = self.optimizer.state
         return [each for p in self.model.trainable() for each in state.get(p, {}).values()]
 
@@ -105,7 +107,7 @@ class PeriodicAveraging(ReplicaStrategy):
         return self.tally(votes)
 
     def _meet(self, here: str) -> None:
-        """Ranks that read streams of their own may come to an end while others go on."""
+        """Ranks with separate streams of data may reach their end while others continue."""
         check_same(self.communicator, "where ranks meet", [here])
 
     def _exchange(self) -> None:
@@ -150,7 +152,7 @@ class PeriodicAveraging(ReplicaStrategy):
     def _follow(
         self, prefix: str, parameters: Iterable[Variable], start: Start
     ) -> dict[Variable, Variable]:
-        """Return wide variables beside parameters, which are saved and begin with `start`."""
+        """Return wide counterparts of parameters, which are saved and initialised by `start`."""
         made = {
             each: op.var(
                 each.name,
@@ -208,13 +210,13 @@ class PeriodicAveraging(ReplicaStrategy):
 
 
 def sums(values: Sequence[Expr]) -> list[Expr]:
-    """The sums over ranks of values that are there at once, in a plan."""
+    """Return the sums of values over ranks, reduced together in a plan."""
     found = bucketed_sums(values, range(len(values)), BUCKET_BYTES)
     return [found[index] for index in range(len(values))]
 
 
 def wide(variable: Variable) -> Expr:
-    """A value in float32 at least: what is added up is not rounded to halves."""
+    """Return a value in float32 or wider, so that sums are not rounded to half precision."""
     return op.cast(variable, promote(variable.dtype, float32))
 
 
@@ -227,22 +229,21 @@ BEGAN, UPDATE = "block/", "block update/"
 
 
 class LocalSGD(PeriodicAveraging):
-    """Every rank takes `every` steps on its own samples, then all take the mean of their models.
+    """Every rank takes `every` steps on its own samples, then all ranks average their models.
 
-    `batch_size` is that of the whole batch, of which each rank computes its part. A rank counts by
-    the samples it has seen since the last mean (by their weights, if they have some). What the
-    optimizer keeps is averaged as well, or with `state="keep"` stays with its rank: then fewer
-    bytes are sent.
+    `batch_size` is the size of the whole batch, which ranks share. A rank is weighted by the
+    samples it has seen since the last mean (by their weights, if there are any). Optimizer state is
+    averaged as well, or stays with its rank with `state="keep"`, which sends fewer bytes.
 
-    `momentum` is block momentum (Chen and Huo, 2016): what the mean of the models has moved by
-    since the last one is a gradient, of which SGD with this momentum makes the next common model.
-    Means make steps smaller, as the ranks' differences cancel; momentum gives that back, and
-    1 - 1 / ranks is what its authors advise.
+    `momentum` is block momentum (Chen and Huo, 2016): the change of the mean model since the last
+    exchange is treated as a gradient, and SGD with this momentum computes the next common model.
+    Averaging makes steps smaller, as the ranks' differences cancel, and momentum compensates for
+    it. The authors recommend 1 - 1 / ranks.
 
-    With `every=1` and SGD, with momentum or without, this is `DataParallel`, but for rounding.
+    With `every=1` and SGD, with or without momentum, this equals `DataParallel` up to rounding.
     Batch normalisation is by rank, and the running statistics are averaged with the parameters.
-    Between epochs every rank has the mean, which is also what validation is about; when the next
-    epoch begins each goes on with its own model, so `every` need not divide an epoch.
+    Between epochs every rank has the mean model, which validation uses. At the next epoch each rank
+    continues with its own model, so `every` does not have to divide an epoch.
 
     >>> import numpy as np
     >>> import caldera as cd
@@ -327,18 +328,18 @@ CENTRE = "centre/"
 
 
 class ElasticAveraging(PeriodicAveraging):
-    """EASGD (Zhang, Choromanska, LeCun 2015): every rank searches by itself, on an elastic band.
+    """EASGD (Zhang, Choromanska, LeCun 2015): ranks explore independently, coupled to a centre.
 
     Every `every` steps, the parameters x of each of n ranks and the centre c become
 
         x - coupling / n * (x - c)    and    c + coupling / n * (sum over ranks of x - c)
 
-    What ranks gain the centre loses, so its sum with all ranks stays as it was. With `coupling=1`
-    the centre becomes the mean of the ranks. The result of training, and what validation between
-    epochs is about, is the centre, with the mean of the ranks' running statistics.
+    The sum of the centre and all ranks is preserved. With `coupling=1` the centre becomes the mean
+    of the ranks. The result of training, and the model that validation uses, is the centre with the
+    mean of the ranks' running statistics.
 
-    With `coupling=0` there are n independent runs: nothing is exchanged, and every rank has its own
-    model at the end. On one rank this is plain training.
+    With `coupling=0` there are n independent runs without exchange, and every rank ends with its
+    own model. On one rank this is plain training.
 
     >>> from caldera import parallel
     >>> parallel.ElasticAveraging(coupling=0.5, every=4)
