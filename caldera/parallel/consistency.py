@@ -40,7 +40,7 @@ def compile_alike(communicator: Communicator, make: Callable[[], Plan]) -> Plan:
     if communicator.rank == 0:
         plan = make()
         if communicator.in_one_process:
-            # The others have these choices, and must not make them again.
+            # All ranks have these choices and must not make them again.
             choices.hold()
             communicator.bcast_object([])
         else:
@@ -53,10 +53,10 @@ def compile_alike(communicator: Communicator, make: Callable[[], Plan]) -> Plan:
 
 
 def check_messages(communicator: Communicator, plan: Plan) -> None:
-    """Raise on all ranks unless the plans of all of them send messages that fit.
+    """Raise on all ranks unless the messages of their plans match.
 
-    Along each axis of a mesh those have to fit that talk to each other: other groups of ranks may
-    have other samples, and values of other sizes.
+    Along each axis of a mesh, communicating ranks have to match. Groups of ranks may have different
+    samples, and values of different sizes.
     """
     sent = messages(plan)
     for axis, ranks in communicator.axes.items():
@@ -86,7 +86,7 @@ def messages(plan: Plan) -> list[str]:
             continue
         message = attrs["message"]
         if message.is_point_to_point:
-            # How large it is, is for those two alone to know.
+            # Only sender and receiver have to agree on the size.
             found.append(f"{message.kind} at {message.peer} along {message.axis}")
             continue
         values = [str(given.spec) for given in node.inputs if given.spec != TOKEN]
@@ -104,7 +104,7 @@ def _started(plan: Plan) -> Iterator[tuple[Node, Message]]:
 
 
 def check_neighbours(communicator: Communicator, plan: Plan, axis: str) -> None:
-    """Raise on all ranks unless each sends to others along an axis what they are about to receive.
+    """Raise on all ranks unless sends along an axis match the receives of their destinations.
 
     >>> import caldera as cd
     >>> from caldera.comm import SingleProcess
@@ -132,7 +132,7 @@ def check_neighbours(communicator: Communicator, plan: Plan, axis: str) -> None:
 
 
 def check_same(communicator: Communicator, what: str, here: list[str]) -> None:
-    """Raise on all ranks unless all of them have the same list.
+    """Raise on all ranks unless their lists are equal.
 
     >>> from caldera.comm import SingleProcess
     >>> from caldera.parallel.consistency import check_same
@@ -160,14 +160,14 @@ def check_same(communicator: Communicator, what: str, here: list[str]) -> None:
 
 
 def check_same_setup(communicator: Communicator, given: Mapping[str, object]) -> None:
-    """Raise on all ranks unless all of them train in the same way."""
+    """Raise on all ranks unless their training settings are equal."""
     # The number of threads decides in which order long sums are added up.
     known = {**given, "threads": settings.threads}
     check_same(communicator, "ranks", [f"{name}={value}" for name, value in known.items()])
 
 
 def broadcast_model(communicator: Communicator, model: Layer, optimizer: Optimizer) -> None:
-    """Every rank gets the model of rank 0, and what its optimizer keeps."""
+    """Copy rank 0's model and optimizer state to every rank."""
     kept = optimizer.variables() if optimizer.state else []
     known = [*model.parameters(), *model.states(), *kept]
     names = [f"{each.name} {each.shape} {each.dtype.name}" for each in known]
@@ -211,9 +211,9 @@ def check_choice(where: str, name: str, given: object, choices: Iterable[object]
 
 
 def check_same_options(communicator: Communicator, strategy: object, **options: object) -> None:
-    """Raise on all ranks unless all of them make the same strategy.
+    """Raise on all ranks unless they create the same strategy with the same options.
 
-    The first thing a strategy asks of its communicator: what it is made of takes messages.
+    A strategy calls it before any other communication, because its components send messages.
 
     >>> from caldera.comm import SingleProcess
     >>> from caldera.parallel.consistency import check_same_options

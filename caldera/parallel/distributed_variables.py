@@ -33,7 +33,9 @@ AXIS = "model"
 
 
 class RankLayout(Protocol):
-    """How each of several ranks has a part of a value; every `sharding.layout.Layout` is one."""
+    """Interface of the partition of a value over ranks; every `sharding.layout.Layout`
+    implements it.
+    """
 
     def local_shape(self, rank: int) -> Shape:
         """The shape of a rank's part."""
@@ -47,7 +49,7 @@ class RankLayout(Protocol):
 
 @dataclass(frozen=True)
 class FlatLayout:
-    """Each rank has a stretch of the elements, whatever the shape; zeros fill up the last.
+    """Each rank has a contiguous range of the flattened elements; zeros pad the last rank.
 
     >>> import numpy as np
     >>> from caldera.parallel.distributed_variables import FlatLayout
@@ -75,10 +77,10 @@ class FlatLayout:
 
 
 def evenly(shape: Shape, axis: int, ranks: int, unit: int = 1, blocks: int = 1) -> CartesianLayout:
-    """Along an axis, as evenly as whole units go, the first ranks having one more.
+    """Return a layout that splits an axis as evenly as whole units allow; first ranks get more.
 
-    Along it the value is `blocks` blocks of the same length, one after the other (queries, keys and
-    values, say), and a rank has a part of each.
+    The axis may consist of `blocks` blocks of equal length (such as queries, keys and values); a
+    rank has a part of each block.
 
     >>> from caldera.parallel.distributed_variables import evenly
     >>> evenly((5, 10), 1, 3).local_shape(0)
@@ -92,7 +94,7 @@ def evenly(shape: Shape, axis: int, ranks: int, unit: int = 1, blocks: int = 1) 
 
 
 class DistributedVariable(ABC):
-    """A value that ranks hold together; `local` is what this one has of it."""
+    """Value distributed over ranks; `local` is this rank's part."""
 
     def __init__(
         self, local: VariableView, communicator: Communicator, shape: Shape | None = None
@@ -181,8 +183,10 @@ class OwnedVariable(DistributedVariable):
 
 
 class PerRankVariable(DistributedVariable):
-    """Each rank has a value of its own: `combined` is what those of all ranks amount to, of which
-    a rank keeps what `kept` says."""
+    """Each rank has a separate value; `combined` computes the common value.
+
+    A rank keeps the part of the common value that `kept` returns.
+    """
 
     def __init__(
         self,
@@ -196,7 +200,7 @@ class PerRankVariable(DistributedVariable):
         self._kept = kept
 
     def numpy(self) -> np.ndarray:
-        """What the values of all ranks amount to; all of them have to ask."""
+        """Return the combination of all ranks' values; all ranks must call it."""
         return self._combined(self._local.numpy())
 
     def assign(self, value: Any) -> None:

@@ -54,18 +54,17 @@ BUCKET_BYTES = 4 << 20
 
 
 class DataParallel(Strategy):
-    """Every rank has the whole model, computes on its part of each batch, and gets all gradients.
+    """Every rank has the whole model, computes on its share of each batch, and sums gradients.
 
-    `batch_size` is that of the whole batch. Gradients are put together in messages of about
-    `bucket_bytes`, in the order in which the backward pass finds them, and are exchanged while it
-    goes on; with `overlap=False` it is done first. `algorithm` is one of
-    `comm.algorithms.ALLREDUCE`. `compression` is an object of `caldera.compress`. With `factors`
-    a dense layer's gradient is computed from the inputs and output gradients of all ranks, wherever
-    these are less to send than the gradient.
+    `batch_size` is the size of the whole batch. Gradients are combined into messages of about
+    `bucket_bytes`, in the order of the backward pass, and exchanged during it; with `overlap=False`
+    the exchange follows it. `algorithm` is one of `comm.algorithms.ALLREDUCE`. `compression` is an
+    object of `caldera.compress`. With `factors` a dense layer's gradient is computed from the
+    inputs and output gradients of all ranks, where these are smaller than the gradient.
 
     The parameters are the same on all ranks after every step, to the bit. With `shards` they are
-    also the same whatever the number of ranks: the batch is cut into that many parts, each of which
-    is computed by itself, and their gradients are added up along a fixed tree.
+    also the same for any number of ranks: the batch is split into this number of parts, which are
+    computed separately, and their gradients are added along a fixed tree.
 
     >>> import numpy as np
     >>> import caldera as cd
@@ -131,7 +130,7 @@ class DataParallel(Strategy):
             factors=factors,
             shards=shards,
         )
-        # Nothing that others send through theirs is ever received here.
+        # Duplicates: messages of the caller's communicator never arrive here.
         self.communicator, self.plan_communicator = given.Dup(), given.Dup()
         self.plan_communicator.algorithm = algorithm
         self.bucket_bytes = bucket_bytes
@@ -165,7 +164,7 @@ class DataParallel(Strategy):
                 exchange=self.compression,
                 names=[each.name for each in parameters],
             )
-        # What is ready first is updated first, while the rest is still on its way.
+        # Updates follow the order of arrival, while later gradients are still being exchanged.
         return Gradients([parameters[index] for index in order], [exchanged[i] for i in order])
 
     def _by_factors(self, gradient: Expr, share: Share) -> Expr:
@@ -218,9 +217,9 @@ _NO_LIMIT = sys.maxsize
 def gather_buckets(
     nbytes: Sequence[int], dtypes: Sequence[str], bucket_bytes: int
 ) -> list[list[int]]:
-    """Which parameters are gathered together, in the order in which a forward pass needs them.
+    """Return groups of parameters to gather together, in the order of the forward pass.
 
-    The other way round than gradients: who waits for the first has nothing to do either.
+    Group sizes are in reverse order compared with gradients: the first group should arrive early.
 
     >>> from caldera.parallel.data.data_parallel import gather_buckets
     >>> gather_buckets([40] * 5, ["float32"] * 5, bucket_bytes=80)
@@ -230,17 +229,16 @@ def gather_buckets(
 
 
 class Sharded(DataParallel):
-    """Each rank keeps and updates its part of every parameter.
+    """Each rank stores and updates its part of every parameter.
 
-    A step gathers the parameters while its forward pass begins, each before the layer that needs
-    it, and sends each part of the gradients to the rank whose part it is. `stage` says what a rank
-    has only a part of while steps run: of what the optimizer keeps (1), also of the gradients (2),
-    also of the parameters (3), which are then gathered once more for the backward pass and take
-    memory only around the layer that needs them. Stages 1 and 2 move as many bytes as
-    `DataParallel`, stage 3 half as many again.
+    A step gathers the parameters at the start of its forward pass, each before the layer that needs
+    it, and sends each part of the gradients to the rank that owns it. `stage` selects the values
+    that are partitioned while steps run: optimizer state (1), also gradients (2), also parameters
+    (3). In stage 3, parameters are gathered again for the backward pass and occupy memory only
+    around the layer that needs them. Stages 1 and 2 send the bytes of `DataParallel`, stage 3 one
+    and a half times as many.
 
-    The numbers are those of `DataParallel`. Between epochs, and for checkpoints, everything is as
-    one process would have it.
+    Results equal `DataParallel`. Between epochs, and in checkpoints, values are as in one process.
 
     >>> import numpy as np
     >>> import caldera as cd
@@ -316,7 +314,7 @@ class Sharded(DataParallel):
         return [new[root] for root in roots]
 
     def _gathered(self, ahead: int) -> dict[Node, Node]:
-        """The whole of each parameter, by the node that stands for it."""
+        """Return the gathered value of each parameter, by the node that replaces it."""
         wholes = self._parameters
         found: dict[Node, Node] = {}
         sizes = [each.node.spec.nbytes for each in wholes]

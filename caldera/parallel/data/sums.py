@@ -1,14 +1,14 @@
 """Sums of gradients over ranks: in buckets, of virtual shards, by sufficient factors, compressed.
 
-Where the parts are the same for any number of ranks, and what they find is added up in the same
-order, so is the result, to the bit. Each part has a program of its own, and these have the same
-collectives in the same order. One after the other, they become one: it is given the values of all
-parts, and adds them up along a tree that has a leaf for each part of the batch.
+With virtual shards the parts of a batch, and the order of their sum, are the same for any number of
+ranks; so is the result, to the bit. Each part has a program, with the same collectives in the same
+order. The programs are merged into one, which receives the values of all parts and adds them along
+a tree with one leaf per part of the batch.
 
 The gradient of a weight is inputs.T @ output_gradient, a sum over samples. Where batches are small
-and layers wide, the two matrices of all ranks are less than the gradient: then ranks gather them,
-and each multiplies them for itself. Nothing is lost; what it costs is the product over the samples
-of all ranks.
+and layers wide, the two matrices of all ranks are smaller than the gradient. Ranks then gather the
+matrices and multiply them locally. The result is exact; the cost is the product over the samples of
+all ranks.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from caldera.train.strategy import VariableView
 LINE = 64
 """Bytes of a cache line."""
 SHORT_BYTES = 1 << 15
-"""No message is cut in two for less."""
+"""Shorter messages are not split."""
 
 
 def in_backward_order(loss: Expr, parameters: Sequence[Variable]) -> list[int]:
-    """The numbers of the parameters in the order in which the backward pass is done with them.
+    """Return the indices of the parameters in the order in which their gradients are complete.
 
-    It goes through the graph from its end, so what is used last for the first time is ready first.
+    The backward pass starts at the end of the graph: gradients of the last layers are ready first.
 
     >>> from caldera import op
     >>> from caldera.parallel.data.sums import in_backward_order
@@ -80,12 +80,12 @@ def buckets(values: Sequence[Expr], order: Sequence[int], bucket_bytes: int) -> 
 def bucket_indices(
     nbytes: Sequence[int], dtypes: Sequence[str], order: Sequence[int], bucket_bytes: int
 ) -> list[list[int]]:
-    """Values of these sizes and dtypes, in this order, in messages of about so many bytes.
+    """Group values of these sizes and dtypes, in order, into messages of about `bucket_bytes`.
 
-    A message has one dtype, and is closed when it has reached that size. What is left over after
-    the last one of that size goes in messages that become shorter: who waits for the last of them
-    has nothing left to do. In a message those come first that are whole cache lines: each of them
-    begins at one then, and whoever computes it can write it there at once.
+    A message has one dtype and is closed when it reaches the size. The remainder is sent in
+    messages of decreasing length, since no computation hides the last ones. In a message, values of
+    whole cache lines come first: each starts at a cache line and is written there directly by its
+    kernel.
 
     >>> from caldera.parallel.data.sums import bucket_indices
     >>> bucket_indices([40] * 5, ["float32"] * 5, range(5), bucket_bytes=80)
@@ -108,7 +108,7 @@ def bucket_indices(
 
 
 def _shorter(bucket: list[int], nbytes: Sequence[int], bucket_bytes: int) -> list[list[int]]:
-    """What did not fill a message, in parts that each have half of what is left or more."""
+    """Split the remainder into parts that each contain at least half of the rest."""
     left = sum(nbytes[index] for index in bucket)
     if left >= bucket_bytes:
         return [bucket]
@@ -175,19 +175,20 @@ def mean_over_ranks(
 # --- what ranks have of their own, in checkpoints
 
 EPOCH_SUMS = "run/training/"
-"""What the names of an epoch's sums begin with."""
+"""Prefix of the names of an epoch's sums."""
 
 
 def mean_view(variable: Variable, communicator: Communicator) -> VariableView:
-    """A variable that is averaged: a checkpoint has the mean, and each rank goes on with that."""
+    """Return the view of an averaged variable: checkpoints and ranks receive the mean."""
     return PerRankVariable(
         variable, communicator, lambda own: mean_over_ranks(communicator, [own])[0]
     )
 
 
 def sum_view(variable: Variable, communicator: Communicator) -> VariableView:
-    """A variable that is summed: a checkpoint has the sum, from which rank 0 goes on, others from
-    nothing."""
+    """Return the view of a summed variable: rank 0 continues from the sum, all other ranks from
+    0.
+    """
     return PerRankVariable(
         variable,
         communicator,
@@ -202,8 +203,11 @@ def sum_view(variable: Variable, communicator: Communicator) -> VariableView:
 def sum_over_axis(
     values: Sequence[Expr], axis: str, *, alike: int = 1, now: bool = True
 ) -> list[Expr]:
-    """The sums of values over the ranks along an axis, in one message; so many ranks have the same
-    values, which count once. In float64 all of them fit into one, and counts stay exact."""
+    """Return the sums of values over the ranks along an axis, in one message.
+
+    `alike` ranks have the same values, which count once. Values are sent as float64, in which
+    counts are exact.
+    """
     wide = [op.cast(value, "float64").node for value in values]
     found = [Expr(each) for each in all_reduce(wide, Message("sum", axis, next_number(), now=now))]
     once = found if alike == 1 else [total / float(alike) for total in found]
@@ -217,9 +221,9 @@ def bucketed_sums(
     axis: str = "data",
     **how: Any,
 ) -> dict[int, Expr]:
-    """The sums over the ranks along an axis of the values with these numbers, in buckets.
+    """Return the sums over the ranks along an axis of the values in `order`, in buckets.
 
-    `how` are fields of their `Message`s; with `names`, those of all values.
+    `how` contains fields of their `Message`s; `names`, if given, has a name for every value.
     """
     names = how.pop("names", None)
     found: dict[int, Expr] = {}
@@ -233,7 +237,7 @@ def bucketed_sums(
 
 
 def virtual_shards_of(share: Share, shards: int, rank: int, ranks: int) -> list[Share]:
-    """The parts of a batch that a rank computes, of which the batch has so many.
+    """Return the parts of a batch that a rank computes, out of `shards` parts.
 
     >>> from caldera.data import Share
     >>> from caldera.parallel.data.sums import virtual_shards_of
@@ -260,12 +264,12 @@ def joined(programs: Sequence[Sequence[Expr]], shards: int, rank: int, ranks: in
         else:
             whole = run_collective(values, replace(first.attrs["message"], leaves=leaves))
         new |= {received: whole for _, received in alike}
-    # What is done with the sums is the same in all of them.
+    # The computation that follows the sums is the same in every part.
     return [Expr(node) for node in rebuilt(roots[0], new)]
 
 
 def _collectives(roots: Nodes) -> list[tuple[Node, Node]]:
-    """What is sent and what is received, in order."""
+    """Return the sent and received nodes of each collective, in order."""
     order = topological(roots)
     received = {node.inputs[0].inputs[0]: item(node, 0) for node in order if node.op is finish}
     found = [(node.attrs["number"], node, node) for node in order if node.op is all_sum]
@@ -276,7 +280,7 @@ def _collectives(roots: Nodes) -> list[tuple[Node, Node]]:
 
 
 def factors_are_smaller(samples: int, inputs: int, outputs: int) -> bool:
-    """Whether a rank sends fewer bytes with factors (`samples` are those of all ranks together).
+    """Return True if a rank sends fewer bytes with factors; `samples` counts all ranks' samples.
 
     A rank sends (n - 1) / n * samples * (inputs + outputs) values as factors, and 2 (n - 1) / n *
     inputs * outputs in a ring that sums gradients.
@@ -289,9 +293,9 @@ def factors_are_smaller(samples: int, inputs: int, outputs: int) -> bool:
 
 
 def has_factors(gradient: Node, share: Share) -> bool:
-    """Whether a gradient is a product over the samples of which the factors are smaller.
+    """Return True if a gradient is a product over samples with smaller factors.
 
-    All ranks answer alike, also those that have no samples of a batch.
+    The answer is the same on all ranks, including ranks without samples of a batch.
     """
     if gradient.op is not matmul or not gradient.attrs["ta"] or gradient.attrs["tb"]:
         return False
@@ -304,9 +308,9 @@ def has_factors(gradient: Node, share: Share) -> bool:
 
 
 def by_factors(gradient: Node, share: Share, message: Message) -> Node:
-    """The sum of a gradient over ranks, from the factors of all of them.
+    """Return the sum of a gradient over ranks, computed from all ranks' factors.
 
-    Ranks with fewer samples than others send rows of zeros, which add nothing.
+    Ranks with fewer samples send rows of zeros.
     """
     rows = -(-share.count // message.ranks)
     factors = [pad(each, ((0, rows - each.shape[0]), (0, 0))) for each in gradient.inputs]
@@ -316,7 +320,7 @@ def by_factors(gradient: Node, share: Share, message: Message) -> Node:
 
 
 def _has_positions(gradients: Node) -> bool:
-    """Whether there is a row for each position of a sequence, and not one for each sample."""
+    """Return True if rows are positions of sequences instead of samples."""
     if gradients.op.name != "reshape":
         return False
     before = gradients.inputs[0].shape
@@ -329,13 +333,13 @@ _RANK = "rank"
 
 @runtime_checkable
 class Compression(Protocol):
-    """A way to sum gradients over ranks; `caldera.compress` has several.
+    """Interface of gradient sums over ranks; `caldera.compress` has several implementations.
 
-    - `mean`: whether it takes the mean instead, which is not what gradients need here.
-    - `exchange_all` puts the sums over all ranks in the place of gradients, by the names of their
-      parameters; the same bits on every rank.
-    - `state` is what a rank keeps between exchanges, by "kind/parameter" (see
-      `caldera.compress.redistribute`), and `restore` takes it back.
+    - `mean`: True if it computes the mean, which is not suitable for gradients here.
+    - `exchange_all` replaces gradients by their sums over all ranks, by parameter name; the same
+      bits on every rank.
+    - `state` returns the values that a rank keeps between exchanges, by "kind/parameter" (see
+      `caldera.compress.redistribute`), and `restore` loads them.
     """
 
     mean: bool
@@ -344,7 +348,7 @@ class Compression(Protocol):
         """Sum gradients over all ranks, in place and in one message."""
 
     def state(self) -> State:
-        """What this rank keeps."""
+        """Return the values that this rank keeps between exchanges."""
 
     def restore(self, state: State) -> None:
         """Take up what `state` gave."""
@@ -359,7 +363,7 @@ def owned(compression: Compression, owner: str) -> Compression:
 
 
 def described(compression: Compression | None) -> str:
-    """What it was made with, if it says so.
+    """Return the description of a compression with its arguments, if it has one.
 
     >>> from caldera.compress import QSGD
     >>> from caldera.parallel.data.sums import described

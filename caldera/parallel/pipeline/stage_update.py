@@ -25,8 +25,10 @@ OverRanks = Callable[[list[Node]], list[Node]]
 def early_sums(
     parts: Sequence[MicroBatch], is_early: Callable[[Node], bool], own: bool, over: OverRanks
 ) -> dict[Node, Node]:
-    """What leaves become whose values do not depend on the network; `own` says whether this rank
-    adds them, and `is_early` is asked for those of the first part."""
+    """Return the values of leaves that do not depend on the network.
+
+    `own` is True if this rank adds them; `is_early` is evaluated for the leaves of the first part.
+    """
     new: dict[Node, Node] = {}
     for call, first in enumerate(parts[0].sums):
         if not all(is_early(value) and not is_vote(value) for value in first.values()):
@@ -41,12 +43,14 @@ def early_sums(
 def late_sums(
     first: MicroBatch, totals: Sequence[Node | None], known: dict[Node, Node], over: OverRanks
 ) -> dict[Node, Node]:
-    """What the other leaves of the first part become; `totals` has what this rank has of each value
-    that is about samples, summed over the parts."""
+    """Return the values of the remaining leaves of the first part.
+
+    `totals` contains this rank's sums over the parts, for each value that depends on samples.
+    """
     new: dict[Node, Node] = {}
     here = iter(totals)
     for sums in first.sums:
-        # Everybody may vote.
+        # Every rank may vote.
         own = [value if is_vote(value) else (next(here) or zero(value)) for value in sums.values()]
         if next(iter(sums)) not in known:
             new |= zip(sums, over(own), strict=True)
@@ -59,22 +63,22 @@ def stand_in(name: str, like: Node) -> Node:
 
 
 def zero(like: Node) -> Node:
-    """What a rank adds that does not have a value."""
+    """Return the value that a rank without the node adds to a sum."""
     return full(like.shape, 0, like.dtype)
 
 
 def is_vote(node: Node) -> bool:
-    """Whether a value is what a rank was asked for, and not about samples."""
+    """Return True if a value is a request to this rank, independent of samples."""
     symbols = (each.attrs.get("symbol") for each in topological([node]))
     return any(symbol is not None and symbol.name == VOTES for symbol in symbols)
 
 
 class StageUpdate:
-    """The assignments of a step, for one stage.
+    """Assignments of a step for one stage.
 
-    `stages` has the stage of each leaf that belongs to one, `new` what leaves have become on this
-    rank. `run` gives the assignments to what is this stage's or everybody's, and what else has to
-    be part of the program.
+    `stages` contains the stage of each leaf that belongs to one; `new` the replacements of leaves
+    on this rank. `run` returns the assignments of this stage and of all stages, and the additional
+    nodes of the program.
     """
 
     def __init__(self, stages: Mapping[Node, int], new: Mapping[Node, Node], stage: int) -> None:
@@ -84,7 +88,7 @@ class StageUpdate:
         self._stage = stage
 
     def run(self, assignments: Sequence[Node]) -> list[Node]:
-        """Those of this rank."""
+        """Return the assignments of this rank."""
         order = topological(assignments)
         given: list[Node] = []
         for group in self._that_meet(order):
@@ -100,12 +104,14 @@ class StageUpdate:
         ]
         found = rewritten(own, self._new)
         needed = set(topological(found))
-        # A rank that does not need what is given takes part all the same.
+        # Ranks that do not need a value still take part in its collective.
         return [*found, *(total for total in given if total not in needed)]
 
     def _that_meet(self, order: Sequence[Node]) -> list[dict[Node, int]]:
-        """The values that everybody needs, each with its stage: those of one message after the
-        other, for some follow from others."""
+        """Return the values that all ranks need, with their stages, grouped by message.
+
+        Groups are ordered, since values may depend on earlier ones.
+        """
         depends = self._depends(order)
         level: dict[Node, int] = {}
         groups: list[dict[Node, int]] = []
@@ -118,8 +124,8 @@ class StageUpdate:
 
         for node in order:
             if node not in self._at:
-                # A number that only some have is given away as soon as others will need it, but
-                # no parameter: a bias of one number is assigned where it is.
+                # Scalars of one stage are sent as soon as another stage needs them. Parameters are
+                # not: a bias with one element is assigned where it is stored.
                 numbers = [each for each in node.inputs if each.inputs and each.spec.size == 1]
                 if len(depends[node]) > 1:
                     for given in numbers:

@@ -1,6 +1,7 @@
-"""The planner: what a training step would cost in every way that ranks can share it.
+"""Planner: predicted time and memory of a training step for every strategy.
 
-`parallel.plan(model, ranks=1024, link="100Gb")` and `caldera plan` are its doors.
+Public functions are `parallel.plan(model, ranks=1024, link="100Gb")` and the command `caldera
+plan`.
 """
 
 from __future__ import annotations

@@ -54,11 +54,11 @@ def ways(ranks: int, every: int) -> Iterator[TrainingWay]:
 
 @priced
 def parameter_server_cost(setting: Setting, servers: int, mode: str) -> Prediction:
-    """Every rank sends its gradients to servers and gets parameters. Some ranks are servers as
-    well, and their links carry what all others send and get.
+    """Predict parameter servers: every rank sends gradients to servers and receives parameters.
 
-    Synchronous: all push, then all pull. Else a rank goes on with what it has got, and as many
-    steps are done as servers can carry.
+    Server ranks are also workers, and their links carry the traffic of all ranks. Synchronous: all
+    ranks push, then all pull. Otherwise a rank continues with the parameters it has, and the
+    servers' links limit the number of steps.
     """
     ranks, workload = setting.ranks, setting.workload
     samples, count = samples_per_rank(setting, ranks), len(workload.gradients)
@@ -70,7 +70,7 @@ def parameter_server_cost(setting: Setting, servers: int, mode: str) -> Predicti
     wire = wire.met() if ranks > 2 else wire
     shards = server_bytes(setting, servers)
     kept = max(shards)
-    # A rank's gradients in as many parts as there are servers, a server's from all others.
+    # A rank sends one part per server; a server receives its part from every rank.
     pushed = sum(shards) + servers * PUSH_HEADER_BYTES
     own = wire.seconds(pushed - (min(shards) if servers == ranks else 0), servers)
     carried = (ranks - 1) * kept
@@ -83,7 +83,7 @@ def parameter_server_cost(setting: Setting, servers: int, mode: str) -> Predicti
     else:
         exchange = 2 * own
         seconds = max(computing + exchange, at_server)
-    # What a server keeps of its own gradients it does not send.
+    # A server's own gradients are not sent.
     replies = (ranks - 1) * (kept + REPLY_HEADER_BYTES)
     sent = replies + pushed - kept - PUSH_HEADER_BYTES
     return Prediction(
@@ -109,7 +109,9 @@ def server_bytes(setting: Setting, servers: int) -> list[float]:
 
 @priced
 def _hogwild(setting: Setting) -> Prediction:
-    """All ranks of a machine change one copy of the parameters: nothing is sent."""
+    """Predict Hogwild: the ranks of a machine share one copy of the parameters, without
+    messages.
+    """
     ranks, workload = setting.ranks, setting.workload
     samples = samples_per_rank(setting, ranks)
     if ranks > setting.cluster.per_node:
@@ -120,7 +122,7 @@ def _hogwild(setting: Setting) -> Prediction:
 
 
 def _local(setting: Setting) -> Prediction:
-    """Parameters and what the optimizer keeps are averaged, and running statistics."""
+    """Predict local SGD: parameters, optimizer state and running statistics are averaged."""
     workload = setting.workload
     sizes = [round(gradient.nbytes) for gradient in workload.gradients]
     kept = round(workload.optimizer / (workload.trained or 1.0))
@@ -128,7 +130,7 @@ def _local(setting: Setting) -> Prediction:
 
 
 def _elastic(setting: Setting) -> Prediction:
-    """Each rank is drawn to a centre that all of them keep."""
+    """Predict elastic averaging: each rank is drawn to a centre, which every rank stores."""
     sizes = [round(gradient.nbytes) for gradient in setting.workload.gradients]
     return _now_and_then(setting, sizes, setting.workload.parameters)
 
@@ -146,7 +148,7 @@ def _now_and_then(setting: Setting, sizes: list[int], more_memory: float) -> Pre
     whole = sum(
         (allreduce("auto", nbytes, ranks, cluster) for nbytes in messages), CollectiveCost()
     )
-    # What is sent is weighed before, and the sum after.
+    # Values are weighted before the exchange, and the sum afterwards.
     cost = whole + CollectiveCost(2 * setting.handing_over())
     return _after_each_step(setting, cost.times(1 / setting.every), more_memory)
 
@@ -157,14 +159,14 @@ def _gossip(setting: Setting, partners: int) -> Prediction:
     partners = min(partners, setting.ranks - 1)
     wire = setting.cluster.between(setting.ranks, neighbours=partners == 2)
     wire = wire.met() if partners == 2 else wire
-    # The mean is over as many models: they are packed, weighed, added, divided and unpacked.
+    # Models are packed, weighted, added, divided and unpacked.
     mixing = (partners + 3) * setting.handing_over()
     cost = CollectiveCost(wire.seconds(partners * nbytes, partners) + mixing, partners * nbytes)
     return _after_each_step(setting, cost, nbytes)
 
 
 def _ensemble(setting: Setting) -> Prediction:
-    """Each rank trains a model of its own on all samples: more models, none of them sooner."""
+    """Predict ensembles: each rank trains a separate model on all samples."""
     computing = setting.seconds(setting.batch)
     memory = setting.workload.memory(setting.batch)
     return Prediction(setting.batch, computing, computing, memory=memory)

@@ -1,7 +1,7 @@
 """Cluster description: ranks, measured links, and units of rates, times, memory and compute.
 
-A link is sold in bits and a file counted in bytes, so b and B are distinguished: 100Gb is 12.5 GB
-a second. Prefixes are powers of 1000, with an i those of 1024.
+Link rates are given in bits and file sizes in bytes, so b and B are distinguished: 100Gb is 12.5 GB
+per second. Prefixes are powers of 1000; prefixes with an i are powers of 1024.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from caldera.errors import ConfigError
 
 @dataclass(frozen=True)
 class Wire(Link):
-    """Link between ranks, with the bytes a second that a rank can add up as they arrive.
+    """Link between ranks, with the rate in bytes per second at which a rank adds received values.
 
-    `behind` is the latency of messages behind a rank that computes: their thread sleeps while it
-    waits, and so sees later what has come. `meeting` is the bytes a second of a link on which
-    messages of several ranks meet, where that is less than its bandwidth.
+    `behind` is the latency of messages to a rank that computes: its communication thread sleeps
+    while it waits, and notices messages later. `meeting` is the rate of a link on which messages of
+    several ranks collide, where it is below the bandwidth.
 
     >>> Wire(latency=1e-4, bandwidth=12.5e6).seconds(125)
     0.00011
@@ -55,32 +55,34 @@ class Wire(Link):
         return replace(self, bandwidth=min(self.bandwidth, self.meeting))
 
     def shared(self, ways: float) -> Wire:
-        """What is left to each when several use it at once."""
+        """Return the share of the link for each of `ways` simultaneous users."""
         if ways <= 1:
             return self
         return replace(self, bandwidth=self.bandwidth / ways, meeting=self.meeting / ways)
 
     def crowded(self, slowdown: float, turn: float) -> Wire:
-        """The same between ranks whose cores have so many times as much to do, and of which each
-        waits so long until another that shares its core lets it have it."""
+        """Return the link between ranks that share cores.
+
+        `slowdown` is the ratio of work to cores; `turn` is the wait until the core becomes
+        available.
+        """
         latency = self.latency + turn * (slowdown - 1)
         return replace(self, latency=latency, adding=self.adding / slowdown)
 
     def in_background(self) -> Wire:
-        """The same for messages that nobody waits for at once."""
+        """Return the link for messages in the background."""
         return replace(self, latency=max(self.latency, self.behind))
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """So many ranks, `per_node` of them on each machine.
+    """Ranks, `per_node` on each machine, and the links between them.
 
     - `wire`: between machines, shared by all ranks of a machine; `inside`: within one.
-    - `at_full_speed`: how many ranks of a machine compute as fast as one that has it to itself;
-      more of them share its cores. Messages within a machine are carried by these cores as well.
-    - `turn`: seconds that a message waits until its rank is given a core, for each other rank that
-      has to do with the same one.
-    - `memory`: the bytes that a rank may use; None for any number.
+    - `at_full_speed`: number of ranks on a machine that compute without sharing its cores. Messages
+      within a machine use the same cores.
+    - `turn`: seconds that a message waits for a core, per additional rank on that core.
+    - `memory`: the bytes that a rank may use; None means unlimited.
 
     >>> Cluster(16, Wire(1e-6, 1e9), per_node=4).nodes
     4
@@ -104,12 +106,12 @@ class Cluster:
 
     @property
     def nodes(self) -> int:
-        """How many machines there are."""
+        """Number of machines."""
         return math.ceil(self.ranks / self.per_node)
 
     @property
     def slowdown(self) -> float:
-        """How many times as long a rank computes as one that has a machine to itself.
+        """Computing time of a rank relative to a rank with its machine to itself.
 
         >>> Cluster(8, Wire(1e-6, 1e9), per_node=8, at_full_speed=2).slowdown
         4.0
@@ -118,12 +120,14 @@ class Cluster:
 
     @property
     def is_full(self) -> bool:
-        """Whether no core of a machine is left for anything but computing."""
+        """True if all cores of a machine compute."""
         return min(self.ranks, self.per_node) >= self.at_full_speed
 
     def hides(self, ranks: int, stride: int = 1) -> bool:
-        """Whether messages between these ranks move while the ranks compute: a network does that
-        by itself, within a machine it takes a core."""
+        """Return True if messages between these ranks overlap with computation.
+
+        A network transfers without the CPU; messages within a machine use a core.
+        """
         return ranks * stride > self.per_node or not self.is_full
 
     def in_background(self) -> Cluster:
@@ -135,15 +139,15 @@ class Cluster:
         return replace(self, ranks=ranks)
 
     def between(self, ranks: int, stride: int = 1, *, neighbours: bool = True) -> Wire:
-        """What ranks use that are `stride` apart, while those between them do the same.
+        """Return the link between ranks at distance `stride`, while all ranks communicate alike.
 
-        Of a machine's ranks only one sends to another machine where `neighbours` talk; else all of
-        them do.
+        With `neighbours` only one rank of a machine sends to another machine; otherwise all of them
+        do.
         """
         return _between(self, ranks, stride, neighbours)
 
 
-# Every way to train asks for the same few, and there are thousands of ways.
+# Cached: thousands of configurations use the same few links.
 
 
 @lru_cache(maxsize=1 << 10)
@@ -167,15 +171,15 @@ _BUDGET_S = 0.3
 """A quick link becomes quicker still in its first rounds: so long it is tried at the least."""
 _RING = "ring"
 LIMITED = 0.75
-"""Part of the bandwidth beyond which a sum is taken to be limited by the link alone."""
+"""Fraction of the bandwidth above which a sum counts as limited by the link."""
 
 
 def measured_wire(communicator: Communicator) -> Wire:
-    """Latency and bandwidth between the ranks of a communicator; all of them have to ask.
+    """Return latency and bandwidth between the ranks of a communicator; all ranks must call it.
 
-    Both are those of `comm.link.measured_link`. Besides, the latency of messages in the background,
-    and the bytes a second of 4 MiB that are summed around the ring of all ranks, and of as many
-    from everybody to everybody, which says more the more ranks there are.
+    Both come from `comm.link.measured_link`. In addition, the latency of background messages, the
+    rate of a ring sum of 4 MiB, and the rate of an all-to-all exchange are measured; the last
+    matters more with more ranks.
 
     >>> from caldera.comm import run_virtual_ranks
     >>> run_virtual_ranks(2, measured_wire)[0].bandwidth > 0
@@ -212,10 +216,10 @@ def measured_wire(communicator: Communicator) -> Wire:
 
 
 def measured_turn(communicator: Communicator, wire: Wire, cores: int) -> float:
-    """How long a message waits for a core where more ranks than a machine has share them; all of
-    them have to ask. `wire` is what is between ranks that have a core each.
+    """Return the wait of a message for a core, where a machine has more ranks than cores.
 
-    A short sum goes around the ring of all ranks, who thus all have something to do.
+    All ranks must call it. `wire` is the link between ranks with a core each. The measurement is a
+    short ring sum, which occupies all ranks.
 
     >>> from caldera.comm import run_virtual_ranks
     >>> run_virtual_ranks(2, lambda comm: measured_turn(comm, Wire(1.0, 1e9), 1))
@@ -260,7 +264,7 @@ def _median(communicator: Communicator, work: Callable[[Communicator], None]) ->
         communicator.background(work).wait()
         times.append(time.perf_counter() - began)
         if len(times) == 2:
-            # The slowest rank says for all how often there is time for it.
+            # The slowest rank determines the number of repetitions.
             often = int(_BUDGET_S / slowest(communicator, times[-1]))
             rounds = min(max(rounds, often), _MOST_ROUNDS)
     return slowest(communicator, median(times[len(times) // 2 :]))

@@ -24,14 +24,14 @@ from caldera.parallel.planner.model_network import StageGradient
 from caldera.parallel.planner.workload import ModelWorkload
 
 ALGORITHMS = tuple(name for name in ALLREDUCE if name not in WITHIN_A_MACHINE)
-"""Those that work between machines. What is quicker within one shows in what was measured there."""
+"""Algorithms between machines. Faster ones within a machine are part of its measured rates."""
 _QUICK = ("ring", "doubling", "halving", "torus", "hierarchical")
-"""What may be the quickest; the last needs several ranks on a machine."""
+"""Candidates for the fastest; the last needs several ranks on a machine."""
 
 
 @dataclass(frozen=True)
 class CollectiveCost:
-    """Seconds, and the bytes that the busiest rank sends meanwhile."""
+    """Seconds of a collective, and the bytes sent by the busiest rank."""
 
     seconds: float = 0.0
     sent: float = 0.0
@@ -40,7 +40,7 @@ class CollectiveCost:
         return CollectiveCost(self.seconds + other.seconds, self.sent + other.sent)
 
     def times(self, factor: float) -> CollectiveCost:
-        """The same so many times."""
+        """Return the cost multiplied by `factor`."""
         return CollectiveCost(self.seconds * factor, self.sent * factor)
 
 
@@ -68,9 +68,9 @@ def allgather(nbytes: float, ranks: int, wire: Wire) -> CollectiveCost:
 def allreduce(
     name: str, nbytes: float, ranks: int, cluster: Cluster, stride: int = 1
 ) -> CollectiveCost:
-    """The sum over ranks that are `stride` apart, by the algorithm of that name.
+    """Return the cost of a sum over ranks at distance `stride`, with the named algorithm.
 
-    "auto" is the quickest.
+    "auto" selects the fastest.
 
     >>> allreduce("ring", 1e6, 4, Cluster(4, Wire(0.0, 1e6))).seconds
     1.5
@@ -106,7 +106,7 @@ def _torus(nbytes: float, ranks: int, near: Wire, far: Wire) -> CollectiveCost:
     rows, columns = sides(ranks)
     part = nbytes / columns
     row = reduce_scatter(nbytes, columns, near) + allgather(nbytes, columns, near)
-    # The rings along columns all cross from machine to machine at once.
+    # All column rings cross between machines simultaneously.
     return row + reduce_scatter(part, rows, far) + allgather(part, rows, far)
 
 
@@ -125,7 +125,9 @@ def _halving(nbytes: float, ranks: int, wire: Wire) -> CollectiveCost:
 
 
 def _folded(nbytes: float, extra: int, wire: Wire) -> CollectiveCost:
-    """What ranks beyond a power of two add: they hand everything over before, and get it after."""
+    """Return the additional cost of ranks beyond a power of two: one transfer before and one
+    after.
+    """
     return (
         CollectiveCost(wire.summed(nbytes) + wire.seconds(nbytes), nbytes)
         if extra
@@ -149,8 +151,10 @@ def _hierarchical(nbytes: float, ranks: int, cluster: Cluster, stride: int) -> C
 
 @dataclass(frozen=True)
 class BucketCost:
-    """Gradients that share a message: how long is computed for it, since the one before or until
-    the next, the bytes, and which they are."""
+    """Gradients of one message: computing time, size in bytes and indices.
+
+    The computing time is measured from the previous message, or to the next one.
+    """
 
     seconds: float
     nbytes: float
@@ -169,12 +173,12 @@ def gradient_buckets(
     *,
     bucket_bytes: int = BUCKET_BYTES,
 ) -> list[BucketCost]:
-    """The messages of a backward pass, as strategies fill them, and what is computed after the
-    last of them.
+    """Return the messages of a backward pass as strategies fill them, and the computation after the
+    last.
 
-    `seconds` is what all layers of the model take together. `order` has the numbers of the
-    gradients that are exchanged, all of them if nothing is said; `sizes` the bytes of each, where
-    ranks have parts of it; `layers` are the numbers of those that a rank computes.
+    `seconds` is the time of all layers of the model. `order` has the indices of the exchanged
+    gradients, by default all; `sizes` the bytes of each, where ranks have parts; `layers` the
+    layers that a rank computes.
     """
     given = workload.gradients
     chosen = workload.backward if order is None else order
@@ -204,8 +208,11 @@ def _filled(
 
 
 def parameter_buckets(workload: ModelWorkload, seconds: float) -> list[BucketCost]:
-    """The messages by which a forward pass of sharded parameters gets these, and what is computed
-    before the first: each has the layers that are computed from there on to the next."""
+    """Return the messages that gather sharded parameters in a forward pass.
+
+    Each message contains the layers computed until the next one; the computation before the first
+    is returned as well.
+    """
     given = workload.gradients
     groups = gather_buckets(
         [round(each.nbytes) for each in given], [each.dtype for each in given], BUCKET_BYTES
@@ -237,7 +244,7 @@ def overlapped_sends(work: Sequence[BucketCost], cost: CostOf) -> float:
 
 
 def waited_for(work: Sequence[BucketCost], cost: CostOf) -> float:
-    """When everything is computed, if each bucket needs a message, and all of them leave at once.
+    """Return the finishing time if each bucket needs a message and all messages start immediately.
 
     >>> from caldera.parallel.planner.communication_cost import CollectiveCost
     >>> waited_for([BucketCost(1.0, 8.0), BucketCost(1.0, 8.0)], lambda bucket: CollectiveCost(0.5))
@@ -253,9 +260,9 @@ def waited_for(work: Sequence[BucketCost], cost: CostOf) -> float:
 
 
 def prefetched_and_sent(work: Sequence[BucketCost], fetch: CostOf, send: CostOf) -> float:
-    """When all is done, if each bucket needs a message and sends one.
+    """Return the finishing time if each bucket receives a message and sends one.
 
-    One message is fetched ahead: while a bucket computes, that of the next is on its way.
+    One message is prefetched: the next bucket's message is in flight while a bucket computes.
 
     >>> from caldera.parallel.planner.communication_cost import CollectiveCost
     >>> work = [BucketCost(1.0, 8.0), BucketCost(1.0, 8.0)]
@@ -276,7 +283,7 @@ def prefetched_and_sent(work: Sequence[BucketCost], fetch: CostOf, send: CostOf)
 
 
 def without_overlap(work: Sequence[BucketCost], *costs: CostOf) -> float:
-    """When all is done, if nothing is exchanged while anything is computed.
+    """Return the finishing time if no message overlaps with computation.
 
     >>> from caldera.parallel.planner.communication_cost import CollectiveCost
     >>> half = CollectiveCost(0.5)
@@ -287,5 +294,5 @@ def without_overlap(work: Sequence[BucketCost], *costs: CostOf) -> float:
 
 
 def total(work: Iterable[BucketCost], cost: CostOf) -> CollectiveCost:
-    """What all messages cost together."""
+    """Return the total cost of all messages."""
     return sum((cost(bucket) for bucket in work if bucket.nbytes), CollectiveCost())

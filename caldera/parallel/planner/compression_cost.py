@@ -1,4 +1,4 @@
-"""What compressed gradients cost: bytes on the wire, and seconds to encode and decode them."""
+"""Cost of compressed gradients: bytes sent, and seconds to encode and decode."""
 
 from __future__ import annotations
 
@@ -44,10 +44,12 @@ DEFAULT_COMPRESSORS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "random 1%": ("random_k", {"k": 0.01}),
     "PowerSGD, rank 4": ("power_sgd", {"rank": 4}),
 }
-"""The compressions that are looked at, and what they are made with. What lossless packing sends
-depends on the gradients, so it is not among them."""
+"""Compressions considered by the planner, with their arguments.
+
+Lossless packing is missing: its size depends on the gradients.
+"""
 _FEW, _MANY = 2, 8
-"""Ranks between which it is measured what a rank works on an exchange."""
+"""Numbers of ranks for which the work of a rank per exchange is measured."""
 _SHORT, _LONG = 1 << 13, 1 << 18
 _COLUMNS = 64
 _RUNS = 3
