@@ -29,11 +29,11 @@ _imported: WeakKeyDictionary[Communicator, dict[tuple[Path, str], TuningRecord]]
 
 
 def compile_alike(communicator: Communicator, make: Callable[[], Plan]) -> Plan:
-    """The plan that `make` makes, on all ranks with the kernels that rank 0 has chosen.
+    """Return the plan built by `make`, on all ranks with rank 0's kernel choices.
 
-    Ranks that measured for themselves could choose different kernels, and rounding would make
-    their parameters differ. That all of them are about to send the same messages in the same order
-    is made sure of before the first step: a rank that is not would make all others wait for ever.
+    Ranks that measured separately could choose different kernels, and rounding would make their
+    parameters differ. Before the first step, the messages of all plans are compared: a mismatch
+    would block every rank.
     """
     if communicator.size == 1:
         return make()

@@ -215,10 +215,9 @@ NO_VIEWS: Mapping[Variable, VariableView] = {}
 
 
 class ParameterShards:
-    """The parameters of which ranks have parts while steps run, and what an optimizer keeps for
-    them.
+    """Parameters and optimizer state that are partitioned over ranks while steps run.
 
-    With `release` the whole parameters take no memory meanwhile.
+    With `release` the whole parameters occupy no memory while they are partitioned.
 
     - `wholes`: the parameters, by this rank's part of each.
     """
@@ -235,7 +234,7 @@ class ParameterShards:
         return len(self._parts)
 
     def add(self, whole: Variable, layout: RankLayout, optimizer: Optimizer) -> None:
-        """Have a parameter in parts, and what the optimizer keeps for it."""
+        """Partition a parameter and its optimizer state."""
         if optimizer.needs_whole:
             raise ConfigError.build(
                 type(optimizer).__name__,
@@ -255,11 +254,11 @@ class ParameterShards:
         optimizer.hand_over(whole, part, part_like)
 
     def part(self, variable: Variable) -> Variable:
-        """What this rank has of a parameter while steps run."""
+        """Return this rank's part of a parameter while steps run."""
         return self._parts[variable][0] if variable in self._parts else variable
 
     def leaves(self) -> dict[Node, tuple[Node, RankLayout]]:
-        """The nodes of this rank's parts, by those of the parameters, and their layouts."""
+        """Return the node and layout of this rank's part, by the parameter's node."""
         return {whole.node: (part.node, layout) for whole, (part, layout) in self._parts.items()}
 
     def shard(self) -> None:
@@ -281,7 +280,7 @@ class ParameterShards:
                 whole.assign(value)
 
     def end(self) -> None:
-        """What an optimizer keeps is that of whole parameters again, and nothing is in parts."""
+        """Restore whole parameters and their optimizer state."""
         for whole, (part, _) in self._parts.items():
             assert self._optimizer is not None
 
@@ -294,8 +293,10 @@ class ParameterShards:
     def views(
         self, variables: Mapping[str, Variable], held: Mapping[Variable, VariableView] = NO_VIEWS
     ) -> Mapping[str, VariableView]:
-        """What stands for variables in a checkpoint, where `held` stands for some of those that
-        this rank has; `is_sharded`: parameters are in parts now, and not only what is kept."""
+        """Return the checkpoint views of variables; views in `held` take precedence.
+
+        `is_sharded` is True if parameters are partitioned now, and not only optimizer state.
+        """
         found: dict[Any, VariableView] = dict(held)
         for whole, (part, _) in self._parts.items():
             assert self._optimizer is not None
@@ -333,7 +334,7 @@ def _store(variable: Variable, like: Variable, value: np.ndarray) -> None:
 
 
 class _Released:
-    """Stands where a variable's values are while this rank does not have them."""
+    """Placeholder for the values of a variable that are not stored on this rank."""
 
     def __init__(self, name: str, device: Device) -> None:
         self._name = name

@@ -62,30 +62,30 @@ from caldera.parallel.tensor.layer_sharding import (
 from caldera.train.strategy import Gradients, RunSetup, StepProgram, Strategy, VariableView
 
 BALANCES = ("operations", "time")
-"""What stages have about as much of as each other."""
+"""Quantities that can be balanced between stages."""
 
 
 class PipelineParallel(Strategy):
-    """Each rank has a stage of the model: some of its layers, one after the other.
+    """Each rank has a stage of the model: some consecutive layers.
 
-    A batch is cut into `micro_batches` parts, which flow through the stages; what the parts add to
-    the gradients is summed, and a step changes the parameters once. `schedule` is "1f1b" (a stage
-    has at most as many parts on their way as there are stages) or "fill-drain" (it has all).
+    A batch is split into `micro_batches` parts, which pass through the stages. Gradients are summed
+    over the parts, and a step updates the parameters once. `schedule` is "1f1b" (a stage has at
+    most one part in flight per stage) or "fill-drain" (all parts are in flight).
 
-    `stages` is how many there are, cut such that they have about as many operations to do, or the
-    names of the layers with which those after the first begin. Without it, all ranks are stages of
-    one pipeline. With `balance="time"` rank 0 times the layers first, and stages take about as long
-    as each other; a deterministic run counts operations all the same.
+    `stages` is the number of stages, with balanced operations, or the names of the layers that
+    start the stages after the first. By default all ranks are stages of one pipeline. With
+    `balance="time"` rank 0 times the layers first, and stages have balanced times; deterministic
+    runs always count operations.
 
-    `data=2` makes two pipelines, each of which has its part of every batch. With `model=2` a stage
-    is two ranks, which share its layers; `splits` and `least` are those of `Hybrid`. Or give a
+    `data=2` creates two pipelines, each with its share of every batch. With `model=2` two ranks
+    share the layers of a stage; `splits` and `least` are as in `Hybrid`. Alternatively pass a
     `mesh` with the axes "data", "pipeline" and "model".
 
-    The numbers are those of one process, whatever the parts, but for batch normalisation: its
-    statistics are those of a part (over all pipelines), and its running ones go on from part to
-    part. While steps run a rank has the parameters of its stage, and what the optimizer keeps for
-    them, and no others; between epochs, and for checkpoints, everything is as one process would
-    have it. Evaluation is data parallel, for the model is whole then.
+    Results equal one process for any number of parts, except for batch normalisation: its
+    statistics cover one part (over all pipelines), and running statistics are updated part by part.
+    While steps run, a rank stores only the parameters and optimizer state of its stage. Between
+    epochs, and in checkpoints, values are as in one process. Evaluation is data parallel, since the
+    model is whole then.
 
     >>> import numpy as np
     >>> import caldera as cd
@@ -167,7 +167,7 @@ class PipelineParallel(Strategy):
         return self.mesh.shape[DATA] > 1
 
     def evaluating(self) -> Strategy:
-        # The model is whole then, and nobody has to wait for others.
+        # The model is whole then, and ranks do not wait for each other.
         if self._evaluating is None:
             self._evaluating = DataParallel(communicator=self.communicator)
         return self._evaluating
@@ -175,7 +175,7 @@ class PipelineParallel(Strategy):
     # --- graphs
 
     def parts(self, share: Share) -> list[Share]:
-        # As many on all ranks, so that none waits for another: the largest share decides.
+        # The same number on all ranks, determined by the largest share, so that no rank waits.
         count = max(1, min(self.micro_batches, -(-share.count // self.mesh.shape[DATA])))
         ends = [share.samples * k // count for k in range(count + 1)]
         return [
@@ -195,7 +195,7 @@ class PipelineParallel(Strategy):
     def program(self, parts: Sequence[StepProgram]) -> list[Expr]:
         first, found = parts[0], parts[0].gradients
         assert found is not None
-        # Of one part alone, and first of all: with them the optimizer makes what it keeps.
+        # Traced first, on one part: the optimizer creates its state variables here.
         changes = [each.node for each in first.assignments()]
         micro_batches = [self._micro_batch(part) for part in parts]
         trained = [each.node for each in found.variables]
@@ -219,7 +219,9 @@ class PipelineParallel(Strategy):
         return [Expr(node) for node in (*own, program.token)]
 
     def _micro_batch(self, part: StepProgram) -> MicroBatch:
-        """What a step wants of a part of the batch, over this rank's parts of parameters."""
+        """Return the values that a step computes for a part of the batch, with partitioned
+        parameters.
+        """
         assert part.loss is not None
         assert self._model is not None
         graph = self._layers.graph()
@@ -268,9 +270,11 @@ class PipelineParallel(Strategy):
                 (self._stage_of[variable],) = stages
 
     def _gradients(self, program: StageProgram, found: Gradients) -> dict[Node, Node]:
-        """What the stand-ins for the gradients of this rank are, summed over all that have some."""
+        """Return the values of this rank's gradient placeholders, summed over all ranks that have
+        them.
+        """
         new: dict[Node, Node] = {}
-        # By whether one stage has a parameter, and whether ranks along "model" have parts of it.
+        # Grouped by the stages that have a parameter, and by its partition along "model".
         for one_stage, in_parts, axes in (
             (True, True, [DATA]),
             (True, False, [STAGE]),
@@ -359,7 +363,7 @@ class PipelineParallel(Strategy):
             links=layers.links,
         )
         costs: Costs | None = None
-        # Ranks have parts of different sizes, and clocks of their own: one decides for all.
+        # Rank 0 decides: parts and clocks differ between ranks.
         if self.balance == "time" and not settings.deterministic and self.communicator.rank == 0:
             costs = partial(unit_seconds, network, setup.device, setup.precision)
         self._starts = self.communicator.bcast_object(stage_starts(network, self._wanted, costs))

@@ -1,8 +1,8 @@
-"""In which order a stage of a pipeline works on the parts of a batch, and what that costs.
+"""Schedules of pipeline stages, and their idle time.
 
-Both schedules leave each stage idle for (p-1)/(m+p-1) of the time, where p stages work on m parts
-and a step back takes as long as one forward. They differ in how many parts are on their way at
-once, between their steps forward and back: all m of them, or at most p.
+Both schedules leave each stage idle for (p-1)/(m+p-1) of the time, with p stages, m parts and a
+backward step as long as a forward step. They differ in the number of parts in flight between their
+forward and backward steps: all m, or at most p.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from caldera.core.graph.ops.collective import turn
 
 
 class Action(NamedTuple):
-    """What a stage does in one slot: a step "forward" or "backward" for one part of the batch."""
+    """Action of a stage in one slot: "forward" or "backward" for one part of the batch."""
 
     kind: str
     part: int
@@ -36,8 +36,9 @@ def fill_drain(stage: int, stages: int, parts: int) -> list[Action]:
 
 
 def one_forward_one_backward(stage: int, stages: int, parts: int) -> list[Action]:
-    """Parts go back as soon as they can: a stage has as many on their way as stages follow, and
-    one more.
+    """Run backward steps as early as possible.
+
+    A stage has one part in flight for itself and one for each stage that follows.
 
     >>> from caldera.parallel.pipeline.schedule import one_forward_one_backward
     >>> [str(action) for action in one_forward_one_backward(1, stages=2, parts=2)]
@@ -66,10 +67,11 @@ def recorded(plan: Plan) -> list[Action]:
 
 
 def timeline(orders: Sequence[Sequence[Action]]) -> list[list[Action | None]]:
-    """What each stage does in each slot of time, if it begins each action as soon as it can.
+    """Return the action of each stage in each time slot, with every action started as early as
+    possible.
 
-    A step forward needs that of the stage before, a step back that of the stage after; None is a
-    slot in which a stage waits.
+    A forward step requires the previous stage's, a backward step the next stage's. None is a slot
+    in which a stage waits.
 
     >>> from caldera.parallel.pipeline.schedule import bubble_fraction, fill_drain, timeline
     >>> table = timeline([fill_drain(stage, 2, 3) for stage in range(2)])
@@ -109,7 +111,7 @@ def bubble_fraction(table: Sequence[Sequence[Action | None]]) -> float:
 
 
 def in_flight(order: Sequence[Action]) -> int:
-    """How many parts a stage has at most between their steps forward and back.
+    """Return the maximum number of parts between their forward and backward steps.
 
     >>> from caldera.parallel.pipeline.schedule import fill_drain, in_flight
     >>> from caldera.parallel.pipeline.schedule import one_forward_one_backward

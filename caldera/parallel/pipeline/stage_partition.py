@@ -1,9 +1,9 @@
 """Partition of a network into pipeline stages, by operations or by measured times.
 
-A network is a list of calls of layers. Each stage starts with one of them. Nodes between two such
-calls belong to the stage, whatever their shape: values that a later stage needs are passed on
-from stage to stage. Nodes that follow from parameters alone (a weight in another layout, a mask)
-belong to no stage: every stage that needs them computes them.
+A network is a list of layer calls, and each stage starts with a call. Nodes between two such calls
+belong to the stage, for any shape: values that a later stage needs are passed on from stage to
+stage. Nodes that depend only on parameters (a transposed weight, a mask) belong to no stage: every
+stage that needs them computes them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def stages_of(network: TracedNetwork, starts: Sequence[int]) -> Stages:
         take((expr for call in before for expr in call.outputs), stage)
         take(network.calls[start].inputs, stage)
     take((expr for call in network.calls for expr in call.outputs), len(starts))
-    # What no layer computes is done where its values are; without any, wherever it is needed.
+    # Nodes outside layers are computed where their inputs are; without inputs, in every stage.
     for node in topological(network.roots):
         given = [found[each] for each in node.inputs if each in found]
         if given:
@@ -55,7 +55,7 @@ def stages_of(network: TracedNetwork, starts: Sequence[int]) -> Stages:
 
 
 def _follows_from(network: TracedNetwork) -> set[Node]:
-    """The nodes that follow from what every rank may read."""
+    """Return the nodes that depend only on values available to every rank."""
     found: set[Node] = set()
     calls = [expr.node for call in network.calls for expr in call.outputs]
     for node in topological([*network.roots, *calls]):
@@ -66,7 +66,7 @@ def _follows_from(network: TracedNetwork) -> set[Node]:
 
 
 def boundary_values(network: TracedNetwork, stages: Stages, count: int) -> list[list[Node]]:
-    """For each of so many cuts, the values that are made before it and used after it."""
+    """Return, for each of `count` cuts, the values computed before it and used after it."""
     order = topological(network.roots)
     users = users_of(order)
     found: list[list[Node]] = [[] for _ in range(count)]
@@ -99,9 +99,10 @@ Costs = Callable[[Sequence[int]], Sequence[float]]
 def stage_starts(
     network: RankNetwork, wanted: int | Sequence[str], costs: Costs | None = None
 ) -> list[int]:
-    """The calls with which stages after the first begin: so many stages, or layers by name.
+    """Return the indices of the calls that start the stages after the first.
 
-    Stages are about equally dear; without `costs` by the operations that a rank does.
+    `wanted` is a number of stages, or layer names. Stages are balanced by `costs`, or else by the
+    operations of a rank.
     """
     own = network.own
     if not isinstance(wanted, int):
@@ -114,8 +115,10 @@ def stage_starts(
 
 
 def traced_samples(batch_size: int, pipelines: int, micro_batches: int, ranks: int) -> int:
-    """The samples of the network by which stages are cut: a micro-batch, or one for each of the
-    ranks that share layers if that is more."""
+    """Return the number of samples for tracing the partition.
+
+    It is a micro-batch, or one sample for each rank that shares layers if that is more.
+    """
     return max(batch_size // (pipelines * micro_batches), ranks)
 
 
@@ -131,10 +134,10 @@ def with_gradients(roots: Sequence[Node], trained: Collection[Node]) -> set[Node
 def unit_flops(
     network: TracedNetwork, trained: Collection[Node], starts: Sequence[int]
 ) -> list[int]:
-    """The operations of each unit, forward and backward; `trained` are nodes of parameters.
+    """Return the operations of each unit, forward and backward; `trained` are parameter nodes.
 
-    Backward a product takes as many again for each of its factors that has a gradient: the first
-    layer's input has none, nor has anything before the first layer that is trained.
+    In the backward pass a product costs its forward operations for each factor with a gradient. The
+    first layer's input has none, and no value before the first trained layer has one.
     """
     outputs = [each.node for call in network.calls for each in call.outputs]
     differentiable = with_gradients([*network.roots, *outputs], trained)
@@ -176,7 +179,7 @@ def unit_starts(calls: Sequence[LayerCall], wanted: int) -> list[int]:
 
 
 def _inside(calls: Sequence[LayerCall], place: int) -> list[int]:
-    """The calls that a call made, through sequences to those that they made."""
+    """Return the calls inside a call, flattening nested sequences."""
     found: list[int] = []
     at = place + 1
     while at <= place + calls[place].inside:
@@ -187,10 +190,9 @@ def _inside(calls: Sequence[LayerCall], place: int) -> list[int]:
 
 
 def balanced_cuts(costs: Sequence[float], sizes: Sequence[int], groups: int) -> list[int]:
-    """The places at which a list is cut into groups such that the dearest is as cheap as can be.
+    """Return the cut positions that minimise the cost of the most expensive group.
 
-    `sizes` is what it takes to cut before each place but the first; of equally good ways the one
-    that takes least is chosen.
+    `sizes` is the cost of a cut before each element but the first; ties are broken by it.
 
     >>> from caldera.parallel.pipeline.stage_partition import balanced_cuts
     >>> balanced_cuts([1, 1, 1, 3], [5, 5, 5], 2)
@@ -217,7 +219,7 @@ def _cheapest(
     spans: Mapping[tuple[int, int], float],
     end: int,
 ) -> tuple[float, int, list[int]]:
-    """The best of some ways to make the groups before the last, which goes from a cut to `end`."""
+    """Return the best partition before the last group, which ends at `end`."""
     found: tuple[float, int, list[int]] | None = None
     for cut, dearest, size, cuts in reversed(before[: end - before[0][0]]):
         if found is not None and spans[cut, end] > found[0]:
@@ -264,7 +266,7 @@ def unit_seconds(
 
 
 def _unit(given: Sequence[Node], made: Sequence[Node], trained: Collection[Node]) -> Body:
-    """What a unit makes of what it is given, and the gradients of that and of its parameters."""
+    """Return a unit's outputs for its inputs, and the gradients of its inputs and parameters."""
     leaves = {value: op.input("given", value.shape, value.dtype).node for value in given}
     outputs = rebuilt(made, dict(leaves))
     arguments = [node for node in topological(outputs) if node.op.name in ("input", "variable")]
@@ -288,7 +290,7 @@ def _seconds(body: Body, device: Device, precision: str | None) -> float:
         communicator=SingleProcess(),
         remember=False,
     )
-    # Places in tables are within them, and nothing is too large for halves.
+    # Zeros are valid indices of tables and within the range of half precision.
     feeds = {
         f"{i}": np.full(each.shape, 0.1 if is_float(each.dtype) else 0, each.dtype)
         for i, each in enumerate(inputs)

@@ -1,9 +1,9 @@
 """Ranks of a pipeline as a mesh, and the program of a stage.
 
-Every rank has the whole network written down for each part of the batch. Of that it takes what is
-its stage's: values that come from the stage before are received, values that later stages need are
-sent to the next one; so are the gradients on the way back. What is received next is asked for
-before a stage begins to compute, and what it has sent is waited for before it sends again.
+Every rank traces the whole network for each part of the batch, and extracts its stage. Values of
+the previous stage are received, and values for later stages are sent to the next one. Gradients
+travel in the opposite direction. A stage posts its next receive before it computes, and waits for
+its previous send before it sends again.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ _NUMBERED = SYNCHRONISED | GATHERING | {all_sum.name, redistribute.name}
 
 @dataclass
 class MicroBatch:
-    """What a step wants of one part of a batch.
+    """Values that a step computes for one part of a batch.
 
-    - `network`: what it computes; `loss`: what it adds to that of the batch.
-    - `sums`: values that are summed over the batch, by the leaves that stand for the sums: one
-      mapping for each message. `totals` are those of them that are about samples.
-    - `states`: the new values of variables that layers change, by the nodes of those.
+    - `network`: the traced network; `loss`: the part's term of the batch loss.
+    - `sums`: values summed over the batch, by the leaves that replace the sums; one mapping per
+      message. `totals` are the sums that depend on samples.
+    - `states`: the new values of variables that layers change, by variable node.
     """
 
     network: TracedNetwork
@@ -66,9 +66,9 @@ class MicroBatch:
     states: Mapping[Node, Node]
     stages: Stages = field(default_factory=dict)
     alone: dict[Node, Node] = field(default_factory=dict)
-    """What nodes are in a graph of the stage alone, in which leaves stand for what it is sent."""
+    """Nodes of the stage's own graph, in which leaves replace received values."""
     new: dict[Node, Node] = field(default_factory=dict)
-    """What nodes of that graph have become in the program."""
+    """Nodes of the program, by the nodes of the stage's graph."""
 
     def final(self, nodes: Sequence[Node]) -> list[Node]:
         """Nodes of the network as they are in the program."""
@@ -81,10 +81,10 @@ class StageProgram:
     `parameters` are the nodes of all that are trained. After `run`:
 
     - `gradients`: of this stage's parameters, summed over the parts.
-    - `totals`: for each value that is summed, the sum over the parts, or None where another stage
-      has it.
+    - `totals`: for each value that is summed, the sum over the parts, or None if another stage
+      computes it.
     - `states`: what variables of this stage hold after the last part.
-    - `token`: has to be kept, for all that is sent depends on nothing else.
+    - `token`: keeps the sends alive, since no other value depends on them.
     """
 
     def __init__(
@@ -121,11 +121,11 @@ class StageProgram:
         return first.stages.get(first.states[variable], 0)
 
     def stage_of_total(self, place: int) -> int:
-        """The stage that adds a value to a sum; the first, where any of them could."""
+        """Return the stage that adds a value to a sum; the first if any stage could."""
         return self.parts[0].stages.get(self.parts[0].totals[place], 0)
 
     def boundary_values(self, part: MicroBatch, cut: int) -> list[Node]:
-        """The values of a part that go from stage `cut - 1` to the next."""
+        """Return the values of a part that stage `cut - 1` sends to stage `cut`."""
         return self._boundary_values[id(part)][cut - 1]
 
     @cached_property
@@ -136,7 +136,7 @@ class StageProgram:
         }
 
     def _with_gradients(self, part: MicroBatch, cut: int) -> list[Node]:
-        """Those of them whose gradients come back."""
+        """Return the boundary values whose gradients are sent back."""
         active = with_gradients(part.network.roots, self._trained)
         return [v for v in self.boundary_values(part, cut) if v in active and is_float(v.dtype)]
 
@@ -187,7 +187,7 @@ class StageProgram:
             given = self.boundary_values(part, self.stage)
             part.alone |= {value: _leaf(value) for value in given}
             part.new |= zip([part.alone[value] for value in given], arrived, strict=True)
-        # A layer goes on from what it kept of the part before.
+        # Layer states continue from the previous part.
         part.new |= self.states
         if self.stage + 1 < self.stages:
             self._send(part.final(self.boundary_values(part, self.stage + 1)), NEXT)
@@ -241,7 +241,7 @@ class StageProgram:
         self._sending[to] = []
 
     def _asked(self, order: Sequence[Action]) -> Iterator[_Coming]:
-        """Begin to receive what each action needs, one after the other."""
+        """Post the receive of each action in order."""
         for action in order:
             part, forward = self.parts[action.part], action.kind == "forward"
             source = BEFORE if forward else NEXT
@@ -286,7 +286,7 @@ def _by_dtype(specs: Sequence[Spec]) -> list[list[int]]:
 
 
 def _leaf(like: Node) -> Node:
-    """Something that stands for a value until it is there."""
+    """Return a placeholder for a value that is computed later."""
     return op.input("from another stage", like.shape, like.dtype).node
 
 
@@ -295,10 +295,10 @@ def _added(before: Node | None, here: Node) -> Node:
 
 
 def rewritten(roots: Sequence[Node], new: dict[Node, Node]) -> list[Node]:
-    """The graph of these roots over what nodes have become, which `new` says and is told.
+    """Return the graph of these roots with nodes replaced by `new`, which is extended.
 
-    Collectives get new numbers, in the order of those that they had: ranks that share layers have
-    other graphs, and the same collectives.
+    Collectives are renumbered in their original order: ranks that share layers have different
+    graphs with the same collectives.
     """
     stack, written = list(reversed(roots)), next_number()
     while stack:
@@ -320,16 +320,16 @@ def rewritten(roots: Sequence[Node], new: dict[Node, Node]) -> list[Node]:
 
 DATA = "data"
 STAGE = "stage"
-"""As the axis of a message: all ranks of a stage, of whichever pipeline."""
+"""Axis name of messages between all ranks of a stage, over all pipelines."""
 EVERYONE = "all"
 
 
 class PipelineMesh(Mesh):
-    """The mesh, with communicators for what the host says and for plans.
+    """Mesh with communicators for host messages and for plans.
 
-    Ranks along "model" are neighbours, for they talk most, unless another order is given.
+    Ranks along "model" are neighbours, since they communicate most, unless another order is given.
 
-    - `plan_communicator`: of all ranks, for plans; `mates`: all ranks of this one's stage.
+    - `plan_communicator`: all ranks, for plans; `mates`: all ranks of this rank's stage.
     """
 
     def __init__(
@@ -342,7 +342,7 @@ class PipelineMesh(Mesh):
     ) -> None:
         axes, given = _axes(stages, data, model, mesh, communicator)
         check_same_options(given, self, axes=axes)
-        # Nothing that others send through theirs is ever received here.
+        # Duplicated: messages of the caller's communicator never arrive here.
         super().__init__(given.Dup(), axes)
         self.communicator.axes = self.axes
         self.mates = self.together(DATA, MODEL)

@@ -1,7 +1,7 @@
 """Cost model of collectives, and of their overlap with computation.
 
 A message costs the latency and its bytes over the bandwidth. The messages of one rank leave
-sequentially, while it receives the same number. The bytes are those that communicators count (see
+sequentially, while it receives the same number. Communicators count the same bytes (see
 `comm.algorithms`). A rank computes layer by layer, and one thread carries its messages
 sequentially.
 """

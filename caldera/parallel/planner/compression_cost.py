@@ -57,22 +57,22 @@ _RUNS = 3
 
 @dataclass(frozen=True)
 class CodecSeconds:
-    """Seconds that a core of one rank works on an exchange among so many ranks, for each value of
-    a gradient, and for each other rank whatever it sends."""
+    """Computing time of an exchange on one core: per gradient value, and per remaining rank."""
 
     ranks: int = _FEW
     a_value: float = 0.0
     a_rank: float = 0.0
 
     def seconds(self, elements: float, ranks: int) -> float:
-        """The time for so many values among so many ranks."""
+        """Return the time of an exchange of `elements` values between `ranks` ranks."""
         return self.a_value * elements + self.a_rank * (ranks - 1)
 
 
 @dataclass(frozen=True)
 class CodecCost:
-    """A compression, and what encoding and decoding take: among few ranks, and among many, since
-    sums of sparse vectors become denser.
+    """Compression with its encoding and decoding time, between few ranks and between many.
+
+    Sums of sparse vectors become denser with the number of ranks.
 
     >>> from caldera.compress import QSGD
     >>> CodecCost(QSGD(bits=4)).cost([(64, 64)], 2, Wire(0.0, 1e6)).sent
@@ -86,11 +86,11 @@ class CodecCost:
     many: CodecSeconds = CodecSeconds(_MANY)
 
     def seconds(self, elements: float, ranks: int) -> float:
-        """How long a core works on an exchange of so many values."""
+        """Return the computing time of an exchange of `elements` values."""
         if ranks == 1:
             return 0.0
         if isinstance(self.compressor, RandomK | PowerSGD):
-            # Plain sums of few values: nobody reads what each of the others sends.
+            # Plain sums of few values: no rank decodes the messages of every rank.
             return self.few.seconds(elements, 2)
         low, high = (work.seconds(elements, ranks) for work in (self.few, self.many))
         reached = (ranks - self.few.ranks) / (self.many.ranks - self.few.ranks)
@@ -113,13 +113,13 @@ class CodecCost:
             return sum((_summed(values, ranks, wire) for values in both), CollectiveCost())
         assert isinstance(self.compressor, DenseCompressor)
         there, around = _encoded_bytes(self.compressor, elements, ranks)
-        # To everybody at once, then around the ring.
+        # All-to-all, then around the ring.
         seconds = wire.met().seconds(there, 1) + wire.seconds(around, ranks - 1)
         return CollectiveCost(seconds, there + around)
 
 
 def _encoded_bytes(compressor: DenseCompressor, elements: int, ranks: int) -> tuple[int, int]:
-    """What the busiest rank sends of its vector, and of the sum of its part."""
+    """Return the bytes that the busiest rank sends of its vector, and of the sum of its part."""
     parts = [end - begin for begin, end in pairwise(bounds(elements, ranks))]
     sizes = [
         [codec.size(part) for part in parts] for codec in (compressor.code, compressor.sum_codec)
@@ -166,14 +166,14 @@ def default_codecs(wire: Wire) -> dict[str, CodecCost]:
 
 
 def timed(code: CodecCost) -> CodecCost:
-    """The same with what encoding takes on this machine."""
+    """Return the cost with encoding times measured on this machine."""
     with _one_core():
         return replace(code, few=_work(code.compressor, _FEW), many=_work(code.compressor, _MANY))
 
 
 @contextmanager
 def _one_core() -> Iterator[None]:
-    """Threads of one process that run at once wait for each other's memory; ranks do not."""
+    """Context manager: measured sequentially, since threads of one process contend for memory."""
     if not hasattr(os, "sched_setaffinity"):
         yield
         return
@@ -186,11 +186,11 @@ def _one_core() -> Iterator[None]:
 
 
 _known: dict[tuple[str, int], CodecSeconds] = {}
-"""What this process has measured: it takes seconds, and the machine stays the same."""
+"""Measurements of this process; each takes seconds."""
 
 
 def _work(compressor: Compressor, ranks: int) -> CodecSeconds:
-    """What a rank works on an exchange, measured between threads."""
+    """Return the computing time of a rank per exchange, measured between threads."""
     key = repr(compressor), ranks
     if key not in _known:
         _known[key] = _measured_work(compressor, ranks)
@@ -216,7 +216,7 @@ def _seconds(compressor: Compressor, elements: int, ranks: int) -> float:
             began = time.thread_time()
             own.exchange("planner", gradient, communicator)
             found.append(time.thread_time() - began)
-        # The first one makes what the others find.
+        # The first exchange fills caches.
         return median(found[1:])
 
     return median(run_virtual_ranks(ranks, work))

@@ -1,4 +1,4 @@
-"""Data parallelism: what it costs plain, sharded and compressed."""
+"""Cost of data parallelism: plain, sharded and compressed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from caldera.parallel.planner.prediction import (
 )
 
 STATUS_BYTES = 40
-"""The losses and metrics that ranks add up in each step, before they go on."""
+"""Bytes of losses and metrics that ranks sum in each step before they continue."""
 DATA, SHARDED, COMPRESSED = "data parallel", "sharded", "compressed"
 
 
@@ -80,8 +80,10 @@ def statistics_sums(
     stride: int = 1,
     algorithm: str = "auto",
 ) -> CollectiveCost:
-    """What batch normalisation of these layers sums over ranks, which wait for it: two messages
-    forward, the first with the number of samples, and one backward."""
+    """Return the cost of batch normalisation's sums over ranks, which are not overlapped.
+
+    There are two messages forward, the first with the number of samples, and one backward.
+    """
     value = setting.workload.value
     found = CollectiveCost()
     for layer in layers:
@@ -127,14 +129,17 @@ def _compressed(setting: Setting, name: str) -> Prediction:
         return CollectiveCost(seconds * setting.cluster.slowdown)
 
     found = _exchanged(setting, cost, encoding)
-    # What was not sent is kept for the next step.
+    # The compression error is stored until the next step.
     return replace(found, memory=found.memory + workload.trained)
 
 
 @priced
 def _by_factors(setting: Setting) -> Prediction:
-    """Dense layers send what their gradients are products of, wherever that is less, and every rank
-    multiplies those of all samples."""
+    """Predict data parallelism by factors.
+
+    Dense layers send the factors of their gradients where these are smaller, and every rank
+    multiplies the factors of all samples.
+    """
     ranks, batch, workload = setting.ranks, setting.batch, setting.workload
     cluster = setting.cluster.in_background()
     factored = {
@@ -148,7 +153,7 @@ def _by_factors(setting: Setting) -> Prediction:
     found = _exchanged(
         setting, lambda bucket: allreduce("auto", bucket.nbytes, ranks, cluster), order=rest
     )
-    # Ranks with fewer samples than others send as many rows.
+    # Ranks with fewer samples pad to the same number of rows.
     rows = ranks * samples_per_rank(setting, ranks) * workload.value
     moved = sum(
         (
@@ -172,7 +177,7 @@ def _by_factors(setting: Setting) -> Prediction:
 
 
 def _has_factors(shape: tuple[int, ...], layer: LayerCost, setting: Setting) -> bool:
-    """Whether a gradient is a product over samples, of which the factors are smaller."""
+    """Return True if a gradient is a product over samples with smaller factors."""
     if not layer.is_dense or len(shape) != 2:
         return False
     inputs, outputs = shape
@@ -189,9 +194,9 @@ def _exchanged(
     order: Sequence[int] | None = None,
     waited: CollectiveCost | None = None,
 ) -> Prediction:
-    """Gradients in messages that leave while the backward pass goes on.
+    """Predict gradients exchanged in messages during the backward pass.
 
-    Encoding takes a core: where none is left, the rank computes that much later.
+    Encoding occupies a core: without a free core, it delays the computation.
     """
     ranks, workload = setting.ranks, setting.workload
     samples = samples_per_rank(setting, ranks)
@@ -225,7 +230,7 @@ def _sharded(setting: Setting, stage: int) -> Prediction:
     wire = cluster.in_background().between(ranks)
 
     def padded(bucket: BucketCost) -> float:
-        """Every rank has as many elements of each parameter."""
+        """Return the size of a bucket padded to equal parts of each parameter."""
         sizes = [shard_size(math.prod(each.shape), ranks) for each in bucket.gradients]
         return ranks * sum(sizes) * workload.value
 
@@ -261,7 +266,7 @@ def _sharded(setting: Setting, stage: int) -> Prediction:
 
 
 def _memory(setting: Setting, stage: int, samples: int, messages: Sequence[BucketCost]) -> float:
-    """A rank's part of what is shared out, and two messages of what is put together again."""
+    """Return the memory of a rank: its shard of values, and two messages of gathered ones."""
     workload, ranks = setting.workload, setting.ranks
     around = min(2 * max((bucket.nbytes for bucket in messages), default=0.0), workload.trained)
     parameters = workload.parameters + workload.trained / ranks

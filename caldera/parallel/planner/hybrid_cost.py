@@ -1,7 +1,7 @@
-"""Pipelines, split layers, and data parallelism, alone and together over a mesh of ranks.
+"""Cost of pipelines, split layers and data parallelism, separately and combined over a mesh.
 
 The mesh has the axes data, pipeline and model, in this order: ranks that split a layer are
-neighbours, for they talk most.
+neighbours, since they communicate most.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class HybridConfig:
 
     @property
     def family(self) -> str:
-        """What it is if only one axis has more than one rank."""
+        """Name of the strategy if only one axis has more than one rank."""
         if self.data > 1 or (self.pipeline > 1 and self.model > 1):
             return HYBRID
         return PIPELINE if self.pipeline > 1 else TENSOR
@@ -68,7 +68,7 @@ class HybridConfig:
 
 
 def ways(ranks: int) -> Iterator[TrainingWay]:
-    """Every mix of the three that uses all ranks, but for data parallelism alone."""
+    """Yield every combination that uses all ranks, except pure data parallelism."""
     for pipeline in _divisors(ranks):
         for model in _divisors(ranks // pipeline):
             if pipeline == model == 1:
@@ -112,7 +112,7 @@ def check_width(what: str, widest: int, ranks: int) -> None:
 
 @priced
 def predict_hybrid(setting: Setting, mix: HybridConfig) -> Prediction:
-    """What a step costs with so many ranks along each axis."""
+    """Return the cost of a step with the given numbers of ranks along each axis."""
     check_width("layer", setting.workload.widest, mix.model)
     samples = samples_per_rank(setting, mix.data)
     if mix.micro > samples:
@@ -124,7 +124,7 @@ def predict_hybrid(setting: Setting, mix: HybridConfig) -> Prediction:
     whole = setting.seconds(math.ceil(micro))
     times = [whole * stage.split(mix.model) for stage in stages]
     split = [_shared(stage.exchanges, mix, setting) for stage in stages]
-    # Gradients of micro-batches are added up: half of what it takes to hand them over.
+    # Adding gradients of micro-batches costs half of their transfer.
     adding = setting.handing_over() / (2 * mix.model) if mix.micro > 1 else 0.0
     parts = [stage.trained / (setting.workload.trained or 1.0) for stage in stages]
     busy = [
@@ -136,7 +136,7 @@ def predict_hybrid(setting: Setting, mix: HybridConfig) -> Prediction:
     slot = max([*busy, *(each.seconds for each in moved)])
     first = sum(busy) + sum(each.seconds for each in moved)
     reduced = [_reduced(s, t, mix, setting) for s, t in zip(stages, times, strict=True)]
-    # Stages finish one after the other; what the slowest still has to send is waited for.
+    # Stages finish sequentially; the slowest stage's remaining sends end the step.
     after = max(left for left, _ in reduced)
     now = status_sums(setting, setting.ranks)
     # Batch normalisation is over a micro-batch of all pipelines, for which those wait.
@@ -165,7 +165,7 @@ def predict_hybrid(setting: Setting, mix: HybridConfig) -> Prediction:
 
 
 def stages_of(setting: Setting, mix: HybridConfig) -> list[PipelineStage] | None:
-    """The stages of a model, as they will be cut; None if it has too few layers."""
+    """Return the stages of a model, or None if it has too few layers."""
     traced = traced_samples(setting.batch, mix.data, mix.micro, mix.model)
     samples = samples_per_rank(setting, mix.data) / mix.micro
     return setting.workload.network.stages(mix.pipeline, mix.model, samples, traced)
@@ -174,7 +174,7 @@ def stages_of(setting: Setting, mix: HybridConfig) -> list[PipelineStage] | None
 def _shared(
     exchanges: Sequence[StageCollective], mix: HybridConfig, setting: Setting
 ) -> CollectiveCost:
-    """What the ranks that share the layers of a stage exchange for a micro-batch."""
+    """Return the cost of exchanges between the ranks of a stage, for a micro-batch."""
     if mix.model == 1:
         return CollectiveCost()
     wire = setting.cluster.between(mix.model)
@@ -190,7 +190,7 @@ def _shared(
 def _between_stages(
     stages: Sequence[PipelineStage], mix: HybridConfig, setting: Setting
 ) -> list[CollectiveCost]:
-    """What each stage sends for a micro-batch: outputs to the next stage, and gradients back."""
+    """Return the cost of each stage's sends for a micro-batch: outputs forward, gradients back."""
     wire = setting.cluster.between(2, mix.model)
 
     def sent(nbytes: float) -> CollectiveCost:
@@ -205,8 +205,11 @@ def _between_stages(
 def _reduced(
     stage: PipelineStage, seconds: float, mix: HybridConfig, setting: Setting
 ) -> tuple[float, CollectiveCost]:
-    """Gradients over the data axis, and over the model axis too those of layers that are not split:
-    the time that is left after the last backward pass, and all."""
+    """Return the exposed time and the total cost of summing gradients.
+
+    Gradients are summed over the data axis, and gradients of unsplit layers over the model axis
+    too.
+    """
     workload, cluster = setting.workload, setting.cluster.in_background()
     shards = workload.network.shards(mix.model)
     sizes = [workload.gradients[i].nbytes if e is None else e for i, e in enumerate(shards)]
@@ -245,8 +248,9 @@ def _reduced(
 def _memory(
     index: int, stage: PipelineStage, samples: float, mix: HybridConfig, setting: Setting
 ) -> float:
-    """Bytes of a rank: its part of layers that are split, all of the others, and the micro-batches
-    that are on their way."""
+    """Return the memory of a rank in bytes: its parts of split layers, whole unsplit layers, and
+    the micro-batches in flight.
+    """
     workload = setting.workload
     part = stage.trained / (workload.trained or 1.0)
     whole = stage.parameters + part * (workload.optimizer + workload.workspace)
