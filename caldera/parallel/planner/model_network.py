@@ -1,7 +1,7 @@
-"""How the strategies share the layers of a model: they are asked, and what they say is kept.
+"""Layers of a model shared between ranks, as the strategies partition them.
 
-A network is traced on two numbers of samples for each number of ranks that share its layers.
-Operations and bytes grow along a line with the samples, so every other number of them follows.
+A network is traced with two numbers of samples for each number of ranks that share its layers.
+Operations and bytes are linear in the samples, so all other numbers follow.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LayerCost:
-    """One layer, for one sample.
+    """Cost of one layer, per sample.
 
-    - `block`: the part of the model it belongs to; a pipeline is cut between those.
-    - `weight`: its part of the time of a step; those of all layers add up to 1. `operations` is
-      its part of those of the forward pass.
-    - `parameters`, `trained`: bytes; `output`, `given`: bytes of what it makes and of its input.
-    - `units`: over how many ranks it can be split at the most; 1 if it cannot.
-    - `synchronised`: channels whose statistics are summed over ranks, for batch normalisation.
+    - `block`: the part of the model it belongs to; a pipeline is split between blocks.
+    - `weight`: its share of the time of a step; all layers sum to 1. `operations`: its operations
+      in the forward pass.
+    - `parameters`, `trained`: bytes; `output`, `given`: bytes of its output and input.
+    - `units`: the maximum number of ranks that can share it; 1 if it cannot be split.
+    - `synchronised`: channels whose statistics batch normalisation sums over ranks.
     """
 
     path: str
@@ -61,7 +61,7 @@ class LayerCost:
 
     @property
     def is_dense(self) -> bool:
-        """Whether it has many parameters for the work it does."""
+        """True if it has many parameters for its number of operations."""
         return self.kind == "Dense"
 
 
@@ -85,12 +85,12 @@ class StageCollective(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PipelineStage:
-    """Layers that follow each other, on one rank of a pipeline or on several that share them.
+    """Consecutive layers on one rank of a pipeline, or on several ranks that share them.
 
-    `first` is the number of its first layer, `gradients` has those of the gradients that are its
-    own, `shared` those of parameters that several stages read, which all of them have. For a
-    micro-batch it sends `sent_on` bytes to the next stage and gets `sent_back`, and the ranks that
-    share its layers make the `exchanges`.
+    `first` is the index of its first layer, `gradients` the indices of its own gradients, and
+    `shared` those of parameters used by several stages, which each stage stores. For a micro-batch
+    it sends `sent_on` bytes to the next stage and receives `sent_back`, and the ranks that share
+    its layers perform the `exchanges`.
     """
 
     first: int
@@ -118,44 +118,50 @@ class PipelineStage:
 
     @cached_property
     def output(self) -> float:
-        """Bytes of everything that its layers make of one sample."""
+        """Bytes of all layer outputs for one sample."""
         return sum(layer.output for layer in self.layers)
 
     def split(self, ways: int) -> float:
-        """The part of a step's time that a rank has left if so many split its layers."""
+        """Return the fraction of a step's time per rank if `ways` ranks split its layers."""
         able = sum(layer.weight for layer in self.layers if layer.units >= ways)
         return able / ways + self.weight - able
 
 
 class StageNetwork(Protocol):
-    """Who knows how ranks share layers."""
+    """Interface to the partition of layers over ranks."""
 
     def stages(
         self, count: int, ranks: int, samples: float, traced: int
     ) -> list[PipelineStage] | None:
-        """The network in so many stages, each of which is so many ranks; None if it has too few
-        layers. `samples` are those of a micro-batch, `traced` those that decide about the cuts."""
+        """Return `count` stages of `ranks` ranks each, or None if there are too few layers.
+
+        `samples` is the size of a micro-batch, `traced` the size that determines the cuts.
+        """
 
     def shards(self, ranks: int, *, dense_only: bool = False) -> Sequence[float | None]:
-        """For each gradient the bytes of a rank's part of it, if so many ranks share layers; None
-        if it stays whole."""
+        """Return the bytes of a rank's part of each gradient if `ranks` ranks share layers.
+
+        None means that the gradient is not split.
+        """
 
     def of_all_samples(self, ranks: int, samples: float) -> tuple[StageCollective, ...]:
-        """What so many ranks exchange that share dense layers, where each has so many samples of
-        its own and those of all are gathered."""
+        """Return the exchanges of `ranks` ranks that share dense layers but not samples.
+
+        Each rank has `samples` samples, and the samples of all ranks are gathered.
+        """
 
 
 _BACK = {"sum": "sum", "gather": "scatter", "scatter": "gather"}
-"""What a collective is on the way back."""
+"""The collective of the backward pass for each collective of the forward pass."""
 _KINDS = {"all_sum": "sum", "all_gather": "gather", "sum_scatter": "scatter"}
 
 
 @dataclass(frozen=True)
 class _Units:
-    """What the units of a network cost, of which the later ones begin with the calls `starts`.
+    """Costs of the units of a network; the units after the first start at the calls `starts`.
 
-    `sent_on` and `sent_back` are the bytes that cross each cut, `exchanges` those of each unit, and
-    `readers` the units that read each parameter that is trained.
+    `sent_on` and `sent_back` are the bytes that cross each cut, `exchanges` the bytes of each unit,
+    and `readers` the units that read each trained parameter.
     """
 
     starts: Sequence[int]
@@ -166,7 +172,7 @@ class _Units:
     readers: Sequence[set[int]]
 
     def towards(self, other: _Units, way: float) -> _Units:
-        """What lies that far from these to others, and beyond them."""
+        """Interpolate linearly towards other costs, or extrapolate beyond them."""
 
         def between(first: Sequence[float], second: Sequence[float]) -> list[float]:
             return [low + (high - low) * way for low, high in zip(first, second, strict=True)]
@@ -189,9 +195,9 @@ def _between(
 
 
 class ModelNetwork:
-    """What the strategies say about a model that has these layers, of those without others inside.
+    """Partitions of a model by the strategies, for its innermost layers.
 
-    It is asked for the same again and again, so all of it is kept.
+    Results are cached, since the same queries occur many times.
     """
 
     def __init__(self, model: Model, layers: Sequence[LayerCost]) -> None:
@@ -291,7 +297,7 @@ class ModelNetwork:
         found = readers(network.own, units)
         variables = [network.parts.get(each, each) for each in self._variables]
         everywhere = set(units.values())
-        # One that nobody reads, all ranks have.
+        # Unused parameters are stored on all ranks.
         return [found.get(each.node) or everywhere for each in variables]
 
     def _starts(self, count: int, ranks: int) -> tuple[int, ...]:
@@ -299,9 +305,11 @@ class ModelNetwork:
         return tuple(unit_starts(self._networks(ranks, 1).own.calls, count)[1:])
 
     def _cuts_of(self, count: int, ranks: int, traced: int) -> list[int]:
-        """The units with which stages after the first begin, for a trace of so many samples."""
+        """Return the units that start the stages after the first, for a trace of `traced`
+        samples.
+        """
         small, large = (self._units(ranks, n, self._starts(count, ranks)) for n in (1, 2))
-        # In whole numbers, as the strategy has them: `ranks` times what a trace would show.
+        # Integers as in the strategy: `ranks` times the values of a trace.
         flops, sizes = (
             [
                 round(ranks * low + (high - low) * (traced - ranks))
@@ -328,7 +336,7 @@ def _nbytes(values: Sequence[Node]) -> int:
 def _exchanges(
     network: RankNetwork, units: Mapping[Node, int], active: set[Node], ranks: int
 ) -> list[list[StageCollective]]:
-    """What the ranks that share layers exchange for each unit, there and back."""
+    """Return the exchanges between ranks that share layers, for each unit, forward and backward."""
     found: list[list[StageCollective]] = [[] for _ in range(1 + max(units.values(), default=0))]
     for node in topological(network.own.roots):
         kind = _KINDS.get(node.op.name)

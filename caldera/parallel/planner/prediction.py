@@ -1,4 +1,4 @@
-"""What is predicted, and the setting it is predicted from: computing times of a model's steps."""
+"""Predictions and their setting: the model, the ranks, and measured times of a step."""
 
 from __future__ import annotations
 
@@ -33,20 +33,22 @@ if TYPE_CHECKING:
 
 
 FORWARD = 1 / 3
-"""The forward pass's part of a step where nothing was measured: the backward pass computes the
-gradients of both the inputs and the parameters."""
+"""Share of the forward pass in an unmeasured step.
+
+The backward pass computes gradients of both inputs and parameters.
+"""
 _RUNS, _LEAST_RUNS = 7, 2
 _GROWTH = 4
 
 
 @dataclass(frozen=True)
 class Compute:
-    """Seconds of a step of one rank alone, at some numbers of samples.
+    """Seconds of a step on a single rank, for several numbers of samples.
 
-    `forward` is the forward pass's part of it. Between the points that are known it is a line,
-    beyond them it goes on as at the end. `handing_over` is what a step takes more, whatever the
-    samples, if its gradients are exchanged: a rank alone may change parameters where it finds
-    gradients, others write them down, pack them and read them again.
+    `forward` is the share of the forward pass. Times are interpolated linearly between known points
+    and extrapolated beyond them. `handing_over` is the additional time of a step whose gradients
+    are exchanged, independent of samples: a single rank can update parameters in place, while
+    others write gradients, pack them and read them again.
 
     >>> Compute(((1, 0.5), (3, 1.0))).seconds(2), Compute(((1, 0.5), (3, 1.0))).seconds(5)
     (0.75, 1.5)
@@ -68,18 +70,18 @@ class Compute:
 
     @classmethod
     def at_speed(cls, workload: ModelWorkload, flops: float) -> Compute:
-        """That of a machine that does so many operations a second, whatever the batch.
+        """Return the times of a machine with `flops` operations per second for any batch.
 
-        The backward pass does twice the operations of the forward pass.
+        The backward pass has twice the operations of the forward pass.
         """
         return cls(((1.0, 3 * workload.flops / flops),))
 
     def seconds(self, samples: float) -> float:
-        """The time of a step on so many samples; more samples never take less."""
-        # A time that is shorter than that of fewer samples was disturbed.
+        """Return the time of a step on `samples` samples; it never decreases with samples."""
+        # A time below that for fewer samples was disturbed.
         known = list(accumulate(self.points, lambda last, new: (new[0], max(last[1], new[1]))))
         if samples <= known[0][0]:
-            # Fewer samples than were tried: a part of one is computed as a whole one.
+            # Below the smallest measurement: a fraction of a sample costs a whole one.
             return known[0][1] if len(known) > 1 else known[0][1] * samples / known[0][0]
         for (low, first), (high, second) in pairwise(known):
             if samples <= high:
@@ -90,7 +92,7 @@ class Compute:
         return second + (second - first) / (high - low) * (samples - high)
 
     def faster(self, factor: float) -> Compute:
-        """That of a machine so many times as fast."""
+        """Return the times of a machine `factor` times as fast."""
         points = tuple((size, seconds / factor) for size, seconds in self.points)
         return dataclasses.replace(self, points=points, handing_over=self.handing_over / factor)
 
@@ -126,13 +128,13 @@ def measured(
 
 
 class _AsIfMany(DataParallel):
-    """One rank that exchanges gradients with nobody."""
+    """One rank that prepares gradients for exchange, without a peer."""
 
     is_distributed = True
 
 
 def _trial(model: Model, data: tuple[np.ndarray, ...], strategy: Strategy) -> StepPlans:
-    """Plans with an optimizer of their own."""
+    """Return plans with a separate optimizer."""
     given = model.optimizer
     made = make_steps(model, as_data(data), strategy)
     return dataclasses.replace(made, optimizer=type(given)(**given.arguments()))
@@ -167,7 +169,7 @@ def _made_up(model: Model, batch: int) -> tuple[np.ndarray, ...]:
 def _fitting(steps: StepPlans, data: Sequence[np.ndarray], size: int) -> float:
     """The median time of a step as `fit` takes it, of which the batch is a part."""
     count = (_RUNS + 2) * size
-    # As many samples as it takes, all of them the first.
+    # Repeat the first sample to the required number.
     views = [np.broadcast_to(array[:1], (count, *array.shape[1:])) for array in data]
     loader = loader_for(steps.strategy, Pipeline.of(as_data(tuple(views))), size, shuffle=True)
     ends: list[float] = []
@@ -202,9 +204,9 @@ def _seconds(steps: StepPlans, plan: Plan, data: Sequence[np.ndarray], size: int
 
 
 def _with_arenas(workload: ModelWorkload, arenas: Sequence[tuple[int, int]]) -> ModelWorkload:
-    """The workload with what plans really take: a line through the two largest.
+    """Return the workload with measured memory: a line through the two largest batches.
 
-    Small batches may take more than large ones, for kernels that only they are given.
+    Small batches may need more memory than large ones, because they use different kernels.
     """
     if len(arenas) < 2:
         return workload
@@ -219,11 +221,11 @@ def _with_arenas(workload: ModelWorkload, arenas: Sequence[tuple[int, int]]) -> 
 
 @dataclass(frozen=True)
 class Setting:
-    """A model on some ranks: what is to be predicted for.
+    """Model, batch and ranks of a prediction.
 
     - `batch`: samples of a step, of all ranks together.
-    - `codes`: the compressions that are looked at, by name.
-    - `every`: after how many steps local SGD and elastic averaging exchange.
+    - `codes`: the compressions considered, by name.
+    - `every`: number of steps between exchanges of local SGD and elastic averaging.
     """
 
     workload: ModelWorkload
@@ -235,23 +237,23 @@ class Setting:
 
     @property
     def ranks(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         return self.cluster.ranks
 
     def seconds(self, samples: float) -> float:
-        """How long a rank computes a step on so many samples."""
+        """Return the computing time of a rank for a step on `samples` samples."""
         return self.cluster.slowdown * self.compute.seconds(samples)
 
     def handing_over(self) -> float:
-        """What a step takes more whose gradients are exchanged."""
+        """Return the additional time of a step whose gradients are exchanged."""
         return self.cluster.slowdown * self.compute.handing_over
 
     def alone(self) -> float:
-        """How long one rank with a machine of its own takes for the whole batch."""
+        """Return the time of one rank with its machine to itself, for the whole batch."""
         return self.compute.seconds(self.batch)
 
     def with_wire(self, *, latency: float = 1.0, bandwidth: float = 1.0) -> Setting:
-        """The same with other links: so many times the latency and the bandwidth."""
+        """Return the setting with latency and bandwidth multiplied by factors."""
 
         def changed(wire: Any) -> Any:
             return wire and replace(
@@ -268,12 +270,12 @@ class Setting:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a step of one strategy costs.
+    """Predicted cost of a step with one strategy.
 
-    - `seconds`: until `batch` samples have been learned from; of these a rank is `computing`, waits
-      for what is `exposed` of the exchange, and has nothing to do for `idle`.
-    - `exchange`: seconds of all messages, hidden ones too; `sent`: bytes of the busiest rank.
-    - `memory`: bytes of the rank that needs most.
+    - `seconds`: time per `batch` samples. A rank is `computing`, waits for the `exposed` part of
+      the exchange, and is `idle`.
+    - `exchange`: seconds of all messages, including hidden ones; `sent`: bytes of the busiest rank.
+    - `memory`: bytes of the rank with the highest use.
     - `refused`: why it cannot be used; empty if it can.
     """
 
@@ -295,11 +297,11 @@ class Prediction:
 
 @dataclass(frozen=True)
 class TrainingWay:
-    """One way to train, not yet predicted.
+    """A strategy with its arguments, before prediction.
 
-    - `family`: what it is a kind of; `name`: which one exactly.
-    - `maker`: the class of `caldera.parallel` and what it is made with.
-    - `exact`: whether the result is that of one process, but for rounding.
+    - `family`: its category; `name`: its full name.
+    - `maker`: the class of `caldera.parallel` and its arguments.
+    - `exact`: True if the result equals one process, up to rounding.
     """
 
     family: str
@@ -309,7 +311,7 @@ class TrainingWay:
     cost: Callable[[Setting], Prediction] = field(repr=False, compare=False)
 
     def predict(self, setting: Setting) -> Prediction:
-        """What a step costs, and whether it fits."""
+        """Return the predicted cost of a step, and whether it fits."""
         found = self.cost(setting)
         limit = setting.cluster.memory
         if not found.refused and limit is not None and found.memory > limit:

@@ -39,12 +39,15 @@ if TYPE_CHECKING:
 
 STRONG, WEAK = "strong", "weak"
 Series = tuple[Ranking, ...] | ConfigError
-"""Rankings for more and more ranks, or why there is none for as many as were asked for."""
+"""Rankings for increasing numbers of ranks, or the error for the requested number."""
 LATENCY = 2e-6
-"""Seconds of a message where nobody says, as in a cluster's network."""
+"""Default latency of a message in seconds, as in a cluster's network."""
 BEHIND = 5e-5
-"""Seconds that a message in the background takes longer where the link was not measured: about what
-it was between ranks of one machine, and over links of 100 Mbit/s. Cards need no thread for it."""
+"""Additional latency of a background message in seconds, where the link was not measured.
+
+It is close to measurements between ranks of one machine and over links of 100 Mbit/s. GPUs need no
+communication thread.
+"""
 TURN = 1.1e-4
 """Seconds that a message waits for each other rank on its core: what `measured_turn` found with
 ranks that shared two cores."""
@@ -52,12 +55,11 @@ ranks that shared two cores."""
 
 @dataclass(frozen=True)
 class Proposal:
-    """What `plan` found: for one batch over more and more ranks (strong scaling), and for a batch
-    that grows with the ranks (weak scaling).
+    """Result of `plan`: strong scaling (a fixed batch) and weak scaling (a batch per rank).
 
-    Each of the two has a `Ranking` for every number of ranks that was looked at, the last of which
-    is the one that was asked for, or the error that says why nothing fits. Printing it gives both
-    tables and what they say.
+    Each of the two has a `Ranking` for every number of ranks considered, the last for the requested
+    number, or the error with the reason why no strategy fits. Printing it shows both tables with
+    explanations.
 
     >>> import caldera as cd
     >>> from caldera import nn, parallel
@@ -72,7 +74,7 @@ class Proposal:
     weak: Series
 
     def ranking(self, scaling: str = STRONG) -> Ranking:
-        """All ways for the ranks that were asked for; `scaling` is "strong" or "weak"."""
+        """Return all strategies for the requested ranks; `scaling` is "strong" or "weak"."""
         return self.series(scaling)[-1]
 
     def series(self, scaling: str = STRONG) -> tuple[Ranking, ...]:
@@ -85,15 +87,15 @@ class Proposal:
         return found
 
     def strategy(self, scaling: str = STRONG, communicator: Communicator | None = None) -> Strategy:
-        """The proposed way as an object that `fit(parallel=...)` takes.
+        """Return the proposed strategy as an object for `fit(parallel=...)`.
 
-        It is for as many ranks as were planned for: those of `communicator`, or all processes.
+        It requires the planned number of ranks: those of `communicator`, or all processes.
         """
         best = self.ranking(scaling)
         return build_strategy(best.best.way, best.setting.ranks, communicator)
 
     def explain(self, scaling: str = STRONG) -> str:
-        """In sentences: what is proposed, what bounds it, what was rejected and why."""
+        """Explain in sentences the proposal, its bottleneck, and the rejected strategies."""
         return explained(self.series(scaling), scaling)
 
     def table(self, scaling: str = STRONG) -> str:
@@ -112,7 +114,7 @@ class Proposal:
         return f"{figure_svg(charts)}{html_text(str(self))}"
 
     def scalings(self) -> list[str]:
-        """Those of strong and weak scaling for which there is a way that fits."""
+        """Return the scalings, strong and weak, for which a strategy fits."""
         both = {STRONG: self.strong, WEAK: self.weak}
         return [name for name, found in both.items() if not isinstance(found, ConfigError)]
 
@@ -146,18 +148,18 @@ def plan(
     every: int = 8,
     cores: int | None = None,
 ) -> Proposal:
-    """Propose how to train a model on so many ranks.
+    """Propose a strategy for training a model on `ranks` ranks.
 
-    - `link`: "100Gb", "12.5GB", or what `measured_wire` gave; None measures it between the
-      processes that were started together. `latency` is that of a message: "2us".
-    - `memory`: what a rank may use, "80GB".
-    - `batch_size`: samples of a step for strong scaling, the model's if nothing is said;
-      `batch_per_rank`: those of a rank for weak scaling, as many if nothing is said.
-    - `ranks_per_node`, `inside`: ranks of a machine, which share its `link` and `cores`, and the
-      link between them; without it they use that between machines.
-    - `speed`: operations a second of a rank, "30T"; None times the model on this machine.
-    - `exact`: propose only what equals training in one process, but for rounding.
-    - `every`: after how many steps local SGD and elastic averaging exchange parameters.
+    - `link`: "100Gb", "12.5GB", or a result of `measured_wire`; None measures it between the
+      processes that were started together. `latency` is the latency of a message: "2us".
+    - `memory`: the memory of a rank, "80GB".
+    - `batch_size`: samples of a step for strong scaling, by default the model's; `batch_per_rank`:
+      samples of a rank for weak scaling, by default the same number.
+    - `ranks_per_node`, `inside`: the ranks of a machine, which share its `link` and `cores`, and
+      the link between them; by default they use the link between machines.
+    - `speed`: operations per second of a rank, "30T"; None times the model on this machine.
+    - `exact`: propose only strategies that equal training in one process, up to rounding.
+    - `every`: number of steps between exchanges of local SGD and elastic averaging.
 
     >>> import caldera as cd
     >>> from caldera import nn, parallel
@@ -173,7 +175,7 @@ def plan(
         raise ConfigError.build(
             "plan", expected="batch_size and batch_per_rank of at least 1", got=f"{batch}, {each}"
         )
-    # Ranks are like this one, or like nothing that can be measured here.
+    # Ranks are like this machine, or cannot be measured here.
     behind, adding = (BEHIND, adding_speed()) if speed is None else (0.0, math.inf)
     wire = _wire(link, latency, behind, adding, "link")
     workload = workload_of(model)
@@ -202,7 +204,9 @@ def proposed(setting: Setting, batch_per_rank: int, *, exact: bool = True) -> Pr
 
 
 def _series(setting: Setting, sizes: Sequence[tuple[int, int]], exact: bool) -> Series:
-    """A ranking for each number of ranks and batch; those at which nothing fits are left out."""
+    """Return a ranking for each number of ranks and batch size; sizes at which none fits are
+    left out.
+    """
     found = []
     for ranks, batch in sizes:
         own = replace(setting, cluster=setting.cluster.of_size(ranks), batch=batch)

@@ -33,7 +33,7 @@ _FAMILIES = (
 
 @dataclass(frozen=True)
 class RankedStrategy:
-    """One way to train, and what it costs."""
+    """A strategy and its predicted cost."""
 
     way: TrainingWay
     prediction: Prediction
@@ -41,9 +41,9 @@ class RankedStrategy:
 
 @dataclass(frozen=True)
 class Ranking:
-    """All ways for one setting: those that can be used by their speed, then the others.
+    """All strategies for one setting: usable ones by speed, then rejected ones.
 
-    `best` is the fastest of those that may be chosen, or a simpler one that is hardly slower.
+    `best` is the fastest eligible strategy, or a simpler one of nearly the same speed.
     """
 
     setting: Setting
@@ -51,11 +51,11 @@ class Ranking:
     best: RankedStrategy
 
     def usable(self) -> list[RankedStrategy]:
-        """Those that can be used."""
+        """Strategies that can be used."""
         return [each for each in self.entries if not each.prediction.refused]
 
     def refused(self) -> list[RankedStrategy]:
-        """Those that cannot."""
+        """Strategies that cannot be used."""
         return [each for each in self.entries if each.prediction.refused]
 
     def families(self, entries: Iterable[RankedStrategy]) -> dict[str, RankedStrategy]:
@@ -81,7 +81,7 @@ def rank(setting: Setting, *, exact: bool = True) -> Ranking:
     """Predict everything; with `exact` only what equals one process may be chosen."""
     entries = [RankedStrategy(way, way.predict(setting)) for way in all_ways(setting)]
     entries.sort(key=lambda each: (bool(each.prediction.refused), each.prediction.seconds))
-    # An ensemble makes no model sooner than one rank alone would.
+    # An ensemble trains no single model faster than one rank does.
     allowed = [
         each
         for each in entries
@@ -116,7 +116,7 @@ def _alone() -> TrainingWay:
 
 
 def what_if(ranking: Ranking) -> dict[str, float]:
-    """How many times as fast the best way would be with a better machine of one kind or another."""
+    """Return the speed-up of the best strategy for several improvements of the machine."""
     setting, way = ranking.setting, ranking.best.way
     changed = {
         "compute": replace(setting, compute=setting.compute.faster(2)),
@@ -161,5 +161,5 @@ def build_strategy(way: TrainingWay, ranks: int, communicator: Communicator | No
 
 
 def _own(value: Any) -> Any:
-    """Compressors keep what they have not sent: each strategy has one of its own."""
+    """Compressors store their error, so each strategy needs a separate one."""
     return type(value)(**value.arguments()) if isinstance(value, Compressor) else value

@@ -40,12 +40,12 @@ def families_table(ranking: Ranking) -> str:
 
 
 def speed_up(ranking: Ranking, found: Prediction) -> float:
-    """How many times as fast as one rank that has a machine to itself."""
+    """Return the speed-up over one rank with its machine to itself."""
     return ranking.setting.alone() / found.seconds if found.seconds else float("inf")
 
 
 def times_text(times: float) -> str:
-    """How many times as fast.
+    """Format a speed-up.
 
     >>> times_text(0.6543), times_text(12.34), times_text(1060.4)
     ('0.654x', '12.3x', '1,060x')
@@ -54,7 +54,7 @@ def times_text(times: float) -> str:
 
 
 def row_of(entry: RankedStrategy, ranking: Ranking) -> tuple[str, ...]:
-    """The cells of one way to train."""
+    """Return the table cells of one strategy."""
     found = entry.prediction
     return (
         entry.way.name + ("" if entry.way.exact else " *"),
@@ -72,7 +72,7 @@ def row_of(entry: RankedStrategy, ranking: Ranking) -> tuple[str, ...]:
 
 
 def given(setting: Setting) -> str:
-    """What was planned for: the model, a rank, and what is between ranks."""
+    """Describe the planned setting: the model, a rank, and the links."""
     workload, cluster, points = setting.workload, setting.cluster, setting.compute.points
     samples, seconds = points[-1]
     wire = cluster.wire
@@ -93,7 +93,7 @@ def _samples(count: float) -> str:
 
 
 def explained(series: Sequence[Ranking], scaling: str) -> str:
-    """What is proposed, what bounds it, and what was not taken."""
+    """Explain the proposal, its bottleneck and the rejected strategies."""
     ranking = series[-1]
     parts = [_proposed(ranking), _bound(ranking), _fewer(series, scaling)]
     parts += [_inexact(ranking), *_rejected(ranking)]
@@ -143,7 +143,7 @@ def _bound(ranking: Ranking) -> str:
 
 
 def _fewer(series: Sequence[Ranking], scaling: str) -> str:
-    """Whether a smaller number of ranks would do as well."""
+    """Report whether fewer ranks would be as fast."""
     last = series[-1].best.prediction
     if scaling != "strong":
         return ""
@@ -162,7 +162,7 @@ def _ranks(count: int) -> str:
 
 
 def _inexact(ranking: Ranking) -> str:
-    """What would be faster, but is another computation."""
+    """Report faster strategies whose result differs from one process."""
     loose = [entry for entry in ranking.usable() if not entry.way.exact]
     faster = [
         entry
@@ -191,7 +191,7 @@ def _rejected(ranking: Ranking) -> list[str]:
         families.setdefault(entry.way.family, []).append(entry)
     lines, reasons = [], dict[str, list[str]]()
     for family, entries in families.items():
-        # The others cannot be computed at all, and have no time.
+        # Strategies that cannot run have no time.
         large = [entry for entry in entries if math.isfinite(entry.prediction.seconds)]
         if large:
             least = min(large, key=lambda entry: entry.prediction.memory)
@@ -215,8 +215,9 @@ _KINDS = {
     SERVER: (1, True),
     AVERAGING: (2, True),
 }
-"""The colour of each family; those that need not equal one process are dashed. An ensemble makes
-no model sooner, and is not shown."""
+"""Colour of each family; inexact families are dashed. Ensembles are not shown, as they do not train
+a model faster.
+"""
 _IDEAL = CATEGORICAL[-1]
 
 

@@ -1,4 +1,4 @@
-"""What a model asks of a training step: operations, parameters and activations, layer by layer."""
+"""Workload of a training step: operations, parameters and activations, layer by layer."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
     from caldera.train.model import Model
 
 OPERATIONS_A_VALUE = 8.0
-"""A layer that only moves values takes about as long as so many operations on each of them."""
+"""Operations per value with the cost of moving the value."""
 
 
 @dataclass(frozen=True, eq=False)
 class ModelWorkload:
-    """A model as the planner sees it.
+    """Costs of a model's training step.
 
-    - `flops`: of the forward pass of one sample.
-    - `optimizer`: bytes that the optimizer keeps.
-    - `activations`: bytes of one more sample in a step, its input included; `workspace`: bytes
-      that a step takes for gradients and the like however few samples it has.
+    - `flops`: operations of the forward pass for one sample.
+    - `optimizer`: bytes of optimizer state.
+    - `activations`: bytes of an additional sample in a step, including its input; `workspace`:
+      bytes of a step that do not depend on samples, such as gradients.
     - `value`: bytes of one number.
-    - `gradients`: of the parameters that are trained, in the order of the model, and `backward`
-      their numbers in the order in which the backward pass is done with them.
-    - `network`: the stages of the model, and what ranks that share its layers exchange.
+    - `gradients`: bytes of the trained parameters' gradients, in model order; `backward`: their
+      indices in the order of the backward pass.
+    - `network`: the stages of the model, and the exchanges of ranks that share layers.
     """
 
     name: str
@@ -68,21 +68,21 @@ class ModelWorkload:
 
     @cached_property
     def outputs(self) -> float:
-        """Bytes of what all layers make of one sample."""
+        """Bytes of all layer outputs for one sample."""
         return sum(layer.output for layer in self.layers)
 
     @cached_property
     def widest(self) -> int:
-        """Over how many ranks a layer can be split at the most."""
+        """Maximum number of ranks that can split a layer."""
         return max((layer.units for layer in self.layers), default=1)
 
     def memory(self, samples: float) -> float:
-        """Bytes that one rank alone needs for batches of so many samples."""
+        """Return the bytes that a single rank needs for batches of `samples` samples."""
         return self.parameters + self.optimizer + self.workspace + self.activations * samples
 
 
 def workload_of(model: Model) -> ModelWorkload:
-    """What a model asks for, from its graph alone.
+    """Return the workload of a model, derived from its graph.
 
     >>> import caldera as cd
     >>> from caldera import nn
@@ -128,8 +128,9 @@ def workload_of(model: Model) -> ModelWorkload:
 
 
 def _owners(traced: Context, leaves: Sequence[int]) -> dict[Variable, int]:
-    """The layer that each parameter belongs to; that of a layer with others inside to the first of
-    these."""
+    """Return the layer that owns each parameter; parameters of a container belong to its first
+    layer.
+    """
     found: dict[Variable, int] = {}
     for place, call in enumerate(traced.calls):
         first = next((i for i, leaf in enumerate(leaves) if leaf >= place), len(leaves) - 1)
@@ -140,11 +141,11 @@ def _owners(traced: Context, leaves: Sequence[int]) -> dict[Variable, int]:
 
 def _layers(rows: Sequence[LayerRow], value: float, units: Sequence[int]) -> tuple[LayerCost, ...]:
     trained = [bool(row.trainable) for row in rows]
-    # Nothing before the first layer that learns needs a gradient.
+    # No gradient is needed before the first trained layer.
     back = [any(trained[:index]) for index in range(len(rows))]
     moved = [OPERATIONS_A_VALUE * row.nbytes / value for row in rows]
     forward = [row.flops + values for row, values in zip(rows, moved, strict=True)]
-    # Forward, for the gradient of its parameters, and for that of its input.
+    # Forward, gradient of the parameters, gradient of the input.
     passes = [1 + own + before for own, before in zip(trained, back, strict=True)]
     works = [count * work for count, work in zip(passes, forward, strict=True)]
     given = [0, *(row.nbytes for row in rows[:-1])]

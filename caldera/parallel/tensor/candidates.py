@@ -28,7 +28,7 @@ class Candidate:
 
 
 def candidates(model: Layer, ranks: int) -> Iterator[Candidate]:
-    """The layers of a model that can be split over so many ranks."""
+    """Yield the layers of a model that `ranks` ranks can share."""
     for layer in model.walk():
         own = layer.variables()
         if layer.frozen or not layer.built:
@@ -45,7 +45,7 @@ def candidates(model: Layer, ranks: int) -> Iterator[Candidate]:
 def _by_features(
     own: Mapping[str, Variable], outputs: int, inputs: int, ranks: int
 ) -> dict[str, dict[Variable, CartesianLayout]]:
-    """By the axes of the weight that belong to what a layer gives and takes."""
+    """Return the splits along the weight's axes of output and input features."""
     weight, bias = own["weight"], own.get("bias")
     given = {weight: evenly(weight.shape, outputs, ranks)}
     if bias is not None:
@@ -69,7 +69,7 @@ def _by_heads(
 def _checked(
     ways: Mapping[str, Mapping[Variable, CartesianLayout]],
 ) -> dict[str, Mapping[Variable, CartesianLayout]]:
-    """Those in which every rank has something."""
+    """Return the splits in which every rank has a part."""
     return {
         way: layouts
         for way, layouts in ways.items()
@@ -78,12 +78,12 @@ def _checked(
 
 
 def amounts(layer: Layer) -> str:
-    """Return what a layer that can be split has for ranks to share, in words."""
+    """Describe the divisible dimensions of a layer."""
     return "there are " + " and ".join(f"{n} {what}" for what, n in _divisible(layer).items())
 
 
 def _divisible(layer: Layer) -> dict[str, int]:
-    """What a layer that can be split has for ranks to share, and how many of each."""
+    """Return the divisible dimensions of a layer, with their sizes."""
     if isinstance(layer, nn.MultiHeadAttention):
         return {"heads": layer.heads}
     weight = layer.variables()["weight"]
@@ -92,7 +92,7 @@ def _divisible(layer: Layer) -> dict[str, int]:
 
 
 def most_ranks(model: Layer, least: int = LEAST) -> dict[Layer, int]:
-    """Over how many ranks each layer can be split at the most that is large enough to be.
+    """Return the maximum number of ranks for each layer that is large enough to be split.
 
     >>> from caldera import nn, op
     >>> network = nn.Sequential([nn.Dense(256), nn.Dense(3)])
@@ -112,11 +112,11 @@ def layouts_of(
     known: Mapping[Variable, ShardLayout] | None = None,
     links: Links | None = None,
 ) -> dict[Variable, CartesianLayout]:
-    """How each variable of these layers is split, where `outputs` is what the model computes, and
-    `known` are the layouts of others.
+    """Return the layout of each variable of the chosen layers.
 
-    A layer that is fed by parts of its input takes those, so that nothing is exchanged between it
-    and the layer before; any other one is given all of its input, and gives parts of its output.
+    `outputs` are the model's outputs, `known` the layouts of further variables. A layer whose input
+    is split uses the parts directly, without an exchange with the previous layer. Any other layer
+    receives its whole input and returns a part of its output.
     """
     graph = _Choosing(rank, ranks, chosen, links)
     for variable, layout in (known or {}).items():
@@ -126,13 +126,13 @@ def layouts_of(
 
 
 def stand_in(variable: Variable, layout: ShardLayout, rank: int) -> Variable:
-    """Stands for a rank's part of a variable in graphs that are never run."""
+    """Return a placeholder for a rank's part of a variable, for graphs that never run."""
     part = Spec(layout.local_shape(rank), variable.dtype)
     return Variable(Symbol(variable.name, part, "variable"))
 
 
 FEATURES = {"matmul": -1, "conv2d": 1}
-"""The axis of what a weight is multiplied with that the product sums over."""
+"""Axis of the operand multiplied with a weight that the product sums over."""
 
 
 class _Choosing(RankGraph):

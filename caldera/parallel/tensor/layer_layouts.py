@@ -1,4 +1,4 @@
-"""From what a user writes for layers to the layouts of their parameters and of what they give."""
+"""Conversion of user-written layouts of layers to layouts of parameters and outputs."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ from caldera.parallel.tensor.candidates import (
 )
 
 WORDS = ("rows", "columns", "inputs", "replicated", "auto")
-"""By samples, by the features that a layer gives, by those it takes, whole, or as it suits."""
+"""Split by samples, by output features, by input features, not at all, or automatically."""
 WAYS = ("outputs", "heads", "inputs")
-"""Words for parameters alone. "outputs" and "heads" are "columns", but that what the layer gives is
-left where it suits the next one."""
+"""Words for parameters only. "outputs" and "heads" equal "columns", except that the output stays in
+the layout that suits the next layer.
+"""
 OUTPUT = "output"
-"""The name of what a layer gives, beside those of its parameters."""
+"""Name of a layer's output, in addition to its parameters' names."""
 OUTPUT_AXES: dict[type[Layer], dict[str, int]] = {
     nn.Dense: {"weight": 1, "bias": 0},
     nn.Conv1D: {"weight": 0, "bias": 0},
@@ -37,7 +38,7 @@ OUTPUT_AXES: dict[type[Layer], dict[str, int]] = {
     nn.BatchNorm: {"weight": 0, "bias": 0},
     nn.Embedding: {"weight": 1},
 }
-"""The axes of parameters that belong to the features that a layer gives."""
+"""Axes of parameters that correspond to output features."""
 
 Wanted = str | Distribution | Mapping[str, Any]
 Key = str | int | type[Layer]
@@ -46,8 +47,10 @@ LayerLayouts = Mapping[Key, Wanted] | Mapping[str, str] | str
 
 @dataclass
 class ChosenLayouts:
-    """`parameters` in layouts of their own, `outputs` of layers, and what is `left` to be chosen
-    when it is known what the layers before give."""
+    """Chosen layouts of `parameters` and `outputs`, and the layers `left` to choose.
+
+    The remaining layers are chosen once the layouts of preceding outputs are known.
+    """
 
     parameters: dict[Variable, ShardLayout] = field(default_factory=dict)
     outputs: dict[Layer, Distribution] = field(default_factory=dict)
@@ -56,8 +59,7 @@ class ChosenLayouts:
     def of_parameters(
         self, made: Sequence[Expr], rank: int, ranks: int, links: Links | None = None
     ) -> dict[Variable, ShardLayout]:
-        """The layouts of parameters of which not every rank has all, where `made` is what the model
-        computes."""
+        """Return the layouts of partitioned parameters; `made` are the model's outputs."""
         found = dict(self.parameters)
         found |= layouts_of(self.left, made, rank, ranks, found, links)
         return {
@@ -71,7 +73,7 @@ class ChosenLayouts:
 
 
 def check_layouts(where: str, given: Any) -> None:
-    """Refuse what is no layout for a layer, before there is a model to look at."""
+    """Raise for values that are not layouts of a layer, before a model exists."""
     if given == "auto" and isinstance(given, str):
         return
     if not isinstance(given, Mapping) or not given:
@@ -118,7 +120,7 @@ def _text(key: Key) -> str:
 
 
 def described(given: Any) -> Any:
-    """What is given in words, that ranks can compare."""
+    """Describe layouts in words, for comparison between ranks."""
     if not isinstance(given, Mapping):
         return given
     return {_text(key): repr(value) for key, value in given.items()}
@@ -129,8 +131,7 @@ def described(given: Any) -> Any:
 
 @dataclass(frozen=True)
 class Meant:
-    """What is wanted for a layer, where that is written, and whether the layer itself is meant or
-    one that it is in."""
+    """Requested layout of a layer, its source, and whether it was given for the layer itself."""
 
     where: str
     value: Wanted
@@ -138,8 +139,10 @@ class Meant:
 
 
 def layers_meant(where: str, model: Layer, given: Mapping[Any, Wanted]) -> dict[Layer, Meant]:
-    """What is wanted for each layer: a name or a number comes before a class, and a layer's own
-    before that of the one it is in."""
+    """Return the requested layout of each layer.
+
+    A name or index takes precedence over a class, and a layer over its container.
+    """
     found: dict[Layer, Meant] = {}
     for key, value in sorted(given.items(), key=lambda each: not isinstance(each[0], type)):
         here = f"{where}[{_text(key)}]"
@@ -190,9 +193,11 @@ def chosen_layouts(
     least: int = LEAST,
     dense_only: bool = False,
 ) -> ChosenLayouts:
-    """The layouts of a model's parameters and of what its layers give, on so many ranks; `calls`
-    are those of a trace of a whole batch. If none are given, layers are in parts whose weight has
-    at least `least` elements."""
+    """Return the layouts of a model's parameters and layer outputs on `ranks` ranks.
+
+    `calls` are the layer calls of a whole batch. Without layouts, layers are split whose weight has
+    at least `least` elements.
+    """
     found = ChosenLayouts()
     open_ = {each.layer: each for each in candidates(model, ranks) if each.ways}
     if given is None:
@@ -311,13 +316,13 @@ def _distribution(layer: Layer, value: Any, axes: int) -> Distribution:
 
 
 def _features(layer: Layer, axes: int) -> int:
-    """The axis of what a layer gives along which its features lie."""
+    """Return the feature axis of a layer's output."""
     by_channels = axes > 3 or isinstance(layer, nn.Conv1D | nn.Conv2D)
     return 1 if by_channels and not isinstance(layer, nn.Dense | nn.Embedding) else -1
 
 
 def layout_on(where: str, given: Distribution, shape: Shape, ranks: int) -> ShardLayout:
-    """A layout for a value of this shape, on some of so many ranks."""
+    """Return a layout for a value of this shape over up to `ranks` ranks."""
     try:
         layout = as_layout(given, shape, range(ranks))
         copies(layout)

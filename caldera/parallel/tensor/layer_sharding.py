@@ -30,14 +30,14 @@ from caldera.parallel.tensor.layer_layouts import WAYS, LayerLayouts, check_layo
 
 
 class ShardedLayers:
-    """Which parameters are split over the ranks of `along`, and this rank's part of each.
+    """Parameters split over the ranks of `along`, and this rank's part of each.
 
-    `wanted` are the layouts of layers; without it, all layers are split whose weight has at least
-    `least` elements. Until `choose` has been called nothing is split.
+    `wanted` contains the layouts of layers; without it, all layers are split whose weight has at
+    least `least` elements. Before `choose` no parameter is split.
 
-    - `shards`: the parameters that are split; `links`: what moves cost, by the measured link.
-    - `may_place`: whether what layers give may be in layouts as well.
-    - `direct`: whether parts may go from rank to rank, which needs kernels of the host.
+    - `shards`: the split parameters; `links`: cost of transfers, from the measured link.
+    - `may_place`: True if layer outputs may have layouts as well.
+    - `direct`: True if ranks may exchange parts directly, which requires host kernels.
     """
 
     def __init__(
@@ -65,15 +65,15 @@ class ShardedLayers:
         self.clear()
 
     def clear(self) -> None:
-        """Nothing is split."""
+        """Remove all splits."""
         self.shards = ParameterShards(self._along)
 
     def choose(
         self, model: Layer, optimizer: Optimizer, calls: Sequence[LayerCall], *, dense_only: bool
     ) -> Mapping[Layer, Distribution]:
-        """Decide, for a model of which these are the calls, and split what the optimizer keeps.
+        """Choose splits from a model's layer calls, and split the optimizer state.
 
-        Return the layouts of what layers give, where they are given.
+        Return the requested layouts of layer outputs.
         """
         chosen = chosen_layouts(
             self.where,
@@ -93,11 +93,11 @@ class ShardedLayers:
         return chosen.outputs
 
     def part(self, variable: Variable) -> Variable:
-        """What this rank has of a parameter while steps run."""
+        """Return this rank's part of a parameter while steps run."""
         return self.shards.part(variable)
 
     def graph(self) -> RankGraph:
-        """Rewrites graphs over parameters into graphs over this rank's parts of them."""
+        """Rewriter from graphs over parameters to graphs over this rank's parts."""
         parts = {
             whole: (part, layout)
             for whole, (part, layout) in self.shards.leaves().items()
@@ -106,7 +106,7 @@ class ShardedLayers:
         return RankGraph(self.rank, self.ranks, parts, AXIS, direct=self.direct, links=self.links)
 
     def sharding(self, variables: Sequence[Variable], gradients: Sequence[Node]) -> Sharding:
-        """Which variables are parts, and of which of them the gradients are."""
+        """Return which variables and gradients are parts."""
         wholes = self.shards.wholes
         pairs = zip(variables, gradients, strict=True)
         parts = {each: variable if variable in wholes else None for variable, each in pairs}
@@ -175,10 +175,10 @@ def rewritten_network(
 
 @dataclass(frozen=True)
 class RankNetwork:
-    """What one rank computes, `own`, of the network that one process would compute, `whole`.
+    """Network of one rank, `own`, derived from the network of one process, `whole`.
 
-    `trained` are the nodes of the parameters that are trained, and of the rank's parts of them;
-    `parts` has what stands for its part of each parameter that is split.
+    `trained` are the nodes of trained parameters and of the rank's parts; `parts` maps each split
+    parameter to the placeholder of its part.
     """
 
     own: TracedNetwork
@@ -188,7 +188,7 @@ class RankNetwork:
 
     @cached_property
     def whole(self) -> TracedNetwork:
-        """The network of one process."""
+        """Network of one process."""
         return self.make_whole()
 
 
@@ -203,7 +203,10 @@ def rank_network(
     dense_only: bool = False,
     links: Links | None = None,
 ) -> RankNetwork:
-    """The network of a model of which so many ranks share the layers; nothing is changed by it."""
+    """Return the network of a rank if `ranks` ranks share the layers of a model.
+
+    The model is not changed.
+    """
     outputs = traced.calls[0].outputs
     found: Mapping[Variable, ShardLayout] = {}
     if ranks > 1:

@@ -35,27 +35,27 @@ from caldera.parallel.tensor.layer_sharding import ShardedLayers
 from caldera.train.strategy import Gradients, RunSetup, StepProgram, VariableView
 
 EVERYONE = "all"
-"""As the axis of a message: all ranks of the mesh."""
+"""Axis name of messages between all ranks of the mesh."""
 
 
 class Hybrid(DataParallel):
-    """Ranks are a mesh: along "data" they share each batch, along "model" they share layers.
+    """Mesh of ranks: along "data" they share each batch, along "model" they share layers.
 
-    `axes` has the length of each, one of which may be -1. A layer that is split is computed in
-    parts by the ranks along "model", each of which keeps only its part of the parameters and of
-    what the optimizer keeps for them. A dense layer or a convolution is split by the features it
-    gives ("outputs"), and the next, if nothing between them needs all features, by those it takes
-    ("inputs"): the two need one exchange in the forward pass and one in the backward pass.
-    Attention is split by "heads". `splits` says which layers are split and how, in the words and
-    layouts of `Layouts`; without it, all whose weight has at least `least` elements ("auto").
+    `axes` contains the length of each axis; one may be -1. A split layer is computed in parts by
+    the ranks along "model", each of which stores only its part of the parameters and of the
+    optimizer state. A dense layer or a convolution is split by its output features ("outputs"). The
+    next layer is split by its input features ("inputs"), unless an operation in between needs all
+    features. The two layers need one exchange in the forward pass and one in the backward pass.
+    Attention is split by "heads". `splits` selects layers and their layouts, in the words and
+    layouts of `Layouts`. By default all layers are split whose weight has at least `least` elements
+    ("auto").
 
-    `samples` says which ranks share the samples of a batch. With "data", those along "model" all
-    compute on the same ones. With "all", each rank has its own, and those of the ranks along
-    "model" are gathered where the first split layer begins: convolutions are data parallel then,
-    and dense layers (of which alone large ones are split without `splits`) model parallel.
+    `samples` selects the ranks that share the samples of a batch. With "data", the ranks along
+    "model" compute on the same samples. With "all", each rank has different samples, which are
+    gathered along "model" before the first split layer: convolutions are then data parallel, and
+    dense layers model parallel. Without `splits`, only large dense layers are split in this case.
 
-    The numbers are those of one process. Between epochs, and for checkpoints, everything is as one
-    process would have it.
+    Results equal one process. Between epochs, and in checkpoints, values are as in one process.
 
     >>> import numpy as np
     >>> import caldera as cd
@@ -178,7 +178,7 @@ class Hybrid(DataParallel):
 
     def gradients(self, loss: Expr, parameters: Sequence[Variable], share: Share) -> Gradients:
         graph = self._layers.graph()
-        # Each rank has a part of the loss of the whole job, which is the sum of all of them.
+        # The loss of the job is the sum of the ranks' parts.
         own = Expr(graph.share(loss.node))
         variables = [self._layers.part(each) for each in parameters]
         # Of the graph of the whole network, which is the same on all ranks.
@@ -205,7 +205,7 @@ class Hybrid(DataParallel):
         )
 
     def moves_of(self, found: Gradients) -> Sequence[Move]:
-        """What moves between ranks for a loss, of which these are the gradients."""
+        """Return the transfers between ranks for a loss with these gradients."""
         return found.graph.moves if isinstance(found, _RewrittenGradients) else ()
 
     def program(self, parts: Sequence[StepProgram]) -> list[Expr]:
@@ -239,7 +239,7 @@ class Hybrid(DataParallel):
 
     def unshard(self) -> None:
         self._layers.shards.unshard()
-        # What all ranks compute alike they may round differently, beside parts of different sizes.
+        # Replicated computations may round differently on ranks whose parts differ in size.
         for each in self._states:
             each.assign(OwnedVariable(each, self.communicator, 0, held_by_all=True).numpy())
 
@@ -255,7 +255,7 @@ class Hybrid(DataParallel):
 
 @dataclass(frozen=True)
 class _RewrittenGradients(Gradients):
-    """With the graph that has rewritten the loss, and goes on with what follows from it."""
+    """Gradients of a rewritten loss; further values are rewritten by the same graph."""
 
     graph: RankGraph = field(kw_only=True)
 
@@ -286,9 +286,12 @@ class TensorParallel(Hybrid):
 
 @dataclass(frozen=True)
 class StepExplanation:
-    """What a training step is made of: the layouts of `parameters` by name, the `moves` of the
-    forward pass, each of which has its like on the way back, and the bytes of gradients that are
-    `summed` over ranks. Printed, it is a table."""
+    """Explanation of a training step; printed, it is a table.
+
+    - `parameters`: layouts by name.
+    - `moves`: transfers of the forward pass; each has a counterpart in the backward pass.
+    - `summed`: bytes of gradients that are summed over ranks.
+    """
 
     parameters: Mapping[str, ShardLayout]
     moves: Sequence[Move]
@@ -313,25 +316,25 @@ class StepExplanation:
 
 
 class Layouts(Hybrid):
-    """Each layer in a layout of its own: the parameters it has, and what it gives.
+    """A layout for each layer: for its parameters and its output.
 
-    `layouts` has them by the names of layers, by their numbers in the model, or by classes of
-    layers; what is said of a layer holds for those inside it. A layout is one of `caldera.dmath`
-    (`Rows()`, `Columns()`, `Axis(1)`, `Grid(2, 2)`, `Replicated()`, `Blocks(...)`) or a word:
+    `layouts` maps names of layers, their indices in the model, or classes of layers to layouts; an
+    entry also holds for the layers inside. A layout is one of `caldera.dmath` (`Rows()`,
+    `Columns()`, `Axis(1)`, `Grid(2, 2)`, `Replicated()`, `Blocks(...)`) or a word:
 
-    - "rows": what the layer gives is shared out by samples, and every rank has its parameters;
-    - "columns": by features (channels of images), and so are the parameters that belong to these;
-    - "inputs": the weight is shared out by the features that the layer takes;
-    - "replicated": every rank has everything; "auto": as the layers before it suggest.
+    - "rows": the output is split by samples, and every rank has all parameters;
+    - "columns": the output is split by features (channels of images), with the matching parameters;
+    - "inputs": the weight is split by input features;
+    - "replicated": every rank has everything; "auto": chosen from the preceding layers.
 
-    A layout is that of what the layer gives; parameters follow it. For more, a dictionary has
-    layouts for parameters by name, and for the "output". What nobody says anything about is where
-    it has to be moved least: samples are shared out by all ranks, and parameters are everywhere.
-    With "auto" in place of all, layers with more parameters than features are in parts, as in the
-    hybrids of data-parallel convolutions and model-parallel dense layers.
+    A layout describes the output of a layer; parameters follow it. Alternatively, a dictionary has
+    layouts for parameters by name, and for the "output". All other values are placed such that
+    transfers are minimal: samples are split over all ranks, and parameters are replicated. With
+    "auto" for the whole model, layers with more parameters than features are split, as in hybrids
+    of data-parallel convolutions and model-parallel dense layers.
 
-    The numbers are those of one process, whatever the layouts. Between epochs, and for
-    checkpoints, everything is as one process would have it.
+    Results equal one process for any layouts. Between epochs, and in checkpoints, values are as in
+    one process.
 
     >>> import numpy as np
     >>> import caldera as cd
@@ -379,13 +382,13 @@ class Layouts(Hybrid):
         return f"Layouts({self.layouts!r})"
 
     def explain(self) -> StepExplanation:
-        """What moves where in a training step, after training has begun.
+        """Return the layouts and transfers of a training step; training must have started.
 
         >>> from caldera import parallel
         >>> parallel.Layouts().explain()
         Traceback (most recent call last):
-        caldera.errors.ConfigError: Layouts.explain: expected a strategy that has trained, got \
-one that has not; give it to model.fit(parallel=...) first
+        caldera.errors.ConfigError: Layouts.explain: expected a strategy that has trained, got one
+        that has not; give it to model.fit(parallel=...) first
         """
         if self._explained is None:
             raise ConfigError.build(
