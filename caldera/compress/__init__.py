@@ -1,7 +1,7 @@
-"""Compression: gradients and weights of many ranks with fewer bytes on the wire.
+"""Compression of gradients and weights exchanged between ranks.
 
-A compressor sums gradients over ranks in place; what it leaves out it keeps and adds to the next
-ones, so that nothing is lost. `Compressor` says what they have in common.
+A compressor sums gradients over ranks in place. It stores the unsent remainder and adds it to the
+next gradients, so that the total is preserved. `Compressor` is the common interface.
 """
 
 from __future__ import annotations

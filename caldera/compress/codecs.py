@@ -19,16 +19,16 @@ from caldera.kernels.native.compression.stochastic_rounding import ALIGNED, Draw
 
 
 class Codec(ABC):
-    """How a vector of values travels. What a code loses is for its user to find out and keep.
+    """Encoding of a vector of values. Errors are computed and stored by the caller.
 
-    `lossless` codes give every value back bit for bit.
+    `lossless` codecs restore every value bit for bit.
     """
 
     lossless = False
 
     @abstractmethod
     def encode(self, values: np.ndarray, draws: Draws) -> np.ndarray:
-        """The bytes (uint8) of a vector; what is rounded by chance is rounded by these draws."""
+        """Encode a vector as uint8; stochastic rounding uses the given draws."""
 
     @abstractmethod
     def decode(self, message: np.ndarray, count: int, dtype: DType) -> np.ndarray:
@@ -41,8 +41,10 @@ class Codec(ABC):
         messages: Sequence[np.ndarray],
         draws: Draws,
     ) -> np.ndarray | None:
-        """Write each span of values to a message, which has the bytes of its size. What each value
-        has lost by that, infinities and nans nothing; None if none has."""
+        """Encode each span of values into its message, whose size is exact.
+
+        Return the error of each value (0 for infinities and NaNs), or None if there is none.
+        """
         lost = None if self.lossless else np.zeros_like(values)
         for (low, high), message in zip(spans, messages, strict=True):
             message[...] = self.encode(values[low:high], draws)
@@ -55,16 +57,16 @@ class Codec(ABC):
     def decode_all(
         self, messages: Sequence[np.ndarray], counts: Sequence[int], dtype: DType
     ) -> np.ndarray:
-        """The values of several messages, one after the other."""
+        """Return the concatenated values of several messages."""
         found = [self.decode(m, count, dtype) for m, count in zip(messages, counts, strict=True)]
         return np.concatenate([np.empty(0, dtype), *found])
 
     @abstractmethod
     def bits(self, count: int) -> float:
-        """About how many bits a value takes where there are so many, scales included."""
+        """Return the approximate bits per value in a vector of `count` values, including scales."""
 
     def size(self, count: int) -> int | None:
-        """The bytes of any vector of that length; None if they depend on what is in it."""
+        """Return the bytes of any vector of this length, or None if they depend on its values."""
         return None
 
     def longest(self, count: int, dtype: DType) -> int:
@@ -75,7 +77,7 @@ class Codec(ABC):
 
 
 def check_size(code: Codec, message: np.ndarray, count: int) -> None:
-    """Refuse a message that does not have the bytes its code gives to so many values."""
+    """Raise unless a message has the size of `count` encoded values."""
     if message.size != code.size(count):
         raise DataError.build(
             f"{type(code).__name__} of {count} values",
@@ -91,9 +93,9 @@ _HIGHEST_EXPONENT = 15
 class HalfPrecisionCodec(Codec):
     """float16 or bfloat16.
 
-    A vector of float16 travels with a power of two that brings its largest magnitude close to the
-    largest float16, so that small values do not vanish and sums do not overflow. bfloat16 reaches
-    as far as float32 and needs none.
+    A float16 vector is sent with a power of two that scales its largest magnitude close to the
+    largest float16, so that small values do not vanish and sums do not overflow. bfloat16 has the
+    range of float32 and needs no scale.
 
     >>> import numpy as np
     >>> from caldera.compress.codecs import HalfPrecisionCodec
@@ -117,7 +119,7 @@ class HalfPrecisionCodec(Codec):
         if 0 < largest < np.inf:
             # Not below float32's own range: 2 ** 100 is more than any gradient needs.
             scale = np.float32(2.0 ** max(int(np.frexp(largest)[1]) - _HIGHEST_EXPONENT, -100))
-        # A power of two, so the division is exact where nothing leaves float32's range.
+        # The scale is a power of two, so the division is exact within float32's range.
         return as_bytes(np.atleast_1d(scale), (values / scale).astype(self.dtype))
 
     def decode(self, message: np.ndarray, count: int, dtype: DType) -> np.ndarray:
@@ -168,8 +170,10 @@ _WORDS = {2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 class LosslessCodec(Codec):
-    """The smallest of: all values; those that are not zero with their places; one of each run of
-    equal values with the places where the runs begin. Bits are compared, so -0 and nans survive.
+    """Lossless encoding in the smallest of three forms.
+
+    The forms are: all values; nonzero values with their indices; one value per run of equal values
+    with the start of each run. Bits are compared, so -0 and NaNs are preserved.
 
     >>> import numpy as np
     >>> from caldera.compress.codecs import LosslessCodec
@@ -223,7 +227,7 @@ class LosslessCodec(Codec):
 
 
 def _begins(words: np.ndarray) -> np.ndarray:
-    """Where a value differs from the one before; the first always does."""
+    """Return True where a value differs from its predecessor; the first is always True."""
     begins = np.ones(words.size, bool)
     np.not_equal(words[1:], words[:-1], out=begins[1:])
     return begins
@@ -297,11 +301,11 @@ _DIGITS = (np.arange(243)[:, None] // _POWERS % 3).astype(np.uint8)
 
 
 class TernaryCodec(Codec):
-    """-1, 0 or 1 times one scale for the whole vector: 8/5 bits a value.
+    """-1, 0 or 1 times a scale per vector: 8/5 bits a value.
 
-    Values beyond `clip` standard deviations are clipped first (0: none are), since a single large
-    one would make the scale, and with it the variance, large. What is clipped is rounded by chance
-    without bias (Wen and others, TernGrad, 2017).
+    Values beyond `clip` standard deviations are clipped first (0 disables it), since a single large
+    value would make the scale, and thereby the variance, large. The clipped values are rounded
+    stochastically without bias (Wen and others, TernGrad, 2017).
     """
 
     def __init__(self, clip: float = 2.5) -> None:
@@ -312,7 +316,8 @@ class TernaryCodec(Codec):
     def encode(self, values: np.ndarray, draws: Draws) -> np.ndarray:
         single = np.ascontiguousarray(values, np.float32)
         if self.clip and single.size:
-            # An infinity or a nan makes the limit a nan: nothing is clipped, and it shows.
+            # An infinity or a NaN makes the limit NaN: no value is clipped, and the error becomes
+            # visible.
             with np.errstate(invalid="ignore"):
                 limit = np.float32(self.clip * single.std(dtype=np.float64))
             single = np.clip(single, -limit, limit) if np.isfinite(limit) else single
@@ -346,10 +351,11 @@ class TernaryCodec(Codec):
 
 
 class SignCodec(Codec):
-    """The sign of every value; a bucket of them shares the mean of its values that are not
-    negative and the mean of those that are (Seide and others, 1-bit SGD, 2014).
+    """Sign of every value, with two means per bucket.
 
-    These two numbers make the squared error least. It is not unbiased: what is lost must be kept.
+    The means are over the non-negative and over the negative values of the bucket (Seide and
+    others, 1-bit SGD, 2014). They minimise the squared error. The encoding is biased: its error
+    must be kept.
     """
 
     def __init__(self, bucket: int = 512) -> None:

@@ -14,9 +14,9 @@ selected by the parameter, the step by the number of its exchanges; ranks and th
 exchange use successive positions of the stream, so no two share a word.
 
 A compressor sums the gradients of all ranks with fewer bytes on the wire than they occupy. The
-unsent remainder is kept and added to the next gradient. Over all ranks, applied and kept values
-add up to the sum of all gradients: nothing is lost, it only arrives later. Residuals therefore
-belong in checkpoints; `redistribute` converts them to another number of ranks.
+unsent remainder is kept and added to the next gradient. Over all ranks, applied and kept values add
+up to the sum of all gradients: values are delayed, not lost. Residuals therefore belong in
+checkpoints; `redistribute` converts them to another number of ranks.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from caldera.kernels.native.compression.stochastic_rounding import ALIGNED, Draw
 
 EMPTY = np.empty(0, np.uint8)
 AT_ONCE = 1 << 20
-"""Bytes up to which everybody sends to everybody at once. More would meet in front of one link."""
+"""Maximum message size in bytes for a direct all-to-all; more would collide on one link."""
 
 
 def bounds(length: int, parts: int) -> list[int]:
-    """Where the parts of a vector begin, and its end: multiples of 64, about equally far apart.
+    """Return the boundaries of the parts of a vector: multiples of 64 at about equal distances.
 
     >>> bounds(1000, 3)
     [0, 320, 640, 1000]
@@ -56,8 +56,11 @@ def bounds(length: int, parts: int) -> list[int]:
 def alltoall_messages(
     communicator: Communicator, leaving: Sequence[np.ndarray], longest: int
 ) -> list[np.ndarray]:
-    """Message r goes to rank r; those that came, by rank, none of more bytes than `longest`. What
-    a rank has for itself is left out: nothing is in its place."""
+    """Send message r to rank r; return the received messages by rank.
+
+    No message is longer than `longest` bytes. The rank's own message is not sent: its place is
+    empty.
+    """
     others = [rank for rank in range(communicator.size) if rank != communicator.rank]
     arrived = communicator.exchange_messages(
         {rank: leaving[rank] for rank in others}, dict.fromkeys(others, longest)
@@ -68,14 +71,14 @@ def alltoall_messages(
 def allgather_messages(
     communicator: Communicator, message: np.ndarray, longest: Sequence[int]
 ) -> list[np.ndarray]:
-    """The messages of all ranks, on every rank; that of rank r has at most `longest[r]` bytes."""
+    """Return the messages of all ranks; rank r's message has at most `longest[r]` bytes."""
     if sum(longest) <= AT_ONCE:
         others = [rank for rank in range(communicator.size) if rank != communicator.rank]
         arrived = communicator.exchange_messages(
             dict.fromkeys(others, message), {rank: longest[rank] for rank in others}
         )
         return [arrived.get(rank, message) for rank in range(communicator.size)]
-    # What goes around the ring has to be announced.
+    # Messages that travel around the ring need their lengths announced.
     lengths = np.empty(communicator.size, np.int64)
     communicator.Allgather(np.array([message.size], np.int64), lengths)
     received = np.empty(int(lengths.sum()), np.uint8)
@@ -87,7 +90,7 @@ def allgather_messages(
 
 
 def as_bytes(*arrays: np.ndarray) -> np.ndarray:
-    """The bytes of some arrays, one after the other."""
+    """Return the concatenated bytes of some arrays."""
     flat = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
     return flat[0] if len(flat) == 1 else np.concatenate(flat)
 
@@ -135,7 +138,7 @@ def max_index_bytes(length: int) -> int:
 
 
 def packed_bits(density: float) -> float:
-    """About how many bits a place takes if this part of all elements is chosen by chance.
+    """Return the approximate bits per index if this fraction of elements is selected at random.
 
     >>> round(packed_bits(1 / 32), 1), round(packed_bits(0.9), 1)
     (6.5, 1.1)
@@ -157,7 +160,7 @@ _ROOM = 1 << 32
 
 @dataclass(frozen=True)
 class RandomStream:
-    """The random words of one exchange.
+    """Random words of an exchange.
 
     >>> random_stream = RandomStream(seed=3, step=0, name="dense/weight")
     >>> stream = random_stream.of(rank=1)
@@ -170,7 +173,7 @@ class RandomStream:
     name: str
 
     def of(self, rank: int, stage: int = 0, start: int = 0) -> Draws:
-        """The words of a rank in a stage, for what begins at an element that 64 divides."""
+        """Return the words of a rank in a stage; `start` is a multiple of 64."""
         stream = zlib.crc32(self.name.encode())
         place = (stage * _RANKS + rank) * _ROOM + start // ALIGNED
         return Draws(self.seed, self.step & 0xFFFFFFFF, stream, place)
@@ -185,7 +188,7 @@ SHARED = ("step", "factor")
 
 
 class CompressorState:
-    """What a compressor keeps from one exchange to the next, by kind and parameter."""
+    """Values that a compressor stores between exchanges, by kind and parameter."""
 
     def __init__(self) -> None:
         self._arrays: dict[tuple[str, str], np.ndarray] = {}
@@ -212,7 +215,7 @@ class CompressorState:
         return found
 
     def together(self, kind: str, gradients: Mapping[str, np.ndarray]) -> np.ndarray:
-        """As `like` for several parameters, whose numbers lie one after the other in one vector."""
+        """Return the values of several parameters as one concatenated vector, like `like`."""
         found = [self.like(kind, name, gradient) for name, gradient in gradients.items()]
         key = (kind, *gradients)
         whole = self._joined.get(key)
@@ -228,27 +231,27 @@ class CompressorState:
         self._arrays[kind, name] = array
 
     def next_step(self, name: str) -> int:
-        """How often this was asked for the parameter before."""
+        """Return the number of earlier calls for this parameter."""
         count = self.take("step", name, lambda: np.zeros(1, np.int64))
         count += 1
         return int(count[0]) - 1
 
     def state(self) -> State:
-        """Copies of all of it, by "kind/parameter"."""
+        """Return copies of all values, by "kind/parameter"."""
         return {f"{kind}/{name}": array.copy() for (kind, name), array in self._arrays.items()}
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Keep what `state()` gave, and nothing else."""
+        """Replace all values by a result of `state()`."""
         self._arrays = {_kind_and_name(key): np.array(value) for key, value in state.items()}
 
 
 def redistribute(
     states: Sequence[Mapping[str, np.ndarray]], size: int, mean: bool = False
 ) -> list[State]:
-    """The states of so many ranks, from those of another number of them.
+    """Convert the states of some number of ranks to `size` ranks.
 
-    The sum over the ranks stays as it was (with `mean`, for a compressor that takes means, the
-    mean does): ranks that go leave theirs to those that stay, new ones begin with nothing.
+    The sum over ranks is preserved (with `mean`, for compressors that compute means, the mean is):
+    removed ranks add their states to remaining ranks, and new ranks start from zero.
 
     >>> import numpy as np
     >>> from caldera.compress import redistribute
@@ -286,20 +289,21 @@ def _kind_and_name(key: str) -> tuple[str, str]:
 
 
 class CompressorOptions(TypedDict, total=False):
-    """What every compressor takes: `mean` for the mean over ranks instead of the sum, and `seed`
-    of what is drawn by chance."""
+    """Options of every compressor: `mean` selects the mean over ranks, `seed` the random
+    numbers.
+    """
 
     mean: bool
     seed: int
 
 
 class Compressor(Configurable):
-    """A way to sum gradients over ranks with fewer bytes.
+    """Sum of gradients over ranks with fewer bytes.
 
-    `exchange(name, gradient, communicator)` puts the sum over all ranks (the mean, if it was made
-    with `mean=True`) in the gradient's place, the same bits on every rank. All ranks exchange the
-    same parameters in the same order. Residuals and steps are kept by parameter: `state()` is what
-    a checkpoint saves and `restore` takes back; each rank has its own.
+    `exchange(name, gradient, communicator)` replaces the gradient by the sum over all ranks (with
+    `mean=True` the mean), with the same bits on every rank. All ranks exchange the same parameters
+    in the same order. Residuals and steps are stored by parameter: checkpoints save `state()` and
+    load it with `restore`; each rank has its own.
 
     >>> import numpy as np
     >>> from caldera import comm, compress
@@ -338,18 +342,18 @@ class Compressor(Configurable):
         communicator: Communicator,
         random_stream: RandomStream,
     ) -> None:
-        """Sum gradients (or take their means), none of them empty, over all ranks in place."""
+        """Sum (or average) gradients over all ranks in place; no gradient is empty."""
 
     def _scaled(self, total: np.ndarray, ranks: int) -> np.ndarray:
-        """A sum, or the mean if that is wanted: before it is written to where it may not fit."""
+        """Return a sum, or the mean, before it is converted to a narrower dtype."""
         return total / total.dtype.type(ranks) if self.mean else total
 
     def state(self) -> State:
-        """What this rank keeps between exchanges, by name: for a checkpoint."""
+        """Return this rank's values between exchanges, by name, for checkpoints."""
         return self._kept.state()
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Take up what `state()` gave, instead of what is kept now."""
+        """Replace the stored values by a result of `state()`."""
         self._kept.restore(state)
 
 

@@ -1,9 +1,9 @@
 """Quantised allreduce of whole vectors, its quantisers, and low-precision weights.
 
 Rank r receives part r of all vectors, decodes and adds them in rank order, encodes the sum and
-sends it to all. Every value thus crosses the wire 2 (n - 1) / n times, as in a ring, and is
-rounded twice: once by its source, once by the rank that sums. Both keep their rounding errors. A
-rank's own part of its own vector is not rounded, since it does not travel.
+sends it to all. Every value thus crosses the wire 2 (n - 1) / n times, as in a ring, and is rounded
+twice: by its source and by the rank that sums. Both keep their rounding errors. The part of a
+rank's vector that it sums locally is not rounded.
 
 Rounding weights to the nearest loses every update smaller than half a step of the format, and
 training stops; stochastic rounding keeps updates on average (Gupta and others, 2015). All ranks
@@ -50,13 +50,15 @@ _SUMMANDS, _SUMS = 0, 1
 
 
 class DenseCompressor(Compressor):
-    """Compressors that encode every value: `code` on the way to the sum, `sum_codec` after.
+    """Base of compressors that encode every value: `code` before the sum, `sum_codec` after it.
 
-    With `feedback` what was lost is kept for the next exchange.
+    With `feedback` the error is kept for the next exchange.
     """
 
     def _use(self, code: Codec, sum_codec: Codec, feedback: bool) -> None:
-        """Set the codecs; they are no arguments, since files hold those of the subclass."""
+        """Set the codecs; they are not arguments, since files store the arguments of the
+        subclass.
+        """
         self.code = code
         self.sum_codec = sum_codec
         self.feedback = feedback
@@ -90,10 +92,10 @@ def sum_encoded(
     random_stream: RandomStream,
     lost: np.ndarray | None,
 ) -> np.ndarray:
-    """The sum of the ranks' vectors; to `lost`, what this rank has lost of it by rounding.
+    """Return the sum of the ranks' vectors; `lost` receives this rank's rounding error.
 
-    The sum and what all ranks have lost add up to the sum of the vectors. What is lost to an
-    infinity or a nan counts as nothing.
+    The sum and all ranks' errors add up to the sum of the vectors. Infinities and NaNs have error
+    0.
     """
     size, rank = communicator.size, communicator.rank
     if size == 1:
@@ -139,7 +141,7 @@ def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _spread(vector: np.ndarray, arrays: Sequence[np.ndarray]) -> None:
-    """Write the parts of a vector to arrays, one after the other."""
+    """Write consecutive parts of a vector to arrays."""
     ends = np.cumsum([array.size for array in arrays])[:-1]
     for array, part in zip(arrays, np.split(vector, ends), strict=True):
         array[...] = part
@@ -172,10 +174,10 @@ class Cast(DenseCompressor):
 
 @compressors.register("qsgd")
 class QSGD(DenseCompressor):
-    """2, 4 or 8 bits a value, rounded by chance and unbiased (Alistarh and others, 2017).
+    """Stochastic rounding to 2, 4 or 8 bits, unbiased (Alistarh and others, 2017).
 
-    `bucket` values share a scale. With `feedback` what rounding loses is kept for the next step:
-    then it is no longer unbiased step by step, but nothing is ever lost.
+    `bucket` values share a scale. With `feedback` the rounding error is kept for the next step:
+    single steps are then biased, but the total is preserved.
 
     >>> from caldera import compress
     >>> compress.QSGD(bits=4).code.size(1024)
@@ -214,10 +216,11 @@ class TernGrad(DenseCompressor):
 
 @compressors.register("one_bit")
 class OneBit(DenseCompressor):
-    """The signs, with two means for each `bucket` values; the error is kept and added to the next
-    gradient, both of what a rank sends and of the sums (Seide and others, 2014). What is kept acts
-    like momentum, of which an optimizer then needs none of its own; a learning rate and a weight
-    decay that suit dense sums without momentum suit it too.
+    """Signs, with two means for each `bucket` values (Seide and others, 2014).
+
+    The errors of sent gradients and of sums are kept and added to the next gradient. They act like
+    momentum, so the optimizer should have no additional momentum. A learning rate and a weight
+    decay that suit dense sums without momentum are suitable.
 
     >>> from caldera import compress
     >>> compress.OneBit(bucket=1024).code.size(8192)
@@ -254,10 +257,10 @@ class Lossless(DenseCompressor):
 class LowPrecisionWeights:
     """Weights in "bfloat16", "float16", "float8_e4m3fn" or "float8_e5m2".
 
-    `store(name, weights)` gives the array to keep, rounded by chance; `round(name, weights)` does
-    the same in place of float32 weights; `broadcast` sends weights from one rank to all in this
-    format. Draws depend on the seed, the parameter and how often it was rounded: `state()` and
-    `restore` keep the latter.
+    `store(name, weights)` returns the stochastically rounded array to store; `round(name, weights)`
+    rounds float32 weights in place; `broadcast` sends weights from one rank to all in this format.
+    Draws depend on the seed, the parameter and the number of earlier roundings, which `state()` and
+    `restore` preserve.
 
     >>> import numpy as np
     >>> from caldera import compress
@@ -311,7 +314,7 @@ class LowPrecisionWeights:
             array[...] = part.copy().view(self.dtype).astype(np.float32).reshape(array.shape)
 
     def state(self) -> State:
-        """How often each parameter was rounded, for a checkpoint."""
+        """Return the number of roundings of each parameter, for a checkpoint."""
         return self._kept.state()
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:

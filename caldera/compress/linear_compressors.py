@@ -22,12 +22,13 @@ from caldera.errors import ConfigError
 
 @compressors.register("power_sgd")
 class PowerSGD(Compressor):
-    """One step of power iteration a gradient, from where the last one ended (Vogels and others,
-    2019). What `rank` columns cannot hold is kept and added to the next gradient.
+    """Low-rank gradients by one step of power iteration from the previous result (Vogels, 2019).
 
-    A gradient is a matrix of its first axis by all others; vectors, and matrices that would not
-    become smaller, are summed as they are. Sums of the two factors take the place of the gradient:
-    rows x rank, then columns x rank.
+    The remainder that `rank` columns cannot represent is kept and added to the next gradient.
+
+    A gradient is treated as a matrix of its first axis by the remaining axes. Vectors, and matrices
+    that would not become smaller, are summed uncompressed. Instead of the gradient, two factors are
+    summed: rows x rank, then columns x rank.
 
     >>> import numpy as np
     >>> from caldera import comm, compress
@@ -70,7 +71,7 @@ class PowerSGD(Compressor):
             thin[name][...] = whole.reshape(thin[name].shape)
 
     def summed_elements(self, shapes: Sequence[tuple[int, ...]]) -> tuple[int, int]:
-        """How many elements of gradients of these shapes are summed first, and how many then.
+        """Return the numbers of elements of the first and second sum for gradients of these shapes.
 
         >>> PowerSGD(rank=2).summed_elements([(8, 16), (16,)])
         (32, 32)
@@ -122,10 +123,10 @@ def _finite(array: np.ndarray) -> np.ndarray:
 
 @compressors.register("random_k")
 class RandomK(Compressor):
-    """A part `k` of the elements, chosen anew in each step from the seed, summed as they are.
+    """Random fraction `k` of the elements, redrawn in each step from the seed, summed exactly.
 
-    With `feedback` (the default) what was not chosen is kept for the next step. Without it, what
-    is chosen is multiplied by n / count, which makes it unbiased.
+    With `feedback` (the default) the remaining elements are kept for the next step. Without it, the
+    selected elements are multiplied by n / count, which makes the sum unbiased.
 
     >>> import numpy as np
     >>> from caldera import comm, compress
@@ -175,11 +176,11 @@ class RandomK(Compressor):
             gradient.reshape(-1)[places] = part
 
     def count(self, size: int) -> int:
-        """How many of so many elements are sent."""
+        """Return the number of elements sent out of `size`."""
         return max(ceil(self.k * size), 1)
 
     def _places(self, size: int, random_stream: RandomStream, number: int) -> np.ndarray:
-        """As many places as wanted, in order: those with the smallest random words."""
+        """Return `number` sorted indices, chosen by the smallest random words."""
         seed, step, stream, first = random_stream.of(rank=0, stage=number)
         key = (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF)
         words = random_bits(key, first * 64, size, (step, stream))

@@ -1,19 +1,19 @@
 """Sparse vectors, their wire format, the allreduce of SparCML, and the cost of its algorithms.
 
-A message costs the latency and its bytes over the bandwidth, and a core works on it. Places are
-taken to be spread by chance, so that the sum of m vectors of density d has density 1 - (1 - d)**m.
+A message costs the latency and its bytes over the bandwidth, plus computing time. Indices are
+assumed random, so that the sum of m vectors of density d has density 1 - (1 - d)**m.
 
 A sparse vector stores sorted indices and their values. The codec keeps the errors of rounding the
 values. The allreduce (Renggli and others, 2018) has two forms:
 
-- **recursive doubling**: partners exchange and add all they have, at twice the distance each
-  time. The fewest messages, log2(n) a rank: for vectors so small that latency dominates, or so
-  alike over the ranks that their sum is hardly denser than one of them.
-- **split**: each rank adds up one part of all vectors, and all ranks gather the parts. Every
-  value travels to one rank, not to all: for vectors large enough that bandwidth dominates. The
-  parts of the sum are denser than the summands. `split_allgather` still sends them with their
-  indices; `dense_switching` sends all their elements without, which is shorter once most are not
-  zero.
+- **recursive doubling**: partners exchange and add their sums, at twice the distance each time. It
+  sends the fewest messages, log2(n) per rank. It suits vectors so small that latency dominates, or
+  so similar over the ranks that their sum is hardly denser than a single vector.
+- **split**: each rank sums one part of all vectors, and all ranks gather the parts. Every value is
+  sent to one rank instead of all. It suits vectors so large that bandwidth dominates. The parts of
+  the sum are denser than the summands. `split_allgather` sends them with their indices;
+  `dense_switching` sends all their elements without indices, which is shorter once most are
+  nonzero.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def predicted_seconds(
     density = min(count / length, 1.0)
 
     def size(vectors: int, part: float) -> float:
-        """Bytes of the sum of so many vectors, of a part of all elements."""
+        """Return the bytes of the sum of `vectors` vectors, for a fraction of all elements."""
         dense = 1 - (1 - density) ** vectors
         return HEADER + length * part * dense * (packed_bits(dense) + bits) / 8
 
@@ -85,7 +85,9 @@ def predicted_seconds(
         doubling += link.seconds(size(1, 1.0)) + link.seconds(2 * size(1 << stages >> 1, 1.0), 2)
 
     def gather(longest: float, each: float) -> float:
-        """Everybody to everybody at once; or lengths first, in log2(ranks) rounds, then a ring."""
+        """Return the cost of a direct exchange, or of lengths in log2(ranks) rounds and then a
+        ring.
+        """
         rounds = 1 if longest <= AT_ONCE else stages + others
         return link.seconds(others * each, rounds)
 
@@ -96,13 +98,13 @@ def predicted_seconds(
 
 
 def predicted_work(length: int, count: int, ranks: int) -> dict[str, float]:
-    """The time that a core works for each algorithm, what all of them have in common left out."""
+    """Return the computing time of each algorithm, without the work common to all."""
     if ranks == 1 or not length:
         return dict.fromkeys(NAMES, 0.0)
     density = min(count / length, 1.0)
 
     def values(vectors: int) -> float:
-        """In the sum of so many vectors."""
+        """Return the number of nonzero values in the sum of `vectors` vectors."""
         return length * (1 - (1 - density) ** vectors)
 
     stages = int(log2(ranks))
@@ -173,7 +175,7 @@ class SparseVector:
         return SparseVector(self.length, places, values)
 
     def span(self, part: tuple[int, int]) -> tuple[int, int]:
-        """From where to where among the places lie those of a part."""
+        """Return the range of stored indices inside a part."""
         low, high = np.searchsorted(self.places, np.array(part, np.int32))
         return int(low), int(high)
 
@@ -185,11 +187,11 @@ class SparseVector:
 
 
 class SparseCodec:
-    """How values travel in one allreduce: in which code, and rounded by which draws.
+    """Encoding of values in one allreduce: a code and the draws for rounding.
 
-    What a rank loses by rounding is added to `kept`, which is as long as the vectors, and once:
-    where several ranks round the same vector alike, one of them owns it. Over all ranks, the sum
-    and what was kept add up to what was to be summed.
+    A rank's rounding error is added to `kept`, a vector of full length, and only once: where
+    several ranks round the same vector alike, one rank owns the error. Over all ranks, the sum and
+    the kept errors add up to the exact sum.
     """
 
     def __init__(
@@ -219,7 +221,9 @@ class SparseCodec:
     def decode(
         self, messages: Sequence[np.ndarray], parts: Sequence[Span], dtype: DType
     ) -> tuple[np.ndarray, np.ndarray, list[int]]:
-        """Places and values of messages about these parts, and how many each of them has."""
+        """Return the indices and values of messages for these parts, and the count of each
+        message.
+        """
         places, counts, taken = unpack(messages, parts)
         behind = [each[size:] for each, size in zip(messages, taken, strict=True)]
         return places, self.code.decode_all(behind, counts, dtype), counts
@@ -247,17 +251,17 @@ class SparseCodec:
 Sum = SparseVector | np.ndarray
 Algorithm = Callable[[Communicator, SparseVector, SparseCodec], Sum]
 _FOLD = 0
-"""The stage in which ranks beyond the largest power of two hand over what they have."""
+"""Stage in which ranks beyond the largest power of two send their vectors."""
 _SUMMANDS, _SUMS = 0, 1
 
 
 def recursive_doubling(
     communicator: Communicator, vector: SparseVector, coding: SparseCodec
 ) -> SparseVector:
-    """The sum over all ranks, the same bits on each.
+    """Return the sum over all ranks, with the same bits on each rank.
 
-    After stage s, groups of 2**s ranks hold the same sum. All of a group encode it alike, with
-    the draws of their first rank, who keeps what is lost.
+    After stage s, groups of 2**s ranks have the same sum. All ranks of a group encode it alike,
+    with the draws of the group's first rank, which keeps the error.
     """
     rank, size = communicator.rank, communicator.size
     paired = 1 << (size.bit_length() - 1)
@@ -353,10 +357,10 @@ def sparse_allreduce(
     algorithm: str = "auto",
     link: Link | None = None,
 ) -> np.ndarray:
-    """The sum of the ranks' vectors, all its elements, the same bits on every rank.
+    """Return the dense sum of the ranks' vectors, with the same bits on every rank.
 
-    `algorithm` is "recursive_doubling", "split_allgather", "dense_switching" or "auto": the one
-    that the cost model expects to be fastest on this `link`, or else on the measured one.
+    `algorithm` is "recursive_doubling", "split_allgather", "dense_switching" or "auto", which
+    selects the fastest by the cost model on this `link`, by default the measured link.
 
     >>> import numpy as np
     >>> from caldera import comm, compress

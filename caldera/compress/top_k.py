@@ -33,7 +33,7 @@ _MAGNITUDE = np.int32(0x7FFFFFFF)
 _SAMPLE = 4096
 """Elements in a sample, or a hundredth of all if that is more."""
 _TOO_MANY = 1.5
-"""If a sampled threshold selects so many times what was wanted, the largest of them are taken."""
+"""If a sampled threshold selects more than this multiple of k, the largest are selected exactly."""
 
 
 def in_blocks(vectors: Sequence[np.ndarray], count: int, block: int) -> list[np.ndarray]:
@@ -101,21 +101,21 @@ def _apart(chosen: np.ndarray, vectors: Sequence[np.ndarray]) -> list[np.ndarray
 
 @compressors.register("topk")
 class TopK(Compressor):
-    """The elements with the largest magnitudes, summed by a sparse allreduce.
+    """Elements with the largest magnitudes, summed by a sparse allreduce.
 
-    - `k`: how many elements, or below 1 the part of all.
-    - `block`: the k largest of every so many elements, instead of all; quickest to find.
-    - `scope`: "layer", k of each parameter, or "global", of all that are exchanged together.
-    - `sampled`: the threshold comes from a sample, so that about k elements are sent.
-    - `bits`: 2, 4 or 8 bits a value, rounded by chance (QSGD); None sends all bits.
+    - `k`: the number of elements, or below 1 the fraction of all.
+    - `block`: select the k largest in every block of this length; the fastest selection.
+    - `scope`: "layer" selects k of each parameter, "global" of all parameters exchanged together.
+    - `sampled`: estimate the threshold from a sample, so that about k elements are sent.
+    - `bits`: 2, 4 or 8 bits a value, rounded stochastically (QSGD); None sends all bits.
     - `momentum`: momentum correction (Lin and others, Deep Gradient Compression, 2018): each rank
-      accumulates velocity, not gradients, so that what waits has its momentum when it is sent.
-      Where an element was sent its velocity begins anew. The optimizer must have none of its own.
-    - `algorithm`, `latency`, `bandwidth`: how sparse vectors are summed, see `sparse_allreduce`,
-      and the link of its cost model (see `Link`): measured, if neither is given.
+      accumulates velocity instead of gradients, so that delayed elements have their momentum when
+      they are sent. The velocity of sent elements is reset. The optimizer must have no momentum.
+    - `algorithm`, `latency`, `bandwidth`: the sum of sparse vectors, see `sparse_allreduce`, and
+      the link of its cost model (see `Link`), which is measured by default.
 
-    What is not sent, and what rounding loses, is kept and added to the next gradient: it acts like
-    momentum, of which an optimizer then needs none of its own, as `optim.Adam(beta1=0.0)`.
+    Unsent elements and rounding errors are kept and added to the next gradient. They act like
+    momentum, so the optimizer should have no additional momentum, as `optim.Adam(beta1=0.0)`.
     `compressors.make("top16_q4")` is TopK(16, block=512, bits=4), the setting of SparCML.
 
     >>> import numpy as np
@@ -195,8 +195,10 @@ class TopK(Compressor):
     def take(
         self, waiting: np.ndarray, added: Sequence[np.ndarray], random_stream: RandomStream
     ) -> SparseVector:
-        """What is sent now, where what has been `added` of each parameter is due as well; of what
-        waits, the rest is left."""
+        """Return the elements to send, and keep the rest in `waiting`.
+
+        `added` contains the new values of each parameter.
+        """
         if self.block is not None and waiting.dtype == np.float32:
             new = [each.astype(np.float32, copy=False) for each in added]
             found = take_top_k_in_blocks(waiting, new, int(self.k), self.block)
@@ -213,7 +215,7 @@ class TopK(Compressor):
     def _largest(
         self, residuals: Sequence[np.ndarray], random_stream: RandomStream
     ) -> list[np.ndarray]:
-        """The places of what is sent, in each residual."""
+        """Return the indices of the sent elements in each residual."""
         if self.block is not None:
             return in_blocks(residuals, int(self.k), self.block)
         chosen: list[np.ndarray] = []
@@ -225,15 +227,17 @@ class TopK(Compressor):
         return chosen
 
     def _count(self, size: int) -> int:
-        """How many of so many elements are sent."""
+        """Return the number of elements sent out of `size`."""
         if self.block is not None:
             whole, rest = divmod(size, self.block)
             return whole * int(self.k) + -(-int(self.k) * rest // self.block)
         return max(ceil(self.k * size), 1) if self.k < 1 else min(int(self.k), size)
 
     def expected(self, sizes: Sequence[int]) -> int:
-        """How many elements of parameters of these sizes a rank sends: the same number on all of
-        them, whatever they found."""
+        """Return the number of elements that each rank sends for parameters of these sizes.
+
+        The number is the same on all ranks and does not depend on the values.
+        """
         return self._count(sum(sizes)) if self.scope == "global" else sum(map(self._count, sizes))
 
     def _forget_what_is_no_number(self, gradients: Mapping[str, np.ndarray]) -> None:
@@ -271,7 +275,7 @@ def _check(
 
 
 def write_sum(total: Sum, gradients: Sequence[np.ndarray]) -> None:
-    """Write a sum to gradients, which are its elements one after the other.
+    """Write a sum to gradients, which are consecutive parts of it.
 
     >>> import numpy as np
     >>> from caldera.compress.sparse import SparseVector
@@ -292,7 +296,7 @@ def write_sum(total: Sum, gradients: Sequence[np.ndarray]) -> None:
 
 
 def _contiguous(arrays: Sequence[np.ndarray]) -> np.ndarray | None:
-    """Arrays as one vector, if one begins where the other ends: those of a message do."""
+    """Return arrays as one vector if they are adjacent in memory, like the parts of a message."""
     first = arrays[0]
     if any(each.dtype != first.dtype for each in arrays):
         return None

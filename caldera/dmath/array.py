@@ -28,7 +28,7 @@ from caldera.dmath.shards import Box, blocks_of, to_dask, to_pandas
 from caldera.draw.svg import Picture
 from caldera.errors import ConfigError
 
-# A value that is known stands for its node as long as somebody has the node.
+# Known values, by node, for the lifetime of the node.
 _values: weakref.WeakKeyDictionary[Node, Node] = weakref.WeakKeyDictionary()
 
 
@@ -43,10 +43,11 @@ def _method(function: Callable[..., Any], words: str) -> Callable[..., Any]:
 
 
 class Array(Expr):
-    """An array of which ranks have parts; what is computed from one is one, too.
+    """Distributed array; results of operations on it are distributed arrays.
 
-    Like every expression it is computed when its value is asked for: then one program goes to the
-    ranks, and a part of the result stays on each. Made by `dm.array`, `dm.random` and their like.
+    Like every expression it is computed when its value is needed: one program is sent to the ranks,
+    and each rank stores a part of the result. `dm.array`, `dm.random` and similar functions create
+    arrays.
 
     >>> import numpy as np
     >>> from caldera import dmath as dm
@@ -89,11 +90,11 @@ class Array(Expr):
     def replicate(
         self, layout: ShardLayout | Distribution | None = None, *, wait: bool = True
     ) -> Array:
-        """Compute it, and keep a copy in a second layout, on every rank if none is given. It is
-        returned in the layout it has; programs that need it in the other one move nothing.
+        """Compute it and store a copy in a second layout, by default replicated.
 
-        With `wait=False` the copy is still on its way when this returns, and whatever needs it
-        waits. A copy larger than `Session.limit_cache` allows is not kept.
+        The result has the original layout; programs that need the second layout transfer no data.
+        With `wait=False` the method returns during the copy, and users of the copy wait for it. A
+        copy larger than `Session.limit_cache` allows is not stored.
 
         >>> import numpy as np
         >>> from caldera import dmath as dm
@@ -109,7 +110,7 @@ class Array(Expr):
         return known
 
     def explain(self) -> ArrayExplanation:
-        """What moves where when it is computed: bytes, seconds, and what each way has beaten.
+        """Explain the transfers of its computation: bytes, seconds, and the rejected alternatives.
 
         >>> import numpy as np
         >>> from caldera import dmath as dm
@@ -152,13 +153,13 @@ class Array(Expr):
         return evaluate([self])[0]
 
     def numpy(self) -> np.ndarray:
-        """All of it as a NumPy array, here."""
+        """Return the whole array as a NumPy array in this process."""
         handle = self.handle
         return handle.session.get(handle)
 
     @property
     def handle(self) -> Handle:
-        """What the session knows it by, once it is computed."""
+        """Handle of the computed array in its session."""
         return _handle(self.eval().node)
 
     def item(self) -> Any:
@@ -174,8 +175,7 @@ class Array(Expr):
         return f"Array(shape={self.shape}, dtype={self.dtype.name})"
 
     def blocks(self) -> Iterator[tuple[Box, np.ndarray]]:
-        """Its blocks, one after the other: where each lies, as slices, and its elements. No more
-        than one of them is here at a time.
+        """Yield its blocks as (slices, elements); only one block is in this process at a time.
 
         >>> import numpy as np
         >>> from caldera import dmath as dm
@@ -192,16 +192,18 @@ class Array(Expr):
         return to_dask(self.eval())
 
     def to_pandas(self, columns: Sequence[Any] | None = None, index: Any = None) -> Any:
-        """A matrix as a frame of pandas, a vector as a series: all of it, here."""
+        """Return a matrix as a pandas DataFrame or a vector as a Series, gathered in this
+        process.
+        """
         return to_pandas(self, columns, index)
 
     # --- assignment
 
     def __setitem__(self, key: Any, values: Any) -> None:
-        """Other values for a part; expressions made of it before keep what it was."""
+        """Replace a part; expressions built from the array before keep the old values."""
         bounds = _bounds(key, self.shape)
         if bounds is None:
-            # Where nothing is left of what it was, it is still an array of the ranks.
+            # Even if every element is replaced, it stays a distributed array.
             self.node = place(self.at[key].set(values).node, None)
             return
         shape = tuple(len(range(*bound)) for bound in bounds)
@@ -342,7 +344,7 @@ def _handle(node: Node) -> Handle:
 def layout_for(
     layout: ShardLayout | Distribution | None, spec: Spec, ranks: Iterable[int] | None
 ) -> ShardLayout | None:
-    """The layout of an array on some ranks, or on all; None where nothing is said about it."""
+    """Return the layout of an array on some ranks or on all, or None if none is given."""
     own = None if ranks is None else checked_ranks(ranks)
     if layout is None:
         return None if own is None else default_layout(spec.shape, own, spec.dtype.itemsize)

@@ -1,9 +1,9 @@
-"""A graph as plain data, and back: what a master sends to its workers.
+"""Serialisation of graphs as plain data, sent by the master to its workers.
 
-Nodes are written in order, each as the name of its op, the numbers of its inputs and its
-attributes; the leaves are numbered, so that one program serves any arrays. Ops are looked up in the
-table of ops, attributes are of kinds that are listed here, and shapes are inferred again: nothing
-that arrives is run, imported or believed.
+Nodes are written in order: the name of the op, the indices of its inputs, and its attributes.
+Leaves are numbered, so that one program serves any arrays. On arrival, ops are taken from the table
+of ops, attributes are restricted to the kinds listed here, and shapes are inferred again. Received
+data is never executed, imported or trusted.
 """
 
 from __future__ import annotations
@@ -62,8 +62,11 @@ class LeafGraph:
 
 
 def encode_graph(outputs: Sequence[Node]) -> tuple[bytes, tuple[Symbol, ...]]:
-    """A graph as bytes, the same for graphs that differ in nothing but what their leaves hold; and
-    the leaves. Constant arrays are part of it."""
+    """Encode a graph as bytes; return them with the graph's leaves.
+
+    Graphs that differ only in the values of their leaves have the same bytes. Constant arrays are
+    included.
+    """
     writer = _Writer()
     nodes, numbers = writer.nodes(topological(outputs), outputs)
     head = {
@@ -80,8 +83,9 @@ def encode_graph(outputs: Sequence[Node]) -> tuple[bytes, tuple[Symbol, ...]]:
 
 
 def graph_key(outputs: Sequence[Node]) -> tuple[Hashable, tuple[Symbol, ...]]:
-    """What is equal for graphs that `encode_graph` writes alike, and the leaves in its order.
-    Nothing is written for it, unless there are constant arrays or loops: then it is the bytes.
+    """Return a key that is equal for graphs with equal encodings, and the leaves in order.
+
+    The graph is encoded only if it has constant arrays or loops; the key then is the bytes.
 
     >>> from caldera.core.graph.ops.base import tensor
     >>> spec = Spec((2,), np.dtype("float32"))
@@ -106,14 +110,14 @@ def graph_key(outputs: Sequence[Node]) -> tuple[Hashable, tuple[Symbol, ...]]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether nothing of an attribute is a leaf or a graph of its own."""
+    """Return True if an attribute contains neither leaves nor graphs."""
     if isinstance(value, tuple):
         return all(map(_is_plain, value))
     return not isinstance(value, Symbol | Body)
 
 
 def decode_graph(content: bytes) -> LeafGraph:
-    """The graph, over leaves of its own, that have no value yet."""
+    """Decode a graph over new leaves, which have no value yet."""
     length = int.from_bytes(content[:8], "little")
     try:
         head = json.loads(content[8 : 8 + length])
@@ -138,7 +142,7 @@ def encode(value: Any) -> bytes:
 
 
 def decode(content: bytes) -> Any:
-    """What `encode` was given."""
+    """Decode a result of `encode`."""
     return _Reader([], memoryview(b"")).value(json.loads(content))
 
 

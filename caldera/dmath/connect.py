@@ -30,7 +30,7 @@ class _Current:
 
     session: Session | None = None
     was_asked_for = False
-    """Whether somebody has connected: else another session may take its place."""
+    """True if a session was requested explicitly; otherwise another session may replace it."""
     on: Any = None
     """The cluster that its workers are on, as it was given."""
 
@@ -43,20 +43,20 @@ def connect(
     threads: int | None = None,
     device: str | None = None,
 ) -> Session:
-    """Have ranks that hold arrays and compute; from then on `dmath` uses them.
+    """Connect to ranks that store arrays and compute; from then on `dmath` uses them.
 
-    - Under mpiexec, srun or `caldera run` the first rank is the master and goes on with the
-      script. All others serve it from here on, and leave the script when it ends: n + 1 processes
-      are a master and n workers.
-    - Else `workers` processes are started on this machine, one for each usable core if no number
-      is given. They end with this program.
-    - `connect(1)` computes in this process, and so does whoever never connects.
+    - Under mpiexec, srun or `caldera run` the first rank is the master and continues with the
+      script. All remaining ranks serve it from here on, and exit when it ends: n + 1 processes are
+      a master and n workers.
+    - Otherwise `workers` processes are started on this machine, by default one per usable core.
+      They end with this program.
+    - `connect(1)` computes in this process, as without a connection.
     - `on` is a cluster to start the workers on: a `dask.distributed.Client`, the address of a Dask
-      scheduler ("dask:tcp://10.0.0.1:8786"), "ray" or "ray:ADDRESS". Without a number there are as
-      many workers as it has threads or cores. `interface` names the network between them ("ib0").
-    - `threads` are ranks in threads of this process: for tests.
-    - `device` is where ranks keep their parts and compute: "cpu", or "cuda" for cards, which they
-      share out among themselves, or share. Messages between them go from host to host.
+      scheduler ("dask:tcp://10.0.0.1:8786"), "ray" or "ray:ADDRESS". By default there is one worker
+      per thread or core of the cluster. `interface` names the network between them ("ib0").
+    - `threads` uses threads of this process as ranks, for tests.
+    - `device` is where ranks store their parts and compute: "cpu", or "cuda" for GPUs, which ranks
+      divide or share. Messages between GPUs pass through the host.
 
     The session can be used in a `with` statement, and ends with it.
 
@@ -83,7 +83,7 @@ def connect(
     made = _made(wanted, threads, started) if place is None else _on(place, wanted, interface)
     session = _begun(made, device)
     _Current.on = on
-    # Last registered, first called: MPI ends after the workers were told to.
+    # Registered last, called first: workers must be stopped before MPI is finalised.
     atexit.unregister(disconnect)
     atexit.register(disconnect)
     return session
@@ -102,7 +102,7 @@ def _begun(session: Session, device: str | None) -> Session:
 
 
 def _place(on: Any, interface: str | None, threads: int | None, started: int) -> Place | None:
-    """Return the place that `on` names, if the other arguments allow one."""
+    """Return the place that `on` names, or raise if other arguments contradict it."""
     if on is None:
         if interface is not None:
             raise ConfigError.build(
@@ -147,7 +147,7 @@ def _wanted(
             )
         return started - 1
     if workers is None and place is not None:
-        # A cluster without workers has an error of its own.
+        # Starting workers reports an empty cluster.
         workers = max(place.capacity() or 1, 1)
     return usable_cores() if workers is None else workers
 
@@ -196,7 +196,7 @@ def spmd(communicator: Communicator | None = None, *, device: str | None = None)
 
 
 def current() -> Session:
-    """The session that arrays are made in; one of this process alone if nobody has connected.
+    """Return the session that new arrays use; without a connection, a session of this process.
 
     >>> from caldera import dmath as dm
     >>> dm.disconnect()
@@ -211,7 +211,7 @@ def current() -> Session:
 
 
 def disconnect() -> None:
-    """End the session, its workers and its arrays; nothing happens if there is none.
+    """End the session with its workers and arrays, if there is one.
 
     >>> from caldera import dmath as dm
     >>> session = dm.connect(threads=2)

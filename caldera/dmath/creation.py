@@ -167,7 +167,7 @@ def random(
     layout: Where = None,
     ranks: Iterable[int] | None = None,
 ) -> Array:
-    """Uniform numbers from 0 to 1, the same for a seed whatever the layout and the ranks.
+    """Return uniform numbers from 0 to 1, the same for a seed in any layout on any ranks.
 
     >>> from caldera import dmath as dm
     >>> with dm.connect(threads=3):
@@ -186,7 +186,7 @@ def normal(
     layout: Where = None,
     ranks: Iterable[int] | None = None,
 ) -> Array:
-    """Normal numbers, mean 0 and deviation 1, the same for a seed whatever the layout.
+    """Return normal numbers with mean 0 and deviation 1, the same for a seed in any layout.
 
     >>> from caldera import dmath as dm
     >>> dm.normal((2, 3), seed=1).shape
@@ -196,10 +196,9 @@ def normal(
 
 
 def from_dask(values: Any, layout: Where = None) -> Array:
-    """An array from one of Dask, or from a frame of it: what a rank is to have is computed and sent
-    to it, then what the next one is to have.
+    """Return an array from a Dask array or frame; each rank's part is computed and sent in turn.
 
-    Without a layout the rows are cut between chunks, so that each chunk is computed once.
+    Without a layout, rows are split between chunks, so that each chunk is computed once.
 
     >>> import numpy as np
     >>> from caldera import dmath as dm

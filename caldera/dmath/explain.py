@@ -15,15 +15,19 @@ from caldera.draw.svg import CARD, CATEGORICAL, SANS, TEXT, Picture, element, pi
 from caldera.errors import ConfigError
 
 CALL_S = 1.5e-4
-"""To begin with a move or with what is computed, however small it is."""
+"""Overhead in seconds of starting a transfer or a computation."""
 SHOWN = 4
 """Ways that were beaten, the nearest first; of others there is only the number."""
 
 
 @dataclass(frozen=True)
 class ArrayExplanation:
-    """What happens when an array is computed: `moves` one after the other, `choices` among ways,
-    and the `layout` that the result has. Printed, it is a table."""
+    """Explanation of a computation; printed, it is a table.
+
+    - `moves`: the transfers, in order.
+    - `choices`: the selected algorithms.
+    - `layout`: the layout of the result.
+    """
 
     moves: tuple[Move, ...]
     choices: tuple[ShardingStrategy, ...]
@@ -36,7 +40,7 @@ class ArrayExplanation:
 
     @property
     def seconds(self) -> float:
-        """What moving and computing are thought to take, and the calls for each of them."""
+        """Predicted time of transfers and computations, including call overhead."""
         steps: list[Move | ShardingStrategy] = [*self.moves, *self.choices]
         return sum(step.seconds + CALL_S for step in steps if step.seconds)
 
@@ -57,14 +61,16 @@ class ArrayExplanation:
 
 
 def explained(node: Node, session: Session, *, again: bool = False) -> ArrayExplanation:
-    """What computing a node of whole values in a session means; with `again` by what ranks know by
-    now of the time that it takes, if the script can ask them."""
+    """Explain the computation of a node of whole values in a session.
+
+    With `again` the ranks are queried for newer measurements, if the script can query them.
+    """
     leaves = {}
     for each in topological([node]):
         symbol = each.attrs.get("symbol")
         if symbol is not None and isinstance(symbol.value, Handle):
             leaves[symbol] = symbol.value.layout
-    # Where all ranks run the script, one of them may ask alone.
+    # Where all ranks run the script, a rank must not query separately.
     again = again and session.one_script
     links = session.links([symbol.spec for symbol in leaves], again=again)
     found = distribute([node], leaves, ranks=session.ranks, rank=0, links=links)
@@ -90,15 +96,15 @@ def _beaten(choice: ShardingStrategy) -> list[str]:
 WIDTH, LEAST, MOST = 360.0, 48.0, 480.0
 """Of the array in pixels: its width, and how low and how high it may be."""
 MOST_BLOCKS = 4096
-"""Blocks that can still be told apart."""
+"""Maximum number of blocks in a picture."""
 _LABELLED = 26.0
 """A block at least so wide and high has the numbers of its ranks in it."""
 
 
 def layout_picture(layout: ShardLayout) -> Picture:
-    """Blocks in the colours of their ranks, drawn to scale.
+    """Draw blocks in the colours of their ranks, to scale.
 
-    Of more than two axes those with the most blocks are shown, where the others begin.
+    Of more than two axes, the two with the most blocks are shown, at the origin of the rest.
     """
     down, across = _shown(layout)
     rows, columns = _cuts(layout, down), _cuts(layout, across)

@@ -27,11 +27,11 @@ Where = ShardLayout | Distribution | Mapping[str, ShardLayout | Distribution] | 
 
 
 def save(path: PathLike, arrays: Array | Mapping[str, Array]) -> None:
-    """Write an array, or arrays by name, into a folder: each rank its parts, into a safetensors
-    file of its own, and an index. Any number of ranks can load it. What was in the folder before
-    counts until all of it is written.
+    """Save an array, or arrays by name, into a folder of safetensors files with an index.
 
-    A path that ends in .npy has one array as a whole, which has to fit into this process.
+    Each rank writes its parts. Any number of ranks can load the folder. Earlier content of the
+    folder stays valid until the new arrays are complete. A path that ends in .npy stores a single
+    array, which has to fit into this process.
 
     >>> import tempfile
     >>> import numpy as np
@@ -63,12 +63,12 @@ def save(path: PathLike, arrays: Array | Mapping[str, Array]) -> None:
 
 
 def load(path: PathLike, *, layout: Where = None, dataset: str = "") -> Any:
-    """What `save` wrote: an array, or a dict of arrays; each rank reads what it needs.
+    """Load an array, or a dict of arrays, that `save` wrote; each rank reads the data it needs.
 
-    - `path` may be a .npy file, HDF5 (.h5, .hdf5) or Zarr as well, larger than the memory of any
-      rank: `dataset` names the array where there are several.
-    - `layout`: for all arrays, or by name. Else they are as they were saved, if there are as many
-      ranks, or in blocks of rows.
+    - `path` may also be a .npy, HDF5 (.h5, .hdf5) or Zarr file larger than the memory of any rank:
+      `dataset` selects one of several arrays.
+    - `layout`: for all arrays, or by name. The default is the saved layout if the number of ranks
+      is the same, otherwise blocks of rows.
 
     >>> import tempfile, pathlib
     >>> import numpy as np
@@ -121,7 +121,7 @@ def save_handles(session: Session, path: PathLike, arrays: Mapping[str, Handle])
             for name, handle in arrays.items()
         }
         write_index(place, index)
-    # Nobody reads it before it is there.
+    # Waits until all ranks have loaded their parts.
     session.call("nbytes")
 
 
@@ -145,8 +145,10 @@ def load_handles(
     layout: Where = None,
     dataset: str = "",
 ) -> dict[str, Handle]:
-    """The arrays of a folder by name, or that of a file under the name of its `dataset`; each rank
-    reads what it needs. `layout` is for all of them, or by name."""
+    """Return the arrays of a folder by name, or the array of a file under its `dataset` name.
+
+    Each rank reads the data it needs. `layout` is for all arrays, or by name.
+    """
     place = Path(path).absolute()
 
     def loaded(

@@ -1,4 +1,4 @@
-"""Linear algebra on arrays that ranks have parts of, as far as it is not that of `caldera.op`."""
+"""Linear algebra on distributed arrays, in addition to the functions of `caldera.op`."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ MOST_STEPS = 60
 def svd(
     a: Any, k: int | None = None, *, tolerance: float | None = None, seed: int = 0
 ) -> tuple[Expr, Expr, Expr]:
-    """U, s and Vᵀ with a = U diag(s) Vᵀ, reduced; for the `k` largest singular values if that is
-    given.
+    """Return U, s and Vᵀ with a = U diag(s) Vᵀ, reduced, or for the `k` largest singular values.
 
-    All are found by a bidiagonal matrix, or where no rank has room for it by one-sided block
-    Jacobi, the largest by a randomised block Krylov method that ends when the error of each is
-    below `tolerance` times the largest (50 times the rounding error of the dtype, if nothing is
-    said); `svd_bound` gives what it ended with.
+    The full decomposition uses a bidiagonal matrix, or one-sided block Jacobi where that does not
+    fit into the memory of a rank. The largest values use a randomised block Krylov method. It stops
+    when the error of each value is below `tolerance` times the largest value, by default 50 times
+    the rounding error of the dtype. `svd_bound` returns the final error bounds.
 
     >>> import numpy as np
     >>> from caldera import dmath as dm
@@ -45,7 +44,7 @@ def svd(
 
 
 def svd_bound(a: Any, k: int, *, tolerance: float | None = None, seed: int = 0) -> Expr:
-    """For each of the `k` largest singular values that `svd` finds how far it can be from one.
+    """Return an error bound for each of the `k` largest singular values of `svd`.
 
     >>> import numpy as np
     >>> from caldera import dmath as dm
@@ -66,13 +65,12 @@ def add_row_col_sum(
     beta: float = 1.0,
     deterministic: bool | None = None,
 ) -> Array:
-    """beta * vector + alpha * the sum of the rows of a matrix, or of its columns with axis=1: the
-    AddRowColSumMatrix of dMath, as bias gradients need it.
+    """Return beta * vector + alpha * the sum of a matrix over rows, or over columns with axis=1.
 
-    The fast form has each rank add up what it has, and then their sums; with `deterministic` all is
-    added up in one order, which gives the same bits on any number of ranks and in any layout, and
-    takes a move of the matrix where its lines are shared out. If nothing is said, it is as
-    `cd.settings.deterministic` says.
+    This is dMath's AddRowColSumMatrix, used for bias gradients. The fast form sums locally, then
+    over ranks. With `deterministic` all values are added in a fixed order, which returns the same
+    bits on any number of ranks and in any layout, at the cost of a transfer where the summed lines
+    are split. The default is `cd.settings.deterministic`.
 
     >>> import numpy as np
     >>> from caldera import dmath as dm

@@ -1,9 +1,9 @@
-"""The master's side: orders to workers, their answers, and what becomes of failures.
+"""Master process: orders to workers, their replies, and recovery from failures.
 
-Orders are sent without waiting; a worker that fails says so when it does, and the master learns of
-it with the next order or answer. Then all workers are released from whatever they wait for and go
-on with new communicators: arrays stay, but for those that the failed run should have computed.
-If a worker is gone, or does not come back, all of them are ended.
+Orders are sent without waiting. A worker reports a failure when it happens, and the master receives
+the report with its next order or reply. It then releases all workers from their waits, and they
+continue with new communicators. Arrays remain, except for the results of the failed program. If a
+worker is gone or does not respond, all workers are ended.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from caldera.errors import CalderaError, CommError
 COME_BACK_S = 5.0
 """After a failure, workers that have not answered for so long are ended."""
 CAUSE_S = 2.0
-"""How long the cause of a failure may come after the news that somebody was released."""
+"""Seconds to wait for the cause of a failure after a report that a rank was released."""
 _KINDS: dict[str, type[Exception]] = {
     kind.__name__: kind
     for kind in vars(errors).values()
@@ -102,7 +102,7 @@ class Master(Session):
             for worker in range(self.ranks):
                 self._orders.send(worker + 1, END)
         except CommError:
-            # One that is gone need not be told.
+            # The worker has already exited.
             pass
         finally:
             self._team.leave()
@@ -111,8 +111,11 @@ class Master(Session):
 
     @contextmanager
     def _exchange(self) -> Iterator[None]:
-        """Orders and their answers. If anything breaks it off (Ctrl-C, no memory), what is still on
-        its way must never be taken for the answer to something else: all go on anew."""
+        """Context manager of orders and their replies.
+
+        After an interruption (Ctrl-C, no memory) all ranks continue with new communicators: pending
+        messages must not be taken for later replies.
+        """
         epoch = self._epoch
         try:
             while self._report(0) is not None:
@@ -131,7 +134,7 @@ class Master(Session):
                 # Parts without any element have no pieces, but each its shape.
                 own = layout.pieces(rank), layout.local_shape(rank)
                 if own not in parts:
-                    # Ranks that have the same come one after the other.
+                    # Ranks with equal parts are consecutive.
                     parts = {own: np.asarray(part_of(rank), order="C")}
                 part = parts[own]
                 self._order(rank, PUT + encode((number, part.shape, part.dtype.name, freed)))
@@ -158,7 +161,7 @@ class Master(Session):
             content += pack_changes(leaves, before)
             freed = self._take_forgotten()
             while len(content) + len(packed := pack_numbers(freed, first)) > ROOM and freed:
-                # What does not fit into this message goes with the next one.
+                # The remaining numbers are sent with the next message.
                 self._forgotten.append(freed.pop())
             for rank in range(self.ranks):
                 self._order(rank, content + packed)
@@ -201,7 +204,7 @@ class Master(Session):
     # --- answers
 
     def _answers(self, serial: int, ranks: Sequence[int]) -> dict[int, bytes]:
-        """What these ranks answer to what was asked under a number."""
+        """Return the replies of these ranks to the request with a serial number."""
         found: dict[int, bytes] = {}
         refusals: dict[int, bytes] = {}
         while len(found) + len(refusals) < len(ranks):
@@ -211,12 +214,12 @@ class Master(Session):
             if number == serial:
                 (found if kind == REPLY else refusals)[rank] = content
         if refusals:
-            # What others have sent meanwhile is for nobody.
+            # Messages received since are discarded.
             raise self._recovered(*min((rank, False, said) for rank, said in refusals.items()))
         return found
 
     def _report(self, seconds: float | None = None) -> tuple[int, bytes, int, bytes] | None:
-        """The next report, if one comes within that time: that of a failure is raised."""
+        """Return the next report within `seconds`, if any; raise if it reports a failure."""
         with self._reaching():
             report = self._reports.receive(seconds)
         if report is None:
@@ -227,7 +230,7 @@ class Master(Session):
         return rank, kind, number, content
 
     def _recovered(self, rank: int, released: bool, content: bytes) -> Exception:
-        """The error of a worker that has failed, after all are ready to go on."""
+        """Return the error of a failed worker, after all ranks are ready to continue."""
         until = time.monotonic() + CAUSE_S
         try:
             while released and time.monotonic() < until:
@@ -243,7 +246,7 @@ class Master(Session):
         return self._error(rank, content)
 
     def _renew(self) -> None:
-        """Go on with new communicators, or end all if somebody does not come back."""
+        """Continue with new communicators, or end all workers if one does not respond."""
         serial = self._next_serial()
         self._epoch += 1
         missing = set(range(self.ranks))
@@ -262,7 +265,7 @@ class Master(Session):
             self._join()
 
     def _interrupt(self) -> None:
-        """Somebody has pressed Ctrl-C, say: workers leave what they do."""
+        """Interrupt the workers' current program, for example after Ctrl-C."""
         try:
             self._team.revoke("interrupted")
             self._renew()
@@ -272,7 +275,7 @@ class Master(Session):
                 raise
 
     def _lost(self, error: CommError) -> CommError:
-        """Workers are gone: which, and why if that is known. All others are ended."""
+        """Return an error that names lost workers with their cause; end all remaining workers."""
         gone = self._team.lost()
         self._end()
         return CommError.build(
@@ -297,7 +300,7 @@ class Master(Session):
         self._control, _ = self._team.communicators(self._epoch)
         # What each program was last run on, here and there.
         self._leaves: dict[int, list[int]] = {}
-        # One table for all of them.
+        # All communicators share one table.
         self._control.traffic = self.traffic
         self._orders = Channel(self._control, ORDER_TAG)
         self._reports = Channel(self._control, REPORT_TAG)

@@ -28,7 +28,7 @@ ROOM = FRAME_BYTES - _LENGTH.size
 DEFINE, UNDEFINE, RUN, PUT, GET, CALL, RENEW, END = b"d", b"u", b"r", b"p", b"g", b"c", b"n", b"e"
 REPLY, REFUSAL, FAILURE = b"a", b"x", b"f"
 ORDER_TAG, REPORT_TAG, DATA_TAG = 1, 3, 5
-"""The rest of a long message has the tag after that of its frame."""
+"""Tags; the rest of a long message has the tag after its frame's."""
 SHORTEST_NAP_S, LONGEST_NAP_S = 2e-5, 1e-3
 
 
@@ -47,7 +47,7 @@ def varint(number: int) -> bytes:
 
 
 def varints(content: bytes) -> Iterator[int]:
-    """The numbers that `varint` wrote one after the other.
+    """Yield the numbers of concatenated `varint` encodings.
 
     >>> list(varints(varint(300) + varint(0)))
     [300, 0]
@@ -62,7 +62,7 @@ def varints(content: bytes) -> Iterator[int]:
 
 
 def pack_numbers(numbers: Sequence[int], base: int) -> bytes:
-    """Numbers in their order as ranges, each by how far it begins from its place after `base`.
+    """Pack numbers in order as ranges, each relative to its expected position after `base`.
 
     >>> len(pack_numbers(range(1000, 1032), base=1032))
     3
@@ -78,10 +78,10 @@ def unpack_numbers(stream: Iterator[int], base: int) -> list[int]:
 
 
 def pack_changes(numbers: Sequence[int], before: Sequence[int]) -> bytes:
-    """As many numbers as there were before, by how much each has grown.
+    """Pack the differences to an equally long earlier list.
 
-    From step to step most grow by the same: an array of the last step is in the place of one of the
-    step before, or still the same.
+    From step to step most numbers grow by the same amount: an array of the last step replaces one
+    of the step before, or stays the same.
 
     >>> len(pack_changes([29, 21, 5, 24], [19, 11, 5, 14]))
     7
@@ -111,7 +111,7 @@ def _unzigzag(number: int) -> int:
 
 
 class Channel:
-    """Messages of one kind between master and workers, over a communicator of all of them."""
+    """Messages of one kind between master and workers, over their communicator."""
 
     def __init__(self, communicator: Communicator, tag: int, source: int = ANY_SOURCE) -> None:
         self.communicator = communicator
@@ -204,7 +204,7 @@ def cache(rank: Rank) -> tuple[int, int, int, int]:
 
 @service
 def limit_cache(rank: Rank, nbytes: int) -> None:
-    """Keep at most so many bytes of what is fetched."""
+    """Limit the cached remote data to `nbytes`."""
     rank.limit_cache(nbytes)
 
 
@@ -216,7 +216,7 @@ def use_device(rank: Rank, name: str) -> None:
 
 @service
 def links(rank: Rank) -> tuple[float, ...]:
-    """What messages and products take between ranks; see `Links`."""
+    """Return the measured times of messages and products; see `Links`."""
     return astuple(measured_links(rank.communicator))
 
 

@@ -1,12 +1,12 @@
-"""What one rank has and does: its parts of all arrays, and the programs that it runs on them.
+"""State of a rank: its parts of all arrays, its programs and its cache of remote data.
 
-A program that needs an array in another layout than its own brings it there before it runs, and
-what arrived stays, up to a limit, for whichever program needs it next. An array never changes, so
-what was seen of it is right as long as it exists: a write makes another array.
+Before a program runs, arrays are transferred to the layouts it needs. Transferred copies are
+cached, up to a limit, for later programs. Arrays are immutable, so a copy stays valid for the
+lifetime of its array: a write creates another array.
 
-All ranks have to agree on what they still have, or some would wait for messages that others do not
-send. So what is kept follows from the programs alone, which are the same everywhere: sizes are
-those of the rank with the most, and freeing an array frees its memory but not its place.
+All ranks have to agree on the cached copies; otherwise some would wait for messages that are never
+sent. Cache contents therefore depend only on the programs, which are the same on every rank: sizes
+are those of the rank with the most data, and freeing an array frees its memory but not its slot.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from caldera.dmath.codec import decode, decode_graph, encode, register
 from caldera.errors import CommError
 
 DEFAULT_BYTES = 256 << 20
-"""What a rank keeps at most, unless it is told otherwise."""
+"""Default size of the cache."""
 
 
 @register
@@ -55,7 +55,7 @@ class View:
 
 @dataclass(frozen=True)
 class Fetch:
-    """A view of the leaf with this number, which `symbol` stands for in the program."""
+    """A copy of a leaf in another layout, represented by `symbol` in the program."""
 
     leaf: int
     view: View
@@ -77,8 +77,7 @@ class _Kept:
 
 @dataclass
 class CacheCounts:
-    """How often something was still there, how often it was fetched, and bytes on all ranks that
-    did not move because of that; `nbytes` are kept here now."""
+    """Cache statistics: hits, misses, and the bytes saved on all ranks; `nbytes` are cached now."""
 
     hits: int = 0
     misses: int = 0
@@ -87,8 +86,7 @@ class CacheCounts:
 
 
 class ReplicaCache:
-    """Views of arrays that this rank has fetched, by the number of the array; the one that was not
-    used for the longest time goes first."""
+    """Cached copies of arrays in other layouts, by array number, in least-recently-used order."""
 
     def __init__(self, communicator: Communicator, limit: int = DEFAULT_BYTES) -> None:
         self._communicator = communicator
@@ -129,19 +127,19 @@ class ReplicaCache:
             kept.finish()
 
     def free(self, numbers: Iterable[int]) -> None:
-        """Arrays are gone, and with them what was seen of them."""
+        """Free arrays and their cached copies."""
         gone = set(numbers)
         for (number, _), kept in self._kept.items():
             if number in gone:
                 self._drop(kept)
 
     def take_dropped(self) -> list[Tensor]:
-        """What was kept and is no longer, since this was last asked."""
+        """Return the copies dropped since the last call."""
         found, self._dropped = self._dropped, []
         return found
 
     def counted(self) -> CacheCounts:
-        """What was counted until now."""
+        """Return the statistics so far."""
         parts = [kept.part for kept in self._kept.values() if kept.part is not None]
         self.counts.nbytes = sum(part.nbytes for part in parts)
         return self.counts
@@ -168,9 +166,11 @@ class ReplicaCache:
 def with_fetches(
     roots: Sequence[Node], leaves: Sequence[Symbol], limit: int, views: Container[int]
 ) -> tuple[list[Node | None], list[Fetch]]:
-    """The roots of a program in which views of leaves are leaves themselves, and what they are, in
-    the order in which all ranks fetch them: the moves whose numbers are in `views`. A root that
-    only kept ranks in order may be None."""
+    """Return a program's roots with cacheable transfers replaced by leaves, and the transfers.
+
+    Transfers are in the order in which all ranks perform them; `views` contains their numbers. A
+    root that only served as an ordering token may be None.
+    """
     numbers: dict[Any, int] = {symbol: number for number, symbol in enumerate(leaves)}
     found: dict[Node, Fetch] = {}
     new: dict[Node, Node | None] = {}
@@ -181,7 +181,7 @@ def with_fetches(
                 number = numbers[node.inputs[0].attrs["symbol"]]
                 symbol = Symbol("", Spec(node.outputs[0].shape, view.dtype), "tensor")
                 found[node] = Fetch(number, view, symbol)
-                # In place of the node stands the token that came to it, if there was one.
+                # The node is replaced by its incoming token, if any.
                 new[node] = new[node.inputs[1]] if len(node.inputs) > 1 else None
                 continue
         if node.op is ITEM and node.inputs[0] in found:
@@ -207,9 +207,12 @@ _LENGTH_BYTES = 8
 
 @dataclass(frozen=True)
 class Definition:
-    """A program: a graph of whole values as `encode_graph` writes it, the layouts of its leaves
-    (but constants), and those its outputs shall have, None where that may be chosen; and what is
-    known of the ranks, by which ways are chosen."""
+    """Definition of a program, sent to the ranks.
+
+    It consists of a graph of whole values, encoded by `encode_graph`, the layouts of its leaves
+    (without constants), the layouts of its outputs (None if free), and the link measurements that
+    determine algorithms.
+    """
 
     graph: bytes
     layouts: tuple[ShardLayout, ...]
@@ -217,13 +220,13 @@ class Definition:
     links: Links
 
     def to_bytes(self) -> bytes:
-        """As it is sent."""
+        """Encode the definition."""
         head = encode((self.layouts, self.wanted, self.links))
         return len(head).to_bytes(_LENGTH_BYTES, "little") + head + self.graph
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Definition:
-        """What `to_bytes` wrote."""
+        """Decode a result of `to_bytes`."""
         end = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
         layouts, wanted, links = decode(content[_LENGTH_BYTES:end])
         return cls(content[end:], layouts, wanted, links)
@@ -301,7 +304,7 @@ class RankProgram:
 
 
 class Rank:
-    """Parts of arrays and programs, by the numbers that the master gives them."""
+    """Array parts and programs, by the numbers that the master assigns."""
 
     def __init__(self, communicator: Communicator) -> None:
         self.communicator = communicator
@@ -317,7 +320,7 @@ class Rank:
         return sum(part.nbytes for part in self.arrays.values())
 
     def renew(self, communicator: Communicator) -> None:
-        """Go on with another communicator of the same ranks."""
+        """Continue with another communicator of the same ranks."""
         self.communicator = communicator
         self.limit_cache(self.cache.limit)
 
@@ -328,7 +331,7 @@ class Rank:
         self.device = find_device(name)
 
     def limit_cache(self, nbytes: int) -> None:
-        """Keep nothing of what was fetched until now, and from now on at most so many bytes."""
+        """Clear the cache, and limit it to `nbytes` from now on."""
         self._programs.clear()
         counts, self.cache = self.cache.counts, ReplicaCache(self.communicator, nbytes)
         self.cache.counts = counts
@@ -351,7 +354,7 @@ class Rank:
         results = self._programs[number].run(leaves, [self.part(leaf) for leaf in leaves])
         self._release(self.cache.take_dropped())
         for place, result in enumerate(results):
-            # What has come in a message is still on the host.
+            # Received data is still on the host.
             here = result.device is self.device
             self.arrays[first + place] = result if here else result.to(self.device)
 
@@ -376,7 +379,7 @@ class Rank:
         self.cache.begin(number, view, self.part(number).numpy(), wait)
 
     def free(self, numbers: Iterable[int]) -> None:
-        """Nobody holds these arrays any more."""
+        """Free arrays without references."""
         gone = [number for number in numbers if number in self.arrays]
         self.cache.free(gone)
         self._release([self.arrays.pop(number) for number in gone] + self.cache.take_dropped())

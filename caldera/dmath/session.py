@@ -1,4 +1,4 @@
-"""Sessions: who computes what programs ask for. The ranks of this one, or those of workers."""
+"""Sessions: evaluation of programs on the ranks of this job, or on workers."""
 
 from __future__ import annotations
 
@@ -34,13 +34,16 @@ PartOf = Callable[[int], np.ndarray]
 WORTH_MEASURING = 1 << 20
 """Bytes of arrays from which on it matters which way is taken."""
 MOST_PROGRAMS = 512
-"""Programs that ranks keep: of more, those that were not run for the longest time are sent anew."""
+"""Maximum number of programs stored on ranks; least recently used ones are sent again when
+needed.
+"""
 
 
 @dataclass(frozen=True)
 class Known:
-    """A program that the ranks have: its number, the layouts of its outputs, and what is equal for
-    programs that do the same."""
+    """A program stored on the ranks: its number, output layouts, and the key of equivalent
+    programs.
+    """
 
     number: int
     layouts: tuple[ShardLayout, ...]
@@ -49,7 +52,7 @@ class Known:
 
 @dataclass(frozen=True)
 class _Written:
-    """What was found out about a graph when it was last run."""
+    """Results of analysing a graph, cached from its last run."""
 
     outputs: tuple[weakref.ref[Node], ...]
     wanted: tuple[ShardLayout | None, ...]
@@ -58,9 +61,9 @@ class _Written:
 
 
 class Handle:
-    """An array by its `number`: its `spec`, its `layout`, and the `session` whose ranks have it.
+    """Reference to an array: `number`, `spec`, `layout`, and the `session` whose ranks store it.
 
-    When nobody holds it any more, its parts are freed.
+    The array's parts are freed with the last reference.
     """
 
     __slots__ = ("__weakref__", "layout", "number", "session", "spec")
@@ -77,11 +80,11 @@ class Handle:
 
 
 class Session(ABC):
-    """Ranks that hold arrays and run programs on them.
+    """Ranks that store arrays and run programs.
 
-    - `ranks`: how many of them hold data.
-    - `device`: where they keep it and compute.
-    - `traffic`: what was sent and received here, by operation; `control` are orders to workers.
+    - `ranks`: the number of ranks with data.
+    - `device`: where they store it and compute.
+    - `traffic`: sent and received data of this process, by operation; `control` counts orders.
 
     >>> from caldera import dmath as dm
     >>> with dm.connect(threads=2) as session:
@@ -94,7 +97,7 @@ class Session(ABC):
     traffic: Traffic
     device = "cpu"
     one_script = False
-    """Whether one script says what all ranks do; else each of them runs it."""
+    """True if one script controls all ranks; False if each rank runs the script."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
@@ -116,7 +119,9 @@ class Session(ABC):
         return self.put_parts(spec, layout, lambda rank: layout.part_of(array, rank))
 
     def put_parts(self, spec: Spec, layout: ShardLayout, part_of: PartOf) -> Handle:
-        """An array whose parts are on ranks; `part_of` gives that of one after the other."""
+        """Create an array from parts; `part_of` returns the part of a rank, for one rank at a
+        time.
+        """
         self.check_open()
         with self._lock:
             handle = Handle(self, self._take_numbers(1), spec, layout)
@@ -151,7 +156,7 @@ class Session(ABC):
         return whole
 
     def call(self, service: str, *arguments: Any) -> list[Any]:
-        """What a service of `SERVICES` says on each rank."""
+        """Return the result of a service of `SERVICES` on each rank."""
         return self.call_each(service, [arguments] * self.ranks)
 
     def call_each(self, service: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -167,19 +172,21 @@ class Session(ABC):
 
     @property
     def is_first(self) -> bool:
-        """Whether what is done once is done here."""
+        """True in the process that performs work required once."""
         return True
 
     def agree(self, text: str) -> str:
-        """The same text wherever the script runs: that of the first."""
+        """Return the first process's text in every process that runs the script."""
         return text
 
     def replicate(
         self, handle: Handle, layout: ShardLayout | Distribution, wait: bool = False
     ) -> None:
-        """Begin to bring an array to a second layout, while other things are computed; programs
-        that need it there wait for what is still on its way, and nothing moves then. With `wait`
-        it has arrived when this returns."""
+        """Start to copy an array to a second layout, concurrently with other work.
+
+        Programs that need the copy wait for its arrival and transfer no data. With `wait` the
+        method returns after the arrival.
+        """
         self.check_open(handle)
         there = as_layout(layout, handle.spec.shape, range(self.ranks))
         view = View(handle.layout, there, handle.spec.dtype)
@@ -187,19 +194,20 @@ class Session(ABC):
 
     @property
     def cache(self) -> CacheCounts:
-        """What was kept of what ranks have seen of each other's parts, and how often that helped:
-        bytes on all ranks, kept bytes of the one with the most."""
+        """Return cache statistics: bytes saved on all ranks, and the largest cache of a rank."""
         counts = [CacheCounts(*each) for each in self.call("cache")]
         return replace(counts[0], nbytes=max(each.nbytes for each in counts))
 
     def limit_cache(self, nbytes: int) -> None:
-        """Keep at most so many bytes a rank of what is fetched: 0 keeps nothing."""
+        """Limit the cached remote data of each rank to `nbytes`; 0 disables caching."""
         self.call("limit_cache", within("Session.limit_cache", "nbytes", nbytes, 0, 1 << 62))
 
     def links(self, leaves: Sequence[Spec], *, again: bool = False) -> Links:
-        """What messages and products take between ranks, by which ways are chosen: measured when
-        there is first so much to move that it matters. With `again` ranks are asked whether they
-        know better by now, wherever the script runs."""
+        """Return the times of messages and products, which determine algorithms.
+
+        They are measured when the amount of data first makes them relevant. With `again` all ranks
+        are queried for newer measurements.
+        """
         known = self._links
         worth = sum(spec.nbytes for spec in leaves) >= WORTH_MEASURING
         if worth if known is None else again:
@@ -210,7 +218,7 @@ class Session(ABC):
         return self._links or Links()
 
     def forget(self, number: int) -> None:
-        """Nobody holds an array any more; its parts are freed with what is sent next."""
+        """Mark an array as unreferenced; the next message frees its parts."""
         # Called by the garbage collector, in any thread and in the middle of anything.
         self._forgotten.append(number)
 
@@ -225,11 +233,11 @@ class Session(ABC):
 
     @property
     def is_open(self) -> bool:
-        """Whether it can still be used, in this process."""
+        """True if the session is usable in this process."""
         return self._is_open and self._process == os.getpid()
 
     def check_open(self, handle: Handle | None = None) -> None:
-        """Refuse to go on if the ranks, or those that have this array, are no longer there."""
+        """Raise if the ranks, or the ranks that store this array, are no longer available."""
         if self._process != os.getpid():
             raise ConfigError.build(
                 "dmath",
@@ -303,7 +311,7 @@ class Session(ABC):
         layouts, specs = tuple(leaf.value.layout for leaf in leaves), [leaf.spec for leaf in leaves]
         links = self.links(specs)
         if (graph, layouts, wanted, links) not in self._known and _is_power_of_two(self._programs):
-            # Now and then, since ranks have to be asked; by a number that is the same for all.
+            # Queried rarely, since it requires communication; the counter is the same on all ranks.
             links = self.links(specs, again=True)
         key = graph, layouts, wanted, links
         known = self._known.get(key)
@@ -341,7 +349,7 @@ class Session(ABC):
 
 
 class SpmdSession(Session):
-    """Every rank runs the script: this one is among those who compute."""
+    """Session in which every rank runs the script, including this one."""
 
     def __init__(self, communicator: Communicator | None = None) -> None:
         super().__init__()
@@ -390,7 +398,7 @@ def _is_power_of_two(n: int) -> bool:
 
 
 def senders(layout: ShardLayout) -> list[int]:
-    """Ranks whose parts together are everything: of those that have the same, one.
+    """Return ranks whose parts form the whole array, one for each set of equal parts.
 
     >>> from caldera.compiler.sharding.distributions import Replicated, Rows
     >>> senders(Replicated().of((4,), range(3))), senders(Rows().of((4, 2), range(2)))

@@ -1,12 +1,12 @@
-"""Arrays in pieces: saved by ranks as parts in a folder, or handed over block by block.
+"""Arrays in pieces: saved as one part per rank in a folder, or passed on block by block.
 
-A folder has `index.json`, and a safetensors file for each rank that holds data. Any number of
-ranks can read it: each finds the parts that have its data, and reads only these, as wholes: each
-part has a checksum, and the index a digest. The index is written last, in one step: until then the
-array saved there before stays valid.
+A folder contains `index.json` and a safetensors file for each rank with data. Any number of ranks
+can read it: each finds the parts that overlap with its own and reads them whole, since each part
+has a checksum. The index has a digest and is written last, in one step: until then the array saved
+there before stays valid.
 
-A source has a `shape`, a `dtype`, and gives the elements of a box; it may be larger than memory.
-Blocks are for callers that need one at a time: Dask, pandas.
+A source has a `shape`, a `dtype`, and returns the elements of a box; it may be larger than memory.
+Blocks are for callers that process one at a time: Dask, pandas.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from caldera.io import load_safetensors_metadata, map_npy, map_safetensors, save
 from caldera.io.files import bytes_of, created, read_bounded
 
 BLOCK_BYTES = 64 << 20
-"""What is read at a time, unless a row is larger."""
+"""Bytes per read, unless a row is larger."""
 SUFFIXES = {".npy": "npy", ".h5": "hdf5", ".hdf5": "hdf5", ".zarr": "zarr"}
 
 
@@ -90,7 +90,7 @@ def open_source(path: str, dataset: str = "") -> FileArray:
 
 
 def read_part(source: FileArray, layout: ShardLayout, rank: int) -> np.ndarray:
-    """A rank's part of an array in a file: nothing else of it is read."""
+    """Read only a rank's part of an array in a file."""
     part = np.zeros(layout.local_shape(rank), source.dtype)
     flat = part.reshape(-1)
     for piece in layout.pieces(rank):
@@ -153,7 +153,7 @@ def write_index(folder: Path, arrays: Mapping[str, Saved]) -> None:
 
 
 def read_index(folder: Path) -> dict[str, Saved]:
-    """What a folder has."""
+    """Return the arrays in a folder."""
     where = f"dm.load {folder.name}"
     text = read_bounded(folder / INDEX, MOST_INDEX_BYTES, where)
     try:
@@ -217,7 +217,7 @@ def save_parts(rank: Rank, folder: str, mark: str, arrays: tuple[tuple[str, int]
 def load_parts(
     rank: Rank, folder: str, name: str, number: int, target: ShardLayout, saved: tuple[Any, ...]
 ) -> None:
-    """Read this rank's part of an array that was saved in whatever layout."""
+    """Read this rank's part of an array saved in any layout."""
     dtype, source, files = saved
     here = rank.communicator.rank
     part = np.zeros(target.local_shape(here), canonical(dtype))
@@ -241,7 +241,7 @@ def load_source(rank: Rank, path: str, dataset: str, number: int, layout: ShardL
 def _shared(
     source: ShardLayout, other: int, target: ShardLayout, here: int
 ) -> Iterator[tuple[IndexBlock, IndexBlock, IndexBlock]]:
-    """(piece in the file, piece of this rank, what is in both)."""
+    """Yield (block in the file, block of this rank, their intersection)."""
     for theirs in source.pieces(other):
         for mine in target.pieces(here):
             both = theirs.overlap(mine)
@@ -274,7 +274,7 @@ def _part_in(path: Path, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]
 
 
 def _storable(part: np.ndarray) -> np.ndarray:
-    """As safetensors files can have it: they know no complex128."""
+    """Return a part in a dtype of safetensors, which has no complex128."""
     if part.dtype != complex128:
         return part
     return np.ascontiguousarray(part).view(np.float64).reshape(*part.shape, 2)
@@ -286,7 +286,7 @@ MOST_BLOCKS = 4096
 
 
 def cuts_of_blocks(layout: ShardLayout) -> list[list[int]]:
-    """Where the blocks of a layout begin along each axis, and where the last ends.
+    """Return the boundaries of a layout's blocks along each axis.
 
     >>> from caldera.compiler.sharding.distributions import Rows
     >>> cuts_of_blocks(Rows().of((5, 3), range(2)))
@@ -300,7 +300,7 @@ def cuts_of_blocks(layout: ShardLayout) -> list[list[int]]:
 
 
 def blocks_of(array: Any) -> Iterator[tuple[Box, np.ndarray]]:
-    """Where each block lies, and its elements: brought here when it is its turn."""
+    """Yield the position and elements of each block, gathered one at a time."""
     cuts = cuts_of_blocks(array.layout)
     for place in np.ndindex(*(len(each) - 1 for each in cuts)):
         box = tuple(slice(each[i], each[i + 1]) for each, i in zip(cuts, place, strict=True))
@@ -308,7 +308,7 @@ def blocks_of(array: Any) -> Iterator[tuple[Box, np.ndarray]]:
 
 
 class Elements:
-    """The elements of an array of this shape: `take` returns those of a box when it is used."""
+    """Lazy elements of an array of this shape: `take` returns the elements of a box."""
 
     def __init__(self, shape: Shape, dtype: DType, take: Callable[[Any], np.ndarray]) -> None:
         self.shape, self.dtype, self.ndim = shape, dtype, len(shape)
@@ -322,7 +322,7 @@ def to_dask(array: Any) -> Any:
     """An array of Dask with the blocks of this one as its chunks."""
     dask_array = optional_import("dask.array", "dask", "dm.Array.to_dask")
     chunks = tuple(tuple(int(n) for n in np.diff(each)) for each in cuts_of_blocks(array.layout))
-    # One after the other: they come from one session.
+    # Sequentially: all blocks come from one session.
     elements = Elements(array.shape, np.dtype(array.dtype), lambda box: array[box].numpy())
     return dask_array.from_array(elements, chunks=chunks, asarray=False, fancy=False, lock=True)
 

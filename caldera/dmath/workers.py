@@ -1,8 +1,8 @@
 """Workers and their connections: the order loop, and teams over sockets, threads or MPI.
 
 A worker executes the master's orders in sequence and replies only to orders that require a reply.
-After an error it releases the ranks that wait for it, reports to the master, and does nothing
-more until all ranks continue with new communicators. Its arrays remain.
+After an error it releases the ranks that wait for it, reports to the master, and pauses until all
+ranks continue with new communicators. Its arrays remain.
 
 All members have a `control` communicator, of which the master is rank 0, and the workers have one
 among themselves, `data`. After an error both are recreated under the number of a new epoch:
@@ -54,7 +54,7 @@ Pair = tuple[Communicator, Communicator | None]
 
 
 class Team(ABC):
-    """What a member of it knows: `rank` 0 is the master's, and there are `workers`."""
+    """A member's view of the team: `rank` 0 is the master; `workers` is the number of workers."""
 
     rank: int
     workers: int
@@ -72,11 +72,11 @@ class Team(ABC):
         return
 
     def end(self) -> None:
-        """The master ends all workers that are still there, whatever they do."""
+        """End all remaining workers immediately; called by the master."""
         return
 
     def who(self, worker: int) -> str:
-        """How a worker is named in an error, with what became of it if that is known."""
+        """Return a worker's name for an error, with its exit status if known."""
         return f"worker {worker} of {self.workers}"
 
     def processes(self) -> list[int]:
@@ -84,7 +84,7 @@ class Team(ABC):
         return []
 
     def lost(self) -> str:
-        """Who has ended though nobody asked it to, and how."""
+        """Return the workers that have ended unexpectedly, with their exit status."""
         return "a worker"
 
 
@@ -116,7 +116,7 @@ class SocketTeam(Team):
 
 
 class ThreadTeam(Team):
-    """Threads of one process; `of` makes that of each."""
+    """Team of threads in one process; `of` creates all members."""
 
     def __init__(self, rank: int, workers: int, shared: _Shared) -> None:
         self.rank, self.workers = rank, workers
@@ -125,7 +125,7 @@ class ThreadTeam(Team):
 
     @classmethod
     def of(cls, workers: int) -> list[ThreadTeam]:
-        """The master's, and those of the workers."""
+        """Return the members: the master, then the workers."""
         shared = _Shared(workers)
         return [cls(rank, workers, shared) for rank in range(workers + 1)]
 
@@ -173,7 +173,7 @@ class MpiTeam(Team):
         return control, self._world.Split(0 if self.rank else None)
 
     def revoke(self, reason: str) -> None:
-        # Nobody can be released from a call of MPI: the master ends all if they do not come back.
+        # A call of MPI cannot be interrupted: the master ends workers that do not return.
         return
 
     def end(self) -> None:
@@ -196,16 +196,16 @@ class RankWorker:
     def _join(self, epoch: int) -> None:
         control, data = self._team.communicators(epoch)
         assert data is not None
-        # What each program was last run on, as the master knows it.
+        # The arrays of each program's last run, mirrored on the master.
         self._leaves: dict[int, list[int]] = {}
-        # What was counted before goes on.
+        # Counters continue from earlier values.
         control.traffic, data.traffic = self._traffic
         self._control, self._data = control, data
         self._orders = Channel(control, ORDER_TAG, source=0)
         self._reports = Channel(control, REPORT_TAG)
 
     def serve(self) -> None:
-        """Do what is ordered until the master ends, or is gone."""
+        """Execute orders until the master ends or is lost."""
         while True:
             try:
                 found = self._orders.receive()
@@ -228,7 +228,7 @@ class RankWorker:
         if kind == PUT:
             self._put(content)
         elif self._failed:
-            # Whoever waits for an answer hears of the failure instead.
+            # The master receives the failure report instead of the reply.
             return
         elif kind == RUN:
             stream = varints(content)
@@ -294,7 +294,7 @@ class RankWorker:
 
     def _renew(self, content: bytes) -> None:
         serial, epoch = varints(content)
-        # All answer before anybody makes a communicator: with MPI, that waits for all.
+        # All workers reply before creating communicators: with MPI, creation waits for every rank.
         self._reports.send(0, REPLY + varint(serial))
         self._join(epoch)
         self._rank.renew(self._data)

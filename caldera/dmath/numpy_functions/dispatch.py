@@ -1,8 +1,8 @@
-"""Calls of NumPy's functions: bound by NumPy's signature, ruled by NumPy's own answer.
+"""Calls of NumPy functions on distributed arrays, bound and checked by NumPy itself.
 
-For most functions NumPy itself is called once on stand-ins: arrays of ones of the same dtypes that
-have one element an axis. What NumPy refuses there (an axis, an order of a norm, a dtype) is refused
-here, and the dtypes of its answer are those of the results.
+Most NumPy functions are called once on stand-ins: arrays of ones of the same dtypes with one
+element per axis. Arguments that NumPy rejects there (an axis, an order of a norm, a dtype) are
+rejected here, and its result determines the dtypes.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _NAMES = """
     weights fweights aweights condition where prepend append a_min a_max min max
 """
 ARRAYS = frozenset(_NAMES.split())
-"""Names of NumPy's parameters that are arrays, and sequences of them."""
+"""Names of NumPy parameters that are arrays or sequences of arrays."""
 MASKS = frozenset({"condition", "where"})
-"""Those whose elements are truth values, not numbers that meet the others."""
+"""Parameters that are masks, excluded from type promotion."""
 
 
 @dataclass(frozen=True)
 class Handler:
-    """What computes one of NumPy's functions, with the arguments that it honours by name.
+    """Implementation of a NumPy function, with the arguments it supports by name.
 
-    Results are as NumPy's own answer on stand-ins, if it is `ruled`: arrays of up to `size`
-    elements an axis, and none of the arguments `aside`. Python's numbers are arrays, unless they
-    are `weak`; integers become floats where the results are, unless there is another way for them.
+    If it is `ruled`, result dtypes follow NumPy's result on stand-ins: arrays with up to `size`
+    elements per axis, without the arguments `aside`. Python scalars are arrays, unless they are
+    `weak`. Integers become floats where results are floats, unless the function handles them.
     """
 
     compute: Function
@@ -83,7 +83,7 @@ def register(functions: Mapping[Any, Function], **how: Any) -> None:
 
 
 def apply_function(function: Any, args: Iterable[Any], options: Mapping[str, Any]) -> Any:
-    """Return what a function of NumPy gives for arrays of dmath."""
+    """Return the result of a NumPy function on dmath arrays."""
     name = f"{function.__module__}.{function.__name__}".replace("numpy", "np")
     handler = TABLE.get(function)
     if handler is None:
@@ -138,7 +138,7 @@ def _signature(function: Any) -> inspect.Signature:
     try:
         return inspect.signature(function)
     except ValueError:
-        # Written in C, before NumPy 2.4: its arguments are those of the handler, in order.
+        # Written in C, before NumPy 2.4: the handler has the same arguments in the same order.
         return inspect.signature(TABLE[function].compute)
 
 
@@ -174,7 +174,7 @@ def _as_arrays(value: Any, weak: bool) -> Any:
 
 
 def each_array(value: Any, change: Function) -> Any:
-    """Apply a function to an array, or to those of a sequence."""
+    """Apply a function to an array, or to each array of a sequence."""
     if is_array(value) or isinstance(value, np.generic):
         return change(value)
     if isinstance(value, list | tuple):
@@ -221,8 +221,10 @@ def _ruled(function: Any, name: str, given: Mapping[str, Any], handler: Handler)
 
 
 def _in_its_dtype(given: Mapping[str, Any], like: Any, floats: bool) -> dict[str, Any]:
-    """Arguments in the dtype that NumPy computes in: that of `dtype=`, and floats for integers
-    where the result has floats."""
+    """Return arguments in the dtype of NumPy's computation.
+
+    It is `dtype=` if given, and floats for integers where the result has floats.
+    """
     wanted = given.get("dtype")
     kinds = [each.dtype for each in _leaves(like) if is_inexact(each.dtype)]
 
@@ -260,12 +262,12 @@ def as_dtype(value: Any, dtype: DType) -> Any:
 
 
 def as_floats(value: Any) -> Any:
-    """Cast integers and truth values to float64, as NumPy does where it needs floats."""
+    """Cast integers and booleans to float64, as NumPy does for functions that need floats."""
     return as_dtype(value, np.dtype(np.float64)) if value.dtype.kind in "biu" else value
 
 
 def _own(made: Any) -> Any:
-    """Results as arrays of dmath, also where nothing is left of an array that ranks have."""
+    """Return results as dmath arrays, even if no distributed input remains in the graph."""
     if isinstance(made, list | tuple):
         several = [_own(each) for each in made]
         return type(made)(*several) if hasattr(made, "_fields") else type(made)(several)

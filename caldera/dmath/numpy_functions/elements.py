@@ -1,4 +1,4 @@
-"""Functions of elements that are no ufuncs; arrays like others, and what arrays are."""
+"""Elementwise functions that are not ufuncs, creation functions and array properties."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def _round(a: Any, decimals: Any = 0) -> Any:
         return op.round(a * unit) / unit if decimals > 0 else op.round(a / unit) * unit
     if decimals >= 0:
         return a
-    # In whole numbers: large ones have no float of their own.
+    # Computed with integers: large ones are not representable as floats.
     unit = 10**-decimals
     below = op.floor_div(a, unit) * unit
     twice = 2 * (a - below)
-    # Halves go to even multiples.
+    # Halves are rounded to even multiples.
     is_half, is_odd = op.equal(twice, unit), op.mod(op.floor_div(below, unit), 2) > 0
     is_up = op.logical_or(twice > unit, op.logical_and(is_half, is_odd))
     return below + unit * op.cast(is_up, a.dtype)

@@ -31,7 +31,7 @@ def _trace(a: Any, offset: Any = 0, axis1: Any = 0, axis2: Any = 1, dtype: Any =
 
 
 def _rows(m: Any) -> Any:
-    """Matrices; a vector as each row of one."""
+    """Return matrices; a vector is repeated as the rows of one."""
     return op.broadcast(m, (m.size, m.size)) if m.ndim == 1 else m
 
 
@@ -63,7 +63,7 @@ register(
 
 
 def hermitian(a: Any, uplo: str = "L") -> Any:
-    """The Hermitian matrices of which one triangle is given; the other one is not read."""
+    """Return Hermitian matrices from one triangle; the opposite triangle is not read."""
     a = as_floats(a)
     lower = op.tril(a) if uplo.upper() == "L" else adjoint(op.triu(a))
     below = op.tril(lower, -1)
@@ -97,8 +97,9 @@ def _square(a: Any, name: str) -> Any:
 
 
 def _completed(q: Any) -> Any:
-    """Orthonormal columns, and columns that complete them to a basis: those of the projection on
-    what they leave."""
+    """Return orthonormal columns completed to a basis, by the columns of the complement's
+    projection.
+    """
     rows, columns = q.shape[-2:]
     if rows == columns:
         return q
@@ -229,9 +230,9 @@ def _(A: Any, tol: Any = None, hermitian: Any = False, rtol: Any = None) -> Any:
 
 @handles(np.linalg.lstsq)
 def _(a: Any, b: Any, rcond: Any = None) -> Any:
-    """The shortest x with the least squares of a x - b, these, the rank, and a's singular values.
+    """Return the shortest least-squares solution of a x = b, residuals, rank and singular values.
 
-    The rank is a number, and whether there are residuals depends on it: it is computed at once.
+    The rank is evaluated immediately, since the existence of residuals depends on it.
     """
     a, b = _of_one_dtype(a, b)
     if a.ndim != 2 or b.ndim not in (1, 2) or a.shape[0] != b.shape[0]:

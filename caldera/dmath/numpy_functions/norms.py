@@ -83,6 +83,6 @@ def _(x: Any, p: Any = None) -> Any:
         made = op.div(smallest, largest) if p == -2 else op.div(largest, smallest)
     else:
         made = op.mul(norm(x, p, (-2, -1)), norm(op.inverse(x), p, (-2, -1)))
-    # Nothing over nothing is a singular matrix, unless there was a nan.
+    # 0 / 0 means a singular matrix, unless the input contains a NaN.
     broken = op.logical_and(op.isnan(made), op.logical_not(op.any(op.isnan(x), (-2, -1))))
     return op.where(broken, op.full((), np.inf, made.dtype), made)

@@ -1,4 +1,4 @@
-"""Orders, positions and sets. Where a shape depends on values, these are counted at once."""
+"""Sorting, positions and sets. Shapes that depend on values are evaluated immediately."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _(a: Any, v: Any, side: Any = "left") -> Any:
 def _sets(
     ar: Any, index: bool, inverse: bool, counts: bool, equal_nan: Any
 ) -> tuple[Any, Any, Any, Any]:
-    """The different elements, where each is first, where each element is among them, how often."""
+    """Return the unique elements, their first indices, the inverse, and their counts."""
     if ar.dtype.kind == "c":
         raise DtypeError.build("np.unique", expected="numbers with an order", got=ar.dtype.name)
     line = flat(ar)

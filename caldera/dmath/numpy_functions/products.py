@@ -95,7 +95,7 @@ def _(x1: Any, x2: Any, axis: Any = -1) -> Any:
 
 
 def vecdot(a: Any, b: Any) -> Any:
-    """The products of vectors along the last axis, the first of them conjugated."""
+    """Return products of vectors along the last axis; the first factor is conjugated."""
     if not a.ndim or not b.ndim or a.shape[-1] != b.shape[-1]:
         raise ShapeError.build(
             "np.vecdot", expected="vectors of one length", got=f"{a.shape} and {b.shape}"

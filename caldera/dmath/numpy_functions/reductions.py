@@ -27,7 +27,7 @@ def axes_of(axis: Any, ndim: int) -> tuple[int, ...]:
 
 
 def kept(made: Any, shape: tuple[int, ...], axis: Any, keepdims: Any) -> Any:
-    """A result over axes, which stay with one element if that is asked for."""
+    """Return a reduction's result, with axes of length 1 if `keepdims` is set."""
     if not keepdims:
         return made
     axes = axes_of(axis, len(shape))
@@ -35,7 +35,7 @@ def kept(made: Any, shape: tuple[int, ...], axis: Any, keepdims: Any) -> Any:
 
 
 def expanded(made: Any, ndim: int, axis: Any) -> Any:
-    """A result over axes, with these axes again, to meet what it was computed from."""
+    """Return a reduction's result with its axes restored, for broadcasting with the input."""
     return op.unsqueeze(made, axes_of(axis, ndim)) if ndim and axes_of(axis, ndim) else made
 
 
@@ -60,7 +60,7 @@ def _reducing(function: Function, neutral: Function, join: Function) -> Function
         where: Any = None,
     ) -> Any:
         if a.size == 0 and initial is not None:
-            # Some reductions have nothing to begin with.
+            # Some reductions have no neutral element.
             shape = _reduced(a.shape, axis, keepdims)
             if 0 not in shape:
                 return op.full(shape, initial, a.dtype)
@@ -225,7 +225,7 @@ def filled(a: Any, value: Any) -> Any:
 
 
 def both(where: Any, a: Any) -> Any:
-    """The mask of elements that count: those of the caller's mask that are not nan."""
+    """Return the caller's mask without NaN elements."""
     return present(a) if where is None else op.logical_and(present(a), where)
 
 
@@ -262,7 +262,7 @@ def _nan_extreme(function: Function, largest: bool) -> Function:
         made = function(filled(a, _neutral(a, largest)), axis, keepdims, initial, where)
         counts = present(a)
         if where is not None:
-            # NumPy fills nan first: elements outside of the mask tell of nothing.
+            # NumPy fills NaN first: elements outside the mask must not raise a warning.
             counts = op.logical_or(counts, op.logical_not(where))
         some = op.any(counts, _plain(axis), bool(keepdims))
         return op.where(some, made, op.full((), np.nan, a.dtype))

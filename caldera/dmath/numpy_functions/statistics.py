@@ -57,7 +57,7 @@ def _lines(weights: Any, shape: tuple[int, ...], axis: Any) -> Any:
 
 
 def _quantiles(a: Any, q: Any, axis: Any, method: str, skips_nan: bool) -> Any:
-    """Quantiles of elements along axes; between two of them by NumPy's formula."""
+    """Return quantiles along axes, interpolated with NumPy's formula."""
     floats = as_floats(a)
     axes = axes_of(axis, floats.ndim)
     left = tuple(i for i in range(floats.ndim) if i not in axes)
@@ -84,7 +84,7 @@ def _quantile(rows: Any, q: float, last: Any, broken: Any, method: str) -> Any:
         place = {"lower": low, "higher": op.ceil(at), "nearest": op.round(at)}[method]
         made = _element(rows, place)
     else:
-        # As NumPy, also where it multiplies infinity by 0.
+        # As in NumPy, even where infinity is multiplied by 0.
         first, second = _element(rows, low), _element(rows, op.minimum(low + 1, last))
         share = op.cast(op.sub(at, low), rows.dtype)
         step = op.sub(second, first)
@@ -133,7 +133,7 @@ def _quantile_of(percent: bool, skips_nan: bool) -> Function:
             )
         share = np.true_divide(q, 100) if percent else np.asarray(q, np.float64)
         if method == "linear" and not percent and np.asarray(q).dtype.kind in "iub":
-            # The least or the largest, whatever is beside it.
+            # Minimum or maximum: no interpolation.
             method = "lower"
         if np.ndim(q):
             # Fractions in an array have a dtype, which numbers have not.
@@ -269,7 +269,7 @@ def _(a: Any, bins: Any = 10, range: Any = None, density: Any = None, weights: A
     edges = np.histogram_bin_edges(ends, bins, range)
     values = as_dtype(a, np.result_type(a.dtype, edges.dtype)).reshape(-1, 1)
     line = edges.astype(values.dtype)
-    # What is not below an edge; the last bin has both of its ends.
+    # Bins exclude their upper edge, except for the last one.
     inside = op.greater_equal(values, line[:-1])
     inside = op.logical_and(
         inside, op.concat([op.less(values, line[1:-1]), op.less_equal(values, line[-1:])], 1)
@@ -279,7 +279,7 @@ def _(a: Any, bins: Any = 10, range: Any = None, density: Any = None, weights: A
         kind = weights.dtype if weights.dtype.kind == "c" else np.dtype(np.float64)
         line_of = op.reshape(as_dtype(weights, kind), (-1, 1))
         if np.ndim(bins):
-            # As NumPy, of edges that are given: the differences of what is below them.
+            # As NumPy with given edges: differences of cumulative counts.
             inside = op.concat([op.less(values, line[:-1]), op.less_equal(values, line[-1:])], 1)
         added = op.where(inside, line_of, op.full((), 0, kind))
     counts = op.sum(added, 0)

@@ -23,7 +23,7 @@ from caldera.dmath.numpy_functions.products import vecdot
 
 
 def _or_truths(compute: Function, of_truths: Function) -> Function:
-    """Arithmetic, and what it is of truth values."""
+    """Return an arithmetic function with a separate implementation for booleans."""
 
     def run(*inputs: Any) -> Any:
         truths = all(_typed(each).dtype == np.bool_ for each in inputs)
@@ -42,7 +42,7 @@ def _of_truths(compute: Function) -> Function:
 
 
 def _on_arrays(compute: Function) -> Function:
-    """What needs the dtypes of both operands, of which one may be a number."""
+    """Return a function that needs the dtypes of both operands; one may be a scalar."""
 
     def run(x: Any, y: Any) -> Any:
         dtype = x.dtype if is_array(x) else y.dtype
@@ -53,7 +53,7 @@ def _on_arrays(compute: Function) -> Function:
 
 
 def _among_nan(choose: Function) -> Function:
-    """The larger or smaller one; the other beside a nan."""
+    """Return fmax or fmin: the larger or smaller value, ignoring a NaN."""
     return lambda x, y: op.where(op.isnan(x), y, op.where(op.isnan(y), x, choose(x, y)))
 
 
@@ -71,10 +71,10 @@ def _heaviside(x: Any, y: Any) -> Any:
 
 
 def _comparison(compare: Function, low: bool, equal: bool) -> Function:
-    """A comparison; of int64 with uint64 without a third dtype, which could not hold them all.
+    """Return a comparison that is exact between int64 and uint64, which have no common dtype.
 
-    `low` is its answer where the first number is below all of the second's dtype, `equal` tells
-    that it is symmetric.
+    `low` is the result if the first value is below the second's range; `equal` is True for
+    symmetric comparisons.
     """
 
     def run(a: Any, b: Any) -> Any:
@@ -170,7 +170,7 @@ UFUNCS: dict[Any, Function] = {
     np.radians: lambda x: x * (math.pi / 180),
     np.deg2rad: lambda x: x * (math.pi / 180),
 }
-"""What is done element by element, and products."""
+"""Elementwise functions and products."""
 REDUCTIONS: dict[Any, Function] = {
     np.add: np.sum,
     np.multiply: np.prod,
@@ -179,15 +179,15 @@ REDUCTIONS: dict[Any, Function] = {
     np.logical_and: np.all,
     np.logical_or: np.any,
 }
-"""What `ufunc.reduce` is."""
+"""Functions of `ufunc.reduce`."""
 RUNNING: dict[Any, Function] = {np.add: np.cumsum, np.multiply: np.cumprod}
-"""What `ufunc.accumulate` is."""
+"""Functions of `ufunc.accumulate`."""
 LOOPS = ("dtype", "signature", "casting")
 """Options that choose the dtypes of a ufunc's loop."""
 
 
 def apply_ufunc(ufunc: Any, method: str, inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
-    """Return what a ufunc of NumPy gives for arrays of dmath."""
+    """Return the result of a NumPy ufunc on dmath arrays."""
     name = f"np.{ufunc.__name__}"
     if method == "reduce" and ufunc in REDUCTIONS:
         return apply_function(REDUCTIONS[ufunc], inputs, {"axis": 0, **options})
