@@ -22,6 +22,7 @@ from caldera.bench.equality import (
 )
 from caldera.bench.frameworks.base import Array, BenchTask, Framework, Restartable
 from caldera.bench.frameworks.caldera_tasks import FitTask
+from caldera.bench.honesty.literature import weights_by_shape
 from caldera.bench.results import ResultEntry
 from caldera.bench.workloads import Case, TrainingCase
 from caldera.data import Dataset, Loader, cifar10, mnist
@@ -184,6 +185,8 @@ class Comparison:
     def add(self, entry: ResultEntry, numbers: dict[str, Any]) -> None:
         """Compare what a worker computed for its check."""
         found = written(self.folder_of(entry))
+        if "first loss" in numbers:
+            entry.weights = weights_by_shape(each.shape for each in found)
         if self.is_reference(entry):
             self._numbers = numbers
         if self._numbers is None:

@@ -152,6 +152,8 @@ class ResultEntry:
     """On test data, of each training."""
     trainings: list[dict[str, Any]] = field(default_factory=list)
     """Everything that was measured of each training, every sample."""
+    weights: dict[str, int] = field(default_factory=dict)
+    """Number of weights of a network by shape, as its gradients have them."""
     equality: Equality = field(default_factory=Equality)
     error: str = ""
 

@@ -1,7 +1,7 @@
-"""The keynote's twelve ways to fool the masses, looked for in a file of results.
+"""The keynote's twelve ways to fool the masses and three more, looked for in a file of results.
 
-`claims` is the format, also built from files of `caldera bench --json`; `rules` are the twelve,
-and `check` applies them.
+`claims` is the format, also built from files of `caldera bench --json`. `rules` and `more_rules`
+judge a report, by the published sizes in `literature` too, and `check` applies them.
 """
 
 from __future__ import annotations

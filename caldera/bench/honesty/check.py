@@ -1,4 +1,4 @@
-"""Going through the twelve."""
+"""The rules, applied to a report."""
 
 from __future__ import annotations
 
@@ -30,13 +30,16 @@ RULES: Mapping[str, tuple[str, Rule]] = {
     "end": ("fixed wall time", more_rules.ends_by_work),
     "scaling": ("weak or strong scaling redefined by mini-batch", more_rules.honest_scaling),
     "both": ("time or accuracy alone", more_rules.both_compared),
+    "peers": ("peers that crashed or were left out", more_rules.all_peers),
+    "seeds": ("one seed only", more_rules.several_seeds),
+    "workload": ("a network under another's name", more_rules.named_network),
 }
-"""By short name, in the keynote's order: the way to fool the masses, and what looks for it."""
+"""The ways to fool the masses by short name, each with its rule."""
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What each of the twelve says about a report.
+    """The verdict of each rule on a report.
 
     >>> run = {"name": "a", "system": "ours", "workload": "mlp", "level": "network"}
     >>> found = check({"title": "t", "runs": [run]})
@@ -49,7 +52,7 @@ class Findings:
 
     @property
     def passes(self) -> bool:
-        """Whether the report is fine in all twelve."""
+        """True if the report keeps all rules."""
         return all(each.passes for each in self.verdicts)
 
     def __getitem__(self, rule: str) -> RuleVerdict:
@@ -75,15 +78,15 @@ class Findings:
 
 
 def check(report: str | PathLike[str] | Mapping[str, Any] | Claims) -> Findings:
-    """Look for the twelve ways to fool the masses in a report.
+    """Look for ways to fool the masses in a report.
 
     It is a file, what such a file holds, or `Claims`. Files are those of `caldera bench --json` and
     those that others wrote in the format of `Claims`.
 
     >>> from caldera.bench.honesty import Hardware, Run
     >>> run = Run("a", "ours", "mlp", "network", part="whole", seconds=(0.1,), seconds_of="step",
-    ...           hardware=Hardware("a laptop"), options={}, equal_results=True,
-    ...           input_shape=(784,), usual_shape=(784,))
+    ...           hardware=Hardware("a laptop", reported="Intel Core"), options={},
+    ...           equal_results=True, input_shape=(784,), usual_shape=(784,))
     >>> check(Claims("a step", (run,))).passes
     True
     """
@@ -98,8 +101,11 @@ def check(report: str | PathLike[str] | Mapping[str, Any] | Claims) -> Findings:
             "bench.check", expected="a file, a dict or Claims", got=type(report).__name__
         )
     _check_statements(claims)
+    # A run without a result has nothing that the other rules could judge.
+    measured = replace(claims, runs=tuple(run for run in claims.runs if not run.error))
+    given = dict.fromkeys(RULES, measured) | {"peers": claims}
     verdicts = [
-        replace(_excused(rule(claims), name, claims), number=number, rule=name, way=way)
+        replace(_excused(rule(given[name]), name, claims), number=number, rule=name, way=way)
         for number, (name, (way, rule)) in enumerate(RULES.items(), start=1)
     ]
     return Findings(claims.title, tuple(verdicts))

@@ -13,7 +13,8 @@ from typing import Any
 
 from caldera.base.plain_data import from_plain
 from caldera.base.registry import nearest
-from caldera.bench.workloads import WORKLOADS, LearningCase, TrainingCase
+from caldera.bench.contestants import PEERS, card_contestants, contestants
+from caldera.bench.workloads import WORKLOADS, Case, LearningCase, TrainingCase
 from caldera.bench.workloads.training import WEAK_SCALING
 from caldera.errors import DataError
 
@@ -52,6 +53,8 @@ class Hardware:
     """In which it came to the market; 0 if that is not said."""
     special: bool = False
     """Whether it was built for this kind of work alone."""
+    reported: str = ""
+    """The processor or GPU that the machine itself reports, as in /proc/cpuinfo."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,8 @@ class ClaimedRun:
     train_accuracy: tuple[float, ...] = ()
     test_accuracy: tuple[float, ...] = ()
     """One of each run that was repeated with another seed."""
+    seeds: tuple[int, ...] = ()
+    """The seed of each accuracy."""
     accuracy_options: Options | None = None
     """With which the accuracy was measured, if not with `options`."""
     equal_results: bool | None = None
@@ -116,6 +121,10 @@ class ClaimedRun:
     """How often it was started, if not once for each number that is shown."""
     scaling: str = ""
     """strong or weak, in a report that has both; else the report says which."""
+    weights: dict[str, int] | None = None
+    """Number of weights of two and more axes by their sorted lengths, as "3x3x16x64"."""
+    error: str = ""
+    """Reason for a missing result: a crash, a time limit, a setting left out."""
 
     @property
     def trains(self) -> bool:
@@ -184,6 +193,12 @@ def claims_of(content: Any, where: str) -> Claims:
 def _check_run(run: ClaimedRun, where: str) -> None:
     for name, words in WORDS.items():
         _check_word(f"{where}.{name}", getattr(run, name), words)
+    if run.seeds and len(run.seeds) != len(run.test_accuracy):
+        raise DataError.build(
+            f"{where}.seeds",
+            expected=f"{len(run.test_accuracy)}, one of each test accuracy",
+            got=str(len(run.seeds)),
+        )
     if run.ranks < 1:
         raise DataError.build(f"{where}.ranks", expected="at least 1", got=str(run.ranks))
     for name in ("train_accuracy", "test_accuracy"):
@@ -218,37 +233,41 @@ def is_bench(content: Any) -> bool:
 
 
 def claims_of_bench(content: dict[str, Any], where: str) -> Claims:
-    """What a run of the bench says: the rows that count.
+    """What a run of the bench says: the rows that count, and those that failed or are missing.
 
     A row whose result is wrong is struck out there, so it claims nothing.
     """
     try:
         machine = content["machine"]
-        hardware = Hardware(str(machine.get("card") or machine["cpu"]))
+        name = str(machine.get("card") or machine["cpu"])
+        hardware = Hardware(name, reported=name)
         shared: Options = {"threads": float(machine["threads"])}
         runs = [
             _run(entry, hardware, shared)
             for entry in content["entries"]
-            if entry["rounds"] and not entry["error"] and entry["equality"]["holds"] is not False
+            if (entry["rounds"] or entry["error"]) and entry["equality"]["holds"] is not False
         ]
+        runs += _left_out(content)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError.build(
             where,
             expected="a file of caldera bench --json",
             got=f"one without {error}" if isinstance(error, KeyError) else str(error),
         ) from None
-    if not runs:
+    if all(run.error for run in runs):
         raise DataError.build(where, expected="a row that counts", got="none")
-    claims = Claims(title=f"{where}: caldera bench", runs=tuple(runs))
+    statements = {"peers": _PEERS}
+    claims = Claims(f"{where}: caldera bench", tuple(runs), statements=statements)
     if not any(run.trains for run in runs):
         return claims
     return replace(
         claims,
-        statements={"input": _READING},
+        statements=statements | {"input": _READING},
         tuning={system: Tuning(0, source=_SETTINGS) for system in claims.systems()},
     )
 
 
+_PEERS = "a case has the peers that can run it, in all the settings that the bench has for them"
 _READING = (
     "samples lie in memory when the clock starts; the time to bring them there is in the file "
     "(`load s` of each training)"
@@ -256,8 +275,41 @@ _READING = (
 _SETTINGS = "the settings of the case, which are the same in every system"
 
 
+def _left_out(content: dict[str, Any]) -> list[ClaimedRun]:
+    """Return the peers' usual settings of which a file has no row."""
+    device = content["machine"].get("device", "cpu")
+    precisions = content.get("options", {}).get("precisions", ())
+    entries = [each for each in content["entries"] if each["rounds"] or each["error"]]
+    present = {(each["work"], each["case"], each["label"]) for each in entries}
+    found = []
+    for work, name in dict.fromkeys((each["work"], each["case"]) for each in entries):
+        case = _case(work, name)
+        if isinstance(case, TrainingCase) and device != "cpu":
+            case = case.on(device)
+            chosen = precisions or case.precisions
+            usual = card_contestants(case, tuple(PEERS), chosen, compiler=True)
+        elif case is not None:
+            usual = contestants(case, tuple(PEERS), (), compiler=True, precisions=precisions)
+        else:
+            continue
+        found += [
+            ClaimedRun(
+                name=f"{name} {each.label}",
+                system=each.framework,
+                workload=_workload(work, name, getattr(case, "scheme", "")),
+                level=case.level,
+                error="not installed" if each.framework in content["missing"] else "left out",
+            )
+            for each in usual
+            if each.is_measured
+            and each.framework in PEERS
+            and (work, name, each.label) not in present
+        ]
+    return found
+
+
 def _run(entry: dict[str, Any], hardware: Hardware, shared: Options) -> ClaimedRun:
-    if entry.get("trainings"):
+    if entry.get("trainings") and not entry["error"]:
         return _training(entry, hardware, shared)
     shape = _shape_of(entry["work"], entry["case"])
     accuracy = entry.get("accuracy")
@@ -265,7 +317,7 @@ def _run(entry: dict[str, Any], hardware: Hardware, shared: Options) -> ClaimedR
     return ClaimedRun(
         name=f"{entry['case']} {entry['label']}",
         system=entry["framework"],
-        workload=f"{entry['work']} {entry['case']}",
+        workload=_workload(entry["work"], entry["case"], entry.get("scheme", "")),
         level=NETWORK if is_network else OPERATOR,
         part=WHOLE,
         batch=int(entry["batch"]),
@@ -277,6 +329,8 @@ def _run(entry: dict[str, Any], hardware: Hardware, shared: Options) -> ClaimedR
         equal_results=entry["equality"]["holds"],
         input_shape=tuple(entry.get("shape") or shape),
         usual_shape=shape,
+        weights=entry.get("weights") or None,
+        error=entry["error"],
     )
 
 
@@ -287,7 +341,7 @@ def _training(entry: dict[str, Any], hardware: Hardware, shared: Options) -> Cla
     return ClaimedRun(
         name=f"{entry['case']} {entry['label']}",
         system=f"{entry['framework']} {scheme}".strip(),
-        workload=entry["work"] if scheme else f"{entry['work']} {entry['case']}",
+        workload=_workload(entry["work"], entry["case"], scheme),
         level=entry["level"],
         part=WHOLE,
         ranks=int(entry["ranks"]),
@@ -298,6 +352,7 @@ def _training(entry: dict[str, Any], hardware: Hardware, shared: Options) -> Cla
         seconds=tuple(float(each["seconds"]) for each in entry["trainings"]),
         seconds_of="training",
         test_accuracy=tuple(float(each) for each in entry["accuracies"]),
+        seeds=tuple(entry["seeds"]),
         reads=MEMORY,
         input_shape=tuple(entry["shape"]),
         usual_shape=_shape_of(entry["work"], entry["case"]),
@@ -306,12 +361,19 @@ def _training(entry: dict[str, Any], hardware: Hardware, shared: Options) -> Cla
     )
 
 
+def _workload(work: str, case: str, scheme: str) -> str:
+    """Return the name under which rows are compared: cases with a scheme differ in their ranks."""
+    return work if scheme else f"{work} {case}"
+
+
+def _case(work: str, name: str) -> Case | None:
+    """Return the bench's case of this name, if it has one today."""
+    cases = WORKLOADS[work].cases if work in WORKLOADS else ()
+    return next((case for case in cases if case.name == name), None)
+
+
 def _shape_of(work: str, name: str) -> tuple[int, ...]:
-    """Of a sample, as the bench has it for this case."""
-    if work not in WORKLOADS:
-        return ()
-    cases = [case for case in WORKLOADS[work].cases if case.name == name]
-    network = cases[0] if cases else None
-    if isinstance(network, LearningCase):
-        network = network.network
+    """Return the shape of a sample, as the bench has it for this case."""
+    case = _case(work, name)
+    network = case.network if isinstance(case, LearningCase) else case
     return network.shape if isinstance(network, TrainingCase) else ()

@@ -1,11 +1,12 @@
-"""Rules 7 to 12 of the twelve."""
+"""Rules 7 to 12 of the twelve, and three on peers, seeds and names of networks."""
 
 from __future__ import annotations
 
 import math
 import statistics
 
-from caldera.bench.honesty.claims import STRONG, WALL_TIME, ClaimedRun, Claims
+from caldera.bench.honesty.claims import OPERATOR, STRONG, WALL_TIME, ClaimedRun, Claims
+from caldera.bench.honesty.literature import published_weights, usual_shapes, weights_apart
 from caldera.bench.honesty.rules import (
     RuleVerdict,
     fine,
@@ -82,21 +83,23 @@ def same_options(claims: Claims) -> RuleVerdict:
 
 
 def usual_inputs(claims: Claims) -> RuleVerdict:
-    """9: larger samples make more operations, not better networks."""
-    sized = [run for run in claims.runs if run.level != "operator"]
-    larger = [
-        run
-        for run in sized
-        if run.input_shape
-        and run.usual_shape
-        and math.prod(run.input_shape) > LARGER * math.prod(run.usual_shape)
-    ]
-    if larger:
-        run = larger[0]
-        return violated(
-            f"{run.name}: samples of {_shape(run.input_shape)}, usually {_shape(run.usual_shape)}",
-            "Give the time with samples of the usual size.",
-        )
+    """9: larger samples make more operations, and smaller ones an easier workload."""
+    sized = [run for run in claims.runs if run.level != OPERATOR]
+    for run in sized:
+        published = usual_shapes(run.workload)
+        if published and run.usual_shape and run.usual_shape not in published:
+            return violated(
+                f"{run.workload}: {_shape(run.usual_shape)} is called usual, published is "
+                f"{' or '.join(map(_shape, published))}",
+                "Give the published shape of a sample.",
+            )
+        factor = math.prod(run.input_shape) / math.prod(run.usual_shape)
+        if run.input_shape and run.usual_shape and not 1.0 / LARGER <= factor <= LARGER:
+            return violated(
+                f"{run.name}: samples of {_shape(run.input_shape)}, usually "
+                f"{_shape(run.usual_shape)}",
+                "Give the time with samples of the usual size.",
+            )
     silent = [run for run in sized if not run.input_shape or not run.usual_shape]
     return not_shown_of(
         silent,
@@ -187,7 +190,8 @@ def both_compared(claims: Claims) -> RuleVerdict:
 
 def _comparison(runs: list[ClaimedRun]) -> RuleVerdict:
     where = runs[0].workload
-    right = [bool(run.test_accuracy) or run.equal_results is not None for run in runs]
+    by_accuracy = any(run.test_accuracy for run in runs)
+    right = [bool(run.test_accuracy or (run.equal_results and not by_accuracy)) for run in runs]
     timed = [bool(run.seconds) for run in runs]
     if any(right) != all(right) or any(timed) != all(timed):
         return violated(
@@ -208,3 +212,63 @@ def _comparison(runs: list[ClaimedRun]) -> RuleVerdict:
                     "Give the time in which every system reaches the same accuracy.",
                 )
     return fine(f"{where}: time and accuracy of every system")
+
+
+def all_peers(claims: Claims) -> RuleVerdict:
+    """13: a comparison without the peers that crashed or were left out is a selection."""
+    for runs in claims.workloads():
+        failed = [run for run in runs if run.error]
+        if failed and len(failed) < len(runs):
+            return violated(
+                f"{failed[0].name}: {failed[0].error}"
+                + (f", and {len(failed) - 1} more" if len(failed) > 1 else ""),
+                "Run every peer in all its usual settings, or leave out the whole workload.",
+            )
+    for level in dict.fromkeys(run.level for run in claims.runs):
+        alike = [run for run in claims.runs if run.level == level]
+        systems = dict.fromkeys(run.system for run in alike)
+        for workload in dict.fromkeys(run.workload for run in alike):
+            present = {run.system for run in alike if run.workload == workload}
+            if absent := [each for each in systems if each not in present]:
+                return not_shown(
+                    f"{workload}: no run of {', '.join(absent)}",
+                    "Run every system on every workload, or say why that is not done.",
+                )
+    return fine("every peer ran in every comparison")
+
+
+def several_seeds(claims: Claims) -> RuleVerdict:
+    """14: the accuracy of one seed is luck."""
+    single = [
+        run
+        for run in claims.runs
+        if run.test_accuracy and min(len(run.test_accuracy), len(set(run.seeds)) or 2) < 2
+    ]
+    compared = [run for runs in claims.workloads() if len(runs) > 1 for run in runs]
+    why, sentence = "an accuracy of one seed", "Give the accuracy of several seeds."
+    return (
+        violated_by([run for run in single if run in compared], why, sentence)
+        or not_shown_of(single, why, sentence)
+        or fine("accuracies are those of several seeds, or none is given")
+    )
+
+
+def named_network(claims: Claims) -> RuleVerdict:
+    """15: a network with other weights is another workload, whatever its name."""
+    silent = []
+    for run in claims.runs:
+        name, expected = published_weights(run.workload)
+        if not name or run.level == OPERATOR:
+            continue
+        if run.weights is None:
+            silent.append(run)
+        elif apart := weights_apart(run.weights, expected):
+            return violated(
+                f"{run.name}: {apart} differ from {name}",
+                "Give the workload its own name, or run the network of that name.",
+            )
+    return not_shown_of(
+        silent,
+        "the shapes of the network's weights are not given",
+        "Give the number of weights by shape, as `caldera bench` does.",
+    ) or fine("networks have the weights of those that they are called after")

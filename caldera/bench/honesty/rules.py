@@ -1,17 +1,27 @@
 """Rules 1 to 6 of the keynote's twelve ways to fool the masses, with their verdicts.
 
-Each rule is a function of the claims. Rules 7 to 12 are in `more_rules`.
+Each rule is a function of the claims. The remaining rules are in `more_rules`.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean as mean
 from statistics import variance
 
-from caldera.bench.honesty.claims import KERNEL, STORAGE, SUBSET, WHOLE, ClaimedRun, Claims
+from caldera.bench.honesty.claims import (
+    KERNEL,
+    STORAGE,
+    SUBSET,
+    WHOLE,
+    ClaimedRun,
+    Claims,
+    Hardware,
+)
+from caldera.bench.honesty.literature import published_year
 
 FINE = "fine"
 VIOLATED = "violated"
@@ -110,6 +120,8 @@ def _error(values: Sequence[float]) -> float:
     return variance(values) / len(values) if len(values) > 1 else 0.0
 
 
+MAKERS = ("amd", "apple", "google", "intel", "nvidia", "xeon", "epyc", "ryzen", "tesla", "tpu")
+"""Words that name hardware without a number."""
 SAME_AGE = 2
 """Years that hardware may lie apart in a comparison."""
 SAME_EFFORT = 2
@@ -222,6 +234,10 @@ def equal_hardware(claims: Claims) -> RuleVerdict:
     silent = [run for run in claims.runs if run.hardware is None or not run.hardware.name]
     if silent:
         return not_shown(f"{names(silent)}: no hardware", "Name the hardware of every run.")
+    for hardware in dict.fromkeys(run.hardware for run in claims.runs if run.hardware is not None):
+        misnamed = _misnamed(hardware)
+        if misnamed is not None:
+            return misnamed
     for runs in claims.workloads():
         kinds = {run.hardware for run in runs if run.hardware is not None}
         if len({run.system for run in runs}) < 2 or len({each.name for each in kinds}) < 2:
@@ -243,6 +259,38 @@ def equal_hardware(claims: Claims) -> RuleVerdict:
                 "Compare systems on hardware of the same age.",
             )
     return fine("systems are compared on the same hardware, or of the same age")
+
+
+def _misnamed(hardware: Hardware) -> RuleVerdict | None:
+    """Compare a name with the machine's own report and the published year."""
+    if not hardware.reported:
+        return not_shown(
+            f"{hardware.name}: the machine's own report is missing",
+            "Give the processor or GPU as the machine reports it.",
+        )
+    claimed, reported = _models(hardware.name), _models(hardware.reported)
+    if claimed - reported and (reported - set(MAKERS) or claimed & set(MAKERS) - reported):
+        return violated(
+            f"called {hardware.name}, but the machine reports {hardware.reported}",
+            "Name the hardware that the machine reports.",
+        )
+    if claimed - reported:
+        return not_shown(
+            f"{hardware.reported} does not show that it is {hardware.name}",
+            "Say how the model is known.",
+        )
+    year = published_year(hardware.name)
+    if year and hardware.year and abs(year - hardware.year) > 1:
+        return violated(
+            f"{hardware.name} is of {year}, not {hardware.year}", "Give the year of the hardware."
+        )
+    return None
+
+
+def _models(hardware: str) -> set[str]:
+    """Return the makers and model numbers in a name, without architecture and clock rate."""
+    words = re.findall(r"[a-z0-9]+", re.sub(r"x86_64|aarch64|@.*", "", hardware.lower()))
+    return {each for each in words if each in MAKERS or any(map(str.isdigit, each))}
 
 
 def whole_workload(claims: Claims) -> RuleVerdict:

@@ -1,4 +1,4 @@
-"""`caldera check`: the twelve ways to fool the masses, looked for in files of results."""
+"""`caldera check`: ways to fool the masses, looked for in files of results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ add_flags = flags(
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Say for each of the twelve: fine, violated or not shown; 1 unless all are fine."""
+    """Print the verdict of each rule; return 1 unless all are fine."""
     found = [check(file) for file in arguments.files]
     if arguments.json:
         print(json.dumps([_plain(each) for each in found], indent=1))
@@ -40,7 +40,7 @@ def _plain(findings: Findings) -> dict[str, object]:
 COMMAND = Command(
     name="check",
     takes="FILE ...",
-    summary="Look for twelve ways to fool the masses in a report of results.",
+    summary="Look for ways to fool the masses in a report of results.",
     examples="""
         caldera check bench.json
         caldera check ours.json theirs.json --json
