@@ -31,6 +31,21 @@ from caldera.nn.activations import (
     Softsign,
     Tanh,
 )
+from caldera.nn.arranging import (
+    ChannelShuffle,
+    Cropping,
+    Identity,
+    Lambda,
+    Padding,
+    Permute,
+    PixelShuffle,
+    PixelUnshuffle,
+    RepeatVector,
+    TimeDistributed,
+    Unfold,
+    UpSampling,
+    UpSampling2D,
+)
 from caldera.nn.attention import (
     Embedding,
     MultiHeadAttention,
@@ -40,7 +55,6 @@ from caldera.nn.attention import (
 from caldera.nn.basic import (
     Activation,
     Dense,
-    Dropout,
     Flatten,
     FullyConnected,
     Input,
@@ -51,13 +65,15 @@ from caldera.nn.basic import (
     layers,
     register,
 )
-from caldera.nn.composite import Add, Branches, Cell, Concat, Residual
+from caldera.nn.composite import Branches, Cell, Concat, Residual
 from caldera.nn.config import from_config, to_config
 from caldera.nn.convolution import Conv1D, Conv2D, Conv3D, ConvTranspose2D, DepthwiseConv2D
 from caldera.nn.ctc import CTCLoss, ctc_targets
 from caldera.nn.initialisers import fillers
 from caldera.nn.inspection import count_parameters, network
 from caldera.nn.layer import Layer
+from caldera.nn.merging import Add, Average, Dot, Maximum, Minimum, Multiply, Subtract, UnitNorm
+from caldera.nn.noise import AlphaDropout, Dropout, GaussianDropout, GaussianNoise, SpatialDropout
 from caldera.nn.normalisation import (
     BatchNorm,
     GroupNorm,
@@ -68,17 +84,20 @@ from caldera.nn.normalisation import (
 )
 from caldera.nn.penalty import gradient_penalty
 from caldera.nn.pooling import (
+    AdaptiveAveragePool,
     AdaptiveAveragePool2D,
+    AdaptiveMaxPool,
     AveragePool1D,
     AveragePool2D,
     AveragePool3D,
     GlobalAveragePool,
+    GlobalMaxPool,
     MaxPool1D,
     MaxPool2D,
     MaxPool3D,
     MeanPooling,
     Pooling2D,
-    UpSampling2D,
+    PowerPool,
 )
 from caldera.nn.preprocessing import ColumnEmbedding, Rescale
 from caldera.nn.recurrent import GRU, LSTM, RNN, Bidirectional
@@ -98,8 +117,12 @@ __all__ = [
     "RNN",
     "SELU",
     "Activation",
+    "AdaptiveAveragePool",
     "AdaptiveAveragePool2D",
+    "AdaptiveMaxPool",
     "Add",
+    "AlphaDropout",
+    "Average",
     "AveragePool1D",
     "AveragePool2D",
     "AveragePool3D",
@@ -108,6 +131,7 @@ __all__ = [
     "Branches",
     "CTCLoss",
     "Cell",
+    "ChannelShuffle",
     "ColumnEmbedding",
     "Concat",
     "Context",
@@ -115,18 +139,25 @@ __all__ = [
     "Conv2D",
     "Conv3D",
     "ConvTranspose2D",
+    "Cropping",
     "Dense",
     "DepthwiseConv2D",
+    "Dot",
     "Dropout",
     "Embedding",
     "Flatten",
     "FullyConnected",
+    "GaussianDropout",
+    "GaussianNoise",
     "GlobalAveragePool",
+    "GlobalMaxPool",
     "GroupNorm",
     "HardSigmoid",
     "HardSwish",
+    "Identity",
     "Input",
     "InstanceNorm",
+    "Lambda",
     "Layer",
     "LayerCall",
     "LayerNorm",
@@ -136,15 +167,24 @@ __all__ = [
     "MaxPool1D",
     "MaxPool2D",
     "MaxPool3D",
+    "Maximum",
     "MeanPooling",
+    "Minimum",
     "Mish",
     "MultiHeadAttention",
+    "Multiply",
     "Output",
     "PReLU",
+    "Padding",
+    "Permute",
+    "PixelShuffle",
+    "PixelUnshuffle",
     "Pooling2D",
     "PositionalEmbedding",
+    "PowerPool",
     "RMSNorm",
     "ReLU",
+    "RepeatVector",
     "Rescale",
     "Reshape",
     "Residual",
@@ -155,8 +195,14 @@ __all__ = [
     "Softmax",
     "Softplus",
     "Softsign",
+    "SpatialDropout",
+    "Subtract",
     "Tanh",
+    "TimeDistributed",
     "TransformerBlock",
+    "Unfold",
+    "UnitNorm",
+    "UpSampling",
     "UpSampling2D",
     "activations",
     "context",
