@@ -67,7 +67,18 @@ from caldera.nn.basic import (
 )
 from caldera.nn.composite import Branches, Cell, Concat, Residual
 from caldera.nn.config import from_config, to_config
-from caldera.nn.convolution import Conv1D, Conv2D, Conv3D, ConvTranspose2D, DepthwiseConv2D
+from caldera.nn.convolution import (
+    Conv1D,
+    Conv2D,
+    Conv3D,
+    ConvTranspose1D,
+    ConvTranspose2D,
+    ConvTranspose3D,
+    DepthwiseConv1D,
+    DepthwiseConv2D,
+    SeparableConv1D,
+    SeparableConv2D,
+)
 from caldera.nn.ctc import CTCLoss, ctc_targets
 from caldera.nn.initialisers import fillers
 from caldera.nn.inspection import count_parameters, network
@@ -138,9 +149,12 @@ __all__ = [
     "Conv1D",
     "Conv2D",
     "Conv3D",
+    "ConvTranspose1D",
     "ConvTranspose2D",
+    "ConvTranspose3D",
     "Cropping",
     "Dense",
+    "DepthwiseConv1D",
     "DepthwiseConv2D",
     "Dot",
     "Dropout",
@@ -188,6 +202,8 @@ __all__ = [
     "Rescale",
     "Reshape",
     "Residual",
+    "SeparableConv1D",
+    "SeparableConv2D",
     "Sequential",
     "SiLU",
     "Sigmoid",
