@@ -445,6 +445,7 @@ NETWORKS: dict[str, Callable[..., Any]] = {
     "nn.functional.conv3d": convolution(op.conv3d, 3),
     "nn.functional.conv_transpose1d": transposed(op.conv_transpose1d, 1),
     "nn.functional.conv_transpose2d": transposed(op.conv_transpose2d, 2),
+    "nn.functional.conv_transpose3d": transposed(op.conv_transpose3d, 3),
     "nn.functional.max_pool1d": max_pool(op.max_pool1d, 1),
     "nn.functional.max_pool2d": max_pool(op.max_pool2d, 2),
     "nn.functional.max_pool3d": max_pool(op.max_pool3d, 3),

@@ -14,9 +14,10 @@ from caldera import op
 from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr, Variable
 from caldera.core.tensor import glorot_uniform, is_integer, normal, uniform
-from caldera.nn.basic import Dense, Dropout, check_counts, register, samples_of
+from caldera.nn.basic import Dense, check_counts, register, samples_of
 from caldera.nn.initialisers import fill_or
 from caldera.nn.layer import Layer
+from caldera.nn.noise import Dropout
 from caldera.nn.normalisation import LayerNorm
 
 

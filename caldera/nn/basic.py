@@ -17,7 +17,6 @@ from caldera.core.tensor import glorot_uniform
 from caldera.errors import ConfigError
 from caldera.nn.initialisers import fill_or
 from caldera.nn.layer import Layer
-from caldera.nn.tracing import context
 
 L = TypeVar("L", bound=Layer)
 
@@ -286,31 +285,6 @@ class Reshape(Layer):
 
     def forward(self, x: Expr) -> Expr:
         return op.reshape(x, (samples_of(self, x), *self.shape))
-
-
-@register
-@dataclass(eq=False)
-class Dropout(Layer):
-    """While training, sets a fraction `rate` of the values to zero and scales the rest up.
-
-    >>> from caldera import nn, op
-    >>> nn.Dropout(0.5)(op.input("x", (5, 2))).shape
-    (5, 2)
-    """
-
-    ranges: ClassVar[Mapping[str, tuple[Any, ...]]] = {"rate": ("uniform", 0.0, 0.6)}
-
-    rate: float = 0.5
-
-    def __post_init__(self) -> None:
-        require(0 <= self.rate < 1, "Dropout", "0 <= rate < 1", self.rate)
-
-    def forward(self, x: Expr) -> Expr:
-        now = context()
-        if not now.training or self.rate == 0:
-            return x
-        source = now.random_source(self.path, math.prod(x.shape[1:]))
-        return op.dropout(x, self.rate, **source)
 
 
 def named_in_order(

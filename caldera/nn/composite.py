@@ -180,26 +180,6 @@ class Concat(Layer):
         return _joined(self, list(inputs), self.axis)
 
 
-@register
-@dataclass(eq=False)
-class Add(Layer):
-    """The sum of its inputs.
-
-    >>> from caldera import nn
-    >>> nn.Add()([1.0, 2.0], [10.0, 20.0]).tolist()
-    [11.0, 22.0]
-    """
-
-    def forward(self, first: Expr, *others: Expr) -> Expr:
-        total = first
-        for other in others:
-            if other is None or other.shape != first.shape:
-                got = "None" if other is None else f"{other.shape}"
-                raise self.refuse(f"inputs of one shape, {first.shape}", got)
-            total = total + other
-        return total
-
-
 def _joined(layer: Layer, parts: list[Expr], axis: int) -> Expr:
     given = bool(parts) and all(part is not None for part in parts)
     layer.require(given, "parts to join", "None")

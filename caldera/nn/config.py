@@ -27,6 +27,7 @@ from caldera.nn.layer import Layer
 DEEPEST = 64
 """Layers inside layers that a file may hold."""
 _MARKS = ("layer", "filler")
+_TO_SAVE = "decorate the class with @nn.register so that files can name it"
 
 
 def to_config(layer: Layer) -> dict[str, Any]:
@@ -46,7 +47,7 @@ def _layer_to_config(layer: Layer, written: dict[int, dict[str, Any]]) -> dict[s
             layer.path,
             expected="a registered layer",
             got=kind,
-            hint="decorate the class with @nn.register so that files can name it",
+            hint=getattr(layer, "to_save", _TO_SAVE),
         )
     if id(layer) in written:
         first = written[id(layer)]

@@ -9,7 +9,7 @@ PyTorch's shape; they begin with Glorot's uniform numbers unless `fill` says oth
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -23,6 +23,8 @@ from caldera.nn.layer import Layer
 
 INPUTS = {1: "sequences (N, C, L)", 2: "images (N, C, H, W)", 3: "volumes (N, C, D, H, W)"}
 """By the number of axes along which windows move."""
+CONVOLUTIONS = {1: op.conv1d, 2: op.conv2d, 3: op.conv3d}
+TRANSPOSES = {1: op.conv_transpose1d, 2: op.conv_transpose2d, 3: op.conv_transpose3d}
 RANGES = {
     "filters": ("around", 4),
     "activation": ("choice", ("relu", "tanh", "gelu", "silu")),
@@ -101,8 +103,6 @@ class Conv2D(Convolution):
     """
 
     axes: ClassVar[int] = 2
-    operation: ClassVar[Callable[..., Expr]] = staticmethod(op.conv2d)
-
     ranges: ClassVar[Mapping[str, tuple[Any, ...]]] = RANGES
 
     filters: int
@@ -120,7 +120,8 @@ class Conv2D(Convolution):
         return (self.filters, channels // self.groups, *self._kernel), self.filters
 
     def convolve(self, x: Expr) -> Expr:
-        return self.operation(x, self.weight, self.stride, self.padding, self.dilation, self.groups)
+        convolve = CONVOLUTIONS[self.axes]
+        return convolve(x, self.weight, self.stride, self.padding, self.dilation, self.groups)
 
 
 @register
@@ -134,7 +135,6 @@ class Conv3D(Conv2D):
     """
 
     axes: ClassVar[int] = 3
-    operation = staticmethod(op.conv3d)
 
 
 @register
@@ -148,7 +148,6 @@ class Conv1D(Conv2D):
     """
 
     axes: ClassVar[int] = 1
-    operation = staticmethod(op.conv1d)
 
 
 @register
@@ -157,7 +156,8 @@ class ConvTranspose2D(Convolution):
     """The transpose of a convolution: makes images larger, for decoders and generators.
 
     The weight is (C, filters / groups, h, w). `output_padding`, smaller than the stride or
-    the dilation, chooses among the sizes that a stride allows.
+    the dilation, chooses among the sizes that a stride allows. With padding="same" the images
+    become `stride` times as large.
 
     >>> from caldera import nn, op
     >>> layer = nn.ConvTranspose2D(8, 3, stride=2, padding=1, output_padding=1)
@@ -183,7 +183,7 @@ class ConvTranspose2D(Convolution):
         return (channels, self.filters // self.groups, *self._kernel), self.filters
 
     def convolve(self, x: Expr) -> Expr:
-        return op.conv_transpose2d(
+        return TRANSPOSES[self.axes](
             x,
             self.weight,
             self.stride,
@@ -192,6 +192,32 @@ class ConvTranspose2D(Convolution):
             self.dilation,
             self.groups,
         )
+
+
+@register
+@dataclass(eq=False)
+class ConvTranspose1D(ConvTranspose2D):
+    """The transpose of a convolution of sequences (N, C, L).
+
+    >>> from caldera import nn, op
+    >>> nn.ConvTranspose1D(8, 3, stride=2, padding="same")(op.input("x", (5, 16, 7))).shape
+    (5, 8, 14)
+    """
+
+    axes: ClassVar[int] = 1
+
+
+@register
+@dataclass(eq=False)
+class ConvTranspose3D(ConvTranspose2D):
+    """The transpose of a convolution of volumes (N, C, D, H, W).
+
+    >>> from caldera import nn, op
+    >>> nn.ConvTranspose3D(8, 3, stride=2)(op.input("x", (5, 16, 4, 7, 7))).shape
+    (5, 8, 9, 15, 15)
+    """
+
+    axes: ClassVar[int] = 3
 
 
 @register
@@ -223,4 +249,76 @@ class DepthwiseConv2D(Convolution):
 
     def convolve(self, x: Expr) -> Expr:
         groups = self.weight.shape[0] // self.multiplier
-        return op.conv2d(x, self.weight, self.stride, self.padding, self.dilation, groups)
+        convolve = CONVOLUTIONS[self.axes]
+        return convolve(x, self.weight, self.stride, self.padding, self.dilation, groups)
+
+
+@register
+@dataclass(eq=False)
+class DepthwiseConv1D(DepthwiseConv2D):
+    """Each channel of sequences (N, C, L) convolved with `multiplier` kernels of its own.
+
+    >>> from caldera import nn, op
+    >>> nn.DepthwiseConv1D(3, padding="same")(op.input("x", (5, 16, 7))).shape
+    (5, 16, 7)
+    """
+
+    axes: ClassVar[int] = 1
+
+
+@register
+@dataclass(eq=False)
+class SeparableConv2D(Convolution):
+    """A depthwise convolution with `multiplier` kernels a channel, then a 1 x 1 convolution.
+
+    >>> from caldera import nn, op
+    >>> layer = nn.SeparableConv2D(8, 3, padding="same", activation="relu")
+    >>> layer(op.input("x", (5, 16, 7, 7))).shape
+    (5, 8, 7, 7)
+    >>> [p.shape for p in layer.parameters()]
+    [(16, 1, 3, 3), (8,), (8, 16, 1, 1)]
+    """
+
+    axes: ClassVar[int] = 2
+    ranges: ClassVar[Mapping[str, tuple[Any, ...]]] = RANGES
+
+    filters: int
+    kernel: int | Sequence[int]
+    stride: int | Sequence[int] = 1
+    padding: Any = 0
+    dilation: int | Sequence[int] = 1
+    multiplier: int = 1
+    bias: bool = True
+    activation: str | None = None
+    fill: Any = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_counts(type(self).__name__, multiplier=self.multiplier)
+
+    def build(self, x: Expr) -> None:
+        super().build(x)
+        shape = (self.filters, self.weight.shape[0], *(1 for _ in self._kernel))
+        self.mixing = self.parameter("mixing", shape, fill_or(self.fill, glorot_uniform()))
+
+    def weight_shape(self, channels: int) -> tuple[tuple[int, ...], int]:
+        return (channels * self.multiplier, 1, *self._kernel), self.filters
+
+    def convolve(self, x: Expr) -> Expr:
+        convolve = CONVOLUTIONS[self.axes]
+        groups = self.weight.shape[0] // self.multiplier
+        y = convolve(x, self.weight, self.stride, self.padding, self.dilation, groups)
+        return convolve(y, self.mixing)
+
+
+@register
+@dataclass(eq=False)
+class SeparableConv1D(SeparableConv2D):
+    """`nn.SeparableConv2D` for sequences (N, C, L).
+
+    >>> from caldera import nn, op
+    >>> nn.SeparableConv1D(8, 3, padding="same")(op.input("x", (5, 16, 7))).shape
+    (5, 8, 7)
+    """
+
+    axes: ClassVar[int] = 1

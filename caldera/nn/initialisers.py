@@ -23,7 +23,7 @@ from caldera.core.tensor import (
 )
 from caldera.core.tensor.fillers import (
     Constant,
-    Identity,
+    IdentityMatrix,
     Normal,
     Orthogonal,
     Scaled,
@@ -54,7 +54,7 @@ _NAMES: dict[type[Filler], str] = {
     UniformFiller: "uniform",
     Normal: "normal",
     Orthogonal: "orthogonal",
-    Identity: "identity",
+    IdentityMatrix: "identity",
 }
 
 

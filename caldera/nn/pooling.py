@@ -1,5 +1,5 @@
 """Pooling: summing up the neighbourhoods of sequences (N, C, L), images (N, C, H, W) and volumes
-(N, C, D, H, W); and the other way, making images larger.
+(N, C, D, H, W).
 
 `size` and `stride` are a number or one for each axis; without a stride the windows lie side by
 side. `padding` is written as for `nn.Conv2D`. Windows that stick out at the end of an axis are left
@@ -8,7 +8,9 @@ out, unless `partial_windows` says that they count with what they cover (PyTorch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,9 +19,22 @@ import numpy as np
 from caldera import op
 from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr
+from caldera.core.tensor import as_list
 from caldera.nn.basic import FunctionLayer, check_counts, register
+from caldera.nn.convolution import INPUTS
 from caldera.nn.layer import Layer
-from caldera.op.windows import MODES
+
+AVERAGE_POOLS = {1: op.avg_pool1d, 2: op.avg_pool2d, 3: op.avg_pool3d}
+MAX_POOLS = {1: op.max_pool1d, 2: op.max_pool2d, 3: op.max_pool3d}
+"""By the number of axes along which windows move."""
+
+
+def checked_axes(layer: Layer, x: Expr, axes: Sequence[int] = (1, 2, 3)) -> int:
+    """The number of axes of an input (N, C, ...) behind the channels, one of `axes`."""
+    layer.require(
+        x.ndim - 2 in axes, " or ".join(INPUTS[each] for each in axes), f"shape {x.shape}"
+    )
+    return x.ndim - 2
 
 
 @register
@@ -140,30 +155,6 @@ class AveragePool3D(AveragePool2D):
 
 @register
 @dataclass(eq=False)
-class UpSampling2D(Layer):
-    """Images made `scale` times as large: a number, or one for each axis.
-
-    `mode` is "nearest" (each pixel is repeated), "bilinear" or "bicubic", as in `op.interpolate`.
-
-    >>> from caldera import nn
-    >>> nn.UpSampling2D((1, 2))([[[[1.0, 3.0]]]]).tolist()
-    [[[[1.0, 1.0, 3.0, 3.0]]]]
-    """
-
-    scale: float | Sequence[float] = 2
-    mode: str = "nearest"
-
-    def __post_init__(self) -> None:
-        require(
-            self.mode in MODES, "UpSampling2D", f"mode= one of {', '.join(MODES)}", repr(self.mode)
-        )
-
-    def forward(self, x: Expr) -> Expr:
-        return op.interpolate(x, scale=self.scale, mode=self.mode)
-
-
-@register
-@dataclass(eq=False)
 class GlobalAveragePool(FunctionLayer):
     """The mean of each channel over all its positions: (N, C, ...) to (N, C).
 
@@ -173,6 +164,46 @@ class GlobalAveragePool(FunctionLayer):
     """
 
     function = staticmethod(op.global_average_pool)
+
+
+@register
+@dataclass(eq=False)
+class GlobalMaxPool(Layer):
+    """The largest element of each channel over all its positions: (N, C, ...) to (N, C).
+
+    >>> from caldera import nn
+    >>> nn.GlobalMaxPool()([[[[1.0, 5.0], [2.0, 4.0]]]]).tolist()
+    [[5.0]]
+    """
+
+    def forward(self, x: Expr) -> Expr:
+        self.require(x.ndim >= 3, "(N, C, ...) with at least one axis behind", f"shape {x.shape}")
+        return op.max(x, axis=tuple(range(2, x.ndim)))
+
+
+@register
+@dataclass(eq=False)
+class PowerPool(Layer):
+    """The p-norm of each window: the root of the sum of |x| ** p (LP pooling), of any rank.
+
+    >>> from caldera import nn
+    >>> nn.PowerPool(2.0, 2)([[[3.0, 4.0, 0.0, 2.0]]]).tolist()
+    [[[5.0, 2.0]]]
+    """
+
+    power: float
+    size: int | Sequence[int] = 2
+    stride: int | Sequence[int] | None = None
+
+    def __post_init__(self) -> None:
+        require(0 < self.power < math.inf, "PowerPool", "power > 0", self.power)
+
+    def forward(self, x: Expr) -> Expr:
+        axes = checked_axes(self, x)
+        sizes = as_list(self.size)
+        count = math.prod(sizes * axes if len(sizes) == 1 else sizes)
+        means = AVERAGE_POOLS[axes](op.abs(x) ** self.power, self.size, self.stride)
+        return (means * float(count)) ** (1 / self.power)
 
 
 @register
@@ -198,44 +229,116 @@ class MeanPooling(Layer):
         return op.sum(kept, axis=1) / op.maximum(op.sum(real, axis=1), 1.0)
 
 
+class AdaptivePool(Layer):
+    """Base of pools that divide an input of any size into `size` windows along each axis.
+
+    Window i of n along an axis of length L begins at i L / n, rounded down, and ends at
+    (i + 1) L / n, rounded up, as in PyTorch.
+    """
+
+    axes: ClassVar[tuple[int, ...]] = (1, 2, 3)
+    pools: ClassVar[Mapping[int, Callable[..., Expr]]]
+
+    size: int | Sequence[int]
+
+    def __post_init__(self) -> None:
+        where, sizes = type(self).__name__, as_list(self.size)
+        check_counts(where, **{f"size {i}": each for i, each in enumerate(sizes)})
+        most = max(self.axes)
+        require(len(sizes) in (1, *self.axes), where, f"size= one to {most} sizes", self.size)
+
+    def forward(self, x: Expr) -> Expr:
+        rank, sizes = checked_axes(self, x, self.axes), as_list(self.size)
+        sizes = sizes * rank if isinstance(self.size, int) else sizes
+        self.require(len(sizes) == rank, f"{len(sizes)} axes behind the channels", f"{x.shape}")
+        lengths = x.shape[2:]
+        if all(length % size == 0 for length, size in zip(lengths, sizes, strict=True)):
+            windows = [length // size for length, size in zip(lengths, sizes, strict=True)]
+            return x if set(windows) == {1} else self.pools[rank](x, windows)
+        for axis, size in enumerate(sizes, start=2):
+            if x.shape[axis] != size:
+                x = self.windows(x, axis, size)
+        return x
+
+    @abstractmethod
+    def windows(self, x: Expr, axis: int, size: int) -> Expr:
+        """The input with windows of one axis reduced."""
+
+
 @register
 @dataclass(eq=False)
-class AdaptiveAveragePool2D(Layer):
-    """Means of windows that are laid out so that the result has `size` rows and columns.
+class AdaptiveAveragePool(AdaptivePool):
+    """The means of `size` windows along each axis of (N, C, ...), whatever the sizes are.
 
-    Window i of s along an axis of n covers floor(i n / s) up to ceil((i + 1) n / s), as in PyTorch:
-    windows may overlap, and images smaller than `size` are repeated.
+    Windows may overlap as in PyTorch, and elements are repeated where `size` is larger.
+
+    >>> from caldera import nn, op
+    >>> nn.AdaptiveAveragePool(6)(op.input("x", (5, 3, 13, 13))).shape
+    (5, 3, 6, 6)
+    >>> nn.AdaptiveAveragePool(2)([[[1.0, 2.0, 3.0]]]).tolist()
+    [[[1.5, 2.5]]]
+    """
+
+    pools = AVERAGE_POOLS
+
+    size: int | Sequence[int]
+
+    def windows(self, x: Expr, axis: int, size: int) -> Expr:
+        means = _means(x.shape[axis], size, x.dtype)
+        if axis == x.ndim - 1:
+            return op.matmul(x, means, transpose_b=True)
+        rows = op.reshape(x, (*x.shape[: axis + 1], math.prod(x.shape[axis + 1 :])))
+        return op.reshape(op.matmul(means, rows), (*x.shape[:axis], size, *x.shape[axis + 1 :]))
+
+
+@register
+@dataclass(eq=False)
+class AdaptiveAveragePool2D(AdaptiveAveragePool):
+    """`nn.AdaptiveAveragePool` for images (N, C, H, W) alone.
 
     >>> from caldera import nn, op
     >>> nn.AdaptiveAveragePool2D(6)(op.input("x", (5, 3, 13, 13))).shape
     (5, 3, 6, 6)
     """
 
+    axes: ClassVar[tuple[int, ...]] = (2,)
+
+
+@register
+@dataclass(eq=False)
+class AdaptiveMaxPool(AdaptivePool):
+    """The largest elements of `size` windows along each axis of (N, C, ...), of any sizes.
+
+    >>> from caldera import nn, op
+    >>> nn.AdaptiveMaxPool((6, 3))(op.input("x", (5, 3, 13, 13))).shape
+    (5, 3, 6, 3)
+    >>> nn.AdaptiveMaxPool(2)([[[1.0, 2.0, 3.0]]]).tolist()
+    [[[2.0, 3.0]]]
+    """
+
+    pools = MAX_POOLS
+
     size: int | Sequence[int]
 
-    def __post_init__(self) -> None:
-        pair = tuple(self.size) if isinstance(self.size, Sequence) else (self.size, self.size)
-        check_counts("AdaptiveAveragePool2D", **{f"size {i}": each for i, each in enumerate(pair)})
-        require(len(pair) == 2, "AdaptiveAveragePool2D", "size= one or two sizes", repr(self.size))
-        self._size = pair
-
-    def forward(self, x: Expr) -> Expr:
-        self.require(x.ndim == 4, "images (N, C, H, W)", f"shape {x.shape}")
-        lengths = x.shape[2:]
-        if all(length % size == 0 for length, size in zip(lengths, self._size, strict=True)):
-            windows = [length // size for length, size in zip(lengths, self._size, strict=True)]
-            return x if windows == [1, 1] else op.avg_pool2d(x, windows)
-        # The mean over a rectangle is a mean over rows of means over columns.
-        rows, columns = (
-            _means(length, size, x.dtype) for length, size in zip(lengths, self._size, strict=True)
+    def windows(self, x: Expr, axis: int, size: int) -> Expr:
+        bounds = _windows(x.shape[axis], size)
+        longest = max(end - begin for begin, end in bounds)
+        # Shorter windows have their last element several times.
+        places = [min(begin + i, end - 1) for begin, end in bounds for i in range(longest)]
+        taken = op.gather(x, np.array(places), axis=axis)
+        return op.max(
+            op.reshape(taken, (*x.shape[:axis], size, longest, *x.shape[axis + 1 :])), axis + 1
         )
-        return op.matmul(op.matmul(rows, x), columns, transpose_b=True)
+
+
+def _windows(length: int, size: int) -> list[tuple[int, int]]:
+    """The first and last but one element of each adaptive window."""
+    return [(i * length // size, -(-(i + 1) * length // size)) for i in range(size)]
 
 
 def _means(length: int, size: int, dtype: Any) -> np.ndarray:
     """The matrix whose row i takes the mean over window i."""
     weights = np.zeros((size, length))
-    for i in range(size):
-        begin, end = i * length // size, -(-(i + 1) * length // size)
+    for i, (begin, end) in enumerate(_windows(length, size)):
         weights[i, begin:end] = 1 / (end - begin)
     return weights.astype(dtype)

@@ -28,6 +28,7 @@ from caldera.op import (
     running,
     searching,
     special,
+    transposed_convolution,
     unary,
     windows,
 )
@@ -49,6 +50,7 @@ from caldera.op.reduction import *
 from caldera.op.running import *
 from caldera.op.searching import *
 from caldera.op.special import *
+from caldera.op.transposed_convolution import *
 from caldera.op.unary import *
 from caldera.op.windows import *
 
@@ -80,6 +82,7 @@ __all__ = [
     *random.__all__,
     *reduction.__all__,
     *special.__all__,
+    *transposed_convolution.__all__,
     *unary.__all__,
     *windows.__all__,
 ]

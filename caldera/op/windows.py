@@ -216,7 +216,7 @@ def _widths(widths: Any, node: Node) -> moves.Widths:
 
 LARGEST = 2**24
 """Pixels of a side of what `interpolate` makes."""
-MODES = ("nearest", "bilinear", "bicubic")
+MODES = ("nearest", "linear", "bilinear", "bicubic")
 _CUBIC = -0.75
 """The slope of the cubic kernel at 1, as in PyTorch."""
 
@@ -228,11 +228,12 @@ def interpolate(
     mode: str = "nearest",
     align_corners: bool = False,
 ) -> Expr:
-    """Images (N, C, H, W) in another `size`, or so many times as large: numbers, or (H, W).
+    """Images (N, C, H, W) in another `size`, or `scale` times as large: a number, or (H, W).
 
-    `mode` is "nearest", "bilinear" or "bicubic", with PyTorch's meaning: pixels are squares, whose
-    centres are compared; with `align_corners` the centres of the corners fall together. What lies
-    outside counts as the pixel at the border.
+    `mode` is "nearest", "linear" ("bilinear" is another name) or "bicubic", with PyTorch's meaning:
+    pixels are squares, whose centres are compared; with `align_corners` the centres of the corners
+    fall together. Positions outside have the value of the pixel at the border. Sequences (N, C, L)
+    and volumes (N, C, D, H, W) take "nearest" and "linear".
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -242,11 +243,14 @@ def interpolate(
     """
     where = location("interpolate")
     node = as_float(lift(x))
-    expect_rank(node, 4, "x of shape (N, C, H, W)", where)
-    if mode not in MODES or (align_corners and mode == "nearest"):
+    rank = len(node.shape) - 2
+    if rank not in _COUNTS:
+        raise ShapeError.build(where, expected="x of shape (N, C, H, W)", got=describe(node))
+    modes = MODES if rank == 2 else MODES[:2]
+    if mode not in modes or (align_corners and mode == "nearest"):
         raise ConfigError.build(
             where,
-            expected=f"mode= one of {', '.join(MODES)}, the first without align_corners",
+            expected=f"mode= one of {', '.join(modes)}, the first without align_corners",
             got=f"mode={mode!r}, align_corners={align_corners}",
         )
     if (size is None) == (scale is None) or 0 in node.shape[2:]:
@@ -257,17 +261,21 @@ def interpolate(
         )
     lengths = node.shape[2:]
     if size is not None:
-        wanted = as_sizes(size, 2, "size", where)
+        wanted = as_sizes(size, rank, "size", where)
         steps = tuple(n / new for n, new in zip(lengths, wanted, strict=True))
     else:
-        given = scale if isinstance(scale, Sequence) else (scale, scale)
+        given = scale if isinstance(scale, Sequence) else (scale,) * rank
+        if len(given) != rank:
+            raise ShapeError.build(where, expected=f"scale= one or {rank} numbers", got=f"{scale}")
         if any(isinstance(each, float) and math.isinf(each) for each in given):
             raise ConfigError.build(where, expected="a finite scale=", got=f"{scale}")
         factors = [as_number(each, "scale", "interpolate", above=0) for each in given]
         wanted = tuple(math.floor(n * by) for n, by in zip(lengths, factors, strict=True))
         steps = tuple(1 / by for by in factors)
         if min(wanted) < 1:
-            raise ShapeError.build(where, expected="a result of 1 x 1 at least", got=f"{wanted}")
+            raise ShapeError.build(
+                where, expected="a result of at least one element", got=f"{wanted}"
+            )
     if max(wanted) > LARGEST:
         raise ShapeError.build(where, expected=f"sides of at most {LARGEST}", got=f"{wanted}")
     for axis, (new, step) in enumerate(zip(wanted, steps, strict=True), start=2):
@@ -289,11 +297,14 @@ def _nearest(x: Node, axis: int, new: int, step: float) -> Node:
 def _weighted(x: Node, axis: int, new: int, step: float, mode: str, align_corners: bool) -> Node:
     """A product with a matrix that has a few weights a row."""
     weights = lift(_weights(x.shape[axis], new, step, mode, align_corners).astype(x.dtype))
-    if axis == 2:
-        node = product.matmul(weights, x, ta=False, tb=False)
-    else:
-        node = product.matmul(x, weights, ta=False, tb=True)
-    return node
+    behind = len(x.shape) - 1 - axis
+    if not behind:
+        return product.matmul(x, weights, ta=False, tb=True)
+    if behind == 1:
+        return product.matmul(weights, x, ta=False, tb=False)
+    rows = reshape(x, (*x.shape[: axis + 1], math.prod(x.shape[axis + 1 :])))
+    made = product.matmul(weights, rows, ta=False, tb=False)
+    return reshape(made, (*x.shape[:axis], new, *x.shape[axis + 1 :]))
 
 
 def _weights(length: int, new: int, step: float, mode: str, align_corners: bool) -> np.ndarray:
@@ -303,9 +314,9 @@ def _weights(length: int, new: int, step: float, mode: str, align_corners: bool)
         places = np.linspace(0, length - 1, new) if new > 1 else np.zeros(1)
     else:
         places = (np.arange(new) + 0.5) * step - 0.5
-    if mode == "bilinear":
+    if mode != "bicubic":
         places = np.clip(places, 0, length - 1)
-    reach = 1 if mode == "bilinear" else 2
+    reach = 2 if mode == "bicubic" else 1
     around = np.floor(places).astype(np.int64)[:, None] + np.arange(1 - reach, reach + 1)
     distance = np.abs(around - places[:, None])
     matrix = np.zeros((new, length))
@@ -316,7 +327,7 @@ def _weights(length: int, new: int, step: float, mode: str, align_corners: bool)
 
 def _kernel(distance: np.ndarray, mode: str) -> np.ndarray:
     """The weight of a pixel at this distance, which is below 1 or, if cubic, below 2."""
-    if mode == "bilinear":
+    if mode != "bicubic":
         return 1 - distance
     near = ((_CUBIC + 2) * distance - (_CUBIC + 3)) * distance**2 + 1
     far = _CUBIC * (((distance - 5) * distance + 8) * distance - 4)

@@ -21,7 +21,7 @@ from caldera.optim.gradients import Clip, ClipNorm, ClipValue, LossScale, clips
 from caldera.optim.lbfgs import LBFGS
 from caldera.optim.matrix import Adafactor, Muon
 from caldera.optim.momentum import ASGD, SGD, GradientDescent, Lion, Rprop
-from caldera.optim.optimizer import Minimum, Optimizer, optimizers
+from caldera.optim.optimizer import MinimizeResult, Optimizer, optimizers
 from caldera.optim.parameter_groups import L1, L2, Decay, Decoupled, Group, decays
 from caldera.optim.schedule import (
     Cosine,
@@ -85,7 +85,7 @@ __all__ = [
     "LinearWarmUp",
     "Lion",
     "LossScale",
-    "Minimum",
+    "MinimizeResult",
     "Muon",
     "Nadam",
     "OneCycle",
@@ -108,6 +108,6 @@ __all__ = [
 
 _guard(
     globals(),
-    "Minimum",
+    "MinimizeResult",
     methods={"LossScale": "scaled unscaled", "Optimizer": "apply minimize train"},
 )

@@ -30,11 +30,11 @@ State = Mapping[str, Expr]
 
 
 @dataclass(frozen=True)
-class Minimum:
+class MinimizeResult:
     """What `minimize` found.
 
     >>> from caldera import optim
-    >>> optim.Minimum(value=-2.0, steps=120, converged=True).converged
+    >>> optim.MinimizeResult(value=-2.0, steps=120, converged=True).converged
     True
     """
 
@@ -285,7 +285,7 @@ class Optimizer(OptimizerState, ABC):
         *,
         steps: int = 1000,
         tolerance: float = 1e-6,
-    ) -> Minimum:
+    ) -> MinimizeResult:
         """Step until no gradient is larger than `tolerance`, at most `steps` times.
 
         >>> import caldera as cd
@@ -308,8 +308,8 @@ class Optimizer(OptimizerState, ABC):
                 "use a smaller learning rate",
             )
             if max(float(np.abs(each).max(initial=0.0)) for each in found) <= tolerance:
-                return Minimum(float(value), taken, converged=True)
-        return Minimum(float(loss), steps, converged=False)
+                return MinimizeResult(float(value), taken, converged=True)
+        return MinimizeResult(float(loss), steps, converged=False)
 
     # --- the parts of a step
 

@@ -98,6 +98,7 @@ CALLS: dict[str, Given] = {
     "conv3d": lambda f: f(x(1, 2, 4, 4, 4), x(3, 2, 3, 3, 3)),
     "conv_transpose1d": lambda f: f(x(1, 2, 6), x(2, 3, 3)),
     "conv_transpose2d": lambda f: f(x(1, 2, 6, 6), x(2, 3, 3, 3)),
+    "conv_transpose3d": lambda f: f(x(1, 2, 6, 6, 6), x(2, 3, 3, 3, 3)),
     "cross": lambda f: f(x(2, 3), x(2, 3)),
     "cross_entropy": lambda f: f(x(2, 3), labels(2)),
     "ctc_loss": lambda f: f(x(2, 4, 3), labels(2, 1) + 1, [4, 4], [1, 1]),

@@ -25,7 +25,7 @@ from caldera.bench.workloads import (
 )
 from caldera.bench.workloads.base import read_batches
 from caldera.errors import ConfigError
-from caldera.nn.basic import Dropout
+from caldera.nn.noise import Dropout
 from caldera.train.neural_network import NeuralNetwork
 
 Array = np.ndarray[Any, np.dtype[Any]]

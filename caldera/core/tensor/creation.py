@@ -17,7 +17,7 @@ from caldera.core.tensor.fillers import (
     Diagonal,
     Filler,
     FromArray,
-    Identity,
+    IdentityMatrix,
     Normal,
     Orthogonal,
     Scaled,
@@ -191,7 +191,7 @@ def identity() -> Filler:
     >>> cd.Tensor((2, 2), fill=cd.identity()).tolist()
     [[1.0, 0.0], [0.0, 1.0]]
     """
-    return Identity()
+    return IdentityMatrix()
 
 
 def diagonal(values: ArrayLike) -> Filler:

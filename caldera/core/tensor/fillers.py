@@ -203,7 +203,7 @@ class Orthogonal(Filler):
 
 
 @dataclass(frozen=True)
-class Identity(Filler):
+class IdentityMatrix(Filler):
     """Ones on the diagonal, zeros elsewhere."""
 
     def generate(self, shape: Shape, dtype: DType, seed: int, stream: int) -> Array:

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from caldera import op
 from caldera.compiler.lazy import Expr
 from caldera.nn.activations import ReLU
-from caldera.nn.basic import Dense, Dropout, Flatten, Input, Sequential, check_counts, register
+from caldera.nn.basic import Dense, Flatten, Input, Sequential, check_counts, register
 from caldera.nn.composite import Residual
 from caldera.nn.convolution import Conv2D
 from caldera.nn.layer import Layer
+from caldera.nn.noise import Dropout
 from caldera.nn.normalisation import BatchNorm
 from caldera.nn.pooling import AdaptiveAveragePool2D, GlobalAveragePool, MaxPool2D, Pooling2D
 

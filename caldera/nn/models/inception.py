@@ -13,10 +13,11 @@ import numpy as np
 
 from caldera.compiler.lazy import Expr
 from caldera.nn.activations import ReLU
-from caldera.nn.basic import Dense, Dropout, Flatten, Input, Sequential, register
+from caldera.nn.basic import Dense, Flatten, Input, Sequential, register
 from caldera.nn.composite import Branches
 from caldera.nn.convolution import Conv2D
 from caldera.nn.layer import Layer
+from caldera.nn.noise import Dropout
 from caldera.nn.normalisation import BatchNorm, LocalResponseNorm
 from caldera.nn.pooling import AdaptiveAveragePool2D, AveragePool2D, GlobalAveragePool, MaxPool2D
 from caldera.nn.tracing import context

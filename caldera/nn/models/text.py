@@ -18,8 +18,9 @@ from caldera.core.tensor import normal
 from caldera.core.tensor.dtype import refuse_masked
 from caldera.errors import ConfigError
 from caldera.nn.attention import Embedding, PositionalEmbedding, TransformerBlock
-from caldera.nn.basic import Dense, Dropout, Input, check_counts, register
+from caldera.nn.basic import Dense, Input, check_counts, register
 from caldera.nn.layer import Layer
+from caldera.nn.noise import Dropout
 from caldera.nn.normalisation import LayerNorm
 from caldera.nn.pooling import MeanPooling
 from caldera.nn.recurrent import LSTM

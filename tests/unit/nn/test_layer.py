@@ -175,7 +175,7 @@ def test_a_layer_called_again_with_another_width_is_refused() -> None:
         (lambda: nn.LSTM(2, bidirectional=True, go_backwards=True), "both directions, or one"),
         (lambda: nn.LSTM(2, return_mask=True), "a mask to go with sequences"),
         (lambda: nn.TransformerBlock(2, ratio=0.0), "ratio > 0"),
-        (lambda: nn.AdaptiveAveragePool2D((2, 2, 2)), "one or two sizes"),
+        (lambda: nn.AdaptiveAveragePool2D((2, 2, 2)), "size= one to 2 sizes"),
         (lambda: nn.Dense(2, fill="he_norml")(np.ones((1, 2))), "filler: .*'he_norml'.*he_normal"),
     ],
 )

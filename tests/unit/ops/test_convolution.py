@@ -9,7 +9,7 @@ import pytest
 
 from caldera import op
 from caldera.compiler.lazy import Expr
-from caldera.errors import CalderaError, ConfigError, ShapeError
+from caldera.errors import ConfigError, ShapeError
 from tests.unit.ops.case import numbers
 from tests.unit.ops.cases.convolution import loops_conv2d
 
@@ -189,8 +189,3 @@ def test_bad_use_fails_when_written_and_says_how(call: Any, words: list[str]) ->
 def test_unknown_padding_names_are_refused(convolve: Any) -> None:
     with pytest.raises(ConfigError, match="'vaild'"):
         convolve(_image(1, 1, 4, 4), _image(1, 1, 2, 2, name="w"), padding="vaild")
-
-
-def test_transposed_convolution_refuses_same_padding() -> None:
-    with pytest.raises(CalderaError, match="output_padding"):
-        op.conv_transpose2d(_image(1, 1, 4, 4), _image(1, 1, 2, 2, name="w"), padding="same")

@@ -1,0 +1,172 @@
+"""Layers that merge several inputs into one: sums, products, extremes, dot products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, ClassVar
+
+from caldera import op
+from caldera.compiler.lazy import Expr
+from caldera.nn.basic import register
+from caldera.nn.layer import Layer
+
+
+class Merging(Layer):
+    """Base of the layers that combine any number of inputs of one shape, from left to right."""
+
+    merge: ClassVar[Callable[[Expr, Expr], Expr]]
+    stretches: ClassVar[bool] = False
+    """True if axes of length 1 are stretched to those of the other inputs."""
+
+    def forward(self, first: Expr, *others: Expr) -> Expr:
+        for other in others:
+            if other is None or not self._fits(first.shape, other.shape):
+                got = "None" if other is None else f"{other.shape}"
+                raise self.refuse(f"inputs of one shape, {first.shape}", got)
+        return reduce(type(self).merge, others, first)
+
+    def _fits(self, first: tuple[int, ...], other: tuple[int, ...]) -> bool:
+        if first == other or not self.stretches:
+            return first == other
+        pairs = zip(first[1:], other[1:], strict=False)
+        is_batch = len(first) == len(other) and first[:1] == other[:1]
+        return is_batch and all(a == b or 1 in (a, b) for a, b in pairs)
+
+
+@register
+@dataclass(eq=False)
+class Add(Merging):
+    """The sum of its inputs.
+
+    >>> from caldera import nn
+    >>> nn.Add()([1.0, 2.0], [10.0, 20.0]).tolist()
+    [11.0, 22.0]
+    """
+
+    merge = staticmethod(op.add)
+
+
+@register
+@dataclass(eq=False)
+class Subtract(Merging):
+    """The first input minus the second.
+
+    >>> from caldera import nn
+    >>> nn.Subtract()([1.0, 2.0], [10.0, 20.0]).tolist()
+    [-9.0, -18.0]
+    """
+
+    merge = staticmethod(op.sub)
+
+    def forward(self, first: Expr, second: Expr) -> Expr:
+        return super().forward(first, second)
+
+
+@register
+@dataclass(eq=False)
+class Multiply(Merging):
+    """The product of its inputs; axes of length 1 are stretched, as for gates (N, C, 1, 1).
+
+    >>> from caldera import nn, op
+    >>> nn.Multiply()([1.0, 2.0], [10.0, 20.0]).tolist()
+    [10.0, 40.0]
+    >>> nn.Multiply()(op.input("x", (5, 3, 7, 7)), op.input("gate", (5, 3, 1, 1))).shape
+    (5, 3, 7, 7)
+    """
+
+    merge = staticmethod(op.mul)
+    stretches: ClassVar[bool] = True
+
+
+@register
+@dataclass(eq=False)
+class Average(Merging):
+    """The mean of its inputs.
+
+    >>> from caldera import nn
+    >>> nn.Average()([1.0, 2.0], [3.0, 4.0]).tolist()
+    [2.0, 3.0]
+    """
+
+    merge = staticmethod(op.add)
+
+    def forward(self, first: Expr, *others: Expr) -> Expr:
+        return super().forward(first, *others) / float(1 + len(others))
+
+
+@register
+@dataclass(eq=False)
+class Maximum(Merging):
+    """The largest of its inputs at each position.
+
+    >>> from caldera import nn
+    >>> nn.Maximum()([1.0, 5.0], [3.0, 4.0]).tolist()
+    [3.0, 5.0]
+    """
+
+    merge = staticmethod(op.maximum)
+
+
+@register
+@dataclass(eq=False)
+class Minimum(Merging):
+    """The smallest of its inputs at each position.
+
+    >>> from caldera import nn
+    >>> nn.Minimum()([1.0, 5.0], [3.0, 4.0]).tolist()
+    [1.0, 4.0]
+    """
+
+    merge = staticmethod(op.minimum)
+
+
+@register
+@dataclass(eq=False)
+class Dot(Layer):
+    """Dot products of two inputs of one shape along `axis`; with `normalise`, cosines.
+
+    >>> from caldera import nn
+    >>> nn.Dot()([[1.0, 2.0]], [[3.0, 4.0]]).tolist()
+    [11.0]
+    >>> nn.Dot(normalise=True)([[3.0, 4.0]], [[6.0, 8.0]]).tolist()
+    [1.0]
+    """
+
+    axis: int = -1
+    normalise: bool = False
+
+    def forward(self, a: Expr, b: Expr) -> Expr:
+        self.require(a.shape == b.shape, f"inputs of one shape, {a.shape}", f"{b.shape}")
+        if self.normalise:
+            a, b = unit_length(a, self.axis), unit_length(b, self.axis)
+        return op.sum(a * b, axis=self.axis)
+
+
+def unit_length(x: Expr, axis: Any, eps: float = 1e-12) -> Expr:
+    """Vectors along `axis`, divided by their length; those shorter than sqrt(eps) by that.
+
+    >>> import caldera as cd
+    >>> unit_length(cd.tensor([[3.0, 4.0], [0.0, 0.0]]) * 1.0, 1).tolist()
+    [[0.6000000238418579, 0.800000011920929], [0.0, 0.0]]
+    """
+    # The square is bounded before its root, which has no derivative at 0.
+    squares = op.sum(op.square(x), axis=axis, keepdims=True)
+    return x * op.rsqrt(op.maximum(squares, eps))
+
+
+@register
+@dataclass(eq=False)
+class UnitNorm(Layer):
+    """Each sample's vectors along `axis`, divided by their length.
+
+    >>> from caldera import nn, op
+    >>> nn.UnitNorm()([[0.0, -2.0]]).tolist()
+    [[0.0, -1.0]]
+    """
+
+    axis: int = -1
+
+    def forward(self, x: Expr) -> Expr:
+        return unit_length(x, self.axis)
