@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from caldera import errors, op
 from caldera.base.config import settings
+from caldera.base.foreign_names import answer_foreign as _answer_foreign
 from caldera.base.registry import provide as _provide
 from caldera.compiler.lazy import Expr, Variable, compile, forget_plans, pinned
 from caldera.compiler.plan.plan import Plan
@@ -162,17 +163,18 @@ _provide("op.skip_gram", "caldera.code.skip_gram", "skip_gram")
 _provide("nn.SkipGram", "caldera.code.skip_gram", "SkipGram")
 
 
-def __getattr__(name: str) -> Any:
+def _found(name: str) -> Any:
     value: Any
     if name in _PACKAGES:
         value = import_module(f"caldera.{name}")
-    elif name in _LATER:
+    else:
         module, attribute = _LATER[name]
         value = getattr(import_module(module), attribute)
-    else:
-        raise AttributeError(f"module 'caldera' has no attribute {name!r}")
     globals()[name] = value
     return value
+
+
+_answer_foreign(globals(), _found)
 
 
 def __dir__() -> list[str]:

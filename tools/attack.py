@@ -61,7 +61,13 @@ def outcome_of(read: Callable[[], bool]) -> str:
 
 
 def _network() -> cd.NeuralNetwork:
-    layers = [nn.Input((16,)), nn.Dense(32, "relu"), nn.Dropout(0.2), nn.BatchNorm(), nn.Dense(4)]
+    layers = [
+        nn.Input((16,)),
+        nn.Dense(32, activation="relu"),
+        nn.Dropout(0.2),
+        nn.BatchNorm(),
+        nn.Dense(4),
+    ]
     return cd.NeuralNetwork(layers, learning_rate=0.01, batch_size=16, seed=3)
 
 

@@ -163,7 +163,7 @@ def photograph_service(path: Path) -> None:
     program = find_browser()
     assert program is not None, "install Chromium"
     digits = cd.data.digits()
-    layers = [nn.Input(digits.shape), nn.Flatten(), nn.Dense(128, "relu"), nn.Dense(10)]
+    layers = [nn.Input(digits.shape), nn.Flatten(), nn.Dense(128, activation="relu"), nn.Dense(10)]
     model = cd.NeuralNetwork(layers, batch_size=64, epochs=15, learning_rate=3e-3)
     model.fit(digits.train, verbose=0)
     app = serve.application(model, name="digits", limits=serve.Limits(drain=0))

@@ -110,7 +110,7 @@ def network(
             inside = body(block, channels, filters, stride, act)
             # An inverted block is linear at its end, as in MobileNetV2.
             last = None if block == "inverted" else activation
-            layers.append(nn.Residual(inside, shortcut, last))
+            layers.append(nn.Residual(inside, shortcut, activation=last))
             channels = filters
     return [*layers, nn.GlobalAveragePool(), nn.Dense(CLASSES)]
 

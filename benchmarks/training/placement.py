@@ -68,7 +68,11 @@ def networks(device: str, small: bool) -> list[Row]:
     draw = np.random.default_rng(0)
     cases: dict[str, tuple[Callable[[], list[nn.Layer]], tuple[int, ...], int]] = {
         "mlp": (
-            lambda: [nn.Input((784,)), *(nn.Dense(528, "relu") for _ in range(3)), nn.Dense(10)],
+            lambda: [
+                nn.Input((784,)),
+                *(nn.Dense(528, activation="relu") for _ in range(3)),
+                nn.Dense(10),
+            ],
             (784,),
             100,
         ),
@@ -186,7 +190,7 @@ def embedding(device: str, table_bytes: int, width: int = 64, batch: int = 4096)
             nn.Input((4,), dtype="int64"),
             nn.Embedding(count, width, device="cpu", fill=cd.zero()),
             nn.Flatten(),
-            nn.Dense(512, "relu"),
+            nn.Dense(512, activation="relu"),
             nn.Dense(10),
         ],
         optimizer=optim.SGD(0.1),
@@ -224,7 +228,7 @@ def larger(device: str, limit: int, batch: int = 256) -> list[Row]:
             model = cd.NeuralNetwork(
                 [
                     nn.Input((width,)),
-                    *(nn.Dense(width, "relu") for _ in range(depth)),
+                    *(nn.Dense(width, activation="relu") for _ in range(depth)),
                     nn.Dense(10),
                 ],
                 optimizer=optim.Adam(1e-4, device=keeper),

@@ -170,8 +170,12 @@ class ConformerBlock(nn.Layer):
 
     def build(self, x: Expr) -> None:
         width = x.shape[-1]
-        self.first = nn.Sequential([nn.Dense(self.ratio * width, "silu"), nn.Dense(width)])
-        self.second = nn.Sequential([nn.Dense(self.ratio * width, "silu"), nn.Dense(width)])
+        self.first = nn.Sequential(
+            [nn.Dense(self.ratio * width, activation="silu"), nn.Dense(width)]
+        )
+        self.second = nn.Sequential(
+            [nn.Dense(self.ratio * width, activation="silu"), nn.Dense(width)]
+        )
         self.pointwise = nn.Dense(2 * width)
         self.depthwise = nn.Conv1D(width, self.kernel, padding="same", groups=width)
         self.project = nn.Dense(width)

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from caldera.base.argument_kinds import ANY_NAME, is_whole, kinds_of
+from caldera.base.foreign_names import our_argument
 from caldera.base.registry import nearest
 from caldera.errors import CalderaError, ConfigError
 
@@ -147,7 +148,8 @@ def refusal_of(
         expected = [*expected, *repeat(rest, len(args))]
     for (argument, kind), value in zip(expected, args, strict=False):
         if kind is not None and not kind.holds(value):
-            return refusal(where(name or function.__qualname__), argument, kind.words, value)
+            hint = f"write activation={value!r}" if _names_function(value, by_name) else ""
+            return refusal(where(name or function.__qualname__), argument, kind.words, value, hint)
     for (argument, _), _ in zip(kinds.positional, args, strict=False):
         if argument in named and ANY_NAME not in by_name:
             return ArgumentError.build(
@@ -155,7 +157,8 @@ def refusal_of(
             )
     for argument, value in named.items():
         if argument not in by_name and ANY_NAME not in by_name:
-            return _unknown(where(name or function.__qualname__), argument, by_name)
+            known = _of_class(args[0]) if name else by_name
+            return _unknown(where(name or function.__qualname__), argument, known)
         kind = by_name.get(argument, by_name.get(ANY_NAME))
         if kind is not None and not kind.holds(value):
             return refusal(where(name or function.__qualname__), argument, kind.words, value)
@@ -183,13 +186,24 @@ def refuse_unknown(function: Callable[..., Any], unknown: Mapping[str, Any]) -> 
         raise _unknown(function.__name__, argument, kinds_of(function).by_name)
 
 
+def _of_class(made: object) -> dict[str, Any]:
+    """The arguments that an object of this class is made with, those of its bases included."""
+    makes = [vars(each)["__init__"] for each in type(made).__mro__ if "__init__" in vars(each)]
+    found: dict[str, Any] = {}
+    for make in makes:
+        if isinstance(make, types.FunctionType):
+            found |= kinds_of(inspect.unwrap(make)).by_name
+    return found
+
+
 def _unknown(where: str, argument: str, known: Iterable[str]) -> ArgumentError:
     names = [each for each in known if each not in ("self", ANY_NAME)]
     return ArgumentError.build(
         where,
         expected="its own arguments",
         got=f"{argument}=",
-        hint=nearest(argument, names) if names else "it takes none",
+        hint=our_argument(argument, names)
+        or (nearest(argument, names) if names else "it takes none"),
     )
 
 
@@ -205,9 +219,13 @@ def within(where: str, argument: str, value: Any, least: int, most: int) -> int:
     return index(value)
 
 
-def refusal(where: str, argument: str, expected: str, value: Any) -> CalderaError:
+def _names_function(value: Any, arguments: Iterable[str]) -> bool:
+    return isinstance(value, str) and "activation" in arguments
+
+
+def refusal(where: str, argument: str, expected: str, value: Any, hint: str = "") -> CalderaError:
     """The error about one argument."""
-    return ConfigError.build(where, expected=f"{argument}= {expected}", got=shown(value))
+    return ConfigError.build(where, expected=f"{argument}= {expected}", got=shown(value), hint=hint)
 
 
 def require(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from caldera.base.foreign_names import our_argument, ours
 from caldera.base.registry import nearest
 from caldera.errors import ConfigError
 
@@ -52,7 +53,7 @@ def check_attribute(where: str, owner: object, name: str, value: object) -> None
             where,
             expected="an attribute that it has",
             got=_assigned(name, value),
-            hint=nearest((meant or [name])[0], known),
+            hint=our_argument(name, known) or ours(name) or nearest((meant or [name])[0], known),
         )
     if hasattr(owner, "check_argument"):
         owner.check_argument(name, value)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
 from caldera.base.arguments import checked, require, shown
+from caldera.base.foreign_names import missing_attribute, our_argument
 from caldera.base.plain_data import plain, revived
 from caldera.base.registry import Registry, nearest
 from caldera.errors import ConfigError
@@ -32,6 +33,9 @@ class Configurable:
     """
 
     _made_with: tuple[tuple[Any, ...], dict[str, Any]]
+
+    if not TYPE_CHECKING:  # else any attribute would pass
+        __getattr__ = missing_attribute
 
     def __new__(cls, *args: Any, **named: Any) -> Self:
         made = super().__new__(cls)
@@ -202,7 +206,7 @@ class Family(Registry[Callable[..., T]]):
                         f"{self.kind} {given}",
                         expected="an argument it takes",
                         got=repr(name),
-                        hint=nearest(name, known),
+                        hint=our_argument(name, known) or nearest(name, known),
                     )
             try:
                 return make(**arguments)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from typing import Any, Generic, TypeVar, cast
 
+from caldera.base.foreign_names import bare, ours
 from caldera.errors import ConfigError
 
 T = TypeVar("T")
@@ -53,7 +54,7 @@ class Registry(Generic[T]):
                 self.kind,
                 expected="a registered name",
                 got=repr(name),
-                hint=nearest(name, sorted(self._entries)),
+                hint=ours(str(name), self._entries) or nearest(name, sorted(self._entries)),
             )
         if name not in self._entries:
             return cast(T, provided(f"{self.kind} {name}"))
@@ -88,7 +89,8 @@ def nearest(name: object, known: Iterable[str]) -> str:
     'known: adam, sgd'
     """
     names = list(known)
-    close = difflib.get_close_matches(str(name), names, n=1)
+    close = [each for each in names if bare(each) == bare(str(name))]
+    close = close or difflib.get_close_matches(str(name), names, n=1)
     if close:
         return f"did you mean {close[0]!r}?"
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
@@ -118,7 +120,7 @@ def provided(what: str) -> Any:
 
 
 def provided_attributes(package: str) -> Callable[[str], Any]:
-    """Return a package's `__getattr__`, for names that `provide` calls "package.name".
+    """Return the function that finds what `provide` calls "package.name", by its name.
 
     >>> from caldera.base.registry import provide, provided_attributes
     >>> provide("files.Path", "pathlib", "Path")
@@ -126,12 +128,11 @@ def provided_attributes(package: str) -> Callable[[str], Any]:
     'Path'
     """
 
-    def attribute(name: str) -> Any:
-        if f"{package}.{name}" not in _providers:
-            raise AttributeError(f"module 'caldera.{package}' has no attribute {name!r}")
-        return provided(f"{package}.{name}")
+    def found(name: str) -> Any:
+        at, attribute = _providers[f"{package}.{name}"]
+        return getattr(import_module(at), attribute)
 
-    return attribute
+    return found
 
 
 def optional_import(module: str, package: str, where: str) -> Any:

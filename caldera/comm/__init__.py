@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from caldera.base.arguments import guard as _guard
+from caldera.base.foreign_names import answer_foreign as _answer_foreign
 from caldera.comm.communicator import Communicator
 from caldera.comm.mpi import MpiCommunicator
 from caldera.comm.nccl import NcclCommunicator
@@ -39,3 +40,4 @@ _guard(
     own_words=False,
     methods={"Mesh": "axis together"},
 )
+_answer_foreign(globals())

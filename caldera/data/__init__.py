@@ -10,6 +10,7 @@ file is never trusted: one that is truncated, too large, damaged or hostile is r
 from __future__ import annotations
 
 from caldera.base.arguments import guard as _guard
+from caldera.base.foreign_names import answer_foreign as _answer_foreign
 from caldera.data.column import Column
 from caldera.data.datasets.cifar import cifar10, cifar100
 from caldera.data.datasets.dataset import Dataset, arrays, npz, split
@@ -99,3 +100,4 @@ _guard(
         "Tokenizer": "decode encode fit transform",
     },
 )
+_answer_foreign(globals())

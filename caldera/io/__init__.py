@@ -7,6 +7,7 @@ taken, nothing in it is executed, and damage is reported with the file's name.
 from __future__ import annotations
 
 from caldera.base.arguments import guard as _guard
+from caldera.base.foreign_names import answer_foreign as _answer_foreign
 from caldera.io.csv_files import read_csv, write_csv
 from caldera.io.numpy_files import load_npy, load_npz, map_npy, save_npy, save_npz
 from caldera.io.safetensors_files import (
@@ -31,3 +32,4 @@ __all__ = [
 ]
 
 _guard(globals(), own_words=False)
+_answer_foreign(globals())

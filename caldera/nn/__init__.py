@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from caldera.base.arguments import guard as _guard
+from caldera.base.foreign_names import answer_foreign as _answer_foreign
 from caldera.base.registry import provided_attributes as _provided_attributes
 from caldera.nn import losses, metrics, models
 from caldera.nn.activations import (
@@ -116,8 +117,6 @@ from caldera.nn.tracing import Context, LayerCall, context, trace
 
 if TYPE_CHECKING:
     from caldera.code.skip_gram import SkipGram
-
-__getattr__ = _provided_attributes("nn")
 
 __all__ = [
     "ELU",
@@ -238,3 +237,4 @@ __all__ = [
 ]
 
 _guard(globals(), "Context", "LayerCall")
+_answer_foreign(globals(), _provided_attributes("nn"))

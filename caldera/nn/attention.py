@@ -7,7 +7,7 @@ each query, or (N, heads, T, S). What is nan or infinite at a key that is not re
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from caldera import op
@@ -243,7 +243,7 @@ class TransformerBlock(Layer):
     causal: bool = False
     ratio: float = 4.0
     dropout: float = 0.0
-    activation: str = "gelu"
+    activation: str = field(default="gelu", kw_only=True)
     fill: Any = None
     output_fill: Any = None
     return_mask: bool = False
@@ -261,7 +261,9 @@ class TransformerBlock(Layer):
     def build(self, x: Expr, *rest: Any) -> None:
         samples_of(self, x)
         width = x.shape[-1]
-        self.hidden = Dense(max(1, round(self.ratio * width)), self.activation, fill=self.fill)
+        self.hidden = Dense(
+            max(1, round(self.ratio * width)), activation=self.activation, fill=self.fill
+        )
         self.output = Dense(width, fill=self.output_fill)
 
     def forward(self, x: Expr, mask: Expr | None = None) -> Any:

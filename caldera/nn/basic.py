@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
@@ -191,7 +191,7 @@ class Dense(Layer):
     }
 
     units: int
-    activation: str | None = None
+    activation: str | None = field(default=None, kw_only=True)
     bias: bool = True
     fill: Any = None
 

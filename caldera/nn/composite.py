@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from caldera import op
@@ -33,7 +33,7 @@ class Residual(Layer):
 
     layers: Sequence[Layer]
     shortcut: Layer | None = None
-    activation: str | None = None
+    activation: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         self.layers = check_layers("Residual", self.layers)

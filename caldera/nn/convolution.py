@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from caldera import op
@@ -112,7 +112,7 @@ class Conv2D(Convolution):
     dilation: int | Sequence[int] = 1
     groups: int = 1
     bias: bool = True
-    activation: str | None = None
+    activation: str | None = field(default=None, kw_only=True)
     fill: Any = None
 
     def weight_shape(self, channels: int) -> tuple[tuple[int, ...], int]:
@@ -175,7 +175,7 @@ class ConvTranspose2D(Convolution):
     dilation: int | Sequence[int] = 1
     groups: int = 1
     bias: bool = True
-    activation: str | None = None
+    activation: str | None = field(default=None, kw_only=True)
     fill: Any = None
 
     def weight_shape(self, channels: int) -> tuple[tuple[int, ...], int]:
@@ -240,7 +240,7 @@ class DepthwiseConv2D(Convolution):
     padding: Any = 0
     dilation: int | Sequence[int] = 1
     bias: bool = True
-    activation: str | None = None
+    activation: str | None = field(default=None, kw_only=True)
     fill: Any = None
 
     def weight_shape(self, channels: int) -> tuple[tuple[int, ...], int]:
@@ -289,7 +289,7 @@ class SeparableConv2D(Convolution):
     dilation: int | Sequence[int] = 1
     multiplier: int = 1
     bias: bool = True
-    activation: str | None = None
+    activation: str | None = field(default=None, kw_only=True)
     fill: Any = None
 
     def __post_init__(self) -> None:

@@ -29,12 +29,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from caldera import op
 from caldera.base.argument_kinds import kind_of, kinds_of
 from caldera.base.arguments import checked, refusal, require
 from caldera.base.assignment import check_attribute, is_inside
+from caldera.base.foreign_names import missing_attribute
 from caldera.compiler.lazy import Expr, Variable, lift
 from caldera.core.graph.node import Node, Spec, Symbol, current_pin, describe, pinned
 from caldera.core.graph.opdef import scope
@@ -86,6 +87,9 @@ class Layer(ABC):
 
     settled: ClassVar[frozenset[str]] = frozenset({"name", "device"})
     """Attributes that stay as they were when the parameters were made."""
+
+    if not TYPE_CHECKING:  # else any attribute would pass
+        __getattr__ = missing_attribute
 
     def __new__(cls, *arguments: Any, **named: Any) -> Self:
         """Give every layer its books, also one whose `__init__` forgets to call ours."""

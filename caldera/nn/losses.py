@@ -17,6 +17,7 @@ import numpy as np
 from caldera import op
 from caldera.base.arguments import require
 from caldera.base.configurable import Configurable, Family
+from caldera.base.foreign_names import answer_foreign
 from caldera.compiler.lazy import Expr
 from caldera.core.tensor import DType, Shape, canonical, int64, normalise_axis
 from caldera.errors import ConfigError, DataError, ShapeError
@@ -427,3 +428,6 @@ def _wrong_values(where: str, expected: str, targets: np.ndarray, hint: str = ""
 def _log(probability: Expr) -> Expr:
     # One that was rounded to 0 still has a finite logarithm.
     return op.log(op.maximum(probability, float(np.finfo(np.float32).tiny)))
+
+
+answer_foreign(globals())

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -166,7 +166,7 @@ class RNN(Recurrent):
     gates: ClassVar[int] = 1
 
     units: int
-    activation: str = "tanh"
+    activation: str = field(default="tanh", kw_only=True)
     return_sequences: bool = False
     bidirectional: bool = False
     go_backwards: bool = False

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from caldera.base.arguments import guard as _guard
+from caldera.base.foreign_names import answer_foreign as _answer_foreign
 from caldera.base.registry import provided_attributes as _provided_attributes
 from caldera.compiler.lazy import grad, input, var
 from caldera.core.graph.opdef import location as _location
@@ -57,8 +58,6 @@ from caldera.op.windows import *
 if TYPE_CHECKING:
     from caldera.code.skip_gram import skip_gram
 
-__getattr__ = _provided_attributes("op")
-
 __all__ = [
     "grad",
     "input",
@@ -88,3 +87,4 @@ __all__ = [
 ]
 
 _guard(globals(), where=_location)
+_answer_foreign(globals(), _provided_attributes("op"))

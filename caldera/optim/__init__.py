@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from caldera.base.arguments import guard as _guard
+from caldera.base.foreign_names import answer_foreign as _answer_foreign
 from caldera.optim.adaptive import (
     LAMB,
     LARS,
@@ -111,3 +112,4 @@ _guard(
     "MinimizeResult",
     methods={"LossScale": "scaled unscaled", "Optimizer": "apply minimize train"},
 )
+_answer_foreign(globals())

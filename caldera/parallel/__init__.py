@@ -64,6 +64,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from caldera.base.arguments import guard as _guard
+from caldera.base.foreign_names import answer_foreign as _answer_foreign
 
 if TYPE_CHECKING:
     from caldera.parallel.asynchronous.hogwild import Hogwild
@@ -113,13 +114,14 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _LATER:
-        raise AttributeError(f"module 'caldera.parallel' has no attribute {name!r}")
+def _found(name: str) -> Any:
     found = getattr(import_module(_LATER[name]), name)
     globals()[name] = found
     _guard({"__all__": [name], name: found})
     return found
+
+
+_answer_foreign(globals(), _found)
 
 
 def __dir__() -> list[str]:

@@ -9,6 +9,7 @@ study.best.model
 from __future__ import annotations
 
 from caldera.base.arguments import guard as _guard
+from caldera.base.foreign_names import answer_foreign as _answer_foreign
 from caldera.search.algorithms.basic_samplers import GridSearch as Grid
 from caldera.search.algorithms.basic_samplers import Random, Swarm, Threshold
 from caldera.search.algorithms.early_stopping import ASHA, Hyperband, Median, Promotion
@@ -111,3 +112,4 @@ _guard(
         "Study": "losses model_of of_state page plot seconds_to",
     },
 )
+_answer_foreign(globals())

@@ -56,7 +56,7 @@ def space_of(model: Any) -> Space:
 
     >>> import caldera as cd
     >>> from caldera import nn, search
-    >>> model = cd.NeuralNetwork([nn.Input((4,)), nn.Dense(32, "relu"), nn.Dense(3)])
+    >>> model = cd.NeuralNetwork([nn.Input((4,)), nn.Dense(32, activation="relu"), nn.Dense(3)])
     >>> search.space_of(model)
     Space(learning_rate, batch_size, dense1_units, dense1_activation)
     >>> search.space_of(nn.models.mlp)
@@ -86,7 +86,7 @@ def build_like(model: Model) -> Callable[..., Model]:
 
     >>> import caldera as cd
     >>> from caldera import nn, search
-    >>> model = cd.NeuralNetwork([nn.Input((4,)), nn.Dense(32, "relu"), nn.Dense(3)])
+    >>> model = cd.NeuralNetwork([nn.Input((4,)), nn.Dense(32, activation="relu"), nn.Dense(3)])
     >>> build = search.build_like(model)
     >>> build(dense1_units=8, learning_rate=0.1).parameters()[0].shape
     (4, 8)

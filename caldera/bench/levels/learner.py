@@ -97,7 +97,7 @@ INPUTS, HIDDEN, CLASSES = 12, 16, 4
 
 PROBLEM = TrainingCase(
     "validation",
-    layers=lambda: [nn.Input((INPUTS,)), nn.Dense(HIDDEN, "tanh"), nn.Dense(CLASSES)],
+    layers=lambda: [nn.Input((INPUTS,)), nn.Dense(HIDDEN, activation="tanh"), nn.Dense(CLASSES)],
     batch=24,
     shape=(INPUTS,),
     classes=CLASSES,

@@ -78,7 +78,7 @@ def to_jax(model: Model, data_format: str = "NHWC", *, cudnn_attention: bool = F
     >>> import caldera as cd
     >>> from caldera import nn
     >>> from caldera.bench.translate import to_jax
-    >>> model = cd.NeuralNetwork([nn.Input((4,)), nn.Dense(3, "relu")])
+    >>> model = cd.NeuralNetwork([nn.Input((4,)), nn.Dense(3, activation="relu")])
     >>> network = to_jax(model)  # doctest: +SKIP
     >>> params, state = network.variables([p.numpy() for p in model.parameters()])  # doctest: +SKIP
     >>> y, state = network.apply(params, state, np.zeros((5, 4)), training=True)  # doctest: +SKIP
@@ -147,7 +147,7 @@ def to_torch(model: Model) -> TorchNetwork:
     >>> import caldera as cd
     >>> from caldera import nn
     >>> from caldera.bench.translate import to_torch
-    >>> model = cd.NeuralNetwork([nn.Input((4,)), nn.Dense(3, "relu")])
+    >>> model = cd.NeuralNetwork([nn.Input((4,)), nn.Dense(3, activation="relu")])
     >>> network = to_torch(model)  # doctest: +SKIP
     >>> [array.shape for array in network.parameters()]  # doctest: +SKIP
     [(4, 3), (3,)]

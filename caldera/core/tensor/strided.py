@@ -6,11 +6,12 @@ and what it turns into.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from caldera.base.foreign_names import missing_attribute
 from caldera.core.memory import DEVICE, HOST, MANAGED, Device, Kind, MemoryManager, Stream
 from caldera.core.tensor import dlpack
 from caldera.core.tensor.dtype import DType
@@ -28,6 +29,9 @@ class ScalarConversions:
     """Python's conversions of a value with a single element, which `item` returns."""
 
     __slots__ = ()
+
+    if not TYPE_CHECKING:  # else any attribute would pass
+        __getattr__ = missing_attribute
 
     def __float__(self: Any) -> float:
         return float(self.item())

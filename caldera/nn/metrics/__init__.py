@@ -10,6 +10,7 @@ metric, which refuses what makes no sense for it.
 from __future__ import annotations
 
 from caldera.base.arguments import guard as _guard
+from caldera.base.foreign_names import answer_foreign as _answer_foreign
 from caldera.nn.metrics.base import (
     R2,
     MeanAbsoluteError,
@@ -63,3 +64,4 @@ __all__ = [
 ]
 
 _guard(globals())
+_answer_foreign(globals())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from caldera.base.arguments import guard as _guard
+from caldera.base.foreign_names import answer_foreign as _answer_foreign
 from caldera.nn.models.image_classifiers import (
     PaddedShortcut,
     alexnet,
@@ -44,3 +45,4 @@ __all__ = [
 ]
 
 _guard(globals())
+_answer_foreign(globals())

@@ -38,7 +38,7 @@ def mlp(
     """
     layers: list[Layer] = [Input(input_shape), Flatten()]
     for units in hidden:
-        layers.append(Dense(units, activation))
+        layers.append(Dense(units, activation=activation))
         if dropout:
             layers.append(Dropout(dropout))
     return [*layers, Dense(classes)]
@@ -67,8 +67,8 @@ def lenet5(
         Conv2D(16, 5, activation=activation),
         Pooling2D(pooling, 2),
         Flatten(),
-        Dense(120, activation),
-        Dense(84, activation),
+        Dense(120, activation=activation),
+        Dense(84, activation=activation),
         Dense(classes),
     ]
 
@@ -107,9 +107,9 @@ def alexnet(
         AdaptiveAveragePool2D(6),
         Flatten(),
         Dropout(dropout),
-        Dense(4096, "relu", fill="he_normal", name="classifier.1"),
+        Dense(4096, activation="relu", fill="he_normal", name="classifier.1"),
         Dropout(dropout),
-        Dense(4096, "relu", fill="he_normal", name="classifier.4"),
+        Dense(4096, activation="relu", fill="he_normal", name="classifier.4"),
         Dense(classes, name="classifier.6"),
     ]
 
@@ -142,9 +142,9 @@ def vgg16(
         *layers,
         AdaptiveAveragePool2D(7),
         Flatten(),
-        Dense(4096, "relu", fill="he_normal", name="classifier.0"),
+        Dense(4096, activation="relu", fill="he_normal", name="classifier.0"),
         Dropout(dropout),
-        Dense(4096, "relu", fill="he_normal", name="classifier.3"),
+        Dense(4096, activation="relu", fill="he_normal", name="classifier.3"),
         Dropout(dropout),
         Dense(classes, name="classifier.6"),
     ]
@@ -191,7 +191,7 @@ def _basic(filters: int, stride: int, shortcut: Layer | None, name: str) -> Laye
         _conv(filters, 3, 1, name="conv2"),
         BatchNorm(name="bn2"),
     ]
-    return Residual(layers, shortcut, "relu", name=name)
+    return Residual(layers, shortcut, activation="relu", name=name)
 
 
 def _bottleneck(filters: int, stride: int, shortcut: Layer | None, name: str) -> Layer:
@@ -206,7 +206,7 @@ def _bottleneck(filters: int, stride: int, shortcut: Layer | None, name: str) ->
         _conv(4 * filters, 1, 1, name="conv3"),
         BatchNorm(name="bn3"),
     ]
-    return Residual(layers, shortcut, "relu", name=name)
+    return Residual(layers, shortcut, activation="relu", name=name)
 
 
 Block = Callable[[int, int, Layer | None, str], Layer]

@@ -170,7 +170,7 @@ class GoogLeNet(Layer):
             pool,
             self._conv(128, 1, name="conv"),
             Flatten(),
-            Dense(1024, "relu", fill="he_normal", name="fc1"),
+            Dense(1024, activation="relu", fill="he_normal", name="fc1"),
             Dropout(0.7),
             Dense(self.classes, name="fc2"),
         ]

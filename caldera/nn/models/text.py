@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
@@ -111,7 +111,7 @@ class GPT(Layer):
     depth: int = 4
     heads: int = 4
     dropout: float = 0.0
-    activation: str = "gelu"
+    activation: str = field(default="gelu", kw_only=True)
 
     def __post_init__(self) -> None:
         check_counts(

@@ -75,7 +75,7 @@ def _windows() -> list[nn.Layer]:
         nn.Reshape((3, 4, -1)),
         nn.LayerNorm((-2, -1)),
         nn.Softmax(2),
-        nn.Dense(2, "tanh"),
+        nn.Dense(2, activation="tanh"),
         nn.Flatten(),
         nn.BatchNorm(),
         nn.Dense(3),
@@ -123,7 +123,7 @@ def _activations() -> list[nn.Layer]:
 
 
 def _shared() -> list[nn.Layer]:
-    twice = nn.Dense(4, "sigmoid", bias=False)
+    twice = nn.Dense(4, activation="sigmoid", bias=False)
     block = nn.Residual([twice, nn.Dense(4)], activation="relu")
     return [nn.Input((4,)), twice, block, twice]
 

@@ -50,7 +50,7 @@ def test_texts_are_guessed_and_learnt_from_what_several_rows_say(found: data.Dat
 
 
 def test_a_model_keeps_the_words_and_takes_new_rows(found: data.Dataset, tmp_path: Path) -> None:
-    layers = [nn.Input(found.shape), nn.Dense(32, "relu"), nn.Dense(1)]
+    layers = [nn.Input(found.shape), nn.Dense(32, activation="relu"), nn.Dense(1)]
     model = cd.NeuralNetwork(layers, "mean_squared", metrics=["mae"], learning_rate=0.01, epochs=25)
     model.fit(found.train, verbose=0)
     assert model.evaluate(found.test)["mae"] < 15_000

@@ -146,7 +146,7 @@ def test_a_network_of_all_kinds_has_right_gradients() -> None:
             nn.Branches([nn.Conv2D(2, 2), [nn.Conv2D(1, 2), nn.Tanh()]]),
             nn.Residual([nn.GroupNorm(1)]),
             nn.Flatten(),
-            nn.Dense(3, "sigmoid"),
+            nn.Dense(3, activation="sigmoid"),
         ]
     )
     with nn.trace(dtype="float64"):

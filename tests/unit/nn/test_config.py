@@ -17,7 +17,7 @@ from caldera.errors import ConfigError
 EXAMPLES: list[nn.Layer] = [
     nn.Input((2, 3), dtype="int64"),
     nn.Output((3,)),
-    nn.Dense(3, "relu", bias=False, fill=cd.he_normal(), name="head"),
+    nn.Dense(3, activation="relu", bias=False, fill=cd.he_normal(), name="head"),
     nn.Activation("tanh"),
     nn.Flatten(),
     nn.Reshape((3, -1)),
@@ -87,7 +87,7 @@ EXAMPLES: list[nn.Layer] = [
     nn.InstanceNorm(affine=True),
     nn.RMSNorm(axis=(1, 2)),
     nn.LocalResponseNorm(3, 5e-4, 0.5, 2.0),
-    nn.RNN(3, "relu"),
+    nn.RNN(3, activation="relu"),
     nn.LSTM(3, return_sequences=True, bidirectional=True),
     nn.Bidirectional(nn.GRU(3)),
     nn.GRU(3, go_backwards=True),
@@ -96,7 +96,7 @@ EXAMPLES: list[nn.Layer] = [
     nn.PositionalEmbedding(8, fill=cd.uniform(-1.0, 1.0)),
     nn.MultiHeadAttention(2, causal=True, fill=cd.orthogonal(2.0)),
     nn.TransformerBlock(2, dropout=0.1, fill=cd.constant(0.5)),
-    nn.Residual([nn.Dense(3)], nn.Dense(3, fill="identity"), "relu"),
+    nn.Residual([nn.Dense(3)], nn.Dense(3, fill="identity"), activation="relu"),
     nn.Branches([nn.Dense(3), [nn.Dense(3), nn.ReLU()]], axis=-1),
     nn.Cell([[0], [0, 1]], [nn.Dense(3), nn.ReLU(), [nn.Dense(3)]], axis=-1),
     nn.Concat(axis=2),
@@ -141,7 +141,9 @@ def test_every_layer_comes_back_from_json_as_it_was(layer: nn.Layer) -> None:
 
 
 def test_what_comes_back_computes_the_same() -> None:
-    net = nn.Sequential([nn.Residual([nn.Dense(3, "tanh")]), nn.LayerNorm(), nn.Dense(2)])
+    net = nn.Sequential(
+        [nn.Residual([nn.Dense(3, activation="tanh")]), nn.LayerNorm(), nn.Dense(2)]
+    )
     x = np.random.default_rng(0).normal(size=(2, 3)).astype(np.float32)
     y = net(x).numpy()
     again = nn.from_config(nn.to_config(net))

@@ -117,7 +117,7 @@ def test_a_residual_network_has_the_same_weights_under_both_names(tmp_path: Path
             conv(2, 7, "conv1"),
             nn.BatchNorm(name="bn1"),
             nn.ReLU(),
-            nn.Residual(inner, shortcut, "relu", name="layer1.0"),
+            nn.Residual(inner, shortcut, activation="relu", name="layer1.0"),
             nn.GlobalAveragePool(),
             nn.Dense(3, name="fc"),
         ]

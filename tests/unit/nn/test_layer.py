@@ -163,7 +163,10 @@ def test_a_layer_called_again_with_another_width_is_refused() -> None:
     [
         (lambda: nn.Dense(0), "units= a whole number of at least 1, got 0"),
         (lambda: nn.Dense(2.5), "units= a whole number of at least 1, got 2.5"),
-        (lambda: nn.Dense(2, "rleu"), "activation: expected a registered name, got 'rleu'.*'relu'"),
+        (
+            lambda: nn.Dense(2, activation="rleu"),
+            "activation: expected a registered name, got 'rleu'.*'relu'",
+        ),
         (lambda: nn.Dropout(1.0), "0 <= rate < 1, got 1.0"),
         (lambda: nn.Conv2D(2, (1, 2, 3)), "kernel= 2 sizes"),
         (lambda: nn.Pooling2D("min"), "'max' or 'average', got 'min'"),

@@ -42,7 +42,9 @@ def test_a_loaded_model_trains_further(tmp_path: Path) -> None:
 def test_training_on_is_training_in_caldera(tmp_path: Path) -> None:
     x, y = numbers(64, 5), np.arange(64) % 3
     first = cd.NeuralNetwork(
-        [nn.Input((5,)), nn.Dense(8, "tanh"), nn.Dense(3)], optimizer="sgd", learning_rate=0.1
+        [nn.Input((5,)), nn.Dense(8, activation="tanh"), nn.Dense(3)],
+        optimizer="sgd",
+        learning_rate=0.1,
     )
     second = cd.onnx.load(
         cd.onnx.export(first, tmp_path / "m.onnx"), optimizer="sgd", learning_rate=0.1
@@ -393,7 +395,7 @@ def test_sparse_arrays_are_filled_up(tmp_path: Path) -> None:
 
 
 def test_layers_can_follow_a_loaded_model(tmp_path: Path) -> None:
-    base = cd.NeuralNetwork([nn.Input((4,)), nn.Dense(3, "relu")])
+    base = cd.NeuralNetwork([nn.Input((4,)), nn.Dense(3, activation="relu")])
     loaded = cd.onnx.load(cd.onnx.export(base, tmp_path / "base.onnx"))
     loaded.freeze()
 

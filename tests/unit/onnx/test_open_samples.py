@@ -151,7 +151,7 @@ def test_a_file_that_computes_something_else_is_never_written(
 ) -> None:
     if not has_onnxruntime:
         monkeypatch.setattr(export_module, "find_spec", lambda name: None)
-    model = cd.NeuralNetwork([nn.Input((3,)), nn.Dense(2, "tanh")])
+    model = cd.NeuralNetwork([nn.Input((3,)), nn.Dense(2, activation="tanh")])
     cd.onnx.export(model, tmp_path / "right.onnx")
     wrong: dict[str, Callable[..., Any]] = {
         "model's own output 'output' for 1 samples, got other numbers": (
@@ -183,7 +183,7 @@ def test_much_work_is_compiled_for_the_check(
 
     monkeypatch.setattr(export_module, "_MUCH", 10)
     monkeypatch.setattr(export_module, "interpret", refused)
-    model = cd.NeuralNetwork([nn.Input((3,)), nn.Dense(2, "tanh")])
+    model = cd.NeuralNetwork([nn.Input((3,)), nn.Dense(2, activation="tanh")])
     path, x = cd.onnx.export(model, tmp_path / "m.onnx", batch_size=4), numbers(4, 3)
     np.testing.assert_allclose(by_onnxruntime(path, x)[0], model.predict(x), rtol=1e-5)
 

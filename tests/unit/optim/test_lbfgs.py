@@ -85,7 +85,7 @@ def test_it_finds_a_minimum_and_stays_there() -> None:
 
 
 def _model(line_search: str | None = "strong_wolfe", **more: Any) -> cd.NeuralNetwork:
-    layers = [nn.Input((4,)), nn.Dense(5, "tanh"), nn.Dense(1)]
+    layers = [nn.Input((4,)), nn.Dense(5, activation="tanh"), nn.Dense(1)]
     rate = 1.0 if line_search else 0.1
     optimizer = optim.LBFGS(rate, line_search=line_search)
     settings = {"loss": "mse", "batch_size": 24, "dtype": "float64", "seed": 1} | more

@@ -10,7 +10,7 @@ from tests.unit.parallel.ranks import alone, assert_close, strategies_of, traine
 
 
 def network() -> cd.Model:
-    layers = [nn.Input((None, 2)), nn.MeanPooling(), nn.Dense(3, "tanh"), nn.Dense(2)]
+    layers = [nn.Input((None, 2)), nn.MeanPooling(), nn.Dense(3, activation="tanh"), nn.Dense(2)]
     return cd.NeuralNetwork(layers, dtype="float64", batch_size=6, epochs=2, learning_rate=0.05)
 
 

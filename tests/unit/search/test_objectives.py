@@ -170,7 +170,7 @@ def test_objectives_that_make_no_sense_are_refused(make: Any, words: str) -> Non
 
 
 def test_a_space_of_a_model_builds_models_that_train(tmp_path: Path) -> None:
-    layers = [nn.Input((3,)), nn.Dense(8, "tanh"), nn.Dropout(0.1), nn.Dense(2)]
+    layers = [nn.Input((3,)), nn.Dense(8, activation="tanh"), nn.Dropout(0.1), nn.Dense(2)]
     model = cd.NeuralNetwork(layers, learning_rate=0.01, batch_size=24, metrics=["accuracy"])
     space = search.space_of(model)
     assert set(space.parameters) == {

@@ -24,7 +24,7 @@ def made() -> cd.NeuralNetwork:
         nn.BatchNorm(),
         nn.Flatten(),
         nn.Dropout(0.1),
-        nn.Dense(6, "relu"),
+        nn.Dense(6, activation="relu"),
         nn.Activation("tanh"),
         nn.Dense(2),
     ]

@@ -121,7 +121,7 @@ def test_a_rate_that_no_step_reads_is_refused() -> None:
 
 
 def _plain() -> cd.NeuralNetwork:
-    layers = [nn.Input((FEATURES,)), nn.Dense(5, "tanh"), nn.Dense(CLASSES)]
+    layers = [nn.Input((FEATURES,)), nn.Dense(5, activation="tanh"), nn.Dense(CLASSES)]
     return network(lambda: optim.SGD(0.05), layers=layers, batch_size=5)
 
 

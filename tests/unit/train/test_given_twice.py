@@ -18,7 +18,7 @@ Y = X[:, :1] * 2 + 1
 
 def trained(**settings: Any) -> list[float]:
     model = cd.NeuralNetwork(
-        [nn.Input((4,)), nn.Dense(8, "tanh"), nn.Dense(1)],
+        [nn.Input((4,)), nn.Dense(8, activation="tanh"), nn.Dense(1)],
         loss="mse",
         **{"batch_size": 16, "seed": 3, **settings},
     )

@@ -31,7 +31,7 @@ PAIRS: dict[str, tuple[Given, Given]] = {
 
 
 def trained(loss: Given, **options: Any) -> np.ndarray:
-    layers = [nn.Input((4,)), nn.Dense(5, "tanh"), nn.Dense(3)]
+    layers = [nn.Input((4,)), nn.Dense(5, activation="tanh"), nn.Dense(3)]
     model = cd.NeuralNetwork(layers, loss=loss, batch_size=8, dtype="float64", seed=2)
     history = model.fit(X, Y, epochs=2, verbose=0, **options)
     weights = np.concatenate([each.numpy().ravel() for each in model.parameters()])

@@ -102,7 +102,7 @@ def test_plans_and_their_explanations() -> None:
 
 
 def test_models_before_and_after_they_know_their_inputs() -> None:
-    model = cd.NeuralNetwork([nn.Dense(3, "relu"), nn.Dense(2)])
+    model = cd.NeuralNetwork([nn.Dense(3, activation="relu"), nn.Dense(2)])
     before = Checked(model._repr_html_())
     assert "Dense" in before.words
     model.predict(np.zeros((2, 4), "float32"))

@@ -153,7 +153,9 @@ def test_mistakes_are_refused(tmp_path: Path, name: str, runs: int, said: str) -
 
 
 def test_a_model_profiles_its_training_step(tmp_path: Path) -> None:
-    model = cd.NeuralNetwork([nn.Input((4,)), nn.Dense(16, "relu"), nn.Dense(2)], batch_size=8)
+    model = cd.NeuralNetwork(
+        [nn.Input((4,)), nn.Dense(16, activation="relu"), nn.Dense(2)], batch_size=8
+    )
     x = np.random.default_rng(0).normal(size=(20, 4)).astype("float32")
     before = [each.numpy() for each in model.parameters()]
     found = model.profile((x, np.arange(20) % 2), trace=tmp_path / "step.json")

@@ -129,7 +129,12 @@ def test_a_bias_of_one_number_stays_in_its_stage() -> None:
     """The norm of all gradients is what all stages need, and no parameter."""
 
     def make() -> cd.NeuralNetwork:
-        layers = [nn.Input((FEATURES,)), nn.Dense(1, "tanh"), nn.LayerNorm(), nn.Dense(CLASSES)]
+        layers = [
+            nn.Input((FEATURES,)),
+            nn.Dense(1, activation="tanh"),
+            nn.LayerNorm(),
+            nn.Dense(CLASSES),
+        ]
         return network(layers=layers, optimizer=optim.SGD(0.1, clip=optim.ClipNorm(0.01)))
 
     found = trained(3, make, pipeline(micro_batches=2), samples(20), watch=False)

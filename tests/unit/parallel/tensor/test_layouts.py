@@ -240,7 +240,10 @@ class Pair(cd.Model):
     def __init__(self, join: str, **settings: Any) -> None:
         super().__init__(loss="mse", batch_size=5, epochs=2, dtype="float64", **settings)
         self.join = join
-        self.left, self.right = nn.Dense(6, "tanh", name="left"), nn.Dense(6, name="right")
+        self.left, self.right = (
+            nn.Dense(6, activation="tanh", name="left"),
+            nn.Dense(6, name="right"),
+        )
         self.out = nn.Dense(2, name="out")
 
     def forward(self, a: Any, b: Any) -> Any:

@@ -12,7 +12,7 @@ from caldera import nn
 
 
 def small(shape: tuple[int, ...], outputs: int, **settings: object) -> cd.NeuralNetwork:
-    layers = [nn.Input(shape), nn.Flatten(), nn.Dense(16, "relu"), nn.Dense(outputs)]
+    layers = [nn.Input(shape), nn.Flatten(), nn.Dense(16, activation="relu"), nn.Dense(outputs)]
     return cd.NeuralNetwork(layers, batch_size=64, learning_rate=0.01, seed=7, **settings)
 
 

@@ -198,7 +198,7 @@ def test_another_model_is_refused_and_what_differs_is_named(tmp_path: Path) -> N
 
 def test_other_layers_with_the_same_parameters_are_refused(tmp_path: Path) -> None:
     def model(activation: str) -> NeuralNetwork:
-        return NeuralNetwork([nn.Input((2,)), nn.Dense(4, activation), nn.Dense(2)])
+        return NeuralNetwork([nn.Input((2,)), nn.Dense(4, activation=activation), nn.Dense(2)])
 
     fit(model("relu"), epochs=1, checkpoint=tmp_path)
     with pytest.raises(CheckpointError, match="others with the same parameters"):

@@ -137,7 +137,7 @@ def test_values() -> None:
 
 
 def test_blocks_of_a_network_with_a_way_around() -> None:
-    inside = [nn.Dense(4, "relu"), nn.Dense(4)]
+    inside = [nn.Dense(4, activation="relu"), nn.Dense(4)]
     model = cd.NeuralNetwork([nn.Input((4,)), nn.Dense(4), nn.Residual(inside), nn.Dense(2)])
     found = blocks_of(model)
     reads = {each.path: each.reads for each in found}

@@ -26,7 +26,10 @@ def flowers() -> cd.data.Dataset:
 def trained() -> tuple[cd.NeuralNetwork, cd.History, cd.data.Dataset]:
     data = flowers()
     model = cd.NeuralNetwork(
-        [nn.Input((3,)), nn.Dense(8, "relu"), nn.Dense(3)], learning_rate=0.05, epochs=5, seed=4
+        [nn.Input((3,)), nn.Dense(8, activation="relu"), nn.Dense(3)],
+        learning_rate=0.05,
+        epochs=5,
+        seed=4,
     )
     return model, model.fit(data.train, validation=data.test, verbose=0), data
 

@@ -18,7 +18,7 @@ WHY = "TensorBoard is not installed: pip install tensorboard"
 
 
 def small(**settings: Any) -> cd.NeuralNetwork:
-    layers = [nn.Input((2,)), nn.Dense(8, "relu"), nn.Dense(2)]
+    layers = [nn.Input((2,)), nn.Dense(8, activation="relu"), nn.Dense(2)]
     return cd.NeuralNetwork(layers, batch_size=10, learning_rate=0.05, **settings)
 
 
