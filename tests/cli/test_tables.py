@@ -264,3 +264,27 @@ def test_what_cannot_be_explained_is_refused(
         done = caldera("predict", model, tmp_path / "x.npy", "--explain")
         assert done.status == 2
         assert "--explain: expected a table, and a model that was trained on one" in done.err
+
+
+def test_mistakes_in_the_record_have_their_rows(caldera: Caldera, tmp_path: Path) -> None:
+    """Where nothing can be learnt there are mistakes: each is found again in the file."""
+    random = np.random.default_rng(3)
+    rows = [f"P-{n},{random.normal():.3f},{n % 3},{'ab'[random.integers(2)]}" for n in range(120)]
+    lines = ["patient,age,dose,state", *rows[:50], "", *rows[50:]]
+    (tmp_path / "table.csv").write_text("\n".join(lines))
+    words = "--target-column state --hidden 8 --epochs 2 --dropout 0 --batch-size 8 --quiet"
+    done = caldera(
+        "train", "--data", tmp_path / "table.csv", *words.split(), "--out", tmp_path / "run"
+    )
+    assert done.status == 0, done.err
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    mistakes = record["classes"]["mistakes"]
+    assert mistakes
+    for each in mistakes:
+        line = lines[int(each["row"]["line"]) - 1].split(",")
+        assert each["row"]["patient"] == line[0]
+        assert float(each["row"]["age"]) == float(line[1])
+        assert record["data"]["class_names"][each["true"]] == line[3]
+    assert caldera("report", tmp_path / "run").status == 0
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert mistakes[0]["row"]["patient"] in page

@@ -219,6 +219,7 @@ class _Request:
         samples = ArrayData(x, labels.values)
         samples.schema = schema
         parts = samples.subset(train), samples.subset(apart)
+        parts[1].table = found.subset(apart)
         names = labels.class_names
         return Dataset(*parts, len(names), names, name, dropped=dropped, notes=notes)
 
