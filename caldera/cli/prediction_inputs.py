@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sized
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from caldera import data, io
 from caldera.base.registry import nearest
 from caldera.data import Schema, Tokenizer
+from caldera.data.datasets.tables import table_rows
 from caldera.data.datasets.texts import SUFFIXES as TEXT_SUFFIXES
 from caldera.data.datasets.texts import read_text, text_columns, text_files
 from caldera.data.datasets.windows import number_columns
 from caldera.data.series import Series
 from caldera.data.sources.file_formats import LARGEST_FILE, SUFFIXES, LabelledImage
-from caldera.data.tables.reading import is_table_file
+from caldera.data.tables.reading import TableFormat, is_table_file
+from caldera.data.tables.rows import TableRows
 from caldera.data.transforms.decode import ImageSize, decode_all
 from caldera.errors import DataError
 from caldera.io.files import read_bounded
@@ -26,13 +29,21 @@ from caldera.train.tracking.history import shown_number
 STRICT = "refuse rows with missing or unknown values, or far outside what training saw"
 
 
+class PredictionInputs(NamedTuple):
+    """Samples to predict, their names, and the rows of the table that they come from."""
+
+    names: list[str]
+    x: np.ndarray
+    rows: TableRows | None = None
+
+
 def read_inputs(
     path: Path,
     shape: tuple[int, ...],
     dtype: str,
     schema: Schema | None = None,
     table: Mapping[str, Any] | None = None,
-) -> tuple[list[str], np.ndarray]:
+) -> PredictionInputs:
     """The names of samples, and the samples in the shape that a model takes.
 
     The columns of a table are found with the schema of the model. `table` has the options of
@@ -41,7 +52,7 @@ def read_inputs(
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "rows.csv"
     >>> _ = path.write_text("1,2,3,4\\n5,6,7,8\\n")
-    >>> names, x = read_inputs(path, (2, 2), "float32")
+    >>> names, x, _ = read_inputs(path, (2, 2), "float32")
     >>> names, x.tolist()
     (['0', '1'], [[[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0], [7.0, 8.0]]])
     """
@@ -51,13 +62,15 @@ def read_inputs(
     if table and not is_table_file(path):
         raise DataError.build(", ".join(table), expected="a table", got=path.name)
     if schema is not None and schema.text is not None and suffix != ".npy":
-        return _texts(path, schema.text)
+        return PredictionInputs(*_texts(path, schema.text))
+    rows = None
     if path.is_dir() or suffix in SUFFIXES:
         names, array = _images(path, shape)
     elif is_table_file(path) and schema is not None and schema.series is not None:
         names, array = ["forecast"], _last_steps(path, schema.series)
     elif is_table_file(path):
-        names, array = [], data.table_inputs(path, schema, **(table or {}))
+        rows = _table_rows(path, schema, table or {})
+        names, array = [], rows.x
     elif suffix == ".npy":
         names, array = [], io.load_npy(path).host_array()
         array = array[None] if array.shape == shape else array
@@ -74,7 +87,17 @@ def read_inputs(
             expected=f"whole numbers, as the model takes ({dtype})",
             got="fractions",
         )
-    return names or _numbered(samples), samples.astype(dtype)
+    return PredictionInputs(names or _numbered(samples), samples.astype(dtype), rows)
+
+
+def _table_rows(path: Path, schema: Schema | None, table: Mapping[str, Any]) -> TableRows:
+    """The rows of a table, read with arguments of `data.table_inputs`."""
+    given = dict(table)
+    named = {name: given.pop(name) for name in ("ignore", "decimal", "strict") if name in given}
+    found = table_rows(path, schema, TableFormat(**given), **named)
+    for each in found.notes:
+        warnings.warn(each, stacklevel=2)
+    return found
 
 
 def _numbered(samples: Sized) -> list[str]:

@@ -20,7 +20,7 @@ from caldera.data.tables.numbers import (
     find_number_format,
     undoubted_numbers,
 )
-from caldera.data.tables.table import Table, Values
+from caldera.data.tables.table import Table, Values, objects
 from caldera.data.tables.text_encoder import TextEncoder
 
 KINDS = ("number", "category", "date", "text", "class")
@@ -140,6 +140,25 @@ class Column:
     def transform(self, values: Values) -> Values:
         """Features of such values."""
         return values[:, None] if self.encoder is None else self.encoder.transform(values)
+
+    def typical(self) -> Values:
+        """Features of the usual training value: the median, the most frequent category, or a text
+        without words.
+
+        >>> Column.encoded("width", 0, NumberEncoder(mean=1.0, scale=2.0, median=3.0)).typical()
+        array([[1.]])
+        """
+        values: Values = np.array([self.seen[2] if self.seen else 0.0])
+        if self.number is not None:
+            values = np.array([self.number.median])
+        elif self.date is not None:
+            moment = np.datetime64(0, "us") + int(self.date.days.median * 86_400e6)
+            values = np.array([moment])
+        elif self.category is not None:
+            values = objects([next(iter(self.category.categories), None)])
+        elif self.text is not None:
+            values = objects([""])
+        return self.transform(values)
 
     def describe(self) -> str:
         """What was learnt, in words."""

@@ -144,9 +144,10 @@ class Schema:
             notes.append(f"far outside what training saw, of {rows}: {listed(far, str)}")
         return Features(np.concatenate(parts, axis=1), notes)
 
-    def decode(self, outputs: Values) -> dict[str, Values]:
+    def decode(self, outputs: Values, *, probabilities: bool = False) -> dict[str, Values]:
         """What a model gave for samples, by name: the class that is the most probable and how
-        probable it is, or the values that are predicted.
+        probable it is, or the values that are predicted. With `probabilities` also that of each
+        class.
 
         >>> schema = Schema((Column("width", "number", 0),), Column("kind", "class", 1),
         ...                 ("iris", "rose"), width=2)
@@ -163,9 +164,14 @@ class Schema:
             return {f"{name or 'value'}{place}": flat[:, place] for place in range(flat.shape[1])}
         largest = flat.max(axis=1, keepdims=True, initial=-np.inf)
         powers = np.exp(flat.astype(np.float64) - largest)
-        likely = powers.max(axis=1, initial=0.0) / powers.sum(axis=1)
-        named = np.array(names_of_classes(self.classes, flat.shape[1], "predict"), object)
-        return {name or "class": named[flat.argmax(axis=1)], "probability": likely}
+        parts = powers / powers.sum(axis=1, keepdims=True)
+        named = names_of_classes(self.classes, flat.shape[1], "predict")
+        found = {
+            name or "class": np.array(named, object)[flat.argmax(axis=1)],
+            "probability": parts.max(axis=1, initial=0.0),
+        }
+        every = zip(named, parts.T, strict=True) if probabilities else ()
+        return found | {f"probability of {each}": part for each, part in every}
 
     def describe(self) -> str:
         """A line for each column: its kind, and what was learnt of it or why it is left out.

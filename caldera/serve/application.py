@@ -32,6 +32,7 @@ from caldera.serve.http import (
     read_body,
     shown,
 )
+from caldera.serve.openapi import description
 from caldera.serve.page import page, policy
 from caldera.serve.samples import CSV, JSON, RequestReader
 from caldera.serve.signature import Contract, csv_answer, json_answer
@@ -50,7 +51,7 @@ class Application:
     >>> from caldera import nn, serve
     >>> model = cd.NeuralNetwork([nn.Input((2,)), nn.Dense(3)])
     >>> serve.application(model, name="small", limits=serve.Limits(batch_size=2))
-    Application(small: /, /health, /metrics, /model, /predict)
+    Application(small: /, /health, /metrics, /model, /openapi.json, /predict)
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Application:
             "/health": ("GET", self._health),
             "/metrics": ("GET", self._metrics),
             "/model": ("GET", self._model),
+            "/openapi.json": ("GET", self._openapi),
             "/predict": ("POST", self._predict),
         }
 
@@ -177,6 +179,10 @@ class Application:
     async def _model(self, scope: Mapping[str, Any], receive: Receive) -> Answer:
         return Answer(200, json.dumps(self._contract.to_plain()).encode())
 
+    async def _openapi(self, scope: Mapping[str, Any], receive: Receive) -> Answer:
+        found = description(self._contract, needs_token=bool(self.access.token))
+        return Answer(200, json.dumps(found).encode())
+
     async def _health(self, scope: Mapping[str, Any], receive: Receive) -> Answer:
         """Ready, or about to end: whoever shares requests out then sends no more of them here."""
         if self.ending:
@@ -219,7 +225,7 @@ def application(
     >>> from caldera import nn, serve
     >>> model = cd.NeuralNetwork([nn.Input((2,)), nn.Dense(3)])
     >>> serve.application(model, limits=serve.Limits(batch_size=2))
-    Application(model: /, /health, /metrics, /model, /predict)
+    Application(model: /, /health, /metrics, /model, /openapi.json, /predict)
     """
     if not isinstance(model, Model):
         raise ConfigError.build(

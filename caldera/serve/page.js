@@ -69,6 +69,17 @@
     }
     return ask('application/json', `{"samples": [${find('array').value}]}`);
   });
+  // Whatever changes is predicted at once: what if?
+  let waits = 0;
+  const soon = () => { clearTimeout(waits); waits = setTimeout(() => form.requestSubmit(), 80); };
+  for (const slider of form ? form.querySelectorAll('input[type=range]') : []) {
+    const box = find(slider.dataset.for);
+    slider.addEventListener('input', () => { box.value = slider.value; soon(); });
+    box.addEventListener('input', () => { if (box.value.trim()) slider.value = box.value; });
+  }
+  for (const select of form ? form.querySelectorAll('select') : []) {
+    select.addEventListener('change', soon);
+  }
 
   // --- images
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from functools import cache
 
 from caldera.data import Column
@@ -12,6 +13,8 @@ from caldera.serve.signature import Contract
 
 _LARGEST_DRAWN = 64
 """Pixels of a side, up to which images are small enough to draw them by hand."""
+_LONGEST_LINE = 120
+"""Letters of an example on one line."""
 
 
 def page(contract: Contract) -> bytes:
@@ -112,7 +115,10 @@ def _field(column: Column, anchor: str, number: int) -> Safe:
             "textarea", id=anchor, data_column=str(number), rows="4", placeholder=str(example)
         )
     settings = {} if column.encoder is not None else {"required": "required"}
-    return tag(
+    slider = _slider(column, anchor)
+    if slider:
+        settings["value"] = f"{column.seen[2]:.6g}"
+    box = tag(
         "input",
         id=anchor,
         data_column=str(number),
@@ -121,6 +127,28 @@ def _field(column: Column, anchor: str, number: int) -> Safe:
         inputmode="decimal" if column.kind == "number" else "text",
         placeholder=str(example),
         **settings,
+    )
+    return join([box, slider])
+
+
+def _slider(column: Column, anchor: str) -> Safe:
+    """A slider over the range that training saw, for a number that has one."""
+    if column.kind != "number" or not column.seen or column.seen[0] == column.seen[-1]:
+        return Safe("")
+    low, high = column.seen[0], column.seen[-1]
+    step = 10.0 ** math.floor(math.log10((high - low) / 50))
+    if all(each == int(each) for each in column.seen):
+        step = max(step, 1.0)
+    low, high = math.floor(low / step) * step, math.ceil(high / step) * step
+    return tag(
+        "input",
+        type="range",
+        min=f"{low:.9g}",
+        max=f"{high:.9g}",
+        step=f"{step:.9g}",
+        value=f"{column.seen[2]:.9g}",
+        data_for=anchor,
+        aria_label=f"{column.title}, from {low:.6g} to {high:.6g}",
     )
 
 
@@ -163,9 +191,13 @@ def _result() -> Safe:
 
 def _usage(contract: Contract) -> Safe:
     """How a program asks for the same."""
-    sample = json.dumps({"samples": [contract.example()]})
-    if len(sample) > 120:
+    sample = json.dumps({"samples": [contract.example()]}, ensure_ascii=False)
+    if len(sample) > _LONGEST_LINE and contract.kind != "table":
         sample = '{"samples": [[...], ...]}'
+    elif len(sample) > _LONGEST_LINE:
+        sample = json.dumps({"samples": [contract.example()]}, ensure_ascii=False, indent=1)
+    # As a shell reads an apostrophe between apostrophes.
+    sample = sample.replace("'", "'\\''")
     lines = [f"curl ADDRESS/predict --json '{sample}'"]
     if contract.kind == "image":
         kind = "-H 'content-type: image/png'"
@@ -173,7 +205,9 @@ def _usage(contract: Contract) -> Safe:
     else:
         kinds = "-H 'content-type: text/csv' -H 'accept: text/csv'"
         lines.append(f"curl ADDRESS/predict {kinds} --data-binary @rows.csv")
-    links = [tag("a", name, href=name) for name in ("/model", "/health", "/metrics")]
+    links = [
+        tag("a", name, href=name) for name in ("/model", "/openapi.json", "/health", "/metrics")
+    ]
     return tag(
         "section",
         tag("h2", "From a program"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -151,15 +151,27 @@ def csv_answer(outputs: np.ndarray, contract: Contract, *, keep_formulas: bool =
     """A line of names and one for each sample, as `caldera predict` writes them."""
     text = io.StringIO(newline="")
     writer = TableWriter(text, keep_formulas=keep_formulas)
-    if contract.classes:
-        writer.writerow(["sample", contract.target or "class", "probability"])
-        found = enumerate(_classes(outputs, contract))
-        writer.writerows([i, each["class"], each["probability"]] for i, each in found)
-    else:
-        flat = outputs.reshape(len(outputs), -1)
-        writer.writerow(["sample", *(contract.schema or Schema()).decode(flat)])
-        writer.writerows([number, *row] for number, row in enumerate(flat.tolist()))
+    schema = replace(contract.schema or Schema(), classes=contract.classes)
+    flat = outputs.reshape(len(outputs), -1)
+    columns = {"sample": list(map(str, range(len(flat))))} | prediction_columns(flat, schema)
+    writer.writerow(columns)
+    writer.writerows(zip(*columns.values(), strict=True))
     return text.getvalue().encode()
+
+
+def prediction_columns(
+    outputs: np.ndarray, schema: Schema, *, probabilities: bool = False
+) -> dict[str, list[str]]:
+    """Return predictions as columns of texts, numbers with six significant digits.
+
+    >>> prediction_columns(np.array([[0.0, 2.0]]), Schema(classes=("iris", "rose")))
+    {'class': ['rose'], 'probability': ['0.880797']}
+    """
+    found = schema.decode(outputs, probabilities=probabilities)
+    return {
+        name: [each if isinstance(each, str) else f"{each:.6g}" for each in values.tolist()]
+        for name, values in found.items()
+    }
 
 
 def _classes(outputs: np.ndarray, contract: Contract) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from caldera.base.formatting import html_table, note
 from caldera.compiler.plan.explain import Explanation
 from caldera.core.memory import Device
 from caldera.core.tensor.dtype import canonical, is_float
-from caldera.data.datasets.tables import table_features
+from caldera.data.datasets.tables import table_rows
 from caldera.data.sources.base import SCALE, scaled
 from caldera.data.tables.reading import is_table
 from caldera.errors import DataError
@@ -25,6 +25,7 @@ from caldera.nn.metrics import Metric
 from caldera.optim import Optimizer
 from caldera.train.arguments import folder, instances, truth, whole_number
 from caldera.train.callbacks import Callback
+from caldera.train.contributions import Contributions, explain
 from caldera.train.data_adapters import (
     Predicted,
     as_ragged,
@@ -134,16 +135,36 @@ class Model(NetworkGraph):
         """
         refuse_unknown(Model.predict, unknown)
         if self._takes_table(inputs):
-            x, notes = table_features(inputs[0], self.schema)
-            for each in notes:
+            rows = table_rows(inputs[0], self.schema)
+            for each in rows.notes:
                 warnings.warn(each, stacklevel=2)
-            return Predicted.of(self.predict(x, batch_size=batch_size), notes)
+            return Predicted.of(self.predict(rows.x, batch_size=batch_size), rows.notes)
         ragged = as_ragged(self, inputs)
         if ragged is not None:
             return predict_ragged(self, ragged, self._count(batch_size, "predict"))
         arrays = self._inputs(prediction_arrays(self, inputs))
         self._check_plans()
         return self._predictors.predict(self, arrays, self._count(batch_size, "predict"))
+
+    @checked
+    def explain(self, source: Any, batch_size: int | None = None) -> Contributions:
+        """Contributions of the columns of a table to the prediction of each row.
+
+        A contribution is the prediction minus that with the column at its usual training value:
+        the median of numbers and dates, the most frequent category, a text without words. In a
+        linear model that is the weight times the distance from the median. Columns that only act
+        together have contributions that do not add up to the prediction.
+
+        >>> import caldera as cd
+        >>> from caldera import nn
+        >>> rows = [{"width": float(n), "height": float(n % 3), "area": 2.0 * n} for n in range(60)]
+        >>> areas = cd.data.table(rows, "area")
+        >>> model = cd.NeuralNetwork([nn.Input((2,)), nn.Dense(1)], loss="mean_squared")
+        >>> _ = model.fit(areas.train, epochs=30, verbose=0)
+        >>> model.explain([{"width": 50, "height": 1}]).largest(1)[0][0].column
+        'width'
+        """
+        return explain(self, source, batch_size)
 
     def _takes_table(self, inputs: Sequence[Any]) -> bool:
         has_columns = self.schema is not None and bool(self.schema.columns)

@@ -139,6 +139,7 @@ METHODS["NeuralNetwork"] = (
         "add_loss": lambda f: f(x(8, 4)),
         "add_metric": lambda f: f("mean", x(8, 4)),
         "evaluate": lambda f: f((x(8, 4), labels(8))),
+        "explain": lambda f: f({"width": [1.0]}),
         "fit": lambda f: f((x(8, 4), labels(8)), verbose=0, epochs=1),
         "freeze": lambda f: f(False),
         "load_weights": lambda f: f("missing.caldera"),

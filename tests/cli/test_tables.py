@@ -201,9 +201,90 @@ def test_free_text_and_rare_classes(caldera: Caldera, tmp_path: Path) -> None:
         assert done.status == 0, done.err
     assert "notes  text" in done.out
     new = tmp_path / "new.csv"
+    path = tmp_path / "run" / "engines.caldera"
     new.write_text('heat,notes\n40,"a loud knock, and smoke"\n41,quiet and cold\n')
-    lines = caldera("predict", tmp_path / "run" / "engines.caldera", new).out.splitlines()
-    assert [line.split(",")[1] for line in lines] == ["state", "faulty", "good"]
+    said = csv.DictReader(io.StringIO(caldera("predict", path, new).out))
+    assert [row["state"] for row in said] == ["faulty", "good"]
     refused = caldera("train", "--data", table, "--class-weights", "faulty")
     assert refused.status == 2
     assert "faulty=10" in refused.err
+
+
+# --- predictions carry their rows
+
+
+@pytest.fixture(scope="module")
+def patients(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run on a table with identifiers."""
+    folder = tmp_path_factory.mktemp("patients")
+    ages = np.random.default_rng(0).normal(50, 9, 60)
+    rows = [
+        f"P-{n:03},{n},{age:.1f},{('no', 'yes')[n % 2]},{('well', 'ill')[n % 2]}"
+        for n, age in enumerate(ages)
+    ]
+    (folder / "table.csv").write_text("\n".join(["patient,id,age,smokes,state", *rows]))
+    words = "--target-column state --hidden 8 --epochs 4 --dropout 0 --batch-size 8 --quiet"
+    assert (
+        main(["train", "--data", f"{folder}/table.csv", *words.split(), "--out", str(folder)]) == 0
+    )
+    return folder
+
+
+def test_predictions_come_with_identifiers_lines_and_reasons(
+    caldera: Caldera, patients: Path, tmp_path: Path
+) -> None:
+    new = tmp_path / "new.csv"
+    new.write_text("id,smokes,age,patient\n7,yes,51.25,=P-1\n8,no,,P-2\n")
+    model = patients / "table.caldera"
+    done = caldera("predict", model, new, "--probabilities", "--explain")
+    assert done.status == 0, done.err
+    first, second = csv.DictReader(io.StringIO(done.out))
+    assert (first["line"], first["id"], first["patient"]) == ("2", "7", "'=P-1")
+    assert (second["line"], second["id"], second["patient"]) == ("3", "8", "P-2")
+    assert (first["state"], second["state"]) == ("ill", "well")
+    both = float(first["probability of ill"]) + float(first["probability of well"])
+    assert both == pytest.approx(1, abs=2e-6)
+    assert first["probability"] == first["probability of ill"]
+    assert len(first["probability"].replace(".", "").lstrip("0")) <= 6
+    reasons = [first["reason 1"], first["reason 2"]]
+    assert sorted(each.partition("=")[0] for each in reasons) == ["age", "smokes"]
+    assert any(each.startswith("age=51.25: ") for each in reasons)
+    assert "age=missing: +0" in (second["reason 1"], second["reason 2"])
+    without = caldera("predict", model, new, "--ignore-columns", "patient").out
+    assert without.startswith("sample,line,id,state,probability\n")
+
+
+def test_what_cannot_be_explained_is_refused(
+    caldera: Caldera, patients: Path, trained: Path, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((1, 2), "float32"))
+    for model in (patients / "table.caldera", trained / "digits.caldera"):
+        x = np.zeros((1, 64 if model.stem == "digits" else len(load_model(model).schema.features)))
+        np.save(tmp_path / "x.npy", x.astype("float32"))
+        done = caldera("predict", model, tmp_path / "x.npy", "--explain")
+        assert done.status == 2
+        assert "--explain: expected a table, and a model that was trained on one" in done.err
+
+
+def test_mistakes_in_the_record_have_their_rows(caldera: Caldera, tmp_path: Path) -> None:
+    """Where nothing can be learnt there are mistakes: each is found again in the file."""
+    random = np.random.default_rng(3)
+    rows = [f"P-{n},{random.normal():.3f},{n % 3},{'ab'[random.integers(2)]}" for n in range(120)]
+    lines = ["patient,age,dose,state", *rows[:50], "", *rows[50:]]
+    (tmp_path / "table.csv").write_text("\n".join(lines))
+    words = "--target-column state --hidden 8 --epochs 2 --dropout 0 --batch-size 8 --quiet"
+    done = caldera(
+        "train", "--data", tmp_path / "table.csv", *words.split(), "--out", tmp_path / "run"
+    )
+    assert done.status == 0, done.err
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    mistakes = record["classes"]["mistakes"]
+    assert mistakes
+    for each in mistakes:
+        line = lines[int(each["row"]["line"]) - 1].split(",")
+        assert each["row"]["patient"] == line[0]
+        assert float(each["row"]["age"]) == float(line[1])
+        assert record["data"]["class_names"][each["true"]] == line[3]
+    assert caldera("report", tmp_path / "run").status == 0
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert mistakes[0]["row"]["patient"] in page

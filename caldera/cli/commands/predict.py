@@ -1,29 +1,30 @@
-"""`caldera predict`: what a trained model says about new samples."""
+"""`caldera predict`: predictions of a trained model for new samples, with their rows."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 
 from caldera import audio, io
 from caldera.base.file_cache import write_file
-from caldera.cli.command import Command, flag, flags
+from caldera.cli.command import Command, UsageError, flag, flags
 from caldera.cli.datasets import table_input_arguments
 from caldera.cli.model_argument import class_names_of
 from caldera.cli.options import OPTIONS, given_options, option_flag
-from caldera.cli.prediction_inputs import STRICT, read_inputs
+from caldera.cli.prediction_inputs import STRICT, PredictionInputs, read_inputs
 from caldera.data import Schema
+from caldera.data.tables.rows import TableRows, carried_columns
 from caldera.errors import ShapeError
 from caldera.io.csv_files import TableWriter
-from caldera.serve.signature import is_classifier
+from caldera.serve.signature import is_classifier, prediction_columns
+from caldera.train.contributions import explain_rows
 from caldera.train.model import Model
 from caldera.train.neural_network import load_model
 
@@ -38,7 +39,8 @@ _TABLE_OPTIONS = (
     "query",
     "missing_values",
 )
-
+_EXPLAINED = 3
+"""Contributions of each row that --explain writes."""
 
 add_flags = flags(
     flag("model", metavar="FILE.caldera", help="a model that `caldera train` wrote"),
@@ -58,6 +60,17 @@ add_flags = flags(
         help="write texts that a spreadsheet takes for formulas as they are, without apostrophes",
     ),
     flag("--strict", action="store_true", help=STRICT),
+    flag(
+        "--probabilities",
+        action="store_true",
+        help="write the probability of each class, in a column each",
+    ),
+    flag(
+        "--explain",
+        action="store_true",
+        help="write the three columns that contribute most to each prediction, with their "
+        "contributions: the change if the column had its usual training value",
+    ),
     *(option_flag(OPTIONS[name]) for name in _TABLE_OPTIONS),
 )
 """The flags of `predict`."""
@@ -66,33 +79,84 @@ add_flags = flags(
 def run(arguments: argparse.Namespace) -> int:
     """Predict, and write a line for each sample."""
     model = load_model(arguments.model)
+    path = Path(arguments.input)
+    found = _inputs(arguments, model, path)
+    outputs = model.predict(found.x)
+    if arguments.out is not None and Path(arguments.out).suffix.lower() == ".npy":
+        return _wrote(arguments.out, lambda out: io.save_npy(out, outputs))
+    columns: dict[str, list[str]] = {"sample": found.names}
+    if found.rows is not None and found.rows.table.row_word != "row":
+        columns[found.rows.table.row_word] = list(map(str, found.rows.table.rows))
+    if found.rows is not None and model.schema is not None:
+        columns |= carried_columns(
+            found.rows.table,
+            model.schema.ignored,
+            found.rows.left_out,
+        )
+    named = _named(model, arguments.model)
+    for name, each in _predicted(outputs, named, arguments.probabilities).items():
+        columns[f"predicted {name}" if name in columns else name] = each
+    if arguments.explain:
+        columns |= _explained(model, found.rows)
+    text = StringIO(newline="")
+    writer = TableWriter(text, keep_formulas=arguments.keep_formulas)
+    writer.writerow(columns)
+    writer.writerows(zip(*columns.values(), strict=True))
+    if arguments.out is None:
+        sys.stdout.write(text.getvalue())
+        return 0
+    return _wrote(arguments.out, lambda out: write_file(out, text.getvalue()))
+
+
+def _wrote(name: str, write: Callable[[Path], object]) -> int:
+    path = Path(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write(path)
+    print(f"wrote   {path}")
+    return 0
+
+
+def _inputs(arguments: argparse.Namespace, model: Model, path: Path) -> PredictionInputs:
+    """The samples of a file or folder, with a line on stderr for each note."""
     (shape, dtype), *_ = model.signature.inputs
     table = table_input_arguments(given_options(arguments, _TABLE_OPTIONS))
     table |= {"strict": True} if arguments.strict else {}
-    path = Path(arguments.input)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         if path.suffix.lower() in audio.SUFFIXES and not table:
-            names, x = [path.name], audio.model_input(path, model)
+            found = PredictionInputs([path.name], audio.model_input(path, model))
         else:
-            names, x = read_inputs(path, shape, dtype, model.schema, table)
+            found = read_inputs(path, shape, dtype, model.schema, table)
     for each in said:
         print(f"note    {each.message}", file=sys.stderr)
-    outputs = model.predict(x)
-    schema = _named(model, arguments.model)
-    if arguments.out is None:
-        _write(sys.stdout, names, outputs, schema, arguments.keep_formulas)
-        return 0
-    path = Path(arguments.out)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix.lower() == ".npy":
-        io.save_npy(path, outputs)
-    else:
-        text = StringIO(newline="")
-        _write(text, names, outputs, schema, arguments.keep_formulas)
-        write_file(path, text.getvalue())
-    print(f"wrote   {path}")
-    return 0
+    return found
+
+
+def _predicted(outputs: np.ndarray, schema: Schema, probabilities: bool) -> dict[str, list[str]]:
+    """The columns of predictions."""
+    if outputs.ndim != 2:
+        raise ShapeError.build(
+            "predict",
+            expected="one row of outputs for each sample",
+            got=f"{outputs.shape[1:]}",
+            hint="write them to an .npy file with --out",
+        )
+    if probabilities and not schema.classes:
+        raise UsageError.build(
+            "--probabilities", expected="a model of classes", got="one that predicts values"
+        )
+    return prediction_columns(outputs, schema, probabilities=probabilities)
+
+
+def _explained(model: Model, rows: TableRows | None) -> dict[str, list[str]]:
+    """A column for each of the largest contributions."""
+    if rows is None or model.schema is None or not model.schema.columns:
+        raise UsageError.build(
+            "--explain", expected="a table, and a model that was trained on one", got="another"
+        )
+    found = explain_rows(model, rows).largest(min(_EXPLAINED, len(model.schema.columns)))
+    columns = zip(*found, strict=True)
+    return {f"reason {place}": list(map(str, each)) for place, each in enumerate(columns, 1)}
 
 
 def _named(model: Model, path: str) -> Schema:
@@ -104,31 +168,13 @@ def _named(model: Model, path: str) -> Schema:
     return replace(schema, classes=class_names_of(model, path) or tuple(map(str, range(*outputs))))
 
 
-def _write(
-    file: IO[str], names: Sequence[str], outputs: np.ndarray, schema: Schema, keep_formulas: bool
-) -> None:
-    """A line of names and one for each sample."""
-    if outputs.ndim != 2:
-        raise ShapeError.build(
-            "predict",
-            expected="one row of outputs for each sample",
-            got=f"{outputs.shape[1:]}",
-            hint="write them to an .npy file with --out",
-        )
-    found = schema.decode(outputs)
-    if schema.classes:
-        found["probability"] = np.array([f"{each:.4f}" for each in found["probability"]], object)
-    writer = TableWriter(file, keep_formulas=keep_formulas)
-    writer.writerow(["sample", *found])
-    writer.writerows(zip(names, *(each.tolist() for each in found.values()), strict=True))
-
-
 COMMAND = Command(
     name="predict",
     takes="FILE.caldera INPUT",
-    summary="What a trained model says about new samples.",
+    summary="Predict new samples with a trained model.",
     examples="""
         caldera predict out/flowers.caldera new.csv
+        caldera predict out/flowers.caldera new.csv --probabilities --explain
         caldera predict out/digits.caldera samples.npy --out predictions.csv
         caldera predict out/animals.caldera photographs/ --out predictions.csv
         caldera predict out/words.caldera hello.wav

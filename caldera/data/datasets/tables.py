@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 
 from caldera.data.column import Column
 from caldera.data.datasets.dataset import Dataset, split_rows
-from caldera.data.schema import Features, Schema
+from caldera.data.schema import Schema
 from caldera.data.sources.base import Array
 from caldera.data.sources.indexed_data import ArrayData
 from caldera.data.tables.encoders import NumberEncoder
 from caldera.data.tables.kinds import Chosen, choose_columns, given_kinds
 from caldera.data.tables.numbers import NumberFormat, is_number
 from caldera.data.tables.reading import TableFormat, read_table, unpacked_name
+from caldera.data.tables.rows import TableRows
 from caldera.data.tables.table import Table, is_missing
 from caldera.data.tables.targets import Labels, known_labels, read_labels
 from caldera.errors import ConfigError, DataError
@@ -118,28 +119,22 @@ def table_inputs(
     [[10.0], [20.0]]
     """
     reading = TableFormat(delimiter, header, encoding, sheet, query, missing_values)
-    x, notes = table_features(source, schema, reading, ignore=ignore, decimal=decimal)
-    if strict and notes:
-        raise DataError.build(
-            _where("data.table_inputs", source),
-            expected="rows like those that the model was trained on",
-            got="; ".join(notes),
-            hint="without strict= (--strict) they are taken, and a warning says so",
-        )
-    for each in notes:
+    found = table_rows(source, schema, reading, ignore=ignore, decimal=decimal, strict=strict)
+    for each in found.notes:
         warnings.warn(each, stacklevel=3)
-    return x
+    return found.x
 
 
-def table_features(
+def table_rows(
     source: Any,
     schema: Schema | None,
     reading: TableFormat = TableFormat(),  # noqa: B008 - it is frozen
     *,
     ignore: Sequence[int | str] = (),
     decimal: str | None = None,
-) -> Features:
-    """The inputs of a table, and notes about what had to be made up for them."""
+    strict: bool = False,
+) -> TableRows:
+    """The inputs of a table, notes about what had to be made up for them, and the table."""
     where = _where("data.table_inputs", source)
     found = read_table(source, where, reading)
     left_out = {found.column(each) for each in ignore}
@@ -152,7 +147,15 @@ def table_features(
         places = schema.place(found.names, found.width, where, left_out).inputs
     x, notes = schema.encode(found, places, decimal)
     name = file_name_of(source) if _is_path(source) else "table"
-    return Features(x, [f"{name}: {each}" for each in notes])
+    notes = [f"{name}: {each}" for each in notes]
+    if strict and notes:
+        raise DataError.build(
+            where,
+            expected="rows like those that the model was trained on",
+            got="; ".join(notes),
+            hint="without strict= (--strict) they are taken, and a warning says so",
+        )
+    return TableRows(x, notes, found, places, left_out)
 
 
 csv = table
@@ -216,6 +219,7 @@ class _Request:
         samples = ArrayData(x, labels.values)
         samples.schema = schema
         parts = samples.subset(train), samples.subset(apart)
+        parts[1].table = found.subset(apart)
         names = labels.class_names
         return Dataset(*parts, len(names), names, name, dropped=dropped, notes=notes)
 

@@ -14,6 +14,7 @@ from caldera.base.arguments import checked, within
 from caldera.core.tensor.dtype import DType, float32, uint8
 from caldera.data.random_draws import permutation
 from caldera.data.schema import Schema
+from caldera.data.tables.table import Table
 from caldera.errors import ConfigError, IndexingError
 
 Array: TypeAlias = NDArray[Any]
@@ -63,6 +64,9 @@ class Data(ABC):
 
     is_test: bool = False
     """Whether a data set has these to test with, so that nothing should be chosen by them."""
+
+    table: Table | None = None
+    """The rows of a table that the samples come from, in their order, where they are stored."""
 
     def raw_batch(self, indices: NDArray[np.integer]) -> Arrays:
         """The samples as they are stored, which is what the stages of a pipeline begin with."""

@@ -104,6 +104,7 @@ class ArrayData(RawData):
         other._rows = rows if self._rows is None else self._rows[rows]
         # Some of the test samples may well be taken to choose by, and tested with the others.
         other.is_test = False
+        other.table = None
         return other
 
     def __repr__(self) -> str:

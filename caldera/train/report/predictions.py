@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,7 +13,6 @@ from caldera.draw.page import (
     Safe,
     card,
     folded,
-    image,
     scrolled,
     section,
     share_bar,
@@ -23,12 +21,13 @@ from caldera.draw.page import (
     tiles,
 )
 from caldera.draw.svg import CATEGORICAL, QUIET
+from caldera.train.report.advice import ARGUMENTS, AdviceNames, names_for
+from caldera.train.report.mistakes import mistakes_card
 from caldera.train.tracking.history import shown_number
 from caldera.train.tracking.run_record import (
     CalibrationRecord,
     ClassesRecord,
     ColumnRecord,
-    MistakeRecord,
     RocRecord,
     RunRecord,
     ValuesRecord,
@@ -40,10 +39,13 @@ _CLEAR = 0.05
 
 
 def certainty_charts(
-    curves: Sequence[RocRecord], names: Sequence[str], calibration: Sequence[CalibrationRecord]
+    curves: Sequence[RocRecord],
+    names: Sequence[str],
+    calibration: Sequence[CalibrationRecord],
+    advice: AdviceNames = ARGUMENTS,
 ) -> Safe:
     """Both charts side by side, each with what it says."""
-    return tag("div", *_roc(curves, names), *_calibration(calibration), class_="columns")
+    return tag("div", *_roc(curves, names), *_calibration(calibration, advice), class_="columns")
 
 
 def _roc(curves: Sequence[RocRecord], names: Sequence[str]) -> list[Safe]:
@@ -95,7 +97,7 @@ def _mean_curve(curves: Sequence[RocRecord], mean: float) -> Line:
     return Line(f"mean of the classes: {mean:.3f}", points, CATEGORICAL[1], bare=True)
 
 
-def _calibration(bins: Sequence[CalibrationRecord]) -> list[Safe]:
+def _calibration(bins: Sequence[CalibrationRecord], advice: AdviceNames) -> list[Safe]:
     if not bins:
         return []
     points = [(each.confidence, each.accuracy) for each in bins]
@@ -118,59 +120,15 @@ def _calibration(bins: Sequence[CalibrationRecord]) -> list[Safe]:
     elif sum(apart) < 0:
         words += (
             "The model is more certain than it should be: take its probabilities for too high. "
-            "Label smoothing, dropout, or an earlier end of training make it more modest."
+            f"Label smoothing ({advice.label_smoothing}), dropout ({advice.dropout}) or an earlier "
+            f"end of training ({advice.early_stopping}) make it more modest."
         )
     else:
-        words += "The model is right more often than it says: more epochs would make it more sure."
+        words += (
+            "The model is right more often than it says: more epochs "
+            f"({advice.epochs}) would make it more sure."
+        )
     return [tag("figure", inline(chart), tag("figcaption", words))]
-
-
-_PNG = re.compile(r"iVBORw0KGgo[A-Za-z0-9+/]*={0,2}")
-"""What a PNG file looks like in base64; nothing else becomes the address of a picture."""
-
-
-def mistakes_card(mistakes: Sequence[MistakeRecord], names: Sequence[str], wrong: int) -> Safe:
-    """The most confident ones of `wrong` mistakes."""
-    title = "Most confident mistakes"
-    if not mistakes:
-        return card(title, tag("p", "There are none.", class_="quiet"))
-    note = (
-        f"{len(mistakes)} of {wrong:,} samples that were taken for another class, the most certain "
-        "first. Look for wrong labels, and for what such samples have in common."
-    )
-    if all(_PNG.fullmatch(each.picture) for each in mistakes):
-        return card(
-            title,
-            tag("ul", *[_figure(each, names) for each in mistakes], class_="mistakes"),
-            note=note,
-        )
-    rows = [
-        (
-            f"{each.sample}",
-            names[each.true],
-            names[each.predicted],
-            percent_text(each.confidence),
-            percent_text(each.probability),
-        )
-        for each in mistakes
-    ]
-    head = ("sample", "is", "taken for", "certainty", "for the true class")
-    return card(title, table(head, rows, numbers=(0, 3, 4)), note=note)
-
-
-def _figure(each: MistakeRecord, names: Sequence[str]) -> Safe:
-    true, said = names[each.true], names[each.predicted]
-    words = tag(
-        "span",
-        tag("b", said),
-        f", {percent_text(each.confidence)}",
-        tag("small", f"is {true}"),
-    )
-    shown = image(
-        f"data:image/png;base64,{each.picture}",
-        f"test sample {each.sample}: {true}, taken for {said}",
-    )
-    return tag("li", shown, words)
 
 
 MOST_IN_TABLE = 40
@@ -194,12 +152,13 @@ def classes_parts(record: RunRecord) -> list[Safe]:
     if len(counts) <= MOST_IN_TABLE:
         parts.append(card("Confusion matrix", _matrix(counts, names), class_="confusion"))
     parts.append(_confused(counts, names))
-    found = [_by_class(counts, names, known), tag("div", *parts, class_="beside")]
+    advice = names_for(record)
+    found = [_by_class(counts, names, known, advice), tag("div", *parts, class_="beside")]
     if known is not None:
         wrong = int(counts.sum() - np.trace(counts))
         found.append(mistakes_card(known.mistakes, names, wrong))
         shown = names[1:] if len(names) == 2 else names
-        found.append(certainty_charts(known.roc, shown, known.calibration))
+        found.append(certainty_charts(known.roc, shown, known.calibration, advice))
     return found
 
 
@@ -209,7 +168,9 @@ def class_names(record: RunRecord, count: int) -> list[str]:
     return names if len(names) == count else [str(number) for number in range(count)]
 
 
-def _by_class(counts: np.ndarray, names: Sequence[str], known: ClassesRecord | None) -> Safe:
+def _by_class(
+    counts: np.ndarray, names: Sequence[str], known: ClassesRecord | None, advice: AdviceNames
+) -> Safe:
     """Precision, recall, F1 and support, by their usual names; and how classes are balanced."""
     right, support, said = np.diag(counts), counts.sum(axis=1), counts.sum(axis=0)
     precision = right / np.maximum(said, 1)
@@ -237,7 +198,7 @@ def _by_class(counts: np.ndarray, names: Sequence[str], known: ClassesRecord | N
     return card(
         "By class",
         table(head, rows, numbers=range(1, 6), foot=foot),
-        note=_balance_note(trained, names),
+        note=_balance_note(trained, names, advice),
     )
 
 
@@ -246,7 +207,7 @@ def _balance(count: int, most: int) -> Safe:
     return share_bar(share, f"{percent_text(share)} of the largest class")
 
 
-def _balance_note(trained: Sequence[int], names: Sequence[str]) -> str:
+def _balance_note(trained: Sequence[int], names: Sequence[str], advice: AdviceNames) -> str:
     if not trained:
         return ""
     least, most = min(trained), max(trained)
@@ -256,7 +217,7 @@ def _balance_note(trained: Sequence[int], names: Sequence[str]) -> str:
     return (
         f"There are {most / max(least, 1):.0f} times as many samples of {common} to train with as "
         f"of {rare}: accuracy says little about rare classes. Look at their recall; "
-        'fit(class_weight="balanced") lets each class count the same.'
+        f"{advice.class_weights} lets each class count the same."
     )
 
 
@@ -334,7 +295,11 @@ def _confused(counts: np.ndarray, names: Sequence[str]) -> Safe:
 _USEFUL = 0.0
 
 
-def values_parts(pairs: Sequence[Sequence[float]], values: ValuesRecord | None) -> list[Safe]:
+def values_parts(
+    pairs: Sequence[Sequence[float]],
+    values: ValuesRecord | None,
+    advice: AdviceNames = ARGUMENTS,
+) -> list[Safe]:
     """Tiles, both charts and what they say."""
     name = values.name if values is not None and values.name else "value"
     points = [
@@ -350,15 +315,15 @@ def values_parts(pairs: Sequence[Sequence[float]], values: ValuesRecord | None) 
         ("mean absolute error", shown_number(values.mean_absolute)),
         ("root mean squared error", shown_number(values.root_mean_square)),
     ]
-    return [tiles(shown), tag("p", _said(values.r2), class_="quiet below"), charts]
+    return [tiles(shown), tag("p", _said(values.r2, advice), class_="quiet below"), charts]
 
 
-def _said(r2: float) -> str:
+def _said(r2: float, advice: AdviceNames) -> str:
     if not r2 > _USEFUL:
         return (
             "R\u00b2 is not above 0: predicting the mean of all values would be as good. Check the "
-            "scale of inputs and targets, the learning rate, and whether the columns know anything "
-            "about what is predicted."
+            f"scale of inputs and targets, the learning rate ({advice.learning_rate}), and whether "
+            "the columns have any information about the target."
         )
     return f"The model explains {100 * r2:.0f}% of the variance of the test values (R\u00b2)."
 

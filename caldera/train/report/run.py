@@ -24,6 +24,7 @@ from caldera.draw.page import (
     tiles,
 )
 from caldera.draw.svg import CATEGORICAL
+from caldera.train.report.advice import names_for
 from caldera.train.report.predictions import classes_parts, columns_section, values_parts
 from caldera.train.report.step import graph_section, memory_section, time_section
 from caldera.train.tracking.history import History, shown_number
@@ -76,11 +77,13 @@ def _remarks(record: RunRecord, history: History) -> Iterator[str]:
         return
     best = min(range(len(held)), key=held.__getitem__)
     if len(held) > 2 and best < len(held) - 1 and held[-1] > _WORSE * held[best]:
+        advice = names_for(record)
         yield (
             f"The validation loss is lowest after epoch {history.epochs[best] + 1} "
             f"({shown_number(held[best])}) and rises from there to {shown_number(held[-1])}, while "
             "the training loss goes on falling: the network learns its samples by heart. Stop "
-            "earlier (cd.EarlyStopping), add dropout or weight decay, or use more data."
+            f"earlier ({advice.early_stopping}), add dropout ({advice.dropout}) or weight decay "
+            f"({advice.weight_decay}), or use more data."
         )
     if train[-1] > held[-1]:
         yield f"The training loss is above the validation loss. {_why_above(record)}"
@@ -140,7 +143,7 @@ def _predictions(record: RunRecord) -> Safe:
     if record.confusion:
         parts = classes_parts(record)
     elif record.predictions:
-        parts = values_parts(record.predictions, record.values)
+        parts = values_parts(record.predictions, record.values, names_for(record))
     else:
         parts, where = [], "The run has no predictions on test data."
     return section("predictions", "Predictions", *parts, note=where)

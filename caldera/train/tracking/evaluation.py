@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from caldera.data import Dataset, Loader, Pipeline
 from caldera.data.schema import FeatureSpan
+from caldera.data.tables.rows import TableRows, carried_columns
 from caldera.draw.charts import thumbnail
 from caldera.nn.losses import MULTICLASS, MULTILABEL, PredictionKind
 from caldera.train.tracking.run_record import (
@@ -36,6 +38,8 @@ CALIBRATION_BINS = 10
 _MOST_SCORED = 100_000
 """Samples that curves are made of."""
 _MOST_COLUMNS = 100
+_MOST_IDENTIFIERS, _MOST_VALUES = 3, 6
+"""Columns of a table that are shown of a mistake."""
 _ROWS, _REPEATS = 2000, 5
 """How many samples, and how often, columns are shuffled for."""
 
@@ -65,16 +69,17 @@ def tested_classes(
             truth.append(actual)
         first += len(actual)
     likely, actual = np.concatenate(scores), np.concatenate(truth)
+    columns = _columns(model, data, lambda found, y: _accuracy(found, y, data.classes))
     return counts.tolist(), ClassesRecord(
         train=_counts(data),
-        mistakes=kept,
+        mistakes=_with_rows(kept, data, [each.name for each in columns]),
         # Of two classes the curve of the second is that of the first, from the other corner.
         roc=[
             roc(likely[:, each], actual == each)
             for each in range(1 if data.classes == 2 else 0, data.classes)
         ],
         calibration=calibration(likely, actual),
-        columns=_columns(model, data, lambda found, y: _accuracy(found, y, data.classes)),
+        columns=columns,
     )
 
 
@@ -146,6 +151,32 @@ def _mistakes(
             picture=thumbnail(inputs[each]),
         )
         for each in chosen
+    ]
+
+
+def _with_rows(
+    mistakes: Sequence[MistakeRecord], data: Dataset, important: Sequence[str]
+) -> list[MistakeRecord]:
+    """The mistakes with line, identifiers and values of their rows, important columns first."""
+    table, schema = data.test.table, data.schema
+    if table is None or schema is None:
+        return list(mistakes)
+    found = {} if table.row_word == "row" else {table.row_word: list(map(str, table.rows))}
+    carried = carried_columns(table, schema.ignored)
+    found |= dict(list(carried.items())[:_MOST_IDENTIFIERS])
+    titles = [column.title for column in schema.columns]
+    order = sorted(
+        range(len(titles)), key=lambda place: [*important, titles[place]].index(titles[place])
+    )
+    places = [
+        table.names.index(each.name) if each.name in table.names else each.position
+        for each in schema.columns
+    ]
+    rows = TableRows(np.zeros(0), [], table, places)
+    found |= {titles[place]: rows.texts(place) for place in order[:_MOST_VALUES]}
+    return [
+        replace(each, row={name: texts[each.sample] for name, texts in found.items()})
+        for each in mistakes
     ]
 
 

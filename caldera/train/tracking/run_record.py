@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 
@@ -124,6 +124,8 @@ class MistakeRecord:
     """That of the true one."""
     picture: str
     """A PNG file in base64, if the sample is an image."""
+    row: dict[str, str] = field(default_factory=dict)
+    """Line, identifiers and values of the sample, if it is a row of a table."""
 
 
 @dataclass(frozen=True)

@@ -105,3 +105,16 @@ def table_model() -> cd.Model:
 @pytest.fixture(scope="session")
 def table_app(table_model: cd.Model) -> serve.Application:
     return serve.application(table_model, name="boxes", limits=serve.Limits(batch_size=4))
+
+
+@pytest.fixture(scope="session")
+def homes_model() -> cd.Model:
+    """Numbers, categories and a name with an apostrophe, each read by its encoder."""
+    random = np.random.default_rng(0)
+    area, city = random.uniform(30, 150, 80), random.choice(["Roma", "Oslo"], 80)
+    steps = random.integers(0, 9, 80)
+    table = {"area": area, "city": city, "it's": steps, "price": 9 * area + 300 * (city == "Oslo")}
+    homes = data.table(table, "price")
+    model = cd.NeuralNetwork([nn.Input(homes.shape), nn.Dense(1)], loss="mean_squared")
+    model.fit(homes.train, epochs=2, verbose=0)
+    return model

@@ -114,7 +114,7 @@ def test_values_and_outputs_that_are_no_numbers() -> None:
     app = serve.application(model, limits=serve.Limits(batch_size=1))
     found = reply(app, "/predict", samples([0], [10]))
     assert found.json == {"predictions": [{"value": 0.0}, {"value": None}]}
-    assert reply(app, "/predict", samples([0]), accept="text/csv").body == b"sample,value0\n0,0.0\n"
+    assert reply(app, "/predict", samples([0]), accept="text/csv").body == b"sample,value0\n0,0\n"
 
 
 def test_the_page_the_model_health_and_metrics(table_app: serve.Application) -> None:

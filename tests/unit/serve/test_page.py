@@ -116,6 +116,35 @@ def test_a_row_and_what_is_wrong_with_it(ports: dict[str, int], browser: Browser
     assert _fits(browser)
 
 
+def test_sliders_over_the_training_range_answer_at_once(
+    homes_model: cd.Model, browser: Browser
+) -> None:
+    app = serve.application(homes_model, name="homes", limits=serve.Limits(batch_size=1, drain=0))
+    with served(app) as port:
+        browser.open(f"http://127.0.0.1:{port}/", 390, 800)
+        slider = "document.querySelector('input[type=range]')"
+        low, high = browser.value(f"[{slider}.min, {slider}.max].map(Number)")
+        seen = homes_model.schema.columns[0].seen
+        assert (low, high) == pytest.approx((seen[0], seen[-1]), abs=2)
+        assert browser.value("document.getElementById('column0').value") == f"{seen[2]:.6g}"
+        move = f"{slider}.value = 120, {slider}.dispatchEvent(new Event('input'))"
+        browser.value(move)
+        browser.wait_until(f"{_SAID} !== 'Nothing yet.'")
+        first = browser.value(_SAID)
+        assert browser.value("document.getElementById('column0').value") == "120"
+        browser.value(
+            "(s => { s.selectedIndex = 1; s.dispatchEvent(new Event('change')) })"
+            "(document.querySelector('select'))"
+        )
+        browser.wait_until(f"{_SAID} !== '{first}'")
+        example = browser.value("document.getElementById('curl').textContent")
+        assert '"area": ' in example
+        assert "\"it'\\''s\": " in example
+        assert _fits(browser)
+        assert not browser.complaints()
+        app.end()
+
+
 def test_an_array(ports: dict[str, int], browser: Browser) -> None:
     port = ports["</script><b>"]
     browser.open(f"http://127.0.0.1:{port}/")

@@ -9,11 +9,11 @@ import pytest
 
 import caldera as cd
 from caldera.train.report.compare import compare_page
+from caldera.train.report.mistakes import mistakes_card
 from caldera.train.report.predictions import (
     certainty_charts,
     classes_parts,
     columns_section,
-    mistakes_card,
     values_parts,
 )
 from caldera.train.report.run import curves_section
@@ -84,7 +84,10 @@ def test_scores_by_class_are_those_of_their_definitions(record: RunRecord) -> No
     at = read.texts.index("macro average")
     assert read.texts[at + 1] == "41%"
     assert "There are 16 times as many samples of cat to train with as of emu" in text
-    assert "class_weight=" in text
+    by_command = replace(record, confusion=counts, data=data, classes=classes)
+    by_command = replace(by_command, settings={"data": "cats.csv"})
+    assert 'class_weights="balanced" of fit lets each class' in text
+    assert "--class-weights balanced lets each" in "".join(classes_parts(by_command))
 
 
 PNG = "iVBORw0KGgoAAAA="
@@ -105,6 +108,11 @@ def test_mistakes_are_pictures_or_a_table() -> None:
         assert read.all("img") == []
         assert "<cat>" in read.texts
     assert "There are none" in mistakes_card([], names, 0)
+    rows = [replace(wrong(""), row={"line": "12", "patient": "P-7", "age": "51"})]
+    read = Reader(mistakes_card(rows, names, 5))
+    at = read.texts.index("line")
+    assert read.texts[at : at + 5] == ["line", "patient", "age", "is", "taken for"]
+    assert read.texts[at + 7 : at + 10] == ["12", "P-7", "51"]
 
 
 def test_certainty_in_words() -> None:
