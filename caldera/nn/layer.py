@@ -165,7 +165,7 @@ class Layer(ABC):
 
     @checked
     def parameter(self, name: str, shape: Sequence[int], fill: Any = None) -> Variable:
-        """A variable that training changes."""
+        """A variable that training changes, made in `build`: `forward` only reads it."""
         return self._make(self._own, name, shape, fill)
 
     @checked
@@ -176,6 +176,14 @@ class Layer(ABC):
     def _make(
         self, where: dict[str, Variable], name: str, shape: Sequence[int], fill: Any
     ) -> Variable:
+        # Each trace calls `forward`: training and evaluation would have variables of their own.
+        require(
+            not self._built,
+            self.path or type(self).__name__,
+            "parameters and states to be made in build(self, x), which is called once",
+            f"{name!r} in forward, or later",
+            f"write self.{name} = self.parameter({name!r}, ...) in build, read self.{name} in forward",
+        )
         now = context()
         path = f"{self.path}/{name}".lstrip("/")
         if now.allocate:
