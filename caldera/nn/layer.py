@@ -177,13 +177,13 @@ class Layer(ABC):
         self, where: dict[str, Variable], name: str, shape: Sequence[int], fill: Any
     ) -> Variable:
         # Each trace calls `forward`: training and evaluation would have variables of their own.
-        require(
-            not self._built,
-            self.path or type(self).__name__,
-            "parameters and states to be made in build(self, x), which is called once",
-            f"{name!r} in forward, or later",
-            f"write self.{name} = self.parameter({name!r}, ...) in build, read self.{name} in forward",
-        )
+        if self._built:
+            raise ConfigError.build(
+                self.path or type(self).__name__,
+                expected="parameters and states to be made in build(self, x), which is called once",
+                got=f"{name!r} in forward, or later",
+                hint=f"write self.{name} = self.parameter({name!r}, ...) in build, not in forward",
+            )
         now = context()
         path = f"{self.path}/{name}".lstrip("/")
         if now.allocate:
