@@ -169,7 +169,7 @@ class Layer(ABC):
 
     @checked
     def parameter(self, name: str, shape: Sequence[int], fill: Any = None) -> Variable:
-        """A variable that training changes."""
+        """A variable that training changes, made in `build`: `forward` only reads it."""
         return self._make(self._own, name, shape, fill)
 
     @checked
@@ -180,6 +180,14 @@ class Layer(ABC):
     def _make(
         self, where: dict[str, Variable], name: str, shape: Sequence[int], fill: Any
     ) -> Variable:
+        # Each trace calls `forward`: training and evaluation would have variables of their own.
+        if self._built:
+            raise ConfigError.build(
+                self.path or type(self).__name__,
+                expected="parameters and states to be made in build(self, x), which is called once",
+                got=f"{name!r} in forward, or later",
+                hint=f"write self.{name} = self.parameter({name!r}, ...) in build, not in forward",
+            )
         now = context()
         path = f"{self.path}/{name}".lstrip("/")
         if now.allocate:

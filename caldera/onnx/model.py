@@ -16,6 +16,7 @@ from caldera.nn.tracing import Context
 from caldera.onnx.operators.registry import NeedsValue, Value
 from caldera.onnx.reading import Declared, Graph, Program, read_model
 from caldera.onnx.translate import translate
+from caldera.train.data_adapters import prediction_arrays
 from caldera.train.model import Model
 
 
@@ -181,7 +182,7 @@ class ImportedModel(Model):
         """
         if not self.fixed_batch:
             return super().predict(*inputs, batch_size=batch_size, **unknown)
-        arrays = [np.asarray(each) for each in inputs]
+        arrays = prediction_arrays(self, inputs)
         samples = len(arrays[0])
         missing = -samples % self.fixed_batch if samples else 0
         filled = [np.concatenate([each, each[-1:].repeat(missing, 0)]) for each in arrays]

@@ -190,6 +190,10 @@ def prediction_arrays(model: Model, inputs: tuple[Any, ...]) -> list[np.ndarray]
     if len(inputs) == 1 and isinstance(inputs[0], Mapping):
         given = _by_name(inputs[0], _input_names(model), "inputs", "predict")
         inputs = given if isinstance(given, tuple) else (given,)
+    if len(inputs) == 1 and isinstance(inputs[0], tuple):
+        is_built = model._signature is not None
+        wanted = len(model.signature.inputs if is_built else _input_names(model))
+        inputs = inputs[0] if 1 < wanted == len(inputs[0]) else inputs
     schema = model.schema
     if schema is not None and schema.text is not None and _are_texts(inputs[0]):
         inputs = (schema.text.transform(inputs[0]), *inputs[1:])
@@ -225,7 +229,7 @@ def as_ragged(model: Model, inputs: tuple[Any, ...]) -> RaggedData | None:
     return RaggedData(given, buckets=buckets, mask=model.takes_mask)
 
 
-def predict_ragged(model: Model, data: RaggedData, batch_size: int) -> np.ndarray:
+def predict_ragged(model: Model, data: RaggedData, batch_size: int | None) -> np.ndarray:
     """What a network gives for each sequence; where that is a value for each step, an array of
     arrays, each as long as its sequence."""
     lengths = data.lengths

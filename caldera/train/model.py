@@ -117,8 +117,9 @@ class Model(NetworkGraph):
     def predict(self, *inputs: Any, batch_size: int | None = None, **unknown: Never) -> np.ndarray:
         """What the network gives for each sample (of its main output).
 
-        `batch_size` samples at most are computed at once. Fewer are filled up to one of a few
-        sizes, each of which has a plan.
+        Up to `batch_size` samples are computed at once; without it the number follows from the size
+        of the network's values and the memory. Fewer are filled up to one of a few sizes, each of
+        which has a plan. Several inputs are `predict(a, b)`, or `predict((a, b))` as in `fit`.
 
         >>> import numpy as np
         >>> import caldera as cd
@@ -134,6 +135,8 @@ class Model(NetworkGraph):
         takes texts, on sequences of different lengths lists of those.
         """
         refuse_unknown(Model.predict, unknown)
+        if batch_size is not None:
+            batch_size = self._count(batch_size, "predict")
         if self._takes_table(inputs):
             rows = table_rows(inputs[0], self.schema)
             for each in rows.notes:
@@ -141,10 +144,10 @@ class Model(NetworkGraph):
             return Predicted.of(self.predict(rows.x, batch_size=batch_size), rows.notes)
         ragged = as_ragged(self, inputs)
         if ragged is not None:
-            return predict_ragged(self, ragged, self._count(batch_size, "predict"))
+            return predict_ragged(self, ragged, batch_size)
         arrays = self._inputs(prediction_arrays(self, inputs))
         self._check_plans()
-        return self._predictors.predict(self, arrays, self._count(batch_size, "predict"))
+        return self._predictors.predict(self, arrays, batch_size)
 
     @checked
     def explain(self, source: Any, batch_size: int | None = None) -> Contributions:

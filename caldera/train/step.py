@@ -17,6 +17,7 @@ from caldera.base.config import settings
 from caldera.compiler.lazy import Expr, Variable, compile
 from caldera.compiler.plan.cache import MOST_BYTES, RecentPlans
 from caldera.compiler.plan.plan import Plan
+from caldera.core.graph import program_of
 from caldera.core.memory import Device
 from caldera.core.memory.pool import rounded_up
 from caldera.core.tensor.random import seeded
@@ -353,6 +354,11 @@ def facts_of(
 
 EXACT = 8
 """Samples up to which every number has a plan of its own."""
+PREDICTED_BYTES = 2 << 20
+"""Size of the largest value that a prediction computes at once: it stays in the caches of a core."""
+PREDICTED_BYTES_ON_CARD = 256 << 20
+MOST_PREDICTED = 1 << 14
+"""Samples that are predicted at once, at most."""
 
 
 class Predictors(RecentPlans):
@@ -360,15 +366,21 @@ class Predictors(RecentPlans):
 
     def __init__(self) -> None:
         super().__init__(MOST_SIZES)
+        self._sample_bytes: float | None = None
 
-    def predict(self, model: Model, arrays: Sequence[np.ndarray], batch_size: int) -> np.ndarray:
-        """The main output for each sample; so many samples at most are computed at once."""
+    def predict(
+        self, model: Model, arrays: Sequence[np.ndarray], batch_size: int | None
+    ) -> np.ndarray:
+        """The main output for each sample; up to `batch_size` samples are computed at once."""
         samples = len(arrays[0])
-        count = min(batch_size, filled_up(samples))
         specs = tuple(
             (array.shape[1:], dtype)
             for array, (_, dtype) in zip(arrays, model.signature.inputs, strict=True)
         )
+        if batch_size is None:
+            few = samples <= model.batch_size
+            batch_size = model.batch_size if few else self._chosen(model, arrays)
+        count = min(batch_size, filled_up(samples))
         plan = self._plan(model, count, specs)
         parts = []
         for start in range(0, samples, count):
@@ -380,6 +392,24 @@ class Predictors(RecentPlans):
             name = next(iter(model.signature.outputs))
             return np.zeros((0, *model.signature.outputs[name]), model.dtype)
         return np.concatenate(parts)
+
+    def _chosen(self, model: Model, arrays: Sequence[np.ndarray]) -> int:
+        """The number of samples whose largest value fits in the cache, or in a card's memory."""
+        known = model.signature.inputs
+        if self._sample_bytes is None:
+            inputs, outputs, _ = model.expressions(model.samples_traced)
+            made = {each.node for each in inputs}
+            for node in program_of([each.node for each in outputs.values()]).order():
+                if not made.isdisjoint(node.inputs):
+                    made.add(node)
+            largest = max(spec.nbytes for node in made for spec in node.outputs)
+            self._sample_bytes = largest / model.samples_traced
+        # Samples may be larger than those traced, where their size is open.
+        grown = arrays[0][0].size / max(math.prod(known[0][0]), 1)
+        room = PREDICTED_BYTES if model.device.is_host else PREDICTED_BYTES_ON_CARD
+        room = min(room, (settings.memory_limit or room << 3) >> 3)
+        fitting = int(room / max(self._sample_bytes * grown, 1.0))
+        return max(model.batch_size, min(1 << fitting.bit_length() >> 1, MOST_PREDICTED))
 
     def _plan(
         self, model: Model, count: int, specs: tuple[tuple[tuple[int, ...], str], ...]

@@ -212,6 +212,11 @@ METHODS["Dense"] = (
         "add_loss": lambda f: f(x(3, 4)),
         "add_metric": lambda f: f("mean", x(3, 4)),
         "freeze": lambda f: f(False),
+    },
+)
+METHODS["new Dense"] = (
+    lambda: nn.Dense(2),
+    {
         "parameter": lambda f: f("more", (2, 3), cd.constant(1.0)),
         "state": lambda f: f("more", (2, 3)),
     },

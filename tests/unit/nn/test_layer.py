@@ -49,6 +49,18 @@ def test_a_layer_without_dataclass_or_call_to_init_works() -> None:
     ]
 
 
+@pytest.mark.parametrize("kind", ["parameter", "state"])
+@pytest.mark.parametrize("base", [nn.Layer, cd.Model])
+def test_parameters_made_in_forward_are_refused(base: Any, kind: str) -> None:
+    class Scale(base):  # type: ignore[misc]
+        def forward(self, x: cd.Expr) -> cd.Expr:
+            return x * getattr(self, kind)("factor", (3,), fill=cd.constant(1.0))
+
+    message = r"Scale: expected .* in build\(self, x\).*got 'factor' in forward(.|\n)*self.factor ="
+    with pytest.raises(ConfigError, match=message):
+        Scale()(op.input("x", (2, 3)))
+
+
 def test_paths_follow_the_nesting_and_given_names() -> None:
     inner = nn.Sequential([nn.Dense(2), nn.ReLU(), nn.Dense(2, name="last")], name="block")
     net = nn.network([nn.Dense(2), inner])

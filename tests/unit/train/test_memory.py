@@ -29,6 +29,17 @@ def test_predictions_of_many_sizes_take_few_plans() -> None:
     assert len({filled_up(samples) for samples in range(1 << 14)}) <= MOST_SIZES
 
 
+def test_many_samples_are_predicted_in_few_large_batches() -> None:
+    x = np.random.default_rng(0).normal(size=(1000, 3)).astype("float32")
+    model = _model()
+    np.testing.assert_allclose(model.predict(x), model.predict(x, batch_size=7), rtol=1e-5)
+    assert [plan.original.outputs[0].shape[0] for plan in model._predictors] == [1024, 7]
+    # A value of 4 MB for each sample: two of them would leave the caches of a core.
+    wide = cd.NeuralNetwork([nn.Input((3,)), nn.Dense(1 << 20), nn.Dense(1)], batch_size=2)
+    wide.predict(x[:5])
+    assert [plan.original.outputs[0].shape[0] for plan in wide._predictors] == [2]
+
+
 @pytest.mark.parametrize("samples", [1, 9, 100, 1000, 4095])
 def test_filling_is_less_than_a_quarter(samples: int) -> None:
     assert samples <= filled_up(samples) < 1.25 * samples + 1

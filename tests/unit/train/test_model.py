@@ -247,6 +247,7 @@ def test_several_inputs() -> None:
     history = model.fit((a, b, target), epochs=20, verbose=0)
     assert history["loss"][-1] < 0.1 * history["loss"][0]
     assert model.predict(a, b).shape == (128, 1)
+    np.testing.assert_array_equal(model.predict((a, b)), model.predict(a, b))
 
 
 def test_a_training_step_of_your_own() -> None:
