@@ -103,6 +103,8 @@ def _moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 class ColumnEmbedding(Layer):
     """A vector of at most `width` numbers for each category of a table's columns.
 
+    Without a width, a column of n categories has vectors of round(6 * n ** 0.25) numbers.
+
     `spans` says which features of a row are the categories of one column, first and last but one:
     `data.schema.category_spans` does. Each becomes its vector; the other features stay as they are,
     and come first. A category that is unknown has the vector 0.
@@ -113,10 +115,11 @@ class ColumnEmbedding(Layer):
     """
 
     spans: Sequence[Sequence[int]]
-    width: int = 8
+    width: int | None = 8
 
     def __post_init__(self) -> None:
-        check_counts("ColumnEmbedding", width=self.width)
+        if self.width is not None:
+            check_counts("ColumnEmbedding", width=self.width)
         self.spans = [[int(start), int(stop)] for start, stop in self.spans]
         ends = [0, *(place for span in self.spans for place in span)]
         if sorted(ends) != ends or any(start >= stop for start, stop in self.spans):
@@ -137,7 +140,8 @@ class ColumnEmbedding(Layer):
 
     def _width(self, start: int, stop: int) -> int:
         # More numbers than half of the categories would tell nothing more.
-        return min(self.width, (stop - start + 1) // 2)
+        count = stop - start
+        return min(self.width or round(6 * count**0.25), (count + 1) // 2)
 
     def forward(self, x: Expr) -> Expr:
         self.require(
