@@ -55,6 +55,7 @@ from caldera.nn.composite import Add, Branches, Cell, Concat, Residual
 from caldera.nn.config import from_config, to_config
 from caldera.nn.convolution import Conv1D, Conv2D, Conv3D, ConvTranspose2D, DepthwiseConv2D
 from caldera.nn.ctc import CTCLoss, ctc_targets
+from caldera.nn.ensemble import EnsembleDense, EnsembleLoss
 from caldera.nn.initialisers import fillers
 from caldera.nn.inspection import count_parameters, network
 from caldera.nn.layer import Layer
@@ -80,7 +81,7 @@ from caldera.nn.pooling import (
     Pooling2D,
     UpSampling2D,
 )
-from caldera.nn.preprocessing import ColumnEmbedding, Rescale
+from caldera.nn.preprocessing import ColumnEmbedding, NumberEmbedding, Rescale
 from caldera.nn.recurrent import GRU, LSTM, RNN, Bidirectional
 from caldera.nn.tracing import Context, LayerCall, context, trace
 
@@ -119,6 +120,8 @@ __all__ = [
     "DepthwiseConv2D",
     "Dropout",
     "Embedding",
+    "EnsembleDense",
+    "EnsembleLoss",
     "Flatten",
     "FullyConnected",
     "GlobalAveragePool",
@@ -139,6 +142,7 @@ __all__ = [
     "MeanPooling",
     "Mish",
     "MultiHeadAttention",
+    "NumberEmbedding",
     "Output",
     "PReLU",
     "Pooling2D",
