@@ -27,6 +27,8 @@ _MAIN = "main"
 _CLIPS = {"clip_norm": optim.ClipNorm, "clip_value": optim.ClipValue}
 VALIDATION_PART = 0.2
 """What is held out where something has to be chosen by it."""
+MOST_ONE_HOT = 30
+"""Categories of a column up to which each enters the network as a feature, without a vector."""
 
 
 def resolved(options: Mapping[str, Any], found: Dataset) -> dict[str, Any]:
@@ -122,12 +124,15 @@ def make_network(
     network = ZOO[options["model"]]
     own = _own(options, "model", "normalise", "embedding")
     layers = make_layers(options["model"], own, input_shape, outputs)
-    if options.get("embedding"):
-        if not category_spans:
-            raise ConfigError.build(
-                "embedding", expected="a table with columns of categories", got="none"
-            )
-        layers.insert(1, ColumnEmbedding(category_spans, options["embedding"], name="embedding"))
+    embedding = options.get("embedding")
+    if embedding and not category_spans:
+        raise ConfigError.build(
+            "embedding", expected="a table with columns of categories", got="none"
+        )
+    wide = [(start, stop) for start, stop in category_spans if stop - start > MOST_ONE_HOT]
+    if embedding or wide:
+        spans = category_spans if embedding else wide
+        layers.insert(1, ColumnEmbedding(spans, embedding, name="embedding"))
     if options.get("normalise"):
         layers.insert(1, BatchNorm(name="normalise"))
     if series is not None:

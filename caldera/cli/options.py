@@ -205,7 +205,7 @@ MODEL = (
         "embedding",
         CountOption(1),
         "give each category and word of a table a vector of N numbers "
-        "(default: a feature of its own)",
+        "(default: by rule in columns of more than 30, else a feature of its own)",
     ),
     RecipeOption("dropout", Number(), "part of the units to leave out in each step"),
     RecipeOption("pooling", NameOption("kind of pooling", lambda: ["max", "average"]), "(lenet5)"),

@@ -81,6 +81,7 @@ from caldera.nn.convolution import (
     SeparableConv2D,
 )
 from caldera.nn.ctc import CTCLoss, ctc_targets
+from caldera.nn.ensemble import EnsembleDense, EnsembleLoss
 from caldera.nn.initialisers import fillers
 from caldera.nn.inspection import count_parameters, network
 from caldera.nn.layer import Layer
@@ -111,7 +112,7 @@ from caldera.nn.pooling import (
     Pooling2D,
     PowerPool,
 )
-from caldera.nn.preprocessing import ColumnEmbedding, Rescale
+from caldera.nn.preprocessing import ColumnEmbedding, NumberEmbedding, Rescale
 from caldera.nn.recurrent import GRU, LSTM, RNN, Bidirectional
 from caldera.nn.tracing import Context, LayerCall, context, trace
 
@@ -158,6 +159,8 @@ __all__ = [
     "Dot",
     "Dropout",
     "Embedding",
+    "EnsembleDense",
+    "EnsembleLoss",
     "Flatten",
     "FullyConnected",
     "GaussianDropout",
@@ -186,6 +189,7 @@ __all__ = [
     "Mish",
     "MultiHeadAttention",
     "Multiply",
+    "NumberEmbedding",
     "Output",
     "PReLU",
     "Padding",

@@ -113,6 +113,10 @@ class Loss(Configurable, ABC):
         """
         return meaning
 
+    def judged(self, prediction: Expr) -> Expr:
+        """The prediction that metrics compare with targets; for most losses it is unchanged."""
+        return prediction
+
     def __call__(
         self, prediction: Any, target: Any, weights: Any = None, total: Any = None
     ) -> Expr:

@@ -16,7 +16,7 @@ from caldera.compiler.lazy import Expr
 from caldera.core.tensor import uniform
 from caldera.core.tensor.dtype import real_array_of, refuse_masked
 from caldera.errors import ConfigError, DataError
-from caldera.nn.basic import check_counts, register
+from caldera.nn.basic import activation_function, check_counts, register
 from caldera.nn.layer import Layer
 
 _MOST_SAMPLES = 10_000
@@ -78,13 +78,13 @@ class Rescale(Layer):
         return x * scale + offset
 
 
-def _inputs(samples: Any) -> np.ndarray:
+def _inputs(samples: Any, where: str = "nn.Rescale.fit") -> np.ndarray:
     """The inputs of some samples, evenly among all."""
     is_data = hasattr(samples, "batch")
     if not is_data:
-        samples = np.atleast_1d(real_array_of(samples, "nn.Rescale.fit"))
+        samples = np.atleast_1d(real_array_of(samples, where))
     if not (len(samples) if is_data else samples.size):
-        raise DataError.build("nn.Rescale.fit", expected="samples", got="none")
+        raise DataError.build(where, expected="samples", got="none")
     rows = np.unique(np.linspace(0, len(samples) - 1, min(len(samples), _MOST_SAMPLES)).astype(int))
     return samples.batch(rows)[0] if is_data else samples[rows]
 
@@ -103,6 +103,8 @@ def _moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 class ColumnEmbedding(Layer):
     """A vector of at most `width` numbers for each category of a table's columns.
 
+    Without a width, a column of n categories has vectors of round(6 * n ** 0.25) numbers.
+
     `spans` says which features of a row are the categories of one column, first and last but one:
     `data.schema.category_spans` does. Each becomes its vector; the other features stay as they are,
     and come first. A category that is unknown has the vector 0.
@@ -113,10 +115,11 @@ class ColumnEmbedding(Layer):
     """
 
     spans: Sequence[Sequence[int]]
-    width: int = 8
+    width: int | None = 8
 
     def __post_init__(self) -> None:
-        check_counts("ColumnEmbedding", width=self.width)
+        if self.width is not None:
+            check_counts("ColumnEmbedding", width=self.width)
         self.spans = [[int(start), int(stop)] for start, stop in self.spans]
         ends = [0, *(place for span in self.spans for place in span)]
         if sorted(ends) != ends or any(start >= stop for start, stop in self.spans):
@@ -137,7 +140,8 @@ class ColumnEmbedding(Layer):
 
     def _width(self, start: int, stop: int) -> int:
         # More numbers than half of the categories would tell nothing more.
-        return min(self.width, (stop - start + 1) // 2)
+        count = stop - start
+        return min(self.width or round(6 * count**0.25), (count + 1) // 2)
 
     def forward(self, x: Expr) -> Expr:
         self.require(
@@ -153,3 +157,128 @@ class ColumnEmbedding(Layer):
             last = stop
         parts = [each for each in (*others, x[:, last:]) if each.shape[1]]
         return op.concat([*parts, *embedded], axis=1)
+
+
+@register
+@dataclass(eq=False)
+class NumberEmbedding(Layer):
+    """A vector of `width` numbers for each number of a row, from its place among bins.
+
+    The piecewise-linear encoding of x in T bins with the edges b is (x - b[t-1]) / (b[t] - b[t-1])
+    for each bin t, not below 0 except in the first bin and not above 1 except in the last one. Each
+    number has a matrix of its own for its encoding, and then `activation` (PLE-LR of Gorishniy,
+    Rubachev and Babenko, 2022).
+
+    `edges` has the edges of each number, ascending, at `columns` of a row (by default the first
+    ones). The other features of the row come first, unchanged. With `members` the output is
+    (N, members, features), with separate weights of each member.
+
+    >>> from caldera import nn, op
+    >>> layer = nn.NumberEmbedding([[0.0, 1.0, 4.0], [0.0, 1.0]], width=3)
+    >>> layer(op.input("rows", (5, 4))).shape
+    (5, 8)
+
+    `nn.NumberEmbedding.fit(samples)` takes quantiles of the samples for edges.
+    """
+
+    edges: Sequence[Sequence[float]]
+    width: int = 8
+    columns: Sequence[int] | None = None
+    activation: str | None = "relu"
+    members: int | None = None
+
+    def __post_init__(self) -> None:
+        check_counts("NumberEmbedding", width=self.width, members=self.members or 1)
+        activation_function(self.activation)  # Refused now, not when it is first called.
+        self.edges = [np.asarray(each, float).reshape(-1).tolist() for each in self.edges]
+        known = [each for each in self.edges if len(each) > 1]
+        if len(known) < max(len(self.edges), 1) or not all(
+            np.isfinite(each).all() and (np.diff(each) > 0).all() for each in known
+        ):
+            raise ConfigError.build(
+                "NumberEmbedding",
+                expected="edges= two or more ascending numbers for each number of a row",
+                got=repr(self.edges)[:80],
+                hint="as in [[0.0, 1.0, 4.0], [0.0, 1.0]]",
+            )
+        places = range(len(self.edges)) if self.columns is None else self.columns
+        self.columns = [int(each) for each in places]
+        if len(set(self.columns)) != len(self.edges) or min(self.columns) < 0:
+            raise ConfigError.build(
+                "NumberEmbedding",
+                expected=f"columns= {len(self.edges)} different places in a row, one per edges",
+                got=repr(self.columns)[:80],
+            )
+
+    @classmethod
+    def fit(
+        cls,
+        samples: Any,
+        width: int = 8,
+        *,
+        columns: Sequence[int] | None = None,
+        bins: int = 16,
+        **settings: Any,
+    ) -> Self:
+        """Return the layer with quantiles of `samples` for edges; columns that do not vary are
+        left as they are.
+
+        >>> from caldera import nn
+        >>> nn.NumberEmbedding.fit([[0.0, 7.0], [1.0, 7.0], [2.0, 7.0]], bins=2).edges
+        [[0.0, 1.0, 2.0]]
+        """
+        check_counts("nn.NumberEmbedding.fit", bins=bins)
+        x = _inputs(samples, "nn.NumberEmbedding.fit")
+        if x.ndim != 2 or x.dtype.kind not in "biuf" or not np.isfinite(x).all():
+            got = f"{x.dtype} of shape {x.shape}"
+            raise DataError.build(
+                "nn.NumberEmbedding.fit", expected="rows (N, features) of finite numbers", got=got
+            )
+        found = {}
+        for place in range(x.shape[1]) if columns is None else columns:
+            edges = np.unique(
+                np.quantile(x[:, place].astype(np.float64), np.linspace(0, 1, bins + 1))
+            )
+            # Edges nearer than float32 tells apart would divide by nothing.
+            far = np.append(True, np.diff(edges) > 1e-6 * max(np.abs(edges).max(), 1e-30))
+            if far.sum() > 1:
+                found[int(place)] = edges[far].tolist()
+        return cls(list(found.values()), width, list(found), **settings)
+
+    def build(self, x: Expr) -> None:
+        members, bins = self.members or 1, max(map(len, self.edges)) - 1
+        shape = (members, len(self.edges), bins, self.width)
+        self.weight = self.parameter("weight", shape, fill=uniform(-0.25, 0.25))
+        self.offset = self.parameter("bias", (members, len(self.edges), self.width))
+        # Numbers with fewer bins have some in which every value is 0.
+        low, scale = np.zeros((2, len(self.edges), bins), np.float32)
+        least, most = np.zeros_like(low), np.ones_like(low)
+        for row, edges in enumerate(self.edges):
+            count = len(edges) - 1
+            low[row, :count] = edges[:-1]
+            scale[row, :count] = 1 / np.diff(edges)
+            least[row, 0], most[row, count - 1] = -np.inf, np.inf
+        self._bins = low, scale, least, most
+
+    def _encode(self, x: Expr) -> Expr:
+        """Return the piecewise-linear encoding of rows, (N, numbers, bins)."""
+        low, scale, least, most = self._bins
+        numbers = op.unsqueeze(op.gather(x, np.asarray(self.columns), axis=1), 2)
+        return op.minimum(op.maximum((numbers - low) * scale, least), most)
+
+    def forward(self, x: Expr) -> Expr:
+        self.require(
+            x.ndim == 2 and x.shape[1] > max(self.columns or (), default=0),
+            "rows with all features of its columns",
+            f"shape {x.shape}",
+            "take the columns of the data that it is trained on",
+        )
+        h = op.einsum("nft,mftd->nmfd", self._encode(x), self.weight) + self.offset
+        h = activation_function(self.activation)(h)
+        count, members = h.shape[:2]
+        h = op.reshape(h, (count, members, -1))
+        others = sorted(set(range(x.shape[1])) - set(self.columns or ()))
+        if others:
+            rest = op.unsqueeze(op.gather(x, np.asarray(others), axis=1), 1)
+            h = op.concat([op.broadcast(rest, (count, members, len(others))), h], axis=2)
+        return h if self.members else op.reshape(h, (count, -1))

@@ -355,7 +355,7 @@ def facts_of(
 EXACT = 8
 """Samples up to which every number has a plan of its own."""
 PREDICTED_BYTES = 2 << 20
-"""Size of the largest value that a prediction computes at once: it stays in the caches of a core."""
+"""Size of the largest value that a prediction computes at once: it fits into a core's caches."""
 PREDICTED_BYTES_ON_CARD = 256 << 20
 MOST_PREDICTED = 1 << 14
 """Samples that are predicted at once, at most."""

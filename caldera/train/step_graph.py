@@ -280,6 +280,7 @@ class StepGraph:
         """The loss of the whole batch, the sums of the metrics, and `more` that is to be summed."""
         name, prediction = main_output(outputs, self._steps.objective)
         target, weights = self._target(name, prediction), self._weights()
+        prediction = self._steps.objective.losses[name].judged(prediction)
         if self._model.target_scale is not None:
             prediction = in_units(prediction, self._model.target_scale)
         metrics = list(self._steps.metrics)

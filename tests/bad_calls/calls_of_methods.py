@@ -246,7 +246,7 @@ data.Shards.* data.Share.* data.Tokenizer.check data.Tokenizer.from_plain
 dmath.*.of dmath.Distribution.* dmath.Layout.* dmath.Session.*
 nn.*.bias_outside nn.*.check_groups nn.*.continued nn.*.convolve nn.*.function nn.*.operation
 nn.*.pool nn.*.remembered
-nn.*.step nn.*.weight_shape nn.CTCLoss.* nn.Context.* nn.SkipGram.* nn.metrics.*
+nn.*.step nn.*.weight_shape nn.CTCLoss.* nn.Context.* nn.EnsembleLoss.* nn.SkipGram.* nn.metrics.*
 nn.models.GPT.embedded nn.models.GPT.scores onnx.Backend.* onnx.ImportedModel.*
 optim.*.check_argument
 optim.*.clipped optim.*.decides_by optim.*.direction optim.*.hand_over optim.*.holds

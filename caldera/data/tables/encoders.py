@@ -38,10 +38,13 @@ from caldera.data.tables.table import (
 from caldera.data.tables.text_encoder import TextEncoder, strangely_missing
 from caldera.data.tables.text_parsing import ISO, is_format, parse_dates
 
-MOST_CATEGORIES = 100
-"""The most frequent ones have a place of their own."""
+LEAST_SEEN = 5
+"""Rows that a category occurs in to have a feature."""
 _FEW = 20
-"""Up to so many categories, each has a place however rare it is."""
+"""Number of categories up to which each has a feature, however rare it is."""
+_MOST_CELLS = 1 << 27
+"""Features of all rows of one column: half a GiB."""
+_ALWAYS_KEPT = 100
 _SHOWN = 6
 _DAY = np.timedelta64(1, "D")
 CYCLES = {"year": 365.2425, "week": 7.0, "day": 1.0}
@@ -173,8 +176,9 @@ class CategoryEncoder:
         ordered = sorted(counts, key=lambda each: (-counts[each], each))
         kept = ordered
         if len(ordered) > _FEW:
-            # Of one that was seen once nothing can be learnt; together they are what is unknown.
-            kept = [each for each in ordered if counts[each] > 1][:MOST_CATEGORIES]
+            # Little is learnt of rare ones; together they are treated as unknown.
+            most = max(_ALWAYS_KEPT, _MOST_CELLS // len(values))
+            kept = [each for each in ordered if counts[each] >= LEAST_SEEN][:most]
         missing = any(each is None for each in values)
         return cls(tuple(kept), missing, len(ordered) - len(kept))
 
@@ -189,7 +193,7 @@ class CategoryEncoder:
 
     def transform(self, values: Values) -> Values:
         """Features of the names of categories."""
-        found = np.zeros((len(values), self.width))
+        found = np.zeros((len(values), self.width), np.float32)
         place = {name: number for number, name in enumerate(self.categories)}
         numbers = np.array([self._place(each, place) for each in values], np.int64)
         known = np.flatnonzero(numbers >= 0)

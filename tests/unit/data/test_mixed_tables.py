@@ -18,6 +18,8 @@ import pytest
 
 import caldera as cd
 from caldera import data, nn
+from caldera.cli.build import make_network
+from caldera.cli.recipe import complete
 from caldera.data import Schema
 from caldera.errors import ConfigError, DataError
 
@@ -88,8 +90,9 @@ def test_only_training_rows_are_learnt_from() -> None:
     assert schema.target_scale.scale == pytest.approx(3 * train.std())
     assert schema.columns[1].category is not None
     seen = {f"c{int(n)}" for n in train}
-    # Of many categories, those that were seen once are one.
-    assert set(schema.columns[1].category.categories) <= seen
+    # Of many categories, rare ones have no feature: all of these.
+    assert seen
+    assert schema.columns[1].category.rare == len(seen)
     assert np.abs(found.train.x[:, 0].mean()) < 1e-6
     assert np.abs(found.test.x[:, 0].mean()) > 1e-3
 
@@ -141,6 +144,26 @@ def test_a_regression_is_trained_on_one_scale_and_predicts_in_units(tmp_path: Pa
     other = data.table({"x": x, "price": x}, "price", classes=False)
     with pytest.raises(DataError, match="encoded as the model knows it"):
         model.fit(other.train, verbose=0)
+
+
+def test_every_category_seen_five_times_keeps_a_feature() -> None:
+    names = [f"item {n}" for n in range(400) for _ in range(5)]
+    rows = {"item": [*names, *("rare",) * 4], "y": np.arange(2004.0)}
+    schema = data.table(rows, "y", test=0).schema
+    assert schema is not None
+    assert schema.columns[0].category is not None
+    assert sorted(schema.columns[0].category.categories) == sorted(set(names))
+    assert schema.columns[0].category.rare == 1
+
+
+def test_vectors_of_categories_have_a_width_by_rule() -> None:
+    x = cd.tensor(np.zeros((2, 883), "float32"))
+    layer = nn.ColumnEmbedding([(0, 3), (3, 34), (34, 834)], width=None)
+    layer(x)
+    assert [each.shape for each in layer.parameters()] == [(3, 2), (31, 14), (800, 32)]
+    found = make_network(complete({"model": "mlp"}), (60,), 2, 10, [(0, 20), (20, 60)])
+    (embedding,) = [each for _, each in found.children() if isinstance(each, nn.ColumnEmbedding)]
+    assert embedding.spans == [[20, 60]]
 
 
 def test_categories_can_have_vectors(tmp_path: Path) -> None:

@@ -93,6 +93,8 @@ EXAMPLES: list[nn.Layer] = [
     nn.GRU(3, go_backwards=True),
     nn.Embedding(10, 3, mask_zero=True, fill=cd.normal(0.0, 0.1)),
     nn.ColumnEmbedding([(0, 2)], width=2),
+    nn.NumberEmbedding([[0.0, 1.0]], width=2, columns=[1], members=3),
+    nn.EnsembleDense(3, 4, groups=2, activation="relu", scales=cd.normal(0.0, 1.0)),
     nn.PositionalEmbedding(8, fill=cd.uniform(-1.0, 1.0)),
     nn.MultiHeadAttention(2, causal=True, fill=cd.orthogonal(2.0)),
     nn.TransformerBlock(2, dropout=0.1, fill=cd.constant(0.5)),

@@ -1,0 +1,179 @@
+"""Several networks in one: dense layers with members that share weights, and their loss.
+
+Members share a weight matrix and differ in vectors that scale its inputs and outputs: BatchEnsemble
+(Wen, Tran and Ba, 2020), and TabM for tables (Gorishniy, Kotelnikov and Babenko, 2025).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+
+from caldera import op
+from caldera.base.arguments import require
+from caldera.compiler.lazy import Expr
+from caldera.core.tensor import DType, Shape, one, uniform
+from caldera.errors import ConfigError, ShapeError
+from caldera.nn.basic import activation_function, check_counts, register
+from caldera.nn.initialisers import fill_or
+from caldera.nn.layer import Layer
+from caldera.nn.losses import Loss, PredictionKind, losses
+
+
+@register
+@dataclass(eq=False)
+class EnsembleDense(Layer):
+    """Dense layers of several members in one: (x * r) @ weight * s + bias, with r, s of each.
+
+    Its input is (N, features), the same for all members, or (N, members, features); its output is
+    (N, members, units). All members share one weight matrix, or `groups` matrices in order; with as
+    many groups as members each has its own, without r and s. An input of fewer vectors than members
+    is repeated in order. The first layer needs members that differ: `scales=cd.normal(0.0, 1.0)`
+    fills r, which is otherwise 1, as s is.
+
+    >>> import caldera as cd
+    >>> from caldera import nn, op
+    >>> first = nn.EnsembleDense(32, 16, activation="relu", scales=cd.normal(0.0, 1.0))
+    >>> last = nn.EnsembleDense(3, 16, groups=16)
+    >>> last(first(op.input("x", (5, 4)))).shape
+    (5, 16, 3)
+    """
+
+    units: int
+    members: int = 16
+    groups: int = 1
+    activation: str | None = None
+    fill: Any = None
+    scales: Any = None
+
+    def __post_init__(self) -> None:
+        check_counts("EnsembleDense", units=self.units, members=self.members, groups=self.groups)
+        if self.members % self.groups:
+            raise ConfigError.build(
+                "EnsembleDense",
+                expected="groups= a divisor of the number of members",
+                got=f"{self.groups} for {self.members} members",
+                hint="groups=1 shares one matrix, groups=members shares none",
+            )
+        activation_function(self.activation)  # Refused now, not when it is first called.
+
+    def build(self, x: Expr) -> None:
+        self._check(x)
+        wide, units = x.shape[-1], self.units
+        bound = (6 / (wide + units)) ** 0.5
+        shape = (self.groups, wide, units)
+        self.weight = self.parameter("weight", shape, fill_or(self.fill, uniform(-bound, bound)))
+        self.scale_in: Any = None
+        if self.groups < self.members:
+            first = fill_or(self.scales, one())
+            self.scale_in = self.parameter("scale_in", (self.members, wide), first)
+            self.scale_out = self.parameter("scale_out", (self.members, units), one())
+        self.offset = self.parameter("bias", (self.members, units))
+
+    def _check(self, x: Expr) -> None:
+        self.require(
+            x.ndim == 2 or (x.ndim == 3 and self.members % x.shape[1] == 0),
+            f"rows (N, features), or (N, {self.members}, features) of {self.members} members",
+            f"shape {x.shape}",
+        )
+
+    def forward(self, x: Expr) -> Expr:
+        self._check(x)
+        wide = self.weight.shape[1]
+        self.require(x.shape[-1] == wide, f"{wide} values on the last axis", f"{x.shape}")
+        given = x if x.ndim == 3 else op.unsqueeze(x, 1)
+        if given.shape[1] not in (1, self.members):
+            given = op.repeat(given, self.members // given.shape[1], axis=1)
+        if self.scale_in is None:
+            y = self._product(given)
+        else:
+            y = self._product(given * self.scale_in) * self.scale_out
+        return activation_function(self.activation)(y + self.offset)
+
+    def _product(self, x: Expr) -> Expr:
+        """Return each member's vectors times the matrix of its group."""
+        count, members, wide = x.shape
+        if self.groups == 1:
+            return op.matmul(x, self.weight[0])
+        if members == 1:
+            # One product for all groups.
+            joined = op.reshape(op.transpose(self.weight, (1, 0, 2)), (wide, -1))
+            y = op.matmul(op.reshape(x, (count, wide)), joined)
+            return op.reshape(y, (count, self.members, self.units))
+        each = self.members // self.groups
+        grouped = op.transpose(op.reshape(x, (count, self.groups, each, wide)), (1, 0, 2, 3))
+        y = op.matmul(op.reshape(grouped, (self.groups, count * each, wide)), self.weight)
+        y = op.transpose(op.reshape(y, (self.groups, count, each, self.units)), (1, 0, 2, 3))
+        return op.reshape(y, (count, self.members, self.units))
+
+
+@losses.register("ensemble")
+@dataclass(frozen=True)
+class EnsembleLoss(Loss):
+    """The mean of the members' losses: each member of (N, members, ...) learns by itself.
+
+    Targets are those of `loss` for one member. Members are trained one by one and averaged in what
+    they mean afterwards: `meaning` returns the mean of their probabilities or values.
+
+    >>> import caldera as cd
+    >>> from caldera import nn
+    >>> loss = nn.EnsembleLoss("mean_squared")
+    >>> loss(cd.tensor([[[1.0], [3.0]]]), cd.tensor([[0.0]])).item()
+    5.0
+    >>> loss.meaning(cd.tensor([[[1.0], [3.0]]]) * 1.0).tolist()
+    [[2.0]]
+    """
+
+    loss: Any = "cross_entropy"
+
+    @cached_property
+    def inner(self) -> Loss:
+        """The loss of one member."""
+        return losses.make(self.loss)
+
+    def member_losses(self, prediction: Expr, target: Expr) -> Expr:
+        """Return the loss of each member on each sample, (N, members)."""
+        require(
+            prediction.ndim >= 3,
+            "EnsembleLoss",
+            "predictions (N, members, ...)",
+            f"shape {prediction.shape}",
+            "end the network with nn.EnsembleDense",
+            error=ShapeError,
+        )
+        count, members, *rest = prediction.shape
+        each = op.reshape(prediction, (count * members, *rest))
+        repeated = op.repeat(target, members, axis=0)
+        return op.reshape(self.inner.per_sample(each, repeated), (count, members))
+
+    def per_sample(self, prediction: Expr, target: Expr) -> Expr:
+        return op.mean(self.member_losses(prediction, target), axis=1)
+
+    def target_spec(
+        self, prediction_shape: Sequence[int], dtype: Any = "float32"
+    ) -> tuple[Shape, DType]:
+        count, _, *rest = prediction_shape
+        return self.inner.target_spec((count, *rest), dtype)
+
+    def for_targets(self, targets: Shape, predictions: Shape) -> Self:
+        one_member = (predictions[0], *predictions[2:])
+        return replace(self, loss=self.inner.for_targets(targets, one_member))
+
+    def check_targets(self, targets: np.ndarray) -> None:
+        self.inner.check_targets(targets)
+
+    def meaning(self, prediction: Expr) -> Expr:
+        return op.mean(self.inner.meaning(prediction), axis=1)
+
+    def prediction_of(self, meaning: Expr) -> Expr:
+        return self.inner.prediction_of(meaning)
+
+    def judged(self, prediction: Expr) -> Expr:
+        return self.prediction_of(self.meaning(prediction))
+
+    def task(self) -> PredictionKind | None:
+        return self.inner.task()
