@@ -25,7 +25,7 @@ FLOORS = {
     7: ("op", "testing"),
     8: ("nn", "optim", "data"),
     9: ("train", "dmath", "code"),
-    10: ("parallel", "audio", "onnx", "serve"),
+    10: ("parallel", "audio", "onnx", "serve", "export"),
     11: ("search", "bench"),
     12: ("sklearn", "cli"),
 }

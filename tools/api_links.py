@@ -22,6 +22,7 @@ ROOMS = (
     "data",
     "dmath",
     "dm",
+    "export",
     "io",
     "nn",
     "onnx",

@@ -21,6 +21,7 @@ COMMANDS = [
     "report",
     "predict",
     "serve",
+    "export",
     "summary",
     "graph",
     "tune",

@@ -11,7 +11,7 @@ import hashlib
 import re
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, lru_cache
 from importlib.util import resolve_name
 from pathlib import Path
@@ -26,12 +26,30 @@ from caldera.kernels.native.codegen.dtypes import has_conversion
 from caldera.kernels.native.codegen.emitter import Emitter, kernel_module
 from caldera.kernels.native.codegen.target import host_target, target_machine
 
-_addresses: dict[str, int] = {}
+
+class CodeAddress(int):
+    """The address of a kernel, with the function and the parameters that it was compiled from."""
+
+    name: str
+    build: Callable[..., None]
+    parameters: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls, address: int, name: str, build: Callable[..., None], parameters: dict[str, Any]
+    ) -> CodeAddress:
+        """An address that can be compiled again, for another program."""
+        made = cls(address)
+        made.name, made.build, made.parameters = name, build, parameters
+        return made
+
+
+_addresses: dict[str, CodeAddress] = {}
 _lock = threading.Lock()
 _OBJECTS = FileCache("native")
 
 
-def compiled(build: Callable[..., None], **parameters: Any) -> int:
+def compiled(build: Callable[..., None], **parameters: Any) -> CodeAddress:
     """The address of the kernel that `build(k, **parameters)` writes.
 
     Parameters must be plain values whose `repr` says all there is to know about them (a longer
@@ -52,7 +70,8 @@ def compiled(build: Callable[..., None], **parameters: Any) -> int:
         return known
     with _lock:
         if name not in _addresses:
-            _addresses[name] = _load_or_compile(name, build, parameters)
+            address = _load_or_compile(name, build, parameters)
+            _addresses[name] = CodeAddress.of(address, name, build, parameters)
         return _addresses[name]
 
 
@@ -127,11 +146,32 @@ def _is_builder(module: str) -> bool:
 
 
 def _compile(symbol: str, build: Callable[[Emitter], None]) -> bytes:
+    return bytes(target_machine().emit_object(_module(symbol, build)))
+
+
+def _module(symbol: str, build: Callable[[Emitter], None]) -> Any:
     note_garbage()
     module = llvm.parse_assembly(str(kernel_module(symbol, build)))
     module.verify()
     _optimise(module)
-    return bytes(target_machine().emit_object(module))
+    return module
+
+
+def object_file(kernels: Mapping[str, CodeAddress]) -> bytes:
+    """Return one object file with these kernels, by their symbols, to be linked to a program."""
+    whole = llvm.parse_assembly("")
+    whole.triple = host_target().triple
+    machine = target_machine(position_independent=True)
+    whole.data_layout = str(machine.target_data)
+    for symbol, kernel in kernels.items():
+        module = _module(symbol, lambda k, of=kernel: of.build(k, **of.parameters))
+        for function in module.functions:
+            if not function.is_declaration:
+                own = function.name == symbol
+                function.visibility = "hidden" if own else "default"
+                function.linkage = "external" if own else "internal"
+        whole.link_in(module)
+    return bytes(machine.emit_object(whole))
 
 
 def _optimise(module: Any) -> None:

@@ -23,7 +23,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, make_dataclass
 from functools import cache, cached_property, update_wrapper
-from itertools import count
+from itertools import chain, count
 from types import NoneType, UnionType
 from typing import (
     Annotated,
@@ -41,7 +41,7 @@ import numpy as np
 
 from caldera.core.tensor.dtype import NAMES
 from caldera.kernels.common.binding import ArgumentNames
-from caldera.kernels.native.codegen.compiler import compiled
+from caldera.kernels.native.codegen.compiler import CodeAddress, compiled
 from caldera.kernels.native.codegen.dtypes import MEMORY_TYPES, ElementPointer
 from caldera.kernels.native.codegen.emitter import (
     F64,
@@ -74,7 +74,7 @@ ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 
 @dataclass(frozen=True, eq=False)
 class NativeCall:
-    """One kernel with its arguments. `keep` holds what the slots point to.
+    """One kernel with its arguments. `given` holds them by name, and so what the slots point to.
 
     A kernel that may fail has an argument `status`, an int64 array of one element, and writes
     something other than 0 there. The program then stops before the next call, and `refuse` raises
@@ -84,9 +84,14 @@ class NativeCall:
     address: int
     slots: np.ndarray
     parts: int
-    keep: tuple[Any, ...] = ()
+    kernel: NativeKernel
+    given: Mapping[str, Any]
     status: np.ndarray | None = None
     refuse: Callable[[], NoReturn] | None = None
+
+    def values(self) -> list[Any]:
+        """Return the value in each slot: an array, the address of code, or a number."""
+        return self.kernel.values(self.given)
 
 
 # --- kinds of arguments
@@ -104,6 +109,9 @@ class _Kind(Protocol):
 
     def unpack(self, k: Emitter, slots: Iterator[int], form: Iterator[Any]) -> Any:
         """The value that the code is written with."""
+
+    def values(self, given: Any) -> Iterator[Any]:
+        """Yield what stands in each slot before it becomes a word: an array or a number."""
 
 
 def address_of(array: np.ndarray) -> int:
@@ -124,9 +132,13 @@ def as_integers(array: np.ndarray) -> np.ndarray:
     return array.view(INTEGERS[array.itemsize])
 
 
+class AddressTable(np.ndarray):
+    """An array of addresses, which is good in this process alone."""
+
+
 def addresses_of(arrays: Sequence[np.ndarray]) -> np.ndarray:
     """Where arrays begin, for a kernel that takes a table of them."""
-    return np.array([address_of(each) for each in arrays], np.int64)
+    return np.array([address_of(each) for each in arrays], np.int64).view(AddressTable)
 
 
 @dataclass(frozen=True)
@@ -142,6 +154,9 @@ class _Array:
         pointer = Pointer(k, k.argument(next(slots), POINTER), MEMORY_TYPES[name])
         return ElementPointer(k, pointer, name) if self.floats else pointer
 
+    def values(self, given: Any) -> Iterator[Any]:
+        yield given
+
 
 class _Integer:
     def pack(self, given: Any, slots: list[int], form: list[Any]) -> None:
@@ -149,6 +164,9 @@ class _Integer:
 
     def unpack(self, k: Emitter, slots: Iterator[int], form: Iterator[Any]) -> Any:
         return RegisterValue(k, k.argument(next(slots), I64))
+
+    def values(self, given: Any) -> Iterator[Any]:
+        yield given
 
 
 class _Real:
@@ -158,6 +176,9 @@ class _Real:
     def unpack(self, k: Emitter, slots: Iterator[int], form: Iterator[Any]) -> Any:
         return RegisterValue(k, k.argument(next(slots), F64))
 
+    def values(self, given: Any) -> Iterator[Any]:
+        yield float(given)
+
 
 class _Constant:
     def pack(self, given: Any, slots: list[int], form: list[Any]) -> None:
@@ -165,6 +186,9 @@ class _Constant:
 
     def unpack(self, k: Emitter, slots: Iterator[int], form: Iterator[Any]) -> Any:
         return next(form)
+
+    def values(self, given: Any) -> Iterator[Any]:
+        return iter(())
 
 
 @dataclass(frozen=True)
@@ -179,6 +203,9 @@ class _Optional:
     def unpack(self, k: Emitter, slots: Iterator[int], form: Iterator[Any]) -> Any:
         return self.kind.unpack(k, slots, form) if next(form) else None
 
+    def values(self, given: Any) -> Iterator[Any]:
+        return iter(()) if given is None else self.kind.values(given)
+
 
 @dataclass(frozen=True)
 class _Many:
@@ -191,6 +218,9 @@ class _Many:
 
     def unpack(self, k: Emitter, slots: Iterator[int], form: Iterator[Any]) -> Any:
         return [self.kind.unpack(k, slots, form) for _ in range(next(form))]
+
+    def values(self, given: Any) -> Iterator[Any]:
+        return chain.from_iterable(map(self.kind.values, given))
 
 
 @dataclass(frozen=True)
@@ -208,6 +238,10 @@ class _Group:
     def unpack(self, k: Emitter, slots: Iterator[int], form: Iterator[Any]) -> Any:
         kinds = self.fields.kinds.items()
         return self.type(**{name: kind.unpack(k, slots, form) for name, kind in kinds})
+
+    def values(self, given: Any) -> Iterator[Any]:
+        kinds = self.fields.kinds.items()
+        return chain.from_iterable(kind.values(given[name]) for name, kind in kinds)
 
 
 _CONSTANT = _Constant()
@@ -283,7 +317,14 @@ class NativeKernel:
             kind.pack(given[name], slots, form)
         return slots, tuple(form)
 
-    def address(self, form: tuple[Any, ...]) -> int:
+    def values(self, given: Mapping[str, Any]) -> list[Any]:
+        """The arrays and numbers of a call in the order of its slots."""
+        kinds = self.signature.kinds
+        array_names, integer_names, others = self._in_order
+        names = [*array_names, *integer_names, *(name for name, _ in others)]
+        return [value for name in names for value in kinds[name].values(given[name])]
+
+    def address(self, form: tuple[Any, ...]) -> CodeAddress:
         """Where the code for arguments of this form is, compiled if need be."""
         return compiled(self, form=form)
 
@@ -295,7 +336,8 @@ class NativeKernel:
             self.address(form),
             np.array(slots, np.int64),
             max(1, parts),
-            tuple(given.values()),
+            self,
+            given,
             given.get("status"),
         )
 

@@ -13,6 +13,9 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
@@ -43,9 +46,26 @@ _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
 """Linux's numbers: a system call, what is asked of it, and what for."""
 
 
-@lru_cache(maxsize=1)
+_standalone: ContextVar[bool] = ContextVar("standalone", default=False)
+
+
+@contextmanager
+def standalone() -> Iterator[None]:
+    """Context in which kernels call no library and need no permission of the operating system."""
+    before = _standalone.set(True)
+    try:
+        yield
+    finally:
+        _standalone.reset(before)
+
+
 def has_amx() -> bool:
     """Whether this process may multiply bfloat16 matrices in tile registers."""
+    return not _standalone.get() and _has_amx()
+
+
+@lru_cache(maxsize=1)
+def _has_amx() -> bool:
     features = host_target().features.split(",")
     if sys.platform != "linux" or not {"+amx-tile", "+amx-bf16"} <= set(features):
         return False
@@ -125,9 +145,13 @@ class Blas:
         return self.sgemm if kind == F32 else self.dgemm
 
 
-@lru_cache(maxsize=1)
 def blas() -> Blas | None:
-    """The BLAS of this process, warmed up; None if it is not one we know."""
+    """The BLAS of this process, warmed up; None if it is unknown or must not be used."""
+    return None if _standalone.get() else _blas()
+
+
+@lru_cache(maxsize=1)
+def _blas() -> Blas | None:
     # The extension module is linked to the BLAS, so its symbols are found through it.
     library = ctypes.CDLL(import_module("numpy._core._multiarray_umath").__file__)
     for pattern, bits in _NAMES:

@@ -392,4 +392,4 @@ def _traced(call: NativeCall, note: Callable[[PartSpan], None]) -> NativeCall:
     callback = _KIND(run)
     address = ctypes.cast(callback, ctypes.c_void_p).value
     assert address is not None
-    return replace(call, address=address, keep=(*call.keep, callback))
+    return replace(call, address=address, given={**call.given, "traced": callback})

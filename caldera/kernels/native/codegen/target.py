@@ -64,9 +64,13 @@ def host_target() -> CompilerTarget:
     )
 
 
-@lru_cache(maxsize=1)
-def target_machine() -> Any:
-    """LLVM's own description of the machine, with all optimisations on."""
+@lru_cache
+def target_machine(*, position_independent: bool = False) -> Any:
+    """LLVM's own description of the machine, with all optimisations on.
+
+    Code for this process is loaded at a fixed address, code for a library at any.
+    """
     here = host_target()
     target = llvm.Target.from_triple(here.triple)
-    return target.create_target_machine(cpu=here.cpu, features=here.features, opt=3, jit=True)
+    how: dict[str, Any] = {"reloc": "pic"} if position_independent else {"jit": True}
+    return target.create_target_machine(cpu=here.cpu, features=here.features, opt=3, **how)

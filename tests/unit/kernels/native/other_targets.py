@@ -36,7 +36,7 @@ _ABOUT_THE_TARGET = (
     dtypes.has_conversion,
     correlation_blocking.by_lanes,
     correlation_blocking.shapes,
-    matrix_multiply.has_amx,
+    matrix_multiply._has_amx,
 )
 
 

@@ -1,0 +1,110 @@
+"""C source of an image: slots, calls and relocations of its plans as constant tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from caldera.core.graph import dense_strides
+from caldera.errors import ConfigError
+from caldera.export.image import FIRST_PORT, PlanImage, Port
+from caldera.export.programs import FUNCTIONS
+
+MOST_AXES, MOST_PORTS = 8, 16
+"""The limits of the runtime."""
+
+
+@dataclass(frozen=True)
+class TargetImage:
+    """The plans of a library for one target: images by function, and kernels as object code."""
+
+    target: str
+    condition: str
+    plans: Mapping[str, Sequence[PlanImage]]
+    kernels: int
+    code: bytes
+
+    @property
+    def own(self) -> bytes:
+        """The arrays of all kernels, plan by plan."""
+        return b"".join(aligned(bytes(each.own)) for row in self.plans.values() for each in row)
+
+
+def aligned(content: bytes) -> bytes:
+    """Return bytes filled up to a multiple of a cache line."""
+    return content + bytes(-len(content) % 64)
+
+
+def image_source(image: TargetImage, name: str) -> str:
+    """Return the C source of an image whose symbols begin with `name`."""
+    kernels = [f"{name}_k{number}" for number in range(image.kernels)]
+    lines = ['#include "runtime.h"', "", f"extern const unsigned char {name}_own[];"]
+    lines += [f"void {each}(int64_t *, int64_t, int64_t);" for each in kernels]
+    lines += [_array("kernel_t", "kernels", kernels)]
+    own = 0
+    programs = []
+    for function in FUNCTIONS:
+        rows = []
+        for number, plan in enumerate(image.plans.get(function, ())):
+            tables, row = _plan_tables(plan, f"{function}_{number}", own)
+            lines += tables
+            rows.append(row)
+            own += len(aligned(bytes(plan.own)))
+        if rows:
+            lines.append(_array("plan_t", f"plans_{function}", rows))
+        programs.append(f"{{plans_{function}, {len(rows)}}}" if rows else "{0, 0}")
+    lines += [f"static int can_run(void) {{\n{image.condition}}}"]
+    lines.append(
+        f'const image_t {name}_image = {{"{image.target}", can_run, {{{", ".join(programs)}}}, '
+        f"kernels, {name}_own}};"
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _plan_tables(plan: PlanImage, name: str, own: int) -> tuple[list[str], str]:
+    """Return the tables of a plan, and its row in the table of plans."""
+    ports = [*((0, each) for each in plan.inputs), *((1, each) for each in plan.outputs)]
+    if len(ports) > MOST_PORTS:
+        raise ConfigError.build(
+            "export", expected=f"at most {MOST_PORTS} inputs and outputs", got=str(len(ports))
+        )
+    links = [each for each in plan.relocations if each.segment >= FIRST_PORT]
+    fixed = [each for each in plan.relocations if each.segment < FIRST_PORT]
+    calls = [(*each[:-1], f'"{each.op}"') for each in plan.calls]
+    tables = {
+        "slots": ("int64_t", [_word(each) for each in plan.slots]),
+        "calls": ("call_t", map(_braces, calls)),
+        "relocations": ("relocation_t", map(_braces, fixed)),
+        "links": ("relocation_t", map(_braces, links)),
+        "ports": ("port_t", [_port(*each) for each in ports]),
+    }
+    counts = [len(plan.slots), len(calls), len(fixed), len(links), len(ports)]
+    numbers = [plan.rows, *counts, plan.arena_bytes, own, len(plan.own)]
+    row = _braces([*numbers, *(f"{kind}_{name}" for kind in tables)])
+    return [_array(of, f"{kind}_{name}", rows) for kind, (of, rows) in tables.items()], row
+
+
+def _port(is_output: int, port: Port) -> str:
+    spec = port.spec
+    if spec.rank > MOST_AXES:
+        raise ConfigError.build(
+            f"export of {port.name}", expected=f"at most {MOST_AXES} axes", got=str(spec.rank)
+        )
+    strides = dense_strides(spec.shape, port.order, spec.dtype.itemsize)
+    numbers = [is_output, int(port.is_reordered), spec.dtype.itemsize, spec.rank]
+    row_bytes = spec.nbytes // max(spec.shape[0], 1)
+    return _braces([*numbers, row_bytes, spec.nbytes, _braces(spec.shape), _braces(strides)])
+
+
+def _word(value: int) -> str:
+    return "INT64_MIN" if value == -(1 << 63) else f"{value}LL"
+
+
+def _braces(values: Iterable[object]) -> str:
+    return "{" + ", ".join(map(str, values)) + "}"
+
+
+def _array(kind: str, name: str, rows: Iterable[str]) -> str:
+    """Return a table; C has no empty ones."""
+    text = ",\n    ".join(rows)
+    return f"static const {kind} {name}[] = {{\n    {text or '0'}\n}};"

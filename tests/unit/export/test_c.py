@@ -1,0 +1,92 @@
+"""Libraries for C: bit-equal to the plans they were made of, for any number of rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import caldera as cd
+from caldera import nn
+from caldera.cli.program import main
+from caldera.errors import ConfigError
+from tests.unit.export.loaded import WARNINGS, Loaded, needs, planned, run
+
+pytestmark = needs("cc", "ar")
+RNG = np.random.default_rng(0)
+
+
+def _mlp() -> cd.NeuralNetwork:
+    return cd.NeuralNetwork(
+        [nn.Input((20,)), nn.Dense(24), nn.ReLU(), nn.Dense(16), nn.Tanh(), nn.Dense(3)],
+        loss="mean_squared",
+    )
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[cd.NeuralNetwork, Path]:
+    model = _mlp()
+    return model, cd.export.c(model, tmp_path_factory.mktemp("c"), name="wing", batch=(1, 16))
+
+
+def test_a_library_is_bit_equal_to_the_plan(exported: tuple[cd.NeuralNetwork, Path]) -> None:
+    model, folder = exported
+    with Loaded(folder, "wing") as loaded:
+        for rows in (1, 16):
+            x = RNG.normal(size=(rows, 20)).astype("float32")
+            np.testing.assert_array_equal(loaded.predict(x, outputs=(3,)), planned(model, x))
+        for rows in (0, 2, 5, 15, 17, 31, 100, 2000):
+            x = RNG.normal(size=(rows, 20)).astype("float32")
+            found = loaded.predict(x, outputs=(3,))
+            np.testing.assert_allclose(found, model.predict(x), rtol=0, atol=1e-6)
+
+
+def test_errors_are_codes_with_a_message(exported: tuple[cd.NeuralNetwork, Path]) -> None:
+    with Loaded(exported[1], "wing") as loaded:
+        x = np.zeros((1, 20), "float32")
+        assert loaded.call("predict", -1, x, x) == 4
+        assert loaded.text("message") == "expected rows >= 0, got -1"
+        assert loaded.call("predict", 1, x, None) == 1
+        assert loaded.text("message") == "argument 4 is a null pointer"
+        loaded.predict(x, outputs=(3,))
+        assert loaded.text("message") == ""
+
+
+def test_the_example_in_c_builds_without_warnings(
+    exported: tuple[cd.NeuralNetwork, Path], tmp_path: Path
+) -> None:
+    model, folder = exported
+    for libraries in ([f"-L{folder}", "-lwing", f"-Wl,-rpath,{folder}"], [folder / "libwing.a"]):
+        program = tmp_path / "example"
+        given = [folder / "example.c", *libraries, "-lm", "-lpthread"]
+        run("cc", "-std=c11", *WARNINGS, f"-I{folder}", *given, "-o", program)
+        found = np.array(run(program).split(), "float32")
+        wanted = model.predict(np.ones((3, 20), "float32"))[:, 0]
+        np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
+def test_a_library_needs_the_c_library_alone(exported: tuple[cd.NeuralNetwork, Path]) -> None:
+    lines = run("ldd", exported[1] / "libwing.so").splitlines()
+    names = {line.split()[0].rpartition("/")[2].split(".")[0] for line in lines}
+    assert names <= {"linux-vdso", "libc", "libm", "libpthread", "ld-linux-x86-64"}
+
+
+def test_the_command_exports_a_model_file(tmp_path: Path) -> None:
+    model = _mlp()
+    path = model.save(tmp_path / "wing.caldera")
+    out = tmp_path / "out"
+    assert main(["export", str(path), "--c", str(out), "--batch", "1,8"]) == 0
+    x = RNG.normal(size=(8, 20)).astype("float32")
+    with Loaded(out, "wing") as loaded:
+        np.testing.assert_array_equal(loaded.predict(x, outputs=(3,)), planned(model, x))
+
+
+def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
+    model = _mlp()
+    with pytest.raises(ConfigError, match="starts with a letter, got '9lives'"):
+        cd.export.c(model, tmp_path, name="9lives")
+    with pytest.raises(ConfigError, match="numbers of rows >= 1"):
+        cd.export.c(model, tmp_path, name="wing", batch=(0, 4))
+    with pytest.raises(ConfigError, match="threads >= 1"):
+        cd.export.c(model, tmp_path, name="wing", threads=0)
