@@ -193,7 +193,8 @@ def slurm_script(job: Job, *, partition: str | None = None, account: str | None 
     lines = ["#!/bin/bash", *(f"#SBATCH --{k}={v}" for k, v in head.items() if v is not None)]
     lines += ["#SBATCH --requeue", "#SBATCH --open-mode=append"]
     lines += [f"#SBATCH --output={job.name}-{'%A-%a' if job.array else '%j'}.out", ""]
-    start = f"--mpi={_process_manager() if job.ranks else 'none'} --wait={_ENDED_WITHIN_S}"
+    # A single rank needs no MPI, and some Slurms lack the library of their PMIx plugin.
+    start = f"--mpi={_process_manager() if job.ranks > 1 else 'none'} --wait={_ENDED_WITHIN_S}"
     if job.cores_per_rank:
         lines += [f"export CALDERA_THREADS={job.cores_per_rank}"]
         # srun does not take this from the lines above.

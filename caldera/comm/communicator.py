@@ -44,8 +44,7 @@ class Communicator(PointToPoint):
     - `rank`, `size`: index and number of ranks; `name`: the transport.
     - `traffic`: calls, messages, bytes and seconds by operation.
     - `nodes`: for each rank the number of the machine it runs on.
-    - `collectives`: number of collectives that this rank has started, which shows which rank is
-      behind; `operation`: the collective in progress, or empty.
+    - `collectives`: number of started collectives; `operation`: the one in progress, or empty.
     - `segment_bytes`: long buffers travel in messages of that size.
     - `axes`: where the ranks are a mesh, the communicators along its axes, by name.
     - `algorithm`: how `Allreduce` works, "auto" or a name of `caldera.comm.algorithms.ALLREDUCE`.
@@ -53,8 +52,7 @@ class Communicator(PointToPoint):
     Buffers are contiguous NumPy arrays or `DeviceArray`s on a GPU. A receive buffer must have the
     size of the message in bytes. All ranks call the same collectives of a communicator in the same
     order, and one thread at a time uses it: threads that communicate concurrently need separate
-    communicators, from `Dup`. Operations of `Iallreduce` and `background` run in order on a thread
-    and a communicator that belong to this one.
+    communicators, from `Dup`. `Iallreduce` and `background` run in order on another thread.
 
     >>> import numpy as np
     >>> from caldera.comm import run_virtual_ranks
@@ -148,9 +146,7 @@ class Communicator(PointToPoint):
     def Allgather(
         self, send: np.ndarray, receive: np.ndarray, counts: Sequence[int] | None = None
     ) -> None:
-        """Concatenate the buffers of all ranks into `receive`; rank r sends `counts[r]`
-        elements.
-        """
+        """Concatenate the ranks' buffers into `receive`; rank r sends `counts[r]` elements."""
         check_buffer("Allgather", send)
         check_buffer("Allgather", receive, written=True)
         parts = checked_counts("Allgather", counts, receive, self.size)
@@ -223,9 +219,7 @@ class Communicator(PointToPoint):
         return made
 
     def Shrink(self) -> Communicator:
-        """Return a communicator of the surviving ranks after a `RankLostError`; each survivor calls
-        it.
-        """
+        """Return a communicator of the survivors of a `RankLostError`; each of them calls it."""
         raise CommError.build(
             f"Shrink of {self.name}",
             expected="an MPI that goes on when a rank dies",
@@ -278,8 +272,7 @@ class Communicator(PointToPoint):
         >>> run_virtual_ranks(2, lambda comm: comm.gather_objects({"rank": comm.rank}))[0]
         [{'rank': 0}, {'rank': 1}]
         """
-        # JSON, so that received data cannot execute code. Short texts are sent together with their
-        # length.
+        # JSON cannot carry code. Short texts are sent together with their length.
         text = _as_json("gather_objects", value)
         mine = np.array([(len(text), text)], _SHORT_TEXT)
         everyone = np.empty(self.size, _SHORT_TEXT)
@@ -316,8 +309,7 @@ class Communicator(PointToPoint):
     # --- in the background
 
     def background(self, work: Callable[[Communicator], object]) -> Request:
-        """Run `work(communicator)` on this communicator's background thread, after all earlier
-        work.
+        """Run `work(communicator)` on the background thread, after all earlier work.
 
         The communicator passed to `work` has the same ranks and counters.
 
@@ -372,31 +364,23 @@ class Communicator(PointToPoint):
 
     @abstractmethod
     def _dup(self) -> Communicator:
-        """Return a communicator of the same ranks for the background thread, without
-        communication.
-        """
+        """Return a communicator of the same ranks for the background thread, without messages."""
 
     # --- what an implementation may do better
 
     @property
     def many_threads(self) -> bool:
-        """True if several threads may communicate concurrently, each through a separate
-        communicator.
-        """
+        """True if several threads may communicate, each through its own communicator."""
         return True
 
     @property
     def in_one_process(self) -> bool:
-        """True if the ranks are threads of this process, so that each sees the state of all
-        ranks.
-        """
+        """True if the ranks are threads of this process and see each other's state."""
         return False
 
     @property
     def shares_memory(self) -> bool:
-        """True if ranks should exchange data with all ranks through shared memory instead of
-        messages.
-        """
+        """True if ranks should prefer shared memory to messages for exchanges with all ranks."""
         return False
 
     def _abort(self, status: int) -> None:

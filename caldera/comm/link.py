@@ -33,9 +33,7 @@ SWEEPS = 3
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 3600.0
 """Pause before the second measurement, doubled each time, and its maximum."""
 REMEMBERED = 16
-"""Number of recent measurements in the median; a machine that became slower is noticed in the
-end.
-"""
+"""Number of recent measurements in the median, so that a slower machine is noticed."""
 PING_PONGS, ROUNDS = 21, 7
 LONG_BYTES = 4 << 20
 

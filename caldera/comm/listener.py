@@ -130,9 +130,7 @@ class Listener:
             self.end_late()
 
     def serve(self, link: socket.socket) -> Peer | None:
-        """Continue the handshake of a readable socket; return the process once it is
-        authenticated.
-        """
+        """Continue the handshake of a readable socket; return an authenticated process."""
         if link is self._socket:
             self._accept_next()
             return None

@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 
 
 LIBRARY_VARIABLE = "MPI4PY_LIBMPI"
-"""Path of the library, or its folder, that mpi4py loads instead of the one installed with
-Python.
-"""
+"""Path of the library, or its folder, that mpi4py loads instead of its default."""
 UNKNOWN = "unknown MPI"
 _ANSWERS_WITHIN_S = 20.0
 _ASK_MPI4PY = (

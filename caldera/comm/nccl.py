@@ -76,9 +76,7 @@ Collective = Callable[..., None]
 
 
 def _between_cards(collective: Collective) -> Collective:
-    """Return a collective that uses NCCL for GPU buffers and the host communicator for host
-    buffers.
-    """
+    """Return a collective that uses NCCL for GPU buffers, and `host` for host buffers."""
 
     @wraps(collective)
     def run(self: NcclCommunicator, *given: Any) -> None:
@@ -153,9 +151,7 @@ class NcclCommunicator(Communicator):
         return not on_card(buffer) or op is None or buffer.dtype.name in _DTYPES
 
     def background(self, work: Callable[[Communicator], object]) -> Request:
-        """Run GPU work on a separate stream, concurrently with kernels; run host work
-        immediately.
-        """
+        """Run GPU work on a separate stream, concurrently with kernels; run host work directly."""
         with self._card():
             self._wait_for_kernels()
             self._deferred = True
@@ -326,9 +322,7 @@ class NcclCommunicator(Communicator):
 
     @contextmanager
     def _launching(self) -> Iterator[int]:
-        """Yield the stream to use; on exit the host waits, unless kernels are being launched on
-        it.
-        """
+        """Yield the stream to use; wait for it on exit, unless kernels are launched on it."""
         with self._card():
             kernels = launching_stream()
             if kernels and not self._deferred:

@@ -101,7 +101,7 @@ class Staging:
         return here
 
     def write(self, buffer: np.ndarray) -> np.ndarray:
-        """Return a buffer to be written and then copied to `buffer`; the staged one if it was
+        """Return a buffer to be written and then copied to `buffer`; reuse a buffer that was
         read.
         """
         if self._reaches(buffer):
@@ -215,9 +215,7 @@ class PointToPoint(ABC):
     def Sendrecv(
         self, send: np.ndarray, dest: int, receive: np.ndarray, source: int, tag: int = 0
     ) -> None:
-        """Send to one rank and receive from one, simultaneously, so that no order of ranks can
-        deadlock.
-        """
+        """Send to one rank and receive from one, such that no order of ranks can deadlock."""
         with self.traffic.operation("Sendrecv"):
             arriving = self.Irecv(receive, source, tag)
             leaving = self.Isend(send, dest, tag)

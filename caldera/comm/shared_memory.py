@@ -64,9 +64,7 @@ class SharedMemory:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Context manager in which ranks run one at a time; each rank has opened the file
-        separately.
-        """
+        """Context manager in which ranks run one at a time."""
         # Not on every system, and needed only here.
         import fcntl
 

@@ -101,9 +101,7 @@ class Traffic:
         return _Operation(self, name)
 
     def apart(self, name: str) -> AbstractContextManager[None]:
-        """Context manager: time and messages inside count under `name`, not for the outer
-        operation.
-        """
+        """Context manager: time and messages count under `name` instead of the outer operation."""
         return _Operation(self, name)
 
     def sent(self, nbytes: int, messages: int = 1) -> None:

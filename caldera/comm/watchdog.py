@@ -29,9 +29,7 @@ from caldera.comm.point_to_point import ANY_SOURCE
 POLL_S = 0.2
 ANSWERS_WITHIN_S = 3.0
 SILENT_AFTER_S = 10.0
-"""Seconds without an answer after which a rank is lost; its watchdog answers even while it
-computes.
-"""
+"""Seconds without an answer after which a rank is lost; watchdogs answer during computation."""
 STALLS_BEFORE_SILENCE_COUNTS = 2
 GRACE_S = 2.0
 """Seconds that a rank may be stuck after another one has left before that counts as the reason."""

@@ -79,7 +79,7 @@ class LibraryInterface:
         ]
         parts = [
             f"/* {self.name}: a network trained with Caldera, as a library without Python.\n\n"
-            "   Arrays are dense and row-major, one sample after another; Fortran's (features, n).\n"
+            "   Arrays are dense and row-major, samples in order; Fortran's (features, n).\n"
             "   A handle is used by one thread at a time; every thread may have its own. */",
             f"#ifndef {upper}_H\n#define {upper}_H\n\n#include <stdint.h>\n",
             '#ifdef __cplusplus\nextern "C" {\n#endif\n',

@@ -1,4 +1,4 @@
-"""`Layer`: parameters and the function they belong to. Everything in `nn` is one.
+"""`Layer`: parameters and the function that uses them. Base of everything in `nn`.
 
 A layer in ten lines:
 
@@ -13,12 +13,11 @@ A layer in ten lines:
         def forward(self, x):
             return x * self.factor
 
-`build` is called once, with the expressions of the first call, so shapes need not be given; it
-makes parameters. `forward` writes the layer down, with its parameters, for the inputs it is given.
-The fields are what a model file keeps of the layer; `nn.register` makes it known there by its name.
-Layers held as attributes, also in lists and dicts, are part of the layer. A layer that is called
-several times uses the same parameters each time. With `device=` a layer and all inside it have
-their parameters on that device, and are computed there.
+`build` is called once, with the expressions of the first call, and creates parameters; shapes are
+inferred. `forward` computes the layer from its inputs and parameters. Model files store the fields,
+under the registered name. Layers held as attributes, also in lists and dicts, are part of the
+layer. A layer called several times uses the same parameters. With `device=` a layer and all layers
+inside it are stored and computed on that device.
 """
 
 from __future__ import annotations
@@ -47,12 +46,12 @@ from caldera.nn.tracing import Added, LayerCall, LayerWatch, context, is_tracing
 
 _FLAG = kind_of(bool)
 _NO_LAYERS = frozenset({bool, int, float, str, type(None), Expr, Variable})
-"""What most attributes are: to ask whether somebody's class was registered as a layer is slow."""
+"""Types that are never layers; an isinstance check of a registered class is slow."""
 
 
 @dataclass(eq=False)
 class Layer(ABC):
-    """Base of all layers: holds parameters and other layers, and is called with expressions.
+    """Base class of layers: holds parameters and other layers, and is called with expressions.
 
     >>> import caldera as cd
     >>> from caldera import nn, op
@@ -65,12 +64,12 @@ class Layer(ABC):
 
     name: str = field(default="", kw_only=True)
     device: Any = field(default=None, kw_only=True, repr=False)
-    """The name of the device it is pinned to, such as "cpu" or "cuda"."""
+    """Name of the device it is pinned to, such as "cpu" or "cuda"."""
 
     ranges: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-    """What its arguments may sensibly be, for `search.space_of`: ("around", factor) is a whole
-    number so many times smaller or larger than it is, ("uniform", low, high), ("log", low, high),
-    ("choice", values)."""
+    """Useful values of arguments, for `search.space_of`: ("around", factor) is an integer smaller
+    or larger by up to a factor, ("uniform", low, high), ("log", low, high), ("choice", values).
+    """
 
     frozen: bool = field(init=False, repr=False)
     _built: bool = field(init=False, repr=False)
@@ -80,19 +79,19 @@ class Layer(ABC):
 
     _changed: int = field(init=False, repr=False)
     _given: Given | None = field(init=False, repr=False)
-    """The inputs with which the parameters were made."""
+    """Inputs with which the parameters were created."""
 
     untraced: ClassVar[frozenset[str]] = frozenset()
     """Attributes that `forward` never reads."""
 
     settled: ClassVar[frozenset[str]] = frozenset({"name", "device"})
-    """Attributes that stay as they were when the parameters were made."""
+    """Attributes that are fixed when the parameters are created."""
 
     if not TYPE_CHECKING:  # else any attribute would pass
         __getattr__ = missing_attribute
 
     def __new__(cls, *arguments: Any, **named: Any) -> Self:
-        """Give every layer its books, also one whose `__init__` forgets to call ours."""
+        """Initialise the internal attributes, even if a subclass omits `super().__init__()`."""
         layer = super().__new__(cls)
         vars(layer).update(_changed=0, _path=None, _given=None, _own={}, _states={})
         vars(layer).update(_built=False, frozen=False)
@@ -102,14 +101,13 @@ class Layer(ABC):
         is_own = name[0] == "_" or is_tracing() or is_inside(self)
         if not is_own:
             value = self._assignable(name, value)
-        # What `forward` itself notes down belongs to a trace, and does not make it another layer.
+        # Attributes set by `forward` belong to a trace and do not change the layer.
         if name[0] != "_" and self._built and not is_tracing() and name not in self.untraced:
             object.__setattr__(self, "_changed", LayerWatch.note())
         object.__setattr__(self, name, value)
 
     def _assignable(self, name: str, value: Any) -> Any:
-        """What is assigned from outside, as `__post_init__` leaves it; refused if it would be
-        ignored."""
+        """Return an attribute's new value after `__post_init__`; raise if it would be ignored."""
         where = self.path or type(self).__name__
         check_attribute(where, self, name, value)
         make: Any = inspect.unwrap(type(self).__init__)
@@ -132,17 +130,17 @@ class Layer(ABC):
 
     @property
     def path(self) -> str:
-        """Where the layer stands in its model: the names of what it is in, then its own."""
+        """Position of the layer in its model: the names of its parents, then its own."""
         return (self.name or type(self).__name__) if self._path is None else self._path
 
     @property
     def built(self) -> bool:
-        """Whether the parameters exist; they are made by the first call."""
+        """True if the parameters exist; the first call creates them."""
         return self._built
 
     @property
     def pin(self) -> str | None:
-        """The full name of the device it is pinned to."""
+        """Full name of the device it is pinned to."""
         if self.device is None:
             return None
         if not isinstance(self.device, str):
@@ -153,34 +151,34 @@ class Layer(ABC):
             )
         return find_device(self.device).name
 
-    # --- what a layer of your own writes
+    # --- overridden by subclasses
 
     def build(self, *inputs: Any, **named: Any) -> None:  # noqa: B027 - most layers need none
-        """Make the parameters for inputs like these (called once, before the first `forward`).
+        """Create the parameters for inputs like these; called once, before the first `forward`.
 
-        Inputs that the first call gives by name are not passed on to `build`.
+        Keyword inputs of the first call are not passed to `build`.
         """
 
     @abstractmethod
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """The layer's function."""
+        """Compute the layer's outputs."""
 
-    # --- what it uses for that
+    # --- called by subclasses
 
     @checked
     def parameter(self, name: str, shape: Sequence[int], fill: Any = None) -> Variable:
-        """A variable that training changes, made in `build`: `forward` only reads it."""
+        """Create a trainable variable. Call it in `build`; `forward` only reads the variable."""
         return self._make(self._own, name, shape, fill)
 
     @checked
     def state(self, name: str, shape: Sequence[int], fill: Any = None) -> Variable:
-        """A variable that is saved with the model but not trained (running statistics, say)."""
+        """Create a variable that is saved but not trained, such as a running statistic."""
         return self._make(self._states, name, shape, fill)
 
     def _make(
         self, where: dict[str, Variable], name: str, shape: Sequence[int], fill: Any
     ) -> Variable:
-        # Each trace calls `forward`: training and evaluation would have variables of their own.
+        # Each trace calls `forward`: training and evaluation would have separate variables.
         if self._built:
             raise ConfigError.build(
                 self.path or type(self).__name__,
@@ -199,11 +197,11 @@ class Layer(ABC):
         return where[name]
 
     def add_loss(self, values: Any) -> None:
-        """Let these values be a part of the loss, in training and in evaluation.
+        """Add values to the loss, in training and in evaluation. Call it in `forward`.
 
-        With an axis of samples, the mean over all else is the loss of each sample, and is weighed
-        and shared between ranks as other losses are. A scalar, such as a penalty on parameters,
-        counts once a batch. To be called in `forward`.
+        With an axis of samples, the mean over all other axes is the loss of each sample, weighted
+        and shared between ranks like other losses. A scalar, such as a penalty on parameters,
+        counts once per batch.
 
         >>> import numpy as np
         >>> import caldera as cd
@@ -221,10 +219,9 @@ class Layer(ABC):
 
     @checked
     def add_metric(self, name: str, values: Any) -> None:
-        """Let the mean of these values be seen in the history, under this name.
+        """Record the mean of values in the history, under this name. Call it in `forward`.
 
-        With an axis of samples it is the weighted mean over them; a scalar is one of the batch. To
-        be called in `forward`.
+        With an axis of samples it is their weighted mean; a scalar is one value per batch.
         """
         now, where = context(), self.path or type(self).__name__
         if name in now.metrics:
@@ -237,11 +234,11 @@ class Layer(ABC):
         now.metrics[name] = Added(where, _added(self, values))
 
     def refuse(self, expected: str, got: str, hint: str = "") -> ShapeError:
-        """The error for inputs that do not fit; raise it."""
+        """Return the error for unsuitable inputs."""
         return ShapeError.build(self.path, expected=expected, got=got, hint=hint)
 
     def require(self, ok: object, expected: str, got: str, hint: str = "") -> None:
-        """Raise the error for inputs that do not fit, unless the condition holds."""
+        """Raise the error for unsuitable inputs unless the condition holds."""
         require(ok, self.path, expected, got, hint, ShapeError)
 
     # --- calling
@@ -259,7 +256,7 @@ class Layer(ABC):
                 self.place_children()
                 self._given = inputs_of(given)
                 self._answer(self.build, given, {})
-                # Layers made by `build` are part of the model as well.
+                # Layers created by `build` are part of the model as well.
                 self.place_children()
                 self._built = True
             position = len(now.calls)
@@ -275,11 +272,11 @@ class Layer(ABC):
     def _answer(
         self, function: Callable[..., Any], given: Sequence[Any], named: Mapping[str, Any]
     ) -> Any:
-        """The result of `build` or `forward`, or an error about inputs that it does not take."""
+        """Return the result of `build` or `forward`, or raise an error about unsuitable inputs."""
         try:
             return function(*given, **named)
         except TypeError:
-            # Only then: signatures are slow to read.
+            # Checked only after an error: reading signatures is slow.
             try:
                 inspect.signature(function).bind(*given, **named)
             except TypeError as error:
@@ -288,30 +285,29 @@ class Layer(ABC):
             raise
 
     def make_parameters(self, *inputs: Any) -> None:
-        """Make the parameters now, leaving no trace of the call, if they do not exist yet.
+        """Create the parameters now, without tracing a call, if they do not exist yet.
 
-        For layers that are used while training only: a model has all its parameters, whichever of
-        its graphs is written first.
+        For layers used only in training: the model then has all parameters from any of its graphs.
         """
         if not self._built:
             with resumed(replace(context(), calls=[], losses=[], metrics={})):
                 self(*inputs)
 
     def forget(self) -> None:
-        """Let the next call make parameters anew, as if this layer had never been called."""
+        """Make the next call create new parameters, as if this layer had never been called."""
         self._built, self._own, self._states = False, {}, {}
 
     def place_children(self) -> None:
-        """Tell the layers below where they stand; one that is used twice keeps its first place."""
+        """Set the paths of the layers below; a shared layer keeps its first path."""
         for name, child in self.children():
             if child._path is None:
                 child._path = f"{self.path}/{name}".lstrip("/")
                 child.place_children()
 
-    # --- what it holds
+    # --- contents
 
     def children(self) -> Iterator[tuple[str, Layer]]:
-        """The layers held as attributes, also in lists, tuples and dicts, with their names."""
+        """Yield layers held as attributes, also in lists, tuples and dicts, with names."""
         for name, value in vars(self).items():
             if type(value) in _NO_LAYERS:
                 continue
@@ -327,7 +323,7 @@ class Layer(ABC):
                         yield each.name or str(key), each
 
     def walk(self) -> Iterator[Layer]:
-        """This layer and all below it, each once."""
+        """Yield this layer and all layers below it, each once."""
         seen: set[int] = set()
         stack: list[Layer] = [self]
         while stack:
@@ -338,29 +334,29 @@ class Layer(ABC):
                 stack.extend(child for _, child in reversed(list(layer.children())))
 
     def variables(self) -> dict[str, Variable]:
-        """The parameters and states of this layer itself, without those of the layers below."""
+        """Return the parameters and states of this layer, without the layers below."""
         return self._own | self._states
 
     def parameters(self) -> list[Variable]:
-        """All parameters, frozen ones too; a shared one once."""
+        """Return all parameters, including frozen ones; shared ones once."""
         return _once(p for layer in self.walk() for p in layer._own.values())
 
     def states(self) -> list[Variable]:
-        """All variables that are saved but not trained."""
+        """Return all variables that are saved but not trained."""
         return _once(s for layer in self.walk() for s in layer._states.values())
 
     def trainable(self) -> list[Variable]:
-        """The parameters that training changes."""
+        """Return the parameters that training changes."""
         return _once(p for layer in self.walk() if not layer.frozen for p in layer._own.values())
 
     def pinned_variables(self) -> set[Variable]:
-        """The parameters and states of those below, or of this layer, that are pinned."""
+        """Return the parameters and states of all layers below, or of this one, that are pinned."""
         pinned = [layer for layer in self.walk() if layer.pin is not None]
         return {each for layer in pinned for each in (*layer.parameters(), *layer.states())}
 
     @checked
     def freeze(self, frozen: bool = True) -> None:
-        """Keep the parameters of this layer and all below it as they are.
+        """Keep the parameters of this layer and all layers below unchanged in training.
 
         Frozen batch normalisation also keeps its running statistics, and uses them.
 
@@ -374,7 +370,7 @@ class Layer(ABC):
         for layer in self.walk():
             layer.frozen = frozen
 
-    # --- copies that Python makes
+    # --- copies
 
     def __getstate__(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -402,7 +398,7 @@ class Layer(ABC):
 
 
 def new_layer(kind: type[Layer]) -> Layer:
-    """A layer without fields or parameters: what a pickle begins with.
+    """Return a layer without fields or parameters, the first step of unpickling.
 
     >>> from caldera import nn
     >>> new_layer(nn.Dense).built
@@ -419,7 +415,7 @@ def _added(layer: Layer, values: Any) -> Expr:
 
 
 def _as_input(value: Any, dtype: Any) -> Expr | None:
-    """An expression from what a layer may be called with; data of floats take the trace's dtype."""
+    """Return a layer's input as an expression; float data take the dtype of the trace."""
     if value is None:
         return None
     if isinstance(value, Expr):

@@ -124,9 +124,7 @@ def core_ranks(size: int) -> tuple[int, int]:
 
 
 def fold_in(comm: PointToPoint, buffer: np.ndarray, op: str) -> bool:
-    """Fold the ranks beyond the power of two into partners; return True if this rank stays
-    active.
-    """
+    """Fold ranks beyond the power of two into partners; return True if this rank is active."""
     core, extra = core_ranks(comm.size)
     if comm.rank >= core:
         wait_all(start_send(comm, buffer, comm.rank - core))

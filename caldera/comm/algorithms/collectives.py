@@ -148,9 +148,7 @@ def exchange_messages(
 
 
 def barrier(comm: PointToPoint) -> None:
-    """Dissemination barrier: in round k each rank receives a message from the rank 2**k before
-    it.
-    """
+    """Dissemination barrier: in round k a rank hears from the rank 2**k before it."""
     distance = 1
     while distance < comm.size:
         after, before = (comm.rank + distance) % comm.size, (comm.rank - distance) % comm.size

@@ -56,8 +56,7 @@ class SharedExchange:
         dtype: np.dtype,
         write: Callable[[np.ndarray], None],
     ) -> list[np.ndarray]:
-        """Return the arrays addressed to this rank; they stay valid until the exchange after the
-        next.
+        """Return the arrays addressed to this rank, valid until the exchange after the next.
 
         `write` receives the buffer for the outgoing values, ordered by receiver. All ranks take
         part, and each rank's outgoing values must fit into its section.

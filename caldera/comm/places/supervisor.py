@@ -24,9 +24,7 @@ POLL_S = 1.0
 
 
 def main() -> None:
-    """Start the workers that the parent requests; return when all workers or the parent have
-    ended.
-    """
+    """Start the requested workers; return when all workers or the parent have ended."""
     parent = os.getppid()
     # While it loads, the parent prepares the rest of the order.
     module = import_module(sys.argv[1])
