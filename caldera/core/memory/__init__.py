@@ -31,7 +31,7 @@ from caldera.core.memory.pool import ALIGNMENT, Block, Pool, host_view, size_cla
 from caldera.core.memory.software import address_of
 
 find_device = device
-"""The function `device`, where that is the name of one."""
+"""Alias of `device`, for functions with an argument of that name."""
 
 __all__ = [
     "CUDA_MANAGED",

@@ -1,8 +1,8 @@
 """Capture and batching of launches, on every device.
 
-During a capture calls are kept, and nothing may wait. A capture belongs to the thread that began
-it. Calls launched by other threads run as always: one thread tunes or captures while another
-trains or serves. Repeats of the same work become one launch.
+During a capture, calls are recorded and waiting is an error. A capture belongs to the thread that
+started it. Calls launched by other threads run normally: one thread tunes or captures while another
+trains or serves. Repetitions of the same work become one launch.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ MOST = 16
 
 
 class LaunchBatcher:
-    """Holds repeats back until there are enough of them for a launch, or somebody wants to know.
+    """Delays repetitions of the same work and launches them in batches.
 
-    The first is launched at once, and then twice as many each time: a device that has nothing to do
-    does not wait. Whoever else uses the stream has to `settle` first.
+    The first is launched immediately, and each batch is twice as long as the previous one, so that
+    an idle device does not wait. Any other user of the stream has to `settle` first.
 
     >>> from caldera.core.memory.capture import LaunchBatcher
     >>> seen = []
@@ -43,7 +43,7 @@ class LaunchBatcher:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        # What was launched is not held on to: the work may be over for good.
+        # Launched work is not referenced, so that it can be freed.
         self._times: Times | None = None
         self._last: Callable[[], Times | None] = _nothing
         self._count = 0
@@ -62,7 +62,7 @@ class LaunchBatcher:
                 self._enough = min(2 * self._enough, MOST)
 
     def settle(self, launch: Launch) -> None:
-        """Launch what was held back."""
+        """Launch the delayed repetitions."""
         with self._lock:
             if self._count:
                 self._run(launch)
@@ -85,7 +85,7 @@ def _reference(times: Times) -> Callable[[], Times | None]:
 
 
 def capture(stream: Stream, work: Callable[[], object]) -> CapturedGraph:
-    """What `work` launches on a stream, recorded; if it fails, the stream captures no longer.
+    """Return the recorded launches of `work` on a stream; an error ends the capture.
 
     >>> from caldera.core.memory import device
     >>> from caldera.core.memory.capture import capture
@@ -99,7 +99,7 @@ def capture(stream: Stream, work: Callable[[], object]) -> CapturedGraph:
     try:
         work()
     except BaseException:
-        # What is wrong with the rest of the capture does not matter any more.
+        # Errors in the rest of the capture are irrelevant.
         with suppress(Exception):
             stream.end_capture()
         raise
@@ -107,13 +107,13 @@ def capture(stream: Stream, work: Callable[[], object]) -> CapturedGraph:
 
 
 class _Recording(threading.local):
-    """What the calling thread has launched since it began to capture; None if it does not."""
+    """Calls recorded by the calling thread; None outside a capture."""
 
     calls: list[Callable[[], object]] | None = None
 
 
 class CapturingStream(Stream):
-    """A stream that keeps what it is given during a capture; how calls run is up to the child."""
+    """Stream that records calls during a capture; subclasses run them."""
 
     def __init__(self, device_name: str, counters: TransferCounters) -> None:
         self._device_name = device_name
@@ -126,7 +126,7 @@ class CapturingStream(Stream):
         """Run a call in stream order."""
 
     def _record(self, call: Callable[[], object]) -> None:
-        """Do what the device needs to record a call, beside keeping it."""
+        """Record a call; devices may override this method."""
 
     @property
     def capturing(self) -> bool:
@@ -148,7 +148,7 @@ class CapturingStream(Stream):
             self._repeats.add(times, self._launch)
 
     def settle(self) -> None:
-        """Launch what was held back; a capture does not see it."""
+        """Launch delayed repetitions outside of a capture."""
         if not self.capturing:
             self._repeats.settle(self._launch)
 
@@ -157,7 +157,7 @@ class CapturingStream(Stream):
         self._recording.calls = []
 
     def _end_recording(self) -> list[Callable[[], object]]:
-        """What was launched during the capture, which is over."""
+        """Return the calls recorded during the capture, and end it."""
         recorded, self._recording.calls = self._recording.calls, None
         if recorded is None:
             raise DeviceError.build(
@@ -169,7 +169,7 @@ class CapturingStream(Stream):
         return recorded
 
     def _before_waiting(self, what: str) -> None:
-        """What was held back is launched; nothing may wait while this thread captures."""
+        """Launch delayed repetitions; raise if this thread captures."""
         if self.capturing:
             raise DeviceError.build(
                 f"{what} on {self._device_name}",

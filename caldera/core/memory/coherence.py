@@ -1,19 +1,19 @@
-"""The two sides of one memory: where its bytes are, which side is stale, who is still at work.
+"""Host and device side of a memory: locations, staleness, and pending work.
 
-The rules that keep the sides in step:
+Rules that keep both sides consistent:
 
-- At most one side is stale. Writing one side makes the other stale; reading or partly writing a
+- At most one side is stale. Writing a side makes its counterpart stale; reading or partly writing a
   stale side copies first. Memory that was never written has no stale side, so it is never copied.
-- Kernels may still be at work on the device side when it is asked for next. `_stream` is the
-  stream that was given it last: another stream first waits for what that one was given.
-- `_copy` marks the last copy between the sides that may still be under way. It touches both, so
-  each side waits for it before it is used.
-- A copy between two memories reads and writes the sides for which the least has to move.
-- What changes any of this tells the device (`touch`): a plan that is replayed asks for the device
-  side only once, and again when somebody else was there.
-- A plan says what it will write, and then launches; a thread that copies a side looks whether it
-  is stale, launches, and says that it is not. Both hold the device's `turn` meanwhile, or a thread
-  that reads could take for new what the plan of another is about to write.
+- Kernels may still use the device side when it is requested. `_stream` is the stream that received
+  it last: another stream first waits for that work.
+- `_copy` marks the last copy between the sides that may be pending. It uses both sides, so each
+  waits for it before its next use.
+- A copy between two memories uses the pair of sides that transfers the fewest bytes.
+- Changes of this state notify the device (`touch`): a replayed plan requests the device side once,
+  and again after a notification.
+- A plan declares its writes and then launches. A thread that copies a side checks staleness,
+  launches, and marks the side as current. Both hold the device's `turn`; otherwise a reading thread
+  could mark a side as current that a plan is about to write.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class PendingRead:
         self._arrival = arrival
 
     def done(self) -> bool:
-        """Whether it has arrived."""
+        """True if the copy has arrived."""
         return self._arrival is None or self._arrival.done()
 
     def numbers(self) -> NDArray[Any]:
@@ -61,7 +61,7 @@ class PendingRead:
 
 
 class CoherentMemory:
-    """What `MemoryManager` is made of; that class checks what users give it, this one does not."""
+    """Implementation of `MemoryManager`, which checks its arguments."""
 
     size: int
     dtype: np.dtype[Any]
@@ -70,7 +70,7 @@ class CoherentMemory:
     owner: str
     copies = 0
     writes = 0
-    """How often somebody asked to write; a plan asks once for all runs that follow each other."""
+    """Number of write requests; a plan makes one request for consecutive runs."""
 
     # What memory starts as. It stands here and not in `__init__`, which every tensor pays for.
     _has_device_side = False
@@ -87,7 +87,7 @@ class CoherentMemory:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one side.
+        """Bytes of each side.
 
         >>> import caldera as cd
         >>> cd.MemoryManager(3, "int16").nbytes
@@ -97,7 +97,7 @@ class CoherentMemory:
 
     @property
     def address(self) -> int:
-        """Where the side lies that kernels use; it never changes.
+        """Address of the side that kernels use; it never changes.
 
         >>> import caldera as cd
         >>> memory = cd.MemoryManager(3)
@@ -113,7 +113,7 @@ class CoherentMemory:
 
     @property
     def has_block(self) -> bool:
-        """Whether the side that kernels use is there already, which is made when first needed."""
+        """True if the side that kernels use is allocated; the first use allocates it."""
         return self._block is not None
 
     def sync(self) -> None:
@@ -144,7 +144,7 @@ class CoherentMemory:
                 self._host = host_view(self._block, 0, (self.size,), self.dtype)
                 return self._host
             with self.device.turn:
-                # Two threads that ask at once get the same.
+                # Concurrent threads must receive the same object.
                 if self._host is None:
                     block = (
                         self.device.allocate_host(self.nbytes, self.owner)
@@ -174,13 +174,15 @@ class CoherentMemory:
         return array
 
     def _fetch(self) -> None:
-        """Launch the copy that brings the host side up to date, if nobody else has."""
+        """Launch the copy that updates the host side, unless it has been launched."""
         with self.device.turn:
             if self._host_stale:
                 self._move("host", self._stream or self.device.stream)
 
     def _write_host(self, discard: bool) -> NDArray[Any]:
-        """The host side, up to date unless it will all be overwritten; the other is now stale."""
+        """Return the host side for writing, updated unless `discard`; the device side becomes
+        stale.
+        """
         array = self._host_array()
         self.writes += 1
         if not array.flags.writeable:
@@ -201,7 +203,7 @@ class CoherentMemory:
         return array
 
     def _wait_for_host(self) -> None:
-        """Wait for whatever may still touch the bytes of the host side."""
+        """Wait for all pending work on the host side."""
         if self._two_sides:
             self._finish_copy()
         else:
@@ -243,7 +245,7 @@ class CoherentMemory:
         return self._array
 
     def _order_after_others(self, stream: Stream) -> None:
-        """Let `stream` go on only after the copy and kernels that other streams still have."""
+        """Make `stream` wait for the pending copy and for kernels on other streams."""
         copy, other = self._copy, self._stream
         if copy is not None:
             if copy.done():
@@ -266,7 +268,7 @@ class CoherentMemory:
     # -- moving bytes --------------------------------------------------------------------------
 
     def _move(self, to: SideName, stream: Stream) -> None:
-        """Launch the copy that brings one side up to date with the other."""
+        """Launch the copy that updates the side `to`."""
         _refuse_capture(stream)
         block = self._device_block()
         host = self._host_array()
@@ -282,9 +284,9 @@ class CoherentMemory:
         self.device.touch()
 
     def begin_read(self) -> PendingRead:
-        """Copy the numbers as they are now, in the order of the work on them, without waiting.
+        """Copy the current numbers, in stream order, without waiting.
 
-        What is launched later may change them; the copy stays what it is.
+        Work launched later does not change the copy.
 
         >>> import caldera as cd
         >>> memory = cd.MemoryManager(2, device="loopback")
@@ -380,11 +382,11 @@ def cheapest_path(
     *,
     same_device: bool,
 ) -> tuple[MemorySide, MemorySide]:
-    """The (source side, target side) for a copy of `nbytes` bytes that moves the fewest bytes.
+    """Return the (source side, target side) of a copy that transfers the fewest bytes.
 
-    `source` and `target` map each side that exists to the bytes that must be moved before it can
-    be used: 0 if it is up to date or will be overwritten. Between equals the one with fewer copies
-    is taken, then the device, since there the copy need not be waited for.
+    `source` and `target` map each existing side to the bytes needed to update it: 0 if it is
+    current or will be overwritten. Ties are resolved by the number of copies, then in favour of the
+    device, where the copy does not block.
 
     >>> from caldera.core.memory.coherence import MemorySide, cheapest_path
     >>> managed = {MemorySide.DEVICE: 400, MemorySide.HOST: 0}     # the device side is stale

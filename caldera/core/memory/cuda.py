@@ -1,9 +1,9 @@
 """NVIDIA GPUs as devices through CuPy: memory, copies, streams, events, capture and replay.
 
 Work on one stream runs in order, so memory that returns to the pool may be used by later work on
-the same stream immediately. The copy stream is separate: before it writes to memory that is new
-to it, it waits for all work launched on the kernels' stream so far, and its buffers are kept
-until the copy is done.
+the same stream immediately. The copy stream is separate. Before it writes to memory that is new to
+it, it waits for all work launched on the kernels' stream so far. Its buffers are kept until the
+copy is done.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class CudaEvent(Event):
         return bool(self.event.done)
 
     def check(self) -> None:
-        # What fails on a card makes every later call of the runtime fail, so nobody misses it.
+        # An error on a GPU makes every later runtime call fail, so it is not lost.
         return
 
     def synchronize(self) -> None:
@@ -58,7 +58,7 @@ class CudaEvent(Event):
 
 
 class CudaTimingEvent(TimingEvent):
-    """A point in a stream's work whose time the card notes."""
+    """A point in a stream's work, with its time on the GPU's clock."""
 
     def __init__(self, card: Card, stream: Any) -> None:
         self._card = card
@@ -92,12 +92,12 @@ _launching = threading.local()
 
 
 def launching_stream() -> int:
-    """The stream on which a kernel that runs now belongs: that of the `launch` around it."""
+    """Return the stream of the enclosing `launch`, on which kernels run now."""
     return getattr(_launching, "pointer", 0)
 
 
 def launching_side_stream() -> int:
-    """The number of the stream on which a kernel is launched now; 0 is the card's own."""
+    """Return the index of the stream on which a kernel is launched now; 0 is the main stream."""
     return getattr(_launching, "index", 0)
 
 
@@ -110,9 +110,9 @@ class _Captured(threading.local):
 
 
 class CudaStream(CapturingStream):
-    """A CUDA stream; what is launched on it is put into its queue at once.
+    """CUDA stream; launched work is enqueued immediately.
 
-    Captures are made on streams of their own, which nobody else launches on.
+    Captures use separate streams, on which no other work is launched.
     """
 
     def __init__(self, card: Card, counters: TransferCounters) -> None:
@@ -128,7 +128,7 @@ class CudaStream(CapturingStream):
 
     @property
     def streams(self) -> list[Any]:
-        """The stream that this thread launches on, and those beside it."""
+        """Stream on which this thread launches, and its side streams."""
         captured = self._captured.streams
         return self._with_sides if captured is None else captured
 
@@ -170,7 +170,7 @@ class CudaStream(CapturingStream):
 
     @contextmanager
     def _launching_on(self, index: int) -> Iterator[None]:
-        """What is launched inside goes to the stream with this number."""
+        """Context manager: launches inside use the stream with this index."""
         before = launching_stream(), launching_side_stream()
         stream = self.streams[index]
         _launching.pointer, _launching.index = stream.ptr, index
@@ -212,7 +212,7 @@ class CudaStream(CapturingStream):
         try:
             streams = self._captured.spare or [self._new_stream()]
             self._captured.spare = None
-            # Meanwhile nobody may wait for the card as a whole.
+            # During a capture no thread may synchronise the whole GPU.
             self.card.capture_lock.acquire()
             try:
                 with self.card.active():
@@ -239,7 +239,7 @@ class CudaStream(CapturingStream):
 
 
 class CudaDevice(Device):
-    """A card. Its memory comes from CuPy's pool, its host memory is pinned."""
+    """GPU. Its memory comes from CuPy's pool, and its host memory is pinned."""
 
     kind = "cuda"
     kernels = "cuda"
@@ -250,7 +250,7 @@ class CudaDevice(Device):
         name = self.card.name
         self._pinned = Pool(f"{name} pinned", partial(self._take, "alloc_pinned_memory"))
         self._managed = Pool(f"{name} managed", partial(self._take, "malloc_managed"))
-        # Blocks that the copy stream was given before, and what it may still be using.
+        # Blocks that the copy stream has used before, or may still be using.
         self._seen_by_copies: weakref.WeakSet[Block] = weakref.WeakSet()
         self._copies_in_use: deque[tuple[Event, object]] = deque()
         self._copies_lock = threading.Lock()
@@ -318,7 +318,7 @@ class CudaDevice(Device):
     ) -> None:
         to, given = target.address + offset, source.address + source_offset
         if given < to + nbytes and to < given + nbytes and to != given:
-            # The runtime's copy says nothing about ranges that overlap.
+            # The runtime's copy is undefined for overlapping ranges.
             between = self.allocate(nbytes, owner="copies")
             self._copy("d2d", between.address, given, nbytes, stream, (between, source))
             given = between.address

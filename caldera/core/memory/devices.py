@@ -27,16 +27,16 @@ _makers: dict[str, Callable[[int], Device]] = {
 
 @checked
 def register_device(kind: str, make: Callable[[int], Device]) -> None:
-    """Let `device("kind:n")` be what `make(n)` gives, made when it is first asked for."""
+    """Register a device kind: `device("kind:n")` calls `make(n)` once, on first use."""
     _makers[kind] = make
 
 
 def device(spec: Device | str | int | None = None) -> Device:
-    """The device that `spec` stands for.
+    """Return the device denoted by `spec`.
 
-    None is the default device, a number n is accelerator n of `settings.accelerator`, and a name
-    is "cpu", "loopback", "loopback:1" or "cuda:0". None and "cuda" are this rank's own card, where
-    several ranks were started together on a machine with cards. A device stands for itself.
+    None is the default device, a number n is accelerator n of `settings.accelerator`, and a name is
+    "cpu", "loopback", "loopback:1" or "cuda:0". Where several ranks were started together on a
+    machine with GPUs, None and "cuda" denote this rank's GPU. A `Device` is returned unchanged.
 
     >>> import caldera as cd
     >>> cd.device("loopback") is cd.device("loopback:0")
@@ -47,7 +47,7 @@ def device(spec: Device | str | int | None = None) -> Device:
     """
     if spec is None:
         return _numbered(None)
-    # The same question as the next, asked in a tenth of the time: every tensor comes through here.
+    # The first test is ten times as fast as the second, and every tensor passes here.
     if type(spec) is HostDevice or isinstance(spec, Device):
         return spec
     if isinstance(spec, str):
@@ -88,11 +88,10 @@ def add_to_report(line: Callable[[], str]) -> None:
 
 
 def empty_cache() -> int:
-    """Give memory that no tensor and no plan uses back to the system, on every device; how many
-    bytes that were.
+    """Return unused memory of every device to the system, and return the number of bytes.
 
-    What is freed is kept for the next request, which is much faster. Other programs, or other
-    libraries on the same card, can have it only after this.
+    Freed memory is otherwise cached, which makes later allocations much faster. Other programs, and
+    other libraries on the same GPU, can use it only after this call.
 
     >>> import caldera as cd
     >>> t = cd.Tensor((1000,))
@@ -164,7 +163,7 @@ def _card(index: int) -> Device:
 
 
 class Kind(enum.Enum):
-    """Where memory lies, and who may touch it.
+    """Location of memory and its permitted users.
 
     >>> import caldera as cd
     >>> cd.MANAGED

@@ -1,4 +1,4 @@
-"""Which cards there are, and CuPy, through which they are used."""
+"""Available GPUs, and CuPy, through which they are used."""
 
 from __future__ import annotations
 
@@ -17,28 +17,27 @@ PACKAGE = "caldera[cuda]"
 
 @cache
 def cupy() -> Any:
-    """CuPy, imported when the first card is asked for."""
+    """Return CuPy, imported on the first use of a GPU."""
     return optional_import("cupy", PACKAGE, "device 'cuda'")
 
 
 @cache
 def card_count() -> int:
-    """How many cards can be used: 0 also where CuPy or the driver is missing."""
+    """Return the number of usable GPUs; 0 if CuPy or the driver is missing."""
     if find_spec("cupy") is None:
         return 0
     try:
         return int(cupy().cuda.runtime.getDeviceCount())
     except Exception:
-        # Without a driver every call of the runtime fails, each version with an error of its own.
+        # Without a driver every runtime call fails, with errors that differ between versions.
         return 0
 
 
 @cache
 def own_card() -> int:
-    """The card that this process takes unless it is told otherwise.
+    """Return the default GPU of this process.
 
-    Ranks that were started together on one machine take one each, and share them if there are more
-    ranks than cards.
+    Ranks started together on one machine use one GPU each, and share GPUs if there are more ranks.
     """
     if card_count() < 2:
         return 0
@@ -54,10 +53,10 @@ def _capture_lock(index: int) -> threading.RLock:
 
 
 class Card:
-    """Which card is meant.
+    """A GPU, by index.
 
-    `capture_lock` is held by a thread that captures. CUDA forbids all others to wait for the card
-    as a whole meanwhile.
+    `capture_lock` is held by a capturing thread. During a capture CUDA forbids all threads to
+    synchronise the whole GPU.
     """
 
     def __init__(self, index: int) -> None:
@@ -67,14 +66,14 @@ class Card:
 
     @classmethod
     def current(cls) -> Card:
-        """The one that the calling thread uses."""
+        """Return the calling thread's GPU."""
         return cls(int(cupy().cuda.Device().id))
 
     def active(self) -> AbstractContextManager[Any]:
-        """Make it the current card of the thread."""
+        """Make it the current GPU of the thread."""
         return cupy().cuda.Device(self.index)
 
     def synchronize(self) -> None:
-        """Wait for everything on the card, on whatever stream."""
+        """Wait for all work on the GPU, on every stream."""
         with self.capture_lock, self.active():
             cupy().cuda.runtime.deviceSynchronize()

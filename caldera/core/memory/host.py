@@ -44,7 +44,7 @@ class HostEvent(Event):
 
 
 class HostStream(RecordingStream):
-    """Runs what is launched before `launch` returns."""
+    """Stream that runs work inside `launch`."""
 
     def _launch(self, call: Callable[[], object]) -> None:
         call()
@@ -97,8 +97,9 @@ def note_garbage() -> None:
 
 
 def trim_heap(*, always: bool = False) -> bool:
-    """Give freed memory back to the system if somebody noted garbage since the last time, or
-    `always`; whether that was done. Only the GNU C library has a function for it.
+    """Return freed memory to the system if garbage was reported, or `always`.
+
+    Return True if it was done. Only the GNU C library provides the function.
 
     >>> from caldera.core.memory.host import note_garbage, trim_heap
     >>> note_garbage()
@@ -117,7 +118,9 @@ def trim_heap(*, always: bool = False) -> bool:
 
 
 class _Queue:
-    """The work of one stream, run by one thread. It does not know the stream, which may die."""
+    """Work of one stream, run by one thread. It has no reference to the stream, which may be
+    freed.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -137,7 +140,7 @@ class _Queue:
         self.items.put((call, always))
 
     def surfaced(self, failure: BaseException) -> None:
-        """The failure has been raised to somebody: let work run again."""
+        """Clear a failure that has been raised; later work runs again."""
         if self.failure is failure:
             self.failure = None
 
@@ -147,14 +150,14 @@ class _Queue:
             if always or self.failure is None:
                 try:
                     call()
-                except BaseException as error:  # raised where somebody waits for the stream
+                except BaseException as error:  # raised when a thread waits for the stream
                     self.failure = error
             # An idle thread must not keep the last call's arrays alive.
             del item, call
 
 
 class LoopbackEvent(Event):
-    """A point in a queue; it keeps what had gone wrong before it."""
+    """A point in a queue, with earlier failures."""
 
     def __init__(self, queue: _Queue, counters: TransferCounters) -> None:
         self._queue = queue
@@ -193,9 +196,9 @@ class LoopbackEvent(Event):
 
 
 class LoopbackStream(RecordingStream):
-    """A queue of calls that a thread of its own runs in order.
+    """Queue of calls, run in order by a separate thread.
 
-    After a call has failed the rest are skipped, until a `synchronize` has raised the failure.
+    After a failed call the rest are skipped, until `synchronize` has raised the failure.
     """
 
     def __init__(self, device_name: str, counters: TransferCounters) -> None:
@@ -230,7 +233,7 @@ class LoopbackStream(RecordingStream):
 
 
 def _take_marked_memory(nbytes: int) -> tuple[int, object]:
-    """Memory full of NaN (or -1), so that reading what was never copied in is seen."""
+    """Return memory filled with NaN (or -1), which exposes reads without a copy."""
     address, storage = take_host_memory(nbytes)
     assert isinstance(storage, np.ndarray)
     storage.fill(0xFF)
@@ -238,7 +241,7 @@ def _take_marked_memory(nbytes: int) -> tuple[int, object]:
 
 
 class LoopbackDevice(SoftwareDevice):
-    """A test device with memory and streams of its own.
+    """Test device with separate memory and streams.
 
     >>> from caldera.core.memory import device
     >>> device("loopback:2")

@@ -2,10 +2,10 @@
 
 `host.py` and `cuda.py` implement them; higher packages use devices only through this file.
 
-Work is launched on a stream and may run later; work on one stream runs in order, work on two
-streams does not unless one waits for an event of the other. Copies between host and device are
-launched like any other work. What a stream was given must stay alive until it has run: the arrays
-and blocks a call refers to are held by the call itself.
+Work is launched on a stream and may run later. Work on one stream runs in order; work on two
+streams is unordered unless one waits for an event of the other. Copies between host and device are
+launched like any other work. A call references its arrays and blocks, which therefore stay alive
+until it has run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from caldera.core.memory.pool import Block, Pool
 
 Call = Callable[[], object]
 Times = Callable[[int], Call]
-"""Returns a call that runs some work so many times."""
+"""Function that returns a call which repeats some work `n` times."""
 
 
 class Event(ABC):
@@ -39,7 +39,7 @@ class Event(ABC):
 
     @abstractmethod
     def done(self) -> bool:
-        """Whether the work before this point has ended, well or not."""
+        """True once all earlier work has finished, successfully or not."""
 
     @abstractmethod
     def check(self) -> None:
@@ -58,11 +58,11 @@ class Event(ABC):
 
 
 class TimingEvent(ABC):
-    """When a stream came to a point of its work; known once it has."""
+    """Time at which a stream reached a point of its work; known afterwards."""
 
     @abstractmethod
     def done(self) -> bool:
-        """Whether the stream has come to it."""
+        """True once the stream has reached it."""
 
     @abstractmethod
     def since(self, earlier: Self) -> float:
@@ -89,8 +89,11 @@ class CapturedGraph(ABC):
 
 @dataclass(frozen=True)
 class StreamCall:
-    """One of several calls that may run beside each other: those of a stream run in order, and
-    `after` has the numbers of calls before it, on other streams, that have to be done first."""
+    """A call of a group that may run concurrently.
+
+    Calls of one stream run in order. `after` contains the indices of earlier calls, on other
+    streams, that must finish first.
+    """
 
     call: Callable[[], object]
     stream: int = 0
@@ -98,11 +101,11 @@ class StreamCall:
 
 
 class Stream(ABC):
-    """A queue of work that runs in order.
+    """Queue of work that runs in order.
 
-    While a stream captures, what is launched is recorded and does not run. Whatever would make
-    the host or another stream wait (`synchronize`, `record`, `wait`) is refused meanwhile. That
-    goes for the thread that began the capture: what others do runs as always.
+    While a stream captures, launches are recorded and do not run. Calls that would make the host or
+    another stream wait (`synchronize`, `record`, `wait`) are then rejected. This applies to the
+    thread that started the capture: launches of other threads run normally.
 
     >>> from caldera.core.memory import device
     >>> stream, seen = device("loopback").new_stream(), []
@@ -117,7 +120,7 @@ class Stream(ABC):
     @property
     @abstractmethod
     def capturing(self) -> bool:
-        """Whether launches of this thread are being recorded instead of run."""
+        """True while launches of this thread are recorded."""
 
     @abstractmethod
     def launch(self, call: Callable[[], object]) -> None:
@@ -125,11 +128,11 @@ class Stream(ABC):
 
     @property
     def has_side_streams(self) -> bool:
-        """Whether calls of different streams run at the same time."""
+        """True if calls of different streams run concurrently."""
         return False
 
     def launch_on_streams(self, calls: Sequence[StreamCall]) -> None:
-        """Run calls after everything launched before them; what comes later waits for them all."""
+        """Run calls after all earlier launches; later launches wait for all of these calls."""
         for each in calls:
             self.launch(each.call)
 
@@ -154,7 +157,7 @@ class Stream(ABC):
 
     @abstractmethod
     def wait(self, event: Event) -> None:
-        """Let what is launched from now on run only after `event`; the host does not wait."""
+        """Delay later launches until `event`, without blocking the host."""
 
     @abstractmethod
     def begin_capture(self) -> None:
@@ -162,18 +165,18 @@ class Stream(ABC):
 
     @abstractmethod
     def end_capture(self) -> CapturedGraph:
-        """Stop recording; what was recorded, to be replayed as often as wanted."""
+        """Stop recording, and return the recorded launches for replay."""
 
 
 Direction = Literal["h2d", "d2h", "d2d"]
 
 
 class TransferCounters:
-    """How many copies a device has made, of how many bytes, and how often the host waited for it.
+    """Copies of a device with their bytes, and the number of host waits.
 
     `h2d` is host to device, `d2h` device to host, `d2d` inside the device. A copy counts when it
     runs, so replayed copies count as well; synchronise before reading. `waits` counts every
-    `synchronize` of a stream or an event, whether there was anything to wait for or not.
+    `synchronize` of a stream or an event, even without pending work.
 
     >>> from caldera.core.memory.interface import TransferCounters
     >>> counters = TransferCounters()
@@ -218,21 +221,21 @@ class TransferCounters:
 
 
 class Device(ABC):
-    """A place with memory of its own, where kernels run.
+    """Separate memory with kernels that use it.
 
     - `name`: "cpu" or "loopback:1"; `kind` and `index` are its two halves.
-    - `kernels`: which family of kernels runs on it.
-    - `is_host`: whether its memory is the host's, so that nothing is ever copied.
-    - `pool`: its memory; `pools` are all those it owns.
-    - `counters`: the copies it has made, and how often the host waited for it.
+    - `kernels`: the family of kernels that it runs.
+    - `is_host`: True if its memory is the host's, so that no copies are made.
+    - `pool`: its memory; `pools` are all pools that it owns.
+    - `counters`: statistics of copies and host waits.
     - `touched`: another object after each `touch`.
-    - `trace`: where `span` records what runs, if anybody asked for it.
-    - `stream`: where kernels run unless told otherwise; `copy_stream`: where prefetches run.
-    - `turn`: held by a thread between whose launches no other thread's may come. The host has none:
-      there threads compute at the same time.
+    - `trace`: recorder used by `span`, if recording is active.
+    - `stream`: default stream of kernels; `copy_stream`: stream of prefetches.
+    - `turn`: lock held by a thread whose launches must be consecutive. The host has none: its
+      threads compute concurrently.
 
-    Offsets and sizes are in bytes. A block is handed out only when no launched work can still
-    touch its bytes.
+    Offsets and sizes are in bytes. A block is allocated only when no pending work can access its
+    bytes.
 
     >>> from caldera.core.memory import device
     >>> here, apart = device("cpu"), device("loopback:1")
@@ -266,36 +269,36 @@ class Device(ABC):
 
     @property
     def memory_bytes(self) -> int | None:
-        """The most bytes it can hold; None if nobody has set a limit."""
+        """Maximum number of bytes, or None without a limit."""
         return self.pool.capacity
 
     def touch(self) -> None:
-        """Note that the host, or another stream, got at memory that kernels use.
+        """Report that the host, or another stream, has accessed memory of kernels.
 
-        Whoever has made sure that memory is ready for a kernel need not look again before this.
+        Checks that memory is ready for a kernel remain valid until the next report.
         """
         self.touched = object()
 
     def span(self, what: str, stream: Stream) -> AbstractContextManager[None]:
-        """What is launched inside is recorded under this name, if there is a `trace`."""
+        """Context manager: record launches inside under this name, if there is a `trace`."""
         if self.trace is None or stream.capturing:
             return nullcontext()
         return self.trace.around(what, stream)
 
     @abstractmethod
     def new_stream(self) -> Stream:
-        """A further stream, independent of the others."""
+        """Return a new independent stream."""
 
     def allocate(self, nbytes: int, owner: str = "") -> Block:
         """Memory of the device."""
         return self.pool.allocate(nbytes, owner)
 
     def trim(self) -> int:
-        """Give memory that nobody uses back to the system; how many bytes that were."""
+        """Return unused memory to the system, and return the number of bytes."""
         return self.pool.trim()
 
     def empty_cache(self) -> int:
-        """The same for all of its pools, those of host memory too."""
+        """Return unused memory of all pools to the system, including host memory."""
         return sum(pool.trim() for pool in self.pools)
 
     @abstractmethod
@@ -347,7 +350,7 @@ class StreamSpan:
 
 
 class Trace:
-    """What ran on a device while it was recorded; see `recorded`."""
+    """Record of the work on a device; see `recorded`."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -356,7 +359,7 @@ class Trace:
 
     @contextmanager
     def around(self, what: str, stream: Stream) -> Iterator[None]:
-        """Record what is launched inside."""
+        """Context manager: record launches inside."""
         begin = stream.record_timing()
         yield
         name = "kernels" if stream is self._device.stream else "copies"

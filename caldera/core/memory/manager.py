@@ -18,10 +18,9 @@ from caldera.errors import ConfigError, DeviceError, DtypeError, ShapeError
 
 
 class MemoryManager(CoherentMemory):
-    """`size` numbers of one dtype, of one kind of memory, on one device.
+    """Memory for `size` numbers of a dtype and memory kind, on a device.
 
-    Nothing is allocated before it is needed, and nothing is cleared. `copies` counts the transfers
-    made for this memory.
+    Memory is allocated on first use and not cleared. `copies` counts its transfers.
 
     >>> import numpy as np
     >>> import caldera as cd
@@ -67,9 +66,9 @@ class MemoryManager(CoherentMemory):
         device: Device | str | int | None = None,
         owner: str = "",
     ) -> Self:
-        """Memory whose host side is an array that exists already; nothing is copied.
+        """Return memory whose host side is an existing array, without a copy.
 
-        The array must be contiguous. One that is read-only can be read here, not written.
+        The array must be contiguous. Memory over a read-only array is read-only.
 
         >>> import numpy as np
         >>> import caldera as cd
@@ -118,7 +117,7 @@ class MemoryManager(CoherentMemory):
             one = np.empty(1, self.dtype)
             self._copy_out(one, position * self.dtype.itemsize)
             value = one.item()
-        # NumPy has no Python type for ml_dtypes' numbers and gives back its own.
+        # For ml_dtypes' types, NumPy's `item` returns a NumPy scalar.
         return float(value) if isinstance(value, np.generic) else value
 
     def set(self, index: int, value: Any) -> None:
@@ -146,10 +145,10 @@ class MemoryManager(CoherentMemory):
             self.copies += 1
 
     def host(self, write: bool = False, discard: bool = False) -> NDArray[Any]:
-        """The host side as a flat array, up to date; it waits for whatever must end first.
+        """Return the current host side as a flat array, after pending work.
 
-        With `write` the device side becomes stale. With `discard` as well, everything will be
-        overwritten, so the old contents need not be fetched.
+        With `write` the device side becomes stale. With `discard` as well, all contents will be
+        overwritten, so the old ones are not copied.
 
         >>> import caldera as cd
         >>> memory = cd.MemoryManager(3)
@@ -173,10 +172,10 @@ class MemoryManager(CoherentMemory):
     def on_device(
         self, write: bool = False, discard: bool = False, stream: Stream | None = None
     ) -> Any:
-        """The device side as a flat array for kernels launched on `stream`, up to date there.
+        """Return the device side as a flat array for kernels on `stream`, current in stream order.
 
-        Ask again before each launch. With `write` the host side becomes stale; `discard` is as in
-        `host`. Nothing is waited for: what must end first is put in the stream's order.
+        Call it before each launch. With `write` the host side becomes stale; `discard` is as in
+        `host`. The host does not wait: dependencies are enqueued on the stream.
 
         >>> import caldera as cd
         >>> memory = cd.MemoryManager(3, "int64", device="loopback")
@@ -199,7 +198,7 @@ class MemoryManager(CoherentMemory):
         return self._use_device(stream or self.device.stream, write, discard)
 
     def prefetch(self, to: SideName = "device") -> None:
-        """Begin to bring one side up to date, without waiting, beside the kernels at work.
+        """Start to update one side, concurrently with kernels, without waiting.
 
         >>> import numpy as np
         >>> import caldera as cd
@@ -314,7 +313,7 @@ def _checked_size(size: int) -> int:
 
 
 def _storage_dtype(dtype: Any) -> np.dtype[Any]:
-    """The NumPy dtype a name or type stands for; Python's float means float32."""
+    """Return the NumPy dtype denoted by a name or type; Python's float means float32."""
     try:
         found = np.dtype(np.float32 if dtype is float else dtype)
     except TypeError:

@@ -1,17 +1,17 @@
-"""Memory pools in size classes: freed blocks are kept and handed out again.
+"""Memory pools in size classes: freed blocks are cached and reused.
 
-A request is rounded up to the next of 512, 640, 768, 896, 1024, 1280, ... bytes (four steps to
-each power of two), so a block is less than 25% larger than the request, small ones aside. Larger
-blocks are fewer and more alike, and more is wasted on each: above 1 MiB there are 8 steps, above
-32 MiB 32 and above 512 MiB, where arenas are, 512.
+A request is rounded up to the next of 512, 640, 768, 896, 1024, 1280, ... bytes (four steps per
+power of two), so a block is less than 25% larger than the request, except for small ones. Larger
+blocks are fewer and more uniform, and each wastes more. There are 8 steps above 1 MiB, 32 above 32
+MiB, and 512 above 512 MiB, the size of arenas.
 
-Reference counts alone decide when a block is free. A `Block` goes back to its pool when the last
-reference to it is gone, and every array over it (`host_view`) holds such a reference, as do all
-views, slices and DLPack exports of that array. So no memory is handed out twice while it is read.
+A block is freed by reference counting. It returns to its pool with the last reference, and every
+array over it (`host_view`) holds a reference, as do all views, slices and DLPack exports of that
+array. Memory is therefore never reused while it can be read.
 
-On a machine of several NUMA nodes the pages of a large block are interleaved over all nodes. A page
-is otherwise placed on the node whose processor first writes to it, mostly that of the thread that
-reads a batch or draws weights; one node would then serve all processors. A process that is bound to
+On a machine with several NUMA nodes the pages of a large block are interleaved over all nodes. By
+default a page is placed on the node of the first processor that writes to it, mostly the one that
+reads a batch or draws weights; a single node would then serve all processors. A process bound to
 one node (`numactl --cpunodebind=0`, or by an MPI launcher) keeps its memory there.
 """
 
@@ -46,8 +46,9 @@ _BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
 
 
 def interleave(address: int, nbytes: int, nodes: Sequence[int] | None = None) -> bool:
-    """Let pages that are not written yet lie on these nodes in turn, by default on those that the
-    process may use, if there are several; whether that was asked for and granted.
+    """Interleave unwritten pages over nodes; return True if the system accepted the request.
+
+    The default is all nodes that the process may use, if there are several.
 
     >>> from caldera.core.memory.pool import interleave
     >>> from caldera.core.memory.pool import take_host_memory
@@ -63,7 +64,7 @@ def interleave(address: int, nbytes: int, nodes: Sequence[int] | None = None) ->
     mbind = _mbind()
     if mbind is None:
         return False
-    # Whole pages: what else lies on the first and the last is not ours.
+    # Whole pages only: the first and the last page may contain other data.
     start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
     end = (address + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
     mask = (ctypes.c_ulong * (max(nodes) // _BITS + 1))()
@@ -96,14 +97,14 @@ def _mbind() -> Callable[[int, int, ctypes.Array[ctypes.c_ulong]], int] | None:
 ALIGNMENT = 128
 SMALLEST = 512
 STEPS = ((512 << 20, 512), (32 << 20, 32), (1 << 20, 8), (0, 4))
-"""Requests of more bytes than this are rounded up in so many steps to each power of two."""
+"""Pairs of a size in bytes and the rounding steps per power of two above it."""
 SMALL = STEPS[-2][0]
 OWNERS_SHOWN = 5
 UNNAMED = "unnamed"
 
 
 class Segment(NamedTuple):
-    """Bytes taken from the system: they go back when `storage` is dropped."""
+    """Bytes from the system, which are returned when `storage` is dropped."""
 
     address: int
     size: int
@@ -111,7 +112,7 @@ class Segment(NamedTuple):
 
 
 class Block:
-    """A lease on `nbytes` bytes at `address`; it ends when nobody refers to it any more.
+    """Lease on `nbytes` bytes at `address`, which ends with its last reference.
 
     >>> from caldera.core.memory import device
     >>> block = device("cpu").allocate(1000, owner="example")
@@ -171,7 +172,7 @@ def host_view(
 
 
 def take_host_memory(nbytes: int) -> tuple[int, object]:
-    """Aligned bytes of host memory, not cleared: their address and what keeps them.
+    """Return the address of aligned, uninitialised host memory, and the object that owns it.
 
     >>> from caldera.core.memory.pool import take_host_memory
     >>> address, storage = take_host_memory(100)
@@ -199,7 +200,7 @@ def size_class(nbytes: int) -> int:
 
 
 def rounded_up(number: int, steps: int = 4) -> int:
-    """The next of the numbers of which there are so many, a power of two, to each doubling.
+    """Round a number up, to `steps` equal steps per power of two.
 
     >>> from caldera.core.memory.pool import rounded_up
     >>> [rounded_up(number) for number in (9, 10, 11, 100)]
@@ -211,10 +212,10 @@ def rounded_up(number: int, steps: int = 4) -> int:
 
 
 class Pool:
-    """Hands out blocks of one memory, keeps what comes back, and knows who holds what.
+    """Allocates blocks of a memory, caches freed ones, and records their owners.
 
-    `take(nbytes)` gets memory from the system: (address, what keeps it). `capacity` is the most
-    bytes that may be in use and cached together; None means `settings.memory_limit`.
+    `take(nbytes)` allocates memory from the system: (address, owner object). `capacity` is the
+    limit in bytes of used and cached blocks together; None means `settings.memory_limit`.
 
     >>> from caldera.core.memory import Pool
     >>> pool = Pool("example")
@@ -290,7 +291,7 @@ class Pool:
 
     @property
     def in_use(self) -> int:
-        """Bytes of blocks that somebody holds, as rounded up."""
+        """Bytes of referenced blocks, as rounded up."""
         with self._lock:
             self._reclaim()
             return self._in_use
@@ -304,11 +305,11 @@ class Pool:
 
     @property
     def peak(self) -> int:
-        """The most bytes ever in use at once, since the start or `reset_peak`."""
+        """Maximum of `in_use` since the start or `reset_peak`."""
         return self._peak
 
     def reset_peak(self) -> None:
-        """Measure the peak anew, from what is in use now.
+        """Restart the measurement of `peak` from the current use.
 
         >>> from caldera.core.memory import Pool
         >>> pool = Pool("example")
@@ -337,7 +338,7 @@ class Pool:
         return dict(by_size)
 
     def trim(self) -> int:
-        """Give everything cached back to the system; how many bytes that were.
+        """Return all cached memory to the system, and return the number of bytes.
 
         >>> from caldera.core.memory import Pool
         >>> pool = Pool("example")
@@ -371,7 +372,7 @@ class Pool:
                 del self._owners[owner]
 
     def _fresh(self, size: int, nbytes: int, owner: str) -> Segment:
-        """Memory from the system; when it has none, after giving back what nobody uses."""
+        """Allocate memory from the system; if that fails, first return unused memory to it."""
         segment = self._from_system(size)
         if segment is None:
             self.trim()

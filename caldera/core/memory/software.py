@@ -26,7 +26,7 @@ _BYTE = np.dtype(np.uint8)
 
 
 class WallClock(TimingEvent):
-    """The time at which a stream came to a call."""
+    """Time at which a stream reached a call."""
 
     def __init__(self, stream: Stream) -> None:
         self._seconds: float | None = None
@@ -132,7 +132,7 @@ _TYPE_STRINGS = {"bfloat16": "<V2"}
 
 
 class DeviceArray(np.ndarray[Any, np.dtype[Any]]):
-    """A part of a card's memory; CuPy and PyTorch see it through `__cuda_array_interface__`.
+    """Part of a GPU's memory; CuPy and PyTorch access it through `__cuda_array_interface__`.
 
     >>> import numpy as np
     >>> from caldera.core.memory.software import DeviceArray
@@ -160,7 +160,7 @@ class DeviceArray(np.ndarray[Any, np.dtype[Any]]):
         keys = key if isinstance(key, tuple) else (key,)
         numbers = [isinstance(each, int | np.integer) for each in keys]
         if len(keys) == self.ndim and all(numbers):
-            # NumPy would read it: at an address of the card.
+            # NumPy would read the host's memory at an address of the GPU.
             raise _refused("an element")
         for each, is_number in zip(keys, numbers, strict=True):
             if not is_number and not (each is None or each is ... or isinstance(each, slice)):
@@ -213,12 +213,12 @@ def _refused(what: str) -> DeviceError:
 def device_view(
     block: Block, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> DeviceArray:
-    """An array over a block of a card's memory; the array keeps the block leased."""
+    """Return an array over a block of GPU memory; the array holds a reference to the block."""
     return host_view(block, offset, shape, dtype).view(DeviceArray)
 
 
 def address_of(array: np.ndarray[Any, np.dtype[Any]]) -> int:
-    """Where the first element of an array lies, on whatever device.
+    """Return the address of an array's first element, on any device.
 
     >>> import numpy as np
     >>> numbers = np.zeros(4)
