@@ -1,6 +1,6 @@
-"""The graph: nodes and their specs, ops, programs, and how values lie in memory.
+"""Graph: nodes and their specs, ops, programs, and memory orders of values.
 
-The ops themselves are in `ops`; gradients in `differentiate`; checks of a graph in `verify`.
+The ops are defined in `ops`, gradients in `differentiate`, checks of a graph in `verify`.
 """
 # ruff: noqa: F401 - what other files import from here
 

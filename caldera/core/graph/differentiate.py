@@ -1,7 +1,7 @@
 """Reverse-mode differentiation, from graph to graph.
 
-The result is again a graph of ordinary nodes, so higher derivatives are derivatives of it, and
-passes optimise all of them alike.
+The result is a graph of ordinary nodes, so higher derivatives are derivatives of the result, and
+passes optimise all graphs alike.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from caldera.errors import ConfigError, GradientError, ShapeError
 def gradients(
     output: Node, wrt: Sequence[Node], seed: Node | None = None, *, unused: str = "error"
 ) -> list[Node]:
-    """The derivative of `output` with respect to each node of `wrt`.
+    """Return the derivative of `output` with respect to each node of `wrt`.
 
     `output` is a scalar, or has a `seed`: the derivative of some scalar with respect to it.
-    `unused` says what to do where `output` does not depend on a node: "error" or "zero". The
-    derivative with respect to a complex number is that for its real part plus i times that for its
-    imaginary one.
+    `unused` selects the treatment of nodes that `output` does not depend on: "error" or "zero". The
+    derivative with respect to a complex number is the derivative for its real part plus i times the
+    derivative for its imaginary part.
     """
     if unused not in ("error", "zero"):
         raise ConfigError.build("op.grad", expected="unused='error' or 'zero'", got=repr(unused))
@@ -144,9 +144,9 @@ def _apply_rule(
 
 
 def _through_parts(node: Node, seeds: Sequence[Node | None]) -> tuple[Node | None, ...]:
-    """The gradient of a composite: that of its decomposition."""
-    # Stand-ins keep the walk inside: one input may be computed from another, and what flows along
-    # that way is counted when its own turn comes.
+    """Return the gradient of a composite, derived from its decomposition."""
+    # Placeholders keep the traversal inside: one input may be computed from another, whose gradient
+    # is accumulated later.
     inputs = [parameter(i, given.spec) for i, given in enumerate(node.inputs)]
     slots = [parameter(len(inputs) + i, spec) for i, spec in enumerate(node.outputs)]
     assert node.op.decompose is not None

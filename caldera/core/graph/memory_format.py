@@ -1,8 +1,8 @@
-"""In which order the axes of a value lie in memory.
+"""Order of the axes of a value in memory.
 
-An order names the axes from the one that changes slowest to the one that changes fastest; None is
-row major. It says nothing about the value: images of shape (N, C, H, W) keep that shape, however
-they lie. Passes choose orders, plans lay memory out by them, kernels may rely on them.
+An order lists the axes from the slowest to the fastest; None is row major. It does not affect the
+value: images of shape (N, C, H, W) keep that shape in any order. Passes choose orders, plans
+allocate memory accordingly, and kernels may rely on them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def order_name(order: Order) -> str:
 
 
 def stored_shape(shape: Shape, order: Order | None) -> Shape:
-    """The lengths of the axes as they lie in memory, the slowest first.
+    """Return the lengths of the axes in memory order, slowest first.
 
     >>> stored_shape((8, 3, 32, 32), (0, 2, 3, 1))
     (8, 32, 32, 3)
@@ -59,7 +59,7 @@ def laid_out(memory: Any, shape: Shape, order: Order | None) -> Any:
 
 
 def dense_strides(shape: Shape, order: Order | None, itemsize: int) -> tuple[int, ...]:
-    """The bytes from one element to the next along each axis, where nothing lies between.
+    """Return the distance in bytes between neighbours along each axis, without gaps.
 
     >>> dense_strides((8, 3, 32, 32), (0, 2, 3, 1), 4)
     (12288, 4, 384, 12)
@@ -73,7 +73,7 @@ def dense_strides(shape: Shape, order: Order | None, itemsize: int) -> tuple[int
 
 
 def same_memory(shape: Shape, one: Order | None, other: Order | None) -> bool:
-    """Whether both orders put every element in the same place: axes of length 1 do not count.
+    """Return True if both orders place every element alike; axes of length 1 do not count.
 
     >>> same_memory((8, 1, 28, 28), None, NHWC), same_memory((8, 3, 28, 28), None, NHWC)
     (True, False)
@@ -89,7 +89,7 @@ def same_memory(shape: Shape, one: Order | None, other: Order | None) -> bool:
 
 
 def seen_as(array: Any, spec: Spec) -> Any:
-    """Memory without gaps as another array with as many bytes.
+    """Return memory without gaps as an array of another spec with the same number of bytes.
 
     >>> import numpy as np
     >>> from caldera.core.graph.node import Spec
@@ -114,7 +114,7 @@ def as_numbers(pairs: Any) -> Any:
 
 
 def as_pairs(x: Any) -> Any:
-    """The memory of complex numbers, of whatever strides, with their parts along a new last axis.
+    """Return a view of complex numbers, of any strides, with their parts along a new last axis.
 
     >>> import numpy as np
     >>> as_pairs(np.array([1 + 2j, 3 + 4j])[::-1]).tolist()

@@ -69,12 +69,12 @@ def pinned(device: str | None) -> _Pinned:
 
 
 def current_pin() -> str | None:
-    """The name of the device of what is being written now."""
+    """Return the name of the device that new nodes are pinned to, or None."""
     return _current.get()
 
 
 def any_pins() -> bool:
-    """Whether any node may belong anywhere."""
+    """Return True if any node may be pinned."""
     return _is_used
 
 
@@ -84,7 +84,7 @@ _is_recording = False
 
 @contextmanager
 def written() -> Iterator[set[Node]]:
-    """Collect the nodes that a block writes, those that exist already as well.
+    """Collect the nodes that a block creates, including existing ones.
 
     >>> from caldera.core.graph.ops.base import full
     >>> from caldera.core.tensor.dtype import float32
@@ -115,7 +115,7 @@ class _Entry(weakref.ref[Any]):
 
 
 class WeakTable(Generic[Value]):
-    """Values by key, as long as somebody else refers to them.
+    """Dictionary that holds weak references to its values.
 
     >>> from caldera.core.graph.node import WeakTable
     >>> table, first, second = WeakTable(), set("a"), set("a")
@@ -149,7 +149,7 @@ class WeakTable(Generic[Value]):
         entry = _Entry(value, self._forget)
         entry.key = key
         while True:
-            # One step for threads: of several that come at once, all get what the first brought.
+            # Atomic: concurrent threads all receive the first entry.
             known = self._entries.setdefault(key, entry)
             found: Value | None = known()
             if found is not None:
@@ -160,9 +160,9 @@ class WeakTable(Generic[Value]):
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """Shape and dtype of one value, and the order of its axes in memory (None: row major).
+    """Shape and dtype of a value, and the order of its axes in memory (None: row major).
 
-    The order is the business of plans and kernels: rules of ops never see it.
+    Plans and kernels use the order; rules of ops never see it.
     """
 
     shape: Shape
@@ -195,18 +195,18 @@ class Spec:
 
 
 class Symbol:
-    """The identity of something a graph reads but does not compute.
+    """Identity of a value that a graph reads but does not compute.
 
     `role` is "variable" (state, may be assigned), "input" (fed at each run), "tensor" (a user's
     live data), "array" (a constant array) or "parameter" (an argument of a body being traced).
-    `value` belongs to whoever made the symbol; the graph never looks at it. `users` are kept
-    only as long as the symbol exists: nobody can ask for them without it.
+    `value` belongs to the creator of the symbol; the graph never reads it. `users` are stored for
+    the lifetime of the symbol, since they are only reachable through it.
     """
 
     __slots__ = ("__weakref__", "name", "role", "serial", "spec", "users", "value")
     _serials = itertools.count()
     rebinds = 0
-    """How often any symbol was given another value to stand for: whoever holds on to one looks."""
+    """Number of times any symbol received a new value; users of cached values compare it."""
 
     def __init__(self, name: str, spec: Spec, role: str, value: Any = None) -> None:
         self.name = name
@@ -217,7 +217,7 @@ class Symbol:
         self.users: dict[Hashable, object] = {}
 
     def move(self, value: Any) -> None:
-        """Stand for another value, of the same shape and dtype, from now on."""
+        """Replace the value by another of the same shape and dtype."""
         self.value = value
         Symbol.rebinds += 1
 
@@ -247,10 +247,10 @@ class Node:
     attrs_key: Hashable
     outputs: tuple[Spec, ...]
     pin: str | None
-    """The name of the device that it belongs on, wherever others are; see `pins`."""
+    """Name of the device it is pinned to, or None; see `pins`."""
     serial: int
     simplified_by: object
-    """The rules that were tried on it last, if none of them matched: none will."""
+    """Rules that were last tried on it without a match."""
 
     @property
     def spec(self) -> Spec:
@@ -297,13 +297,13 @@ def frozen(value: Any) -> Hashable:
 def intern(
     op: Op, inputs: tuple[Node, ...], attrs: Mapping[str, Any], outputs: tuple[Spec, ...]
 ) -> Node:
-    """The node with this structure: the one that exists, or a new one."""
+    """Return the node with this structure, existing or new."""
     attrs_key = tuple([(name, frozen(attrs[name])) for name in sorted(attrs)]) if attrs else ()
     return _interned(op, inputs, attrs, attrs_key, outputs)
 
 
 def intern_like(node: Node, inputs: tuple[Node, ...], outputs: tuple[Spec, ...]) -> Node:
-    """The node that differs from another only in what it reads and gives."""
+    """Return the node that differs from another only in inputs and outputs."""
     return _interned(node.op, inputs, node.attrs, node.attrs_key, outputs)
 
 
@@ -314,17 +314,16 @@ def _interned(
     attrs_key: Hashable,
     outputs: tuple[Spec, ...],
 ) -> Node:
-    # Leaves differ in nothing but attributes, and their dtype may be one of them; everything else
-    # follows from op, inputs and attributes, but for the order in memory.
-    # `a + b` and `b + a` are one node, which keeps the order in which it was first written.
-    # Keys hold on to nothing: a node keeps alive what it is made of, so numbers of objects are good
-    # as long as its entry is.
+    # Leaves differ only in attributes, which may include the dtype; all other nodes are determined
+    # by op, inputs and attributes, except for the memory order. `a + b` and `b + a` are one node,
+    # which keeps the order of the first. Keys contain no references: a node keeps its components
+    # alive, so object ids are valid as long as its entry.
     if op.commutative and inputs[0].serial > inputs[1].serial:
         operands = tuple(map(id, inputs[::-1]))
     else:
         operands = tuple(map(id, inputs))
     orders = outputs[0].order if len(outputs) == 1 else tuple([each.order for each in outputs])
-    # What is not computed is where it is.
+    # Leaves have a fixed location.
     pin = current_pin() if inputs else None
     key = (op, operands, attrs_key, orders, pin)
     found = _table.get(key)

@@ -4,7 +4,7 @@
     def exp(x):                      # the shape rule, from Spec to Spec
         return float_result(x)
 
-A gradient is built from ops alone; a longer one follows the shape rule, as `@exp.gradient`.
+A gradient is built from ops only; a longer one follows the shape rule, as `@exp.gradient`.
 
 Inputs are positional, static attributes keyword-only, in every rule. Calling the op with nodes
 creates a node. A composite op has a `decomposition` instead of a shape rule: its shape, gradient
@@ -90,8 +90,9 @@ HOLOMORPHIC = frozenset(
         "matmul",
     }
 )
-"""With a complex derivative f'. The rule of an op gives g f', and what is wanted is g conj(f'),
-which is the conjugate of the rule's answer to the conjugate of g."""
+"""Ops with a complex derivative f'. An op's rule computes g f', whereas g conj(f') is required: the
+conjugate of the rule's result for the conjugate of g.
+"""
 
 OWN_RULE = frozenset(
     {
@@ -130,7 +131,9 @@ OWN_RULE = frozenset(
         "redistribute",
     }
 )
-"""The gradient rule, or that of each part, knows of complex numbers; or there is no gradient."""
+"""Ops whose gradient rules, or those of their parts, support complex numbers, or without a
+gradient.
+"""
 
 TAKES_COMPLEX = LINEAR | HOLOMORPHIC | OWN_RULE
 
@@ -155,11 +158,11 @@ FlopsRule = Callable[[Node], int]
 OPS: dict[str, Op] = {}
 """Every op there is, by name."""
 MOST_KNOWN = 1 << 12
-"""Shapes for which a composite op remembers what it gives."""
+"""Number of shapes for which a composite op caches its results."""
 
 
 class Mismatch(Exception):
-    """Raised by a shape rule; `Op` adds the op's name and what came, for the user's error."""
+    """Raised by a shape rule; `Op` adds the op's name and the inputs for the user's error."""
 
     def __init__(self, error: type[CalderaError], expected: str, got: str, hint: str) -> None:
         super().__init__(expected)
@@ -184,7 +187,7 @@ _scope: ContextVar[tuple[str, ...]] = ContextVar("caldera_scope", default=())
 
 @contextmanager
 def scope(name: str) -> Iterator[None]:
-    """Errors raised inside say that they came from `name` (a layer's path, say)."""
+    """Context manager: errors inside name their location (such as a layer's path)."""
     token = _scope.set((*_scope.get(), name))
     try:
         yield
@@ -193,7 +196,7 @@ def scope(name: str) -> Iterator[None]:
 
 
 def location(name: str) -> str:
-    """Where an error happened: the path of scopes and the name of the op."""
+    """Return the location of an error: the path of scopes and the name of the op."""
     return "/".join((*_scope.get(), f"op.{name}"))
 
 
@@ -218,22 +221,22 @@ class Op:
         self.count_flops: FlopsRule = _default_flops
 
     def gradient(self, rule: GradientRule) -> GradientRule:
-        """Register the gradient: `rule(g, y, *inputs, **attrs)` gives one node (or None) an input.
+        """Register the gradient: `rule(g, y, *inputs, **attrs)` returns one node or None per input.
 
-        None says that the derivative is zero there. For an op with several outputs `g` and `y`
-        are tuples, and a `g` nobody asked for is None.
+        None means that the derivative is zero. For an op with several outputs `g` and `y` are
+        tuples, with None for each unused gradient.
         """
         self.gradient_rule = rule
         return rule
 
     def flops(self, rule: FlopsRule) -> FlopsRule:
-        """Register how many floating-point operations a node of this op takes."""
+        """Register the number of floating-point operations of a node of this op."""
         self.count_flops = rule
         return rule
 
     @property
     def differentiable(self) -> bool:
-        """Whether there is a gradient, written or from the decomposition."""
+        """True if there is a gradient, explicit or from the decomposition."""
         return self.gradient_rule is not None or self.decompose is not None
 
     def __call__(self, *inputs: Node, **attrs: Any) -> Node:
@@ -275,7 +278,7 @@ class Op:
         if self is ITEM:
             return item(inputs[0], node.attrs["index"])
         if [given.outputs for given in inputs] == [given.outputs for given in node.inputs]:
-            # A rule sees nothing but shapes, dtypes and attributes: it would say the same again.
+            # Rules depend only on shapes, dtypes and attributes, so the result is the same.
             return intern_like(node, inputs, tuple([spec.logical for spec in node.outputs]))
         return self.node(*inputs, **node.attrs)
 
@@ -284,7 +287,7 @@ class Op:
 
 
 def _refuse_complex(inputs: Nodes) -> None:
-    # An op with several outputs comes in as one of its items, which has one.
+    # An op with several outputs is passed as an item with one output.
     if any(given.outputs[0].dtype.kind == "c" for given in inputs):
         refuse_dtype(
             "real numbers",
@@ -335,7 +338,7 @@ def composite(
         known: dict[Hashable, tuple[tuple[Spec, ...], int]] = {}
 
         def facts(inputs: tuple[Spec, ...], attrs: Mapping[str, Any]) -> tuple[Any, int]:
-            """What it gives, and the operations of its parts."""
+            """Return the output specs, and the operations of its parts."""
             key = (inputs, tuple([(key, frozen(value)) for key, value in attrs.items()]))
             found = known.get(key)
             if found is None:
@@ -357,7 +360,7 @@ def composite(
 
 
 def _total_flops(results: Nodes) -> int:
-    """The operations of all that these are made of."""
+    """Return the total operations of these nodes and their inputs."""
     pending, total = list(results), 0
     seen: set[Node] = set()
     while pending:
@@ -406,8 +409,10 @@ def parameter(index: int, spec: Spec) -> Node:
 
 
 def detached(node: Node) -> Node:
-    """The same op on arguments that only have a shape and a dtype: what is known about a node as
-    such can be kept without holding on to what it is computed from."""
+    """Return the same op on parameters of the same shape and dtype.
+
+    Facts about the result can be cached without references to the original inputs.
+    """
     inputs = tuple(parameter(index, given.outputs[0]) for index, given in enumerate(node.inputs))
     with pinned(None):
         return intern_like(node, inputs, node.outputs)

@@ -34,10 +34,10 @@ def tensor(
     device: DeviceSpec = None,
     name: str = "",
 ) -> Tensor:
-    """A tensor with a copy of the data: a number, nested lists, an array or another tensor.
+    """Return a tensor with a copy of the data: a number, nested lists, an array or a tensor.
 
     Python's floats become float32, its ints int64, its complex numbers complex64; arrays keep their
-    dtype. A `dtype` of your own may not drop fractions; convert with `astype` for that.
+    dtype. An explicit `dtype` must not drop fractions; convert with `astype` for that.
 
     >>> import numpy as np
     >>> import caldera as cd
@@ -58,10 +58,10 @@ def tensor(
 def from_dlpack(
     lender: dlpack.SupportsDLPack, kind: Kind = MANAGED, device: DeviceSpec = None, name: str = ""
 ) -> Tensor:
-    """A tensor over the memory of an array of another package, without a copy.
+    """Return a tensor over the memory of another package's array, without a copy.
 
-    Writing one changes the other. If the lender says that its memory is read-only, or speaks a
-    DLPack from before 1.0, which cannot say, the tensor can only be read.
+    Writes to either are visible in both. The tensor is read-only if the lender declares its memory
+    read-only, or uses a DLPack version before 1.0, which has no such flag.
 
     >>> import numpy as np
     >>> import caldera as cd

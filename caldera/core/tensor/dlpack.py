@@ -1,8 +1,8 @@
 """Sharing memory with other packages: strided arrays, and DLPack in both directions.
 
-NumPy speaks DLPack for every dtype but bfloat16. That one is lent and borrowed as 16-bit integers,
-and the one field of the exchanged structure that names the type is set to what it really is. The
-structures are those of dlpack.h, https://dmlc.github.io/dlpack.
+NumPy supports DLPack for every dtype except bfloat16. Arrays of bfloat16 are exchanged as 16-bit
+integers, with the type field of the exchanged structure set to bfloat16. The structures follow
+dlpack.h, https://dmlc.github.io/dlpack.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c
 
 
 class _TensorHead(ctypes.Structure):
-    """The first fields of a DLTensor, up to those that name the element type."""
+    """First fields of a DLTensor, up to the element type."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -51,7 +51,7 @@ class _TensorHead(ctypes.Structure):
 
 
 class SupportsDLPack(Protocol):
-    """What DLPack asks of an array that lends its memory."""
+    """Interface of arrays that lend their memory through DLPack."""
 
     def __dlpack__(self, **options: Any) -> object:
         """A capsule with the address, shape and type."""
@@ -131,7 +131,7 @@ def array_from_dlpack(lender: SupportsDLPack) -> Array:
 
 
 def flattened(array: Array) -> tuple[Array, StridedView]:
-    """The memory that an array spans as a flat array, and where the elements lie in it; no copy.
+    """Return the memory of an array as a flat array, and the layout of the elements; no copy.
 
     >>> flat, layout = flattened(np.arange(10)[8:2:-2])
     >>> flat.tolist(), layout
@@ -170,7 +170,7 @@ def _require_native(dtype: DType) -> None:
 
 
 def _overlaps(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether two elements may lie in the same place, as in a broadcast array."""
+    """Return True if two elements may share an address, as in a broadcast array."""
     reach = 0
     for stride, length in sorted(zip(map(abs, strides), shape, strict=True)):
         if length > 1:

@@ -1,9 +1,9 @@
 """Element types, their promotion, and conversion of user values to arrays.
 
-A dtype is a plain `numpy.dtype` (bfloat16 comes from ml_dtypes), so arrays pass in and out of the
-package without conversion. Conversion of numbers, nested lists and arrays loses nothing silently:
-floats become integers only through `astype`, and integers must be in the range of their new dtype
-(0 and 1 for bool).
+A dtype is a plain `numpy.dtype` (bfloat16 is defined by ml_dtypes), so arrays pass in and out of
+the package without conversion. Conversion of numbers, nested lists and arrays is never silently
+lossy: floats become integers only through `astype`, and integers must be in the range of their new
+dtype (0 and 1 for bool).
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ UNSIGNED: frozenset[DType] = frozenset({uint8, uint16, uint32, uint64})
 INTEGERS = SIGNED | UNSIGNED
 COMPLEX: frozenset[DType] = frozenset({complex64, complex128})
 
-# NumPy has several dtype objects for one type; they are equal, and this gives back ours.
+# NumPy has several equal dtype objects per type; this table returns a unique one.
 _OURS = {dtype: dtype for dtype in ALL}
 # Order inside one family; across families bool < integers < floats < complex numbers.
 _RANK = {dtype: rank for rank, dtype in enumerate(ALL)}
 
 
 def canonical(dtype: object) -> DType:
-    """The dtype that a name, NumPy dtype or Python type stands for.
+    """Return the dtype denoted by a name, NumPy dtype or Python type.
 
     Python's `float`, `int` and `complex` mean float32, int64 and complex64.
     """
@@ -89,7 +89,7 @@ class _Names(dict[DType, str]):
 
 
 NAMES: Mapping[DType, str] = _Names()
-"""The name of each dtype: NumPy makes it anew whenever it is asked, which takes some time."""
+"""Name of each dtype, cached because NumPy recreates it on every access."""
 
 
 def _of_type(dtype: object) -> DType | None:
@@ -101,22 +101,22 @@ def _of_type(dtype: object) -> DType | None:
 
 
 def is_float(dtype: DType) -> bool:
-    """Whether values of this dtype are real floating-point numbers."""
+    """Return True for real floating-point dtypes."""
     return dtype in FLOATS
 
 
 def is_complex(dtype: DType) -> bool:
-    """Whether values of this dtype have a real and an imaginary part."""
+    """Return True for complex dtypes."""
     return dtype.kind == "c"
 
 
 def is_inexact(dtype: DType) -> bool:
-    """Whether a gradient can flow through values of this dtype: floats and complex numbers."""
+    """Return True for dtypes that carry gradients: floats and complex numbers."""
     return dtype in FLOATS or dtype.kind == "c"
 
 
 def part_of(dtype: DType) -> DType:
-    """The dtype of the parts of complex numbers; that of a real dtype is the dtype itself."""
+    """Return the dtype of the parts of a complex dtype; a real dtype is returned unchanged."""
     if dtype.kind != "c":
         return dtype
     return float32 if dtype == complex64 else float64
@@ -128,18 +128,19 @@ def complex_of(dtype: DType) -> DType:
 
 
 def is_integer(dtype: DType) -> bool:
-    """Whether values of this dtype can be used as indices."""
+    """Return True for dtypes usable as indices."""
     return dtype in INTEGERS
 
 
 def promote(first: DType, second: DType) -> DType:
-    """The dtype two operands are computed in.
+    """Return the dtype in which two operands are computed.
 
-    Floats win over integers and integers over bool, without widening (int64 with float16 is
-    float16: an index must not turn a network into float64). float16 with bfloat16 is float32. Two
-    integers meet in the smallest dtype that holds both, as in NumPy: uint8 with int8 is int16, and
-    uint64 with a signed one, for which there is none, is float64. Complex numbers win over all, and
-    their parts hold those of both: complex64 with float64 is complex128.
+    Floats take precedence over integers and integers over bool, without widening: int64 with
+    float16 is float16, since an index must not turn a network into float64. float16 with bfloat16
+    is float32. Two integers are promoted to the smallest dtype that contains both, as in NumPy:
+    uint8 with int8 is int16. uint64 with a signed integer, for which there is none, is float64.
+    Complex numbers take precedence over all, with parts that contain both operands: complex64 with
+    float64 is complex128.
 
     >>> promote(uint16, int16).name, promote(uint64, int8).name, promote(uint64, float16).name
     ('int32', 'float64', 'float16')
@@ -170,9 +171,9 @@ def side_of_range(value: bool | int | float | complex, dtype: DType) -> int:
 def of_scalar(
     value: bool | int | float | complex | np.generic, other: DType | None = None
 ) -> DType:
-    """The dtype of a scalar beside an operand of dtype `other` (scalars are weak).
+    """Return the dtype of a scalar in an operation with dtype `other` (scalars are weak).
 
-    Without one, a scalar of NumPy keeps its own.
+    Without `other`, a NumPy scalar keeps its dtype.
     """
     if isinstance(value, np.generic):
         if other is None:
@@ -191,7 +192,7 @@ Array = NDArray[Any]
 
 
 def has_dtype(data: object) -> bool:
-    """True if the data, or the first element of nested lists, is an array or a scalar of one."""
+    """Return True if the data, or the first element of nested lists, is a NumPy array or scalar."""
     while isinstance(data, list | tuple) and data:
         data = data[0]
     return hasattr(data, "dtype")
@@ -210,7 +211,7 @@ def array_of(data: object, where: str) -> Array:
         raise ShapeError.build(
             where, expected="nested lists of equal lengths", got=str(error).split(".")[0]
         ) from None
-    # Byte-swapped data becomes native here; for all else nothing changes.
+    # Byte-swapped data becomes native here; all other data is unchanged.
     dtype = canonical(array.dtype)
     return array if array.dtype is dtype else array.astype(dtype, copy=False)
 
@@ -235,16 +236,16 @@ def real_array_of(data: object, where: str) -> Array:
 
 
 def little_endian(array: Array) -> Array:
-    """An array whose bytes are those of a file, lowest first, whatever the machine; and back.
+    r"""Convert an array between native and little-endian byte order, the order of files.
 
     >>> little_endian(np.array([1], np.int16)).tobytes()
-    b'\\x01\\x00'
+    b'\x01\x00'
     """
     return array if sys.byteorder == "little" else array.byteswap()
 
 
 def refuse_masked(data: object, where: str) -> None:
-    """Raise if part of an array is masked: NumPy would go on with what is behind the mask.
+    """Raise if part of an array is masked: NumPy would use the values behind the mask.
 
     >>> refuse_masked(np.ma.array([1, 2], mask=[False, True]), "tensor")
     Traceback (most recent call last):

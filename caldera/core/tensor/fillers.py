@@ -1,12 +1,12 @@
-"""Fillers: what a new tensor or variable holds. `fills.py` has what a user calls.
+"""Fillers: initial values of tensors and variables. `fills.py` has the user-facing functions.
 
-A filler is a small value that says what to write; the numbers are made when it meets a shape. The
-random ones are named by (seed, stream) and made on the host by the counter-based generator of
-`philox.py`, so they are the same whatever device the tensor lives on.
+A filler describes values, which are generated once the shape is known. Random fillers are
+identified by (seed, stream) and generated on the host by the counter-based generator of
+`philox.py`, so they are the same for every device.
 
-The fans of Glorot and He: a matrix is (in, out), as in `x @ W`; a weight with more axes is a
-convolution's, (out, in / groups, kernel...), as in `op.conv2d(x, w)`, and its fans are multiplied
-by the size of the kernel.
+Fans of Glorot and He: a matrix is (in, out), as in `x @ W`. A weight with more axes belongs to a
+convolution, (out, in / groups, kernel...), as in `op.conv2d(x, w)`, and its fans are multiplied by
+the size of the kernel.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def filled(fill: Filler, shape: Shape, dtype: DType) -> Array:
 
 
 def as_filler(fill: object, where: str) -> Filler:
-    """A filler from what a user may pass as `fill=`: a filler, a number, or an array.
+    """Return the filler for a value of `fill=`: a filler, a number, or an array.
 
     >>> as_filler(0.5, "op.var").generate((2,), float32, 0, 0).tolist()
     [0.5, 0.5]
@@ -207,7 +207,7 @@ class IdentityMatrix(Filler):
     """Ones on the diagonal, zeros elsewhere."""
 
     def generate(self, shape: Shape, dtype: DType, seed: int, stream: int) -> Array:
-        """The matrix; it need not be square."""
+        """Return the matrix, which may be rectangular."""
         _require_matrix(shape, "identity")
         return np.eye(shape[0], shape[1], dtype=dtype)
 
@@ -219,7 +219,7 @@ class Diagonal(Filler):
     values: Array = field(repr=False)
 
     def generate(self, shape: Shape, dtype: DType, seed: int, stream: int) -> Array:
-        """The matrix; its shorter side has as many places as there are values."""
+        """Return the matrix; the length of its shorter side is the number of values."""
         _require_matrix(shape, "diagonal")
         if self.values.shape not in ((), (min(shape),)):
             raise ShapeError.build(
@@ -251,7 +251,7 @@ class FromArray(Filler):
 
 
 def fans(shape: Shape, where: str) -> tuple[int, int]:
-    """How many values feed one output, and how many outputs one value feeds.
+    """Return the number of inputs per output, and of outputs per input.
 
     >>> fans((784, 528), "glorot_uniform"), fans((32, 16, 3, 3), "glorot_uniform")
     ((784, 528), (144, 288))

@@ -1,10 +1,10 @@
-"""Random numbers that depend on where they are, not on when they are drawn: Philox4x32-10.
+"""Counter-based random numbers, which depend on their position only: Philox4x32-10.
 
 A counter-based generator is a pure function from (key, counter) to four random 32-bit words, so any
-range of a stream can be computed alone, in any order, on any number of threads, devices or ranks,
-and equals the same range of the whole. What follows is the definition that every backend
-reproduces. It uses integer operations and correctly rounded float operations alone (no library
-`log` or `cos`), so the results are equal bit for bit.
+range of a stream can be computed separately, in any order, on any number of threads, devices or
+ranks. It equals the same range of the whole stream. Every backend reproduces the following
+definition. It uses only integer operations and correctly rounded float operations (no library `log`
+or `cos`), so the results are equal bit for bit.
 
 Names of a number: `seed` (64 bits; a negative int means its two's complement), `step` (32 bits),
 `stream` (32 bits), element `index`.
@@ -49,7 +49,7 @@ _KEY_INCREMENTS = (0x9E3779B9, 0xBB67AE85)
 _BLOCKS_AT_ONCE = 16384
 _WORTH_A_THREAD = 1 << 18
 
-# How many of a word's upper bits a uniform number of this dtype is made of.
+# Number of upper bits of a word in a uniform number of this dtype.
 _UNIFORM_BITS = {float16: 11, bfloat16: 8, float32: 24}
 
 
@@ -125,7 +125,8 @@ def _fill_normal(values: NDArray[Any], name: Name, first: int) -> None:
             cosines, sines = random.pairs_float64(integers[0::2], integers[1::2])
         else:
             cosines, sines = random.pairs_float32(words[0::2], words[1::2])
-        # Straight into the result: an array beside it would be as large as this thread's share.
+        # Written directly into the result: a temporary array would be as large as this thread's
+        # share.
         begin = start // words_in_pair * 2 - skipped
         unwanted = int(begin < 0)
         even, odd = values[begin + 2 * unwanted :: 2], values[begin + 1 :: 2]
@@ -202,8 +203,8 @@ def _philox(
 ) -> None:
     """Fill `output` (blocks, 4) from consecutive block numbers.
 
-    `even` holds counter words 0 and 2, `odd` words 1 and 3, one 32-bit word in each 64-bit element,
-    so that a round is five array operations: both multiplications at once, and the exchange of the
+    `even` holds counter words 0 and 2, `odd` words 1 and 3, one 32-bit word in each 64-bit element.
+    A round is then five array operations: both multiplications are one, and the exchange of the
     halves is a reversed view.
     """
     even, odd, product = work

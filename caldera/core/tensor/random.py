@@ -30,7 +30,7 @@ from caldera.errors import ConfigError
 class Streams:
     """A seed, and the next stream number under it.
 
-    `state` is for those who keep the seed on a device as well (see `op.random_state`).
+    `state` is set if the seed is also stored on a device (see `op.random_state`).
 
     >>> streams = Streams(5)
     >>> streams.seed, streams.take(), streams.take()
@@ -44,7 +44,7 @@ class Streams:
         self._lock = threading.Lock()
 
     def take(self) -> int:
-        """A number that nothing else has had since the seed was set."""
+        """Return a number that is unique since the seed was set."""
         with self._lock:
             stream = self._next
             self._next += 1
@@ -61,7 +61,7 @@ _thread = threading.local()
 
 
 def streams() -> Streams:
-    """Those of this thread, if it has its own; else those of the program.
+    """Return the streams of this thread, or else of the program.
 
     >>> seed(5)
     >>> streams().seed
@@ -85,10 +85,10 @@ def checked_seed(number: Any, where: str = "seed") -> int:
 
 
 def seed(number: int) -> None:
-    """Set the seed of all random numbers and start again at the first stream.
+    """Set the seed of all random numbers, and restart at the first stream.
 
-    The seed is an int from 0 to 2**64 - 1; a program that never sets it has seed 0. In the main
-    thread it is that of the program; another thread that calls this has a seed of its own.
+    The seed is an int from 0 to 2**64 - 1; the default is 0. The main thread sets the seed of the
+    program; any other thread that calls this function gets a separate seed.
 
     >>> import caldera as cd
     >>> cd.seed(3)
@@ -109,7 +109,7 @@ def seed(number: int) -> None:
 
 @contextmanager
 def seeded(number: int, first: int = 0, state: Any = None) -> Iterator[None]:
-    """What this thread makes inside has a seed and streams of its own, counted from `first`.
+    """Context manager: this thread uses a separate seed, with streams counted from `first`.
 
     >>> seed(5)
     >>> with seeded(7):
@@ -137,7 +137,7 @@ def global_seed() -> int:
 
 
 def next_stream() -> int:
-    """A stream number that nothing else has had since the seed was set.
+    """Return a stream number that is unique since the seed was set.
 
     >>> seed(5)
     >>> next_stream(), next_stream()
@@ -151,7 +151,7 @@ Floats = NDArray[Any]
 
 @dataclass(frozen=True)
 class _Precision:
-    """What differs between float32 and float64: the bit layout and how long the series are."""
+    """Constants of float32 or float64: bit layout and lengths of series."""
 
     float_type: type[np.floating[Any]]
     integer_type: type[np.signedinteger[Any]]
@@ -168,8 +168,8 @@ class _Precision:
         return np.dtype(self.integer_type).itemsize * 8 - 2
 
 
-# root_half is the bit pattern of sqrt(1/2). The series are cut where the next term is below a
-# quarter of the last bit.
+# root_half is the bit pattern of sqrt(1/2). Series end where the next term is below a quarter of
+# the last bit.
 _SINGLE = _Precision(np.float32, np.int32, 23, 24, 0x3F3504F3, 4, 5, 5)
 _DOUBLE = _Precision(np.float64, np.int64, 52, 53, 0x3FE6A09E667F3BCD, 8, 9, 11)
 
@@ -201,7 +201,7 @@ def pairs_float64(radius: NDArray[np.int64], angle: NDArray[np.int64]) -> tuple[
 def _pairs(uniform: Floats, turn: NDArray[Any], precision: _Precision) -> tuple[Floats, Floats]:
     """`r cos t` and `r sin t` for u in (0, 1] and an angle of `turn` / 2**angle_bits turns."""
     radius = np.sqrt(_minus_two_log(uniform, precision))
-    # Quarter turns are split off in integers, exactly; what is left lies in [-pi/4, pi/4).
+    # Quarter turns are subtracted exactly, in integers; the rest is in [-pi/4, pi/4).
     quarter = precision.angle_bits - 2
     quadrant = (turn + (1 << (quarter - 1))) >> quarter
     rest = turn - (quadrant << quarter)

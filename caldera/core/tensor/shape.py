@@ -36,7 +36,7 @@ def as_shape(shape: int | Iterable[int], where: str = "shape") -> Shape:
 
 
 def as_list(value: Any) -> list[Any]:
-    """Several values as a list, from one or from any sequence of them.
+    """Return one value or a sequence of values as a list.
 
     >>> as_list(3), as_list((1, 2))
     ([3], [1, 2])
@@ -56,7 +56,7 @@ def size(shape: Shape) -> int:
 
 @lru_cache(maxsize=4096)
 def row_major_strides(shape: Shape) -> Shape:
-    """How many elements apart two neighbours along each axis are, with the last axis dense.
+    """Return the distance in elements between neighbours along each axis of a dense array.
 
     >>> row_major_strides((2, 3, 4))
     (12, 4, 1)
@@ -65,7 +65,7 @@ def row_major_strides(shape: Shape) -> Shape:
     step = 1
     for size_of_axis in reversed(shape):
         strides.append(step)
-        # An empty axis must not make the strides of the others zero.
+        # An empty axis must not make the strides of preceding axes zero.
         step *= max(size_of_axis, 1)
     return tuple(reversed(strides))
 
@@ -84,7 +84,7 @@ def normalise_axis(axis: int, rank: int, where: str) -> int:
 
 
 def normalise_axes(axis: int | Iterable[int] | None, rank: int, where: str) -> Shape:
-    """The axes meant by `axis`, in ascending order and each once; None means all of them.
+    """Return the axes denoted by `axis`, ascending and unique; None means all axes.
 
     >>> normalise_axes((-1, 0), 3, "op.sum"), normalise_axes(None, 2, "op.sum")
     ((0, 2), (0, 1))
@@ -136,7 +136,7 @@ def broadcast_shapes(*shapes: Shape, where: str = "broadcast") -> Shape:
 
 
 def reshape_with_unknown(old: Shape, new: int | Iterable[int], where: str) -> Shape:
-    """The shape meant by `new`, in which one size may be -1: whatever the rest leaves.
+    """Return the shape denoted by `new`, in which one size may be -1 and is then computed.
 
     >>> reshape_with_unknown((32, 28, 28), (32, -1), "op.reshape")
     (32, 784)
@@ -180,7 +180,7 @@ def _as_int(value: object, where: str, expected: str) -> int:
 
 
 class StridedView(NamedTuple):
-    """Element (i, j, ...) lies at offset + i * strides[0] + j * strides[1] + ..."""
+    """Layout in which element (i, j, ...) is at offset + i * strides[0] + j * strides[1] + ..."""
 
     shape: Shape
     strides: Shape
@@ -188,7 +188,7 @@ class StridedView(NamedTuple):
 
     @property
     def is_dense(self) -> bool:
-        """Whether the elements follow each other in row-major order, without gaps.
+        """True if the elements are contiguous in row-major order.
 
         >>> StridedView((2, 3), (3, 1), 6).is_dense, StridedView((2, 3), (1, 2), 0).is_dense
         (True, False)
@@ -203,7 +203,7 @@ class StridedView(NamedTuple):
 
     @property
     def span(self) -> tuple[int, int]:
-        """The first element of memory that is used, and how many from there on to the last.
+        """Return the first element of memory in use, and the distance from it to the last.
 
         >>> StridedView((3,), (-2,), 5).span
         (1, 5)
@@ -215,7 +215,7 @@ class StridedView(NamedTuple):
         return self.offset + sum(min(each, 0) for each in reaches), sum(map(abs, reaches)) + 1
 
     def element(self, indices: tuple[object, ...]) -> int:
-        """The position of one element, from as many ints as there are axes.
+        """Return the position of an element from one int per axis.
 
         >>> StridedView((2, 3), (3, 1), 0).element((1, -1))
         5
@@ -321,7 +321,7 @@ class StridedView(NamedTuple):
 
 
 def is_element(key: tuple[object, ...], rank: int) -> bool:
-    """Whether the key names one element: an int for every axis.
+    """Return True if the key selects one element: an int for every axis.
 
     >>> is_element((0, -1), 2), is_element((0,), 2)
     (True, False)
@@ -336,7 +336,7 @@ def is_element(key: tuple[object, ...], rank: int) -> bool:
 
 
 def is_basic(key: tuple[object, ...]) -> bool:
-    """Whether the key gives a view: ints, slices, `...` and None alone.
+    """Return True if the key selects a view: it has only ints, slices, `...` and None.
 
     >>> is_basic((0, slice(1), None, ...)), is_basic(([0, 1],))
     (True, False)

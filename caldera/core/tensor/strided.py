@@ -1,7 +1,6 @@
-"""Elements in memory: a layout over a `MemoryManager`, and how host and device reach them.
+"""Strided elements in memory: a layout over a `MemoryManager`, with access from host and device.
 
-This is the lower half of a `Tensor`: what it is and where it lies. `tensor.py` adds how it is made
-and what it turns into.
+This is the base of `Tensor`; `tensor.py` adds creation and conversion.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from caldera.errors import DeviceError
 
 Array = NDArray[Any]
 _STRETCH = 64
-"""Columns of a transpose that are copied at once."""
+"""Number of columns per step when a transpose is copied."""
 _LARGE = 1 << 20
 """Bytes that caches next to a core do not keep."""
 
@@ -57,7 +56,7 @@ class StridedArray:
 
     @property
     def shape(self) -> Shape:
-        """How many elements there are along each axis.
+        """Number of elements along each axis.
 
         >>> import caldera as cd
         >>> cd.Tensor((2, 3)).shape
@@ -67,7 +66,7 @@ class StridedArray:
 
     @property
     def strides(self) -> Shape:
-        """How many elements of memory lie between two neighbours along each axis.
+        """Distance in elements between neighbours along each axis.
 
         >>> import caldera as cd
         >>> cd.Tensor((2, 3)).T.strides
@@ -77,7 +76,7 @@ class StridedArray:
 
     @property
     def offset(self) -> int:
-        """Where in the memory the first element lies, in elements.
+        """Position of the first element in the memory, in elements.
 
         >>> import caldera as cd
         >>> cd.Tensor((2, 3))[1, 1:].offset
@@ -169,10 +168,10 @@ class StridedArray:
         return self.size * self._dtype.itemsize
 
     def host_array(self, write: bool = False, discard: bool = False) -> Array:
-        """The host side as an array, up to date.
+        """Return the current host side as an array.
 
-        `write` makes the device side stale; `discard` as well says that every element will be
-        overwritten, so the old ones need not be fetched.
+        `write` makes the device side stale. `discard` as well means that every element will be
+        overwritten, so the old ones are not copied.
 
         >>> import caldera as cd
         >>> t = cd.Tensor((2,), device="loopback")
@@ -196,12 +195,11 @@ class StridedArray:
         return self._arranged(self._memory.on_device(write, discard, stream))
 
     def numpy(self) -> Array:
-        """The elements as an array that shares the tensor's memory.
+        """Return the elements as an array that shares the tensor's memory.
 
-        Where host and device use the same bytes, the array can be written. Where the device has
-        memory of its own, the array is read-only, since a write would not reach the device, and
-        shows the values of this moment; DEVICE memory is copied for it. Write through
-        `t[...] = values`, which works everywhere.
+        Where host and device share memory, the array is writable. Otherwise it is read-only, since
+        a write would not reach the device, and has the current values; DEVICE memory is copied.
+        Assignments `t[...] = values` work everywhere.
 
         >>> import caldera as cd
         >>> t = cd.Tensor((3,))
@@ -214,7 +212,7 @@ class StridedArray:
             array = self._staged()[1]
         elif not (self.kind is MANAGED and not self.device.is_host):
             return array
-        # A view, so that nobody's array but the one handed out becomes read-only.
+        # A view, so that only the returned array becomes read-only.
         array = array.view()
         array.flags.writeable = False
         return array
@@ -258,19 +256,19 @@ class StridedArray:
             return flat[start : start + size(layout.shape)].reshape(layout.shape)
         itemsize = self._dtype.itemsize
         strides = tuple(stride * itemsize for stride in layout.strides)
-        # The class is kept: an array on a card refuses what only a host array can do.
+        # The class is kept: an array on a GPU rejects operations of host arrays.
         return type(flat)(layout.shape, self._dtype, flat, start * itemsize, strides)
 
     def _covers_memory(self) -> bool:
         return self.size == self._memory.size
 
     def _store(self, values: Array, key: Any = ...) -> None:
-        """Write an array that broadcasts to what `key` selects."""
+        """Write an array that broadcasts to the selection of `key`."""
         whole = key is Ellipsis
         target = self._reachable(write=True, discard=whole)
         if target is not None:
             if whole and _is_large_transpose(values, target):
-                # Stretch by stretch, of which caches keep what they read: three times as fast.
+                # In steps that fit into the caches: three times as fast.
                 for first in range(0, values.shape[1], _STRETCH):
                     stretch = slice(first, first + _STRETCH)
                     target[:, stretch] = values[:, stretch]
@@ -288,8 +286,7 @@ class StridedArray:
 
 
 def _is_large_transpose(values: Array, target: Array) -> bool:
-    """Whether a matrix is copied to where its columns are the rows: NumPy goes to and fro in
-    memory, of which every byte comes from afar."""
+    """Return True if a large matrix is copied to its transpose, where NumPy's access is strided."""
     return (
         values.ndim == 2
         and values.shape == target.shape

@@ -1,7 +1,7 @@
-"""The `Tensor`: concrete numbers with a shape, in memory of any kind on any device.
+"""`Tensor`: concrete numbers with a shape, in memory of any kind on any device.
 
-Basic indexing, reshaping and transposing give another layout of the same memory: a view.
-Arithmetic is not here: it is lazy, and belongs to the floor that knows graphs.
+Basic indexing, reshaping and transposing return views: other layouts of the same memory. Arithmetic
+is lazy, and therefore defined on graphs.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ DeviceSpec = Device | str | int | None
 
 
 class Tensor(StridedArray, ScalarConversions):
-    """Numbers of one dtype, arranged in a shape.
+    """Array of numbers of one dtype.
 
-    `fill` is a filler, a number, or an array of this shape; without it the tensor holds zeros.
+    `fill` is a filler, a number, or an array of this shape; the default is zeros.
 
     >>> import caldera as cd
     >>> t = cd.Tensor((2, 3), fill=cd.constant(1))
@@ -103,10 +103,10 @@ class Tensor(StridedArray, ScalarConversions):
         name: str = "",
         copy: bool = True,
     ) -> Self:
-        """A tensor with the values and dtype of an array.
+        """Return a tensor with the values and dtype of an array.
 
-        With `copy=False` the array's own memory is the tensor's host side: writing one changes the
-        other (on a device with memory of its own, after the values have come back to the host).
+        With `copy=False` the array's memory is the tensor's host side, and writes to either are
+        visible in both (on a device with separate memory, after the values have been copied back).
 
         >>> import numpy as np
         >>> import caldera as cd
@@ -282,7 +282,7 @@ class Tensor(StridedArray, ScalarConversions):
     # -- copies ----------------------------------------------------------------------------------
 
     def copy(self) -> Tensor:
-        """The same elements in memory of their own, of the same kind and on the same device.
+        """Return a copy in separate memory of the same kind, on the same device.
 
         >>> import caldera as cd
         >>> t = cd.Tensor((2,))
@@ -360,11 +360,13 @@ class Tensor(StridedArray, ScalarConversions):
         device: str | None = None,
         name: str = "",
     ) -> Self:
-        """A tensor from its elements in row-major order, each with its lowest byte first; what a
-        pickle holds. If there is no such device here, it is on the default one.
+        r"""Return a tensor from its elements in row-major order and little-endian bytes, as in a
+        pickle.
+
+        If the device does not exist here, the default device is used.
 
         >>> import caldera as cd
-        >>> cd.Tensor.from_bytes(b"\\x01\\x00\\x02\\x00", "int16", (2,)).tolist()
+        >>> cd.Tensor.from_bytes(b"\x01\x00\x02\x00", "int16", (2,)).tolist()
         [1, 2]
         """
         wanted, sizes = canonical(dtype), as_shape(shape, "Tensor.from_bytes")
