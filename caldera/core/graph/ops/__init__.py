@@ -1,6 +1,6 @@
-"""The ops that other ops, gradients and passes are written in.
+"""Primitive ops, from which other ops, gradients and passes are built.
 
-Every family has a file; those of the further ones are in `activation`, `linalg`, `loss`, ...
+Every family has a file; further ops are in `activation`, `linalg`, `loss`, ...
 """
 # ruff: noqa: F401 - what other files import from here
 

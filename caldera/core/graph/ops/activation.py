@@ -1,15 +1,15 @@
 """Activation functions, softmax and log-softmax.
 
-Right at the ends of the range: an infinite argument gives the limit, NaN stays NaN, and no
-derivative is inf * 0. So that this holds, factors are clipped where the other factor is exactly
-0 or 1 in every dtype.
+Results at the ends of the range are exact: an infinite argument returns the limit, NaN stays NaN,
+and no derivative is inf * 0. For this, factors are clipped where their co-factor is exactly 0 or 1
+in every dtype.
 
 Conventions where the derivative is not unique, all of them tested: at 0 leaky_relu, elu and selu
-have the slope of the negative side; at -3 and 3 hard_sigmoid and hard_swish have that of the flat
-or straight outside (0, and for hard_swish 1 at 3).
+have the slope of the negative side. At -3 and 3 hard_sigmoid and hard_swish have the outer slope
+(0, and for hard_swish 1 at 3).
 
-A row of softmax that holds +inf puts everything there, shared equally if there are several; a row
-of nothing but -inf has no limit and gives NaN. Over an axis of length 0 there is nothing to do.
+A row of softmax with +inf is 1 there, shared equally between several. A row of only -inf has no
+limit and is NaN. Over an axis of length 0 the result is empty.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ SELU_SCALE = 1.0507009873554805
 # float64.
 _NORMAL_END = 40.0
 _SIGMOID_END = 1000.0
-# Adding 1 to this changes nothing, in float64 too.
+# Adding 1 to this has no effect, even in float64.
 _LARGE = 2.0**60
 
 
@@ -69,7 +69,7 @@ def _activation(
 ) -> Callable[[Callable[..., Node]], Op]:
     """Decorate an element-wise function of floating-point numbers.
 
-    `gradient(g, y, x)` gives the gradient of its one input.
+    `gradient(g, y, x)` returns the gradient of its input.
     """
     backward = None if gradient is None else widened(broadcasting(gradient))
 
@@ -98,7 +98,7 @@ def leaky_relu(x: Node, *, slope: float) -> Node:
 
 
 def _negative_part(x: Node) -> Node:
-    """x where it is not positive, else 0; unlike min(x, 0), with slope 1 at 0."""
+    """Return x where it is not positive, else 0; unlike min(x, 0), with slope 1 at 0."""
     return where(greater(x, scalar(0, x)), scalar(0, x), x)
 
 
@@ -276,7 +276,7 @@ def below_largest(x: Node, axis: int) -> Node:
 @composite("softmax_grad")
 @widened
 def softmax_grad(g: Node, y: Node, *, axis: int) -> Node:
-    """The gradient of softmax, from that of its result `y`."""
+    """Gradient of softmax, from the gradient of its result `y`."""
     return mul(y, sub(g, sum_(mul(g, y), (axis,), keepdims=True)))
 
 
@@ -294,7 +294,7 @@ def softmax(x: Node, *, axis: int) -> Node:
 @composite("log_softmax_grad")
 @widened
 def log_softmax_grad(g: Node, y: Node, *, axis: int) -> Node:
-    """The gradient of log_softmax, from that of its result `y`."""
+    """Gradient of log_softmax, from the gradient of its result `y`."""
     return sub(g, mul(exp(y), sum_(g, (axis,), keepdims=True)))
 
 

@@ -1,10 +1,10 @@
 """Attention as one op, with one op for its gradient.
 
-Besides the result, the op gives the logarithm of each row's sum of exponentials: with it the
-gradient finds the probabilities again, so a kernel need not keep the (T, S) matrix. For a row whose
-keys are all masked the result is 0, and the logarithm is given as 0 (then its probabilities,
-exp(-inf - 0), are 0 as well). Half-precision inputs are computed in float32, and the logarithm is
-float32. `compute` is that of products.
+Besides the result, the op returns the logarithm of each row's sum of exponentials, from which the
+gradient recomputes the probabilities. A kernel therefore does not store the (T, S) matrix. For a
+row whose keys are all masked, result and logarithm are 0 (its probabilities, exp(-inf - 0), are
+then 0 as well). Half-precision inputs are computed in float32, and the logarithm is float32.
+`compute` is the precision of products.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from caldera.core.graph.ops import (
 from caldera.core.tensor import Shape, bool_, int64, is_float
 
 HEADS_INSIDE = (0, 2, 1, 3)
-"""How axes (N, heads, T, D) lie where the heads of a step are one vector."""
+"""Memory order of axes (N, heads, T, D) where the heads of a step form one vector."""
 
 
 def _check(q: Node, k: Node, v: Node, masks: Nodes) -> None:
@@ -81,7 +81,7 @@ def _scores(
 
 
 def _not_later(shape: Shape) -> Node:
-    """Where a key does not come after its query, the last of both being simultaneous."""
+    """Return True where a key does not follow its query; the last of both coincide."""
     queries, keys = shape[-2:]
     row = iota(shape=(queries, keys), axis=0, dtype=int64)
     column = iota(shape=(queries, keys), axis=1, dtype=int64)
@@ -136,7 +136,7 @@ def _(
 
 
 def _common(g: Node, result: Node) -> Node:
-    """What the derivative of a softmax takes away from all scores of a row."""
+    """Return the term that a softmax's derivative subtracts from all scores of a row."""
     return sum_(mul(widen(g), widen(result)), (len(result.shape) - 1,))
 
 
@@ -151,10 +151,10 @@ def attention_backward(
     *masks: Node,
     **how: Any,
 ) -> Nodes:
-    """The gradients of q, k, v and a mask that was added, from both outputs of the attention.
+    """Gradients of q, k, v and an additive mask, from both outputs of the attention.
 
-    Libraries have it so. Where a device has no kernel for it, the sums of g * result are taken
-    apart from it, with whatever loop is near.
+    Libraries compute them together. Where a device has no kernel, the sums of g * result are a
+    separate computation, which can be fused with a neighbouring loop.
     """
     common = _common(g, result)
     return attention_grad.outputs(g, q, k, v, common, logarithm, *masks, **how)

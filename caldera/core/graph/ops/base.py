@@ -1,10 +1,10 @@
 """Leaf nodes, assignment, casts, and the base ops that other gradients are built from.
 
-Broadcast and sum are each other's gradient, and so are a complex number and its parts. Before a
-program runs, `caldera.compiler.passes.complex_parts` replaces each complex value by its two
-parts: complex dtypes remain only as the memory format of variables, inputs and results, with the
-parts of a number next to each other. Composite ops compute half precision in float32 (`widened`)
-and round once at the end.
+Broadcast and sum are mutual gradients, and so are a complex number and its parts. Before a program
+runs, `caldera.compiler.passes.complex_parts` replaces each complex value by its two parts: complex
+dtypes remain only as the memory format of variables, inputs and results, with the parts of a number
+next to each other. Composite ops compute half precision in float32 (`widened`) and round once at
+the end.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _constant(*, value: Number, dtype: DType) -> Spec:
 
 
 _known: dict[Hashable, Node] = {}
-"""Constants by what they were made of: the same few are written again and again."""
+"""Constants by value: the same few are created many times."""
 
 
 def constant(value: Number, dtype: DType) -> Node:
@@ -96,7 +96,7 @@ def input_(*, symbol: Symbol) -> Spec:
 
 @op("tensor", kind="leaf")
 def tensor(*, symbol: Symbol) -> Spec:
-    """A user's tensor; runs see what it holds at that moment."""
+    """User's tensor; a run reads its current values."""
     return symbol.spec
 
 
@@ -185,7 +185,7 @@ def sum_(x: Node, axis: Axes, keepdims: bool = False) -> Node:
 
 
 def sum_to(x: Node, shape: Shape) -> Node:
-    """The gradient of broadcasting `shape` to `x.shape`: sum what was repeated."""
+    """Sum repeated elements: the gradient of broadcasting `shape` to `x.shape`."""
     if x.shape == shape:
         return x
     extra = len(x.shape) - len(shape)
@@ -274,7 +274,7 @@ def real(x: Node) -> Node:
 
 
 def imag(x: Node) -> Node:
-    """The imaginary part; that of real numbers is 0."""
+    """Imaginary part; 0 for real numbers."""
     return _imag(x) if is_complex(x.dtype) else full(x.shape, 0, x.dtype)
 
 
@@ -296,9 +296,9 @@ def widen(x: Node) -> Node:
 
 
 def widened(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a rule over nodes: half-precision inputs come as float32, results go back.
+    """Decorate a rule over nodes: half-precision inputs are cast to float32, and results back.
 
-    Works for decompositions and for gradients, whose floating-point inputs share one dtype.
+    Suitable for decompositions and for gradients, whose floating-point inputs share one dtype.
     """
 
     @wraps(rule)

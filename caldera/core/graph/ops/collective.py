@@ -1,31 +1,31 @@
-"""Collectives as ordinary nodes, so that a plan shows where data moves.
+"""Collectives as ordinary nodes, so that a plan shows the movement of data.
 
-`all_sum` is what graphs are written with. The gradient of a sum over ranks: the loss of the whole
-job is the sum of what the ranks compute, so the derivative with respect to one rank's term is the
-sum of what arrives on all of them. What several ranks compute alike counts several times, unless
-each of them takes its part of it.
+Graphs are written with `all_sum`. The gradient of a sum over ranks: the loss of the job is the sum
+of the ranks' losses, so the derivative with respect to one rank's term is the sum of the gradients
+on all ranks. A value that several ranks compute alike counts several times, unless each takes its
+share.
 
-`all_gather` and `sum_scatter` are the same for values of which each rank has a part: the one gives
-every rank all parts, one after the other along `dim`, the other gives each rank its part of a sum
-over ranks. `sizes` has the length of every rank's part, and `rank` says which one is here; parts
-may differ, and may be empty. What a part does to the loss happens on all ranks that were given it,
-so each of the two is the other's gradient.
+`all_gather` and `sum_scatter` are the counterparts for values split over ranks. `all_gather`
+concatenates all parts along `dim` on every rank; `sum_scatter` returns each rank's part of a sum
+over ranks. `sizes` contains the length of every rank's part, and `rank` is the index of this one;
+parts may differ, and may be empty. A part affects the loss on all ranks that received it, so the
+two ops are mutual gradients.
 
-A plan for several ranks has every collective in two parts, `collective_start` and
-`collective_finish`: between them the data may be on their way while the rank computes. Each carries
-the axis of the mesh and a number. Numbers are given as nodes are written, so that sorting by them
-never puts a collective before one it depends on, and two collectives never become one because
-their inputs happen to be equal on some rank. A token goes from each part to the next (see
-`passes.collectives`): it holds nothing, and keeps all ranks to one order.
+A plan for several ranks splits every collective into `collective_start` and `collective_finish`:
+in between, the data may be in transit while the rank computes. Each carries the axis of the mesh
+and a number. Numbers are assigned as nodes are created. Sorting by them therefore never puts a
+collective before its dependencies, and two collectives are never merged because their inputs happen
+to be equal on some rank. A token connects each part with the next (see `passes.collectives`): it
+has no value, and keeps all ranks in the same order.
 
-A message may also go from one rank to one other. Who sends and who receives have programs of their
-own then, which are written with tokens: the order of such messages is that in which they stand.
-`turn` moves nothing: it says that something is computed before whatever comes next.
+A message may also be sent from one rank to another. Sender and receiver then have separate
+programs, which are written with tokens: the order of such messages is the order in the program.
+`turn` transfers no data: it orders a computation before all that follows.
 
-Ranks that have other parts of a value may compute it from other inputs, or not at all. `tied` keeps
-the dependences equal on all of them, so that each rank has every collective, in both directions.
-Collectives of a backward pass have numbers in the reverse order of the forward ones: the order does
-not follow from a rank's own graph.
+Ranks with different parts of a value may compute it from different inputs, or not at all. `tied`
+keeps the dependencies equal on all ranks, so that each rank has every collective, in both
+directions. Collectives of a backward pass are numbered in the reverse order of the forward ones:
+the order is independent of a rank's own graph.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _backward_pass: ContextVar[int | None] = ContextVar("caldera_backward_pass", def
 
 @contextmanager
 def backward_pass() -> Iterator[None]:
-    """Context of one backward pass, in which `backward_number` gives numbers."""
+    """Context manager of a backward pass, in which `backward_number` returns numbers."""
     if _backward_pass.get() is not None:
         yield
         return
@@ -82,7 +82,7 @@ def backward_number(number: int | Number) -> Number:
 
 @composite("tied", gradient=lambda g, y, x, *others: (g, *_ties(g, others)))
 def tied(x: Node, *others: Node) -> Node:
-    """`x`, which depends on the others on some rank, and so on all of them."""
+    """Return `x` with dependencies that some rank has, and so every rank gets."""
     return x
 
 
@@ -105,18 +105,18 @@ all_sum.gradient(
 
 @dataclass(frozen=True)
 class Message:
-    """What a collective does with the values it is given, all of them in one message.
+    """Description of a collective over several values in one message.
 
-    - `kind`: "sum" (everyone gets the sum of everyone's values), "scatter" (rank r gets the r-th
-      part of the sum of each), "gather" (everyone gets everyone's parts, one after the other),
-      "send" (the rank `peer` gets the values) or "receive" (`brings` comes from there).
-    - `axis`: of the mesh of ranks; `number`: its place in the order of all collectives.
-    - `ranks`: how many take part, where that decides about shapes.
-    - `now`: whether the rank waits for it at once, instead of computing while data move.
-    - `ahead`: for "gather", how many of those that are needed next are on their way at a time.
-    - `leaves`: for "sum", (first, last, all): each value is given for the leaves first to last of a
-      tree, and the sum is added up along the tree of all, however many ranks there are.
-    - `exchange`: for "sum", who sums in place of the communicator, an object with
+    - `kind`: "sum" (sum over ranks on every rank), "scatter" (rank r receives the r-th part of each
+      sum), "gather" (all parts concatenated on every rank), "send" (to the rank `peer`) or
+      "receive" (`brings`, from `peer`).
+    - `axis`: of the mesh of ranks; `number`: its position in the order of all collectives.
+    - `ranks`: the number of participants, if shapes depend on it.
+    - `now`: True if the rank waits for it immediately, instead of computing during it.
+    - `ahead`: for "gather", the number of prefetched messages.
+    - `leaves`: for "sum", (first, last, all): each value covers the leaves first to last of a tree,
+      and the sum is computed along the whole tree, for any number of ranks.
+    - `exchange`: for "sum", an object that replaces the communicator's sum, with
       `exchange_all(arrays by name, communicator)`; `names` has a name for each value.
     """
 
@@ -127,7 +127,7 @@ class Message:
     now: bool = False
     ahead: int = 1
     leaves: tuple[int, int, int] | None = None
-    # Whoever exchanges need not be comparable; but who it is tells messages apart.
+    # The exchanger may not support comparison; its identity distinguishes messages.
     exchange: Any = field(default=None, compare=False)
     names: tuple[str, ...] = ()
     peer: int = -1
@@ -139,21 +139,22 @@ class Message:
 
     @property
     def is_point_to_point(self) -> bool:
-        """Whether only two ranks take part."""
+        """True if only two ranks take part."""
         return self.kind in ("send", "receive")
 
 
 def shard_size(elements: int, ranks: int) -> int:
-    """How many elements each rank has of a value that is spread over ranks; the last ones of the
-    last ranks may stand for nothing."""
+    """Return the number of elements per rank of a distributed value, with padding on the last
+    ranks.
+    """
     return -(-elements // ranks)
 
 
 @op("collective_start")
 def start(*inputs: Spec, message: Message) -> tuple[Spec, ...]:
-    """Values, and perhaps a token, to the memory that is on its way, and a token.
+    """Start a message: from values, and optionally a token, to its buffers and a token.
 
-    That memory is what is sent and received, or two places, one for each.
+    There is one buffer, sent and received, or a pair of buffers.
     """
     values = [given for given in inputs if given != TOKEN] or list(message.brings)
     if len({given.dtype for given in values}) != 1:
@@ -173,33 +174,33 @@ def start(*inputs: Spec, message: Message) -> tuple[Spec, ...]:
 
 @op("collective_finish")
 def finish(*inputs: Spec, message: Message) -> tuple[Spec, ...]:
-    """What a start gave, to what was received, and a token."""
+    """Finish a message: from the results of its start to the received value and a token."""
     return inputs[-2], TOKEN
 
 
 @op("turn")
 def turn(*inputs: Spec, action: str, number: Number) -> Spec:
-    """A token: what is given has been computed, before anything that takes the token."""
+    """Return a token that orders the inputs before all users of the token."""
     return TOKEN
 
 
 def start_collective(
     values: Sequence[Node], message: Message, token: Node | None
 ) -> tuple[Nodes, Node]:
-    """What is on its way once a message has started after a token, and the next token."""
+    """Return the buffers of a message started after a token, and the next token."""
     tokens = [] if token is None else [token]
     *places, after = start.outputs(*values, *tokens, message=message)
     return tuple(places), after
 
 
 def finish_collective(places: Nodes, message: Message, token: Node) -> tuple[Node, Node]:
-    """What a message that has started brings, waited for after a token, and the next token."""
+    """Return the value of a started message, awaited after a token, and the next token."""
     result, after = finish.outputs(*places, token, message=message)
     return result, after
 
 
 def run_collective(values: Sequence[Node], message: Message) -> Node:
-    """What a message brings: flat, and for "gather" a row for each rank."""
+    """Return the flat value of a message; for "gather" a row per rank."""
     return finish.outputs(*start.outputs(*values, message=message), message=message)[0]
 
 
@@ -209,7 +210,7 @@ def all_reduce(values: Sequence[Node], message: Message) -> list[Node]:
 
 
 def cut(flat: Node, shapes: Sequence[Shape]) -> list[Node]:
-    """Values of these shapes that lie one after the other."""
+    """Return values of these shapes from consecutive parts of a flat one."""
     found, place = [], 0
     for shape in shapes:
         found.append(reshape(narrow(flat, 0, place, size(shape)), shape))
@@ -242,14 +243,14 @@ def _resized(shape: Shape, dim: int, length: int) -> Shape:
 
 
 def _flat(part: Node, capacity: int) -> Node:
-    """A part as it travels: all of them take the space of the largest."""
+    """Return a part as it is sent, padded to the largest part."""
     flat = reshape(part, (part.spec.size,))
     return pad(flat, ((0, capacity - part.spec.size),))
 
 
 @composite("all_gather")
 def all_gather(x: Node, *, axis: str, dim: int, sizes: Sizes, rank: int, number: Number) -> Node:
-    """All ranks' parts, one after the other along `dim`."""
+    """Concatenate the parts of all ranks along `dim`."""
     if x.shape[dim] != sizes[rank]:
         refuse_shape(f"{sizes[rank]} of {sizes} along axis {dim}")
     if len(sizes) == 1:
@@ -294,4 +295,4 @@ all_gather.gradient(
 
 
 GATHERING = frozenset({"all_gather", "sum_scatter"})
-"""What is taken apart before collectives are put in order."""
+"""Ops that are decomposed before collectives are ordered."""

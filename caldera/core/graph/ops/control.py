@@ -44,11 +44,11 @@ fused.decompose = lambda *inputs, body: body(*inputs)
 def scan(
     *inputs: Spec, body: Body, carries: int, sequences: int, length: int, reverse: bool
 ) -> tuple[Spec, ...]:
-    """A loop: `body(carry…, x_t…, constant…) -> (carry…, y_t…)` for each index t of the sequences.
+    """Loop: `body(carry…, x_t…, constant…) -> (carry…, y_t…)` for each index t of the sequences.
 
     Inputs are the first carries, the sequences (stacked along axis 0) and the constants; outputs
-    are the last carries and the y_t stacked along axis 0. `reverse` runs t from the end; y_t still
-    stands at index t.
+    are the last carries and the y_t stacked along axis 0. `reverse` runs t from the end; y_t is
+    still stored at index t.
     """
     per_step = []
     for i, spec in enumerate(inputs):
@@ -200,17 +200,17 @@ def _joined(stack: Node, inner_first: bool) -> Node:
 
 
 def _residuals(outputs: Sequence[Node], body: Body, carry: Sequence[Node]) -> list[Node]:
-    """What of the forward step must be kept for the backward one.
+    """Return the values of the forward step that the backward step needs.
 
-    The carries it started from, and the results of its expensive ops; cheap ones are run again. Of
-    a result that only one cheap op reads, what that op makes of it is kept: what else the op reads
-    is then not needed.
+    They are the initial carries and the results of expensive ops; cheap ones are recomputed. Where
+    only one cheap op reads a result, the output of that op is stored instead, so that its other
+    inputs are not needed.
     """
     forward = set(topological(body.outputs))
     carries = set(carry)
 
     def is_kept(node: Node) -> bool:
-        # Of several results each is kept for itself, those that the forward step does not use too.
+        # Several results are stored separately, without those that the forward step uses.
         maker = node.inputs[0] if node.op is ITEM else node
         made = maker in forward and bool(node.inputs) and maker.op.kind not in _CHEAP
         return node in carries or (made and len(node.outputs) == 1)
@@ -224,8 +224,10 @@ _CHEAP = ("elementwise", "movement")
 
 
 def _readers(outputs: Sequence[Node], stop: Callable[[Node], bool]) -> dict[Node, list[Node]]:
-    """The nodes that outputs depend on, with those that read them; what stands below nodes at which
-    to stop is not visited."""
+    """Return the nodes that outputs depend on, with their users.
+
+    Nodes below a `stop` node are not visited.
+    """
     found: dict[Node, list[Node]] = {node: [] for node in outputs}
     stack = list(found)
     while stack:
@@ -243,7 +245,7 @@ def _readers(outputs: Sequence[Node], stop: Callable[[Node], bool]) -> dict[Node
 def _used_as(
     node: Node, users: Mapping[Node, Sequence[Node]], forward: set[Node], outputs: set[Node]
 ) -> Node:
-    """What becomes of a node, as long as one element-wise op after another is all that reads it."""
+    """Return the last of a chain of element-wise ops that are the only users of a node."""
     while node not in outputs and len(users[node]) == 1:
         (user,) = users[node]
         if user not in forward or user.op.kind != "elementwise" or user.outputs != node.outputs:
@@ -253,9 +255,9 @@ def _used_as(
 
 
 def _history(saved: Sequence[Node], loop: Node) -> list[Node]:
-    """The values of `saved` at every step, from the loop run forward once more.
+    """Return the values of `saved` at every step, from a second forward loop.
 
-    A pass merges this loop with the first one; where the first gives all of them, it is the first.
+    A pass merges this loop with the first one. Where the first returns all values, it is reused.
     """
     body, carries = loop.attrs["body"], loop.attrs["carries"]
     place = {node: carries + i for i, node in enumerate(body.outputs[carries:])}

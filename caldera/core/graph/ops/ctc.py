@@ -1,16 +1,16 @@
-"""Connectionist temporal classification: labels in order, without the frames they stand at.
+"""Connectionist temporal classification: labels in order, without alignment to frames.
 
-A network gives log-probabilities of classes for each frame, one of the classes being the blank. The
-likelihood of labels is the sum over all ways to write them out over the frames: any number of
-blanks between labels, any label repeated from frame to frame, a blank between two equal ones
-(Graves and others, 2006). With a blank before, between and after L labels there are 2 L + 1 states,
-and a way goes from one state to itself, the next, or past a blank to the label after it.
+A network returns log-probabilities of classes for each frame; one class is the blank. The
+likelihood of labels is the sum over all alignments to the frames: any number of blanks between
+labels, any label repeated from frame to frame, a blank between two equal ones (Graves and others,
+2006). With a blank before, between and after L labels there are 2 L + 1 states. An alignment
+proceeds from a state to itself, the next, or past a blank to the label after it.
 
-Conventions, all of them tested: labels that cannot be written in so few frames have a likelihood of
-log(0) = -inf; one that is no class or the blank, or a length that is none, gives NaN. In both cases
-the posteriors are 0, so that the gradient is: a sample of weight 0 stays without effect. All of it
-is computed in float64: logarithms grow with the number of frames, and a posterior is an exponential
-of differences of them.
+Conventions, all of them tested: labels that do not fit into the frames have a likelihood of log(0)
+= -inf. An invalid class, a blank as label, or an invalid length is NaN. In both cases the
+posteriors are 0, so that the gradient is: a sample of weight 0 has no effect. Everything is
+computed in float64: logarithms grow with the number of frames, and a posterior is an exponential of
+their differences.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _whole(value: int) -> Node:
 
 
 class _States:
-    """The states of each sample's labels, (samples, 2 labels + 1), and what is known of them."""
+    """States of each sample's labels, (samples, 2 labels + 1), with their properties."""
 
     def __init__(
         self, shape: tuple[int, ...], labels: Node, frames: Node, blank: int, label_lengths: Node
@@ -182,10 +182,10 @@ def _times(frames: int) -> Node:
 
 
 def _forward(emissions: Node, states: _States) -> Nodes:
-    """The last row of forward variables, and all of them: (frames, samples, states).
+    """Return the last row of forward variables, and all rows: (frames, samples, states).
 
-    Two more states stand in front: one that nothing comes from, and the start, from which the first
-    blank and the first label are reached.
+    Two more states precede: one without transitions, and the start, which leads to the first blank
+    and the first label.
     """
     samples, count = states.shape
     first = concat(
@@ -210,7 +210,7 @@ def _forward(emissions: Node, states: _States) -> Nodes:
 
 
 def _backward(emissions: Node, states: _States) -> Node:
-    """All backward variables, of what follows a frame: (frames, samples, states)."""
+    """Return the backward variables of the frames that follow: (frames, samples, states)."""
     samples, count = states.shape
 
     def step(
@@ -276,8 +276,10 @@ def _(
 def ctc_posteriors(
     probabilities: Node, labels: Node, input_lengths: Node, label_lengths: Node, *, blank: int
 ) -> Node:
-    """The probability of each class at each frame, given the labels: what the derivative of
-    `ctc_log_likelihood` is made of."""
+    """Probability of each class at each frame, given the labels.
+
+    The derivative of `ctc_log_likelihood` is computed from it.
+    """
     _check(probabilities, labels, input_lengths, label_lengths, blank=blank)
     samples, frames, classes = probabilities.shape
     states = _States(probabilities.shape, labels, input_lengths, blank, label_lengths)

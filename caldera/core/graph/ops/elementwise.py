@@ -1,13 +1,16 @@
-"""Element-wise primitives: each op's dtype rule with its gradient next to it.
+"""Element-wise primitives: each op's dtype rule with its gradient.
 
-All of them broadcast as NumPy does and want equal dtypes (the public functions cast first).
+All ops broadcast as in NumPy and require equal dtypes (the public functions cast first).
 
-Conventions where the derivative is not unique, all of them tested: abs and sign have derivative 0
-at 0; maximum and minimum share it half and half at a tie, and give it to neither beside a nan; relu
-has 0 at 0; floor, ceil, round and floor division have 0 everywhere, so mod has 1 and -floor(a / b);
-a**0 has 0 everywhere, at a = 0 too; 0**b has 0 with respect to b. Floor division rounds down and
-mod takes the sign of the divisor, as in Python. The sign of a complex number is the number over its
-magnitude; both have derivative 0 at 0.
+Conventions where the derivative is not unique, all of them tested:
+
+- abs and sign have derivative 0 at 0; relu has 0 at 0.
+- maximum and minimum share it half and half at a tie; if an operand is NaN, both receive 0.
+- floor, ceil, round and floor division have 0 everywhere, so mod has 1 and -floor(a / b).
+- a**0 has 0 everywhere, at a = 0 too; 0**b has 0 with respect to b.
+
+Floor division rounds down and mod takes the sign of the divisor, as in Python. The sign of a
+complex number is the number over its magnitude; both have derivative 0 at 0.
 """
 
 from __future__ import annotations
@@ -84,7 +87,7 @@ def _test(*specs: Spec) -> Spec:
 
 
 def broadcasting(rule: Callable[..., Any]) -> Callable[..., Gradient]:
-    """Decorate the gradient of an op that broadcasts: what it gives has the shape of the result."""
+    """Decorate the gradient of a broadcasting op; the gradient has the shape of the result."""
 
     @wraps(rule)
     def run(g: Node, y: Node, *inputs: Node, **attrs: Any) -> Gradient:
@@ -104,9 +107,9 @@ def define(
     *,
     commutative: bool = False,
 ) -> Op:
-    """An element-wise op with one of the rules above.
+    """Return an element-wise op with one of the rules above.
 
-    `gradient(g, y, *inputs)` gives the gradient of each input in the shape of the result.
+    `gradient(g, y, *inputs)` returns the gradient of each input in the shape of the result.
     """
     backward = None if gradient is None else broadcasting(gradient)
     return op(name, kind="elementwise", commutative=commutative, gradient=backward)(rule)
@@ -150,7 +153,7 @@ def _(g: Node, y: Node, a: Node, b: Node) -> Gradient:
     zero = equal(a, scalar(0, a))
     base = where(logical_and(zero, equal(b, scalar(0, b))), scalar(1, a), a)
     da = mul(g, mul(b, pow_(base, sub(b, scalar(1, b)))))
-    # d/db = y log a; at a = 0 the limit is 0 for b > 0, where log alone would give 0 * -inf.
+    # d/db = y log a; at a = 0 the limit is 0 for b > 0, where y log a would be 0 * -inf.
     safe = where(zero, scalar(1, a), a)
     db = mul(g, where(zero, full(y.shape, 0, y.dtype), mul(y, log(safe))))
     return da, db
@@ -233,9 +236,9 @@ def stop_gradient(x: Spec) -> Spec:
     gradient=lambda g, y, x, taken: (where(taken, g, full(g.shape, 0, g.dtype)), None),
 )
 def guarded(x: Spec, taken: Spec) -> Spec:
-    """`x` as a side of a choice reads it: nothing flows back to it where the side is not taken.
+    """Operand of a choice; its gradient is 0 where the operand is not selected.
 
-    A derivative of 0 times one that is infinite or nan would be nan.
+    A derivative of 0 times an infinite or NaN derivative would be NaN.
     """
     return x
 
@@ -288,7 +291,7 @@ relu = define(
 def _(g: Node, y: Node, x: Node) -> Gradient:
     if not is_complex(x.dtype):
         return (None,)
-    # What points along the number changes its magnitude alone.
+    # The component along the number changes only its magnitude.
     along = cast(real(mul(conj(y), g)), x.dtype)
     length = abs_(x)
     safe = where(equal(length, scalar(0, length)), scalar(1, length), length)

@@ -1,7 +1,7 @@
 """Products, convolutions, poolings, normalisation and losses with operations on their results.
 
-Made by passes. A relu can also write one bit for each element: set if it is positive. Its gradient
-then reads a sixteenth of what it would read of activations in half precision.
+Passes create them. A relu can also write one bit for each element, set if it is positive. Its
+gradient then reads a sixteenth of the bytes of half-precision activations.
 """
 
 from __future__ import annotations
@@ -77,14 +77,14 @@ Attributes = tuple[tuple[str, Any], ...]
 
 
 def is_bias(bias: Node, result: Node) -> bool:
-    """Whether `bias` is one number for each index along the last axis of `result`."""
+    """Return True if `bias` has one number for each index along the last axis of `result`."""
     *leading, last = bias.shape or (0,)
     fits = len(leading) < len(result.shape) and last == result.shape[-1]
     return fits and all(n == 1 for n in leading)
 
 
 def is_channel_bias(bias: Node, images: Node) -> bool:
-    """Whether `bias` is one number for each channel of `images`, of shape (C, 1, 1)."""
+    """Return True if `bias` has one number for each channel of `images`: shape (C, 1, 1)."""
     return bias.shape == (images.shape[1], 1, 1)
 
 
@@ -150,9 +150,9 @@ def max_pool2d_epilogue(x: Node, *bias: Node, activated: bool, **how: Any) -> No
 def matmul_accumulate(
     c: Node, a: Node, b: Node, alpha: Node, beta: Node, *, ta: bool, tb: bool, **how: str
 ) -> Node:
-    """beta c + alpha a b, for two matrices and two numbers: what a BLAS computes in one go.
+    """beta c + alpha a b, for two matrices and two numbers, as a single BLAS call.
 
-    What is multiplied by 0 is not looked at: a nan there has no influence.
+    A term with factor 0 is not read: NaNs in it have no effect.
     """
     product = matmul(a, b, ta=ta, tb=tb, **how)
     if c.shape != product.shape or len(c.shape) != 2:
@@ -233,7 +233,7 @@ def batch_norm_grad_elementwise(
     axis: int,
     eps: float,
 ) -> Node:
-    """The gradient of batch_norm with respect to x, where those of scale and shift are known."""
+    """Gradient of batch_norm with respect to x, given the gradients of scale and shift."""
     _check_wide(x)
     share = x.shape[axis] / x.spec.size if x.spec.size else 0.0
     column = tuple(n if i == axis else 1 for i, n in enumerate(x.shape))
@@ -246,7 +246,9 @@ def batch_norm_grad_elementwise(
 
 
 def _check_wide(x: Node) -> None:
-    """Statistics are those of what is stored: in half precision that is not what was computed."""
+    """Statistics are computed from stored values, which differ from computed ones in half
+    precision.
+    """
     if widen(x) is not x:
         refuse_dtype("float32 or float64, in which sums are kept")
 
@@ -275,12 +277,12 @@ def conv2d_input_norm_reduce(
     eps: float,
     **how: Any,
 ) -> Nodes:
-    """The gradient with respect to the result of batch_norm(x), maybe after a relu, if that is what
-    a convolution was given; and the gradients of scale and shift, which are sums of it.
+    """Gradients of batch_norm(x), optionally with a relu, followed by a convolution.
 
-    `rest` begins with what is `added` to the convolution's gradient. Where the relu let nothing
-    through is 0: `mask` says whether that is seen from "x", with the shift in `rest`, or from "y",
-    the relu's result, which then is in `rest`; None if there is no relu.
+    They are the gradient with respect to the normalised result, and the gradients of scale and
+    shift, which are sums of it. `rest` starts with the value `added` to the convolution's gradient.
+    Where the relu is inactive the gradient is 0: `mask` selects whether that is derived from "x",
+    with the shift in `rest`, or from "y", the relu's result in `rest`; None if there is no relu.
     """
     _check_wide(g)
     slope = conv2d_input(g, w, **how)
@@ -315,7 +317,7 @@ def layer_norm_rounded(
 
 
 def _widened_to(more: Node, like: Node) -> Node:
-    """What a residual block adds: of the dtype of `like`, or in half precision beside it."""
+    """Return the residual to add in the dtype of `like`, or in half precision."""
     if more.dtype not in {like.dtype, *(HALVES if widen(like) is like else ())}:
         refuse_dtype(f"{like.dtype.name} to add, or half precision to add to more")
     if more.shape != like.shape:
@@ -375,7 +377,7 @@ def cross_entropy_with_gradient(g: Node, logits: Node, labels: Node, *, axis: in
 
 
 ROW_BITS = 128
-"""Rows of a mask begin at multiples of so many bits, as cuBLASLt's do."""
+"""Alignment of rows of a mask in bits, as in cuBLASLt."""
 _BYTE = np.dtype(np.uint8)
 
 
@@ -401,8 +403,10 @@ def _number(value: float) -> Node:
 
 @composite("relu_mask")
 def relu_mask(x: Node) -> Nodes:
-    """relu(x) of a matrix, and in bits where it is positive: those of a row side by side, the first
-    one lowest in its byte."""
+    """relu(x) of a matrix, and a bit mask of its positive elements.
+
+    The bits of a row are adjacent, the first one lowest in its byte.
+    """
     _check_matrix(x)
     rows, columns = x.shape
     y = relu(x)
@@ -416,8 +420,10 @@ def relu_mask(x: Node) -> Nodes:
 
 @composite("relu_mask_grad")
 def relu_mask_grad(g: Node, mask: Node, *, summed: bool) -> Node | Nodes:
-    """g where the mask says so and 0 elsewhere; if `summed`, with the sums of its columns, in
-    float32 at least."""
+    """g where the mask is set and 0 elsewhere.
+
+    If `summed`, with the sums of its columns, in float32 or wider.
+    """
     _check_matrix(g)
     rows, columns = g.shape
     if (mask.shape, mask.dtype) != ((rows, mask_bytes(columns)), _BYTE):

@@ -2,23 +2,23 @@
 
 Gradients follow Giles (An extended collection of matrix derivative results, 2008), for QR Walter
 and Lehmann (Algorithmic differentiation of linear algebra functions, 2010), and for eig Boeddeker
-et al. (On the computation of complex-valued gradients, 2017). They are made of ops, so higher
+et al. (On the computation of complex-valued gradients, 2017). They consist of ops, so higher
 derivatives exist as well.
 
-Where a factorisation is not unique, these conventions make it so, on every device: R of a QR has no
-negative number on its diagonal; of each column of U and of each eigenvector, the first component
-within 1% of its largest is positive. Singular values descend, eigenvalues of eigh ascend.
+Where a factorisation is not unique, the following conventions apply on every device. R of a QR has
+no negative number on its diagonal. In each column of U and each eigenvector, the first component
+within 1% of the largest is positive. Singular values descend, eigenvalues of eigh ascend.
 
 For complex matrices all of this holds with the conjugate transpose in place of the transpose: U, V
-and Q are unitary, eigh is for Hermitian matrices, and what is positive is real.
+and Q are unitary, eigh is for Hermitian matrices, and positive components are real.
 
-Cholesky and eigh take the symmetric part of what they are given, (a + aᵀ) / 2. The derivative of
-singular vectors and eigenvectors exists only where the values are distinct (and, for matrices that
-are not square, none is 0), and is not finite elsewhere; that of the values always is, but for eig,
-whose eigenvectors have to be linearly independent. A matrix that cannot be factorised is an error
-when a plan runs (nan on a card, unless a library finds it out).
+Cholesky and eigh use the symmetric part of their input, (a + aᵀ) / 2. The derivative of singular
+vectors and eigenvectors exists only where the values are distinct (and, for rectangular matrices,
+nonzero), and is not finite elsewhere. The derivative of the values is always finite, except for
+eig, whose eigenvectors have to be linearly independent. A matrix that cannot be factorised is an
+error when a plan runs (NaN on a GPU, unless a library detects it).
 
-Functions of matrices that are made of factorisations: the pseudo-inverse, the exponential.
+Functions based on factorisations: the pseudo-inverse, the exponential.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ from caldera.core.graph.ops.linalg import (
 from caldera.core.tensor.dtype import complex_of, float64, int64, is_complex, part_of
 
 ABOUT_EQUAL = 0.99
-"""Components of a vector this close to its largest decide its sign: the first of them does."""
+"""The first component of a vector above this fraction of the largest determines its sign."""
 
 
 def _symmetric(x: Node) -> Node:
@@ -129,7 +129,7 @@ def _(g: Cotangents, y: Nodes, a: Node) -> Gradient:
         return (_tall_qr_gradient(gq, gr, q, r),)
     if gr is None:
         gr = full(r.shape, 0, r.dtype)
-    # Only the first m columns are factorised; the others are multiplied by Q transposed.
+    # Only the first m columns are factorised; the rest is multiplied by Q transposed.
     column = len(a.shape) - 1
     rest = narrow(a, column, m, n - m)
     g_rest = narrow(gr, column, m, n - m)
@@ -193,7 +193,7 @@ def _(g: Cotangents, y: Nodes, a: Node) -> Gradient:
 
 
 def _skew(x: Node) -> Node:
-    """x less its (conjugate) transpose, without the diagonal: a phase is no business of it."""
+    """x minus its (conjugate) transpose, without the diagonal, which is a phase."""
     node = sub(x, adjoint(x))
     return _off_diagonal(node) if is_complex(x.dtype) else node
 
@@ -256,10 +256,10 @@ def _turning(x: Node, g: Node, axis: int) -> Node:
 
 
 def _with_fixed_phase(g: Node | None, v: Node, turns: Node | None = None) -> Node:
-    """The gradient for vectors (columns) whose phase is free, from that for the fixed one.
+    """Return the gradient for vectors (columns) of free phase, from the one for fixed phase.
 
-    A phase is taken off such that the deciding component of each is positive; `turns` is what else
-    the loss gains if the vectors turn (those of V do with those of U).
+    The phase is chosen such that the deciding component of each is positive. `turns` is the
+    additional gradient of the loss for a rotation of the vectors (V rotates with U).
     """
     if v.spec.size == 0:
         return full(v.shape, 0, v.dtype) if g is None else g
@@ -310,8 +310,8 @@ def _(g: Node, y: Node, a: Node, *, rtol: float) -> Gradient:
     return (add(first, add(second, third)),)
 
 
-# The coefficients of the Padé approximants and how large a matrix may be, from N. J. Higham, The
-# scaling and squaring method for the matrix exponential revisited, SIAM J. Matrix Anal. (2005).
+# Coefficients of the Padé approximants and the limits of the norm, from N. J. Higham, The scaling
+# and squaring method for the matrix exponential revisited, SIAM J. Matrix Anal. (2005).
 _PADE_13 = (
     64764752532480000.0,
     32382376266240000.0,
@@ -347,14 +347,14 @@ def expm(a: Node) -> Node:
     result = _pade(scaled, coefficients)
     for step in range(_MOST_SQUARINGS):
         goes_on = greater(squarings, scalar(step, squarings))
-        # What need not be squared any more is taken as 0, whose square cannot overflow.
+        # Finished matrices are replaced by 0, whose square cannot overflow.
         factor = where(goes_on, result, scalar(0, a))
         result = where(goes_on, product(factor, factor), result)
     return result
 
 
 def _squarings(a: Node, largest: float) -> Node:
-    """How often each matrix has to be halved, as a number beside its elements (..., 1, 1)."""
+    """Return the number of halvings of each matrix, as an array (..., 1, 1)."""
     rank = len(a.shape)
     norm = max_(sum_(abs_(a), (rank - 2,), True), axis=(rank - 1,), keepdims=True)
     ratio = maximum(div(norm, scalar(largest, norm)), scalar(1, norm))

@@ -1,11 +1,11 @@
 """Fourier transforms.
 
-Here, as for kernels, a complex number is a pair (real, imaginary) on a last axis of length 2; the
-public functions go from complex dtypes to pairs and back.
-A real transform keeps the n // 2 + 1 frequencies that determine the rest, and `mirror` adds those.
+As in kernels, a complex number is a pair (real, imaginary) on a last axis of length 2; the public
+functions convert complex dtypes to pairs and back.
 
-All three primitives are sums without a factor in front; the public inverse transforms divide by n.
-So each one's gradient is another of them: the adjoint of a transform is its inverse times n.
+A real transform keeps the n // 2 + 1 frequencies that determine the rest, and `mirror` adds the
+rest. All three primitives are sums without a factor; the public inverse transforms divide by n. The
+gradient of each is another primitive: the adjoint of a transform is its inverse times n.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _check_length(x: Spec, axis: int) -> None:
 
 
 def frequencies(n: int) -> int:
-    """How many frequencies of a real signal of length n are kept."""
+    """Return the number of stored frequencies of a real signal of length n."""
     return n // 2 + 1
 
 
@@ -95,8 +95,9 @@ def irfft(x: Spec, *, axis: int, n: int) -> Spec:
 
 @op("mirror", kind="movement")
 def mirror(x: Spec, *, axis: int, begin: int, end: int, others: tuple[int, ...]) -> Spec:
-    """x, followed along `axis` by the conjugates of what it has from `begin` to `end`, in reverse
-    order; along `others`, index i of these is what x has at -i.
+    """x, followed along `axis` by the conjugates of its indices `begin` to `end` in reverse order.
+
+    Along `others`, index i of the appended part is index -i of x.
 
     >>> from caldera.core.graph.ops.base import check_float, constant
     >>> mirror(full((4, 3, 2), 0, constant(0.0).dtype), axis=1, begin=1, end=2, others=(0,)).shape
@@ -129,8 +130,8 @@ def all_frequencies(half: Node, axis: int, n: int, others: tuple[int, ...] = ())
     return mirror(half, axis=axis, begin=1, end=(n - 1) // 2 + 1, others=others)
 
 
-# A frequency that is kept stands for itself and its mirror image, except 0 and n / 2, which stand
-# for themselves alone. rfft counts each once and irfft counts both, hence the factors.
+# A stored frequency also represents its mirror image, except for 0 and n / 2. rfft counts each once
+# and irfft counts both, hence the factors.
 
 
 @rfft.gradient
@@ -140,7 +141,7 @@ def _(g: Node, y: Node, x: Node, *, axis: int) -> Nodes:
 
 
 def _paired(n: int, axis: int, spectrum: Node, factor: float) -> Node:
-    """`factor` for the frequencies with a mirror image and 1 for the others, along `axis`."""
+    """Return `factor` for frequencies with a mirror image and 1 for the rest, along `axis`."""
     behind = len(spectrum.shape) - axis - 1
     k = iota(shape=(frequencies(n),) + (1,) * behind, axis=0, dtype=int64)
     twice = mul(k, constant(2, int64))

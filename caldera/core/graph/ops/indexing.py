@@ -1,15 +1,14 @@
 """Ops that read or add at computed positions, and sorting.
 
-Indices are integers of any width; along an axis of length n they run from -n to n - 1, negative
-ones counted from the end. One outside is found when a plan runs, and is an error there; a card,
-which cannot stop, gives nan instead. Positions have no derivative: gradients flow through the
-values alone.
+Indices are integers of any width; along an axis of length n they run from -n to n - 1, with
+negative ones counted from the end. An index outside is an error when a plan runs; a GPU, which
+cannot stop, returns NaN instead. Positions have no derivative: gradients exist only for values.
 
 Reading and adding are adjoint: `gather` and `scatter_add` (one list of positions for a whole axis),
-`take_along_axis` and `put_along_axis_add` (a position of its own for each element). Where a
-position is named twice, both updates are added.
+`take_along_axis` and `put_along_axis_add` (a position for each element). Repeated positions add all
+their updates.
 
-Sorting is stable (equal elements keep their order, also when descending), and NaN come last in both
+Sorting is stable (equal elements keep their order, also when descending), and NaN are last in both
 directions. The gradient follows the permutation.
 """
 
@@ -137,7 +136,7 @@ def one_hot(indices: Node, *, classes: int, dtype: DType) -> Node:
     ),
 )
 def sort(x: Spec, *, axis: int, descending: bool) -> tuple[Spec, Spec]:
-    """The elements in order along `axis`, and the index each came from."""
+    """Elements in order along `axis`, and their original indices."""
     _check_axis(x, axis)
     return x, Spec(x.shape, int64)
 
@@ -150,7 +149,7 @@ def _(node: Node) -> int:
 
 @composite("top_k")
 def top_k(x: Node, *, k: int, axis: int) -> Nodes:
-    """The `k` largest elements along `axis`, largest first, and the index each came from."""
+    """The `k` largest elements along `axis` in descending order, and their original indices."""
     _check_axis(x.spec, axis)
     if not 0 <= k <= x.shape[axis]:
         refuse_shape(f"k from 0 to {x.shape[axis]}, the length of axis {axis}", got=f"k = {k}")

@@ -1,10 +1,10 @@
-"""Linear algebra on matrices, or batches of them: the last two axes are the rows and columns. Parts
-of matrices and equations; the factorisations have a file of their own.
+"""Linear algebra on matrices, or batches of them: the last two axes are the rows and columns.
 
-Gradients follow Giles (An extended collection of matrix derivative results, 2008). They are made of
-ops, so higher derivatives exist as well. For complex matrices the conjugate transpose stands in
-place of the transpose. A matrix that cannot be inverted is an error when a plan runs (nan on a
-card, unless a library finds it out); so is the derivative of a determinant at a singular matrix.
+Contains parts of matrices and equations; factorisations have a separate file. Gradients follow
+Giles (An extended collection of matrix derivative results, 2008). They consist of ops, so higher
+derivatives exist as well. For complex matrices the conjugate transpose replaces the transpose. A
+singular matrix is an error when a plan runs (NaN on a GPU, unless a library detects it), and so is
+the derivative of its determinant.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Cotangents = Gradient
 
 
 def check_matrix(x: Spec) -> None:
-    """Refuse what are not matrices of floating-point numbers."""
+    """Raise unless the inputs are matrices of floating-point numbers."""
     if x.rank < 2:
         refuse_shape("a matrix, or a batch of them: shape (..., rows, columns)")
     if not is_inexact(x.dtype):
@@ -60,7 +60,7 @@ def check_matrix(x: Spec) -> None:
 
 
 def check_square(x: Spec) -> None:
-    """Refuse what are not square matrices of floating-point numbers."""
+    """Raise unless the inputs are square matrices of floating-point numbers."""
     check_matrix(x)
     if x.shape[-1] != x.shape[-2]:
         refuse_shape("square matrices: shape (..., n, n)")
@@ -111,7 +111,7 @@ def triu(x: Node, *, offset: int) -> Node:
 
 
 def _diagonal_bounds(shape: Shape, offset: int) -> tuple[tuple[int, int, int], ...]:
-    """Where a diagonal lies in matrices whose rows are laid end to end."""
+    """Return the positions of a diagonal in matrices with concatenated rows."""
     *batch, rows, columns = shape
     start = offset if offset >= 0 else -offset * columns
     length = max(min(rows + min(offset, 0), columns - max(offset, 0)), 0)

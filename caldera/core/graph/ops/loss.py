@@ -1,12 +1,12 @@
-"""Losses: one number a sample or an element; the public functions reduce them.
+"""Losses: one number per sample or element; the public functions reduce them.
 
-`cross_entropy` goes from logits and class indices to losses in one op, and its gradient is one op
-as well, so that a backend can give each a single pass over the logits. A label that is no class
-gives NaN: a wrong label must not train in silence.
+`cross_entropy` computes losses from logits and class indices in one op, and its gradient is one op
+as well, so that a backend can implement each as a single pass over the logits. An invalid label is
+NaN: training must not continue silently.
 
-Conventions, all of them tested: a class whose target is 0 adds nothing, even if its probability is
-0; huber is quadratic up to and including delta; absolute_error has derivative 0 at 0, hinge at the
-margin, and kl_divergence with respect to a target of 0.
+Conventions, all of them tested: a class with target 0 adds 0, even if its probability is 0. huber
+is quadratic up to and including delta. absolute_error has derivative 0 at 0, hinge at the margin,
+and kl_divergence with respect to a target of 0.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _check_pair(predictions: Node, targets: Node) -> None:
 
 
 def is_label(labels: Node, shape: Shape, axis: int) -> Node:
-    """Where in an array of `shape`, with the classes along `axis`, each sample's own class is."""
+    """Return True at each sample's class in an array of `shape`, with classes along `axis`."""
     classes = iota(shape=shape, axis=axis, dtype=int64)
     column = (*labels.shape[:axis], 1, *labels.shape[axis:])
     return equal(reshape(cast(labels, int64), column), classes)
