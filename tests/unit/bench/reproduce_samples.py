@@ -30,6 +30,15 @@ def _table() -> Found:
     return found
 
 
+def _calibrated() -> Found:
+    """Predictions that are right within 10%, with error bars of 20%."""
+    cases = [f"dmath: {name}, {ranks} GPUs" for name in SEED for ranks in RANKS[1:]]
+    cases += [f"sparcml: {n}" for n in range(8)] + ["resnet: 256 GPUs"]
+    return {case: {"predicted": [1.1], "reported": [1.0], "factor": [1.2]} for case in cases} | {
+        "resnet: 256 GPUs": {"predicted": [0.9], "reported": [0.9], "factor": [1.0]}
+    }
+
+
 HONEST: dict[str, Callable[[], Found]] = {
     "fusion": lambda: {
         str(size): {"before": SLOW, "fused": FAST, "difference": [0.0], "kernels": [1.0]}
@@ -107,6 +116,7 @@ HONEST: dict[str, Callable[[], Found]] = {
         for depth in (1, 2, 4)
     },
     "dmath-table": _table,
+    "calibration": _calibrated,
     "inception": lambda: {"64 K80 GPUs": {"images/s": [30.0, 1443.0]}},
 }
 
@@ -253,6 +263,12 @@ CONTRADICTING: dict[str, dict[str, Change]] = {
             {"images/s": list(SEED["GoogLeNet 1024"])}
         ),
         "half of the memory": _in("AlexNet 1024", "bytes on 16", [1e9]),
+    },
+    "calibration": {
+        "off by 3": _in("sparcml: 1", "predicted", [3.0]),
+        "large error bars": _in("dmath: AlexNet 256, 64 GPUs", "factor", [2.5]),
+        "half of the efficiency": _in("resnet: 256 GPUs", "predicted", [0.45]),
+        "a row is missing": lambda found: found.pop("sparcml: 0"),
     },
     "inception": {
         "half of the paper's rate": _in("64 K80 GPUs", "images/s", [30.0, 700.0]),
