@@ -117,6 +117,10 @@ HONEST: dict[str, Callable[[], Found]] = {
     },
     "dmath-table": _table,
     "calibration": _calibrated,
+    "ring": lambda: {
+        **{f"{n} MiB": {"ring": FAST, "doubling": [1.2] * 9, "master": SLOW} for n in (1, 16)},
+        **{f"{n} nodes": {"ring": [1.0], "doubling": [1.3]} for n in (8, 16, 32, 64)},
+    },
     "inception": lambda: {"64 K80 GPUs": {"images/s": [30.0, 1443.0]}},
 }
 
@@ -263,6 +267,13 @@ CONTRADICTING: dict[str, dict[str, Change]] = {
             {"images/s": list(SEED["GoogLeNet 1024"])}
         ),
         "half of the memory": _in("AlexNet 1024", "bytes on 16", [1e9]),
+    },
+    "ring": {
+        "the ring is slower": _in("1 MiB", "ring", [1.5] * 9),
+        "the ring is three times as fast": _in("16 MiB", "ring", [0.4] * 9),
+        "a master is as fast": _each("master", [1.2] * 9),
+        "a large margin on many nodes": _in("64 nodes", "doubling", [2.2]),
+        "doubling crashed": _in("1 MiB", "doubling", []),
     },
     "calibration": {
         "off by 3": _in("sparcml: 1", "predicted", [3.0]),
