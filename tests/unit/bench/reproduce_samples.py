@@ -117,6 +117,10 @@ HONEST: dict[str, Callable[[], Found]] = {
     },
     "dmath-table": _table,
     "calibration": _calibrated,
+    "fft-scaling": lambda: {
+        "machine": {"cores": [2.0], "difference": [1e-7]},
+        **{f"{n} ranks": {"seconds": [4.0 / n] * 9} for n in (1, 2, 4)},
+    },
     "ring": lambda: {
         **{f"{n} MiB": {"ring": FAST, "doubling": [1.2] * 9, "master": SLOW} for n in (1, 16)},
         **{f"{n} nodes": {"ring": [1.0], "doubling": [1.3]} for n in (8, 16, 32, 64)},
@@ -274,6 +278,12 @@ CONTRADICTING: dict[str, dict[str, Change]] = {
         "a master is as fast": _each("master", [1.2] * 9),
         "a large margin on many nodes": _in("64 nodes", "doubling", [2.2]),
         "doubling crashed": _in("1 MiB", "doubling", []),
+    },
+    "fft-scaling": {
+        "slower": _in("2 ranks", "seconds", [5.0] * 9),
+        "as fast": _in("2 ranks", "seconds", [4.0] * 9),
+        "another result": _in("machine", "difference", [0.1]),
+        "two ranks crashed": lambda found: found.pop("2 ranks"),
     },
     "calibration": {
         "off by 3": _in("sparcml: 1", "predicted", [3.0]),

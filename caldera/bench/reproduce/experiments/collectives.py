@@ -1,9 +1,15 @@
-"""Sums over ranks: a ring beside recursive doubling and a master."""
+"""Sums over ranks by a ring, by recursive doubling and by a master; a 3-D FFT on 1 to 4 ranks."""
 
 from __future__ import annotations
 
 from statistics import median
+from typing import Any
 
+import numpy as np
+
+from caldera import dmath
+from caldera.base.config import settings
+from caldera.base.machine import usable_cores
 from caldera.bench.reproduce.criteria import LEAST_TURNS, Findings, Quantity
 from caldera.bench.reproduce.experiment import (
     ExperimentContext,
@@ -14,6 +20,7 @@ from caldera.bench.reproduce.experiment import (
 )
 from caldera.bench.reproduce.experiments.scaling import WIRE
 from caldera.bench.reproduce.ranks import run_ranks
+from caldera.bench.timing import Stopwatch
 from caldera.parallel.planner import Cluster
 from caldera.parallel.planner.communication_cost import allreduce
 
@@ -59,3 +66,55 @@ def ring(context: ExperimentContext) -> Measurement:
     }
     plot = Plot("4 MiB of gradients, predicted", "nodes", "s", lines, log=True)
     return Measurement(samples, [plot], ["nodes of a network"])
+
+
+EDGE = 128
+COUNTS = (1, 2, 4)
+ROUNDS = 3
+
+
+def fft_findings(samples: Samples) -> Findings:
+    """Compare several ranks with one."""
+    found: dict[str, dict[str, Quantity]] = {"speedup": {}, "equal": {}, "crowded": {}}
+    (cores,), (difference,) = samples["machine"]["cores"], samples["machine"]["difference"]
+    one = samples["1 ranks"]["seconds"]
+    for count in COUNTS[1:]:
+        case = f"{count} ranks"
+        kind = "speedup" if count <= cores else "crowded"
+        if case in samples:
+            found[kind][case] = Quantity.speedup(one, samples[case]["seconds"])
+    return {**found, "equal": {"": Quantity.exact(difference)}}
+
+
+@experiment("fft-scaling", fft_findings)
+def fft(context: ExperimentContext) -> Measurement:
+    """Time the transform in several rounds, each with all numbers of ranks."""
+    draw = np.random.default_rng(0)
+    x = draw.standard_normal((EDGE,) * 3).astype(np.complex64)
+    expected = np.fft.fftn(x)
+    seconds: dict[int, list[float]] = {count: [] for count in COUNTS}
+    apart = 0.0
+    for turn in range(ROUNDS):
+        for count, taken in seconds.items():
+            context.tell(f"{count} ranks, round {turn + 1}")
+            with settings.override(threads=1), dmath.connect(count):
+                given = dmath.array(x)
+                # Kernels are chosen and connections made in the first run.
+                _seconds_of_fft(given)
+                taken += [_seconds_of_fft(given) for _ in range(3 if context.quick else 5)]
+                apart = max(apart, float(abs(dmath.fftn(given).numpy() - expected).max()))
+    machine = {
+        "cores": [float(usable_cores())],
+        "difference": [apart / float(abs(expected).max())],
+    }
+    samples = {f"{count} ranks": {"seconds": taken} for count, taken in seconds.items()}
+    points = [(float(count), median(taken)) for count, taken in seconds.items()]
+    plot = Plot(f"FFT of {EDGE}^3", "ranks", "s", {"measured": points})
+    return Measurement({"machine": machine, **samples}, [plot], ["1024^3", "GPUs"])
+
+
+def _seconds_of_fft(given: Any) -> float:
+    """Time until a value of the result is there: the ranks compute in the background."""
+    watch = Stopwatch()
+    dmath.fftn(given).eval()[0, 0, 0].item()
+    return watch.wall
