@@ -7,7 +7,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from caldera import bench
+from caldera.bench.honesty.age import age_text, figure_ages
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -173,6 +176,38 @@ def test_times_of_the_readme_pass_the_twelve_rules() -> None:
     assert "not 31.0 us" in unclaimed(readme.replace("33.0 us", "31.0 us"), sources, RESULTS)[0]
     sources["figures"]["new 12 ms"] = {"values": ["12"]}
     assert "without a run" in unclaimed(readme, sources, RESULTS)[0]
+
+
+def judged(readme: str, sources: dict[str, Any]) -> list[str]:
+    """Return the figures whose verdict is missing or contradicts the README's own times."""
+    found = []
+    for start, source in {**sources["rows"], **sources["figures"]}.items():
+        measured = source.get("measured", {})
+        if measured.keys() != {"verdict", "date", "commit", "kernels"}:
+            found.append(f"{start!r} needs a verdict, date, commit and digest of the kernels")
+        row = next((line for line in readme.splitlines() if line.startswith(start)), "")
+        cells = [float(each) for each in _NUMBER.findall(row[len(start) :])]
+        ours, theirs = cells[:2] if source.get("runs") else reversed(cells[:2] or [0, 0])
+        if cells and (measured.get("verdict") == "faster") != (ours < theirs):
+            found.append(f"{start!r} is called {measured.get('verdict')}: {row}")
+    return found
+
+
+def test_figures_of_the_readme_have_a_verdict_and_the_code_they_were_measured_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    readme, sources = (ROOT / "README.md").read_text(), json.loads(SOURCES.read_text())
+    assert not judged(readme, sources)
+    assert "is called faster" in judged(readme.replace("161 | 111", "110 | 111"), sources)[0]
+    ages = figure_ages(SOURCES)
+    assert len(ages) == len(sources["rows"]) + len(sources["figures"])
+    monkeypatch.setattr("caldera.bench.honesty.age.kernels_digest", lambda: ages[0].kernels)
+    assert ages[0].state == "unchanged"
+    monkeypatch.setattr("caldera.bench.honesty.age.kernels_digest", lambda: "another")
+    assert {each.state for each in ages} == {"old: changed since"}
+    assert f"{len(ages)} of {len(ages)} figures are older" in age_text(ages)
+    (old,) = figure_ages(RESULTS / "levels-x86_64.json")
+    assert (old.date, old.state) == ("2026-11-16", "unknown")
 
 
 OLDER = {"workload"}

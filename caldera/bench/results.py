@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -68,23 +69,30 @@ def package_versions() -> dict[str, str]:
 
 
 def code_version() -> dict[str, str]:
-    """Caldera's version, a digest of its sources, and the commit if they are a clone of git.
+    """Caldera's version, digests of its sources and kernels, and the commit in a clone of git.
 
-    >>> sorted(code_version())[-2:]
-    ['sources', 'version']
+    >>> sorted(code_version())[-3:]
+    ['kernels', 'sources', 'version']
     """
     root = Path(caldera.__file__).parent
     found = {"version": caldera.__version__, "sources": sources_digest(root)}
+    found["kernels"] = kernels_digest()
     asked = run_program("git", "-C", str(root), "rev-parse", "HEAD", seconds=10)
     if asked is not None and not asked.returncode:
         found["commit"] = asked.stdout.decode().strip()
     return found
 
 
-def sources_digest(package: Path) -> str:
-    """Of all Python files of a package: equal sources have equal ones."""
+@cache
+def kernels_digest() -> str:
+    """Return the digest of the kernels of this package, with their CUDA headers."""
+    return sources_digest(Path(caldera.__file__).parent / "kernels", "*.py", "*.cuh")
+
+
+def sources_digest(package: Path, *patterns: str) -> str:
+    """Return one digest of all Python files of a package, or of its files of other patterns."""
     digest = hashlib.blake2b(digest_size=16)
-    for path in sorted(package.rglob("*.py")):
+    for path in sorted(found for each in patterns or ("*.py",) for found in package.rglob(each)):
         digest.update(path.relative_to(package).as_posix().encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -52,3 +52,16 @@ def test_a_bad_file_is_refused(
     done = caldera("check", path)
     assert done.status != 0
     assert message in done.err + done.out
+
+
+def test_a_file_without_code_has_no_age(caldera: Caldera, tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    path.write_text('{"code": {"kernels": "x"}, "machine": {"time": "2026-11-18 05:00"}}')
+    done = caldera("check", "--age", path)
+    assert done.status == 0, done.err
+    assert "2026-11-18" in done.out
+    assert "1 of 1 figures are older than the kernels" in done.out
+    path.write_text("[]")
+    done = caldera("check", "--age", path)
+    assert done.status != 0
+    assert 'expected an object with "code" and "machine"' in done.err

@@ -95,7 +95,7 @@ def check(report: str | PathLike[str] | Mapping[str, Any] | Claims) -> Findings:
     elif isinstance(report, Mapping):
         claims = _claims(dict(report), "report")
     elif isinstance(report, str | PathLike):
-        claims = _claims(_content(Path(report)), Path(report).name)
+        claims = _claims(read_json(Path(report)), Path(report).name)
     else:
         raise ConfigError.build(
             "bench.check", expected="a file, a dict or Claims", got=type(report).__name__
@@ -129,7 +129,8 @@ def _claims(content: Any, where: str) -> Claims:
     return claims_of_bench(content, where) if is_bench(content) else claims_of(content, where)
 
 
-def _content(path: Path) -> Any:
+def read_json(path: Path) -> Any:
+    """Return the content of a file of results."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

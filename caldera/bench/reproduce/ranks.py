@@ -20,7 +20,7 @@ import numpy as np
 from caldera import data, nn, optim, parallel
 from caldera.base.children import child_environment, python_module, run_program
 from caldera.base.file_cache import write_file
-from caldera.bench.timing import StepClock, peak_memory
+from caldera.bench.timing import StepClock, Stopwatch, peak_memory
 from caldera.comm import Communicator, run_virtual_ranks, world
 from caldera.comm.mpi_library import find_launcher, library
 from caldera.comm.processes import launch
@@ -192,9 +192,26 @@ def steps(communicator: Communicator, options: Options) -> dict[str, Any]:
     return found
 
 
+def sums(communicator: Communicator, options: Options) -> dict[str, list[float]]:
+    """Return the seconds of an allreduce on the slowest rank, of each algorithm by turns."""
+    numbers = np.ones(options["bytes"] // 4, np.float32)
+    found: dict[str, list[float]] = {name: [] for name in options["algorithms"]}
+    for turn in range(options["turns"] + 1):
+        for name, seconds in found.items():
+            communicator.algorithm = name
+            communicator.Barrier()
+            watch = Stopwatch()
+            communicator.Allreduce(numbers, numbers, "mean")
+            slowest = max(communicator.gather_objects(watch.wall))
+            # Connections are made in the first turn.
+            seconds += [slowest] * (turn > 0)
+    return found
+
+
 WORKS: Mapping[str, Callable[[Communicator, Options], dict[str, Any]]] = {
     "consistency": consistency,
     "steps": steps,
+    "sums": sums,
 }
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict
+from pathlib import Path
 
 from caldera.bench.honesty import Findings, check
+from caldera.bench.honesty.age import age_text, figure_ages
 from caldera.cli.command import Command, flag, flags
 
 add_flags = flags(
@@ -17,12 +19,20 @@ add_flags = flags(
         help="what `caldera bench --json` wrote, or another report in the documented format",
     ),
     flag("--json", action="store_true", help="print the findings as JSON"),
+    flag(
+        "--age",
+        action="store_true",
+        help="print verdict, date and commit of each figure, and mark those older than the kernels",
+    ),
 )
 """The flags of `check`."""
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the verdict of each rule; return 1 unless all are fine."""
+    if arguments.age:
+        print(age_text([each for file in arguments.files for each in figure_ages(Path(file))]))
+        return 0
     found = [check(file) for file in arguments.files]
     if arguments.json:
         print(json.dumps([_plain(each) for each in found], indent=1))
@@ -44,6 +54,7 @@ COMMAND = Command(
     examples="""
         caldera check bench.json
         caldera check ours.json theirs.json --json
+        caldera check --age benchmarks/results/readme.json
     """,
     add_flags=add_flags,
     run=run,

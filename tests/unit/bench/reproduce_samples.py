@@ -30,6 +30,15 @@ def _table() -> Found:
     return found
 
 
+def _calibrated() -> Found:
+    """Predictions that are right within 10%, with error bars of 20%."""
+    cases = [f"dmath: {name}, {ranks} GPUs" for name in SEED for ranks in RANKS[1:]]
+    cases += [f"sparcml: {n}" for n in range(8)] + ["resnet: 256 GPUs"]
+    return {case: {"predicted": [1.1], "reported": [1.0], "factor": [1.2]} for case in cases} | {
+        "resnet: 256 GPUs": {"predicted": [0.9], "reported": [0.9], "factor": [1.0]}
+    }
+
+
 HONEST: dict[str, Callable[[], Found]] = {
     "fusion": lambda: {
         str(size): {"before": SLOW, "fused": FAST, "difference": [0.0], "kernels": [1.0]}
@@ -107,6 +116,15 @@ HONEST: dict[str, Callable[[], Found]] = {
         for depth in (1, 2, 4)
     },
     "dmath-table": _table,
+    "calibration": _calibrated,
+    "fft-scaling": lambda: {
+        "machine": {"cores": [2.0], "difference": [1e-7]},
+        **{f"{n} ranks": {"seconds": [4.0 / n] * 9} for n in (1, 2, 4)},
+    },
+    "ring": lambda: {
+        **{f"{n} MiB": {"ring": FAST, "doubling": [1.2] * 9, "master": SLOW} for n in (1, 16)},
+        **{f"{n} nodes": {"ring": [1.0], "doubling": [1.3]} for n in (8, 16, 32, 64)},
+    },
     "inception": lambda: {"64 K80 GPUs": {"images/s": [30.0, 1443.0]}},
 }
 
@@ -253,6 +271,25 @@ CONTRADICTING: dict[str, dict[str, Change]] = {
             {"images/s": list(SEED["GoogLeNet 1024"])}
         ),
         "half of the memory": _in("AlexNet 1024", "bytes on 16", [1e9]),
+    },
+    "ring": {
+        "the ring is slower": _in("1 MiB", "ring", [1.5] * 9),
+        "the ring is three times as fast": _in("16 MiB", "ring", [0.4] * 9),
+        "a master is as fast": _each("master", [1.2] * 9),
+        "a large margin on many nodes": _in("64 nodes", "doubling", [2.2]),
+        "doubling crashed": _in("1 MiB", "doubling", []),
+    },
+    "fft-scaling": {
+        "slower": _in("2 ranks", "seconds", [5.0] * 9),
+        "as fast": _in("2 ranks", "seconds", [4.0] * 9),
+        "another result": _in("machine", "difference", [0.1]),
+        "two ranks crashed": lambda found: found.pop("2 ranks"),
+    },
+    "calibration": {
+        "off by 3": _in("sparcml: 1", "predicted", [3.0]),
+        "large error bars": _in("dmath: AlexNet 256, 64 GPUs", "factor", [2.5]),
+        "half of the efficiency": _in("resnet: 256 GPUs", "predicted", [0.45]),
+        "a row is missing": lambda found: found.pop("sparcml: 0"),
     },
     "inception": {
         "half of the paper's rate": _in("64 K80 GPUs", "images/s", [30.0, 700.0]),
