@@ -339,7 +339,7 @@ class TrainingData:
         sample = pipeline.blank()
         count = 1 if pipeline.is_stream else len(pipeline)
         require(
-            len(sample) >= 2 and count,
+            len(sample) > bool(model.objective.losses) and count,
             where,
             "samples with inputs and targets",
             f"{len(sample)} arrays of {count} samples",
@@ -410,8 +410,8 @@ def sample_count(data: Pipeline) -> str:
 
 def _classes(model: Model) -> int | None:
     """Return the number of classes of the main output, None if it has no classes."""
-    name, loss = next(iter(model.objective.losses.items()))
-    task, shape = loss.task(), model.signature.outputs.get(name)
+    task = model.objective.task
+    shape = model.signature.outputs.get(next(iter(model.objective.losses), ""))
     if task is None or task.kind != MULTICLASS or shape is None:
         return None
     return (1, *shape)[task.axis]
