@@ -137,7 +137,29 @@ class CustomStepGraph(StepGraph):
         return updates
 
 
-class _Forward(Model):
+class _AllInputs(Model):
+    """A model whose arrays are all inputs."""
+
+    def ensure_built(
+        self,
+        arrays: Sequence[np.ndarray],
+        inputs: int | None = None,
+        *,
+        open_lengths: bool = False,
+    ) -> None:
+        """Build the model for a batch, or check that it fits."""
+        super().ensure_built(arrays, len(arrays), open_lengths=open_lengths)
+        wanted = len(self.signature.inputs)
+        require(
+            len(arrays) == wanted,
+            type(self).__name__,
+            f"{wanted} arrays, as many as when it was built",
+            len(arrays),
+            error=DataError,
+        )
+
+
+class _Forward(_AllInputs):
     """What `forward` of a custom model gives, as a model whose inputs are those of `predict`."""
 
     def __init__(self, owner: CustomModel) -> None:
@@ -156,7 +178,7 @@ class _Forward(Model):
 
 
 @guarded
-class CustomModel(Model):
+class CustomModel(_AllInputs):
     """A model with several losses, each of which trains one of its layers with its own optimizer.
 
     `optimizers` has an optimizer for each layer that is trained, by the name of the attribute.
@@ -242,24 +264,6 @@ class CustomModel(Model):
 
     def step_outputs(self, *inputs: Any) -> dict[str, Expr]:
         return self._checked(self._called(self.losses, inputs, {}))
-
-    def ensure_built(
-        self,
-        arrays: Sequence[np.ndarray],
-        inputs: int | None = None,
-        *,
-        open_lengths: bool = False,
-    ) -> None:
-        """Build the model for the arrays of a batch, all of which `losses` takes."""
-        super().ensure_built(arrays, len(arrays), open_lengths=open_lengths)
-        wanted = len(self.signature.inputs)
-        require(
-            len(arrays) == wanted,
-            type(self).__name__,
-            f"{wanted} arrays, all of which losses takes",
-            len(arrays),
-            error=DataError,
-        )
 
     def check_argument(self, name: str, value: Any) -> None:
         """Refuse settings of models with one loss."""

@@ -141,9 +141,7 @@ class NetworkGraph(ModelSettings):
         they are sequences of any length.
         """
         if self._signature is None:
-            kinds = [each.kind for each in inspect.signature(self.forward).parameters.values()]
-            any_number = inspect.Parameter.VAR_POSITIONAL in kinds
-            count = inputs or (len(arrays) if any_number else len(kinds))
+            count = inputs or len(inspect.signature(self.forward).parameters)
             self._open_lengths = open_lengths
             self.build_for(*arrays[:count])
         count = len(self.signature.inputs)

@@ -160,7 +160,7 @@ def test_it_predicts_what_forward_gives_and_is_saved(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no sample_weights="):
         model.fit(X, sample_weights=np.ones(12))
     for wrong in (lambda: model.fit((X, X)), lambda: model.evaluate((X, X))):
-        with pytest.raises(cd.DataError, match="1 arrays, all of which losses takes"):
+        with pytest.raises(cd.DataError, match="1 arrays, as many as when it was built"):
             wrong()
     with pytest.raises(ConfigError, match="losses from its own function"):
         model.optimizer = "sgd"
