@@ -43,6 +43,7 @@ from caldera.core.memory import device as find_device
 from caldera.core.tensor.dtype import canonical, is_float
 from caldera.errors import ConfigError, ShapeError
 from caldera.nn.assignment import Given, are_equal, check_change, inputs_of, too_late
+from caldera.nn.complex_parameter import ComplexParameter, filled_parts
 from caldera.nn.tracing import (
     Added,
     LayerCall,
@@ -177,9 +178,14 @@ class Layer(ABC):
     # --- what it uses for that
 
     @checked
-    def parameter(self, name: str, shape: Sequence[int], fill: Any = None) -> Variable:
-        """A variable that training changes."""
-        return self._make(self._own, name, shape, fill)
+    def parameter(
+        self, name: str, shape: Sequence[int], fill: Any = None, *, is_complex: bool = False
+    ) -> Any:
+        """A variable that training changes; a complex one is stored as its two parts."""
+        if not is_complex:
+            return self._make(self._own, name, shape, fill)
+        first = filled_parts(tuple(shape), fill, context().dtype) if context().allocate else None
+        return ComplexParameter(self._make(self._own, name, (*shape, 2), first))
 
     @checked
     def state(self, name: str, shape: Sequence[int], fill: Any = None) -> Variable:

@@ -19,7 +19,7 @@ from caldera.base.arguments import require
 from caldera.data import Data, IterableData, Pipeline, Schema
 from caldera.errors import ConfigError, DataError, DtypeError, ShapeError
 from caldera.nn.ctc import CTCLoss
-from caldera.nn.losses import MULTICLASS, REGRESSION, SEQUENCE, CrossEntropy, Loss
+from caldera.nn.losses import MULTICLASS, REGRESSION, SEQUENCE, CrossEntropy, FunctionLoss, Loss
 from caldera.train.data_adapters import refuse_channels_last
 from caldera.train.sample_weights import SampleWeights
 
@@ -135,6 +135,13 @@ def _check_output(output: _Output, last_op: str) -> None:
         )
 
 
+_FUNCTION = (
+    "a function takes targets in the shape of the predictions; for others write a class of "
+    "nn.losses.Loss with per_sample(prediction, target), and target_spec(prediction_shape, dtype) "
+    "that returns the shape and dtype of the targets"
+)
+
+
 def _check_kind(output: _Output, float_dtype: object) -> None:
     target = output.target
     shape, dtype = output.loss.target_spec(output.prediction, float_dtype)
@@ -149,12 +156,13 @@ def _check_kind(output: _Output, float_dtype: object) -> None:
         else "predict values with loss='mean_squared', or convert classes with y.astype('int64')",
         error=DtypeError,
     )
+    shapes = target.shape[1:], shape[1:]
     require(
         target.shape[1:] == shape[1:],
         f"targets for {output.what}",
         f"targets of shape {shape[1:]} for each sample",
         target.shape[1:],
-        _reshaped(target.shape[1:], shape[1:]),
+        _FUNCTION if isinstance(output.loss, FunctionLoss) else _reshaped(*shapes),
         error=ShapeError,
     )
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -189,11 +191,11 @@ def test_images_are_read_at_places(mode: str, padding: str, corners: bool) -> No
     if mode == "bilinear":
         small, few = x[:1, :2], np.array([[[[-1.43, -0.77], [0.11, 0.62], [1.18, 2.27]]]])
         check_gradients(lambda x, g: op.grid_sample(x, g, mode, padding, corners), [small, few])
-    torch = pytest.importorskip("torch")
-    wanted = torch.nn.functional.grid_sample(
-        torch.tensor(x), torch.tensor(grid), mode, padding, corners
-    )
-    np.testing.assert_allclose(found, wanted.numpy(), atol=1e-12)
+    if find_spec("torch") is not None:
+        torch = import_module("torch")
+        given = torch.tensor(x), torch.tensor(grid), mode, padding, corners
+        wanted = torch.nn.functional.grid_sample(*given)
+        np.testing.assert_allclose(found, wanted.numpy(), atol=1e-12)
 
 
 def test_places_have_a_shape_and_known_words() -> None:
