@@ -108,6 +108,7 @@ NAMES: dict[str, str] = {
     "setweights": "each.assign(value) for each of model.parameters()",
     "loadmodel": "cd.load(path)",
     "save": "model.save(path)",
+    "load": "model.load_weights(path), or cd.load(path) for a cd.NeuralNetwork",
     # --- optimizers and schedules
     "optimizers": "the classes of optim, as optim.Adam(1e-3)",
     "cosineannealinglr": "optim.Cosine(peak, steps=...), given to an optimizer",
@@ -271,12 +272,13 @@ def our_argument(name: str, known: Iterable[str]) -> str:
     """Return how a foreign argument is written for a function with these arguments, or "".
 
     >>> our_argument("lr", ["learning_rate"]), our_argument("lr", ["units"])
-    ('write learning_rate=', '')
+    ("did you mean 'learning_rate'?", '')
     """
     names = set(known)
     for text in ARGUMENTS.get(name, "").split("|"):
         if text and names.issuperset(re.findall(r"(?<!\w)(\w+)=", text)):
-            return _written(text)
+            is_plain = text[:-1].isidentifier()
+            return f"did you mean {text[:-1]!r}?" if is_plain else _written(text)
     return ""
 
 
@@ -354,6 +356,6 @@ def missing_attribute(owner: object, name: str) -> Any:
         return object.__getattribute__(owner, name)  # a property with an AttributeError of its own
     text = f"{type(owner).__name__!r} object has no attribute {name!r}"
     hint = "" if name.startswith("_") else ours(name) or our_argument(name, dir(type(owner)))
-    if not hint and name in _public("caldera.op"):
+    if not hint and any(name in _public(each) for each in _rooms if each.endswith(".op")):
         hint = f"write op.{name}(x)"
     raise AttributeError(f"{text}; {hint}", name=name) if hint else AttributeError(text)

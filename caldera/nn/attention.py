@@ -102,8 +102,9 @@ def _readable(x: Expr, mask: Expr | None) -> Expr:
 class MultiHeadAttention(Layer):
     """Attention of each step to the others (or to `memory`), in several heads.
 
-    `layer(x)` is self-attention, `layer(x, memory)` attends to another sequence of the same width;
-    both take a `mask` (see above). `causal` lets a step see only itself and those before it.
+    `layer(x)` is self-attention, `layer(x, memory)` attends to another sequence, which may have
+    another width: its keys and values come from `memory`. Both take a `mask` (see above). `causal`
+    lets a step see only itself and those before it.
     Weights begin with Glorot's uniform numbers unless `fill` and, for the last product,
     `output_fill` say otherwise.
 
@@ -113,6 +114,9 @@ class MultiHeadAttention(Layer):
     (5, 10, 16)
     >>> [p.shape for p in layer.parameters()]
     [(16, 48), (48,), (16, 16), (16,)]
+    >>> across = nn.MultiHeadAttention(4)
+    >>> across(op.input("x", (5, 10, 16)), op.input("memory", (5, 7, 24))).shape
+    (5, 10, 16)
     """
 
     heads: int
@@ -124,7 +128,7 @@ class MultiHeadAttention(Layer):
     def __post_init__(self) -> None:
         check_counts("MultiHeadAttention", heads=self.heads)
 
-    def build(self, x: Expr, *rest: Any) -> None:
+    def build(self, x: Expr, memory: Expr | None = None, *rest: Any) -> None:
         self.require(
             x.ndim == 3 and not x.shape[-1] % self.heads,
             f"sequences (N, T, C) with a width that {self.heads} heads divide",
@@ -133,10 +137,17 @@ class MultiHeadAttention(Layer):
         width = x.shape[-1]
         # Queries, keys and values side by side: one product for the three, and Glorot's rule for
         # each of the three square matrices.
-        limit = math.sqrt(3.0 / width)
-        self.weight = self.parameter(
-            "input_weight", (width, 3 * width), fill_or(self.fill, uniform(-limit, limit))
-        )
+        fill = fill_or(self.fill, uniform(-math.sqrt(3.0 / width), math.sqrt(3.0 / width)))
+        other = width if memory is None or memory.ndim != 3 else memory.shape[2]
+        self.memory_weight = None
+        if other == width:
+            self.weight = self.parameter("input_weight", (width, 3 * width), fill)
+        else:
+            self.weight = self.parameter("input_weight", (width, width), fill)
+            limit = math.sqrt(6.0 / (other + width))
+            self.memory_weight = self.parameter(
+                "memory_weight", (other, 2 * width), fill_or(self.fill, uniform(-limit, limit))
+            )
         self.offset = self.parameter("input_bias", (3 * width,)) if self.bias else None
         self.output_weight = self.parameter(
             "output_weight", (width, width), fill_or(self.output_fill, glorot_uniform())
@@ -145,15 +156,23 @@ class MultiHeadAttention(Layer):
 
     def forward(self, x: Expr, memory: Expr | None = None, mask: Expr | None = None) -> Expr:
         width = self.weight.shape[0]
-        for each in (x, memory):
-            if each is not None and (each.ndim != 3 or each.shape[-1] != width):
-                raise self.refuse(f"sequences (N, T, {width})", f"shape {each.shape}")
+        other = width if self.memory_weight is None else self.memory_weight.shape[0]
+        for each, wide in ((x, width), (memory, other)):
+            if each is not None and (each.ndim != 3 or each.shape[-1] != wide):
+                raise self.refuse(f"sequences (N, T, {wide})", f"shape {each.shape}")
+        self.require(
+            memory is not None or self.memory_weight is None,
+            f"a memory (N, S, {other}), as when it was built",
+            "none",
+        )
         if memory is None:
             x = _readable(x, mask)
             q, k, v = self._products(x)
         else:
-            q = self._product(x, 0, width)
-            of_memory = self._product(_readable(memory, mask), width, 3 * width)
+            q = self._product(x, self.weight[:, :width], 0, width)
+            weight = self.memory_weight
+            weight = self.weight[:, width:] if weight is None else weight
+            of_memory = self._product(_readable(memory, mask), weight, width, 3 * width)
             k, v = op.split(of_memory, 2, axis=2)
         return self._attended(q, k, v, None if mask is None else self._for_heads(mask, x, k))
 
@@ -196,9 +215,9 @@ class MultiHeadAttention(Layer):
         joined = op.reshape(op.transpose(mixed, (0, 2, 1, 3)), (count, steps, heads * width))
         return op.linear(joined, self.output_weight, self.output_offset)
 
-    def _product(self, x: Expr, begin: int, end: int) -> Expr:
+    def _product(self, x: Expr, weight: Expr, begin: int, end: int) -> Expr:
         offset = None if self.offset is None else self.offset[begin:end]
-        return op.linear(x, self.weight[:, begin:end], offset)
+        return op.linear(x, weight, offset)
 
     def _in_heads(self, x: Expr) -> Expr:
         """(N, T, C) as (N, heads, T, C / heads)."""
@@ -217,6 +236,7 @@ class MultiHeadAttention(Layer):
             mask.ndim == 4,
             f"a mask of shape ({count}, {shape[2]}), {shape} or {(count, self.heads, *shape[1:])}",
             f"{mask.shape}",
+            "keys and values come from memory: layer(x, memory, mask=mask)",
         )
         return mask
 

@@ -35,14 +35,24 @@ from caldera.base.argument_kinds import kind_of, kinds_of
 from caldera.base.arguments import checked, refusal, require
 from caldera.base.assignment import check_attribute, is_inside
 from caldera.base.foreign_names import missing_attribute
-from caldera.compiler.lazy import Expr, Variable, lift
-from caldera.core.graph.node import Node, Spec, Symbol, current_pin, describe, pinned
+from caldera.compiler.lazy import Expr, Variable
+from caldera.core.graph.node import Spec, Symbol, current_pin, pinned
 from caldera.core.graph.opdef import scope
 from caldera.core.memory import device as find_device
-from caldera.core.tensor.dtype import canonical, is_complex, is_float
-from caldera.errors import ConfigError, DtypeError, ShapeError
+from caldera.core.tensor.dtype import canonical, is_float
+from caldera.errors import ConfigError, ShapeError
 from caldera.nn.assignment import Given, are_equal, check_change, inputs_of, too_late
-from caldera.nn.tracing import Added, LayerCall, LayerWatch, context, is_tracing, resumed
+from caldera.nn.complex_parameter import ComplexParameter, filled_parts
+from caldera.nn.tracing import (
+    Added,
+    LayerCall,
+    LayerWatch,
+    as_input,
+    context,
+    is_tracing,
+    outputs_of,
+    resumed,
+)
 
 _FLAG = kind_of(bool)
 _NO_LAYERS = frozenset({bool, int, float, str, type(None), Expr, Variable})
@@ -166,9 +176,14 @@ class Layer(ABC):
     # --- called by subclasses
 
     @checked
-    def parameter(self, name: str, shape: Sequence[int], fill: Any = None) -> Variable:
-        """Create a trainable variable. Call it in `build`; `forward` only reads the variable."""
-        return self._make(self._own, name, shape, fill)
+    def parameter(
+        self, name: str, shape: Sequence[int], fill: Any = None, *, is_complex: bool = False
+    ) -> Any:
+        """Create a trainable variable in `build`; a complex one is stored as its two parts."""
+        if not is_complex:
+            return self._make(self._own, name, shape, fill)
+        first = filled_parts(tuple(shape), fill, context().dtype) if context().allocate else None
+        return ComplexParameter(self._make(self._own, name, (*shape, 2), first))
 
     @checked
     def state(self, name: str, shape: Sequence[int], fill: Any = None) -> Variable:
@@ -244,11 +259,17 @@ class Layer(ABC):
     # --- calling
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
+        return self._called(self.forward, inputs, named)
+
+    def _called(
+        self, function: Callable[..., Any], inputs: Sequence[Any], named: Mapping[str, Any]
+    ) -> Any:
+        """The result of `forward`, or of another function of the layer, in the layer's scope."""
         now = context()
-        given = tuple(_as_input(value, now.dtype) for value in inputs)
+        given = tuple(as_input(value, now.dtype) for value in inputs)
         if given and given[0] is None:
             raise self.refuse("an input", "None")
-        given_by_name = {key: _as_input(value, now.dtype) for key, value in named.items()}
+        given_by_name = {key: as_input(value, now.dtype) for key, value in named.items()}
         step = self.path.rpartition("/")[2]
         pin = self.pin if now.allocate else None
         with scope(step) if step else nullcontext(), pinned(pin) if pin else nullcontext():
@@ -260,13 +281,13 @@ class Layer(ABC):
                 self.place_children()
                 self._built = True
             position = len(now.calls)
-            result = self._answer(self.forward, given, given_by_name)
+            result = self._answer(function, given, given_by_name)
             if now.layer_output is not None:
                 result = now.layer_output(self, result)
         seen = (*given, *given_by_name.values())
         inner = tuple(value for value in seen if isinstance(value, Expr))
         inside = len(now.calls) - position
-        now.calls.insert(position, LayerCall(self, inner, _outputs(result), inside))
+        now.calls.insert(position, LayerCall(self, inner, outputs_of(result), inside))
         return result
 
     def _answer(
@@ -281,7 +302,8 @@ class Layer(ABC):
                 inspect.signature(function).bind(*given, **named)
             except TypeError as error:
                 known = f"{function.__name__}({', '.join(inspect.signature(function).parameters)})"
-                raise ConfigError.build(self.path, expected=known, got=str(error)) from None
+                where = self.path or type(self).__name__
+                raise ConfigError.build(where, expected=known, got=str(error)) from None
             raise
 
     def make_parameters(self, *inputs: Any) -> None:
@@ -408,45 +430,10 @@ def new_layer(kind: type[Layer]) -> Layer:
 
 
 def _added(layer: Layer, values: Any) -> Expr:
-    found = _as_input(values, context().dtype)
+    found = as_input(values, context().dtype)
     if found is None or not is_float(found.dtype):
         raise layer.refuse("numbers to add", "None" if found is None else str(found.dtype))
     return found
-
-
-def _as_input(value: Any, dtype: Any) -> Expr | None:
-    """Return a layer's input as an expression; float data take the dtype of the trace."""
-    if value is None:
-        return None
-    if isinstance(value, Expr):
-        _refuse_complex(value.node)
-        return value
-    if isinstance(value, list | tuple) and any(isinstance(each, Expr) for each in value):
-        raise ConfigError.build(
-            "layer",
-            expected="each input as an argument of its own",
-            got=f"a {type(value).__name__} of {len(value)}",
-            hint="call layer(a, b)",
-        )
-    node = lift(value)
-    _refuse_complex(node)
-    return op.cast(Expr(node), dtype) if is_float(node.dtype) else Expr(node)
-
-
-def _refuse_complex(node: Node) -> None:
-    if is_complex(node.outputs[0].dtype):
-        raise DtypeError.build(
-            "layer",
-            expected="real numbers",
-            got=describe(node),
-            hint="give it op.view_as_real(x) or op.abs(x); inside of forward they are welcome",
-        )
-
-
-def _outputs(result: Any) -> tuple[Expr, ...]:
-    if isinstance(result, dict):
-        return tuple(result.values())
-    return tuple(result) if isinstance(result, tuple | list) else (result,)
 
 
 def _once(variables: Iterable[Variable]) -> list[Variable]:

@@ -239,7 +239,8 @@ class ElementLoss(Loss):
 class CrossEntropy(ClassLoss):
     """-log(softmax(prediction)) at the target's class: the loss of a classifier, from its logits.
 
-    The classes lie along `axis` (1 for images of logits, (N, classes, H, W)). Targets are class
+    The classes lie along `axis`: 1 for images of logits (N, classes, H, W), which `fit` sets by
+    itself where targets are (N, H, W) and could stand for nothing else. Targets are class
     indices, or with `probabilities` distributions in the shape of the predictions. Label smoothing
     mixes them with the even distribution: a part of that size is spread over all classes.
 
@@ -289,7 +290,11 @@ class CrossEntropy(ClassLoss):
 
     def for_targets(self, targets: Shape, predictions: Shape) -> Self:
         # The number of a class has one axis fewer than what is predicted: no confusion.
-        return replace(self, probabilities=True) if targets == predictions else self
+        if targets == predictions:
+            return replace(self, probabilities=True)
+        # Images of class numbers, where classes are the channels of the predictions.
+        channels_first = targets == (*predictions[:1], *predictions[2:]) != predictions[:-1]
+        return replace(self, axis=1) if self.axis == -1 and channels_first else self
 
     def check_targets(self, targets: np.ndarray) -> None:
         if self.probabilities:

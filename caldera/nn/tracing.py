@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from caldera import op
-from caldera.compiler.lazy import Expr, Variable
-from caldera.core.graph.node import Symbol
-from caldera.errors import ConfigError
+from caldera.compiler.lazy import Expr, Variable, lift
+from caldera.core.graph.node import Node, Symbol, describe
+from caldera.core.tensor.dtype import is_complex, is_float
+from caldera.errors import ConfigError, DtypeError
 
 if TYPE_CHECKING:
     from caldera.nn.layer import Layer
@@ -203,3 +204,42 @@ class LayerWatch:
 
 def _marks(layer: Layer) -> tuple[tuple[int, int], ...]:
     return tuple((id(each), each._changed) for each in layer.walk())
+
+
+# --- inputs and outputs of a call
+
+
+def as_input(value: Any, dtype: Any) -> Expr | None:
+    """An expression from what a layer may be called with; data of floats take the trace's dtype."""
+    if value is None:
+        return None
+    if isinstance(value, Expr):
+        _refuse_complex(value.node)
+        return value
+    if isinstance(value, list | tuple) and any(isinstance(each, Expr) for each in value):
+        raise ConfigError.build(
+            "layer",
+            expected="each input as an argument of its own",
+            got=f"a {type(value).__name__} of {len(value)}",
+            hint="call layer(a, b)",
+        )
+    node = lift(value)
+    _refuse_complex(node)
+    return op.cast(Expr(node), dtype) if is_float(node.dtype) else Expr(node)
+
+
+def _refuse_complex(node: Node) -> None:
+    if is_complex(node.outputs[0].dtype):
+        raise DtypeError.build(
+            "layer",
+            expected="real numbers",
+            got=describe(node),
+            hint="give it op.view_as_real(x) or op.abs(x); inside of forward they are welcome",
+        )
+
+
+def outputs_of(result: Any) -> tuple[Expr, ...]:
+    """The outputs that a layer gives back, whatever holds them."""
+    if isinstance(result, dict):
+        return tuple(result.values())
+    return tuple(result) if isinstance(result, tuple | list) else (result,)

@@ -15,6 +15,7 @@ from caldera.op import (
     control,
     convolution,
     creation,
+    derivatives,
     fourier,
     indexing,
     layers,
@@ -27,6 +28,7 @@ from caldera.op import (
     random,
     reduction,
     running,
+    sampling,
     searching,
     special,
     transposed_convolution,
@@ -37,6 +39,7 @@ from caldera.op.arithmetic import *
 from caldera.op.control import *
 from caldera.op.convolution import *
 from caldera.op.creation import *
+from caldera.op.derivatives import *
 from caldera.op.fourier import *
 from caldera.op.indexing import *
 from caldera.op.layers import *
@@ -49,6 +52,7 @@ from caldera.op.product import *
 from caldera.op.random import *
 from caldera.op.reduction import *
 from caldera.op.running import *
+from caldera.op.sampling import *
 from caldera.op.searching import *
 from caldera.op.special import *
 from caldera.op.transposed_convolution import *
@@ -67,6 +71,7 @@ __all__ = [
     *control.__all__,
     *convolution.__all__,
     *creation.__all__,
+    *derivatives.__all__,
     *fourier.__all__,
     *indexing.__all__,
     *layers.__all__,
@@ -74,6 +79,7 @@ __all__ = [
     *loss.__all__,
     *searching.__all__,
     *running.__all__,
+    *sampling.__all__,
     *logic.__all__,
     *movement.__all__,
     *pooling.__all__,

@@ -72,16 +72,16 @@ def scan(
     (6.0, [10.0, 30.0, 60.0])
     """
     where = location("scan")
-    sequences = [lift(x) for x in _leaves(xs)]
+    sequences = [lift(x) for x in leaves_of(xs)]
     steps = _length(where, sequences, length)
-    starts = [lift(value) for value in _leaves(init)]
-    carries = [_argument("carry", node.spec) for node in starts]
-    elements = [_argument("x", Spec(node.shape[1:], node.dtype)) for node in sequences]
+    starts = [lift(value) for value in leaves_of(init)]
+    carries = [argument("carry", node.spec) for node in starts]
+    elements = [argument("x", Spec(node.shape[1:], node.dtype)) for node in sequences]
     arguments = [*carries, *elements]
-    outcome = body(_like(init, iter(carries)), _like(xs, iter(elements)))
+    outcome = body(like_structure(init, iter(carries)), like_structure(xs, iter(elements)))
     carry, y = _checked_outcome(where, outcome, init)
-    after = [lift(new, old.dtype) for new, old in zip(_leaves(carry), starts, strict=True)]
-    outputs = [*after, *[lift(value) for value in _leaves(y)]]
+    after = [lift(new, old.dtype) for new, old in zip(leaves_of(carry), starts, strict=True)]
+    outputs = [*after, *[lift(value) for value in leaves_of(y)]]
     _check_body(where, arguments, outputs)
     constants = control.close_over(arguments, outputs)
     found = control.scan.outputs(
@@ -95,7 +95,7 @@ def scan(
         reverse=reverse,
     )
     results = iter(found)
-    return _like(init, results), _like(y, results)
+    return like_structure(init, results), like_structure(y, results)
 
 
 def _checked_outcome(where: str, outcome: Any, init: Any) -> tuple[Any, Any]:
@@ -131,12 +131,12 @@ def while_loop(
         going, carry = state
         new = _side(going.node, body, carry)
         _expect_like(where, carry, new, "a carry built like the first one")
-        pairs = zip(_leaves(new), _leaves(carry), strict=True)
+        pairs = zip(leaves_of(new), leaves_of(carry), strict=True)
         held = [_held(where, going.node, value, lift(old)) for value, old in pairs]
-        kept = _like(carry, iter(held))
+        kept = like_structure(carry, iter(held))
         return (Expr(logical_and(going.node, _truth(where, condition(kept)))), kept), None
 
-    start = _like(init, iter([lift(value) for value in _leaves(init)]))
+    start = like_structure(init, iter([lift(value) for value in leaves_of(init)]))
     first = Expr(_truth(where, condition(start)))
     (_, last), _ = scan(step, (first, start), length=steps)
     return last
@@ -163,14 +163,14 @@ def cond(
     second = _side(logical_not(truth), when_false, *operands)
     _expect_like(where, first, second, "results built alike on both sides")
     chosen = []
-    for pair in zip(_leaves(first), _leaves(second), strict=True):
+    for pair in zip(leaves_of(first), leaves_of(second), strict=True):
         yes, no = lift_all(*pair)
         if yes.shape != no.shape:
             raise ShapeError.build(
                 where, expected="results of one shape", got=f"{describe(yes)} and {describe(no)}"
             )
         chosen.append(choose(truth, yes, no))
-    return _like(first, iter(chosen))
+    return like_structure(first, iter(chosen))
 
 
 def _side(taken: Node, write: Callable[..., Any], *operands: Any) -> Any:
@@ -181,7 +181,7 @@ def _side(taken: Node, write: Callable[..., Any], *operands: Any) -> Any:
     """
     with written() as made:
         outcome = write(*operands)
-    values = _leaves(outcome)
+    values = leaves_of(outcome)
     needed: set[Node] = set()
     pending = [value.node for value in values if isinstance(value, Expr)]
     while pending:
@@ -265,20 +265,21 @@ def _is_structure(value: Any) -> bool:
     )
 
 
-def _leaves(value: Any) -> list[Any]:
+def leaves_of(value: Any) -> list[Any]:
+    """The values in nested tuples, in order."""
     if value is None:
         return []
     if _is_structure(value):
-        return [leaf for part in value for leaf in _leaves(part)]
+        return [leaf for part in value for leaf in leaves_of(part)]
     return [value]
 
 
-def _like(value: Any, nodes: Iterator[Node]) -> Any:
+def like_structure(value: Any, nodes: Iterator[Node]) -> Any:
     """The structure of `value` with the next nodes in place of its leaves."""
     if value is None:
         return None
     if _is_structure(value):
-        return tuple(_like(part, nodes) for part in value)
+        return tuple(like_structure(part, nodes) for part in value)
     return Expr(next(nodes))
 
 
@@ -298,7 +299,8 @@ def _skeleton(value: Any) -> Any:
 # --- what a body may be
 
 
-def _argument(name: str, spec: Spec) -> Node:
+def argument(name: str, spec: Spec) -> Node:
+    """A node that stands for an argument of a body."""
     # A symbol of its own, so that arguments of loops inside loops are never taken for each other.
     return input_(symbol=Symbol(name, spec, "parameter"))
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from caldera.compiler.lazy import Expr, lift
-from caldera.core.graph import Node
+from caldera.core.graph import Node, describe, location
 from caldera.core.graph.ops import (
     concat,
     elementwise,
@@ -24,10 +24,13 @@ from caldera.core.tensor import (
     int64,
     normalise_axis,
 )
+from caldera.errors import ShapeError
 from caldera.op.arguments import along_an_axis, place
+from caldera.op.control import leaves_of, like_structure
 from caldera.op.reduction import countable
 
 __all__ = [
+    "associative_scan",
     "cummax",
     "cummin",
     "cumprod",
@@ -86,6 +89,58 @@ def cumprod(x: Any, axis: int, reverse: bool = False) -> Expr:
         return (elementwise.mul(earlier[0], later[0]),)
 
     return Expr(flip(_running((flip(node, ends),), which, join)[0], ends))
+
+
+def associative_scan(
+    function: Callable[[Any, Any], Any], xs: Any, axis: int = 0, *, reverse: bool = False
+) -> Any:
+    """All results of `function(earlier, later)` over the elements up to each one along `axis`.
+
+    `xs` is one expression, or tuples of them whose elements belong together, of the same length
+    along the axis. The function takes whole arrays of earlier and of later elements, works on each
+    element by itself and has to be associative. It is called log2(n) times, where `op.scan` takes n
+    steps. With `reverse` results are over the elements from each one to the end, and `earlier` is
+    what comes after `later`.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> def after(first, second):  # x -> a x + b, one function after another
+    ...     return first[0] * second[0], first[1] * second[0] + second[1]
+    >>> decay, x = cd.tensor([0.5, 0.5, 0.5]), cd.tensor([1.0, 1.0, 1.0])
+    >>> op.associative_scan(after, (decay, x))[1].tolist()
+    [1.0, 1.5, 1.75]
+    """
+    where = location("associative_scan")
+    nodes = [lift(value) for value in leaves_of(xs)]
+    axes = [
+        normalise_axis(axis, len(node.shape), place("associative_scan", node)) for node in nodes
+    ]
+    lengths = {node.shape[at] for node, at in zip(nodes, axes, strict=True)}
+    if len(set(axes)) != 1 or len(lengths) != 1:
+        got = ", ".join(map(describe, nodes)) or "none"
+        raise ShapeError.build(where, expected=f"values of one length along axis {axis}", got=got)
+    which = axes[0]
+    ends = (which,) if reverse else ()
+
+    def join(earlier: Parts, later: Parts) -> Parts:
+        made = function(like_structure(xs, iter(earlier)), like_structure(xs, iter(later)))
+        found = [
+            lift(value, node.dtype) for value, node in zip(leaves_of(made), nodes, strict=False)
+        ]
+        fits = len(found) == len(leaves_of(made)) == len(nodes) and all(
+            one.spec.logical == other.spec.logical for one, other in zip(found, later, strict=True)
+        )
+        if not fits:
+            raise ShapeError.build(
+                where,
+                expected="a function whose result is like each of its arguments, "
+                + ", ".join(map(describe, later)),
+                got=", ".join(map(describe, found)),
+            )
+        return tuple(found)
+
+    parts = _running(tuple(flip(node, ends) for node in nodes), which, join)
+    return like_structure(xs, iter([flip(node, ends) for node in parts]))
 
 
 @along_an_axis

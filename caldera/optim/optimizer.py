@@ -167,6 +167,11 @@ class Optimizer(OptimizerState, ABC):
         """The rule that decides the learning rate between epochs, if there is one."""
         return self._given_rate if isinstance(self._given_rate, EpochRule) else None
 
+    @property
+    def epoch_rules(self) -> list[EpochRule]:
+        """The rules that decide learning rates between epochs."""
+        return [] if self.epoch_rule is None else [self.epoch_rule]
+
     def current_rate(self) -> float:
         """The learning rate of the next step, as a number.
 

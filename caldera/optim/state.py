@@ -143,6 +143,10 @@ class OptimizerState(Adjustable):
             kept += self._accumulation.variables()
         return kept + [variable for state in self.state.values() for variable in state.values()]
 
+    def named_variables(self) -> dict[str, Variable]:
+        """Return the state variables by the names that a checkpoint has for them."""
+        return {each.name: each for each in self.variables()}
+
     def prepare(self, variables: Sequence[Variable]) -> None:
         """Create the state of these parameters now, as the first step would: for loading it.
 

@@ -2,43 +2,194 @@
 
 from __future__ import annotations
 
-import time
+import weakref
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, Never
 from uuid import uuid4
 
 import numpy as np
 
 from caldera import op, optim
-from caldera.base.arguments import checked, guarded, require
-from caldera.base.config import settings
+from caldera.base.arguments import guarded, refuse_unknown, require, shown
 from caldera.comm import world
-from caldera.compiler.lazy import Expr, Variable, compile
-from caldera.compiler.plan.plan import Plan
+from caldera.compiler.lazy import Expr, Variable
 from caldera.core.memory import Device
-from caldera.core.memory import device as find_device
-from caldera.core.tensor.dtype import canonical
-from caldera.core.tensor.random import checked_seed, seeded
-from caldera.data import Loader, Pipeline
-from caldera.errors import NonFiniteError
-from caldera.nn import Layer, trace
-from caldera.optim import Optimizer
-from caldera.train.arguments import whole_number
-from caldera.train.batch_source import as_words
-from caldera.train.network_graph import input_dtype
-from caldera.train.step_graph import AFTER_PARAMETERS
-from caldera.train.tracking.history import History, shown_number
+from caldera.errors import ConfigError, DataError
+from caldera.nn.metrics import Metric
+from caldera.nn.tracing import Added
+from caldera.optim import EpochRule, Optimizer
+from caldera.train.metric_totals import AddedMetric
+from caldera.train.model import Model
+from caldera.train.step_graph import StepGraph, TrainingObjective
+from caldera.train.strategy import Gradients
+from caldera.train.tracking.history import History
+
+
+class LayerOptimizers(Optimizer):
+    """The optimizers of several layers, as one that takes all steps together.
+
+    >>> from caldera import optim
+    >>> both = LayerOptimizers({"left": optim.SGD(0.1), "right": optim.Adam()})
+    >>> both.members["left"], both.known_rate()
+    (SGD(0.1), None)
+    """
+
+    def __init__(self, members: Mapping[str, Optimizer]) -> None:
+        self.members = dict(members)
+        super().__init__()
+
+    def update(self, *given: Any) -> Any:
+        raise NotImplementedError("each member updates the parameters of its own layer")
+
+    @property
+    def changes(self) -> int:
+        return sum(each.changes for each in self.members.values())
+
+    @property
+    def state(self) -> dict[Variable, dict[str, Variable]]:
+        """The state of all parameters."""
+        return {key: kept for each in self.members.values() for key, kept in each.state.items()}
+
+    @state.setter
+    def state(self, given: Any) -> None:
+        """Leave it to the members."""
+
+    @property
+    def epoch_rules(self) -> list[EpochRule]:
+        return [rule for each in self.members.values() for rule in each.epoch_rules]
+
+    def known_rate(self) -> None:
+        """None: each layer has a learning rate of its own."""
+
+    def after_epoch(self, metrics: Mapping[str, Any]) -> None:
+        for each in self.members.values():
+            each.after_epoch(metrics)
+
+    def kept_for(self, variable: Variable) -> list[Variable]:
+        return [kept for each in self.members.values() for kept in each.kept_for(variable)]
+
+    def variables(self) -> list[Variable]:
+        return [kept for each in self.members.values() for kept in each.variables()]
+
+    def named_variables(self) -> dict[str, Variable]:
+        return {
+            f"{name}/{key}": kept
+            for name, each in self.members.items()
+            for key, kept in each.named_variables().items()
+        }
+
+
+class CustomStepGraph(StepGraph):
+    """A step in which each loss trains a layer of its own."""
+
+    @property
+    def _members(self) -> dict[str, Optimizer]:
+        return self._steps.optimizer.members  # type: ignore[attr-defined]
+
+    def loss(
+        self, outputs: Mapping[str, Expr], terms: Mapping[str, Any], added: Sequence[Added] = ()
+    ) -> tuple[Expr, Expr]:
+        """The sum of all losses, which is finite if each of them is, and the number of samples."""
+        require(
+            not added,
+            type(self._model).__name__,
+            "losses that are returned by name",
+            f"add_loss in {added[0].where}" if added else "",
+            "add the value to one of the losses",
+        )
+        dtype = self._model.dtype
+        whole = sum((op.cast(each, dtype) for each in outputs.values()), op.cast(0.0, dtype))
+        return whole, op.cast(float(self._count), dtype)
+
+    def _batch_totals(
+        self,
+        loss: Expr,
+        outputs: Mapping[str, Expr],
+        added: Mapping[str, Added],
+        more: Sequence[Expr],
+    ) -> tuple[Expr, list[tuple[Metric, dict[str, Expr]]], list[Expr]]:
+        where = type(self._model).__name__
+        shown = {name: Added(where, value) for name, value in outputs.items()} | dict(added)
+        metrics = [(AddedMetric(name), self._by_sample(each)) for name, each in shown.items()]
+        return loss, [(metric, metric.sums(values, None)) for metric, values in metrics], []
+
+    def _gradients(self, outputs: Mapping[str, Expr], loss: Expr) -> Gradients:
+        scale = self._steps.loss_scale
+        variables: list[Variable] = []
+        values: list[Expr] = []
+        for name in self._members:
+            own = getattr(self._model, name).trainable()
+            output = outputs[name] if scale is None else scale.scaled(outputs[name])
+            variables += own
+            values += op.grad(output, own, unused="zero")
+        return Gradients(variables, values)
+
+    def _applied(self, gradients: Gradients, ok: Expr, weight: Expr) -> list[Expr]:
+        updates: list[Expr] = []
+        rest = list(zip(gradients.variables, gradients.values, strict=True))
+        for name, optimizer in self._members.items():
+            count = len(getattr(self._model, name).trainable())
+            variables, values = zip(*rest[:count], strict=True)
+            updates += optimizer.apply(variables, values, ok=ok, weight=weight)
+            rest = rest[count:]
+        return updates
+
+
+class _AllInputs(Model):
+    """A model whose arrays are all inputs."""
+
+    def ensure_built(
+        self,
+        arrays: Sequence[np.ndarray],
+        inputs: int | None = None,
+        *,
+        open_lengths: bool = False,
+    ) -> None:
+        """Build the model for a batch, or check that it fits."""
+        super().ensure_built(arrays, len(arrays), open_lengths=open_lengths)
+        wanted = len(self.signature.inputs)
+        require(
+            len(arrays) == wanted,
+            type(self).__name__,
+            f"{wanted} arrays, as many as when it was built",
+            len(arrays),
+            error=DataError,
+        )
+
+
+class _Forward(_AllInputs):
+    """What `forward` of a custom model gives, as a model whose inputs are those of `predict`."""
+
+    def __init__(self, owner: CustomModel) -> None:
+        super().__init__(
+            loss="mse",
+            metrics=[],
+            dtype=owner.dtype,
+            precision=owner.precision,
+            seed=owner.seed,
+            device=owner.device,
+        )
+        self.owner = owner
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.owner(*inputs)
 
 
 @guarded
-class CustomModel(Layer):
+class CustomModel(_AllInputs):
     """A model with several losses, each of which trains one of its layers with its own optimizer.
 
     `optimizers` has an optimizer for each layer that is trained, by the name of the attribute.
     `losses` takes the arrays of a batch and gives a scalar for each of these names, which trains
     that layer alone: a generator and a critic that work against each other, say. Scalars of other
     names are only written down. A step is one graph: all gradients are those before the step.
+    Batches that are not whole are left out of training, as losses may depend on their size.
+
+    `fit`, `evaluate`, `save` and `load_weights` are those of `Model`. The history has a column for
+    each loss, and with `validation=` one that begins with "val_". `predict` gives what `forward`
+    makes of its inputs, which may be others than those of `losses`.
 
     >>> import numpy as np
     >>> import caldera as cd
@@ -50,10 +201,16 @@ class CustomModel(Layer):
     ...     def losses(self, x):
     ...         difference = op.mean(op.square(self.left(x) - self.right(x)))
     ...         return {"left": difference, "right": 1.0 - difference}
-    >>> history = Rivals().fit(np.ones((8, 2), "float32"), epochs=3, verbose=0)
-    >>> list(history)
-    ['left', 'right', 'seconds']
+    ...     def forward(self, x):
+    ...         return self.left(x)
+    >>> rivals = Rivals()
+    >>> history = rivals.fit(np.ones((8, 2), "float32"), epochs=3, verbose=0)
+    >>> list(history), rivals.predict(np.ones((5, 2), "float32")).shape
+    (['left', 'right', 'seconds'], (5, 1))
     """
+
+    whole_batches = True
+    step_graph = CustomStepGraph
 
     def __init__(
         self,
@@ -67,142 +224,108 @@ class CustomModel(Layer):
         device: Device | str | int | None = None,
         name: str = "",
     ) -> None:
-        super().__init__(name=name)
-        self._path = ""
-        where = type(self).__name__
-        require(optimizers, where, "an optimizer for each layer")
+        require(optimizers, type(self).__name__, "an optimizer for each layer")
         # Each layer has steps of its own, and so has each model.
         token = uuid4().hex
-        self.optimizers = {
+        members = {
             each: optim.get(given).owned_by(f"{token}/{each}") for each, given in optimizers.items()
         }
-        self.batch_size = whole_number(batch_size, "batch_size", 1, where)
-        self.epochs = whole_number(epochs, "epochs", 0, where)
-        self.dtype = canonical(dtype)
-        self.precision = precision
-        self.seed = checked_seed(seed)
-        self.device = find_device(device)
-        self._plans: dict[tuple[tuple[tuple[int, ...], str], ...], Plan] = {}
-        self._changes: tuple[int, ...] = ()
-        self._random: Variable | None = None
-        self._sums: dict[str, Variable] = {}
-        self._epochs_done = 0
+        super().__init__(
+            optimizer=LayerOptimizers(members),
+            batch_size=batch_size,
+            epochs=epochs,
+            metrics=[],
+            dtype=dtype,
+            precision=precision,
+            seed=seed,
+            device=device,
+            name=name,
+        )
+        self._objective = TrainingObjective({}, {})
+        self._viewed = SimpleNamespace(key=None, model=None)  # no list: it is none of its layers
+        self.samples_traced = self.batch_size
+
+    @property
+    def optimizers(self) -> dict[str, Optimizer]:
+        """The optimizer of each layer that is trained, by the layer's name."""
+        return self.optimizer.members  # type: ignore[attr-defined]
 
     @abstractmethod
     def losses(self, *batch: Expr) -> Mapping[str, Expr]:
         """The losses by name, of the arrays of a batch."""
 
-    def forward(self, *batch: Any) -> dict[str, Expr]:
-        """What `losses` gives."""
-        return dict(self.losses(*batch))
+    def forward(self, *inputs: Any) -> Any:
+        """What `predict` gives; without one of its own the model predicts nothing."""
+        raise self.refuse(
+            "a forward of its own",
+            "none",
+            "write def forward(self, x): return what predict shall give",
+        )
 
-    @checked
-    def fit(
-        self,
-        data: Any,
-        *,
-        epochs: int | None = None,
-        batch_size: int | None = None,
-        shuffle: bool = True,
-        verbose: int | None = None,
-    ) -> History:
-        """Train on arrays or a data set: the mean of each loss over each epoch.
+    def step_outputs(self, *inputs: Any) -> dict[str, Expr]:
+        return self._checked(self._called(self.losses, inputs, {}))
 
-        `verbose=0` shows nothing. Batches that are not whole are left out, as losses of such a
-        model often depend on their size.
+    def check_argument(self, name: str, value: Any) -> None:
+        """Refuse settings of models with one loss."""
+        require(
+            name not in ("optimizer", "loss", "metrics"),
+            type(self).__name__,
+            "losses from its own function, and an optimizer for each layer",
+            f"{name} = {shown(value)}",
+            "make a new model, or change attributes of model.optimizers[name]",
+        )
+
+    def lr_find(self, data: Any, **settings: Any) -> Never:
+        """Refuse: each layer has a learning rate of its own."""
+        raise ConfigError.build(
+            "lr_find",
+            expected="a model with one loss",
+            got=type(self).__name__,
+            hint="try rates for each layer with search.run",
+        )
+
+    def fit(self, data: Any, *more: Any, **options: Any) -> History:
+        """Train on arrays or a data set, all arrays of which `losses` takes: see `Model.fit`.
+
+        Callbacks, checkpoints and validation are those of every model; samples and classes have no
+        weights, and one process trains alone.
         """
         where = type(self).__name__
         require(world().size <= 1, where, "one process", f"{world().size} of them")
-        source = Pipeline.of((data,) if isinstance(data, np.ndarray) else data)
-        size = whole_number(self.batch_size if batch_size is None else batch_size, "batch_size", 1)
-        total = whole_number(self.epochs if epochs is None else epochs, "epochs", 0)
-        size = size if source.is_stream else min(size, len(source))
-        loader = Loader(source, size, shuffle=shuffle, seed=self.seed)
-        loader.restore(loader.state() | {"epoch": self._epochs_done})
-        history = History()
-        for epoch in range(self._epochs_done, self._epochs_done + total):
-            started = time.perf_counter()
-            for variable in self._sums.values():
-                variable.assign(np.zeros(()))
-            for batch in loader:
-                if len(batch) == size:
-                    self._step(batch.arrays)
-            results = self._results(epoch)
-            self._epochs_done += 1
-            history.add(epoch, results | {"seconds": time.perf_counter() - started})
-            if verbose is None or verbose:
-                shown = [f"{name} {shown_number(value)}" for name, value in results.items()]
-                print("  ".join([f"epoch {epoch + 1}", *shown]), flush=True)
-        return history
-
-    def _results(self, epoch: int) -> dict[str, float]:
-        counted = float(self._sums["steps"].numpy()) if self._sums else 0.0
-        found = {
-            name: float(each.numpy()) / max(counted, 1.0)
-            for name, each in self._sums.items()
-            if name != "steps"
-        }
-        bad = [name for name, value in found.items() if not np.isfinite(value)]
-        if bad:
-            raise NonFiniteError.build(
-                type(self).__name__,
-                expected="finite losses",
-                got=f"{bad[0]} = {found[bad[0]]} in epoch {epoch + 1}",
-                hint="lower the learning rate, or clip gradients with optim.Adam(clip=...)",
+        for name in ("parallel", "sample_weights", "class_weights"):
+            require(
+                options.get(name) is None,
+                where,
+                f"no {name}=",
+                f"{name}=",
+                "weigh the samples in losses",
             )
-        return found
+        if self._signature is None and options.get("batch_size") is not None:
+            self.samples_traced = self._count(options["batch_size"], "fit")
+        return super().fit(data, *more, **options)
 
-    @property
-    def pin(self) -> str | None:
-        """None: its device is a setting, and not where its own layers are pinned."""
-        return None
+    def predict(self, *inputs: Any, batch_size: int | None = None, **unknown: Any) -> np.ndarray:
+        """What `forward` gives for each sample: see `Model.predict`."""
+        refuse_unknown(Model.predict, unknown)
+        _ = self.signature
+        shapes = [np.shape(each)[1:] for each in inputs]
+        key = (shapes, self.precision, self.device)
+        if self._viewed.key != key:
+            self._viewed = SimpleNamespace(key=key, model=_Forward(weakref.proxy(self)))
+        count = self._count(batch_size, "predict")
+        return self._viewed.model.predict(*inputs, batch_size=count)
 
-    # --- a step
+    def _joined(self, data: Any, targets: Any, where: str) -> Any:
+        single = isinstance(data, np.ndarray) and targets is None
+        return super()._joined((data,) if single else data, targets, where)
 
-    def _step(self, arrays: tuple[np.ndarray, ...]) -> None:
-        key = tuple((each.shape, input_dtype(self.dtype, each)) for each in arrays)
-        changes = tuple(optimizer.changes for optimizer in self.optimizers.values())
-        if changes != self._changes:
-            self._changes = changes
-            self._plans.clear()
-        if key not in self._plans:
-            self._plans[key] = self._compiled(key)
-        self._plans[key].run({f"b{i}": each for i, each in enumerate(arrays)})
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_viewed": SimpleNamespace(key=None, model=None)}
 
-    def _compiled(self, key: tuple[tuple[tuple[int, ...], str], ...]) -> Plan:
-        if self._random is None:
-            self._random = op.var(
-                "random state", (2,), fill=as_words(self.seed, 0), dtype="int64", device=self.device
-            )
-        inputs = [op.input(f"b{i}", shape, dtype) for i, (shape, dtype) in enumerate(key)]
-        now = {"training": True, "dtype": self.dtype, "device": self.device, "random": self._random}
-        if not self.built:
-            # Parameters take the model's seed, whatever is drawn after them.
-            with seeded(self.seed, 0, self._random), trace(**now):
-                self(*inputs)
-        with seeded(self.seed, AFTER_PARAMETERS, self._random), trace(**now) as traced:
-            found = self._checked(self(*inputs))
-        updates = list(traced.updates)
-        # One that is not a number changes nothing.
-        ok = op.isfinite(sum(found.values(), op.cast(0.0, self.dtype)))
-        for name, optimizer in self.optimizers.items():
-            weights = getattr(self, name).trainable()
-            slopes = op.grad(found[name], weights, unused="zero")
-            updates += optimizer.apply(weights, slopes, ok=ok)
-        updates.append(op.assign(self._random, self._random + np.array([0, 1])))
-        updates += [self._added(name, value) for name, value in found.items()]
-        updates.append(self._added("steps", op.cast(1.0, "float64")))
-        place = self.device if settings.placement == "auto" else None
-        return compile(updates, device=place, precision=self.precision, remember=False)
-
-    def _added(self, name: str, value: Expr) -> Expr:
-        if name not in self._sums:
-            self._sums[name] = op.var(f"sum/{name}", (), dtype="float64", device=self.device)
-        return op.assign(self._sums[name], self._sums[name] + op.cast(value, "float64"))
-
-    def _checked(self, found: dict[str, Expr]) -> dict[str, Expr]:
+    def _checked(self, found: Any) -> dict[str, Expr]:
         where = type(self).__name__
         layers = dict(self.children())
+        require(isinstance(found, Mapping), where, "a dict of losses by name", repr(found)[:100])
         for name in self.optimizers:
             require(
                 name in layers and name in found,
@@ -214,10 +337,10 @@ class CustomModel(Layer):
             )
         for name, value in found.items():
             require(
-                isinstance(value, Expr) and not value.ndim and name not in ("steps", "seconds"),
+                isinstance(value, Expr) and not value.ndim and name != "seconds",
                 where,
-                "a scalar for each loss, and no name 'steps' or 'seconds'",
+                "a scalar for each loss, and no name 'seconds'",
                 f"{name}: {getattr(value, 'shape', value)!r}",
                 "take op.mean of it",
             )
-        return found
+        return dict(found)

@@ -63,7 +63,7 @@ def joined(model: Model, data: Any, targets: Any, where: str) -> Any:
 def _column(model: Model, targets: Any) -> Any:
     """A number for each sample, as the column that a network gives whose output is one number."""
     losses = list(model.objective.losses.values())
-    task = losses[0].task()
+    task = model.objective.task
     is_row = isinstance(targets, np.ndarray | list) or hasattr(targets, "to_numpy")
     if not is_row or len(losses) > 1 or task is None or task.kind != REGRESSION:
         return targets
@@ -295,9 +295,9 @@ class Parts:
         if self.validation is None:
             return None
         known = ("loss", "val_loss")
-        rules = [model.optimizer.epoch_rule, *model.between_epochs]
+        rules = [*model.optimizer.epoch_rules, *model.between_epochs]
         columns = [each.decides_by for each in callbacks]
-        columns += [rule.decides_by(known) for rule in rules if rule is not None]
+        columns += [rule.decides_by(known) for rule in rules]
         by = tuple(dict.fromkeys(name for name in columns if name.startswith("val_")))
         samples = None if self.validation.is_stream else len(self.validation)
         return Selection(by, samples, self.part, self.validation.is_test, self.given)

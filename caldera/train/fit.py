@@ -204,8 +204,16 @@ def _run(
 ) -> tuple[Run, Checkpointer | None]:
     """Return the run and the callback that saves it."""
     saver = Checkpointer(options.checkpoint) if options.checkpoint is not None else None
+    size = options.batch_size
+    if model.whole_batches and not given.pipeline.is_stream:
+        size = min(size, len(given.pipeline))
     loader = loader_for(
-        strategy, given.pipeline, options.batch_size, shuffle=options.shuffle, seed=model.seed
+        strategy,
+        given.pipeline,
+        size,
+        shuffle=options.shuffle,
+        seed=model.seed,
+        drop_last=model.whole_batches,
     )
     loader.restore(loader.state() | {"epoch": model.epochs_done})
     run = Run(

@@ -19,7 +19,10 @@ SumOverRanks = Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]
 class MetricTotals:
     """The loss and the metrics of the samples seen since the last `reset`."""
 
-    def __init__(self, prefix: str, metrics: Sequence[Metric], device: Any) -> None:
+    def __init__(
+        self, prefix: str, metrics: Sequence[Metric], device: Any, *, shows_loss: bool = True
+    ) -> None:
+        self._shows_loss = shows_loss
         self._prefix = prefix
         self._metrics = {metric.name: metric for metric in metrics}
         self._device = device
@@ -76,6 +79,7 @@ class MetricTotals:
             list(self._metrics.values()),
             {name: variable.tensor.memory.begin_read() for name, variable in chosen.items()},
             {name: variable.shape for name, variable in chosen.items()},
+            self._shows_loss,
         )
 
 
@@ -101,6 +105,8 @@ class TotalsReading:
     metrics: Sequence[Metric]
     readings: dict[str, PendingRead]
     shapes: dict[str, tuple[int, ...]]
+    shows_loss: bool = True
+    """False if results leave out the sum of the losses, which are metrics themselves."""
 
     def done(self) -> bool:
         """Whether they have arrived."""
@@ -121,7 +127,7 @@ class TotalsReading:
 
     def results(self) -> dict[str, Any]:
         """The mean loss and the value of every metric."""
-        found: dict[str, Any] = {"loss": self.loss()}
+        found: dict[str, Any] = {"loss": self.loss()} if self.shows_loss else {}
         for metric in self.metrics:
             begin = f"{metric.name}/"
             sums = {

@@ -241,7 +241,7 @@ class Model(NetworkGraph):
         batch_size = own_batch_size(data) if batch_size is None else batch_size
         return fit(
             self,
-            joined(self, data, targets, "fit"),
+            self._joined(data, targets, "fit"),
             FitOptions(
                 epochs=self.epochs if epochs is None else whole_number(epochs, "epochs", 0),
                 batch_size=self._count(batch_size, "fit"),
@@ -256,6 +256,9 @@ class Model(NetworkGraph):
                 class_weights=class_weights,
             ),
         )
+
+    def _joined(self, data: Any, targets: Any, where: str) -> Any:
+        return joined(self, data, targets, where)
 
     def to(self, device: Device | str | int) -> Self:
         """Move everything to a device: parameters, states and what the optimizer keeps.
@@ -292,7 +295,7 @@ class Model(NetworkGraph):
         (['accuracy', 'loss'], 1.0986)
         """
         refuse_unknown(Model.evaluate, unknown)
-        given = joined(self, data, targets, "evaluate")
+        given = self._joined(data, targets, "evaluate")
         return evaluate(self, given, self._count(batch_size, "evaluate"), parallel)
 
     def evaluation_steps(self, data: TrainingData) -> StepPlans:

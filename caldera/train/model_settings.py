@@ -391,8 +391,11 @@ def _objective(given: GivenLoss, weights: Mapping[str, float]) -> TrainingObject
 
 def _usual_metrics(objective: TrainingObjective) -> list[str]:
     """Accuracy for classes and labels, the error rate for sequences, the mean absolute error for
-    the rest."""
+    the rest, unless a loss has targets in a form of its own."""
     task = objective.task
+    own = [type(each).target_spec is not Loss.target_spec for each in objective.losses.values()]
+    if task is None and own[:1] == [True]:
+        return []
     if task is not None and task.kind == SEQUENCE:
         return ["cer"]
     return ["mae"] if task is None or task.kind == REGRESSION else ["accuracy"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from caldera.train.model_settings import ModelSettings
 from caldera.train.step_graph import (
     AFTER_PARAMETERS,
     ModelSignature,
+    StepGraph,
     in_units,
     main_output,
     named_outputs,
@@ -28,8 +29,16 @@ class NetworkGraph(ModelSettings):
 
     samples_traced: int = 2
     """Samples of the batch that is traced to find shapes."""
+    whole_batches: ClassVar[bool] = False
+    """True if training leaves out a last batch that is smaller than the others."""
+    step_graph: ClassVar[type[StepGraph]] = StepGraph
+    """The class that writes a training step down."""
     _signature: ModelSignature | None
     _open_lengths: bool
+
+    def step_outputs(self, *inputs: Any) -> Any:
+        """The values from which a training step begins: the outputs of the network."""
+        return self(*inputs)
 
     @property
     def signature(self) -> ModelSignature:
@@ -116,7 +125,7 @@ class NetworkGraph(ModelSettings):
             for i, (shape, dtype) in enumerate(specs)
         ]
         with trace(dtype=self.dtype, device=self.device) as traced:
-            outputs = named_outputs(self(*inputs))
+            outputs = named_outputs(self.step_outputs(*inputs))
         return inputs, outputs, traced
 
     def ensure_built(

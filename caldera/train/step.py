@@ -72,13 +72,14 @@ class StepPlans:
 
     def __post_init__(self) -> None:
         device = self.model.device
-        name = next(iter(self.objective.losses))
+        name = next(iter(self.objective.losses), "")
         outputs = math.prod(self.model.signature.outputs.get(name, ()))
         self.centre = op.var("centre of the targets", (outputs,), dtype="float64", device=device)
         metrics = self.objective.judged_by(self.metrics)
         self.metrics = [metric.about(self.centre) for metric in metrics]
-        self.training_totals = MetricTotals("training", self.metrics, device)
-        self.evaluation_totals = MetricTotals("evaluation", self.metrics, device)
+        shown = bool(self.objective.losses)
+        self.training_totals = MetricTotals("training", self.metrics, device, shows_loss=shown)
+        self.evaluation_totals = MetricTotals("evaluation", self.metrics, device, shows_loss=shown)
         self.random = op.var(
             "random state",
             (2,),
@@ -203,7 +204,7 @@ class StepPlans:
         values = self.source.values(batch)
         programs = []
         for part in self.strategy.parts(values.share):
-            graph = StepGraph(self, values.part(part, self.strategy.of_part))
+            graph = self.model.step_graph(self, values.part(part, self.strategy.of_part))
             programs.append(graph.training() if kind == TRAINING else graph.evaluation())
         return compile(
             [*self.strategy.program(programs), *values.updates],
@@ -218,7 +219,7 @@ class StepPlans:
     def graph(self, like: int | Batch) -> StepGraph:
         """The parts of a step on a batch, or on so many samples, to look at or to build on."""
         values = self.source.values(_whole(like) if isinstance(like, int) else like)
-        return StepGraph(self, values.part(values.share, self.strategy.of_part))
+        return self.model.step_graph(self, values.part(values.share, self.strategy.of_part))
 
     # --- feeding
 
@@ -279,7 +280,7 @@ def trace_network(
             several_ranks=several_ranks,
         ) as traced,
     ):
-        model(*inputs)
+        model.step_outputs(*inputs)
     return traced
 
 

@@ -78,7 +78,7 @@ class TrainingObjective:
     @property
     def task(self) -> PredictionKind | None:
         """The kind of targets of the first loss, by which predictions are judged."""
-        return next(iter(self.losses.values())).task()
+        return next((loss.task() for loss in self.losses.values()), None)
 
     def of(self, outputs: Mapping[str, Expr]) -> dict[str, tuple[Loss, float]]:
         """The loss of each output that counts while training."""
@@ -130,8 +130,7 @@ class StepGraph:
         whole, sums, tally = self._batch_totals(loss, outputs, traced.metrics, votes)
         fine = op.logical_and(op.isfinite(whole), steps.bad_step < 0)
         scaled = loss if steps.loss_scale is None else steps.loss_scale.scaled(loss)
-        gradients = self._strategy.gradients(scaled, self._model.trainable(), self._values.share)
-        gradients = replace(gradients, loss=whole)
+        gradients = replace(self._gradients(outputs, scaled), loss=whole)
 
         def assign() -> list[Expr]:
             updates = self._updates(gradients, fine, total)
@@ -147,8 +146,9 @@ class StepGraph:
         found, traced = self.network(training=False)
         losses = self._steps.objective.losses
         outputs = self._strategy.predictions(found, losses)
-        name = next(name for name in losses if name in outputs)
-        loss, total = self.loss(outputs, {name: (losses[name], 1.0)}, traced.losses)
+        name = next((name for name in losses if name in outputs), "")
+        terms = {name: (losses[name], 1.0)} if losses else {}
+        loss, total = self.loss(outputs, terms, traced.losses)
         whole, sums, _ = self._batch_totals(loss, outputs, traced.metrics, [])
         updates = self._steps.evaluation_totals.add(whole * total, total, sums)
         return StepProgram(lambda: updates, self._values.share, traced, self._sums)
@@ -178,7 +178,7 @@ class StepGraph:
                 layer_output=self._strategy.layer_output,
             ) as traced,
         ):
-            result = model(*inputs)
+            result = model.step_outputs(*inputs)
         return named_outputs(result), traced
 
     def loss(
@@ -294,9 +294,13 @@ class StepGraph:
         sums = [{key: next(found) for key in sums} for sums in here]
         return whole, list(zip(metrics, sums, strict=True)), list(found)
 
+    def _gradients(self, outputs: Mapping[str, Expr], loss: Expr) -> Gradients:
+        """The gradients of the loss, which may be scaled, and the variables that follow them."""
+        return self._strategy.gradients(loss, self._model.trainable(), self._values.share)
+
     def _updates(self, gradients: Gradients, fine: Expr, weight: Expr) -> list[Expr]:
         """What an optimizer makes of gradients, unless the step is not `fine`."""
-        scale, optimizer = self._steps.loss_scale, self._steps.optimizer
+        scale = self._steps.loss_scale
         updates: list[Expr] = []
         ok = fine
         with sharded_parameters(gradients.sharding):
@@ -304,7 +308,11 @@ class StepGraph:
                 values, finite = scale.unscaled(gradients.values)
                 gradients, ok = replace(gradients, values=values), op.logical_and(fine, finite)
                 updates += scale.adapted(finite)
-            return updates + self._strategy.apply_gradients(optimizer, gradients, ok, weight)
+            return updates + self._applied(gradients, ok, weight)
+
+    def _applied(self, gradients: Gradients, ok: Expr, weight: Expr) -> list[Expr]:
+        optimizer = self._steps.optimizer
+        return self._strategy.apply_gradients(optimizer, gradients, ok, weight)
 
     def _counters(self, fine: Expr) -> list[Expr]:
         """A step was taken, or this is the first that could not be."""

@@ -19,7 +19,7 @@ from caldera.base.arguments import require
 from caldera.data import Data, IterableData, Pipeline, Schema
 from caldera.errors import ConfigError, DataError, DtypeError, ShapeError
 from caldera.nn.ctc import CTCLoss
-from caldera.nn.losses import MULTICLASS, REGRESSION, SEQUENCE, CrossEntropy, Loss
+from caldera.nn.losses import MULTICLASS, REGRESSION, SEQUENCE, CrossEntropy, FunctionLoss, Loss
 from caldera.train.data_adapters import refuse_channels_last
 from caldera.train.sample_weights import SampleWeights
 
@@ -135,6 +135,13 @@ def _check_output(output: _Output, last_op: str) -> None:
         )
 
 
+_FUNCTION = (
+    "a function takes targets in the shape of the predictions; for others write a class of "
+    "nn.losses.Loss with per_sample(prediction, target), and target_spec(prediction_shape, dtype) "
+    "that returns the shape and dtype of the targets"
+)
+
+
 def _check_kind(output: _Output, float_dtype: object) -> None:
     target = output.target
     shape, dtype = output.loss.target_spec(output.prediction, float_dtype)
@@ -149,12 +156,13 @@ def _check_kind(output: _Output, float_dtype: object) -> None:
         else "predict values with loss='mean_squared', or convert classes with y.astype('int64')",
         error=DtypeError,
     )
+    shapes = target.shape[1:], shape[1:]
     require(
         target.shape[1:] == shape[1:],
         f"targets for {output.what}",
         f"targets of shape {shape[1:]} for each sample",
         target.shape[1:],
-        _reshaped(target.shape[1:], shape[1:]),
+        _FUNCTION if isinstance(output.loss, FunctionLoss) else _reshaped(*shapes),
         error=ShapeError,
     )
 
@@ -339,7 +347,7 @@ class TrainingData:
         sample = pipeline.blank()
         count = 1 if pipeline.is_stream else len(pipeline)
         require(
-            len(sample) >= 2 and count,
+            len(sample) > bool(model.objective.losses) and count,
             where,
             "samples with inputs and targets",
             f"{len(sample)} arrays of {count} samples",
@@ -410,8 +418,8 @@ def sample_count(data: Pipeline) -> str:
 
 def _classes(model: Model) -> int | None:
     """Return the number of classes of the main output, None if it has no classes."""
-    name, loss = next(iter(model.objective.losses.items()))
-    task, shape = loss.task(), model.signature.outputs.get(name)
+    task = model.objective.task
+    shape = model.signature.outputs.get(next(iter(model.objective.losses), ""))
     if task is None or task.kind != MULTICLASS or shape is None:
         return None
     return (1, *shape)[task.axis]

@@ -124,6 +124,7 @@ OWN_RULE = frozenset(
         "expm",
         "scan",
         "fused",
+        "with_gradient",
         "assign",
         "spmd",
         "largest_singular",

@@ -34,6 +34,8 @@ def candidates(model: Layer, ranks: int) -> Iterator[Candidate]:
         if layer.frozen or not layer.built:
             continue
         if isinstance(layer, nn.MultiHeadAttention):
+            if "memory_weight" in own:
+                continue
             weight = own["input_weight"]
             yield Candidate(layer, weight, _checked({"heads": _by_heads(layer, own, ranks)}))
         elif isinstance(layer, nn.Dense):

@@ -38,7 +38,7 @@ class LayerProvenance:
         with trace(
             training=True, dtype=model.dtype, device=model.device, random=steps.random
         ) as traced:
-            model(*steps.graph(like).inputs())
+            model.step_outputs(*steps.graph(like).inputs())
         self._numbers = _Numbers()
         self._path: dict[int, str] = {}
         # Inner layers come after the ones they are in, and know better.

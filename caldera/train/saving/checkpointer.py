@@ -23,7 +23,6 @@ from caldera.train.saving.folder_lock import FolderLock
 from caldera.train.saving.snapshot import (
     assign_all,
     broadcast_arrays,
-    by_name,
     check_fit,
     model_variables,
 )
@@ -292,7 +291,7 @@ def _kernels(run: Run) -> str:
 def _holders(run: Run) -> Mapping[str, VariableView]:
     """Everything that training changes, by the name it has in a checkpoint."""
     found = {f"model/{name}": each for name, each in model_variables(run.model).items()}
-    kept = by_name(run.model.optimizer.variables())
+    kept = run.model.optimizer.named_variables()
     found |= {f"optimizer/{name}": each for name, each in kept.items()}
     found |= {f"run/{name}": each for name, each in run.steps.variables().items()}
     return run.steps.strategy.checkpoint_views(found)
@@ -300,8 +299,8 @@ def _holders(run: Run) -> Mapping[str, VariableView]:
 
 def _rules(run: Run) -> list[EpochRule]:
     """What decides about learning rate and batch size between epochs, each once."""
-    given = [run.model.optimizer.epoch_rule, *run.model.between_epochs]
-    return list({id(rule): rule for rule in given if isinstance(rule, EpochRule)}.values())
+    given = [*run.model.optimizer.epoch_rules, *run.model.between_epochs]
+    return list({id(rule): rule for rule in given}.values())
 
 
 def _restore_batch_size(run: Run, state: dict[str, Any], where: str) -> None:

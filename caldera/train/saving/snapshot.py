@@ -191,7 +191,7 @@ def progress_bytes(model: Model) -> bytes:
     """What `restore_progress` takes."""
     optimizer = model.optimizer
     # An optimizer has variables once a step has been written down.
-    kept = by_name(optimizer.variables()) if optimizer.state else {}
+    kept = optimizer.named_variables() if optimizer.state else {}
     state = {
         "epochs_done": model.epochs_done,
         "steps_done": model.steps_done,
@@ -231,7 +231,7 @@ def restore_progress(model: Model, content: bytes) -> None:
         raise DataError.build(
             _WHERE, expected="what progress_bytes wrote", got=f"{type(problem).__name__}: {problem}"
         ) from None
-    kept = by_name(optimizer.variables()) if optimizer.state else {}
+    kept = optimizer.named_variables() if optimizer.state else {}
     tensors = safetensors_arrays(file)
     assign_all(kept, tensors, _WHERE)
 

@@ -96,7 +96,9 @@ class TensorBoard(Callback):
         numbers = {name: run.history[name][-1] for name in run.history.numbers()}
         validated = {k: v for k, v in numbers.items() if k.startswith(_VALIDATION)}
         trained = {k: v for k, v in numbers.items() if k not in validated}
-        trained["learning_rate"] = run.model.optimizer.current_rate()
+        rate = run.model.optimizer.known_rate()
+        if rate is not None:
+            trained["learning_rate"] = rate
         self._file("train").scalars(run.step, trained)
         if validated:
             values = {name.removeprefix(_VALIDATION): v for name, v in validated.items()}

@@ -29,9 +29,9 @@ def _softmax(scores: np.ndarray) -> np.ndarray:
 
 def _attended(layer: Any, x: np.ndarray, memory: np.ndarray, seen: np.ndarray) -> np.ndarray:
     """Each head by itself; `seen` says which keys (N, T, S) a query may see."""
-    w, b, w_out, b_out = (variable.numpy() for variable in layer.parameters())
+    w, *of_memory, b, w_out, b_out = (variable.numpy() for variable in layer.parameters())
     q = x @ w[:, :C] + b[:C]
-    k, v = memory @ w[:, C : 2 * C] + b[C : 2 * C], memory @ w[:, 2 * C :] + b[2 * C :]
+    k, v = np.split(memory @ (of_memory[0] if of_memory else w[:, C:]) + b[C:], 2, axis=2)
     size = C // HEADS
     parts = []
     for head in range(HEADS):
@@ -41,9 +41,9 @@ def _attended(layer: Any, x: np.ndarray, memory: np.ndarray, seen: np.ndarray) -
     return np.concatenate(parts, axis=2) @ w_out + b_out
 
 
-def _made(**settings: Any) -> Any:
+def _made(*memory: np.ndarray, **settings: Any) -> Any:
     layer = nn.MultiHeadAttention(HEADS, **settings)
-    _run(layer, _x(N, T, C))
+    _run(layer, _x(N, T, C), *memory)
     generator = np.random.default_rng(1)
     for parameter in layer.parameters():
         parameter.assign(generator.normal(size=parameter.shape))
@@ -66,6 +66,22 @@ def test_attention_to_another_sequence() -> None:
     layer, x, memory = _made(), _x(N, T, C), _x(N, 3, C) + 1.0
     expected = _attended(layer, x, memory, np.ones((N, T, 3), bool))
     np.testing.assert_allclose(_run(layer, x, memory), expected, atol=1e-12)
+
+
+def test_attention_to_a_sequence_of_another_width() -> None:
+    x, memory = _x(N, T, C), _x(N, 3, C + 5) + 1.0
+    layer = _made(memory)
+    assert layer.parameters()[1].shape == (C + 5, 2 * C)
+    some = np.arange(3) < np.array([[2], [1]])
+    for given, seen in (({}, np.ones((N, 3), bool)), ({"mask": some}, some)):
+        expected = _attended(layer, x, memory, np.repeat(seen[:, None], T, axis=1))
+        np.testing.assert_allclose(_run(layer, x, memory, **given), expected, atol=1e-12)
+    with pytest.raises(ShapeError, match=r"a memory \(N, S, 11\)"):
+        _run(layer, x)
+    with pytest.raises(ShapeError, match=r"sequences \(N, T, 11\)"):
+        _run(layer, x, x)
+    with pytest.raises(ShapeError, match="keys and values come from memory"):
+        _run(layer, x, memory, memory)
 
 
 def test_padded_sequences_give_what_the_unpadded_ones_give() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ X = np.random.default_rng(0).normal(size=(12, 2)).astype("float32")
 class Rivals(cd.CustomModel):
     """Two linear functions: one wants to be like the other, which wants to get away."""
 
-    def __init__(self, **options: Any) -> None:
-        given = {"left": optim.SGD(0.1), "right": optim.SGD(0.01, momentum=0.9)}
+    def __init__(self, rate: Any = 0.1, **options: Any) -> None:
+        given = {"left": optim.SGD(rate), "right": optim.SGD(0.01, momentum=0.9)}
         super().__init__(given, batch_size=4, **options)
         self.left = nn.Dense(1, bias=False, fill=cd.constant(0.5))
         self.right = nn.Dense(1, bias=False, fill=cd.constant(-0.5))
@@ -60,7 +61,8 @@ def test_another_fit_goes_on() -> None:
     whole = once.fit(X, epochs=4, verbose=0)
     first, second = twice.fit(X, epochs=2, verbose=0), twice.fit(X, epochs=2, verbose=0)
     assert [*first["left"], *second["left"]] == whole["left"]
-    assert second.epochs == [2, 3]
+    assert second.epochs == [0, 1]
+    assert (twice.epochs_done, twice.steps_done) == (4, 12)
 
 
 def test_a_line_an_epoch(capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,11 +89,137 @@ def test_what_is_missing_is_said() -> None:
     with pytest.raises(ConfigError, match="a scalar for each loss"):
         Vector().fit(X, verbose=0)
     model = Infinite()
-    with pytest.raises(NonFiniteError, match="left = "):
+    with pytest.raises(NonFiniteError, match=r"op\.div in layer Infinite"):
         model.fit(X, verbose=0)
     assert model.right.parameters()[0].numpy() == pytest.approx(-0.5)
     with pytest.raises(ConfigError, match="an optimizer for each layer"):
         type("Idle", (Rivals,), {"__init__": lambda self: cd.CustomModel.__init__(self, {})})()
+
+
+# --- what it shares with every model
+
+
+class Pair(Rivals):
+    """Predicts from inputs of another width than those that it is trained on."""
+
+    def forward(self, z: Any) -> Any:
+        return op.sum(z, axis=1, keepdims=True) * self.left.weight[0, 0]
+
+
+def test_checkpoints_resume_to_the_bit(tmp_path: Path) -> None:
+    whole, parts, again = Rivals(), Rivals(), Rivals()
+    expected = whole.fit(X, epochs=4, verbose=0)
+    options: dict[str, Any] = {"verbose": 0, "checkpoint": tmp_path / "run"}
+    parts.fit(X, epochs=2, **options)
+    found = again.fit(X, epochs=4, resume=True, **options)
+    assert found["left"] == expected["left"]
+    for one, other in zip(whole.parameters(), again.parameters(), strict=True):
+        assert np.array_equal(one.numpy(), other.numpy())
+    assert again.optimizers["right"].step.numpy() == 12
+
+
+def test_validation_and_callbacks() -> None:
+    model, seen = Rivals(), []
+
+    class Watch(cd.Callback):
+        def epoch_ends(self, run: cd.Run) -> None:
+            seen.append((run.epoch, run.loss()))
+
+    keep = cd.EarlyStopping("val_left", patience=2, min_delta=1e9)
+    history = model.fit(X, validation=0.25, epochs=9, callbacks=[Watch(), keep], verbose=0)
+    assert list(history) == [
+        *("left", "right", "twice", "val_left", "val_right", "val_twice", "seconds")
+    ]
+    assert len(seen) == 3
+    assert "val_left has not improved" in history.stopped
+    x = X[:7].astype("float64")
+    apart = np.square(x @ (model.left.weight.numpy() - model.right.weight.numpy())).mean()
+    assert model.evaluate(X[:7]) == pytest.approx(
+        {"left": apart, "right": -apart, "twice": 2 * apart}, rel=1e-5
+    )
+
+
+def test_it_predicts_what_forward_gives_and_is_saved(tmp_path: Path) -> None:
+    model, other = Pair(), Pair()
+    with pytest.raises(ConfigError, match="build_for"):
+        model.predict(X)
+    model.fit(X, epochs=2, verbose=0)
+    weight = model.left.weight.numpy()[0, 0]
+    for width in (2, 5):
+        z = np.ones((3, width), "float32")
+        assert model.predict(z) == pytest.approx(np.full((3, 1), width * weight), rel=1e-6)
+    path = model.save(tmp_path / "pair.caldera")
+    other.build_for(X)
+    other.load_weights(path)
+    assert other.predict(X) == pytest.approx(model.predict(X))
+    assert copy.deepcopy(model).predict(X) == pytest.approx(model.predict(X))
+    fitted = Rivals()
+    fitted.fit(X, verbose=0)
+    with pytest.raises(ShapeError, match="a forward of its own"):
+        fitted.predict(X)
+    with pytest.raises(ConfigError, match="no sample_weights="):
+        model.fit(X, sample_weights=np.ones(12))
+    for wrong in (lambda: model.fit((X, X)), lambda: model.evaluate((X, X))):
+        with pytest.raises(cd.DataError, match="1 arrays, as many as when it was built"):
+            wrong()
+    with pytest.raises(ConfigError, match="losses from its own function"):
+        model.optimizer = "sgd"
+    with pytest.raises(ConfigError, match="a model with one loss"):
+        model.lr_find(X)
+    with pytest.raises(TypeError, match="did you mean 'validation'"):
+        model.fit(X, validation_data=X)
+
+
+def test_schedules_between_epochs_belong_to_each_layer(tmp_path: Path) -> None:
+    def made() -> Rivals:
+        return Rivals(
+            optim.ReduceOnPlateau(0.1, factor=0.5, patience=1, monitor="left", threshold=0.9)
+        )
+
+    whole, again = made(), made()
+    whole.fit(X, epochs=4, verbose=0)
+    made().fit(X, epochs=2, checkpoint=tmp_path / "run", verbose=0)
+    again.fit(X, epochs=4, checkpoint=tmp_path / "run", resume=True, verbose=0)
+    rates = [float(each.optimizers["left"].learning_rate.numpy()) for each in (whole, again)]
+    assert rates[0] == rates[1] < 0.1
+
+
+def test_an_actor_and_a_critic_learn_a_bandit() -> None:
+    class ActorCritic(cd.CustomModel):
+        """Chooses one of three arms by a state of two; the right arm pays 1."""
+
+        def __init__(self) -> None:
+            adam = {"actor": optim.Adam(0.05), "critic": optim.Adam(0.05)}
+            super().__init__(adam, batch_size=64)
+            self.actor, self.critic = nn.Dense(3), nn.Dense(1)
+
+        def forward(self, state: Any) -> Any:
+            return self.actor(state)
+
+        def losses(self, state: Any, action: Any, reward: Any) -> dict[str, Any]:
+            value = self.critic(state)[:, 0]
+            gain = op.stop_gradient(reward - value)
+            chosen = op.take_along_axis(op.log_softmax(self.actor(state)), action[:, None], axis=1)
+            return {
+                "actor": -op.mean(gain * chosen[:, 0]),
+                "critic": op.mean(op.square(reward - value)),
+            }
+
+    chance = np.random.default_rng(0)
+    model = ActorCritic()
+    model.build_for(np.zeros((1, 2), "float32"), np.zeros(1, "int64"), np.zeros(1, "float32"))
+    for _ in range(30):
+        state = chance.normal(size=(64, 2)).astype("float32")
+        right = np.where(state[:, 0] > 0.5, 2, np.where(state[:, 1] > 0, 1, 0))
+        odds = np.exp(model.predict(state).astype("float64"))
+        odds /= odds.sum(axis=1, keepdims=True)
+        action = np.array([chance.choice(3, p=each) for each in odds])
+        reward = (action == right).astype("float32")
+        history = model.fit((state, action, reward), verbose=0)
+    assert list(history) == ["actor", "critic", "seconds"]
+    state = chance.normal(size=(500, 2)).astype("float32")
+    right = np.where(state[:, 0] > 0.5, 2, np.where(state[:, 1] > 0, 1, 0))
+    assert np.mean(model.predict(state).argmax(axis=1) == right) > 0.6
 
 
 # --- gradient penalties

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import caldera as cd
-from caldera import nn
+from caldera import nn, op
 from caldera.errors import ConfigError, DataError, DtypeError, ShapeError
 
 X = np.random.default_rng(0).normal(size=(20, 4)).astype("float32")
@@ -214,3 +214,44 @@ def test_every_output_has_its_targets_checked() -> None:
         Two().fit((X, CLASSES % 2, X[:, :1]), verbose=0, class_weights={1: 2.0})
     with pytest.raises(DataError, match="targets for CrossEntropy: expected classes from 0 to 1"):
         Two().fit((X, CLASSES, X[:, :1]), verbose=0)
+
+
+def test_classes_of_a_segmentation_are_the_channels() -> None:
+    chance = np.random.default_rng(0)
+    x = chance.normal(size=(32, 1, 6, 5)).astype("float32")
+    y = (x[:, 0] > 0).astype("int64") + (x[:, 0] > 1)
+    layers = [nn.Input((1, 6, 5)), nn.Conv2D(8, 1, activation="relu"), nn.Conv2D(3, 1)]
+    model = cd.NeuralNetwork(layers, learning_rate=0.05, epochs=40)
+    history = model.fit(x, y, verbose=0)
+    assert model.loss == nn.losses.CrossEntropy(axis=1)
+    assert history["accuracy"][-1] > 0.95
+    logits = model.predict(x).astype("float64")
+    log = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    wanted = -np.take_along_axis(log, y[:, None], axis=1).mean()
+    assert model.evaluate(x, y)["loss"] == pytest.approx(wanted, rel=1e-5)
+    # Where the last axis may be meant as well, it is.
+    given = nn.losses.CrossEntropy().for_targets((2, 4, 4), (2, 4, 4, 4))
+    assert given == nn.losses.CrossEntropy()
+    with pytest.raises(ShapeError, match="the last layer and the targets"):
+        model.fit(x, y[:, :3], verbose=0)
+
+
+def test_functions_of_other_targets_name_the_way_out() -> None:
+    def pinball(prediction: Any, target: Any) -> Any:
+        error = target - prediction
+        return op.maximum(0.1 * error, -0.9 * error)
+
+    x = np.zeros((8, 2), "float32")
+    model = cd.NeuralNetwork([nn.Input((2,)), nn.Dense(3)], loss=pinball)
+    with pytest.raises(ShapeError, match=r"write a class of nn\.losses\.Loss with .*target_spec"):
+        model.fit(x, np.zeros((8, 1), "float32"), verbose=0)
+
+    class Pinball(nn.losses.Loss):
+        def per_sample(self, prediction: Any, target: Any) -> Any:
+            return op.mean(pinball(prediction, target), axis=1)
+
+        def target_spec(self, prediction_shape: Any, dtype: Any = "float32") -> Any:
+            return (prediction_shape[0], 1), np.dtype(dtype)
+
+    model.loss = Pinball()
+    assert "loss" in model.fit(x, np.zeros((8, 1), "float32"), verbose=0)

@@ -13,6 +13,7 @@ from caldera.core.graph import (
     Nodes,
     Spec,
     as_tuple,
+    composite,
     items,
     op,
     parameter,
@@ -252,6 +253,27 @@ def _used_as(
             break
         node = user
     return node
+
+
+@composite("with_gradient")
+def with_gradient(*inputs: Node, results: int, count: int, backward: Body) -> Nodes:
+    """The first inputs, of which there are `results`; `backward` has gradients for the next ones.
+
+    It computes them from the gradients of the results, the results, these inputs, of which there
+    are `count`, and constants: one for each input of floating-point numbers.
+    """
+    return inputs[:results]
+
+
+@with_gradient.gradient
+def _(
+    g: Any, y: Any, *inputs: Node, results: int, count: int, backward: Body
+) -> tuple[Node | None, ...]:
+    values = as_tuple(y)
+    seeds = [_or_zeros(seed, value.spec) for seed, value in zip(as_tuple(g), values, strict=True)]
+    found = iter(backward(*seeds, *values, *inputs[results:]))
+    own = [next(found) if is_inexact(x.dtype) else None for x in inputs[results:][:count]]
+    return (*[None] * results, *own, *[None] * (len(inputs) - results - count))
 
 
 def _history(saved: Sequence[Node], loop: Node) -> list[Node]:

@@ -294,3 +294,32 @@ CASES = [
     ),
     Case("assign", _assigned, (numbers(2, 3),), lambda x: 2 * x, differentiable=False),
 ]
+
+# --- derivatives written by hand: those of the function itself, so that differences agree
+
+
+def _product(g: Expr, y: Expr, x: Expr, z: Expr) -> tuple[Expr, Expr]:
+    return g * op.exp(z), g * y
+
+
+CASES += [
+    Case(
+        "with_gradient",
+        lambda x, z: op.custom_gradient(lambda x, z: x * op.exp(z), _product, x, z),
+        (numbers(2, 3), numbers(2, 3, seed=1)),
+        lambda x, z: x * np.exp(z),
+        order=2,
+    ),
+    Case(
+        "with_gradient",
+        lambda x: op.custom_gradient(
+            lambda x: (op.sin(x), op.cos(x)),
+            lambda g, y, x: g[0] * y[1] - g[1] * y[0],
+            x,
+        )[1],
+        (numbers(4),),
+        np.cos,
+        order=2,
+        name="several",
+    ),
+]
