@@ -172,6 +172,7 @@ MODELS: dict[str, Given] = {
             "resnet50",
             "resnet56",
             "vgg16",
+            "vgg19",
         ]
     },
 }
@@ -188,6 +189,11 @@ METRICS: dict[str, Given] = {
             "TopK",
             "R2",
             "MeanSquaredError",
+            "RootMeanSquaredError",
+            "MeanAbsolutePercentageError",
+            "Pearson",
+            "FBeta",
+            "IoU",
             "CharacterErrorRate",
             "WordErrorRate",
         ]
