@@ -79,7 +79,9 @@ from caldera.nn.convolution import (
     SeparableConv1D,
     SeparableConv2D,
 )
+from caldera.nn.convolutional_lstm import ConvLSTM1D, ConvLSTM2D, ConvLSTM3D
 from caldera.nn.ctc import CTCLoss, ctc_targets
+from caldera.nn.decoder import TransformerDecoderBlock
 from caldera.nn.initialisers import fillers
 from caldera.nn.inspection import count_parameters, network
 from caldera.nn.layer import Layer
@@ -112,6 +114,7 @@ from caldera.nn.pooling import (
 )
 from caldera.nn.preprocessing import ColumnEmbedding, Rescale
 from caldera.nn.recurrent import GRU, LSTM, RNN, Bidirectional
+from caldera.nn.spectral import SpectralNorm
 from caldera.nn.tracing import Context, LayerCall, context, trace
 
 if TYPE_CHECKING:
@@ -149,6 +152,9 @@ __all__ = [
     "Conv1D",
     "Conv2D",
     "Conv3D",
+    "ConvLSTM1D",
+    "ConvLSTM2D",
+    "ConvLSTM3D",
     "ConvTranspose1D",
     "ConvTranspose2D",
     "ConvTranspose3D",
@@ -212,10 +218,12 @@ __all__ = [
     "Softplus",
     "Softsign",
     "SpatialDropout",
+    "SpectralNorm",
     "Subtract",
     "Tanh",
     "TimeDistributed",
     "TransformerBlock",
+    "TransformerDecoderBlock",
     "Unfold",
     "UnitNorm",
     "UpSampling",

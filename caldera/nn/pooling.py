@@ -254,7 +254,9 @@ class AdaptivePool(Layer):
         lengths = x.shape[2:]
         if all(length % size == 0 for length, size in zip(lengths, sizes, strict=True)):
             windows = [length // size for length, size in zip(lengths, sizes, strict=True)]
-            return x if set(windows) == {1} else self.pools[rank](x, windows)
+            if set(windows) == {1}:
+                return x
+            return self.pools[rank](x, windows if rank > 1 else windows[0])
         for axis, size in enumerate(sizes, start=2):
             if x.shape[axis] != size:
                 x = self.windows(x, axis, size)

@@ -1,9 +1,9 @@
 """Image classifiers: MLP, LeNet-5, AlexNet, VGG-16 and VGG-19, residual networks.
 
 AlexNet has torchvision's form: one tower, after Krizhevsky, 2014. VGG-16 and VGG-19 are the
-configurations D and E of Simonyan and Zisserman, 2015. Residual networks (He and others, 2016) are those for ImageNet and
-the small ones for CIFAR: their convolutions start with He's normal numbers, as in the paper, and
-their last dense layer with Glorot's.
+configurations D and E of Simonyan and Zisserman, 2015. Residual networks (He and others, 2016) are
+those for ImageNet and the small ones for CIFAR: their convolutions start with He's normal numbers,
+as in the paper, and their last dense layer with Glorot's.
 """
 
 from __future__ import annotations

@@ -101,6 +101,15 @@ def test_adaptive_windows_of_any_rank(shape: tuple[int, ...]) -> None:
         np.testing.assert_array_equal(largest[:, :, *place], part.max(axes))
 
 
+def test_adaptive_windows_that_divide_a_sequence() -> None:
+    x = made(2, 3, 6)
+    blocks = x.reshape(2, 3, 2, 3)
+    np.testing.assert_allclose(
+        nn.AdaptiveAveragePool(2)(x).numpy(), blocks.mean(3), rtol=1e-5, atol=1e-6
+    )
+    np.testing.assert_array_equal(nn.AdaptiveMaxPool((2,))(x).numpy(), blocks.max(3))
+
+
 def test_global_and_power_pools() -> None:
     x = made(2, 3, 4, 6)
     np.testing.assert_array_equal(nn.GlobalMaxPool()(x).numpy(), x.max((2, 3)))
