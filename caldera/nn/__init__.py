@@ -110,7 +110,6 @@ from caldera.nn.pooling import (
     MaxPool3D,
     MeanPooling,
     Pooling2D,
-    PowerPool,
 )
 from caldera.nn.preprocessing import ColumnEmbedding, Rescale
 from caldera.nn.recurrent import GRU, LSTM, RNN, Bidirectional
@@ -201,7 +200,6 @@ __all__ = [
     "PixelUnshuffle",
     "Pooling2D",
     "PositionalEmbedding",
-    "PowerPool",
     "RMSNorm",
     "ReLU",
     "RepeatVector",

@@ -183,31 +183,6 @@ class GlobalMaxPool(Layer):
 
 @register
 @dataclass(eq=False)
-class PowerPool(Layer):
-    """The p-norm of each window: the root of the sum of |x| ** p (LP pooling), of any rank.
-
-    >>> from caldera import nn
-    >>> nn.PowerPool(2.0, 2)([[[3.0, 4.0, 0.0, 2.0]]]).tolist()
-    [[[5.0, 2.0]]]
-    """
-
-    power: float
-    size: int | Sequence[int] = 2
-    stride: int | Sequence[int] | None = None
-
-    def __post_init__(self) -> None:
-        require(0 < self.power < math.inf, "PowerPool", "power > 0", self.power)
-
-    def forward(self, x: Expr) -> Expr:
-        axes = checked_axes(self, x)
-        sizes = as_list(self.size)
-        count = math.prod(sizes * axes if len(sizes) == 1 else sizes)
-        means = AVERAGE_POOLS[axes](op.abs(x) ** self.power, self.size, self.stride)
-        return (means * float(count)) ** (1 / self.power)
-
-
-@register
-@dataclass(eq=False)
 class MeanPooling(Layer):
     """The mean over the steps of sequences: (N, T, C) to (N, C), of those that a mask (N, T) has.
 

@@ -104,7 +104,6 @@ LAYERS: dict[str, Given] = {
             "Padding",
             "PixelShuffle",
             "PixelUnshuffle",
-            "PowerPool",
             "RepeatVector",
             "Unfold",
         )

@@ -66,7 +66,6 @@ EXAMPLES: list[nn.Layer] = [
     nn.AdaptiveAveragePool((2, 3)),
     nn.AdaptiveMaxPool(2),
     nn.GlobalMaxPool(),
-    nn.PowerPool(3.0, (2, 3), 1),
     nn.MeanPooling(),
     nn.UpSampling((2, 1.5, 1), mode="linear"),
     nn.Identity(),
