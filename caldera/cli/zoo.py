@@ -45,6 +45,7 @@ ZOO: Mapping[str, ZooNetwork] = {
     "lenet5": ZooNetwork(models.lenet5),
     "alexnet": ZooNetwork(models.alexnet),
     "vgg16": ZooNetwork(models.vgg16),
+    "vgg19": ZooNetwork(models.vgg19),
     "googlenet": ZooNetwork(models.googlenet, heads={"aux1": 0.3, "aux2": 0.3}),
     "inception3": ZooNetwork(models.inception3, heads={"aux": 0.4}),
     "resnet18": ZooNetwork(models.resnet18),

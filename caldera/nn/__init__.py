@@ -80,7 +80,9 @@ from caldera.nn.convolution import (
     SeparableConv1D,
     SeparableConv2D,
 )
+from caldera.nn.convolutional_lstm import ConvLSTM1D, ConvLSTM2D, ConvLSTM3D
 from caldera.nn.ctc import CTCLoss, ctc_targets
+from caldera.nn.decoder import TransformerDecoderBlock
 from caldera.nn.ensemble import EnsembleDense, EnsembleLoss
 from caldera.nn.initialisers import fillers
 from caldera.nn.inspection import count_parameters, network
@@ -110,10 +112,10 @@ from caldera.nn.pooling import (
     MaxPool3D,
     MeanPooling,
     Pooling2D,
-    PowerPool,
 )
 from caldera.nn.preprocessing import ColumnEmbedding, NumberEmbedding, Rescale
 from caldera.nn.recurrent import GRU, LSTM, RNN, Bidirectional
+from caldera.nn.spectral import SpectralNorm
 from caldera.nn.tracing import Context, LayerCall, context, trace
 
 if TYPE_CHECKING:
@@ -149,6 +151,9 @@ __all__ = [
     "Conv1D",
     "Conv2D",
     "Conv3D",
+    "ConvLSTM1D",
+    "ConvLSTM2D",
+    "ConvLSTM3D",
     "ConvTranspose1D",
     "ConvTranspose2D",
     "ConvTranspose3D",
@@ -198,7 +203,6 @@ __all__ = [
     "PixelUnshuffle",
     "Pooling2D",
     "PositionalEmbedding",
-    "PowerPool",
     "RMSNorm",
     "ReLU",
     "RepeatVector",
@@ -215,10 +219,12 @@ __all__ = [
     "Softplus",
     "Softsign",
     "SpatialDropout",
+    "SpectralNorm",
     "Subtract",
     "Tanh",
     "TimeDistributed",
     "TransformerBlock",
+    "TransformerDecoderBlock",
     "Unfold",
     "UnitNorm",
     "UpSampling",

@@ -102,9 +102,11 @@ def _readable(x: Expr, mask: Expr | None) -> Expr:
 class MultiHeadAttention(Layer):
     """Attention of each step to the others (or to `memory`), in several heads.
 
-    `layer(x)` is self-attention, `layer(x, memory)` attends to another sequence, which may have
-    another width: its keys and values come from `memory`. Both take a `mask` (see above). `causal`
-    lets a step see only itself and those before it.
+    `layer(x)` is self-attention. `layer(x, memory)` attends to another sequence, which may have
+    another width: its keys and values are computed from `memory`. Both accept a `mask` (see above).
+    With `causal` a step attends to itself and to earlier steps. With `key_heads`, which divides
+    `heads`, several query heads share keys and values (grouped queries; one key head is multi-query
+    attention).
     Weights begin with Glorot's uniform numbers unless `fill` and, for the last product,
     `output_fill` say otherwise.
 
@@ -114,7 +116,7 @@ class MultiHeadAttention(Layer):
     (5, 10, 16)
     >>> [p.shape for p in layer.parameters()]
     [(16, 48), (48,), (16, 16), (16,)]
-    >>> across = nn.MultiHeadAttention(4)
+    >>> across = nn.MultiHeadAttention(4, key_heads=2)
     >>> across(op.input("x", (5, 10, 16)), op.input("memory", (5, 7, 24))).shape
     (5, 10, 16)
     """
@@ -124,9 +126,13 @@ class MultiHeadAttention(Layer):
     bias: bool = True
     fill: Any = None
     output_fill: Any = None
+    key_heads: int | None = None
 
     def __post_init__(self) -> None:
-        check_counts("MultiHeadAttention", heads=self.heads)
+        groups = self.heads if self.key_heads is None else self.key_heads
+        check_counts("MultiHeadAttention", heads=self.heads, key_heads=groups)
+        expected = f"key_heads= a divisor of {self.heads} heads"
+        require(not self.heads % groups, "MultiHeadAttention", expected, self.key_heads)
 
     def build(self, x: Expr, memory: Expr | None = None, *rest: Any) -> None:
         self.require(
@@ -137,18 +143,19 @@ class MultiHeadAttention(Layer):
         width = x.shape[-1]
         # Queries, keys and values side by side: one product for the three, and Glorot's rule for
         # each of the three square matrices.
+        shared = 2 * (width // self.heads) * (self.key_heads or self.heads)
         fill = fill_or(self.fill, uniform(-math.sqrt(3.0 / width), math.sqrt(3.0 / width)))
         other = width if memory is None or memory.ndim != 3 else memory.shape[2]
         self.memory_weight = None
         if other == width:
-            self.weight = self.parameter("input_weight", (width, 3 * width), fill)
+            self.weight = self.parameter("input_weight", (width, width + shared), fill)
         else:
             self.weight = self.parameter("input_weight", (width, width), fill)
             limit = math.sqrt(6.0 / (other + width))
             self.memory_weight = self.parameter(
-                "memory_weight", (other, 2 * width), fill_or(self.fill, uniform(-limit, limit))
+                "memory_weight", (other, shared), fill_or(self.fill, uniform(-limit, limit))
             )
-        self.offset = self.parameter("input_bias", (3 * width,)) if self.bias else None
+        self.offset = self.parameter("input_bias", (width + shared,)) if self.bias else None
         self.output_weight = self.parameter(
             "output_weight", (width, width), fill_or(self.output_fill, glorot_uniform())
         )
@@ -172,7 +179,8 @@ class MultiHeadAttention(Layer):
             q = self._product(x, self.weight[:, :width], 0, width)
             weight = self.memory_weight
             weight = self.weight[:, width:] if weight is None else weight
-            of_memory = self._product(_readable(memory, mask), weight, width, 3 * width)
+            end = width + weight.shape[1]
+            of_memory = self._product(_readable(memory, mask), weight, width, end)
             k, v = op.split(of_memory, 2, axis=2)
         return self._attended(q, k, v, None if mask is None else self._for_heads(mask, x, k))
 
@@ -203,7 +211,9 @@ class MultiHeadAttention(Layer):
         return self._joined(mixed), k, v
 
     def _products(self, x: Expr) -> tuple[Expr, ...]:
-        return tuple(op.split(op.linear(x, self.weight, self.offset), 3, axis=2))
+        width, whole = self.weight.shape
+        sizes = [width, (whole - width) // 2, (whole - width) // 2]
+        return tuple(op.split(op.linear(x, self.weight, self.offset), sizes, axis=2))
 
     def _attended(self, q: Expr, k: Expr, v: Expr, mask: Expr | None) -> Expr:
         q, k, v = self._in_heads(q), self._in_heads(k), self._in_heads(v)
@@ -220,10 +230,12 @@ class MultiHeadAttention(Layer):
         return op.linear(x, weight, offset)
 
     def _in_heads(self, x: Expr) -> Expr:
-        """(N, T, C) as (N, heads, T, C / heads)."""
+        """(N, T, C) as (N, heads, T, C / heads); shared heads of keys are repeated."""
         count, steps, width = x.shape
-        parts = op.reshape(x, (count, steps, self.heads, width // self.heads))
-        return op.transpose(parts, (0, 2, 1, 3))
+        each = self.weight.shape[0] // self.heads
+        parts = op.transpose(op.reshape(x, (count, steps, width // each, each)), (0, 2, 1, 3))
+        groups = self.heads * each // width
+        return parts if groups == 1 else op.repeat(parts, groups, axis=1)
 
     def _for_heads(self, mask: Expr, x: Expr, keys: Expr) -> Expr:
         count, queries = x.shape[:2]

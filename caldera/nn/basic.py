@@ -46,6 +46,25 @@ for _name in (
 ):
     activations.add(_name, getattr(op, _name))
 activations.add("gelu_tanh", partial(op.gelu, approximate=True))
+_SHRINK = 0.5
+_BY_FORMULA: dict[str, Callable[[Expr], Expr]] = {
+    "relu6": lambda x: op.clip(x, 0.0, 6.0),
+    "hard_tanh": lambda x: op.clip(x, -1.0, 1.0),
+    "log_sigmoid": lambda x: -op.softplus(-x),
+    "soft_shrink": lambda x: x - op.clip(x, -_SHRINK, _SHRINK),
+    "hard_shrink": lambda x: op.where(op.abs(x) > _SHRINK, x, 0.0),
+    "tanh_shrink": lambda x: x - op.tanh(x),
+    "softmin": lambda x: op.softmax(-x),
+    "glu": lambda x: op.mul(*_halves(x)),
+}
+for _name, _function in _BY_FORMULA.items():
+    activations.add(_name, _function)
+
+
+def _halves(x: Expr) -> tuple[Expr, Expr]:
+    """The first half of the last axis, and the gate that the second half is."""
+    first, second = op.split(x, 2, axis=-1)
+    return first, op.sigmoid(second)
 
 
 def register(kind: type[L]) -> type[L]:

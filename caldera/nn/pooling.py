@@ -183,31 +183,6 @@ class GlobalMaxPool(Layer):
 
 @register
 @dataclass(eq=False)
-class PowerPool(Layer):
-    """The p-norm of each window: the root of the sum of |x| ** p (LP pooling), of any rank.
-
-    >>> from caldera import nn
-    >>> nn.PowerPool(2.0, 2)([[[3.0, 4.0, 0.0, 2.0]]]).tolist()
-    [[[5.0, 2.0]]]
-    """
-
-    power: float
-    size: int | Sequence[int] = 2
-    stride: int | Sequence[int] | None = None
-
-    def __post_init__(self) -> None:
-        require(0 < self.power < math.inf, "PowerPool", "power > 0", self.power)
-
-    def forward(self, x: Expr) -> Expr:
-        axes = checked_axes(self, x)
-        sizes = as_list(self.size)
-        count = math.prod(sizes * axes if len(sizes) == 1 else sizes)
-        means = AVERAGE_POOLS[axes](op.abs(x) ** self.power, self.size, self.stride)
-        return (means * float(count)) ** (1 / self.power)
-
-
-@register
-@dataclass(eq=False)
 class MeanPooling(Layer):
     """The mean over the steps of sequences: (N, T, C) to (N, C), of those that a mask (N, T) has.
 
@@ -254,7 +229,9 @@ class AdaptivePool(Layer):
         lengths = x.shape[2:]
         if all(length % size == 0 for length, size in zip(lengths, sizes, strict=True)):
             windows = [length // size for length, size in zip(lengths, sizes, strict=True)]
-            return x if set(windows) == {1} else self.pools[rank](x, windows)
+            if set(windows) == {1}:
+                return x
+            return self.pools[rank](x, windows if rank > 1 else windows[0])
         for axis, size in enumerate(sizes, start=2):
             if x.shape[axis] != size:
                 x = self.windows(x, axis, size)

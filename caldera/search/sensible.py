@@ -34,6 +34,7 @@ RANGES: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     },
     "alexnet": {"dropout": ("uniform", 0.2, 0.7)},
     "vgg16": {"dropout": ("uniform", 0.2, 0.7)},
+    "vgg19": {"dropout": ("uniform", 0.2, 0.7)},
     "gpt": {
         "depth": ("whole", 1, 12),
         "width": ("choice", (64, 128, 256, 512)),

@@ -104,7 +104,6 @@ LAYERS: dict[str, Given] = {
             "Padding",
             "PixelShuffle",
             "PixelUnshuffle",
-            "PowerPool",
             "RepeatVector",
             "Unfold",
         )
@@ -123,6 +122,9 @@ LAYERS: dict[str, Given] = {
     "ConvTranspose1D": lambda f: f(3, 3),
     "ConvTranspose2D": lambda f: f(3, 3),
     "ConvTranspose3D": lambda f: f(3, 3),
+    "ConvLSTM1D": lambda f: f(3, 3),
+    "ConvLSTM2D": lambda f: f(3, 3),
+    "ConvLSTM3D": lambda f: f(3, 3),
     "DepthwiseConv1D": lambda f: f(3),
     "DepthwiseConv2D": lambda f: f(3),
     "SeparableConv1D": lambda f: f(3, 3),
@@ -142,6 +144,8 @@ LAYERS: dict[str, Given] = {
     "Residual": lambda f: f([nn.Dense(4)]),
     "Sequential": lambda f: f([nn.Dense(4)]),
     "TransformerBlock": lambda f: f(2),
+    "TransformerDecoderBlock": lambda f: f(2),
+    "SpectralNorm": lambda f: f(nn.Dense(3)),
     "count_parameters": lambda f: f([nn.Input((4,)), nn.Dense(2)], (4,)),
     "from_config": lambda f: f({"layer": "Dense", "units": 3}),
     "gradient_penalty": lambda f: f(op.square, x(2, 3)),
@@ -175,6 +179,7 @@ MODELS: dict[str, Given] = {
             "resnet50",
             "resnet56",
             "vgg16",
+            "vgg19",
         ]
     },
 }
@@ -191,6 +196,11 @@ METRICS: dict[str, Given] = {
             "TopK",
             "R2",
             "MeanSquaredError",
+            "RootMeanSquaredError",
+            "MeanAbsolutePercentageError",
+            "Pearson",
+            "FBeta",
+            "IoU",
             "CharacterErrorRate",
             "WordErrorRate",
         ]

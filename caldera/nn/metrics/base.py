@@ -195,9 +195,75 @@ class MeanSquaredError(ValueMetric, MeanMetric):
         return mean_by_sample(op.square(_difference(self.name, prediction, target)))
 
 
+@metrics.register("rmse", "root_mean_squared")
+@dataclass(frozen=True)
+class RootMeanSquaredError(MeanSquaredError):
+    """The root of the mean of (prediction - target) ** 2, in the unit of the targets.
+
+    >>> import caldera as cd
+    >>> from caldera.nn.metrics import RootMeanSquaredError
+    >>> sums = RootMeanSquaredError().sums(cd.tensor([[1.0], [5.0]]), cd.tensor([[1.0], [1.0]]))
+    >>> round(RootMeanSquaredError().result({k: v.numpy() for k, v in sums.items()}), 4)
+    2.8284
+    """
+
+    def result(self, sums: Mapping[str, np.ndarray]) -> float:
+        return math.sqrt(super().result(sums))
+
+
+@metrics.register("mape", "mean_absolute_percentage")
+@dataclass(frozen=True)
+class MeanAbsolutePercentageError(ValueMetric, MeanMetric):
+    """The mean of 100 |prediction - target| / |target|, with a target of at least 1e-7.
+
+    >>> import caldera as cd
+    >>> from caldera.nn.metrics import MeanAbsolutePercentageError as Percentage
+    >>> sums = Percentage().sums(cd.tensor([[1.0], [5.0]]), cd.tensor([[1.0], [4.0]]))
+    >>> Percentage().result({name: value.numpy() for name, value in sums.items()})
+    12.5
+    """
+
+    def per_sample(self, prediction: Any, target: Any) -> Expr:
+        size = op.abs(_difference(self.name, prediction, target))
+        wanted = op.abs(op.cast(in_shape_of(self.name, prediction, target), "float64"))
+        return mean_by_sample(100.0 * size / op.maximum(wanted, 1e-7))
+
+
+class CentredMetric(ValueMetric):
+    """Base of metrics of squares, which are taken of differences from a centre."""
+
+    _centre: ClassVar[Expr | None] = None
+
+    def about(self, centre: Expr) -> Self:
+        made = copy.copy(self)
+        # Past the guard of frozen dataclasses.
+        object.__setattr__(made, "_centre", centre)
+        return made
+
+    def centred(self, values: Expr) -> Expr:
+        """Values (N, outputs), less the centre if there is one."""
+        is_known = self._centre is not None and self._centre.shape == values.shape[1:]
+        return values - self._centre if is_known else values
+
+
+def _rows(values: Any) -> Expr:
+    # No -1: a rank's share of a batch may have no samples.
+    return op.reshape(op.cast(values, "float64"), (values.shape[0], math.prod(values.shape[1:])))
+
+
+def _counted(parts: Mapping[str, Expr], weights: Any, prediction: Any) -> dict[str, Expr]:
+    """The weighted sums over samples of numbers (N, outputs), and of the weights."""
+    factors = op.unsqueeze(sample_factors(weights, prediction), 1)
+    counted = {
+        name: op.sum(op.where(factors == 0.0, 0.0, factors * part), axis=0)
+        for name, part in parts.items()
+    }
+    return {"weight": op.sum(factors), **counted}
+
+
 @metrics.register("r2")
 @dataclass(frozen=True)
-class R2(ValueMetric):
+class R2(CentredMetric):
     """The part of the targets' variance that predictions explain; the mean over several outputs.
 
     1 is perfect, 0 no better than the mean of the targets. Where targets do not vary, it is 1 if
@@ -210,28 +276,11 @@ class R2(ValueMetric):
     0.5
     """
 
-    _centre: ClassVar[Expr | None] = None
-
-    def about(self, centre: Expr) -> Self:
-        made = copy.copy(self)
-        # Past the guard of frozen dataclasses.
-        object.__setattr__(made, "_centre", centre)
-        return made
-
     def sums(self, prediction: Any, target: Any, weights: Any = None) -> dict[str, Expr]:
-        # No -1: a rank's share of a batch may have no samples.
-        rows = (prediction.shape[0], math.prod(prediction.shape[1:]))
-        missed = op.reshape(_difference(self.name, prediction, target), rows)
-        wanted = op.reshape(op.cast(target, "float64"), rows)
-        if self._centre is not None and self._centre.shape == wanted.shape[1:]:
-            wanted = wanted - self._centre
-        factors = op.unsqueeze(sample_factors(weights, prediction), 1)
+        missed = _rows(_difference(self.name, prediction, target))
+        wanted = self.centred(_rows(target))
         parts = {"missed": op.square(missed), "target": wanted, "square": op.square(wanted)}
-        counted = {
-            name: op.sum(op.where(factors == 0.0, 0.0, factors * part), axis=0)
-            for name, part in parts.items()
-        }
-        return {"weight": op.sum(factors), **counted}
+        return _counted(parts, weights, prediction)
 
     def result(self, sums: Mapping[str, np.ndarray]) -> float:
         if not sums["weight"] > 0:
@@ -241,6 +290,36 @@ class R2(ValueMetric):
         varies = spread > 1e-14 * sums["square"]
         explained = 1 - sums["missed"] / np.where(varies, spread, 1.0)
         return float(np.where(varies, explained, sums["missed"] == 0).mean())
+
+
+@metrics.register("pearson")
+@dataclass(frozen=True)
+class Pearson(CentredMetric):
+    """Pearson's correlation of predictions and targets; the mean over several outputs.
+
+    It is nan for an output without variance.
+
+    >>> import caldera as cd
+    >>> from caldera.nn.metrics import Pearson
+    >>> sums = Pearson().sums(cd.tensor([1.0, 2.0, 3.0]), cd.tensor([5.0, 7.0, 9.0]))
+    >>> round(Pearson().result({name: value.numpy() for name, value in sums.items()}), 6)
+    1.0
+    """
+
+    def sums(self, prediction: Any, target: Any, weights: Any = None) -> dict[str, Expr]:
+        wanted = _rows(in_shape_of(self.name, prediction, target))
+        x, y = self.centred(_rows(prediction)), self.centred(wanted)
+        parts = {"x": x, "y": y, "xx": x * x, "yy": y * y, "xy": x * y}
+        return _counted(parts, weights, prediction)
+
+    def result(self, sums: Mapping[str, np.ndarray]) -> float:
+        count = np.where(sums["weight"] > 0, sums["weight"], 1.0)
+        joint, x, y = (
+            sums[a + b] - sums[a] * sums[b] / count for a, b in (("x", "y"), ("x", "x"), ("y", "y"))
+        )
+        # Below rounding, there is no variance.
+        varies = (x > 1e-14 * sums["xx"]) & (y > 1e-14 * sums["yy"])
+        return float(np.where(varies, joint / np.sqrt(np.where(varies, x * y, 1.0)), np.nan).mean())
 
 
 def _difference(where: str, prediction: Any, target: Any) -> Expr:

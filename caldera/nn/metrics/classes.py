@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -204,6 +205,48 @@ class F1(ByClass):
 
     def values(self, hits: np.ndarray, predicted: np.ndarray, actual: np.ndarray) -> np.ndarray:
         return ratio(2 * hits, predicted + actual)
+
+
+@metrics.register("f_beta")
+@dataclass(frozen=True)
+class FBeta(ByClass):
+    """The harmonic mean of precision and recall, with recall `beta` times as important.
+
+    >>> import caldera as cd
+    >>> from caldera.nn.metrics import FBeta
+    >>> metric = FBeta(2.0)
+    >>> sums = metric.sums(cd.tensor([2.0, 1.0, -1.0]), cd.tensor([1, 1, 1]))
+    >>> round(metric.result({name: value.numpy() for name, value in sums.items()}), 4)
+    0.7143
+    """
+
+    per_class: bool = field(default=False, kw_only=True)
+    threshold: float | None = field(default=None, kw_only=True)
+    axis: int | None = field(default=None, kw_only=True)
+    beta: float = 1.0
+
+    def __post_init__(self) -> None:
+        require(0 < self.beta < math.inf, "FBeta", "beta > 0", self.beta)
+
+    def values(self, hits: np.ndarray, predicted: np.ndarray, actual: np.ndarray) -> np.ndarray:
+        square = self.beta**2
+        return ratio((1 + square) * hits, predicted + square * actual)
+
+
+@metrics.register("iou")
+@dataclass(frozen=True)
+class IoU(ByClass):
+    """Intersection over union of what is predicted and what is true: the mean over classes.
+
+    >>> import caldera as cd
+    >>> from caldera.nn.metrics import IoU
+    >>> sums = IoU().sums(cd.tensor([2.0, 1.0, -1.0, -1.0]), cd.tensor([1, 0, 1, 0]))
+    >>> round(IoU().result({name: value.numpy() for name, value in sums.items()}), 4)
+    0.3333
+    """
+
+    def values(self, hits: np.ndarray, predicted: np.ndarray, actual: np.ndarray) -> np.ndarray:
+        return ratio(hits, predicted + actual - hits)
 
 
 @metrics.register("confusion_matrix")

@@ -15,6 +15,7 @@ from caldera.nn.models.image_classifiers import (
     resnet50,
     resnet56,
     vgg16,
+    vgg19,
 )
 from caldera.nn.models.inception import GoogLeNet, Inception3, googlenet, inception3
 from caldera.nn.models.pretrained import load_huggingface, load_torchvision, torchvision_names
@@ -42,6 +43,7 @@ __all__ = [
     "text_classifier",
     "torchvision_names",
     "vgg16",
+    "vgg19",
 ]
 
 _guard(globals())

@@ -1,9 +1,9 @@
-"""Image classifiers: MLP, LeNet-5, AlexNet, VGG-16 and residual networks.
+"""Image classifiers: MLP, LeNet-5, AlexNet, VGG-16 and VGG-19, residual networks.
 
-AlexNet has torchvision's form: one tower, after Krizhevsky, 2014. VGG-16 is configuration D of
-Simonyan and Zisserman, 2015. Residual networks (He and others, 2016) are those for ImageNet and
-the small ones for CIFAR: their convolutions start with He's normal numbers, as in the paper, and
-their last dense layer with Glorot's.
+AlexNet has torchvision's form: one tower, after Krizhevsky, 2014. VGG-16 and VGG-19 are the
+configurations D and E of Simonyan and Zisserman, 2015. Residual networks (He and others, 2016) are
+those for ImageNet and the small ones for CIFAR: their convolutions start with He's normal numbers,
+as in the paper, and their last dense layer with Glorot's.
 """
 
 from __future__ import annotations
@@ -114,10 +114,6 @@ def alexnet(
     ]
 
 
-STAGES = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
-"""Filters of the convolutions of each stage, and how many there are."""
-
-
 def vgg16(
     input_shape: Sequence[int] = (3, 224, 224), classes: int = 1000, dropout: float = 0.5
 ) -> list[Layer]:
@@ -127,10 +123,29 @@ def vgg16(
     >>> nn.count_parameters(nn.models.vgg16(classes=1000))
     138357544
     """
+    return _vgg((2, 2, 3, 3, 3), input_shape, classes, dropout)
+
+
+def vgg19(
+    input_shape: Sequence[int] = (3, 224, 224), classes: int = 1000, dropout: float = 0.5
+) -> list[Layer]:
+    """VGG-19: sixteen convolutions of 3 x 3, three dense layers; initial weights after He.
+
+    >>> from caldera import nn
+    >>> nn.count_parameters(nn.models.vgg19(classes=1000))
+    143667240
+    """
+    return _vgg((2, 2, 4, 4, 4), input_shape, classes, dropout)
+
+
+def _vgg(
+    counts: Sequence[int], input_shape: Sequence[int], classes: int, dropout: float
+) -> list[Layer]:
+    """VGG with this number of convolutions in each of its five stages."""
     layers: list[Layer] = [Input(input_shape)]
     # In torchvision's numbering each convolution is followed by a ReLU, each stage by a pool.
     place = 0
-    for filters, count in STAGES:
+    for filters, count in zip((64, 128, 256, 512, 512), counts, strict=True):
         for _ in range(count):
             name = f"features.{place}"
             conv = Conv2D(filters, 3, padding=1, activation="relu", fill="he_normal", name=name)

@@ -140,15 +140,11 @@ def _transposed(
     x: Value, w: Value, strides: Any, dilations: Any, group: int, sizes: list[int]
 ) -> Expr:
     rank = len(sizes)
-    if rank <= 2:
-        # One axis is a row of two.
-        lacking = 2 - rank
-        image, kernel = (
-            op.reshape(each, (*each.shape[:2], *(1,) * lacking, *each.shape[2:])) for each in (x, w)
-        )
-        one = (1,) * lacking
-        y = op.conv_transpose2d(image, kernel, (*one, *strides), 0, 0, (*one, *dilations), group)
-        return op.reshape(y, (*y.shape[:2], *sizes))
+    if rank == 1:
+        return op.conv_transpose1d(x, w, strides[0], dilation=dilations[0], groups=group)
+    if rank <= 3:
+        transpose = op.conv_transpose2d if rank == 2 else op.conv_transpose3d
+        return transpose(x, w, strides, dilation=dilations, groups=group)
     count, channels = x.shape[:2]
     inner, filters = channels // group, w.shape[1]
     images = op.reshape(x, (count, group, inner, math.prod(x.shape[2:])))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from caldera import nn, op, testing
-from caldera.errors import ShapeError
+from caldera.errors import ConfigError, ShapeError
 
 N, T, C, HEADS = 2, 4, 6, 2
 
@@ -199,3 +199,26 @@ def test_nothing_that_is_not_finite_behind_a_mask_reaches_a_gradient(
     clean, dirty = (np.where(mask[:, :, None], plain, each) for each in (0.0, behind))
     for one, other in zip(found(clean), found(dirty), strict=True):
         np.testing.assert_allclose(other, one, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("key_heads", [1, 2])
+@pytest.mark.parametrize("causal", [False, True])
+def test_grouped_queries_are_heads_whose_keys_are_equal(key_heads: int, causal: bool) -> None:
+    x, memory = (np.random.default_rng(i).normal(size=(2, 5 - i, 8)) for i in range(2))
+    grouped = nn.MultiHeadAttention(4, causal=causal, key_heads=key_heads)
+    whole = nn.MultiHeadAttention(4, causal=causal)
+    for layer in (grouped, whole):
+        layer(x)
+    for name in ("weight", "offset"):
+        given = getattr(grouped, name).numpy()
+        queries, shared = given[..., :8], given[..., 8:].reshape(*given.shape[:-1], 2, -1, 2)
+        keys = np.repeat(shared, 4 // key_heads, axis=-2).reshape(*given.shape[:-1], 16)
+        getattr(whole, name).assign(np.concatenate([queries, keys], axis=-1))
+    whole.output_weight.assign(grouped.output_weight.numpy())
+    np.testing.assert_allclose(grouped(x).numpy(), whole(x).numpy(), rtol=1e-4, atol=1e-5)
+    if not causal:
+        found, wanted = grouped(x, memory).numpy(), whole(x, memory).numpy()
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    assert sum(p.size for p in grouped.parameters()) < sum(p.size for p in whole.parameters())
+    with pytest.raises(ConfigError, match="key_heads= a divisor of 4 heads, got 3"):
+        nn.MultiHeadAttention(4, key_heads=3)

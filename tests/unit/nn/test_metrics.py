@@ -10,18 +10,22 @@ import pytest
 
 import caldera as cd
 from caldera import op
+from caldera.errors import ConfigError
 from caldera.nn.metrics import (
     F1,
     R2,
     Accuracy,
     ConfusionMatrix,
+    FBeta,
     MeanAbsoluteError,
     MeanMetric,
     MeanSquaredError,
     Metric,
+    Pearson,
     Precision,
     Recall,
     TopK,
+    ValueMetric,
     metrics,
 )
 
@@ -61,14 +65,16 @@ def _confusion(predicted: np.ndarray, actual: np.ndarray, weights: np.ndarray) -
 def _by_class(weights: np.ndarray) -> dict[str, list[float]]:
     """Precision, recall and F1 of each class, one at a time; nan if there is nothing of it."""
     matrix = _confusion(LOGITS.argmax(axis=1), LABELS, weights)
-    values: dict[str, list[float]] = {"precision": [], "recall": [], "f1": []}
+    names = ("precision", "recall", "f1", "f_beta", "iou")
+    values: dict[str, list[float]] = {name: [] for name in names}
     for c in range(CLASSES):
         hit, claimed, there = matrix[c, c], matrix[:, c].sum(), matrix[c].sum()
         precision = hit / claimed if claimed else 0.0
         recall = hit / there if there else 0.0
         both = 2 * precision * recall / (precision + recall) if hit else 0.0
         nothing = not claimed and not there
-        for name, value in (("precision", precision), ("recall", recall), ("f1", both)):
+        union = hit / (claimed + there - hit) if hit else 0.0
+        for name, value in zip(names, (precision, recall, both, both, union), strict=True):
             values[name].append(np.nan if nothing else value)
     return values
 
@@ -93,7 +99,7 @@ class TestAgainstNumPy:
             expected = _average(np.any(best == LABELS[:, None], axis=1), factors)
             assert _evaluate(TopK(k), LOGITS, LABELS, weights) == pytest.approx(expected)
 
-    @pytest.mark.parametrize("name", ["precision", "recall", "f1"])
+    @pytest.mark.parametrize("name", ["precision", "recall", "f1", "f_beta", "iou"])
     def test_by_class(self, name: str, weights: np.ndarray | None) -> None:
         expected = np.array(_by_class(np.ones(COUNT) if weights is None else weights)[name])
         found = _evaluate(metrics.make(name, per_class=True), LOGITS, LABELS, weights)
@@ -190,7 +196,7 @@ def _suited(name: str) -> tuple[np.ndarray, np.ndarray]:
     """Predictions and targets that a metric can be asked about."""
     if name in ("cer", "wer"):
         return RNG.normal(size=(COUNT, 4, 3)), RNG.integers(1, 3, size=(COUNT, 2))
-    errors = name in ("mae", "mean_absolute", "mse", "mean_squared", "r2")
+    errors = isinstance(metrics.make(name), ValueMetric)
     return (VALUES, TARGETS) if errors else (LOGITS, LABELS)
 
 
@@ -290,3 +296,29 @@ def test_mistakes_are_named(
 ) -> None:
     with pytest.raises(error, match=message):
         make()
+
+
+def test_f_beta_weighs_recall() -> None:
+    hits, claimed, there = np.array([3.0]), np.array([4.0]), np.array([6.0])
+    precision, recall = 3 / 4, 3 / 6
+    wanted = 5 * precision * recall / (4 * precision + recall)
+    assert FBeta(2.0).values(hits, claimed, there) == pytest.approx(wanted)
+    with pytest.raises(ConfigError, match="beta > 0"):
+        FBeta(0.0)
+
+
+def test_metrics_of_relative_errors_and_correlation() -> None:
+    difference = VALUES - TARGETS
+    of = {"rmse": np.sqrt(np.average((difference**2).mean(1), weights=WEIGHTS))}
+    of["mape"] = 100 * np.average(np.abs(difference / TARGETS).mean(1), weights=WEIGHTS)
+    rows = np.repeat(np.arange(COUNT), WEIGHTS.astype(int))
+    of["pearson"] = np.mean(
+        [np.corrcoef(VALUES[rows, i], TARGETS[rows, i])[0, 1] for i in range(3)]
+    )
+    for name, wanted in of.items():
+        found = _evaluate(metrics.make(name), VALUES, TARGETS, WEIGHTS)
+        assert found == pytest.approx(wanted, rel=1e-10), name
+    far = cd.tensor(VALUES.mean(0) + 1e8)
+    moved = _evaluate(Pearson().about(far), VALUES + 1e8, TARGETS + 1e8, WEIGHTS)
+    assert moved == pytest.approx(of["pearson"], rel=1e-6)
+    assert np.isnan(_evaluate(Pearson(), np.ones((COUNT, 1)), TRUTHS))

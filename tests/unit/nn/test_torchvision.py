@@ -54,6 +54,7 @@ def test_names_and_shapes_are_those_of_torchvision() -> None:
     [
         (models.alexnet(), (1, 3, 224, 224), {"features.10.weight", "classifier.6.bias"}),
         (models.vgg16(), (1, 3, 224, 224), {"features.28.bias", "classifier.3.weight"}),
+        (models.vgg19(), (1, 3, 224, 224), {"features.34.bias", "classifier.3.weight"}),
         (
             models.googlenet(),
             (1, 3, 224, 224),

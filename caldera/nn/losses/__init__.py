@@ -1,0 +1,79 @@
+"""Losses: one number per sample, and their weighted mean over a batch.
+
+`PredictionKind` states what a loss predicts (classes, labels, values or sequences), so that metrics
+and reports judge predictions in the same way.
+"""
+
+from __future__ import annotations
+
+from caldera.base.arguments import guard as _guard
+from caldera.nn.losses.base import (
+    MULTICLASS,
+    MULTILABEL,
+    REGRESSION,
+    SEQUENCE,
+    BinaryCrossEntropy,
+    ClassLoss,
+    CrossEntropy,
+    ElementLoss,
+    FunctionLoss,
+    Hinge,
+    Huber,
+    KullbackLeibler,
+    Loss,
+    MeanAbsolute,
+    MeanSquared,
+    PredictionKind,
+    Task,
+    as_loss,
+    losses,
+)
+from caldera.nn.losses.regions import Dice, Focal, RegionLoss, Tversky
+from caldera.nn.losses.values import (
+    GaussianLikelihood,
+    LogCosh,
+    MeanAbsolutePercentage,
+    MeanSquaredLogarithmic,
+    Poisson,
+    Quantile,
+    SquaredHinge,
+)
+from caldera.nn.losses.vectors import Contrastive, CosineDistance, Triplet
+
+__all__ = [
+    "MULTICLASS",
+    "MULTILABEL",
+    "REGRESSION",
+    "SEQUENCE",
+    "BinaryCrossEntropy",
+    "ClassLoss",
+    "Contrastive",
+    "CosineDistance",
+    "CrossEntropy",
+    "Dice",
+    "ElementLoss",
+    "Focal",
+    "FunctionLoss",
+    "GaussianLikelihood",
+    "Hinge",
+    "Huber",
+    "KullbackLeibler",
+    "LogCosh",
+    "Loss",
+    "MeanAbsolute",
+    "MeanAbsolutePercentage",
+    "MeanSquared",
+    "MeanSquaredLogarithmic",
+    "Poisson",
+    "PredictionKind",
+    "Quantile",
+    "RegionLoss",
+    "SquaredHinge",
+    "Task",
+    "Triplet",
+    "Tversky",
+    "as_loss",
+    "losses",
+]
+
+_guard(globals(), "FunctionLoss", "as_loss")
