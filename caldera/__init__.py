@@ -7,7 +7,12 @@ A `Tensor` is concrete data. An expression (`op.*`, or arithmetic on a tensor or
 nothing runs until `eval()`, `numpy()`, `float()` or printing asks for its value.
 """
 
-from __future__ import annotations
+import os
+import sys
+
+if "-m caldera " in f"{' '.join(sys.orig_argv[:8])} " and sys.argv[0] == "-m":
+    # `python -m caldera` puts the current folder first, where a file may be called random.py.
+    sys.path[:1] = [each for each in sys.path[:1] if each != os.getcwd() or sys.flags.safe_path]
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
