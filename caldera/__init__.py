@@ -109,6 +109,7 @@ if TYPE_CHECKING:
     from caldera.train.tracking.history import History
     from caldera.train.tracking.run_folder import RunFolder
     from caldera.train.tracking.tensorboard import TensorBoard
+    from caldera.train.tracking.trackers import CSVLogger, MLflow, WandB
     from caldera.train.weight_average import WeightAverage
 
 __version__ = "0.1.0"
@@ -135,6 +136,7 @@ _PACKAGES = {
     "train",
 }
 _LATER = {
+    "CSVLogger": ("caldera.train.tracking.trackers", "CSVLogger"),
     "Callback": ("caldera.train.callbacks", "Callback"),
     "Checkpointer": ("caldera.train.saving.checkpointer", "Checkpointer"),
     "CustomModel": ("caldera.train.custom_model", "CustomModel"),
@@ -142,6 +144,7 @@ _LATER = {
     "History": ("caldera.train.tracking.history", "History"),
     "KeepBest": ("caldera.train.callbacks", "KeepBest"),
     "LearningRates": ("caldera.train.lr_find", "LearningRates"),
+    "MLflow": ("caldera.train.tracking.trackers", "MLflow"),
     "Model": ("caldera.train.model", "Model"),
     "NeuralNetwork": ("caldera.train.neural_network", "NeuralNetwork"),
     "RoundWeights": ("caldera.train.callbacks", "RoundWeights"),
@@ -150,6 +153,7 @@ _LATER = {
     "Target": ("caldera.train.callbacks", "Target"),
     "TensorBoard": ("caldera.train.tracking.tensorboard", "TensorBoard"),
     "TimeLimit": ("caldera.train.callbacks", "TimeLimit"),
+    "WandB": ("caldera.train.tracking.trackers", "WandB"),
     "WeightAverage": ("caldera.train.weight_average", "WeightAverage"),
     "check_model_gradients": ("caldera.train.debug.gradient_check", "check_model_gradients"),
     "load": ("caldera.train.neural_network", "load_model"),
@@ -189,6 +193,7 @@ __all__ = [
     "DEVICE",
     "HOST",
     "MANAGED",
+    "CSVLogger",
     "CalderaError",
     "Callback",
     "CheckpointError",
@@ -208,6 +213,7 @@ __all__ = [
     "IndexingError",
     "KeepBest",
     "LearningRates",
+    "MLflow",
     "MemoryManager",
     "Model",
     "NeuralNetwork",
@@ -223,6 +229,7 @@ __all__ = [
     "TensorBoard",
     "TimeLimit",
     "Variable",
+    "WandB",
     "WeightAverage",
     "audio",
     "bench",

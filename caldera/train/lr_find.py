@@ -142,7 +142,7 @@ def _check_fall(losses: list[float], smoothed: list[float], trained_for: int) ->
     early = losses[: max(2, len(losses) // 3)]
     fall, noise = float(np.mean(early)) - min(smoothed), float(np.std(early))
     require(
-        not trained_for or fall > noise,
+        not trained_for or fall > noise or len(losses) < _LEAST_STEPS,
         "lr_find",
         f"a loss that falls by more than its noise ({noise:.2g}) at some learning rate",
         f"by {max(fall, 0.0):.2g}, with a model that was trained for {trained_for} steps",
