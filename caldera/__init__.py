@@ -7,7 +7,12 @@ A `Tensor` is concrete data. An expression (`op.*`, or arithmetic on a tensor or
 nothing runs until `eval()`, `numpy()`, `float()` or printing asks for its value.
 """
 
-from __future__ import annotations
+import os
+import sys
+
+if "-m caldera " in f"{' '.join(sys.orig_argv[:8])} " and sys.argv[0] == "-m":
+    # `python -m caldera` puts the current folder first, where a file may be called random.py.
+    sys.path[:1] = [each for each in sys.path[:1] if each != os.getcwd() or sys.flags.safe_path]
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -106,6 +111,7 @@ if TYPE_CHECKING:
     from caldera.train.tracking.history import History
     from caldera.train.tracking.run_folder import RunFolder
     from caldera.train.tracking.tensorboard import TensorBoard
+    from caldera.train.tracking.trackers import CSVLogger, MLflow, WandB
     from caldera.train.weight_average import WeightAverage
 
 __version__ = "0.1.0"
@@ -133,6 +139,7 @@ _PACKAGES = {
     "train",
 }
 _LATER = {
+    "CSVLogger": ("caldera.train.tracking.trackers", "CSVLogger"),
     "Callback": ("caldera.train.callbacks", "Callback"),
     "Checkpointer": ("caldera.train.saving.checkpointer", "Checkpointer"),
     "CustomModel": ("caldera.train.custom_model", "CustomModel"),
@@ -140,6 +147,7 @@ _LATER = {
     "History": ("caldera.train.tracking.history", "History"),
     "KeepBest": ("caldera.train.callbacks", "KeepBest"),
     "LearningRates": ("caldera.train.lr_find", "LearningRates"),
+    "MLflow": ("caldera.train.tracking.trackers", "MLflow"),
     "Model": ("caldera.train.model", "Model"),
     "NeuralNetwork": ("caldera.train.neural_network", "NeuralNetwork"),
     "RoundWeights": ("caldera.train.callbacks", "RoundWeights"),
@@ -148,6 +156,7 @@ _LATER = {
     "Target": ("caldera.train.callbacks", "Target"),
     "TensorBoard": ("caldera.train.tracking.tensorboard", "TensorBoard"),
     "TimeLimit": ("caldera.train.callbacks", "TimeLimit"),
+    "WandB": ("caldera.train.tracking.trackers", "WandB"),
     "WeightAverage": ("caldera.train.weight_average", "WeightAverage"),
     "check_model_gradients": ("caldera.train.debug.gradient_check", "check_model_gradients"),
     "load": ("caldera.train.neural_network", "load_model"),
@@ -188,6 +197,7 @@ __all__ = [
     "DEVICE",
     "HOST",
     "MANAGED",
+    "CSVLogger",
     "CalderaError",
     "Callback",
     "CheckpointError",
@@ -207,6 +217,7 @@ __all__ = [
     "IndexingError",
     "KeepBest",
     "LearningRates",
+    "MLflow",
     "MemoryManager",
     "Model",
     "NeuralNetwork",
@@ -222,6 +233,7 @@ __all__ = [
     "TensorBoard",
     "TimeLimit",
     "Variable",
+    "WandB",
     "WeightAverage",
     "audio",
     "bench",

@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
+from io import TextIOWrapper
 from pkgutil import iter_modules
 
 import numpy as np
@@ -53,6 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
+            # A terminal without Unicode shows a question mark instead of a letter it lacks.
+            stream.reconfigure(errors="replace")
     where = "caldera"
     name = next((word for word in words if not word.startswith("-")), None)
     # The help of `caldera --help train` names all of them.
@@ -81,7 +86,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(words: list[str], name: str | None, table: dict[str, Command]) -> int:
     parser, parsers = make_parsers(table)
     if name is not None and name not in table:
-        raise UsageError.build(name, got="no command", hint=nearest(name, table))
+        raise UsageError.build(
+            name, expected="a command", got="another word", hint=nearest(name, table)
+        )
     try:
         given, unknown = parser.parse_known_args(words)
     except SystemExit:

@@ -63,6 +63,26 @@ class TrialRecord:
         self._kept: set[str] | None = None
         """The names of conditions that are written down, once somebody has looked."""
         self._study = self._find()
+        self._foreign: dict[str, Any] = {}
+        """Facts about a study that plain Optuna made."""
+
+    def open_foreign(self) -> None:
+        """Open a study that plain Optuna made, to read it: that of the name, or the only one."""
+        known = self._storage.get_all_studies()
+        found = [each for each in known if each.study_name == self.name or len(known) == 1]
+        is_named = bool(found) and self.name in (NAME, found[0].study_name)
+        if not is_named or not self._storage.get_n_trials(found[0]._study_id):
+            return
+        self._study, self.name = found[0]._study_id, found[0].study_name
+        kinds = self._storage.get_study_directions(self._study)
+        attributes = self._storage.get_study_system_attrs(self._study)
+        usual = [f"value{place}" for place in range(len(kinds))] if len(kinds) > 1 else ["value"]
+        self._foreign = {
+            "objective": {
+                "names": attributes.get("study:metric_names", usual),
+                "modes": ["max" if each.name == "MAXIMIZE" else "min" for each in kinds],
+            }
+        }
 
     def _find(self) -> int | None:
         found = [each for each in self._storage.get_all_studies() if each.study_name == self.name]
@@ -75,7 +95,8 @@ class TrialRecord:
             return self.database.storage
         if folder is None:
             return storages.InMemoryStorage()
-        return storages.JournalStorage(Journal(folder / "journal.log"))
+        file = folder if folder.is_file() else folder / "journal.log"
+        return storages.JournalStorage(Journal(file))
 
     @property
     def place(self) -> str:
@@ -139,7 +160,7 @@ class TrialRecord:
 
     def facts(self) -> dict[str, Any]:
         """What the study is: its space, objective, method, seed."""
-        return self.notes().get(_KEY, {})
+        return self.notes().get(_KEY, self._foreign)
 
     def note(self, key: str, value: Any) -> None:
         """Write down something about the whole study."""
@@ -303,9 +324,22 @@ class TrialRecord:
             if not frozen.state.is_finished():
                 # Killed between the two lines.
                 self._close(frozen._trial_id, trial.state, trial.values)
+        elif self._foreign:
+            self._apply_foreign(trial, frozen)
         elif self.database is not None and self.database.is_alive(frozen.user_attrs.get(_OWNER)):
             trial.state = RUNNING
         return trial
+
+    def _apply_foreign(self, trial: Trial, frozen: Any) -> None:
+        """What became of a trial that plain Optuna ran."""
+        ends = {"COMPLETE": DONE, "PRUNED": STOPPED, "FAIL": FAILED, "RUNNING": RUNNING}
+        trial.state = ends.get(frozen.state.name, WAITING)
+        trial.values = tuple(frozen.values) if frozen.values and trial.state == DONE else None
+        name = self._foreign["objective"]["names"][0]
+        trial.curve = [{name: value} for _, value in sorted(frozen.intermediate_values.items())]
+        if frozen.datetime_complete is not None:
+            trial.ended, trial.told = frozen.datetime_complete.timestamp(), frozen.number
+            trial.seconds = trial.ended - (trial.started or trial.ended)
 
 
 def apply(trial: Trial, outcome: TrialResult, told: int | None, ended: float | None) -> None:

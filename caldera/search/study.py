@@ -310,7 +310,9 @@ def load(
 ) -> Study:
     """The study in a folder or a database, to look at: trials, best, table, page.
 
-    To go on with it, or to get its models, call `search.run` with the same folder.
+    To go on with it, or to get its models, call `search.run` with the same folder. A study that
+    plain Optuna made is read as well, from its journal file or its database: the one of this
+    `name`, or the only one.
 
     >>> import tempfile
     >>> from caldera import search
@@ -320,18 +322,22 @@ def load(
     ...     search.load(folder)
     Study(3 done; best: trial 0, value 1)
     """
+    if isinstance(folder, str) and "://" in folder:
+        folder, storage = None, folder
     path = None if folder is None else Path(folder)
-    if storage is None and (path is None or not is_study(path)):
+    if storage is None and (path is None or not (is_study(path) or path.is_file())):
         raise ConfigError.build(
             "search.load",
             expected=f"a study in {path}" if path else "folder= or storage=",
             got="no journal.log there" if path else "neither",
-            hint="name the folder= that search.run was given",
+            hint="name the folder= that search.run was given, or a journal file of Optuna",
         )
     place = path if storage is None else storage.rpartition("@")[2]
     try:
         record = TrialRecord(path, storage, name)
         place = record.place
+        if not record.exists:
+            record.open_foreign()
         if not record.exists:
             raise ConfigError.build(
                 "search.load", expected=f"a study in {place}", got="none, or an empty one"

@@ -97,7 +97,8 @@ def lr_find(
     """Try learning rates from `lowest` to `highest` on a model, and suggest one.
 
     Parameters, statistics, optimizer and random state are as before afterwards, bit for bit: the
-    trial has an optimizer of its own, of the same kind.
+    trial has an optimizer of its own, of the same kind. A trained model whose loss falls at no rate
+    is refused: no rate can be suggested for it.
 
     >>> import numpy as np
     >>> import caldera as cd
@@ -132,7 +133,21 @@ def lr_find(
     finally:
         before.put_back(model)
     smoothed = _smooth(losses, steps * _WIDTH)
+    _check_fall(losses, smoothed, model.steps_done)
     return LearningRates(rates, losses, smoothed, _suggestion(rates, smoothed))
+
+
+def _check_fall(losses: list[float], smoothed: list[float], trained_for: int) -> None:
+    """Refuse a trial of a trained model whose loss falls by less than its noise at any rate."""
+    early = losses[: max(2, len(losses) // 3)]
+    fall, noise = float(np.mean(early)) - min(smoothed), float(np.std(early))
+    require(
+        not trained_for or fall > noise or len(losses) < _LEAST_STEPS,
+        "lr_find",
+        f"a loss that falls by more than its noise ({noise:.2g}) at some learning rate",
+        f"by {max(fall, 0.0):.2g}, with a model that was trained for {trained_for} steps",
+        "try rates on a new model; train a model further with a tenth of the rate it had",
+    )
 
 
 def _try(steps: StepPlans, loader: Loader, rates: np.ndarray) -> tuple[list[float], list[float]]:

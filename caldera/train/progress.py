@@ -169,8 +169,9 @@ class Progress(Callback):
         width = min(_WIDEST_BAR, room)
         if self._batches and width >= _NARROWEST_BAR:
             done = round(width * run.batch / self._batches)
-            line.append("\u2501" * done, style="cyan")
-            line.append("\u2501" * (width - done), style="bright_black")
+            has_lines = self._console.encoding.startswith("utf")
+            line.append(("\u2501" if has_lines else "=") * done, style="cyan")
+            line.append(("\u2501" if has_lines else "-") * (width - done), style="bright_black")
         line.append(tail)
         self._live.update(line, refresh=True)
 

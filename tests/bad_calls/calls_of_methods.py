@@ -234,8 +234,8 @@ CALLED_BY_CALDERA = """
 *.after_epoch *.batch_length *.build *.build_for *.device_array *.ensure_built *.evaluation_steps
 *.expressions *.expressions_for *.finish *.forward *.get *.host_array *.make *.make_parameters
 *.open_expressions *.owned_by *.padded_batch *.parameter *.refuse *.require *.state
-Callback.* Checkpointer.* CustomModel.* EarlyStopping.* Filler.* KeepBest.* RoundWeights.* Run.*
-Target.* TensorBoard.* TimeLimit.* WeightAverage.*
+CSVLogger.* Callback.* Checkpointer.* CustomModel.* EarlyStopping.* Filler.* KeepBest.*
+MLflow.* RoundWeights.* Run.* Target.* TensorBoard.* TimeLimit.* WandB.* WeightAverage.*
 LearningRates.plot MemoryManager.host MemoryManager.on_device RunFolder.write
 audio.NGram.score audio.Utterance.* bench.* code.Program.* comm.*
 compress.LowPrecisionWeights.* compress.PowerSGD.* compress.QSGD.* compress.RandomK.*

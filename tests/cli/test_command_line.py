@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import caldera as cd
 from caldera.cli import commands
@@ -64,7 +67,8 @@ def test_no_command_shows_the_help(caldera: Caldera) -> None:
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [
-        ("trian", 2, "did you mean 'train'?"),
+        ("trian", 2, "expected a command, got another word; did you mean 'train'?"),
+        ("nosuch", 2, "known: train, search"),
         ("train --epoch 5", 2, "did you mean '--epochs'?"),
         ("train --epoch=5", 2, "did you mean '--epochs'?"),
         ("train --epochs many", 2, "--epochs: expected a whole number of at least 0, got 'many'"),
@@ -176,3 +180,26 @@ def test_help_imports_nothing_heavy() -> None:
     )
     out = subprocess.check_output([sys.executable, "-c", code], text=True)
     assert out.splitlines()[-1] == "[]"
+
+
+# --- terminals that are not UTF-8
+
+
+def test_letters_that_a_terminal_lacks_become_question_marks(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caldera: Caldera
+) -> None:
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "K\u00f6ln.png")
+    shown = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(shown, "ascii"))
+    done = caldera("predict", trained / "digits.caldera", tmp_path)
+    assert done.status == 0, done.err
+    assert b"\nK?ln.png," in shown.getvalue()
+    assert "--out FILE writes all of them" in done.err
+
+
+def test_the_end_of_a_run_is_told_once(caldera: Caldera, tmp_path: Path) -> None:
+    words = ["train", "--epochs", "50", "--hidden", "4", "--time-limit", "0.001", "--out"]
+    for more in ([], ["--quiet"]):
+        done = caldera(*words, tmp_path / "run", *more)
+        assert done.status == 0, done.err
+        assert done.out.count("stopped: ") == 1

@@ -14,7 +14,7 @@ import numpy as np
 
 from caldera import audio, io
 from caldera.base.file_cache import write_file
-from caldera.cli.command import Command, UsageError, flag, flags
+from caldera.cli.command import Command, UsageError, flag, flags, tell
 from caldera.cli.datasets import table_input_arguments
 from caldera.cli.model_argument import class_names_of
 from caldera.cli.options import OPTIONS, given_options, option_flag
@@ -103,7 +103,10 @@ def run(arguments: argparse.Namespace) -> int:
     writer.writerow(columns)
     writer.writerows(zip(*columns.values(), strict=True))
     if arguments.out is None:
+        encoding = sys.stdout.encoding or "utf-8"
         sys.stdout.write(text.getvalue())
+        if len(text.getvalue().encode(encoding, "ignore").decode(encoding)) < text.tell():
+            tell("note    this terminal lacks letters of the table; --out FILE writes all of them")
         return 0
     return _wrote(arguments.out, lambda out: write_file(out, text.getvalue()))
 

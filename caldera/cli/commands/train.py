@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         resume=arguments.resume,
     )
     seconds = time.perf_counter() - started
-    if history.stopped:
+    if history.stopped and arguments.quiet:
         print(f"stopped: {history.stopped}")
     status = _status(history.stopped)
     # Who ends a run does not want to wait.

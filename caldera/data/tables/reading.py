@@ -114,6 +114,13 @@ def read_table(source: Any, where: str, reading: TableFormat) -> Table:
     if _is_frame(source):
         return table_of(_frame_columns(source), where, reading.marks)
     if isinstance(source, Mapping):
+        if type(source).__module__.startswith("datasets."):
+            raise ConfigError.build(
+                where,
+                expected="one part of a data set",
+                got=f"all of them: {', '.join(map(str, source))}",
+                hint=f"give one, such as dataset[{next(iter(source), 'train')!r}]",
+            )
         return table_of(source, where, reading.marks)
     if isinstance(source, list | tuple) and all(isinstance(each, Mapping) for each in source):
         return table_of_rows(source, where, reading.marks)
@@ -340,8 +347,11 @@ def _is_connection(value: Any) -> bool:
 
 
 def _is_frame(value: Any) -> bool:
-    """Whether it is a frame of pandas or polars or a table of Arrow, none of which is imported."""
+    """True for a frame of pandas or polars, a table of Arrow, or a data set of Hugging Face; none
+    of these packages is imported."""
     room = type(value).__module__.partition(".")[0]
+    if room == "datasets":
+        return hasattr(value, "to_dict")
     return room in ("pandas", "polars", "pyarrow") and hasattr(type(value), "columns")
 
 
@@ -349,6 +359,8 @@ def _frame_columns(frame: Any) -> dict[str, Any]:
     room = type(frame).__module__.partition(".")[0]
     if room == "pyarrow":
         return table_columns(frame)
+    if room == "datasets":
+        return _hugging_face_columns(frame)
     if room == "polars":
         if not hasattr(frame, "height"):
             frame = frame.collect()
@@ -356,6 +368,18 @@ def _frame_columns(frame: Any) -> dict[str, Any]:
     return {
         str(name): _pandas_values(frame.iloc[:, place]) for place, name in enumerate(frame.columns)
     }
+
+
+def _hugging_face_columns(dataset: Any) -> dict[str, Any]:
+    """The columns of a data set of Hugging Face, with the names of its classes."""
+    columns = dataset.with_format(None).to_dict()
+    for name, feature in dataset.features.items():
+        if hasattr(feature, "int2str"):
+            known = [
+                None if each in (None, -1) else feature.int2str(each) for each in columns[name]
+            ]
+            columns[name] = known
+    return columns
 
 
 def _pandas_values(series: Any) -> Any:

@@ -114,3 +114,17 @@ def test_data_with_nan_is_an_error_that_says_so() -> None:
     x = np.full((50, 2), np.nan, np.float32)
     with pytest.raises(ConfigError, match="nan in the data"):
         lr_find(line(), (x, x[:, :1]))
+
+
+def test_a_trained_model_is_refused_and_a_new_one_is_not() -> None:
+    random = np.random.default_rng(0)
+    x = random.normal(size=(256, 4)).astype("float32")
+    y = (x.sum(axis=1) > 0).astype("int64")
+    layers = lambda: [nn.Input((4,)), nn.Dense(8, activation="relu"), nn.Dense(2)]  # noqa: E731
+    model = NeuralNetwork(layers(), learning_rate=0.05)
+    assert model.lr_find((x, y)).suggestion > 1e-4
+    model.fit(x, y, epochs=30, verbose=0)
+    with pytest.raises(ConfigError, match="trained for 240 steps"):
+        model.lr_find((x, y))
+    # Other data, of which it knows nothing, suggest a rate again.
+    assert model.lr_find((x, 1 - y)).suggestion > 1e-4
