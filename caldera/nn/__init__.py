@@ -66,6 +66,7 @@ from caldera.nn.basic import (
     layers,
     register,
 )
+from caldera.nn.cells import GRUCell, LSTMCell, RNNCell
 from caldera.nn.composite import Branches, Cell, Concat, Residual
 from caldera.nn.config import from_config, to_config
 from caldera.nn.convolution import (
@@ -168,6 +169,7 @@ __all__ = [
     "EnsembleLoss",
     "Flatten",
     "FullyConnected",
+    "GRUCell",
     "GaussianDropout",
     "GaussianNoise",
     "GlobalAveragePool",
@@ -178,6 +180,7 @@ __all__ = [
     "Identity",
     "Input",
     "InstanceNorm",
+    "LSTMCell",
     "Lambda",
     "Layer",
     "LayerCall",
@@ -204,6 +207,7 @@ __all__ = [
     "Pooling2D",
     "PositionalEmbedding",
     "RMSNorm",
+    "RNNCell",
     "ReLU",
     "RepeatVector",
     "Rescale",

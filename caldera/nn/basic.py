@@ -111,14 +111,25 @@ STEPS_TRACED = 64
 """How many steps sequences of any length have when only shapes are asked for."""
 
 
+def shape_text(shape: Sequence[int | None]) -> str:
+    """A shape as errors show it.
+
+    >>> shape_text((3, None)), shape_text((None,))
+    ('(3, any)', '(any,)')
+    """
+    sizes = ", ".join("any" if size is None else str(size) for size in shape)
+    return f"({sizes},)" if len(shape) == 1 else f"({sizes})"
+
+
 @register
 @dataclass(eq=False)
 class Input(Layer):
     """What goes into the network: the shape of one sample, and its dtype if it is no float.
 
-    A first axis of None stands for sequences of any length (see `data.RaggedData`): of numbers,
-    with a mask as a second input that says which steps are real; of words, without one. Images with
-    the channels last are told so by `layout="NHWC"`, and moved.
+    An axis of None has any size: `nn.Input((3, None, None))` is for images of all sizes. Each size
+    has a plan. A first axis of None stands for sequences of any length (see `data.RaggedData`): of
+    numbers, with a mask as a second input that says which steps are real; of words, without one.
+    Images with the channels last are told so by `layout="NHWC"`, and moved.
 
     >>> from caldera import nn, op
     >>> nn.Input((28, 28))(op.input("x", (5, 28, 28))).shape
@@ -140,9 +151,6 @@ class Input(Layer):
             f"write nn.Input(({self.shape},))",
         )
         self.shape = tuple(self.shape)
-        require(
-            None not in self.shape[1:], "Input", "None for the first axis alone", repr(self.shape)
-        )
         channels_last = self.layout == "NHWC" and len(self.shape) == 3
         require(
             self.layout == "NCHW" or channels_last,
@@ -158,14 +166,21 @@ class Input(Layer):
 
     @property
     def is_open(self) -> bool:
-        """Whether sequences may have any length."""
-        return bool(self.shape) and self.shape[0] is None
+        """True for sequences of any length, of which later axes are known."""
+        return bool(self.shape) and self.shape[0] is None and None not in self.shape[1:]
+
+    @property
+    def open_axes(self) -> frozenset[int]:
+        """The axes of a sample that have any size."""
+        return frozenset(axis for axis, size in enumerate(self.shape) if size is None)
 
     def forward(self, x: Expr, mask: Expr | None = None) -> Any:
-        first = 1 if self.is_open else 0
+        fits = x.ndim == 1 + len(self.shape) and all(
+            size in (None, given) for size, given in zip(self.shape, x.shape[1:], strict=True)
+        )
         self.require(
-            x.ndim == 1 + len(self.shape) and x.shape[1 + first :] == self.shape[first:],
-            f"samples of shape {self.shape}",
+            fits,
+            f"samples of shape {shape_text(self.shape)}",
             f"{x.shape[1:]}",
             "the first axis is that of the samples",
         )

@@ -35,7 +35,7 @@ from caldera.base.argument_kinds import kind_of, kinds_of
 from caldera.base.arguments import checked, refusal, require
 from caldera.base.assignment import check_attribute, is_inside
 from caldera.base.foreign_names import missing_attribute
-from caldera.compiler.lazy import Expr, Variable
+from caldera.compiler.lazy import Expr, Variable, sizes_open_in
 from caldera.core.graph.node import Spec, Symbol, current_pin, pinned
 from caldera.core.graph.opdef import scope
 from caldera.core.memory import device as find_device
@@ -48,6 +48,8 @@ from caldera.nn.tracing import (
     LayerCall,
     LayerWatch,
     as_input,
+    as_named,
+    called_later,
     context,
     is_tracing,
     outputs_of,
@@ -259,6 +261,8 @@ class Layer(ABC):
     # --- calling
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
+        if sizes_open_in(inputs) or (named and sizes_open_in(named)):
+            return called_later(self, inputs, named)
         return self._called(self.forward, inputs, named)
 
     def _called(
@@ -269,7 +273,7 @@ class Layer(ABC):
         given = tuple(as_input(value, now.dtype) for value in inputs)
         if given and given[0] is None:
             raise self.refuse("an input", "None")
-        given_by_name = {key: as_input(value, now.dtype) for key, value in named.items()}
+        given_by_name = {key: as_named(value, now.dtype) for key, value in named.items()}
         step = self.path.rpartition("/")[2]
         pin = self.pin if now.allocate else None
         with scope(step) if step else nullcontext(), pinned(pin) if pin else nullcontext():
@@ -284,7 +288,7 @@ class Layer(ABC):
             result = self._answer(function, given, given_by_name)
             if now.layer_output is not None:
                 result = now.layer_output(self, result)
-        seen = (*given, *given_by_name.values())
+        seen = [*given, *(each for value in given_by_name.values() for each in outputs_of(value))]
         inner = tuple(value for value in seen if isinstance(value, Expr))
         inside = len(now.calls) - position
         now.calls.insert(position, LayerCall(self, inner, outputs_of(result), inside))

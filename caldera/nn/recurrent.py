@@ -1,70 +1,74 @@
 """Recurrent layers over sequences (N, T, C): plain RNN, LSTM, GRU.
 
-The products with the inputs are made for all steps at once, before the loop. The gates and the two
-biases are PyTorch's, so its weights load, transposed, and the numbers of parameters agree.
+The products with the inputs are made for all steps at once, before the loop. One step is that of
+the cell in `caldera.nn.cells`.
 
 Sequences of different length are padded; what is real is a second input: the lengths, whole numbers
 (N,), or truth values (N, T). At a step that is not real the state stays as it is and the output is
 0, so the numbers that stand in the padding have no influence on anything.
 
-Input weights begin with Glorot's uniform numbers, state weights with an orthogonal matrix, biases
-with 0 (that of the LSTM's forget gate with 1).
+`layer(x, state=h)` begins with a state, (N, units); that of an LSTM is `(h, c)`. `return_state`
+adds the states after the last step to the result, so a long sequence may come in parts. With
+`bidirectional` the states of the second direction follow those of the first. A layer with
+`stateful=n` keeps the states of n sequences from batch to batch by itself.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
 from caldera import op
-from caldera.base.arguments import require, shown
-from caldera.compiler.lazy import Expr, Variable
-from caldera.core.tensor import bool_, glorot_uniform, is_integer, orthogonal
-from caldera.nn.basic import activation_function, check_counts, register
+from caldera.base.arguments import require, shown, within
+from caldera.compiler.lazy import Expr
+from caldera.core.tensor import bool_, is_integer
+from caldera.nn.basic import register
+from caldera.nn.cells import GRUStep, LSTMStep, PlainStep, Recurrence, Weights
 from caldera.nn.layer import Layer
+from caldera.nn.tracing import context
 
 
-class Weights(NamedTuple):
-    """The parameters of one direction."""
+class Recurrent(Recurrence):
+    """What the recurrent layers share: the loop, directions, masks, states."""
 
-    input_weight: Variable
-    state_weight: Variable
-    input_bias: Variable
-    state_bias: Variable
+    settled: ClassVar[frozenset[str]] = Layer.settled | {"stateful"}
 
-
-class Recurrent(Layer):
-    """What the recurrent layers share: the loop, directions, masks."""
-
-    gates: ClassVar[int]
-    """How many vectors of `units` numbers a step computes."""
-    states_held: ClassVar[int] = 1
-    """How many such vectors go from step to step; the first is the output."""
-    ranges: ClassVar[Mapping[str, tuple[Any, ...]]] = {"units": ("around", 4)}
-
-    units: int
     return_sequences: bool
     bidirectional: bool
     go_backwards: bool
     return_mask: bool
+    return_state: bool
+    stateful: int
 
     def __post_init__(self) -> None:
-        check_counts(type(self).__name__, units=self.units)
+        super().__post_init__()
+        here = type(self).__name__
         require(
             not self.bidirectional or not self.go_backwards,
-            type(self).__name__,
+            here,
             "both directions, or one",
             "bidirectional and go_backwards",
         )
         require(
             not self.return_mask or self.return_sequences,
-            type(self).__name__,
+            here,
             "a mask to go with sequences",
             "return_mask without return_sequences",
+        )
+        require(
+            not (self.return_mask and self.return_state),
+            here,
+            "a mask or states beside the result",
+            "return_mask and return_state",
+        )
+        within(here, "stateful", self.stateful, 0, 1 << 20)
+        require(
+            not self.stateful or not (self.bidirectional or self.go_backwards),
+            here,
+            "stateful for sequences that are read forwards",
+            "a layer that begins at their end",
         )
 
     def build(self, x: Expr, *rest: Any) -> None:
@@ -77,39 +81,39 @@ class Recurrent(Layer):
         # Named as the two directions of PyTorch.
         suffixes = ("", "_reverse") if self.bidirectional else ("",)
         self._weights = [self._direction(x.shape[-1], suffix) for suffix in suffixes]
+        shape = (self.stateful, self.units)
+        names = [f"kept_state{number}" for number in range(self.states_held)]
+        self._kept = [self.state(name, shape) for name in names if self.stateful]
 
-    def _direction(self, channels: int, suffix: str) -> Weights:
-        width = self.gates * self.units
-        return Weights(
-            self.parameter(f"input_weight{suffix}", (channels, width), glorot_uniform()),
-            self.parameter(f"state_weight{suffix}", (self.units, width), orthogonal()),
-            self.parameter(f"input_bias{suffix}", (width,), self.first_bias()),
-            self.parameter(f"state_bias{suffix}", (width,)),
-        )
+    def reset_states(self) -> None:
+        """Let the kept states be zeros, for new sequences."""
+        for variable in self._kept if self.built else ():
+            variable.assign(np.zeros(variable.shape))
 
-    def first_bias(self) -> Any:
-        """What the input's bias begins with."""
-        return None
-
-    def bias_outside(self, weights: Weights) -> Expr:
-        """The bias that can be added before the loop."""
-        return weights.input_bias + weights.state_bias
-
-    @abstractmethod
-    def step(self, x: Expr, state: tuple[Expr, ...], weights: Weights) -> tuple[Expr, ...]:
-        """The next state from the input's product `x` and the last state."""
-
-    def forward(self, x: Expr, mask: Expr | None = None) -> Any:
+    def forward(self, x: Expr, mask: Expr | None = None, state: Any = None) -> Any:
         if x.ndim != 3 or x.shape[-1] != self._weights[0].input_weight.shape[0]:
             channels = self._weights[0].input_weight.shape[0]
             raise self.refuse(f"sequences (N, T, {channels})", f"shape {x.shape}")
         real = None if mask is None else self._steps_that_are_real(mask, x)
+        kept = self._kept if state is None else []
+        self.require(
+            not kept or len(x) == self.stateful,
+            f"batches of {self.stateful} sequences, of which the states are kept",
+            f"shape {x.shape}",
+        )
+        first = self.first_states(kept if state is None else state, len(x))
         backwards = (False, True) if self.bidirectional else (self.go_backwards,)
+        held = self.states_held
         results = [
-            self._run(x, real, weights, reverse)
-            for weights, reverse in zip(self._weights, backwards, strict=True)
+            self._run(x, real, weights, reverse, first[number * held : (number + 1) * held])
+            for number, (weights, reverse) in enumerate(zip(self._weights, backwards, strict=True))
         ]
-        y = results[0] if len(results) == 1 else op.concat(results, axis=-1)
+        y = results[0][0] if len(results) == 1 else op.concat([y for y, _ in results], axis=-1)
+        last = tuple(each for _, states in results for each in states)
+        for variable, each in zip(kept, last, strict=False):
+            context().update(variable, each)
+        if self.return_state:
+            return (y, *last)
         return (y, mask) if self.return_mask and mask is not None else y
 
     def _steps_that_are_real(self, mask: Expr, x: Expr) -> Expr:
@@ -126,13 +130,22 @@ class Recurrent(Layer):
             )
         return op.unsqueeze(real, 2)
 
-    def _run(self, x: Expr, real: Expr | None, weights: Weights, reverse: bool) -> Expr:
+    def _run(
+        self,
+        x: Expr,
+        real: Expr | None,
+        weights: Weights,
+        reverse: bool,
+        first: tuple[Expr, ...],
+    ) -> tuple[Expr, tuple[Expr, ...]]:
+        """The output, (N, units) or (N, T, units), and the states after the last step."""
         by_step = op.transpose(x, (1, 0, 2))
         if real is not None:
             # Whatever stands there: 0 * nan would be nan, in the gradients of the weights as well.
             by_step = op.where(real, by_step, 0.0)
         inputs = op.linear(by_step, weights.input_weight, self.bias_outside(weights))
         zero = op.broadcast(op.cast(0.0, inputs.dtype), (x.shape[0], self.units))
+        first = tuple(op.cast(each, inputs.dtype) for each in first)
 
         def body(state: tuple[Expr, ...], given: Any) -> tuple[tuple[Expr, ...], Expr | None]:
             product, is_real = given if real is not None else (given, None)
@@ -145,25 +158,31 @@ class Recurrent(Layer):
             return new, output if self.return_sequences else None
 
         sequence = inputs if real is None else (inputs, real)
-        last, outputs = op.scan(body, (zero,) * self.states_held, sequence, reverse=reverse)
-        return op.transpose(outputs, (1, 0, 2)) if self.return_sequences else last[0]
+        last, outputs = op.scan(body, first, sequence, reverse=reverse)
+        return op.transpose(outputs, (1, 0, 2)) if self.return_sequences else last[0], last
 
 
 @register
 @dataclass(eq=False)
-class RNN(Recurrent):
+class RNN(Recurrent, PlainStep):
     """h = tanh(x W + h U + b): the last h (N, units), or all of them (N, T, units).
 
     `bidirectional` joins the results of both directions. `go_backwards` starts at the last step;
     the output of step t still stands at t. `return_mask` hands the mask on to the next layer: the
-    result is (sequences, mask).
+    result is (sequences, mask). `layer(x, state=h)` begins with a state instead of zeros, and with
+    `return_state` the result is (y, h). `stateful=n` keeps the states of n sequences: a batch of
+    `fit`, `evaluate` and `predict` goes on where the last one ended, until `reset_states`.
 
     >>> from caldera import nn, op
-    >>> nn.RNN(4)(op.input("x", (5, 10, 3))).shape
+    >>> x = op.input("x", (5, 10, 3))
+    >>> nn.RNN(4)(x).shape
+    (5, 4)
+    >>> layer = nn.RNN(4, return_state=True)
+    >>> y, h = layer(x[:, :6])
+    >>> y, h = layer(x[:, 6:], state=h)
+    >>> h.shape
     (5, 4)
     """
-
-    gates: ClassVar[int] = 1
 
     units: int
     activation: str = field(default="tanh", kw_only=True)
@@ -171,13 +190,8 @@ class RNN(Recurrent):
     bidirectional: bool = False
     go_backwards: bool = False
     return_mask: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        activation_function(self.activation)  # Refused now, not when it is first called.
-
-    def step(self, x: Expr, state: tuple[Expr, ...], weights: Weights) -> tuple[Expr, ...]:
-        return (activation_function(self.activation)(x + state[0] @ weights.state_weight),)
+    return_state: bool = False
+    stateful: int = 0
 
 
 @dataclass(eq=False)
@@ -189,14 +203,17 @@ class Gated(Recurrent):
     bidirectional: bool = False
     go_backwards: bool = False
     return_mask: bool = False
+    return_state: bool = False
+    stateful: int = 0
 
 
 @register
 @dataclass(eq=False)
-class LSTM(Gated):
+class LSTM(Gated, LSTMStep):
     """Long short-term memory: the last output (N, units), or all of them (N, T, units).
 
-    The gates are input, forget, cell, output, in this order. The switches are those of `nn.RNN`.
+    The gates are input, forget, cell, output, in this order. The switches are those of `nn.RNN`;
+    the state is (h, c), and `return_state` gives (y, h, c).
 
     >>> from caldera import nn, op
     >>> x = op.input("x", (5, 10, 3))
@@ -206,22 +223,10 @@ class LSTM(Gated):
     (5, 4)
     """
 
-    gates: ClassVar[int] = 4
-    states_held: ClassVar[int] = 2
-
-    def first_bias(self) -> Any:
-        return np.repeat([0.0, 1.0, 0.0, 0.0], self.units)
-
-    def step(self, x: Expr, state: tuple[Expr, ...], weights: Weights) -> tuple[Expr, ...]:
-        output, cell = state
-        i, f, g, o = op.split(x + output @ weights.state_weight, 4, axis=1)
-        cell = op.sigmoid(f) * cell + op.sigmoid(i) * op.tanh(g)
-        return op.sigmoid(o) * op.tanh(cell), cell
-
 
 @register
 @dataclass(eq=False)
-class GRU(Gated):
+class GRU(Gated, GRUStep):
     """Gated recurrent units: the last output (N, units), or all of them (N, T, units).
 
     The gates are reset, update, new, in this order; the reset acts after the product with the
@@ -231,20 +236,6 @@ class GRU(Gated):
     >>> nn.GRU(4)(op.input("x", (5, 10, 3))).shape
     (5, 4)
     """
-
-    gates: ClassVar[int] = 3
-
-    def bias_outside(self, weights: Weights) -> Expr:
-        return weights.input_bias
-
-    def step(self, x: Expr, state: tuple[Expr, ...], weights: Weights) -> tuple[Expr, ...]:
-        (last,) = state
-        reset, update, new = op.split(x, 3, axis=1)
-        product = last @ weights.state_weight + weights.state_bias
-        reset_state, update_state, new_state = op.split(product, 3, axis=1)
-        gate = op.sigmoid(update + update_state)
-        candidate = op.tanh(new + op.sigmoid(reset + reset_state) * new_state)
-        return (candidate + gate * (last - candidate),)
 
 
 def Bidirectional(layer: Recurrent) -> Recurrent:

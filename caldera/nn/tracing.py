@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from caldera import op
-from caldera.compiler.lazy import Expr, Variable, lift
+from caldera.compiler.lazy import Expr, Variable, call_later, lift
 from caldera.core.graph.node import Node, Symbol, describe
 from caldera.core.tensor.dtype import is_complex, is_float
 from caldera.errors import ConfigError, DtypeError
@@ -228,6 +228,13 @@ def as_input(value: Any, dtype: Any) -> Expr | None:
     return op.cast(Expr(node), dtype) if is_float(node.dtype) else Expr(node)
 
 
+def as_named(value: Any, dtype: Any) -> Any:
+    """An input given by name; several values belong together there, such as a state's."""
+    if isinstance(value, list | tuple) and any(isinstance(each, Expr) for each in value):
+        return tuple(as_input(each, dtype) for each in value)
+    return as_input(value, dtype)
+
+
 def _refuse_complex(node: Node) -> None:
     if is_complex(node.outputs[0].dtype):
         raise DtypeError.build(
@@ -236,6 +243,18 @@ def _refuse_complex(node: Node) -> None:
             got=describe(node),
             hint="give it op.view_as_real(x) or op.abs(x); inside of forward they are welcome",
         )
+
+
+def called_later(layer: Layer, inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    """What a layer gives for every size of inputs whose sizes are open."""
+    now = context()
+    layer.require(not now.training, "inputs of known sizes in training", "open sizes")
+
+    def call(*inputs: Any, **named: Any) -> Any:
+        with resumed(now):
+            return layer(*inputs, **named)
+
+    return call_later(call, inputs, named)
 
 
 def outputs_of(result: Any) -> tuple[Expr, ...]:

@@ -104,6 +104,18 @@ class ImportedModel(Model):
         )
         return self._expressions(specs, self.fixed_batch)
 
+    @property
+    def open_axes(self) -> frozenset[tuple[int, int]]:
+        """The axes that the file leaves open."""
+        if self._signature is None:
+            return frozenset()
+        return frozenset(
+            (number, axis)
+            for number, (shape, _) in enumerate(self.signature.inputs)
+            for axis in range(len(shape))
+            if not isinstance((self._fed[number].shape or (None,) * 99)[1 + axis], int)
+        )
+
     def input_specs(self) -> tuple[tuple[tuple[int, ...], str], ...] | None:
         found = [_spec(each) for each in self._fed]
         if any(each is None for each in found):

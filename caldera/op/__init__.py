@@ -9,6 +9,7 @@ from caldera.base.arguments import guard as _guard
 from caldera.base.foreign_names import answer_foreign as _answer_foreign
 from caldera.base.registry import provided_attributes as _provided_attributes
 from caldera.compiler.lazy import grad, input, var
+from caldera.compiler.lazy import takes_open_sizes as _takes_open_sizes
 from caldera.core.graph.opdef import location as _location
 from caldera.op import (
     arithmetic,
@@ -93,4 +94,8 @@ __all__ = [
 ]
 
 _guard(globals(), where=_location)
+for _name in __all__:
+    # Outside of the doors: what comes to them has known sizes.
+    if _name in globals() and _name not in ("input", "var"):
+        globals()[_name] = _takes_open_sizes(globals()[_name])
 _answer_foreign(globals(), _provided_attributes("op"))

@@ -6,6 +6,7 @@ from typing import Any
 
 from caldera.base.arguments import guard as _guard
 from caldera.base.foreign_names import answer_foreign as _answer_foreign
+from caldera.compiler.lazy import takes_open_sizes as _takes_open_sizes
 from caldera.optim.adaptive import (
     LAMB,
     LARS,
@@ -112,4 +113,6 @@ _guard(
     "MinimizeResult",
     methods={"LossScale": "scaled unscaled", "Optimizer": "apply minimize train"},
 )
+# Outside of its door, as the functions of `op`.
+Optimizer.train = _takes_open_sizes(Optimizer.train)  # type: ignore[method-assign]
 _answer_foreign(globals())

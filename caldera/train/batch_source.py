@@ -103,10 +103,10 @@ class HostSource(BatchSource):
         inputs: int = 1,
         splits: tuple[int | None, ...] = (None,),
         *,
-        open_lengths: bool = False,
+        open_sizes: bool = False,
     ) -> None:
-        # Sequences of any length: each has plans of its own.
-        self._open_lengths = open_lengths
+        # Sequences of any length, images of any size: each has plans of its own.
+        self._open_sizes = open_sizes
         self._pipeline = pipeline
         self._inputs = inputs
         self._splits = splits
@@ -130,7 +130,7 @@ class HostSource(BatchSource):
         return len(share), share.first, share.count, self._place(batch), self._shapes(batch)
 
     def _shapes(self, batch: Batch | Share) -> tuple[tuple[int, ...], ...]:
-        if not self._open_lengths or isinstance(batch, Share):
+        if not self._open_sizes or isinstance(batch, Share):
             return ()
         return tuple(array.shape[1:] for array in batch.arrays)
 

@@ -25,7 +25,8 @@ from caldera.nn.convolution import Convolution
 from caldera.nn.losses import REGRESSION
 from caldera.train.arguments import arrays as checked_arrays
 from caldera.train.callbacks import Callback
-from caldera.train.step import filled_up
+from caldera.train.predictors import filled_up
+from caldera.train.step_graph import main_output
 from caldera.train.tracking.history import Selection
 
 if TYPE_CHECKING:
@@ -212,9 +213,9 @@ def _are_texts(given: Any) -> bool:
     )
 
 
-def as_ragged(model: Model, inputs: tuple[Any, ...]) -> RaggedData | None:
-    """Sequences of different lengths, for a network that takes those; None for all else."""
-    if not model.open_lengths or len(inputs) != 1 or not isinstance(inputs[0], list):
+def as_ragged(model: Model, inputs: tuple[Any, ...]) -> RaggedData | list[np.ndarray] | None:
+    """Samples of different sizes, for a network that takes those; None for all else."""
+    if not model.open_axes or len(inputs) != 1 or not isinstance(inputs[0], list):
         return None
     refuse_masked(inputs[0], "predict")
     try:
@@ -224,23 +225,55 @@ def as_ragged(model: Model, inputs: tuple[Any, ...]) -> RaggedData | None:
         return None
     if len({each.shape for each in given}) < 2:
         return None
+    # Padding that no mask shows would count.
+    is_masked = any(getattr(layer, "mask_zero", False) for layer in model.walk())
+    if not model.open_lengths or not (is_masked or model.takes_mask):
+        return given
     # Lengths that are rounded up have few plans, whatever lengths will come.
     buckets = sorted({filled_up(len(each)) for each in given if each.ndim})
     return RaggedData(given, buckets=buckets, mask=model.takes_mask)
 
 
-def predict_ragged(model: Model, data: RaggedData, batch_size: int | None) -> np.ndarray:
-    """What a network gives for each sequence; where that is a value for each step, an array of
-    arrays, each as long as its sequence."""
-    lengths = data.lengths
-    bucket = np.searchsorted(data.buckets, lengths)
+def predict_ragged(
+    model: Model, data: RaggedData | list[np.ndarray], batch_size: int | None
+) -> np.ndarray:
+    """What a network gives for each sample; where that has the size of the sample, an array of
+    arrays.
+
+    Sequences are padded, as a mask says which steps are real; other samples are computed with those
+    of the same size.
+    """
     found: list[Any] = [None] * len(data)
+    if isinstance(data, list):
+        for shape in dict.fromkeys(each.shape for each in data):
+            rows = np.array([row for row, each in enumerate(data) if each.shape == shape])
+            outputs = model.predict(np.stack([data[row] for row in rows]), batch_size=batch_size)
+            for row, output in zip(rows, outputs, strict=True):
+                found[row] = output
+        return _joined(found)
+    lengths, per_step = data.lengths, _gives_steps(model)
+    bucket = np.searchsorted(data.buckets, lengths)
     for number in np.unique(bucket):
         rows = np.flatnonzero(bucket == number)
         outputs = model.predict(*data.batch(rows), batch_size=batch_size)
         for row, output in zip(rows, outputs, strict=True):
-            steps = output.ndim and len(output) == data.buckets[number]
-            found[row] = output[: lengths[row]] if steps else output
+            found[row] = output[: lengths[row]] if per_step else output
+    return _joined(found)
+
+
+def _gives_steps(model: Model) -> bool:
+    """True if the main output has a value for each step: its size follows the length."""
+
+    def size(length: int) -> tuple[int, ...]:
+        specs = [((length, *shape[1:]), dtype) for shape, dtype in model.signature.inputs]
+        _, outputs, _ = model.expressions_for(specs, model.samples_traced)
+        return main_output(outputs, model.objective)[1].shape[1:2]
+
+    length = model.signature.inputs[0][0][0]
+    return size(length) != size(length - 1 or 2)
+
+
+def _joined(found: list[Any]) -> np.ndarray:
     if len({each.shape for each in found}) == 1:
         return np.stack(found)
     whole = np.empty(len(found), object)

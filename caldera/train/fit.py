@@ -72,7 +72,7 @@ def make_steps(
         loss_scale=LossScale(device=model.device) if model.precision == "float16" else None,
         weighted=given.is_weighted,
         targets=given.targets,
-        source=source or HostSource(open_lengths=model.open_lengths),
+        source=source or HostSource(open_sizes=bool(model.open_axes)),
     )
     return steps.centre_on(given)
 
@@ -271,8 +271,8 @@ def _callbacks(
 
 def _source(model: Model, given: TrainingData, strategy: Strategy) -> BatchSource:
     """Data that lie on the device; else batches that are fed, which it may take part in making."""
-    if model.open_lengths:
-        return HostSource(open_lengths=True)
+    if model.open_axes:
+        return HostSource(open_sizes=True)
     there = resident(model, given.pipeline, given.weights)
     if there is not None:
         return there
@@ -287,7 +287,7 @@ def _source(model: Model, given: TrainingData, strategy: Strategy) -> BatchSourc
 def _validation(model: Model, data: TrainingData, strategy: Strategy) -> ValidationData:
     """With plans of its own over several ranks, or on data that lie on the device; else those
     serve that the model keeps."""
-    there = None if model.open_lengths else resident(model, data.pipeline)
+    there = None if model.open_axes else resident(model, data.pipeline)
     evaluating = strategy.evaluating()
     if there is None and not evaluating.is_distributed:
         return ValidationData(data)

@@ -110,6 +110,7 @@ class Model(NetworkGraph):
         )
         self._signature: ModelSignature | None = None
         self._open_lengths = False
+        self._open_axes: frozenset[tuple[int, int]] = frozenset()
         # Where the last `fit` ended: another one goes on with new random numbers and new orders.
         self.epochs_done = 0
         self.steps_done = 0

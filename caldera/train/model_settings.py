@@ -26,7 +26,8 @@ from caldera.nn.metrics import metrics as metric_names
 from caldera.nn.tracing import LayerWatch
 from caldera.optim import Optimizer
 from caldera.train.arguments import whole_number
-from caldera.train.step import KeptSteps, Predictors, StepPlans
+from caldera.train.predictors import Predictors
+from caldera.train.step import KeptSteps, StepPlans
 from caldera.train.step_graph import MAIN, TrainingObjective
 
 OneLoss = str | Loss | Callable[[Expr, Expr], Expr]

@@ -12,6 +12,7 @@ from caldera import op
 from caldera.compiler.lazy import Expr
 from caldera.core.tensor.random import seeded
 from caldera.errors import ConfigError, DataError
+from caldera.nn.basic import Input, shape_text
 from caldera.nn.tracing import Context, trace
 from caldera.train.model_settings import ModelSettings
 from caldera.train.step_graph import (
@@ -33,8 +34,11 @@ class NetworkGraph(ModelSettings):
     """True if training leaves out a last batch that is smaller than the others."""
     step_graph: ClassVar[type[StepGraph]] = StepGraph
     """The class that writes a training step down."""
+    sequences_kept: int = 0
+    """The number of sequences of which layers keep the states, from batch to batch."""
     _signature: ModelSignature | None
     _open_lengths: bool
+    _open_axes: frozenset[tuple[int, int]]
 
     def step_outputs(self, *inputs: Any) -> Any:
         """The values from which a training step begins: the outputs of the network."""
@@ -62,6 +66,13 @@ class NetworkGraph(ModelSettings):
         return self._open_lengths
 
     @property
+    def open_axes(self) -> frozenset[tuple[int, int]]:
+        """(input, axis of a sample) pairs whose size may differ from batch to batch."""
+        if not self._open_lengths:
+            return self._open_axes
+        return self._open_axes | {(number, 0) for number in range(len(self.signature.inputs))}
+
+    @property
     def takes_mask(self) -> bool:
         """Whether a second input says which steps of sequences are real."""
         inputs = self.signature.inputs
@@ -70,6 +81,9 @@ class NetworkGraph(ModelSettings):
     def build_for(self, *samples: Any) -> Context:
         """Make all parameters for batches like these (only shapes and dtypes matter).
 
+        For a network with a `forward` of its own, `build_for(nn.Input((3, None, None)))` says which
+        sizes of its samples are open.
+
         >>> import numpy as np
         >>> import caldera as cd
         >>> from caldera import nn
@@ -77,14 +91,25 @@ class NetworkGraph(ModelSettings):
         >>> [p.shape for p in model.parameters()]
         [(4, 3), (3,)]
         """
-        specs = tuple((np.shape(x)[1:], input_dtype(self.dtype, np.asarray(x))) for x in samples)
-        return self._trace_once(specs)
+        open_axes: set[tuple[int, int]] = set()
+        specs: list[tuple[tuple[int, ...], str]] = []
+        for number, x in enumerate(samples):
+            if isinstance(x, Input):
+                open_axes |= {(number, axis) for axis in x.open_axes}
+                specs.append((x.traced_shape, x.dtype or str(np.dtype(self.dtype))))
+            else:
+                specs.append((np.shape(x)[1:], input_dtype(self.dtype, np.asarray(x))))
+        self._open_axes |= open_axes
+        return self._trace_once(tuple(specs))
 
     def build_again(self) -> Context:
         """Make all parameters that do not exist, for the inputs that are known."""
         return self._trace_once(self.signature.inputs)
 
     def _trace_once(self, specs: tuple[tuple[tuple[int, ...], str], ...]) -> Context:
+        self.sequences_kept = max(getattr(layer, "stateful", 0) for layer in self.walk())
+        if self.sequences_kept:
+            self.samples_traced = self.sequences_kept
         # Parameters take the model's seed, whatever was drawn before or is drawn by others.
         with seeded(self.seed):
             _, outputs, traced = self._expressions(specs, self.samples_traced)
@@ -144,28 +169,33 @@ class NetworkGraph(ModelSettings):
             count = inputs or len(inspect.signature(self.forward).parameters)
             self._open_lengths = open_lengths
             self.build_for(*arrays[:count])
-        count = len(self.signature.inputs)
-        arrays = arrays[:count]
-        first = 1 if self.open_lengths else 0
-        for (shape, _), array in zip(self.signature.inputs, arrays, strict=True):
-            if array.ndim != 1 + len(shape) or array.shape[1 + first :] != shape[first:]:
-                shown: tuple[Any, ...] = (
-                    ("steps", *shape[1:]) if self.open_lengths and shape else shape
-                )
+        inputs_known = self.signature.inputs
+        known = zip(inputs_known, arrays[: len(inputs_known)], strict=True)
+        for number, ((shape, _), array) in enumerate(known):
+            if array.shape[1:] == shape:
+                continue
+            open_axes = self.open_axes
+            sizes = [None if (number, axis) in open_axes else n for axis, n in enumerate(shape)]
+            given = zip(sizes, array.shape[1:], strict=False)
+            if array.ndim != 1 + len(shape) or any(n not in (None, got) for n, got in given):
                 raise DataError.build(
                     type(self).__name__,
-                    expected=f"samples of shape {_shape_text(shown)}",
+                    expected=f"samples of shape {shape_text(sizes)}",
                     got=f"{array.shape[1:]}",
                     hint="sequences of different lengths begin with nn.Input((None, ...))"
                     if open_lengths and not self.open_lengths
-                    else "the first axis counts the samples",
+                    else "the first axis counts the samples; a size of None in nn.Input is open",
                 )
+
+    def sign_for(self, arrays: Sequence[np.ndarray]) -> None:
+        """Let the signature be that of such samples, where sizes are open."""
+        pairs = zip(arrays, self.signature.inputs, strict=False)
+        specs = tuple((array.shape[1:], dtype) for array, (_, dtype) in pairs)
+        if self.open_axes and specs != self.signature.inputs:
+            _, outputs, _ = self.expressions_for(specs, self.samples_traced)
+            self._signature = ModelSignature.of(specs, outputs)
 
 
 def input_dtype(dtype: Any, array: np.ndarray) -> str:
     """The dtype of a network's input for such an array: floats become those of the model."""
     return str(np.dtype(dtype)) if array.dtype.kind == "f" else array.dtype.name
-
-
-def _shape_text(shape: Sequence[Any]) -> str:
-    return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"

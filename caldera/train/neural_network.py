@@ -73,8 +73,10 @@ class NeuralNetwork(Model):
             )
         self.network = Sequential(list(layers))
         _mark_channels_last(layers)
-        specs = self.input_specs()
-        if specs is not None:
+        specs, first = self.input_specs(), layers[0]
+        if specs is not None and isinstance(first, Input):
+            axes = first.open_axes
+            self._open_axes = frozenset((n, a) for n in range(len(specs)) for a in axes)
             self._trace_once(specs)
 
     @property

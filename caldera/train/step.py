@@ -17,9 +17,7 @@ from caldera.base.config import settings
 from caldera.compiler.lazy import Expr, Variable, compile
 from caldera.compiler.plan.cache import MOST_BYTES, RecentPlans
 from caldera.compiler.plan.plan import Plan
-from caldera.core.graph import program_of
 from caldera.core.memory import Device
-from caldera.core.memory.pool import rounded_up
 from caldera.core.tensor.random import seeded
 from caldera.data import Batch, Loader, Share
 from caldera.errors import DataError
@@ -28,7 +26,7 @@ from caldera.nn.tracing import Context, LayerWatch, trace
 from caldera.optim import LossScale, Optimizer
 from caldera.train.batch_source import BatchSource, HostSource, as_words, drawn, synchronised_stream
 from caldera.train.metric_totals import MetricTotals
-from caldera.train.step_graph import AFTER_PARAMETERS, StepGraph, TrainingObjective, main_output
+from caldera.train.step_graph import AFTER_PARAMETERS, StepGraph, TrainingObjective
 from caldera.train.strategy import NO_VOTES, VOTES, SingleProcessStrategy, Strategy
 
 if TYPE_CHECKING:
@@ -100,7 +98,7 @@ class StepPlans:
     def fed(self) -> StepPlans:
         """The same steps, on the same variables, for batches that are fed to this rank alone."""
         twin = copy.copy(self)
-        twin.source = HostSource(open_lengths=self.model.open_lengths)
+        twin.source = HostSource(open_sizes=bool(self.model.open_axes))
         twin.strategy = SingleProcessStrategy()
         twin._plans, twin._ran = RecentPlans(MOST_SIZES), WeakSet()
         twin._watch = LayerWatch(self.model)
@@ -351,97 +349,3 @@ def facts_of(
         targets,
         repr(settings),
     )
-
-
-EXACT = 8
-"""Samples up to which every number has a plan of its own."""
-PREDICTED_BYTES = 2 << 20
-"""Size of the largest value that a prediction computes at once: it fits into a core's caches."""
-PREDICTED_BYTES_ON_CARD = 256 << 20
-MOST_PREDICTED = 1 << 14
-"""Samples that are predicted at once, at most."""
-
-
-class Predictors(RecentPlans):
-    """The plans with which a model predicts, by the samples they take."""
-
-    def __init__(self) -> None:
-        super().__init__(MOST_SIZES)
-        self._sample_bytes: float | None = None
-
-    def predict(
-        self, model: Model, arrays: Sequence[np.ndarray], batch_size: int | None
-    ) -> np.ndarray:
-        """The main output for each sample; up to `batch_size` samples are computed at once."""
-        samples = len(arrays[0])
-        specs = tuple(
-            (array.shape[1:], dtype)
-            for array, (_, dtype) in zip(arrays, model.signature.inputs, strict=True)
-        )
-        if batch_size is None:
-            few = samples <= model.batch_size
-            batch_size = model.batch_size if few else self._chosen(model, arrays)
-        count = min(batch_size, filled_up(samples))
-        plan = self._plan(model, count, specs)
-        parts = []
-        for start in range(0, samples, count):
-            feeds = {
-                f"x{i}": _padded(x[start : start + count], count) for i, x in enumerate(arrays)
-            }
-            parts.append(plan.run(feeds)[0].numpy()[: samples - start].copy())
-        if not parts:
-            name = next(iter(model.signature.outputs))
-            return np.zeros((0, *model.signature.outputs[name]), model.dtype)
-        return np.concatenate(parts)
-
-    def _chosen(self, model: Model, arrays: Sequence[np.ndarray]) -> int:
-        """The number of samples whose largest value fits in the cache, or in a card's memory."""
-        known = model.signature.inputs
-        if self._sample_bytes is None:
-            inputs, outputs, _ = model.expressions(model.samples_traced)
-            made = {each.node for each in inputs}
-            for node in program_of([each.node for each in outputs.values()]).order():
-                if not made.isdisjoint(node.inputs):
-                    made.add(node)
-            largest = max(spec.nbytes for node in made for spec in node.outputs)
-            self._sample_bytes = largest / model.samples_traced
-        # Samples may be larger than those traced, where their size is open.
-        grown = arrays[0][0].size / max(math.prod(known[0][0]), 1)
-        room = PREDICTED_BYTES if model.device.is_host else PREDICTED_BYTES_ON_CARD
-        room = min(room, (settings.memory_limit or room << 3) >> 3)
-        fitting = int(room / max(self._sample_bytes * grown, 1.0))
-        return max(model.batch_size, min(1 << fitting.bit_length() >> 1, MOST_PREDICTED))
-
-    def _plan(
-        self, model: Model, count: int, specs: tuple[tuple[tuple[int, ...], str], ...]
-    ) -> Plan:
-        plan = self.get((count, specs))
-        if plan is None:
-            _, outputs, _ = model.expressions_for(specs, count)
-            _, prediction = main_output(outputs, model.objective)
-            # It goes with the model.
-            plan = compile(
-                prediction,
-                device=device_of_plans(model),
-                precision=model.precision,
-                remember=False,
-            )
-            self.add((count, specs), plan)
-        return plan
-
-
-def filled_up(samples: int) -> int:
-    """The size of the plan for so many samples: less than a quarter of it is filling.
-
-    >>> [filled_up(samples) for samples in (0, 1, 7, 8, 9, 11, 100, 1000)]
-    [1, 1, 7, 8, 10, 12, 112, 1024]
-    """
-    return max(samples, 1) if samples <= EXACT else rounded_up(samples)
-
-
-def _padded(array: np.ndarray, count: int) -> np.ndarray:
-    """The last samples filled up to a whole batch; what is computed for the filling is dropped."""
-    missing = count - len(array)
-    if not missing:
-        return array
-    return np.concatenate([array, np.repeat(array[-1:], missing, axis=0)])

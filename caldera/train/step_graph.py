@@ -151,6 +151,8 @@ class StepGraph:
         loss, total = self.loss(outputs, terms, traced.losses)
         whole, sums, _ = self._batch_totals(loss, outputs, traced.metrics, [])
         updates = self._steps.evaluation_totals.add(whole * total, total, sums)
+        # Recurrent layers may keep their states from batch to batch.
+        updates += traced.updates
         return StepProgram(lambda: updates, self._values.share, traced, self._sums)
 
     # --- parts of them

@@ -355,6 +355,8 @@ class TrainingData:
             error=DataError,
         )
         model.ensure_built(sample, inputs=pipeline.inputs, open_lengths=pipeline.is_ragged)
+        if not pipeline.is_ragged:
+            model.sign_for(sample)
         check_schema(model, pipeline)
         given = cls(pipeline, sample, len(model.signature.inputs), weights)
         require(

@@ -233,7 +233,7 @@ METHODS.update(methods_of_services.METHODS)
 CALLED_BY_CALDERA = """
 *.after_epoch *.batch_length *.build *.build_for *.device_array *.ensure_built *.evaluation_steps
 *.expressions *.expressions_for *.finish *.forward *.get *.host_array *.make *.make_parameters
-*.open_expressions *.owned_by *.padded_batch *.parameter *.refuse *.require *.state
+*.open_expressions *.owned_by *.padded_batch *.parameter *.refuse *.require *.sign_for *.state
 CSVLogger.* Callback.* Checkpointer.* CustomModel.* EarlyStopping.* Filler.* KeepBest.*
 MLflow.* RoundWeights.* Run.* Target.* TensorBoard.* TimeLimit.* WandB.* WeightAverage.*
 LearningRates.plot MemoryManager.host MemoryManager.on_device RunFolder.write
@@ -245,7 +245,7 @@ data.*.apply data.*.lazily data.Column.* data.Data.* data.Draw.* data.Files.* da
 data.Shards.* data.Share.* data.Tokenizer.check data.Tokenizer.from_plain
 dmath.*.of dmath.Distribution.* dmath.Layout.* dmath.Session.*
 nn.*.bias_outside nn.*.check_groups nn.*.continued nn.*.convolve nn.*.function nn.*.operation
-nn.*.pool nn.*.remembered
+nn.*.first_bias nn.*.first_states nn.*.pool nn.*.remembered
 nn.*.step nn.*.weight_shape nn.CTCLoss.* nn.Context.* nn.EnsembleLoss.* nn.SkipGram.* nn.metrics.*
 nn.models.GPT.embedded nn.models.GPT.scores onnx.Backend.* onnx.ImportedModel.*
 optim.*.check_argument

@@ -89,9 +89,10 @@ NO_ARGUMENTS = [
     "Rescale",
     "Output",
 ]
+_UNITS = ("GRU", "GRUCell", "LSTM", "LSTMCell", "RNN", "RNNCell", "Dense", "FullyConnected")
 LAYERS: dict[str, Given] = {
     **{name: lambda f: f() for name in NO_ARGUMENTS},
-    **{name: lambda f: f(3) for name in ("GRU", "LSTM", "RNN", "Dense", "FullyConnected")},
+    **{name: lambda f: f(3) for name in _UNITS},
     "Activation": lambda f: f("relu"),
     **{
         name: lambda f: f(2)

@@ -10,7 +10,7 @@ import numpy as np
 
 from caldera.compiler.lazy.compile import compile_nodes
 from caldera.compiler.lazy.indexing import Index, add_at, set_at
-from caldera.compiler.lazy.lift import GraphOperand, as_float, dtype_of, lift, lift_all
+from caldera.compiler.lazy.lift import GraphOperand, SizesOpen, as_float, dtype_of, lift, lift_all
 from caldera.compiler.plan.plan import Plan
 from caldera.core.graph.node import Node, describe
 from caldera.core.graph.ops import elementwise as e
@@ -70,14 +70,18 @@ Operator = Callable[[Any, Any], "Expr"]
 def _operators(make: Callable[..., Any]) -> tuple[Operator, Operator]:
     """Return the method of a binary operator, and its counterpart for a right-hand operand."""
     return (
-        lambda self, other: Expr(make(*lift_all(self, other))),
+        lambda self, other: (
+            NotImplemented if isinstance(other, SizesOpen) else Expr(make(*lift_all(self, other)))
+        ),
         lambda self, other: Expr(make(*lift_all(other, self))),
     )
 
 
 def _comparison(make: Callable[..., Any]) -> Operator:
     """Return the method of a comparison."""
-    return lambda self, other: compare(make, self, other)
+    return lambda self, other: (
+        NotImplemented if isinstance(other, SizesOpen) else compare(make, self, other)
+    )
 
 
 def _unary(make: Callable[[Node], Node]) -> Callable[[Any], Expr]:

@@ -25,7 +25,7 @@ from caldera.core.tensor import (
     promote,
     side_of_range,
 )
-from caldera.errors import DtypeError
+from caldera.errors import ConfigError, DtypeError
 
 
 class GraphOperand:
@@ -34,6 +34,10 @@ class GraphOperand:
     __slots__ = ("node",)
 
     node: Node
+
+
+class SizesOpen:
+    """An operand whose sizes are not known yet: the base of `OpenExpr`."""
 
 
 def as_float(node: Node) -> Node:
@@ -50,6 +54,13 @@ def lift(value: Any, like: DType | None = None) -> Node:
         return value.node
     if isinstance(value, Tensor):
         return _leaf_of(value)
+    if isinstance(value, SizesOpen):
+        raise ConfigError.build(
+            "operand",
+            expected="an expression whose sizes are known",
+            got=repr(value),
+            hint="open sizes are for op functions, operators, layers, eval and cd.compile",
+        )
     if isinstance(value, bool | int | float | complex):
         dtype = of_scalar(value, like)
         if side_of_range(value, dtype):

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from caldera.base.arguments import checked, refusal
 from caldera.compiler.lazy.compile import compile_nodes
 from caldera.compiler.lazy.expr import Expr, wrap
 from caldera.compiler.lazy.lift import lift
+from caldera.compiler.lazy.open_sizes import OpenExpr, OpenPlan, sizes_open_in
 from caldera.compiler.plan.plan import Plan
 from caldera.core.graph.differentiate import gradients
 from caldera.core.graph.node import pinned as pinned_nodes
@@ -20,7 +21,7 @@ from caldera.errors import ConfigError
 
 @partial(checked, own_words=True)
 def compile(
-    outputs: Expr | Iterable[Expr],
+    outputs: Expr | OpenExpr | Iterable[Any],
     *,
     device: Device | str | int | None = None,
     without: Sequence[str] = (),
@@ -36,7 +37,7 @@ def compile(
     leave out (`caldera.compiler.passes`). `precision` is None, "float16" or "bfloat16" for mixed
     precision, or "tf32" for products that tensor cores may round. Plans are remembered for the next
     time, with the memory they hold, unless `remember` is false: those used last, as long as what
-    they read exists.
+    they read exists. For inputs with open sizes the plan is an `OpenPlan`, with one for each size.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -45,6 +46,11 @@ def compile(
     >>> [tensor.tolist() for tensor in plan.run()]
     [[4.0, 4.0], [9.0, 9.0]]
     """
+    if sizes_open_in(outputs if isinstance(outputs, list | tuple) else [outputs]):
+        options = {"device": device, "without": without, "precision": precision}
+        made = partial(compile, communicator=communicator, remember=False, **options)
+        listed = outputs if isinstance(outputs, list | tuple) else [outputs]
+        return cast("Plan", OpenPlan(listed, made))
     if not isinstance(outputs, Expr | Iterable):
         raise ConfigError.build(
             "compile", expected="an expression or a list of them", got=repr(outputs)

@@ -12,7 +12,7 @@ from caldera.compiler.lazy.expr import Expr
 from caldera.core.graph.node import Spec, Symbol
 from caldera.core.graph.ops.base import input_, variable
 from caldera.core.memory import MANAGED, Device, Kind
-from caldera.core.tensor import Tensor, array_of, as_shape, canonical
+from caldera.core.tensor import Tensor, array_of
 from caldera.errors import ShapeError
 
 
@@ -132,14 +132,3 @@ class PlanInput(Expr):
     def name(self) -> str:
         """The name under which it is fed."""
         return self.symbol.name
-
-
-def input(name: str, shape: int | Sequence[int], dtype: Any = "float32") -> PlanInput:
-    """A value given by name at each run: `expr.eval(x=...)` or `plan.run({"x": ...})`.
-
-    >>> from caldera import op
-    >>> x = op.input("x", (2,))
-    >>> (x + 1.0).eval(x=[1.0, 2.0]).tolist()
-    [2.0, 3.0]
-    """
-    return PlanInput(Symbol(name, Spec(as_shape(shape, "op.input"), canonical(dtype)), "input"))

@@ -216,8 +216,8 @@ def _fed(run: Run, epoch: _Epoch, step: int) -> tuple[int | Batch, dict[str, Any
     place = {"position": (step - epoch.first) * run.loader.batch_size}
     spare.restore({**epoch.loader, **place})
     batch = next(iter(spare))
-    # Where sequences have any length, a plan is found by the batch and not by its size.
-    like = batch if run.model.open_lengths else len(batch)
+    # Where sizes are open, a plan is found by the batch and not by its number of samples.
+    like = batch if run.model.open_axes else len(batch)
     return like, run.steps.feeds(batch.arrays, run.weights_of(batch))
 
 

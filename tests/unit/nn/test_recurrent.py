@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import caldera as cd
 from caldera import nn, op, testing
 from caldera.errors import ConfigError, ShapeError
 
@@ -30,7 +31,8 @@ def _run(layer: nn.Layer, *inputs: Any) -> np.ndarray:
 def _made(kind: Any, **settings: Any) -> Any:
     """A layer in float64 whose biases are not zero."""
     layer = kind(H, **settings)
-    _run(layer, _x(N, T, C))
+    with nn.trace(dtype="float64"):
+        layer(_x(N, T, C))
     generator = np.random.default_rng(1)
     for parameter in layer.parameters():
         parameter.assign(generator.normal(size=parameter.shape))
@@ -215,3 +217,140 @@ def test_a_mean_over_steps_leaves_out_what_is_masked() -> None:
     x = np.array([[[1.0], [3.0], [np.nan]]])
     mask = np.array([[True, True, False]])
     assert nn.MeanPooling()(x, mask).tolist() == [[2.0]]
+
+
+CELLS = {nn.RNN: nn.RNNCell, nn.LSTM: nn.LSTMCell, nn.GRU: nn.GRUCell}
+
+
+@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_states_go_in_and_come_out_as_pytorchs_do(kind: Any, both: bool) -> None:
+    torch = pytest.importorskip("torch")
+    layer = _made(kind, return_sequences=True, return_state=True, bidirectional=both)
+    theirs = getattr(torch.nn, kind.__name__)(C, H, batch_first=True, bidirectional=both).double()
+    values = [torch.tensor(each.numpy().T) for each in layer.parameters()]
+    for parameter, value in zip(theirs.parameters(), values, strict=True):
+        parameter.data = value
+    x, held = _x(N, T, C), layer.states_held
+    first = [_x(N, H) + number for number in range(held * (1 + both))]
+    # Theirs are (directions, N, H): outputs, then cells.
+    given = tuple(torch.tensor(np.stack(first[part::held])) for part in range(held))
+    expected, last = theirs(torch.tensor(x), given if held > 1 else given[0])
+    last = last if held > 1 else (last,)
+    with nn.trace(dtype="float64"):
+        y, *states = layer(x, state=tuple(op.cast(each, "float64") for each in first))
+        np.testing.assert_allclose(y.numpy(), expected.detach(), atol=1e-12)
+        for place, each in enumerate(states):
+            wanted = last[place % held][place // held]
+            np.testing.assert_allclose(each.numpy(), wanted.detach(), atol=1e-12)
+        again = layer(x, state=np.stack(first))[0].numpy()
+    np.testing.assert_array_equal(again, y.numpy())
+
+
+RECORDED = {
+    nn.RNN: [[-0.2952222], [-0.4064777]],
+    nn.LSTM: [[0.0259821, 0.0477064], [0.0237316, 0.0421395]],
+    nn.GRU: [[0.047309], [0.0418097]],
+}
+"""PyTorch's states after 3 steps: weights (i - 2) / 10, inputs (i - 3) / 4, first states 0.5."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_recorded_states_of_pytorch(kind: Any) -> None:
+    layer = kind(1, return_state=True)
+    _run_all(layer, np.zeros((2, 3, 1)))
+    for parameter in layer.parameters():
+        parameter.assign((np.arange(parameter.size).reshape(parameter.shape) - 2) / 10)
+    x = ((np.arange(6) - 3) / 4).reshape(2, 3, 1)
+    first = np.full((layer.states_held, 2, 1), 0.5)
+    _, *last = _run_all(layer, x, state=first)
+    np.testing.assert_allclose(np.concatenate(last, axis=1), RECORDED[kind], atol=1e-6)
+
+
+def _run_all(layer: nn.Layer, *inputs: Any, **named: Any) -> list[np.ndarray]:
+    with nn.trace(dtype="float64"):
+        return [each.numpy() for each in layer(*inputs, **named)]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_parts_with_carried_states_are_the_whole(kind: Any, masked: bool) -> None:
+    layer = _made(kind, return_sequences=True, return_state=True)
+    x, lengths = _x(N, T, C), np.array([5, 2, 3])
+    whole, *last = _run_all(layer, x, lengths) if masked else _run_all(layer, x)
+    found, state = [], None
+    for begin, end in ((0, 1), (1, 3), (3, 5)):
+        mask = [np.clip(lengths - begin, 0, end - begin)] if masked else []
+        part, *state = _run_all(
+            layer, x[:, begin:end], *mask, state=None if state is None else np.stack(state)
+        )
+        found.append(part)
+    np.testing.assert_allclose(np.concatenate(found, axis=1), whole, atol=1e-12)
+    np.testing.assert_allclose(state, last, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cell_is_one_step_of_its_layer(kind: Any) -> None:
+    layer, x = _made(kind, return_sequences=True), _x(N, T, C)
+    cell = CELLS[kind](H)
+    with nn.trace(dtype="float64"):
+        cell(x[:, 0])
+        for own, other in zip(cell.parameters(), layer.parameters(), strict=True):
+            own.assign(other.numpy())
+        state: tuple[Any, ...] = ()
+        for step in range(T):
+            state = cell(x[:, step], *state)
+            state = state if isinstance(state, tuple) else (state,)
+            np.testing.assert_allclose(state[0].numpy(), layer(x)[:, step].numpy(), atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_first_state_has_a_gradient(kind: Any) -> None:
+    layer, x = _made(kind), _x(N, T, C)
+    with nn.trace(dtype="float64"):
+        first = [_x(N, H)] * layer.states_held
+        testing.check_gradients(lambda *state: layer(x, state=state), first)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stateful_layer_goes_on_where_the_last_batch_ended(kind: Any) -> None:
+    x = _x(N, 6, C).astype("float32")
+    model = cd.NeuralNetwork([nn.Input((2, C)), kind(H, stateful=N)], "mean_squared", batch_size=N)
+    whole = cd.NeuralNetwork([nn.Input((6, C)), kind(H)], "mean_squared")
+    for own, other in zip(whole.parameters(), model.parameters(), strict=True):
+        own.assign(other.numpy())
+    for _ in range(2):
+        parts = [model.predict(x[:, begin : begin + 2]) for begin in (0, 2, 4)]
+        np.testing.assert_allclose(parts[-1], whole.predict(x), atol=1e-6)
+        model.layers[1].reset_states()
+    with pytest.raises(ConfigError, match=r"predict: expected 3 sequences.*got 2"):
+        model.predict(x[:2, :2])
+    y = np.zeros((N, H), "float32")
+    first, second = model.evaluate(x[:, :2], y)["loss"], model.evaluate(x[:, :2], y)["loss"]
+    assert first != second
+    model.fit(x[:, :2], y, verbose=0)
+    assert model.states()[0].numpy().any()
+    with pytest.raises(ShapeError, match="batches of 3 sequences"):
+        model.fit(x[:2, :2], y[:2], verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"stateful": 2, "bidirectional": True}, "sequences that are read forwards"),
+        ({"stateful": -1}, "stateful"),
+        ({"return_mask": True, "return_state": True, "return_sequences": True}, "mask or states"),
+    ],
+)
+def test_settings_of_states_that_make_no_sense(settings: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        nn.LSTM(2, **settings)
+
+
+def test_a_state_of_another_shape_is_refused() -> None:
+    layer, x = nn.LSTM(H), op.input("x", (N, T, C))
+    state = op.input("h", (N, H))
+    with pytest.raises(ShapeError, match=r"a state of 2 x \(3, 2\), got \(3, 2\)"):
+        layer(x, state=state)
+    with pytest.raises(ShapeError, match=r"samples \(N, C\) of one step, got shape \(3, 5, 4\)"):
+        nn.LSTMCell(H)(x)

@@ -10,7 +10,8 @@ import pytest
 
 import caldera as cd
 from caldera import nn
-from caldera.train.step import MOST_SIZES, filled_up
+from caldera.train.predictors import filled_up
+from caldera.train.step import MOST_SIZES
 
 
 def _model(device: str = "cpu") -> cd.NeuralNetwork:

@@ -1,0 +1,257 @@
+"""Expressions over inputs whose sizes are open: written down again for each size that is fed.
+
+Shapes are static in a graph. So an op or a layer that is called with such an expression is noted
+down with its arguments, and called once more for each new size; the plans of the sizes used last
+are kept.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+import numpy as np
+
+from caldera.base.arguments import require
+from caldera.compiler.lazy.compile import compile_nodes
+from caldera.compiler.lazy.expr import Expr
+from caldera.compiler.lazy.lift import SizesOpen
+from caldera.compiler.lazy.variable import PlanInput
+from caldera.compiler.plan.cache import RecentPlans
+from caldera.compiler.plan.plan import Plan
+from caldera.core.graph.node import Spec, Symbol
+from caldera.core.tensor import DType, Tensor, as_shape, canonical
+from caldera.errors import ConfigError, ShapeError
+
+F = TypeVar("F", bound=Callable[..., Any])
+MOST_SIZES = 64
+"""Plans of an expression that are kept: those for the sizes that were fed last."""
+_TRIED = (64, 65)
+"""Sizes with which an expression is written down to check it and to find its shape."""
+
+
+class Sizes:
+    """One choice of the sizes that are open: by the name of an input, or the same for all."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]] | int) -> None:
+        self._shapes = shapes
+        self.written: dict[OpenExpr, Any] = {}
+        """What expressions are for these sizes: a value that is read twice is one node."""
+
+    def of(self, name: str, shape: Sequence[int | None]) -> tuple[int, ...]:
+        """The shape of an input."""
+        if isinstance(self._shapes, int):
+            return tuple(self._shapes if size is None else size for size in shape)
+        return self._shapes[name]
+
+
+class OpenExpr(SizesOpen):
+    """An expression with sizes that are open; made by `op.input` with a size of None.
+
+    `op` functions, operators, layers, `eval` and `cd.compile` take it like any expression. Sizes
+    that are open are None in its `shape`.
+
+    >>> from caldera import op
+    >>> x = op.input("x", (None, 4))
+    >>> y = op.mean(x * 2.0, axis=0)
+    >>> x.shape, y.shape
+    ((None, 4), (4,))
+    >>> y.eval(x=[[1.0, 2.0, 3.0, 4.0], [3.0, 2.0, 1.0, 0.0]]).tolist()
+    [4.0, 4.0, 4.0, 4.0]
+    """
+
+    __array_ufunc__ = None
+    __iter__ = None
+
+    def __init__(self, write: Callable[[Sizes], Any], inputs: Mapping[str, OpenExpr]) -> None:
+        self._write = write
+        self.inputs = dict(inputs)
+        """The inputs it depends on whose sizes are open, by name."""
+        self._tried: Expr | None = None
+        self._plans: OpenPlan | None = None
+
+    def written_for(self, sizes: Sizes) -> Any:
+        """The expression for one choice of sizes."""
+        if self not in sizes.written:
+            sizes.written[self] = self._write(sizes)
+        return sizes.written[self]
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """The shape of the value, with None for each size that is open."""
+        first, second = (self.written_for(Sizes(size)).shape for size in _TRIED)
+        return tuple(a if a == b else None for a, b in zip(first, second, strict=True))
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    @property
+    def dtype(self) -> DType:
+        """The dtype of the value."""
+        return cast("DType", self.written_for(Sizes(_TRIED[0])).dtype)
+
+    def __repr__(self) -> str:
+        return f"OpenExpr({self.shape} {self.dtype.name})"
+
+    def __bool__(self) -> bool:
+        raise ConfigError.build("bool", expected="a value that is known", got=repr(self))
+
+    def eval(self, **feeds: Any) -> Tensor:
+        """Compute the value; see `Expr.eval`."""
+        if self._plans is None:
+            self._plans = OpenPlan([self], lambda made: compile_nodes((made[0].node,)))
+        return self._plans.run(feeds)[0]
+
+
+def open_input(name: str, shape: Sequence[int | None], dtype: Any) -> OpenExpr:
+    """An input of which some sizes are open."""
+    known = as_shape([0 if size is None else size for size in shape], "op.input")
+    wanted = tuple(None if size is None else n for size, n in zip(shape, known, strict=True))
+    kind = canonical(dtype)
+
+    def write(sizes: Sizes) -> PlanInput:
+        return PlanInput(Symbol(name, Spec(sizes.of(name, wanted), kind), "input"))
+
+    made = OpenExpr(write, {})
+    made.inputs = {name: made}
+    return made
+
+
+def input(name: str, shape: int | Sequence[int | None], dtype: Any = "float32") -> PlanInput:
+    """A value given by name at each run: `expr.eval(x=...)` or `plan.run({"x": ...})`.
+
+    A size of None is open: each size that is fed has a plan; see `caldera.compiler.lazy.OpenExpr`.
+
+    >>> from caldera import op
+    >>> x = op.input("x", (2,))
+    >>> (x + 1.0).eval(x=[1.0, 2.0]).tolist()
+    [2.0, 3.0]
+    >>> x = op.input("x", (None,))
+    >>> [op.sum(x).eval(x=[1.0] * size).item() for size in (2, 3)]
+    [2.0, 3.0]
+    """
+    if isinstance(shape, list | tuple) and None in shape:
+        # Used like an input, in all that takes open sizes.
+        return cast("PlanInput", open_input(name, shape, dtype))
+    sizes = as_shape(cast("Sequence[int]", shape), "op.input")
+    return PlanInput(Symbol(name, Spec(sizes, canonical(dtype)), "input"))
+
+
+def sizes_open_in(value: Any) -> list[OpenExpr]:
+    """The expressions with open sizes in arguments of a call."""
+    if isinstance(value, OpenExpr):
+        return [value]
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return []
+    return [found for each in value for found in sizes_open_in(each)]
+
+
+def _written(value: Any, sizes: Sizes) -> Any:
+    """Arguments of a call, with expressions for these sizes."""
+    if isinstance(value, OpenExpr):
+        return value.written_for(sizes)
+    if isinstance(value, dict):
+        return {key: _written(each, sizes) for key, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_written(each, sizes) for each in value)
+    return value
+
+
+def call_later(function: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    """The result of a call for every choice of sizes; several results stay apart."""
+    given: dict[str, OpenExpr] = {}
+    for each in sizes_open_in([*args, *named.values()]):
+        for name, source in each.inputs.items():
+            require(
+                given.setdefault(name, source) is source,
+                "op.input",
+                "names of their own for inputs",
+                f"two inputs {name!r}",
+            )
+    whole = OpenExpr(
+        lambda sizes: function(*_written(list(args), sizes), **_written(dict(named), sizes)), given
+    )
+    # Also to say at once what is wrong, where it was written.
+    tried = whole.written_for(Sizes(_TRIED[0]))
+    if not isinstance(tried, list | tuple):
+        return whole
+    parts = [
+        OpenExpr(lambda sizes, place=place: whole.written_for(sizes)[place], given)  # type: ignore[misc]
+        for place in range(len(tried))
+    ]
+    return type(tried)(parts)
+
+
+def takes_open_sizes(function: F) -> F:
+    """The function, noted down for later where an argument has a size that is open."""
+
+    @wraps(function)
+    def call(*args: Any, **named: Any) -> Any:
+        if sizes_open_in(args) or (named and sizes_open_in(named)):
+            return call_later(function, args, named)
+        return function(*args, **named)
+
+    return cast("F", call)
+
+
+class OpenPlan:
+    """The plans of expressions with open sizes, one for each choice of sizes; by `cd.compile`.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> x = op.input("x", (None,))
+    >>> plan = cd.compile([op.sum(x), x + 1.0])
+    >>> [plan.run({"x": [1.0] * size})[0].item() for size in (2, 3, 2)], len(plan.kept)
+    ([2.0, 3.0, 2.0], 2)
+    """
+
+    def __init__(
+        self, outputs: Sequence[Any], compiled: Callable[[list[Any]], Plan], most: int = MOST_SIZES
+    ) -> None:
+        self._outputs, self._compiled = list(outputs), compiled
+        self._open = {k: v for each in sizes_open_in(self._outputs) for k, v in each.inputs.items()}
+        self.kept = RecentPlans(most)
+        """The plans of the sizes that were fed last."""
+
+    def run(self, feeds: Mapping[str, Any] | None = None) -> list[Tensor]:
+        """Run the plan for the sizes of these feeds; see `Plan.run`."""
+        given = dict(feeds or {})
+        shapes: dict[str, tuple[int, ...]] = {}
+        for name, source in self._open.items():
+            require(name in given, "run", f"a value for the input {name!r}", f"{sorted(given)}")
+            shape, wanted = np.shape(given[name]), source.shape
+            fits = len(shape) == len(wanted) and all(
+                size in (None, n) for size, n in zip(wanted, shape, strict=True)
+            )
+            require(fits, f"input {name}", f"shape {wanted}", f"{shape}", error=ShapeError)
+            shapes[name] = shape
+        key = tuple(shapes.values())
+        plan = self.kept.get(key)
+        if plan is None:
+            plan = self._compiled(_written(self._outputs, Sizes(shapes)))
+            self.kept.add(key, plan)
+        return plan.run(given)
+
+
+_REFLECTED = "add sub mul truediv pow floordiv mod matmul and_ or_ xor lshift rshift"
+_OTHERS = "eq ne lt le gt ge neg pos abs invert getitem"
+
+
+def _add_operator(name: str) -> None:
+    function, is_reflected = getattr(operator, name), name in _REFLECTED.split()
+    plain = name.strip("_")
+    setattr(OpenExpr, f"__{plain}__", lambda self, *more: call_later(function, (self, *more), {}))
+    if is_reflected:
+        reflected = lambda self, other: call_later(function, (other, self), {})  # noqa: E731
+        setattr(OpenExpr, f"__r{plain}__", reflected)
+
+
+for _name in f"{_REFLECTED} {_OTHERS}".split():
+    _add_operator(_name)
+OpenExpr.__hash__ = object.__hash__  # type: ignore[method-assign]
