@@ -329,10 +329,8 @@ def _call(value: Any) -> str:
     """The first positional arguments of a function or class, as a call shows them."""
     if not callable(value):
         return ""
-    made = inspect.unwrap(value.__init__ if isinstance(value, type) else value)
-    named = inspect.signature(made).parameters.values()
+    named = inspect.signature(value).parameters.values()
     names = [each.name for each in named if each.kind is each.POSITIONAL_OR_KEYWORD]
-    names = names[isinstance(value, type) :]
     return f"({', '.join([*names[:3], *['...'][: len(names) - 3]])})"
 
 

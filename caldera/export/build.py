@@ -21,10 +21,10 @@ def build_library(folder: Path, name: str) -> bool:
         return False
     source = folder / "source"
     objects = sorted(map(str, source.glob("*_kernels.o")))
-    for each in sorted((*source.glob("*.c"), *source.glob("*.S"))):
-        made = each.with_suffix(".o")
+    for written in sorted((*source.glob("*.c"), *source.glob("*.S"))):
+        made = written.with_suffix(".o")
         # The assembler finds the files of weights in this folder.
-        _run(compiler, *FLAGS, f"-Wa,-I{source}", "-c", str(each), "-o", str(made))
+        _run(compiler, *FLAGS, f"-Wa,-I{source}", "-c", str(written), "-o", str(made))
         objects.append(str(made))
     static, shared = folder / f"lib{name}.a", folder / f"lib{name}.so"
     static.unlink(missing_ok=True)

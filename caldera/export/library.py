@@ -99,9 +99,9 @@ def _write_sources(
         names.append(label)
         data[f"{label}_own"] = image.own
         write_file(source / f"{label}.c", image_source(image, label))
-        (source / f"{label}_kernels.o").write_bytes(image.code)
+        write_file(source / f"{label}_kernels.o", image.code)
     for symbol, content in data.items():
-        (source / f"{symbol}.bin").write_bytes(content or bytes(64))
+        write_file(source / f"{symbol}.bin", content or bytes(64))
     write_file(source / f"{name}_data.S", "".join(map(_data, data)) + _NO_STACK)
     write_file(source / "runtime.h", _runtime("runtime.h", name))
     parts = [f'#include "../{name}.h"\n#include "runtime.h"\n']

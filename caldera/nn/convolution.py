@@ -9,7 +9,7 @@ PyTorch's shape; they begin with Glorot's uniform numbers unless `fill` says oth
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -23,8 +23,12 @@ from caldera.nn.layer import Layer
 
 INPUTS = {1: "sequences (N, C, L)", 2: "images (N, C, H, W)", 3: "volumes (N, C, D, H, W)"}
 """By the number of axes along which windows move."""
-CONVOLUTIONS = {1: op.conv1d, 2: op.conv2d, 3: op.conv3d}
-TRANSPOSES = {1: op.conv_transpose1d, 2: op.conv_transpose2d, 3: op.conv_transpose3d}
+CONVOLUTIONS: dict[int, Callable[..., Expr]] = {1: op.conv1d, 2: op.conv2d, 3: op.conv3d}
+TRANSPOSES: dict[int, Callable[..., Expr]] = {
+    1: op.conv_transpose1d,
+    2: op.conv_transpose2d,
+    3: op.conv_transpose3d,
+}
 RANGES = {
     "filters": ("around", 4),
     "activation": ("choice", ("relu", "tanh", "gelu", "silu")),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -42,7 +42,7 @@ class ConvLSTM2D(Convolution):
     return_sequences: bool = False
     go_backwards: bool = False
     bias: bool = True
-    activation: str | None = "tanh"
+    activation: str | None = field(default="tanh", kw_only=True)
     fill: Any = None
 
     def build(self, x: Expr) -> None:

@@ -34,7 +34,7 @@ class TransformerDecoderBlock(TransformerBlock):
         self.cross = MultiHeadAttention(self.heads, fill=self.fill, output_fill=self.output_fill)
         self.drop3 = Dropout(self.dropout)
 
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         x: Expr,
         memory: Expr | None = None,

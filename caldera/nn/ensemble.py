@@ -7,7 +7,7 @@ Members share a weight matrix and differ in vectors that scale its inputs and ou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -46,7 +46,7 @@ class EnsembleDense(Layer):
     units: int
     members: int = 16
     groups: int = 1
-    activation: str | None = None
+    activation: str | None = field(default=None, kw_only=True)
     fill: Any = None
     scales: Any = None
 

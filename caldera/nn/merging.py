@@ -16,7 +16,7 @@ from caldera.nn.layer import Layer
 class Merging(Layer):
     """Base of the layers that combine any number of inputs of one shape, from left to right."""
 
-    merge: ClassVar[Callable[[Expr, Expr], Expr]]
+    merge: ClassVar[Callable[..., Expr]]
     stretches: ClassVar[bool] = False
     """True if axes of length 1 are stretched to those of the other inputs."""
 
@@ -60,7 +60,7 @@ class Subtract(Merging):
 
     merge = staticmethod(op.sub)
 
-    def forward(self, first: Expr, second: Expr) -> Expr:
+    def forward(self, first: Expr, second: Expr) -> Expr:  # type: ignore[override]
         return super().forward(first, second)
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
@@ -184,7 +184,7 @@ class NumberEmbedding(Layer):
     edges: Sequence[Sequence[float]]
     width: int = 8
     columns: Sequence[int] | None = None
-    activation: str | None = "relu"
+    activation: str | None = field(default="relu", kw_only=True)
     members: int | None = None
 
     def __post_init__(self) -> None:

@@ -32,19 +32,20 @@ def description(contract: Contract, *, needs_token: bool = False) -> Plain:
         ),
         "example": {"samples": [contract.example()]},
     }
+    answer = _answer(_predictions(contract), "The predictions, one for each sample.")
+    answer["content"]["text/csv"] = {"schema": {"type": "string"}}
     predict = {
         "summary": "Predict samples",
         "operationId": "predict",
         "requestBody": {"required": True, "content": body},
         "responses": {
-            "200": _answer(_predictions(contract), "The predictions, one for each sample."),
+            "200": answer,
             **{
                 str(status): _answer(_object({"error": {"type": "string"}}), words)
                 for status, words in _STATUS.items()
             },
         },
     }
-    predict["responses"]["200"]["content"]["text/csv"] = {"schema": {"type": "string"}}
     found: Plain = {
         "openapi": "3.1.0",
         "info": {"title": contract.name, "version": caldera.__version__},

@@ -6,7 +6,7 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, Never
+from typing import Any, Never, cast
 from uuid import uuid4
 
 import numpy as np
@@ -311,7 +311,9 @@ class CustomModel(_AllInputs):
         shapes = [np.shape(each)[1:] for each in inputs]
         key = (shapes, self.precision, self.device)
         if self._viewed.key != key:
-            self._viewed = SimpleNamespace(key=key, model=_Forward(weakref.proxy(self)))
+            self._viewed = SimpleNamespace(
+                key=key, model=_Forward(cast("CustomModel", weakref.proxy(self)))
+            )
         count = self._count(batch_size, "predict")
         return self._viewed.model.predict(*inputs, batch_size=count)
 

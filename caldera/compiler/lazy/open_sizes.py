@@ -28,6 +28,7 @@ from caldera.errors import ConfigError, ShapeError
 F = TypeVar("F", bound=Callable[..., Any])
 MOST_SIZES = 64
 """Plans of an expression that are kept: those for the sizes that were fed last."""
+_NUMBERS = (float, int, bool)
 _TRIED = (64, 65)
 """Sizes with which an expression is written down to check it and to find its shape."""
 
@@ -142,14 +143,17 @@ def input(name: str, shape: int | Sequence[int | None], dtype: Any = "float32") 
 
 
 def sizes_open_in(value: Any) -> list[OpenExpr]:
-    """The expressions with open sizes in arguments of a call."""
-    if isinstance(value, OpenExpr):
-        return [value]
-    if isinstance(value, Mapping):
-        value = value.values()
-    elif not isinstance(value, list | tuple):
-        return []
-    return [found for each in value for found in sizes_open_in(each)]
+    """Return the expressions with open sizes in the arguments of a call."""
+    found, waiting, seen = [], [value], set()
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, OpenExpr):
+            found.append(each)
+        elif isinstance(each, Mapping | list | tuple) and id(each) not in seen:
+            seen.add(id(each))  # a list may contain itself
+            elements = each.values() if isinstance(each, Mapping) else each
+            waiting.extend(item for item in elements if type(item) not in _NUMBERS)
+    return found
 
 
 def _written(value: Any, sizes: Sizes) -> Any:

@@ -47,7 +47,7 @@ def compile(
     [[4.0, 4.0], [9.0, 9.0]]
     """
     if sizes_open_in(outputs if isinstance(outputs, list | tuple) else [outputs]):
-        options = {"device": device, "without": without, "precision": precision}
+        options: dict[str, Any] = {"device": device, "without": without, "precision": precision}
         made = partial(compile, communicator=communicator, remember=False, **options)
         listed = outputs if isinstance(outputs, list | tuple) else [outputs]
         return cast("Plan", OpenPlan(listed, made))

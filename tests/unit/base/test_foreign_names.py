@@ -25,7 +25,7 @@ from tests.markdown_blocks import blocks
 PAGE = (Path(__file__).parents[3] / "docs" / "coming-from.md").read_text()
 ROOMS = (cd, nn, nn.losses, nn.metrics, op, optim, cd.data, cd.parallel, cd.comm)
 MODEL = cd.NeuralNetwork([nn.Input((2,)), nn.Dense(3)])
-OBJECTS = (MODEL, nn.Dense(3), optim.Adam(), cd.tensor([1.0]), cd.tensor([1.0]) * 2.0)
+OBJECTS = (MODEL, nn.Dense(3), nn.LSTM(3), optim.Adam(), cd.tensor([1.0]), cd.tensor([1.0]) * 2.0)
 
 
 def foreign_names() -> Iterator[str]:

@@ -68,7 +68,7 @@ def test_members_share_weights_as_in_the_paper(
         return
     random = np.random.default_rng(members + groups)
     x = random.normal(size=(6, 3) if vectors is None else (6, vectors, 3)).astype("float32")
-    layer = nn.EnsembleDense(5, members, groups, "tanh", scales=cd.normal(0.0, 1.0))
+    layer = nn.EnsembleDense(5, members, groups, activation="tanh", scales=cd.normal(0.0, 1.0))
     layer(cd.tensor(x))
     for each in layer.parameters():
         each.assign(random.normal(size=each.shape).astype("float32"))

@@ -12,7 +12,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from importlib.util import resolve_name
 from pathlib import Path
 from typing import Any
@@ -164,7 +164,7 @@ def object_file(kernels: Mapping[str, CodeAddress]) -> bytes:
     machine = target_machine(position_independent=True)
     whole.data_layout = str(machine.target_data)
     for symbol, kernel in kernels.items():
-        module = _module(symbol, lambda k, of=kernel: of.build(k, **of.parameters))
+        module = _module(symbol, partial(kernel.build, **kernel.parameters))
         for function in module.functions:
             if not function.is_declaration:
                 own = function.name == symbol
