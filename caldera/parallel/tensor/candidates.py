@@ -34,9 +34,9 @@ def candidates(model: Layer, ranks: int) -> Iterator[Candidate]:
         if layer.frozen or not layer.built:
             continue
         if isinstance(layer, nn.MultiHeadAttention):
-            if "memory_weight" in own:
-                continue
             weight = own["input_weight"]
+            if weight.shape[1] != 3 * weight.shape[0]:
+                continue  # keys of fewer heads, or of another width, than queries
             yield Candidate(layer, weight, _checked({"heads": _by_heads(layer, own, ranks)}))
         elif isinstance(layer, nn.Dense):
             yield Candidate(layer, own["weight"], _checked(_by_features(own, 1, 0, ranks)))

@@ -62,6 +62,15 @@ LAYERS: dict[str, Callable[[], list[nn.Layer]]] = {
         nn.GlobalAveragePool(),
         nn.Dense(CLASSES),
     ],
+    # Two heads of queries for each head of keys: the attention stays whole.
+    "shared keys": lambda: [
+        nn.Input((FEATURES,)),
+        nn.Reshape((3, 2)),
+        nn.Dense(8),
+        nn.MultiHeadAttention(4, key_heads=2),
+        nn.GlobalAveragePool(),
+        nn.Dense(CLASSES),
+    ],
 }
 
 MESHES: dict[str, tuple[int, Callable[[Communicator], Hybrid]]] = {
@@ -100,6 +109,7 @@ def one_process(layers: str, dtype: str, count: int) -> Trained:
         ("images", "3", "float64", 33),
         ("images", "samples over 2 x 2", "float64", 33),
         ("attention", "2 x 2", "float64", 33),
+        ("shared keys", "2", "float64", 33),
     ],
 )
 def test_it_equals_one_process_on_the_whole_batch(
