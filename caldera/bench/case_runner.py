@@ -52,8 +52,7 @@ class CaseOptions:
     precisions: Sequence[str] = ()
     """Precisions to measure. If empty: on a GPU the precisions of each work, on the CPU float32."""
     settings: Sequence[str] = ()
-    """Words that select contestants on a GPU: a label must contain one. If empty, all are measured.
-    """
+    """Words of which a contestant's label must contain one on a GPU; if empty, all are measured."""
     without: Sequence[str] = ()
     """On the CPU: passes of which each is left out once."""
     workspaces: Sequence[int] = ()

@@ -271,7 +271,7 @@ def initial_weights(model: NeuralNetwork) -> list[Array]:
 
 
 def held_by(model: NeuralNetwork) -> int:
-    """Return the bytes of a network's variables, which a translation stores in addition to its own."""
+    """Return the bytes of a network's variables, which its translation stores as well."""
     kept = (*model.parameters(), *model.states())
     return sum(each.size * np.dtype(each.dtype).itemsize for each in kept)
 
