@@ -144,7 +144,7 @@ class TorchTrainer(Restartable):
         self._next = 0
 
     def _from_start(self) -> None:
-        """Restore the initial weights in the same memory, which a captured graph continues to use."""
+        """Restore the initial weights in place: a captured graph uses the same memory."""
         self._network.load(as_dtype(initial_weights(self._model), self.dtype))
         self._network.reset_states()
         with self._torch.no_grad():
@@ -292,7 +292,7 @@ class TorchFramework(Framework):
         return TorchTrainer(self.torch, case, dtype, given, self.options, self._note_peak)
 
     def _note_peak(self, nbytes: int) -> None:
-        """Record the peak of a capture: replays allocate no memory that the allocator would count."""
+        """Record the peak of a capture: the allocator does not count memory of replays."""
         self._captured_peak = max(self._captured_peak, nbytes)
 
     def reset_card_peak(self) -> None:

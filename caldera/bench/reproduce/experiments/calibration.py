@@ -42,9 +42,9 @@ SPEEDS = (2.5e11, 5e11, 1e12, 2e12, 4e12, 8e12)
 SHARES = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
 """Share of the link's bandwidth that a dense allreduce reaches."""
 EFFICIENCY, IMAGES_PER_SECOND = 0.9, 139.0
-"""Efficiency of 256 P100 GPUs against 8 (Goyal et al., 2017), and the images per second of one GPU.
+"""Efficiency of 256 P100 GPUs relative to 8 (Goyal et al., 2017), and images per second of a GPU.
 
-The speed follows from 90 epochs in an hour.
+The rate follows from 90 epochs in an hour.
 """
 ETHERNET, NVLINK = Wire(5e-6, 6.25e9), Wire(2e-6, 40e9)
 """50 Gbit/s between machines of 8 GPUs, and the link within a machine."""
