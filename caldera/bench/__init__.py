@@ -1,8 +1,8 @@
-"""Honest measurement beside other frameworks: what `caldera bench` runs.
+"""Benchmarks against other frameworks: the implementation of `caldera bench`.
 
-Every framework, in every setting, computes in a process of its own (`worker`); one process measures
-at a time, in turns (`session`). All of them get the same weights and data, and a result counts only
-if it is equal (`equality`). Other frameworks are imported by their workers alone.
+Every framework runs in every setting in a separate process (`worker`); one process measures at a
+time, in turns (`session`). All contestants get the same weights and data, and a result counts only
+if it is equal to the reference's (`equality`). Other frameworks are imported only by their workers.
 """
 
 from __future__ import annotations

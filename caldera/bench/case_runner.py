@@ -32,7 +32,7 @@ from caldera.bench.workloads import Case, TrainingCase, Workload
 
 @dataclass(frozen=True)
 class CaseOptions:
-    """What a run measures, and how long.
+    """Cases and settings of a run, and its durations.
 
     >>> CaseOptions(["mlp"], quick=True).rounds
     3
@@ -45,24 +45,24 @@ class CaseOptions:
     repeats: int | None = None
     quick: bool = False
     compile: bool = True
-    """Whether torch.compile takes part; it needs minutes for each large network."""
+    """True if torch.compile is measured too; it needs minutes for each large network."""
     test_accuracy: int = 0
     """Epochs on real data; 0 for none."""
     device: str = "cpu"
     precisions: Sequence[str] = ()
-    """Without any, on a card those of each work and on the CPU float32."""
+    """Precisions to measure. If empty: on a GPU the precisions of each work, on the CPU float32."""
     settings: Sequence[str] = ()
-    """On a card: words, of which a contestant's label must have one; without any, all take part."""
+    """Words of which a contestant's label must contain one on a GPU; if empty, all are measured."""
     without: Sequence[str] = ()
     """On the CPU: passes of which each is left out once."""
     workspaces: Sequence[int] = ()
-    """On the CPU: MiB that kernels may have as scratch memory, one after the other."""
+    """Workspace limits to measure on the CPU, in MiB."""
     limit: float | None = None
     """Seconds that a contestant may take for everything in a case."""
 
     @property
     def on_card(self) -> bool:
-        """Whether a card is measured."""
+        """True if a GPU is measured."""
         return self.device != "cpu"
 
     @property
@@ -71,19 +71,19 @@ class CaseOptions:
         return self.repeats or (3 if self.quick else 7)
 
     def precisions_of(self, case: TrainingCase) -> Sequence[str]:
-        """In which a case is measured on a card."""
+        """Return the precisions in which a case is measured on a GPU."""
         return self.precisions or case.precisions
 
     def seconds(self, case: Case) -> float:
-        """Of one turn."""
+        """Return the seconds of a turn."""
         if not isinstance(case, TrainingCase):
             return 0.05 if self.quick else 0.15
         return 0.3 if self.quick else 1.0
 
 
 SETTLE = 0.1
-"""Seconds between turns of several threads, in which those that wait busily for more work go to
-sleep."""
+"""Seconds between turns of several threads, in which threads that busy-wait for work fall asleep.
+"""
 LEAST = 3
 """Times taken in a turn, however long they are."""
 SHORTEST_TURN = 0.05
@@ -94,7 +94,7 @@ Entries = dict[WorkerHandle, ResultEntry]
 
 
 class CaseRunner:
-    """Requests about the cases of a work. `compares` says whether there is a reference."""
+    """Requests about the cases of a work. `compares` is true if there is a reference."""
 
     def __init__(self, options: CaseOptions, work: Workload, tell: Tell, *, compares: bool) -> None:
         self.options = options
@@ -103,7 +103,7 @@ class CaseRunner:
         self._compares = compares
 
     def tell(self, case: Case, what: str) -> None:
-        """Say what is being done with a case."""
+        """Report the current action on a case."""
         self._tell(f"{self.work.name} {case.name}: {what}")
 
     def attempt(
@@ -138,7 +138,7 @@ class CaseRunner:
     def check(
         self, case: Case, comparison: Comparison, handle: WorkerHandle, entry: ResultEntry
     ) -> None:
-        """Results, and how they compare with those of the reference."""
+        """Compute a contestant's results and compare them with the reference's."""
         if not self._compares and not isinstance(case, TrainingCase):
             return
         is_reference = comparison.is_reference(entry)
@@ -161,7 +161,7 @@ class CaseRunner:
     def measure(
         self, case: Case, handle: WorkerHandle, entry: ResultEntry, *, turn: int = 0, turns: int = 1
     ) -> None:
-        """The times of one of the turns that make up a round."""
+        """Measure the times of a turn; several turns make up a round."""
         if self.options.threads > 1:
             time.sleep(SETTLE)
         seconds = max(SHORTEST_TURN, self.options.seconds(case) / turns)
@@ -172,13 +172,13 @@ class CaseRunner:
         entry.growth_bytes = max(entry.growth_bytes, reply["growth"])
 
     def first_epoch(self, case: Case, handle: WorkerHandle, entry: ResultEntry) -> None:
-        """The first epoch of a process with empty caches, whatever is compiled included."""
+        """Run the first epoch of a process with empty caches, compilation included."""
         reply = handle.ask(LEARN, work=self.work.name, case=case.name, seed=0, epochs=1)
         entry.first_cold_s = reply["seconds"]
         entry.import_s = handle.import_s
 
     def learn(self, case: Case, seed: int, handle: WorkerHandle, entry: ResultEntry) -> None:
-        """A whole training, with the order of samples that a seed gives."""
+        """Run a whole training, with the order of samples given by a seed."""
         reply = handle.ask(LEARN, work=self.work.name, case=case.name, seed=seed, epochs=None)
         cpu = reply.get("cpu seconds")
         entry.add_times([reply["seconds"]], None if cpu is None else [cpu], reply.get("lost"))
@@ -195,8 +195,10 @@ class CaseRunner:
 
 
 def rotated(entries: Entries, turn: int) -> list[tuple[WorkerHandle, ResultEntry]]:
-    """Everybody, each round beginning with another and every second one backwards: nobody always
-    follows the same neighbour."""
+    """Return all contestants, rotated by the turn and reversed in every second turn.
+
+    This way no contestant always follows the same neighbour.
+    """
     order = list(entries.items())
     if turn % 2:
         order.reverse()
@@ -205,9 +207,9 @@ def rotated(entries: Entries, turn: int) -> list[tuple[WorkerHandle, ResultEntry
 
 
 MOST_TOGETHER = 16
-"""Processes at once: each takes some gigabytes of the host's memory as well."""
+"""Maximum number of simultaneous processes: each needs some gigabytes of host memory as well."""
 LEAST_FREE = 0.5
-"""The part of the card's memory that must be free before another process is started."""
+"""Fraction of GPU memory that must be free before another process is started."""
 
 
 class CardSession:
@@ -227,7 +229,7 @@ class CardSession:
         self._rounds = runner.options.rounds
 
     def run(self) -> None:
-        """Measure everybody."""
+        """Measure all contestants."""
         if self._runner.options.quick:
             self._in_groups(self._first_and_kept)
         else:

@@ -1,4 +1,4 @@
-"""Comparison of each contestant's results with those of the reference.
+"""Comparison of each contestant's results with the reference's results.
 
 Workers compute the arrays and accuracies; the results are compared as contestants finish.
 """
@@ -36,9 +36,9 @@ LARGE_CHECK_BATCH = 2
 MOST_COMPARED = 1 << 20
 """Numbers of a kernel's result that are compared; the same ones everywhere."""
 CARD_EPOCHS, QUICK_CARD_EPOCHS = 12, 2
-"""On a card, how often all batches are trained on."""
+"""Number of passes over all batches on a GPU."""
 TRUTH = "float64"
-"""The folder, within that of the reference, for gradients in float64."""
+"""Subfolder of the reference's folder for gradients in float64."""
 
 
 def checked(
@@ -80,7 +80,7 @@ def checked_on_card(
     truth: bool = False,
     float64: bool = False,
 ) -> dict[str, Any]:
-    """As `checked`, with the very task that is timed: nothing is compiled twice.
+    """Do the same as `checked`, with the task that is timed, so that no code is compiled twice.
 
     With `float64`, five steps in that precision are made as well.
     """
@@ -115,7 +115,7 @@ def trained_accuracy(framework: Framework, case: TrainingCase, epochs: int) -> f
     found = _dataset(case)
     trainer = framework.trainer(case, "float32")
     shape = (-1, *case.shape)
-    # Whole batches only: a framework that compiles for shapes need not compile twice.
+    # Whole batches only: a framework that compiles for fixed shapes then compiles once.
     loader = Loader(found.train, case.batch, seed=0, drop_last=True)
     for _ in range(epochs):
         for batch in loader:
@@ -163,10 +163,11 @@ _REFERENCE = "reference"
 
 
 class Comparison:
-    """One case. The reference must be added first; arrays of others are deleted at once.
+    """Comparison of the contestants of a case with the reference.
 
-    How far the loss curve of the reference is from its own with the other order of an image's axes
-    is how far others may be.
+    The reference must be added first; arrays of other contestants are deleted immediately. The
+    tolerance for loss curves is the distance between the reference's curves with its two orders of
+    an image's axes.
     """
 
     def __init__(self, folder: Path, reference: str) -> None:
@@ -175,15 +176,15 @@ class Comparison:
         self._numbers: dict[str, Any] | None = None
 
     def folder_of(self, entry: ResultEntry) -> Path:
-        """Where a contestant's worker writes its arrays."""
+        """Return the folder to which a contestant's worker writes its arrays."""
         return self._folder / (_REFERENCE if self.is_reference(entry) else "other")
 
     def is_reference(self, entry: ResultEntry) -> bool:
-        """Whether the others are compared with this one."""
+        """Return True if this contestant is the reference."""
         return entry.label == self._reference
 
     def add(self, entry: ResultEntry, numbers: dict[str, Any]) -> None:
-        """Compare what a worker computed for its check."""
+        """Compare the results that a worker computed for its check."""
         found = written(self.folder_of(entry))
         if "first loss" in numbers:
             entry.weights = weights_by_shape(each.shape for each in found)

@@ -1,5 +1,4 @@
-"""Who is measured, on the CPU and on a card: each framework in the settings in which it may be at
-its best."""
+"""Contestants on the CPU and on a GPU: each framework in the settings that may be its fastest."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from caldera.bench.workloads import (
 )
 
 PEERS: Mapping[str, str] = {"torch": "PyTorch", "jax": "JAX"}
-"""Frameworks to be compared with, and what they are called."""
+"""Frameworks to compare with, and their names."""
 INSTALL: Mapping[str, str] = {"torch": "pip install torch", "jax": "pip install jax"}
 ACCURACIES = ("strict", "fast")
 BEFORE = " before"
@@ -43,15 +42,15 @@ class Contestant:
     setting: str
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     precision: str = ""
-    """On a card, and on the CPU if it is not float32."""
+    """Precision on a GPU, and on the CPU if it is not float32."""
     is_measured: bool = True
-    """Whether its time is taken; if not, others are only compared with it."""
+    """True if it is timed; otherwise other contestants are only compared with it."""
     sources: str = ""
     """The folder of Caldera's package, if it is not this one."""
 
     @property
     def label(self) -> str:
-        """How tables call it."""
+        """Name of the contestant in tables."""
         name = f"{self.framework} {self.setting}"
         return f"{name}, {self.precision}" if self.precision else name
 
@@ -77,7 +76,7 @@ class Contestant:
 
 
 REFERENCE = "torch"
-"""The framework whose results, in its first setting, the others must agree with."""
+"""Framework whose first setting produces the reference results."""
 
 
 def missing_peers(peers: Sequence[str]) -> dict[str, str]:
@@ -95,11 +94,12 @@ def contestants(
     workspaces: Sequence[int] = (),
     precisions: Sequence[str] = (),
 ) -> list[Contestant]:
-    """Everybody who takes part in a case; what the others must agree with first, then Caldera.
+    """Return all contestants of a case: the reference first, then Caldera.
 
-    In training steps Caldera also takes part without each pass named in `without`, and with so
-    many MiB of workspace, for which convolutions are cut into micro-batches. `precisions` are those
-    of training steps, float32 without any; what others must agree with is in float32 always.
+    In training steps Caldera is also measured without each pass named in `without`, and with each
+    number of MiB in `workspaces`, a limit under which convolutions are split into micro-batches.
+    `precisions` applies to training steps and defaults to float32. The reference always computes in
+    float32.
 
     >>> from caldera.bench.workloads import WORKLOADS
     >>> case = WORKLOADS["mlp"].cases[0]
@@ -188,7 +188,7 @@ def _has_images(case: Case) -> bool:
 
 @cache
 def has_compiler() -> bool:
-    """Whether a C++ compiler works, which torch.compile needs."""
+    """Return True if a C++ compiler works; torch.compile requires one."""
     program = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if program is None:
         return False
@@ -212,10 +212,10 @@ def card_contestants(
     words: Sequence[str] = (),
     device: str = "cuda",
 ) -> list[Contestant]:
-    """Everybody who takes part; what the others must agree with first, then Caldera.
+    """Return all contestants on a GPU: the reference first, then Caldera.
 
-    That is PyTorch in float32; where this precision is not measured, it is only compared with.
-    With `words`, only settings in whose label one of them is (and the reference).
+    The reference is PyTorch in float32. If this precision is not measured, the reference is not
+    timed. With `words`, only settings whose label contains a word are returned (and the reference).
 
     >>> from caldera.bench.workloads import WORKLOADS
     >>> case = WORKLOADS["mlp"].cases[0]
@@ -260,7 +260,7 @@ def _torch_on_card(case: TrainingCase, compiler: bool) -> list[tuple[str, dict[s
             ("compiled", {"compiled": True}),
             ("compiled reduce-overhead", {"compiled": "reduce-overhead"}),
         ]
-        # Its steps are so long that launching them costs nothing.
+        # Not for large cases: their steps are so long that the cost of launches is negligible.
         if not case.is_large:
             ways.append(("compiled CUDA graph", {"compiled": True, "graph": True}))
     return list(_in_both_formats(ways, case))
@@ -271,7 +271,7 @@ def _jax_on_card(case: TrainingCase, precision: str) -> list[tuple[str, dict[str
     if not case.is_large:
         ways.append(("scan", {"scan": True}))
     if case.attention and precision == "bfloat16":
-        # cuDNN's attention is for half precision alone.
+        # cuDNN's attention supports only half precision.
         ways += [
             (f"{name} cuDNN attention", {**options, "cudnn_attention": True})
             for name, options in list(ways)

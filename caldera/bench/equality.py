@@ -1,15 +1,16 @@
-"""Whether two frameworks computed the same: a time counts only if they did.
+"""Equality of the results of two frameworks: a time counts only if its result is right.
 
-In float32 the first losses and the first gradients must agree, in float64 the losses of five steps,
-and for small networks the curve of the loss must stay as near as PyTorch's own two orders of an
-image's axes stay to each other. Rounding turns a few ReLUs on or off, so in deep networks no two
-float32 gradients agree; those that are at least as near to the float64 ones as PyTorch's are right.
+In float32 the first losses and the first gradients must agree. In float64 the losses of five steps
+must agree. For small networks the loss curve must stay as close to PyTorch's as PyTorch's own two
+orders of an image's axes stay to each other. Rounding turns a few ReLUs on or off, so in deep
+networks no two float32 gradients agree. Gradients that are at least as close to the float64
+gradients as PyTorch's are accepted.
 
-On a card, and in bfloat16 on the CPU, each precision has its tolerances: weights are float32 in all
-of them, "tf32" rounds what goes into a product to 10 bits, "bfloat16" computes products, and stores
-what lies between them, with 7. There gradients are compared by their norm with PyTorch's in
-float64, and a precision may be as far from the reference, times a factor, as PyTorch's own steps in
-that precision are.
+On a GPU, and in bfloat16 on the CPU, each precision has its tolerances. Weights are float32 in all
+precisions. "tf32" rounds the inputs of products to 10 bits. "bfloat16" computes products, and
+stores the values between them, with 7 bits. In these precisions gradients are compared by the norm
+of their difference to PyTorch's float64 gradients. A precision may be as far from the reference,
+times a factor, as PyTorch's own steps in that precision.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Tolerance:
-    """What may differ from the reference, PyTorch in float32 and (for gradients) in float64.
+    """Allowed differences from the reference: PyTorch in float32 and (for gradients) in float64.
 
-    The first loss may differ by so much. The distance of the gradients to those in float64, and
-    that of the losses to the reference's, may be so much, or `SLACK` times that of PyTorch's own
-    steps in the same precision, if that is more.
+    `first_loss` limits the first loss. `gradients` limits the distance of the gradients to the
+    float64 gradients, and `curve` the distance of the losses to the reference's losses. Both rise
+    to `SLACK` times the distance of PyTorch's own steps in the same precision, if that is larger.
     """
 
     first_loss: float
@@ -51,7 +52,7 @@ REFERENCE_PRECISION = PRECISIONS[0]
 
 
 def is_as_strict(precision: str, other: str) -> bool:
-    """Whether a precision is that of another, or a stricter one; none is float32 on the CPU.
+    """Return True if a precision equals another or is stricter; none is float32 on the CPU.
 
     >>> is_as_strict("float32", "tf32"), is_as_strict("bfloat16", "")
     (True, False)
@@ -65,7 +66,7 @@ GRADIENTS = 1e-4
 FLOAT64 = 1e-9
 KERNEL = 1e-4
 CURVE_ROUNDING = 1e-5
-"""Distance of loss curves that rounding alone explains where there is no other measure of it."""
+"""Distance of loss curves explained by rounding, used if no other measure of it is known."""
 _TINY = 1e-6
 """Gradients smaller than this part of the largest are compared with that part."""
 
@@ -94,17 +95,19 @@ class Equality:
     result: float | None = None
     """Of a single computation."""
     precision: str = ""
-    """On a card, and on the CPU if it is not float32."""
+    """Precision on a GPU, and on the CPU if it is not float32."""
     distance: float | None = None
-    """Where there is a precision: of all gradients together to those in float64, relative to their
-    norm."""
+    """Distance of all gradients together to the float64 gradients, relative to their norm.
+
+    Only set together with a precision.
+    """
     distance_allowed: float | None = None
     against: str = ""
     broken: list[str] = field(default_factory=list)
 
     @property
     def holds(self) -> bool | None:
-        """Whether everything that was compared agrees; None if nothing was."""
+        """True if everything that was compared agrees; None without a comparison."""
         compared = (
             self.first_loss,
             self.gradients,
@@ -123,17 +126,17 @@ class Equality:
 
     @property
     def first_loss_allowed(self) -> float:
-        """How far the first loss may be away."""
+        """Allowed difference of the first loss."""
         return TOLERANCES[self.precision].first_loss if self.precision else FIRST_LOSS
 
     def allow(self, gradients: float | None, curve: float | None) -> None:
-        """Set the limits of a precision, given how far PyTorch's own steps in it are."""
+        """Set the limits of a precision, given the distances of PyTorch's own steps in it."""
         tolerance = TOLERANCES[self.precision]
         self.distance_allowed = max(tolerance.gradients, SLACK * (gradients or 0.0))
         self.curve_allowed = max(tolerance.curve, SLACK * (curve or 0.0))
 
     def judge(self) -> None:
-        """Fill in what is broken."""
+        """Fill in the names of the exceeded limits."""
         limits = {
             "first loss": (self.first_loss, self.first_loss_allowed),
             "first gradients": (None if self._as_near_as_reference else self.gradients, GRADIENTS),
@@ -155,7 +158,7 @@ def compare_training(
     found: Mapping[str, Any],
     gradients: Arrays,
 ) -> Equality:
-    """A network's check beside the reference's."""
+    """Compare a network's check with the reference's."""
     return Equality(
         first_loss=relative(found["first loss"], reference["first loss"]),
         gradients=largest_difference(reference_gradients, gradients),
@@ -171,8 +174,10 @@ def compare_in_precision(
     gradients: Arrays,
     precision: str,
 ) -> Equality:
-    """A network's check in some precision beside the reference's; some only have the means of
-    epochs."""
+    """Compare a network's check in a precision with the reference's.
+
+    Some checks only have the means of epochs.
+    """
     equality = Equality(precision=precision, float64=_curves_apart(reference, found, "float64"))
     if "epochs" in found:
         equality.curve = _farthest(_means(reference["curve"], found["mean of"]), found["epochs"])
@@ -185,12 +190,12 @@ def compare_in_precision(
 
 
 def compare_results(reference: Arrays, found: Arrays) -> Equality:
-    """A single computation's result beside the reference's."""
+    """Compare the result of a single computation with the reference's."""
     return Equality(result=largest_difference(reference, found))
 
 
 def curve_limit(apart: float | None) -> float:
-    """How far a loss curve may be away, given how far PyTorch's two memory formats are.
+    """Return the allowed distance of a loss curve, given that between PyTorch's memory formats.
 
     >>> curve_limit(3e-4), curve_limit(None)
     (0.0003, 1e-05)
@@ -228,7 +233,7 @@ def largest_difference(reference: Arrays, found: Arrays) -> float:
 
 
 def distance(reference: Arrays, found: Arrays) -> float:
-    """The norm of the difference of all arrays together, relative to that of the reference.
+    """Return the norm of the difference of all arrays, relative to the norm of the reference.
 
     >>> distance([np.array([3.0, 4.0])], [np.array([3.0, 4.5])])
     0.1
@@ -246,7 +251,7 @@ def distance(reference: Arrays, found: Arrays) -> float:
 
 
 def _means(values: Sequence[float], count: int) -> list[float]:
-    """The means of groups of so many."""
+    """Return the means of groups of `count` values."""
     groups = range(len(values) // count)
     return [math.fsum(values[count * i : count * (i + 1)]) / count for i in groups]
 

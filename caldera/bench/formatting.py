@@ -26,7 +26,7 @@ COLUMNS = (
     "equal results",
 )
 SHORT_COLUMNS = ("setting", "time", "95% interval", "ratio to the best peers", "equal results")
-"""Of single computations, which have neither losses nor a memory of their own."""
+"""Columns for single computations, which have neither losses nor a separate memory figure."""
 
 
 LEARNING_COLUMNS = (
@@ -44,17 +44,17 @@ LEARNING_COLUMNS = (
 
 
 def is_learning(entries: Sequence[ResultEntry]) -> bool:
-    """Whether these are trainings to an accuracy."""
+    """Return True if the entries are trainings to an accuracy."""
     return any(entry.target is not None for entry in entries)
 
 
 def is_training(entries: Sequence[ResultEntry]) -> bool:
-    """Whether these are steps of a network."""
+    """Return True if the entries are steps of a network."""
     return any(entry.first_cold_s is not None or entry.loss is not None for entry in entries)
 
 
 def columns_of(entries: Sequence[ResultEntry]) -> tuple[str, ...]:
-    """What a table of these entries shows."""
+    """Return the columns of a table of these entries."""
     if is_learning(entries):
         return LEARNING_COLUMNS
     if not is_training(entries):
@@ -64,7 +64,7 @@ def columns_of(entries: Sequence[ResultEntry]) -> tuple[str, ...]:
 
 
 def title_of(case: str, entries: Sequence[ResultEntry]) -> str:
-    """What a table is about.
+    """Return the title of a table.
 
     >>> title_of("mlp", [ResultEntry("mlp", "mlp", "torch", "eager", batch=100)])
     'mlp, batch 100'
@@ -74,7 +74,7 @@ def title_of(case: str, entries: Sequence[ResultEntry]) -> str:
 
 
 def row(report: Report, entry: ResultEntry, columns: Sequence[str]) -> list[str]:
-    """What a table has to say about an entry."""
+    """Return the cells of an entry's row."""
     seconds = entry.seconds()
     warm = sorted(entry.first_warm_s)[len(entry.first_warm_s) // 2] if entry.first_warm_s else None
     cells = {
@@ -100,9 +100,9 @@ def row(report: Report, entry: ResultEntry, columns: Sequence[str]) -> list[str]
 
 
 def time_text(entry: ResultEntry, seconds: Estimate | None) -> str:
-    """The median, and how many operations a second that is, where it makes sense.
+    """Return the median, and the operations per second if their number is known.
 
-    On a card the reference may only be compared with, and is not timed then.
+    On a GPU the reference may be used only for comparison, and is not timed then.
     """
     if seconds is None:
         return "not timed" if entry.precision and not entry.error else NOTHING
@@ -141,7 +141,7 @@ def _sent_text(entry: ResultEntry) -> str:
 
 
 def images_text(entry: ResultEntry, seconds: Estimate | None) -> str:
-    """How many images a second are trained on."""
+    """Return the number of training images per second."""
     return NOTHING if seconds is None or not entry.images else f"{entry.batch / seconds.value:,.0f}"
 
 
@@ -174,9 +174,9 @@ def ratios_text(ratios: Sequence[Ratio]) -> str:
 
 
 def memory_text(entry: ResultEntry) -> str:
-    """The peak, and what of it came after importing.
+    """Return the peak memory, and the growth since the framework was imported.
 
-    On a card: the peak of its memory in the framework's own books, and what the process holds.
+    On a GPU: the peak by the framework's own count, and the memory of the process.
     """
     if entry.card_peak_bytes or entry.card_bytes:
         own = bytes_text(entry.card_peak_bytes) if entry.card_peak_bytes else NOTHING
@@ -187,7 +187,7 @@ def memory_text(entry: ResultEntry) -> str:
 
 
 def loss_text(entry: ResultEntry) -> str:
-    """The loss after some steps, and the test accuracy if it was asked for."""
+    """Return the loss after some steps, and the test accuracy if it was measured."""
     if entry.loss is None:
         return NOTHING
     text = f"{entry.loss:.6f} after {entry.loss_steps}"
@@ -226,7 +226,7 @@ def equality_text(equality: Equality) -> str:
 
 
 def _in_precision(equality: Equality) -> list[str]:
-    """What was compared where there is a precision, each with what was allowed."""
+    """Return the compared values in a precision, each with its limit."""
     pairs = {
         "loss": (equality.first_loss, equality.first_loss_allowed),
         "gradients to float64": (equality.distance, equality.distance_allowed),

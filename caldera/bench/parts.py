@@ -1,8 +1,8 @@
-"""What a user may replace at each level, written once in NumPy and run in every framework.
+"""Replaceable parts of each level, written once in NumPy and run in every framework.
 
 Level 0 has an `OperatorPart`; level 2 an `OptimizerPart` and a `Sampler`; level 3 a
-`CompressionPart` of gradients and a `Scheme` that distributes training. `reference` has a lean one
-of each.
+`CompressionPart` of gradients and a `Scheme` that distributes training. `reference` has a lean
+implementation of each.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class OperatorPart(ABC):
-    """Level 0: an array from arrays, and its gradients. Both are functions of their inputs alone.
+    """Level 0: an array computed from arrays, and its gradients.
+
+    Both methods must depend only on their inputs.
 
     >>> class Square(OperatorPart):
     ...     def forward(self, x):
@@ -36,10 +38,10 @@ class OperatorPart(ABC):
 
     @abstractmethod
     def backward(self, gradient: Array, *inputs: Array) -> Sequence[Array]:
-        """Given the gradient of the result, that of each input."""
+        """Return the gradients of the inputs, given the gradient of the result."""
 
     def flops(self, *inputs: Array) -> float:
-        """Floating-point operations of `forward`; 0 if nobody counts them."""
+        """Return the floating-point operations of `forward`; 0 if unknown."""
         return 0.0
 
 
@@ -70,7 +72,7 @@ class Sampler(ABC):
     """
 
     shuffles = True
-    """Whether every epoch has another order."""
+    """True if every epoch has another order."""
 
     @abstractmethod
     def epoch(self, samples: int, batch: int, number: int) -> Iterator[Array]:
@@ -80,8 +82,8 @@ class Sampler(ABC):
 class CompressionPart(ABC):
     """Level 3: a gradient as a shorter message.
 
-    What a message leaves out is added to the next gradient by the level itself, if `feedback` says
-    so; no optimizer has to know.
+    With `feedback`, the level adds the part of a gradient that a message omits to the next
+    gradient; optimizers are not affected.
 
     >>> class Half(CompressionPart):
     ...     def encode(self, values):
@@ -93,7 +95,7 @@ class CompressionPart(ABC):
     """
 
     unbiased = False
-    """Whether the mean over many messages is the gradient."""
+    """True if the mean over many messages is the gradient."""
     feedback = True
 
     @abstractmethod
@@ -116,7 +118,7 @@ class Scheme(ABC):
     """
 
     equals_one_process = True
-    """Whether weights are those of one process with the whole batch, but for rounding."""
+    """True if weights equal, except for rounding, one process training on the whole batch."""
 
     @abstractmethod
     def gradients(self, communicator: Communicator, gradients: list[Array]) -> list[Array]:
@@ -124,5 +126,5 @@ class Scheme(ABC):
         sum over ranks is the gradient of the mean loss."""
 
     def weights(self, communicator: Communicator, weights: list[Array], step: int) -> list[Array]:
-        """The weights to go on with after an update."""
+        """Return the weights to use after an update."""
         return weights

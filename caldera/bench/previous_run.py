@@ -49,7 +49,7 @@ ROUNDS_OF_PROCESS = 8
 
 
 def paired_round(runner: CaseRunner, case: Case, entries: Entries, number: int) -> None:
-    """Prepare everybody anew, and take turns, in an order of which nobody has the better end."""
+    """Prepare all contestants again, and take turns in random order."""
     order, random = list(entries.items()), Random(number)
     is_large = isinstance(case, TrainingCase) and case.is_large
     if number % ROUNDS_OF_PROCESS == 0:
@@ -79,11 +79,11 @@ _GIT_SECONDS = 60
 def previous_sources(
     code: Mapping[str, Any], folder: Path, package: Path | None = None
 ) -> Path | None:
-    """Write the code that a file names into a folder, if it is the very code that was measured.
+    """Write the code that a results file names into a folder, if it is the code that was measured.
 
-    Only a commit of this clone's own history, with the digest that the file has, is believed: a
-    file of results says which code to compare with, not which code to run. None where git, the
-    commit or the digest is missing, as after changes that were measured before they were committed.
+    Only a commit in this clone's history with the digest in the file is accepted: a results file
+    selects the code to compare with, not the code to run. Return None if git, the commit or the
+    digest is missing, as after measurements of uncommitted changes.
     """
     package = package or Path(caldera.__file__).parent
     commit, digest = code.get("commit"), code.get("sources")
@@ -96,7 +96,7 @@ def previous_sources(
         return None
     found = folder / package.name
     with tarfile.open(fileobj=io.BytesIO(archive)) as files:
-        # As an attribute: Python before 3.11.4 knows no such argument.
+        # Set as an attribute: Python before 3.11.4 lacks this argument.
         files.extraction_filter = getattr(tarfile, "data_filter", None)
         files.extractall(found)
     return folder if sources_digest(found) == digest else None
@@ -112,7 +112,7 @@ def _git(folder: Path, *words: str) -> bytes:
 CHANCE = 0.01
 LEAST = 0.05
 BUDGET = 120.0
-"""Seconds of rounds in a case, beyond those that were asked for, until a difference is clear."""
+"""Maximum seconds of additional rounds in a case, until a difference is clear."""
 DISTURBED = 0.05
 """Share of its cores' time that others had, above which the wall clock is not the only witness."""
 WALL_TIME, CPU_TIME = "wall time", "CPU time"
@@ -136,11 +136,11 @@ class Again:
     interval: tuple[float, float] | None = None
     """Of the ratio, with 98% confidence; of codes that took turns."""
     to_file: float = math.nan
-    """The new time over that of the file: what the machine, too, has to do with."""
+    """Ratio of the new time to the time in the file, which also depends on the machine's state."""
     lost: float = 0.0
     """The share of its cores' time that others had; of codes that took turns."""
     clock: str = WALL_TIME
-    """What decided: this or `CPU_TIME`."""
+    """Clock that decided: `WALL_TIME` or `CPU_TIME`."""
 
     def __str__(self) -> str:
         if self.verdict == MISSING:
@@ -157,7 +157,7 @@ class Again:
 
 
 class Measured(Protocol):
-    """What was measured of one code, as an `ResultEntry` has it."""
+    """Measurements of a version of the code, as in `ResultEntry`."""
 
     @property
     def rounds(self) -> list[list[float]]:
@@ -173,7 +173,7 @@ class Measured(Protocol):
 
 
 def compare_in_turns(name: str, before: Measured, after: Measured) -> Again:
-    """Whether two codes differ whose rounds were taken in turns.
+    """Compare two versions of the code whose rounds were interleaved.
 
     >>> old = ResultEntry("mlp", "mlp", "caldera", "strict", rounds=[[1.0]] * 9)
     >>> new = ResultEntry("mlp", "mlp", "caldera", "strict", rounds=[[1.1]] * 9)
@@ -201,7 +201,7 @@ def _side(ratio: Estimate) -> str:
 
 
 def compare(name: str, before: Rounds, after: Rounds) -> Again:
-    """Whether the times of two runs differ.
+    """Compare the times of two runs.
 
     >>> compare("a", [[1.0], [1.01], [0.99]], [[1.2], [1.21], [1.19]]).verdict
     'slower'
@@ -232,7 +232,7 @@ def compare_reports(before: Mapping[str, Any], after: Mapping[str, Any]) -> list
 
 
 def is_clear(entries: Iterable[ResultEntry]) -> bool:
-    """Whether of all that took turns with the code of before it is known whether they differ."""
+    """Return True if no interleaved comparison with the earlier code is undecided."""
     by_label = {entry.label: entry for entry in entries}
     for entry in by_label.values():
         now = by_label.get(entry.label.removesuffix(BEFORE))

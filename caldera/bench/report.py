@@ -48,7 +48,7 @@ def log_text(report: Report) -> str:
 
 
 def training_lines(entry: ResultEntry, number: int, machine: dict[str, Any]) -> list[str]:
-    """The lines of one training of an entry."""
+    """Return the log lines of a training of an entry."""
     training = entry.trainings[number]
     start = int(training["began"] * 1e3)
     log = _Log(start - int((entry.first_cold_s or 0.0) * 1e3) - 2)
@@ -87,7 +87,7 @@ def training_lines(entry: ResultEntry, number: int, machine: dict[str, Any]) -> 
 
 
 class _Log:
-    """Lines with a clock of their own."""
+    """Log lines with simulated time stamps."""
 
     def __init__(self, now: int) -> None:
         self.lines: list[str] = []
@@ -119,7 +119,7 @@ _MOST_BARS = 40
 
 
 def depth_chart(report: Report, work: str) -> LineChart | None:
-    """The seed's figure: milliseconds a step over layers; None without layers."""
+    """Return the paper's figure: milliseconds per step over layers; None without layers."""
     entries = [each for each in report.entries if each.work == work and each.depth and each.rounds]
     depths = sorted({entry.depth for entry in entries})
     if len(depths) < 2:
@@ -149,9 +149,9 @@ def depth_chart(report: Report, work: str) -> LineChart | None:
 
 
 def ratio_bars(report: Report, work: str) -> list[Bar]:
-    """Caldera beside the best setting of each peer.
+    """Return bars that compare Caldera with the best setting of each peer.
 
-    Where that would be too many bars to read, there are those of the means of groups.
+    If there are too many bars to read, the means of groups are shown instead.
     """
     bars = [
         _bar(f"{entry.case}, {entry.way} : {each.against}", each.ratio)
@@ -328,7 +328,7 @@ _NARROWEST = 200
 def print_report(report: Report) -> None:
     """Print tables, one for each case, and the means."""
     if find_spec("rich") is None:
-        # A machine with a card may have nothing but what computes.
+        # Without rich: a machine with a GPU may have only the packages needed to compute.
         print("\n".join(plain_lines(report)))
         return
     console, box = _console(), optional_import("rich.box", "rich", "caldera bench").SIMPLE_HEAD
@@ -356,7 +356,7 @@ def print_report(report: Report) -> None:
 
 
 def plain_lines(report: Report) -> Iterator[str]:
-    """The report as lines of text, the cells of a table apart by bars."""
+    """Yield the report as lines of text, with cells of tables separated by bars."""
     yield from facts(report)
     for title, entries in _table_tables(report):
         columns = columns_of(entries)

@@ -24,7 +24,7 @@ _TIME = "%Y-%m-%d %H:%M:%S %z"
 
 
 def machine_facts(threads: int, device: str = "cpu") -> dict[str, Any]:
-    """What computed: processor, cores, threads, BLAS, Python, operating system, and the card."""
+    """Return facts about the machine: processor, cores, threads, BLAS, Python, system, and GPU."""
     here = this_machine()
     card = None if device == "cpu" else card_state()
     return {
@@ -113,7 +113,7 @@ class ResultEntry:
     framework: str
     setting: str
     precision: str = ""
-    """On a card, and on the CPU if it is not float32."""
+    """Precision on a GPU, and on the CPU if it is not float32."""
     part_of: str = ""
     group: str = ""
     depth: int = 0
@@ -121,7 +121,7 @@ class ResultEntry:
     batch: int = 0
     """Samples of a step."""
     images: bool = False
-    """Whether the samples are images."""
+    """True if the samples are images."""
     rounds: list[list[float]] = field(default_factory=list)
     """Seconds a step, of every round."""
     cpu_rounds: list[list[float]] = field(default_factory=list)
@@ -133,25 +133,25 @@ class ResultEntry:
     import_s: float | None = None
     peak_bytes: int = 0
     growth_bytes: int = 0
-    """Of the peak, what came after importing the framework."""
+    """Growth of memory from the import of the framework to the peak."""
     card_peak_bytes: int = 0
-    """The most that was in use of a card's memory, as the framework itself counts it."""
+    """Peak of GPU memory in use, as counted by the framework."""
     card_bytes: int = 0
-    """What the whole process holds of the card's memory, as the card's driver counts it."""
+    """GPU memory of the whole process, as counted by the GPU's driver."""
     loss: float | None = None
     """After `loss_steps` steps from the initial weights."""
     loss_steps: int = 0
     loss_mean_of: int = 0
-    """Of so many steps up to that one it is the mean; 0 if it is that step's."""
+    """Number of last steps of which the loss is the mean; 0 if it is the last step's loss."""
     accuracy: float | None = None
-    """Of the test samples, if that was asked for."""
+    """Test accuracy, if it was measured."""
     level: str = ""
     """operator, network, training or distributed."""
     shape: list[int] = field(default_factory=list)
     """Of a sample."""
     ranks: int = 1
     scheme: str = ""
-    """What ranks tell each other."""
+    """Communication scheme of the ranks."""
     target: float | None = None
     """The test accuracy that a training ends with."""
     seeds: list[int] = field(default_factory=list)
@@ -177,7 +177,7 @@ class ResultEntry:
 
     @property
     def counts(self) -> bool:
-        """Whether the result is there, and not known to be wrong."""
+        """True if there is a result that is not known to be wrong."""
         return bool(self.rounds) and not self.error and self.equality.holds is not False
 
     def add_times(
@@ -188,7 +188,7 @@ class ResultEntry:
         *,
         new_round: bool = True,
     ) -> None:
-        """Take in a turn, as a round of its own or as more of the last one."""
+        """Add the times of a turn, as a new round or as part of the last one."""
         for rounds, times in ((self.rounds, wall), (self.cpu_rounds, cpu)):
             if times and new_round:
                 rounds.append(list(times))
@@ -204,7 +204,7 @@ class ResultEntry:
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times as fast as a peer's best setting Caldera is."""
+    """Speedup of Caldera over a peer's best setting."""
 
     peer: str
     """A framework, or `ANY`."""
@@ -239,7 +239,7 @@ class Report:
     code: dict[str, str] = field(default_factory=dict)
     """Which code was measured."""
     stopped: bool = False
-    """Whether somebody ended it before all was measured."""
+    """True if the run was interrupted."""
 
     def cases(self, work: str) -> dict[str, list[ResultEntry]]:
         """The entries of a work by case."""
@@ -254,10 +254,10 @@ class Report:
         return list(dict.fromkeys(entry.work for entry in self.entries))
 
     def ratios(self, entry: ResultEntry) -> list[Ratio]:
-        """An entry of Caldera's beside the best setting of each peer, and of all of them.
+        """Compare an entry of Caldera with the best setting of each peer, and of all peers.
 
-        Settings of the same precision or a stricter one: who is faster in float32 than in tf32
-        would not use tf32.
+        Only settings of the same precision or a stricter one are compared: a user whose fastest
+        setting is float32 would not use tf32.
         """
         if entry.framework != OURS or not entry.counts:
             return []
@@ -272,7 +272,9 @@ class Report:
         ]
 
     def means(self) -> list[Mean]:
-        """Geometric means over groups of cases; cases that are parts of one are added up first."""
+        """Return geometric means over groups of cases; cases with the same `part_of` are summed
+        first.
+        """
         named = sorted(
             (entry for entry in self.entries if entry.group),
             key=lambda entry: self.works().index(entry.work),
@@ -313,7 +315,7 @@ class Report:
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, with the statistics beside the raw times."""
+        """Return the whole report, with the statistics and the raw times."""
         entries = []
         for entry in self.entries:
             seconds = entry.seconds()
@@ -362,7 +364,7 @@ def _median(entry: ResultEntry) -> float:
 
 
 def _totals(whole: list[ResultEntry]) -> list[ResultEntry]:
-    """Entries of the cases of one whole, added up by contestant; only where none is missing."""
+    """Sum the entries of the cases of a whole by contestant, if no entry is missing."""
     cases = {entry.case for entry in whole}
     found = []
     for label in dict.fromkeys(entry.label for entry in whole):

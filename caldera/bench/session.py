@@ -1,10 +1,10 @@
-"""A run of the bench: who is measured when, in which process.
+"""A run of the bench: the order of measurements, and their processes.
 
-For a network, each contestant first gets a process with empty caches: the cold first step, and the
-results to compare. Then the times: contestants take turns, so that what slows the machine down for
-a while slows all of them down. Small networks keep one process for each contestant; large ones get
-a new one for each turn, because together they would not fit into memory. (On a card all of them
-are kept as far as they fit: see `card_turns`.)
+For a network, each contestant first gets a process with empty caches. It measures the cold first
+step, and computes the results to compare. Then the times are measured: contestants take turns, so
+that a temporary slowdown of the machine affects all contestants. Small networks keep one process
+for each contestant. Large networks get a new process for each turn, because several processes would
+not fit into memory together. On a GPU all processes are kept as far as they fit: see `card_turns`.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ BUSY = 0.5
 
 
 class BenchSession:
-    """Measures, and tells what it is doing.
+    """Measures, and reports its progress.
 
-    `before` is a folder with the code of a run before, which takes turns with this one.
+    `before` is a folder with the code of an earlier run, whose rounds alternate with this code's.
     """
 
     def __init__(
@@ -82,10 +82,10 @@ class BenchSession:
             self._note_card()
 
     def run(self, after_work: Callable[[Report], None] = lambda report: None) -> Report:
-        """Measure everything; a contestant that fails is reported and leaves the others alone.
+        """Measure everything; a contestant that fails is reported and does not affect the rest.
 
-        `after_work` is given what there is so far each time a named work is done. Ctrl-C ends the
-        run, not the report: it has what was measured until then, and says so in `stopped`.
+        `after_work` receives the report so far each time a named work is done. Ctrl-C ends the run
+        but keeps the report of the measurements until then, and sets `stopped`.
         """
         try:
             with tempfile.TemporaryDirectory(prefix="caldera-bench-") as folder:
@@ -101,7 +101,7 @@ class BenchSession:
         return self.report
 
     def _stop(self) -> None:
-        """Say that this is not everything, and of whom there is nothing."""
+        """Note that the report is incomplete, and which contestants have no times."""
         self.report.stopped = True
         for entry in self.report.entries:
             if not entry.rounds and not entry.error:
@@ -116,7 +116,7 @@ class BenchSession:
         self._tell(line)
 
     def _note_card(self) -> None:
-        """Say what is compared on a card, and in which precisions."""
+        """Note the comparisons on a GPU and their precisions."""
         for name in self.options.works:
             cases = [case for case in WORKLOADS[name].cases if isinstance(case, TrainingCase)]
             chosen = list(dict.fromkeys(p for c in cases for p in self.options.precisions_of(c)))
@@ -193,14 +193,16 @@ class BenchSession:
         return handles
 
     def _with_before(self, contestant: Contestant) -> list[Contestant]:
-        """A contestant, and if it is Caldera the code of the run before beside it."""
+        """Return a contestant; if it is Caldera, also the code of the earlier run."""
         if self._before is None or contestant.framework != OURS or self.options.on_card:
             return [contestant]
         return [contestant, contestant.before(str(self._before))]
 
     def _turns(self, entries: Collection[ResultEntry]) -> Iterator[int]:
-        """Numbers of turns: as many as were asked for, and more until it is clear whether the code
-        of before differs."""
+        """Yield numbers of turns: the requested ones, then more until a comparison is clear.
+
+        The comparison is with the code of the earlier run.
+        """
         yield from range(self.options.rounds)
         end = time.monotonic() + BUDGET
         turn = self.options.rounds
@@ -299,7 +301,7 @@ class BenchSession:
     def _learning(
         self, runner: CaseRunner, case: LearningCase, folder: Path, stack: ExitStack
     ) -> None:
-        """Turns of whole trainings; each turn has its own seed, the same for everybody."""
+        """Measure whole trainings in turns; each turn has its own seed, common to all contestants."""
         handles = self._handles(case, folder, stack)
         entries = {handle: self._entry(runner.work, case, handle) for handle in handles}
         for handle, entry in entries.items():

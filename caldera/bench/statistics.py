@@ -1,8 +1,8 @@
-"""Medians and ratios with 95% confidence intervals, from times that were taken in rounds.
+"""Medians and ratios with 95% confidence intervals, from times measured in rounds.
 
-Times of one round come from one stretch of one process, and what disturbs one disturbs them all. So
-the bootstrap draws whole rounds. Rounds of two contestants that were measured in turns are paired:
-a ratio draws the same rounds for both.
+The times of a round come from one stretch of one process, so a disturbance affects all of them. The
+bootstrap therefore draws whole rounds. Rounds of two contestants measured in turns are paired: a
+ratio draws the same rounds for both.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ _DEVIATIONS = 2.33
 """Of a normal distribution, within which 98 of 100 cases lie: who looks after every round, and
 stops when it is clear, has more than one chance to be wrong."""
 FAST = 10.0
-"""Percent of a round's times that are faster than the one that stands for it: other programs only
-ever make times longer."""
+"""Percentile of a round's times used as its fast time: other programs only make times longer."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ def median_of(rounds: Rounds) -> Estimate:
 
 
 def ratio_of(ours: Rounds, theirs: Rounds) -> Estimate:
-    """How many times as long theirs take as ours, and the interval.
+    """Return the ratio of their time to ours, with its interval.
 
     >>> ratio_of([[1.0], [1.0]], [[2.0], [2.0]])
     Estimate(value=2.0, low=2.0, high=2.0)
@@ -78,11 +77,11 @@ def mean_ratio_of(pairs: Sequence[tuple[Rounds, Rounds]]) -> Estimate:
 
 
 def paired_ratio(before: Rounds, after: Rounds) -> Estimate:
-    """How many times as long `after` takes, of rounds that were taken in turns, and the interval.
+    """Return the ratio of `after` to `before` from interleaved rounds, with its interval.
 
     Hodges and Lehmann's estimate from the fast times of rounds, with Wilcoxon's interval: a few
-    rounds that were disturbed move neither, however long they took. Fewer than seven rounds say
-    nothing with 98% confidence.
+    disturbed rounds shift neither, however long they took. Fewer than seven rounds allow no
+    statement with 98% confidence.
 
     >>> paired_ratio([[1.0]] * 9 + [[50.0]], [[1.1]] * 10).value
     1.1
@@ -111,7 +110,7 @@ def fast_times(rounds: Rounds) -> Values:
 
 
 def _fast(times: Sequence[float]) -> float:
-    """As np.percentile, which takes a hundred times as long for so few."""
+    """Return the percentile as np.percentile, which takes 100 times longer for short lists."""
     ordered = sorted(times)
     place = FAST / 100 * (len(ordered) - 1)
     below = int(place)
@@ -120,7 +119,7 @@ def _fast(times: Sequence[float]) -> float:
 
 
 def summed(parts: Sequence[Rounds]) -> list[list[float]]:
-    """Rounds of a whole from those of its parts: the sums of the parts' medians, round by round.
+    """Return rounds of a whole: the sums of the parts' medians, round by round.
 
     >>> summed([[[1.0], [2.0]], [[10.0], [10.0, 30.0]]])
     [[11.0], [22.0]]
@@ -133,7 +132,7 @@ def _drawn_for_both(ours: Rounds, theirs: Rounds) -> tuple[Values, Values]:
     if len(ours) == len(theirs):
         draws = _draws(_count(ours))
         return _drawn_medians(ours, draws), _drawn_medians(theirs, draws)
-    # One of them lost rounds: nothing is paired any more, and each is drawn by itself.
+    # A contestant lost rounds: they are no longer paired, and are drawn independently.
     return (
         _drawn_medians(ours, _draws(_count(ours))),
         _drawn_medians(theirs, _draws(_count(theirs), seed=1)),
@@ -186,7 +185,7 @@ def welch_chance(old: Sequence[float], new: Sequence[float]) -> float:
     (1.0, 1.0)
     """
     if len(old) < 2 or len(new) < 2:
-        # One round has no spread: nothing can be said.
+        # A single round has no spread, so no difference can be shown.
         return 1.0
     shift = fmean(new) - fmean(old)
     parts = [variance(each) / len(each) for each in (old, new)]

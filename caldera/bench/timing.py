@@ -23,7 +23,7 @@ from caldera.train.callbacks import Callback
 from caldera.train.run import Run
 
 MORE, SHORT = 7, 1.0
-"""How many times as many turns are taken of what takes no time, and seconds of all of them."""
+"""Factor by which short work is repeated more often, and its seconds in total."""
 Work = Callable[[], object]
 
 
@@ -35,11 +35,11 @@ def in_turns(
     most: float = math.inf,
     within: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext(),
 ) -> dict[str, list[float]]:
-    """Seconds a call of several, taken in turns: what slows one turn slows all of them.
+    """Return seconds per call of each contestant, measured in turns: a slowdown affects all.
 
-    A time is that of so many calls that they take `least` together. Turns that take no time are
-    taken more often, so that one that was disturbed does not count; after `most` seconds two
-    turns are enough. A contestant runs inside of what `within` gives for its name.
+    A time is measured over enough calls to take `least` seconds together. Short turns are repeated
+    more often, so that a disturbed turn does not count; after `most` seconds two turns are enough.
+    A contestant runs inside the context that `within` returns for its name.
 
     >>> sorted(in_turns({"a": lambda: None, "b": lambda: None}, 2))
     ['a', 'b']
@@ -63,7 +63,7 @@ def in_turns(
 def best_in_turns(
     contestants: Mapping[str, Work], repeats: int, least: float = 2e-3, **options: Any
 ) -> dict[str, float]:
-    """The best of each one's times; `options` are those of `in_turns`.
+    """Return each contestant's best time; for `options` see `in_turns`.
 
     >>> sorted(best_in_turns({"a": lambda: None, "b": lambda: None}, 2))
     ['a', 'b']
@@ -125,9 +125,10 @@ def load_per_core() -> float:
 
 
 def _calls(work: Work, least: float) -> int:
-    """How many take so long together; the first one warms up.
+    """Return the number of calls that take `least` seconds together; the first one warms up.
 
-    By the best time so far: one that was disturbed would make all later ones too short.
+    The number follows from the best time so far: a disturbed call would make all later times too
+    short.
     """
     work()
     calls, best = 1, math.inf
@@ -146,11 +147,11 @@ def _seconds(work: Work, calls: int) -> float:
 
 
 WARM_UP = 0.05
-"""Seconds of calls before the clock starts; a long call is enough by itself."""
+"""Seconds of calls before the clock starts; a single long call is enough."""
 SHORTEST = 2e-3
 """Seconds below which several calls are timed together, so that the clock does not matter."""
 CARD_SHORTEST = 20e-3
-"""The same on a card, where waiting for the last call costs tens of microseconds as well."""
+"""The same on a GPU, where waiting for the last call costs another tens of microseconds."""
 
 
 @dataclass
@@ -165,21 +166,21 @@ class Times:
     cpu: list[float] = field(default_factory=list)
     """Of all threads of this process: what else runs here is not in it."""
     lost: float = 0.0
-    """The share of its cores' time meanwhile that others had."""
+    """Share of its cores' time that other programs used during the measurement."""
 
 
 def first_call(task: BenchTask) -> float:
-    """Seconds of a call that includes whatever is compiled for it."""
+    """Return the seconds of a call, including compilation."""
     return _seconds_of(task, 1)[0]
 
 
 def timed(task: BenchTask, seconds: float, least: int = 3, *, shortest: float = SHORTEST) -> Times:
-    """Times of steps, again and again for about this long, and at least `least` times.
+    """Measure steps repeatedly for about `seconds`, and at least `least` times.
 
-    Each time is that of so many calls, waited for once, that they take `shortest` together.
+    Each time is measured over enough calls to take `shortest` seconds together, with a single wait.
     """
     together = max(1, int(shortest / max(_warmed_up(task), 1e-7)))
-    # A call that is waited for by itself can take longer than one of many.
+    # A call with a separate wait can take longer than one of many calls.
     while (found := _seconds_of(task, together)[0]) < shortest:
         together = max(together + 1, int(together * min(16.0, 1.2 * shortest / found)))
     times, steps = Times(), together * task.steps_per_call
@@ -194,7 +195,7 @@ def timed(task: BenchTask, seconds: float, least: int = 3, *, shortest: float = 
 
 
 class OthersWatch:
-    """How much of its cores' time others had, since it was made.
+    """Share of its cores' time used by other programs since creation.
 
     >>> 0.0 <= OthersWatch().share() <= 1.0
     True
@@ -213,12 +214,11 @@ class OthersWatch:
 
 _STAT = Path("/proc/stat")
 _BUSY = (1, 2, 3, 6, 7, 8)
-"""User, nice, system, interrupts of two kinds, and what the host gave to other machines."""
+"""Columns: user, nice, system, two kinds of interrupts, and time given to other machines."""
 
 
 def _busy_seconds() -> tuple[float, int]:
-    """Seconds that the cores of this process were busy since they were started; how many these
-    are."""
+    """Return the busy seconds of this process's cores since they were started, and their number."""
     with suppress(OSError, ValueError, IndexError, AttributeError):
         cores = {f"cpu{number}" for number in os.sched_getaffinity(0)}
         rows = [line.split() for line in _STAT.read_text().splitlines()]
@@ -275,9 +275,9 @@ def peak_memory() -> int:
 
 
 def reset_peak_memory() -> None:
-    """Count the peak from here on, where the system can; and give back what nobody uses.
+    """Release unused memory, and reset the peak where the system supports it.
 
-    What a peer's worker needed to build the network in Caldera is not the peer's memory.
+    Memory that a peer's worker needed to build the network in Caldera is not the peer's memory.
     """
     forget_plans()
     gc.collect()

@@ -1,9 +1,10 @@
-"""A process that computes with one framework in one setting, as it is told through its pipes.
+"""A process that computes with one framework in one setting, controlled through its pipes.
 
     python -m caldera.bench.worker
 
-Requests come from the standard input and replies go to what was the standard output; whatever a
-library prints goes to the standard error. The process ends with its input, or when told.
+Requests are read from standard input and replies are written to the original standard output;
+output of libraries is redirected to standard error. The process ends when its input ends, or on
+request.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ from caldera.bench.workloads import WORKLOADS, Case, LearningCase, TrainingCase
 from caldera.errors import CalderaError
 
 STEPS_UNTIL_SETTLED = 2
-"""After the first step: until then some frameworks still record what they replay later."""
+"""The first step is not enough: until then some frameworks still record the steps to replay."""
 
 
 class BenchWorker:
-    """Answers requests; the first one says which framework to be."""
+    """Answers requests; the first one selects the framework."""
 
     def __init__(self) -> None:
         self._framework: Framework | None = None
@@ -64,7 +65,7 @@ class BenchWorker:
         return self._framework
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Do what a request says; what came of it."""
+        """Execute a request and return its reply."""
         actions = {
             HELLO: self._hello,
             PREPARE: self._prepare,
@@ -98,7 +99,7 @@ class BenchWorker:
         return found
 
     def _card_peak(self, task: Task) -> int:
-        """The most memory of the card that a step needs, once all kernels have been chosen."""
+        """Return the peak GPU memory of a step after all kernels have been chosen."""
         self.framework.reset_card_peak()
         for _ in range(STEPS_UNTIL_SETTLED):
             first_call(task)
@@ -161,7 +162,7 @@ class BenchWorker:
 
 
 def use_cores(count: int) -> None:
-    """Let this process run on so many cores: all frameworks then see the same machine."""
+    """Restrict this process to `count` cores, so that all frameworks see the same machine."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:count])
 

@@ -1,6 +1,6 @@
-"""Workers as the bench sees them: started, asked, and ended whatever happens.
+"""Worker processes as used by the bench: started, sent requests, and always ended.
 
-One JSON object a line goes to a worker, and a reply to each comes back.
+Requests and replies are JSON objects, one per line.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ COMMAND = python_module("caldera.bench.worker")
 _CPU = {"JAX_PLATFORMS": "cpu"}
 _CARD = {
     "JAX_PLATFORMS": "cuda",
-    # It would take three quarters of the card's memory, which others need as well.
+    # JAX would preallocate three quarters of the GPU's memory, which other processes need.
     "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
 }
 _PIECE = 1 << 16
@@ -142,7 +142,7 @@ class WorkerProcess:
         end_child(self._process)
 
     def close(self) -> None:
-        """Let it end by itself, and end it if it does not."""
+        """Ask the process to end, and end it if it does not."""
         if self._process.poll() is None:
             with suppress(OSError):
                 self._process.send(to_line({"do": END}))
@@ -162,7 +162,7 @@ class WorkerProcess:
         trace: TracebackType | None,
     ) -> None:
         if kind is not None:
-            # Somebody waits for an error to be reported, or pressed Ctrl-C.
+            # Kill it: an error must be reported without delay, or the user pressed Ctrl-C.
             self.kill()
         self.close()
 
@@ -173,7 +173,7 @@ def hello(framework: str, options: Mapping[str, Any], threads: int) -> dict[str,
 
 
 def worker_environment(caches: Path, threads: int, device: str = "cpu") -> dict[str, str]:
-    """Variables for a worker: every framework keeps what it compiles below `caches` alone."""
+    """Return environment variables of a worker: all compilation caches are below `caches`."""
     return {
         **os.environ,
         **(_CPU if device == "cpu" else _CARD),
@@ -205,10 +205,10 @@ LIMITS = {
 
 
 class WorkerHandle:
-    """Asks a contestant's process, which is started when it is needed.
+    """Sends requests to a contestant's process, which is started on the first one.
 
-    `limit` is how many seconds it may take for all answers together (training on real data, which
-    takes as long as was asked for, does not count). `data` is a folder with its batches.
+    `limit` is the maximum number of seconds for all replies together (trainings on real data are
+    not counted). `data` is a folder with its batches.
     """
 
     def __init__(

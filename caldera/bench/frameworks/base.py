@@ -1,4 +1,4 @@
-"""What a worker asks of a framework: tasks to time, and trainers that can also be checked."""
+"""Interface between a worker and a framework: tasks to time, and trainers that are also checked."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class BenchTask(ABC):
         """Compute once; the result may still be on its way."""
 
     def wait(self) -> None:  # noqa: B027 - most frameworks compute at once
-        """Until everything that was asked for is done."""
+        """Wait until all submitted work is done."""
 
     @abstractmethod
     def results(self) -> list[Array]:
-        """What one computation gives, from the beginning; for comparing."""
+        """Return the results of one computation from the initial state, for comparison."""
 
 
 class EpochTask(BenchTask):
@@ -72,7 +72,9 @@ class EpochTask(BenchTask):
 
 @dataclass
 class FunctionTask(BenchTask):
-    """A function without arguments, its results as arrays, and how to wait for what it returned."""
+    """A function without arguments, its results as arrays, and a function that waits for its
+    result.
+    """
 
     run: Callable[[], Any]
     computed: Callable[[], list[Array]]
@@ -136,7 +138,7 @@ class Trainer(BenchTask):
 
     @abstractmethod
     def load(self, weights: Sequence[Array]) -> None:
-        """Go on with these weights."""
+        """Replace the weights."""
 
     @abstractmethod
     def train(self, x: Array, y: Array) -> None:
@@ -144,18 +146,18 @@ class Trainer(BenchTask):
 
     @abstractmethod
     def predict(self, x: Array) -> Array:
-        """Scores of samples, as the network gives them when it is not training."""
+        """Return the scores of samples, computed by the network in inference mode."""
 
     def results(self) -> list[Array]:
         return self.gradients()[1]
 
 
 class Restartable(Trainer):
-    """A trainer for a card, where nothing should be compiled twice."""
+    """Trainer for a GPU that can be restarted, so that no step is compiled twice."""
 
     @abstractmethod
     def restart(self) -> None:
-        """Go back to the initial weights and the first batch."""
+        """Restore the initial weights and the first batch."""
 
 
 OPERATIONS: Mapping[type[Case], str] = {
@@ -171,8 +173,8 @@ OPERATIONS: Mapping[type[Case], str] = {
 class Framework(ABC):
     """A framework in one setting, inside its own process.
 
-    Besides what each framework knows, options are `device` ("cpu" or a card), `precision`
-    and `data`, the folder with the batches of the case that is measured.
+    In addition to the framework's own options, there are `device` ("cpu" or a GPU), `precision` and
+    `data`, the folder with the batches of the measured case.
     """
 
     def __init__(self, options: Mapping[str, Any], threads: int) -> None:
@@ -183,7 +185,7 @@ class Framework(ABC):
 
     @property
     def on_card(self) -> bool:
-        """Whether it computes on a device with memory of its own."""
+        """True if it computes on a device with separate memory."""
         return self.device != "cpu"
 
     def batches(self, case: TrainingCase, dtype: str, batch: int | None = None) -> Batches:
@@ -192,15 +194,15 @@ class Framework(ABC):
         return read_batches(case, Path(folder), dtype, batch) if folder else case.data(dtype, batch)
 
     def reset_card_peak(self) -> None:  # noqa: B027 - only some can
-        """Count the peak of the card's memory from here on."""
+        """Reset the peak of GPU memory."""
 
     def card_peak(self) -> int:
-        """The most bytes of the card's memory that were in use, as the framework counts them."""
+        """Return the peak of GPU memory in bytes, as counted by the framework."""
         return 0
 
     @abstractmethod
     def versions(self) -> dict[str, str]:
-        """What exactly computes here."""
+        """Return the names and versions of the libraries that compute."""
 
     @abstractmethod
     def trainer(self, case: TrainingCase, dtype: str, batch: int | None = None) -> Trainer:
@@ -269,7 +271,7 @@ def initial_weights(model: NeuralNetwork) -> list[Array]:
 
 
 def held_by(model: NeuralNetwork) -> int:
-    """Bytes of a network's variables, which a translation keeps beside its own."""
+    """Return the bytes of a network's variables, which its translation stores as well."""
     kept = (*model.parameters(), *model.states())
     return sum(each.size * np.dtype(each.dtype).itemsize for each in kept)
 

@@ -1,7 +1,7 @@
 """Caldera as a benchmarked framework: trainers on the CPU and on a GPU, and single operations.
 
-On a GPU the data are resident, with as many batches as an epoch has (the few different ones
-repeated), and each step gathers its own; a peer gets its batches ready-made.
+On a GPU the data are resident: all batches of an epoch (a few different ones, repeated). Each step
+gathers its batch from them. Other frameworks get prepared batches.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ from caldera.train.saving.snapshot import Snapshot
 from caldera.train.step import StepPlans
 
 ENDLESS = 1 << 30
-"""Epochs of a run that goes on as long as it is measured."""
+"""Number of epochs of a run that is stopped from outside."""
 
 
 class CalderaTrainer(Trainer):
-    """Steps of a model; those that are fed with batches from outside are `_fed`."""
+    """Training steps of a model; `_fed` are steps that read batches from outside."""
 
     _model: NeuralNetwork
     _steps: StepPlans
@@ -104,7 +104,7 @@ class CalderaTrainer(Trainer):
 
 
 class ResidentTrainer(CalderaTrainer, Restartable):
-    """Steps on data that lie on the card, which are captured and replayed there."""
+    """Training steps on data resident on the GPU, captured and replayed there."""
 
     def __init__(
         self, case: TrainingCase, dtype: str, given: Batches, device: str, precision: str
@@ -139,10 +139,10 @@ class ResidentTrainer(CalderaTrainer, Restartable):
 
 
 class FitTask(BenchTask):
-    """`model.fit`, held after its first step and then after every epoch until the next call.
+    """`model.fit`, paused after its first step and then after every epoch until the next call.
 
-    It runs in a thread of its own, so that one run of it can be measured in several turns: a new
-    one would compile its plans again.
+    It runs in a separate thread, so that a single run can be measured in several turns: a new run
+    would compile its plans again.
     """
 
     def __init__(self, case: TrainingCase, given: Batches, device: str, precision: str) -> None:
@@ -182,7 +182,7 @@ class FitTask(BenchTask):
 
 
 class _Hold(Callback):
-    """Stops a run where a measurement ends, until it is told to go on."""
+    """Callback that pauses a run at the end of a measurement until `release` is called."""
 
     def __init__(self) -> None:
         self._arrived: queue.Queue[BaseException | None] = queue.Queue()
@@ -190,11 +190,11 @@ class _Hold(Callback):
         self._began = False
 
     def release(self) -> None:
-        """Let the run go on."""
+        """Let the run continue."""
         self._go_on.put(None)
 
     def reached(self) -> None:
-        """Wait until the run is held again, and raise what went wrong in it."""
+        """Wait until the run is paused again, and raise its error if it failed."""
         error = self._arrived.get()
         if error is not None:
             raise error
@@ -210,7 +210,7 @@ class _Hold(Callback):
             self._stay()
 
     def epoch_ends(self, run: Run) -> None:
-        # The results of the epoch have been read, so nothing is under way.
+        # The results of the epoch have been read, so no work is pending.
         self._stay()
 
     def _stay(self) -> None:
@@ -244,7 +244,7 @@ def gradient_plan(model: NeuralNetwork, steps: StepPlans, count: int) -> Plan:
 
 
 def epoch_of(given: Batches, batches: int) -> ArrayData:
-    """So many batches as samples, those that are given again and again."""
+    """Return `batches` batches as one dataset, repeating the given batches."""
     chosen = [given[number % len(given)] for number in range(batches)]
     return ArrayData(*(np.concatenate([batch[place] for batch in chosen]) for place in (0, 1)))
 
@@ -296,9 +296,9 @@ def plan_task(*outputs: Expr) -> FunctionTask:
 class CalderaFramework(Framework):
     """Caldera with strict or fast accuracy, in one precision.
 
-    Options on a card: `fit`, whether an epoch of `fit` is timed instead of steps. On the CPU:
-    `without`, passes that are left out, and `workspace_limit`, the bytes of scratch memory that a
-    kernel may have.
+    Options on a GPU: `fit`, true if an epoch of `fit` is timed instead of steps. On the CPU:
+    `without`, passes to omit, and `workspace_limit`, the maximum bytes of scratch memory of a
+    kernel.
     """
 
     def __init__(self, options: Mapping[str, Any], threads: int) -> None:
@@ -306,7 +306,7 @@ class CalderaFramework(Framework):
         settings.update(threads=threads, accuracy=options["accuracy"])
         if "workspace_limit" in options:
             settings.update(workspace_limit=options["workspace_limit"])
-        # So that the time of importing is the framework's, not that of the first step.
+        # Counted as import time of the framework instead of time of the first step.
         self._place = find_device(self.device)
 
     def versions(self) -> dict[str, str]:

@@ -17,7 +17,7 @@ from caldera.kernels.reference import FUNCTIONS, reference
 
 _FORWARD, _BACKWARD = "bench_operator", "bench_operator_gradient"
 _OPERATORS: dict[int, OperatorPart] = {}
-"""By the key that a node carries: nodes hold nothing but plain values."""
+"""Operators by the key that a node carries: nodes contain only plain values."""
 _KEYS = count()
 
 

@@ -1,8 +1,8 @@
 """JAX as a benchmarked framework: training steps and single operations.
 
-Each step is compiled with jit, or many of them as one lax.scan. In bfloat16 the weights and all
-sums over steps stay float32: products read the weights cast, and values between products are
-bfloat16.
+Each step is compiled with jit, or a group of steps as a single lax.scan. In bfloat16 the weights
+and all sums over steps stay float32: products read the weights cast, and values between products
+are bfloat16.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _BETA1, _BETA2, _SMOOTHING, _EPSILON = 0.9, 0.999, 0.99, 1e-8
 
 
 class JaxTrainer(Restartable):
-    """The translated network; parameters, states and optimizer state go through the step.
+    """Trainer of the translated network; the step maps parameters, states and optimizer state.
 
     Options: `channels_last`, `scan` (all batches in one call), and `cudnn_attention`.
     """
@@ -118,7 +118,7 @@ class JaxTrainer(Restartable):
             self._carry(self._step, self._batches[self.turn()])
 
     def wait(self) -> None:
-        # Everything comes out of the step together: the last loss is not the last to be ready.
+        # Wait for all results of the step: the last loss is not the last result to be ready.
         self._jax.block_until_ready((self._last, self._params, self._state, self._memory))
 
     def losses(self, steps: int) -> list[float]:
@@ -198,7 +198,7 @@ def jax_rule(jax: Any, rule: Rule) -> tuple[Callable[..., Any], Callable[..., An
 
 
 _MATMUL_PRECISION = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "default"}
-"""What JAX calls them; in bfloat16 the factors are rounded before."""
+"""JAX's names of the precisions; in bfloat16 the factors are rounded beforehand."""
 
 
 def jitted(
@@ -258,7 +258,7 @@ class JaxFramework(Framework):
         if self.on_card:
             chosen = _MATMUL_PRECISION[self.precision]
             self.jax.config.update("jax_default_matmul_precision", chosen)
-        # So that the time of importing is the framework's, not that of the first step.
+        # Counted as import time of the framework instead of time of the first step.
         self.jax.devices()
 
     def versions(self) -> dict[str, str]:
@@ -273,7 +273,7 @@ class JaxFramework(Framework):
         return JaxTrainer(self.jax, case, dtype, self.batches(case, dtype, batch), self.options)
 
     def card_peak(self) -> int:
-        # It counts from the start of the process, and cannot be told to begin anew.
+        # JAX counts the peak from the start of the process, and cannot reset it.
         return int((self.jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0))
 
     def convolution(self, case: ConvolutionCase) -> BenchTask:

@@ -44,7 +44,7 @@ from caldera.bench.workloads import (
 )
 
 WARM_UP_STEPS = 3
-"""Before a capture, as PyTorch's manual asks for: libraries choose and load their kernels."""
+"""Steps before a capture, as in PyTorch's manual: libraries select and load their kernels."""
 
 Step = Callable[[Any, Any], Any]
 
@@ -123,7 +123,7 @@ class TorchTrainer(Restartable):
         return loss
 
     def _trained(self, x: Any, y: Any) -> Any:
-        """Make a step, captured if that was asked for; the loss."""
+        """Make a step, captured if captures are enabled, and return the loss."""
         if not self._captures:
             return self._step(x, y)
         if self._captured is None:
@@ -144,7 +144,7 @@ class TorchTrainer(Restartable):
         self._next = 0
 
     def _from_start(self) -> None:
-        """The initial weights again, in the same memory: a graph goes on using it."""
+        """Restore the initial weights in place: a captured graph uses the same memory."""
         self._network.load(as_dtype(initial_weights(self._model), self.dtype))
         self._network.reset_states()
         with self._torch.no_grad():
@@ -158,7 +158,7 @@ class TorchTrainer(Restartable):
 
     def gradients(self) -> tuple[float, list[Array]]:
         batch = self._batches[0]
-        # A captured step leaves its gradients where it computed them; the step is taken back.
+        # A captured step leaves its gradients in their buffers; the step is undone afterwards.
         loss = self._trained(*batch) if self._captures else self._backward(*batch)
         value, found = loss.item(), self._network.gradients()
         if self._captures:
@@ -192,7 +192,7 @@ class TorchTrainer(Restartable):
 
 
 class CapturedStep:
-    """A whole training step as one CUDA graph, whose inputs lie at fixed places.
+    """A whole training step as a CUDA graph with inputs at fixed addresses.
 
     Steps made before the capture change the weights; `take_back` undoes that.
     """
@@ -241,7 +241,7 @@ def set_precision(torch: Any, precision: str) -> None:
 def torch_optimizer(
     torch: Any, rule: Rule, parameters: Any, style: str, *, capturable: bool = False
 ) -> Any:
-    """A rule as PyTorch's optimizer, in the form that is asked for if it has that."""
+    """Return the rule as PyTorch's optimizer, in the requested form if PyTorch has it."""
     common: dict[str, Any] = {"lr": rule.learning_rate, "weight_decay": rule.weight_decay}
     if rule.name == "rmsprop":
         # It has no fused form.
@@ -273,7 +273,7 @@ class TorchFramework(Framework):
         self._captured_peak = 0
         if self.on_card:
             set_precision(self.torch, self.precision)
-            # So that the time of importing is the framework's, not that of the first step.
+            # Counted as import time of the framework instead of time of the first step.
             self.torch.zeros((), device=self.device)
             self.torch.cuda.synchronize()
 
@@ -292,7 +292,7 @@ class TorchFramework(Framework):
         return TorchTrainer(self.torch, case, dtype, given, self.options, self._note_peak)
 
     def _note_peak(self, nbytes: int) -> None:
-        """Remember what a capture took: replays take nothing that the allocator would count."""
+        """Record the peak of a capture: the allocator does not count memory of replays."""
         self._captured_peak = max(self._captured_peak, nbytes)
 
     def reset_card_peak(self) -> None:

@@ -1,4 +1,4 @@
-"""Age of published figures: the code that they were measured with, beside the kernels of today."""
+"""Age of published figures: the code they were measured with, compared with today's kernels."""
 
 from __future__ import annotations
 

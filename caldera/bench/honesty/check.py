@@ -64,7 +64,7 @@ class Findings:
         )
 
     def count(self, status: str) -> int:
-        """How many rules have this status."""
+        """Return the number of rules with this status."""
         return sum(each.status == status for each in self.verdicts)
 
     def __str__(self) -> str:
@@ -78,10 +78,10 @@ class Findings:
 
 
 def check(report: str | PathLike[str] | Mapping[str, Any] | Claims) -> Findings:
-    """Look for ways to fool the masses in a report.
+    """Check a report for ways to fool the masses.
 
-    It is a file, what such a file holds, or `Claims`. Files are those of `caldera bench --json` and
-    those that others wrote in the format of `Claims`.
+    The report is a file, the content of such a file, or `Claims`. Files are written by `caldera
+    bench --json` or by other programs in the format of `Claims`.
 
     >>> from caldera.bench.honesty import Hardware, Run
     >>> run = Run("a", "ours", "mlp", "network", part="whole", seconds=(0.1,), seconds_of="step",
@@ -101,7 +101,7 @@ def check(report: str | PathLike[str] | Mapping[str, Any] | Claims) -> Findings:
             "bench.check", expected="a file, a dict or Claims", got=type(report).__name__
         )
     _check_statements(claims)
-    # A run without a result has nothing that the other rules could judge.
+    # A run without a result cannot be judged by the remaining rules.
     measured = replace(claims, runs=tuple(run for run in claims.runs if not run.error))
     given = dict.fromkeys(RULES, measured) | {"peers": claims}
     verdicts = [
@@ -112,7 +112,7 @@ def check(report: str | PathLike[str] | Mapping[str, Any] | Claims) -> Findings:
 
 
 def _excused(verdict: RuleVerdict, name: str, claims: Claims) -> RuleVerdict:
-    """What a report says of itself counts where its numbers do not contradict it."""
+    """Accept a statement of the report if its numbers do not contradict it."""
     sentence = (claims.statements or {}).get(name, "").strip()
     return RuleVerdict(FINE, f"it says: {sentence}") if sentence and verdict.excusable else verdict
 

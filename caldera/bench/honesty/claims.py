@@ -35,14 +35,14 @@ WORDS = {
     "stopped_by": ("", "accuracy", "epochs", "steps", WALL_TIME),
     "scaling": ("", STRONG, WEAK),
 }
-"""What these fields of a run may say."""
+"""Allowed values of these fields of a run."""
 
 Options = dict[str, str | float | bool | None]
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """What a run was made on.
+    """Hardware that a run was made on.
 
     >>> Hardware("NVIDIA H200", year=2024).special
     False
@@ -50,9 +50,9 @@ class Hardware:
 
     name: str
     year: int = 0
-    """In which it came to the market; 0 if that is not said."""
+    """Year of market introduction; 0 if it is not stated."""
     special: bool = False
-    """Whether it was built for this kind of work alone."""
+    """True if it was built only for this kind of work."""
     reported: str = ""
     """The processor or GPU that the machine itself reports, as in /proc/cpuinfo."""
 
@@ -68,7 +68,7 @@ class Tuning:
     runs: int
     seconds: float = 0.0
     source: str = ""
-    """Where settings come from, if nothing was searched for."""
+    """Source of the settings if they were not searched for."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class ClaimedRun:
     name: str
     system: str
     workload: str
-    """Runs of one workload are compared with each other."""
+    """Name of the workload; runs of the same workload are compared with each other."""
     level: str
     """operator, network, training or distributed."""
     part: str = ""
@@ -91,7 +91,7 @@ class ClaimedRun:
     batch: int = 0
     """The mini-batch of all ranks together."""
     samples: int = 0
-    """How many were trained on in all, repeated ones included."""
+    """Total number of training samples, repeated samples included."""
     hardware: Hardware | None = None
     options: Options | None = None
     """All that changes speed or accuracy."""
@@ -109,18 +109,18 @@ class ClaimedRun:
     accuracy_options: Options | None = None
     """With which the accuracy was measured, if not with `options`."""
     equal_results: bool | None = None
-    """Whether the result was compared with a reference's and is equal to it."""
+    """True if the result was compared with a reference's and is equal to it."""
     reads: str = ""
     """storage, memory or synthetic: where the samples come from while the clock runs."""
     input_shape: tuple[int, ...] = ()
     usual_shape: tuple[int, ...] = ()
-    """Of a sample, as everybody else trains this workload."""
+    """Shape of a sample in the usual training of this workload."""
     stopped_by: str = ""
     """accuracy, epochs, steps or wall time: what ended the run."""
     attempts: int = 0
-    """How often it was started, if not once for each number that is shown."""
+    """Number of starts, if not one for each reported number."""
     scaling: str = ""
-    """strong or weak, in a report that has both; else the report says which."""
+    """strong or weak, in a report that has both; otherwise the report's `scaling` applies."""
     weights: dict[str, int] | None = None
     """Number of weights of two and more axes by their sorted lengths, as "3x3x16x64"."""
     error: str = ""
@@ -128,7 +128,7 @@ class ClaimedRun:
 
     @property
     def trains(self) -> bool:
-        """Whether it is about training, not about a single step or operator."""
+        """True if the run is a training, not a single step or operator."""
         return self.level in (TRAINING, DISTRIBUTED)
 
 
@@ -148,10 +148,10 @@ class Claims:
     tuning: dict[str, Tuning] | None = None
     """By system."""
     statements: dict[str, str] | None = None
-    """By the name of a rule: a sentence of the report that says what its numbers cannot show."""
+    """Sentences of the report about facts that its numbers cannot show, by the name of the rule."""
 
     def systems(self) -> list[str]:
-        """Who was measured."""
+        """Return the measured systems."""
         return list(dict.fromkeys(run.system for run in self.runs))
 
     def workloads(self) -> list[list[ClaimedRun]]:
@@ -173,7 +173,7 @@ class Claims:
 
 
 def claims_of(content: Any, where: str) -> Claims:
-    """The claims in what a JSON file holds.
+    """Return the claims in the content of a JSON file.
 
     >>> claims_of({"title": "t", "runs": []}, "t.json")
     Traceback (most recent call last):
@@ -224,7 +224,7 @@ def _check_word(where: str, word: str, words: Iterable[str]) -> None:
 
 
 def is_bench(content: Any) -> bool:
-    """Whether a file's content is a bench's.
+    """Return True if the content of a file was written by the bench.
 
     >>> is_bench({"entries": [], "machine": {}}), is_bench({"runs": []})
     (True, False)
@@ -233,9 +233,9 @@ def is_bench(content: Any) -> bool:
 
 
 def claims_of_bench(content: dict[str, Any], where: str) -> Claims:
-    """What a run of the bench says: the rows that count, and those that failed or are missing.
+    """Return the claims of a bench run: rows that count, and rows that failed or are missing.
 
-    A row whose result is wrong is struck out there, so it claims nothing.
+    A row with a wrong result is struck out in the report, so it makes no claim.
     """
     try:
         machine = content["machine"]

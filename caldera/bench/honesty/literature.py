@@ -51,7 +51,7 @@ def published_weights(workload: str) -> tuple[str, dict[str, int]]:
 
 
 def published_year(hardware: str) -> int:
-    """Return the year in which hardware came to the market; 0 if the table lacks it.
+    """Return the year in which hardware entered the market; 0 if the table lacks it.
 
     >>> published_year("NVIDIA Tesla K20")
     2012

@@ -20,15 +20,15 @@ from caldera.bench.honesty.rules import (
 )
 
 LARGER = 1.1
-"""How many times the usual numbers a sample may have."""
+"""Allowed size of a sample, relative to the usual number of values."""
 SAME_TIME = 0.02
 """Times that differ by less, while the work grows with the ranks, were given, not needed."""
 PRECISE = ("flop", "sample", "image", "token", "byte", "step", "batch", "word")
-"""What a rate may count: everybody knows how many of them a solution needs."""
+"""Units that a rate may count: the amount needed for a solution is known."""
 
 
 def time_beside_rates(claims: Claims) -> RuleVerdict:
-    """7: operations a second say nothing without their number; the time to the end does."""
+    """7: a rate must come with the unit that it counts and with the time to the end."""
     alone = [run for run in claims.runs if run.rate is not None and not run.seconds]
     vague = [
         run
@@ -63,7 +63,7 @@ def _part(run: ClaimedRun) -> str:
 
 
 def same_options(claims: Claims) -> RuleVerdict:
-    """8: the options that were fast must be those that were accurate."""
+    """8: the options must be the same in the speed and accuracy measurements."""
     wrong = [
         run
         for run in claims.runs
@@ -238,7 +238,7 @@ def all_peers(claims: Claims) -> RuleVerdict:
 
 
 def several_seeds(claims: Claims) -> RuleVerdict:
-    """14: the accuracy of one seed is luck."""
+    """14: the accuracy of a single seed is luck."""
     single = [
         run
         for run in claims.runs
@@ -254,7 +254,7 @@ def several_seeds(claims: Claims) -> RuleVerdict:
 
 
 def named_network(claims: Claims) -> RuleVerdict:
-    """15: a network with other weights is another workload, whatever its name."""
+    """15: a network with other weights is another workload, even under the same name."""
     silent = []
     for run in claims.runs:
         name, expected = published_weights(run.workload)

@@ -30,7 +30,7 @@ NOT_SHOWN = "not shown"
 
 @dataclass(frozen=True)
 class RuleVerdict:
-    """Whether a report keeps a rule.
+    """Result of a rule: the status of a report, with the reason.
 
     >>> RuleVerdict(fine("runs train to an accuracy").status, "...").passes
     True
@@ -39,18 +39,18 @@ class RuleVerdict:
     status: str
     why: str
     sentence: str = ""
-    """What should be added to the report."""
+    """Sentence that should be added to the report."""
     number: int = 0
     rule: str = ""
     """The short name of the rule, as `statements` has it."""
     way: str = ""
     """The way to fool the masses that the rule looks for."""
     excusable: bool = False
-    """Whether a report may do this if it says so."""
+    """True if a statement in the report can excuse it."""
 
     @property
     def passes(self) -> bool:
-        """Whether nothing is to be added."""
+        """True if the report needs no addition."""
         return self.status == FINE
 
 
@@ -93,7 +93,7 @@ def violated_by(
 
 
 def not_shown_of(runs: Sequence[ClaimedRun], why: str, sentence: str) -> RuleVerdict | None:
-    """Return the verdict that the report says too little of these runs; None without any.
+    """Return the verdict that the report lacks information on these runs; None without runs.
 
     >>> not_shown_of([ClaimedRun("a", "s", "w", "network")], "no time", "Give it.").why
     'a: no time'
@@ -106,7 +106,7 @@ LEAST = 0.005
 
 
 def is_lower(values: Sequence[float], than: Sequence[float]) -> bool:
-    """Whether an accuracy is lower by more than `LEAST` and more than seeds explain.
+    """Return True if an accuracy is lower by more than `LEAST` and more than seeds explain.
 
     >>> is_lower([0.90], [0.92]), is_lower([0.90, 0.94], [0.93, 0.91]), is_lower([0.918], [0.92])
     (True, False, False)
@@ -123,13 +123,13 @@ def _error(values: Sequence[float]) -> float:
 MAKERS = ("amd", "apple", "google", "intel", "nvidia", "xeon", "epyc", "ryzen", "tesla", "tpu")
 """Words that name hardware without a number."""
 SAME_AGE = 2
-"""Years that hardware may lie apart in a comparison."""
+"""Allowed age difference of hardware in a comparison, in years."""
 SAME_EFFORT = 2
-"""How many times as many runs of tuning one system may get as another."""
+"""Allowed ratio between the numbers of tuning runs of two systems."""
 
 
 def names(runs: Sequence[ClaimedRun]) -> str:
-    """Who is meant, the first few by name.
+    """Return the names of the runs, the first three in full.
 
     >>> names([ClaimedRun("a", "s", "w", "network"), ClaimedRun("b", "s", "w", "network")])
     'a, b'
@@ -230,7 +230,7 @@ def tuning_counted(claims: Claims) -> RuleVerdict:
 
 
 def equal_hardware(claims: Claims) -> RuleVerdict:
-    """4: old hardware beside new, or beside what was built for this alone, proves nothing."""
+    """4: a comparison with older or specialised hardware proves little."""
     silent = [run for run in claims.runs if run.hardware is None or not run.hardware.name]
     if silent:
         return not_shown(f"{names(silent)}: no hardware", "Name the hardware of every run.")

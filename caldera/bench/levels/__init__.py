@@ -1,8 +1,8 @@
 """Four levels of measurement, as in Deep500: operators, networks, training, distributed training.
 
 A part of a level that a user writes once (`Operator`, `Optimizer`, `Sampler`, `Compression`,
-`Scheme`) is run and validated in every framework; `reference` and `schemes` have lean ones to
-compare with. Metrics are objects of their own, shared by all levels.
+`Scheme`) is run and validated in every framework; `reference` and `schemes` contain lean parts to
+compare with. Metrics are separate objects, shared by all levels.
 """
 
 from __future__ import annotations

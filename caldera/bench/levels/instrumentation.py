@@ -49,7 +49,7 @@ from caldera.comm import Communicator, SingleProcess, run_virtual_ranks
 
 @dataclass
 class Watch:
-    """Tells metrics, and keeps its own time apart from that of the work.
+    """Calls metrics, and counts their time separately from the time of the work.
 
     >>> watch = Watch(Watched("network"), [])
     >>> watch.timed(lambda: None)
@@ -60,14 +60,14 @@ class Watch:
     watched: Watched
     metrics: Sequence[Measure]
     watching_s: float = 0.0
-    """What metrics took while steps went on."""
+    """Seconds spent in metrics during the steps."""
     _start: float = field(default=0.0, repr=False)
     _told: dict[str, list[Callable[[Watched], None]]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         for metric in self.metrics:
             metric.begin(self.watched)
-        # Only those that want to hear of it: steps can be short.
+        # Only metrics that override the method: steps can be short.
         for what in ("step", "epoch"):
             plain = getattr(Measure, what)
             wanted = [each for each in self.metrics if getattr(type(each), what) is not plain]
@@ -118,7 +118,7 @@ def watch_task(
     nbytes: float = 0.0,
     results: bool = False,
 ) -> Watch:
-    """Levels 0 and 1: call a task again and again; with `results`, metrics see what it gives."""
+    """Levels 0 and 1: call a task repeatedly; with `results`, pass its results to the metrics."""
     watched = Watched(level, flops=flops, nbytes=nbytes)
     task.call()
     task.wait()
@@ -138,7 +138,7 @@ def watch_task(
 
 @dataclass(frozen=True)
 class DataSplits:
-    """What is trained on, and what is tested with.
+    """Training and test samples.
 
     >>> x, y = np.zeros((3, 2)), np.zeros(3, int)
     >>> len(DataSplits(x, y, x, y).y)
@@ -164,11 +164,11 @@ def watch_training(
     communicator: Communicator | None = None,
     target: float | None = None,
 ) -> Watch:
-    """Levels 2 and 3: train, on one rank or as one of several, and test after each epoch.
+    """Levels 2 and 3: train on one or several ranks, and test after each epoch.
 
     Without an `optimizer` the network makes its own steps, as fast as its framework can. Training
-    ends when the test accuracy is `target`, or after all epochs. A `scheme` says what ranks tell
-    each other; each has its share of every batch.
+    ends when the test accuracy reaches `target`, or after all epochs. A `scheme` defines the
+    communication between ranks; each rank gets its share of every batch.
     """
     ranks = communicator or SingleProcess()
     level = "training" if communicator is None else "distributed"
@@ -200,7 +200,7 @@ def watch_training(
 
 
 def tested(network: Learner, samples: DataSplits, batch: int) -> float:
-    """The share of the test samples that is got right; in batches of one size."""
+    """Return the test accuracy, computed in batches of equal size."""
     right = 0
     count = len(samples.test_y)
     for start in range(0, count, batch):
@@ -316,7 +316,7 @@ def _trained(
 
 def _reply(watch: Watch) -> dict[str, Any]:
     results = watch.results()
-    # Too many to send for each step of each seed; their median is what is asked for.
+    # The values of every step of every seed are too many to send; only their median is used.
     latency = results["dataset latency"]
     latency["value"] = float(np.median(latency["value"])) if latency["value"] else None
     return {

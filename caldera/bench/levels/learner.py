@@ -1,4 +1,4 @@
-"""A network with weights, whatever framework computes it: what levels 1 to 3 ask for."""
+"""A network with weights, in any framework: the interface for levels 1 to 3."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from caldera.bench.workloads import Rule, TrainingCase
 from caldera.errors import ConfigError
 
 REFERENCE = "reference"
-"""The name of the lean network in NumPy beside the frameworks."""
+"""Name of the lean network in NumPy, used like the name of a framework."""
 _OPTIONS: dict[str, dict[str, Any]] = {
     "caldera": {"accuracy": "strict"},
     "torch": {"compiled": False},
@@ -34,7 +34,7 @@ class Learner(Protocol):
         """The parameters as they are now."""
 
     def load(self, weights: Sequence[Array]) -> None:
-        """Go on with these."""
+        """Replace the weights."""
 
     def gradients_at(self, x: Array, y: Array) -> tuple[float, list[Array]]:
         """The mean loss of a batch, and its gradients."""
@@ -59,7 +59,7 @@ class Perceptron:
         return [each.copy() for each in self._weights]
 
     def load(self, weights: Sequence[Array]) -> None:
-        """Go on with these."""
+        """Replace the weights."""
         self._weights = [np.array(each, np.float64) for each in weights]
 
     def _forward(self, x: Array) -> list[Array]:
@@ -130,7 +130,7 @@ def framework_here(name: str) -> Iterator[Framework]:
 
 
 def learner(name: str, case: TrainingCase = PROBLEM, dtype: str = "float64") -> Learner:
-    """The network of a case in a framework, with the weights that all of them begin with.
+    """Return the network of a case in a framework, with the common initial weights.
 
     >>> learner("reference").weights()[0].shape
     (12, 16)

@@ -1,8 +1,7 @@
-"""Metrics: objects of their own, shared by all levels.
+"""Metrics: separate objects, shared by all levels.
 
-A metric is told when something begins, after each step and after each epoch, and gives a result at
-the end: a number, or a list of samples. It sees what `Watched` has. One of a user's own takes ten
-lines.
+A metric is called at the start, after each step and after each epoch. Its result at the end is a
+number, or a list of samples. It reads the fields of `Watched`. A custom metric takes ten lines.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ Result = float | list[float] | None
 
 @dataclass
 class Watched:
-    """What a metric sees of what is measured.
+    """State of a measurement that metrics can read.
 
     >>> Watched("training").step
     0
@@ -38,9 +37,9 @@ class Watched:
 
     level: str
     flops: float = 0.0
-    """Floating-point operations of a step; 0 if nobody counts them."""
+    """Floating-point operations of a step; 0 if unknown."""
     nbytes: float = 0.0
-    """Bytes that a step must read and write; 0 if nobody counts them."""
+    """Bytes that a step must read and write; 0 if unknown."""
     communicator: Communicator | None = None
     step: int = 0
     epoch: int = 0
@@ -89,7 +88,7 @@ class Measure(ABC):
 
     @abstractmethod
     def result(self) -> Result:
-        """A number, or a list of samples; None where it cannot be told."""
+        """Return a number, or a list of samples; None if it is unknown."""
 
     def summary(self, results: Sequence[Result]) -> Estimate | None:
         """One number with its 95% interval, from the results of several runs."""
@@ -100,7 +99,7 @@ class Measure(ABC):
 
 
 class WallTime(Measure):
-    """Seconds of each step, every one of them.
+    """Seconds of every step.
 
     >>> WallTime().summary([[1.0, 1.2], [1.1]]).value
     1.1
@@ -137,7 +136,7 @@ class FlopRate(WallTime):
 
 
 class Roofline(WallTime):
-    """The share of what this machine could do: least possible time over the median.
+    """Fraction of this machine's peak performance: least possible time over the median.
 
     >>> Roofline().name
     'share of the roofline'
@@ -246,7 +245,7 @@ class AccuracyMeasure(Measure):
 
 
 class Curve(Measure):
-    """Seconds and test accuracy after each epoch, one after the other.
+    """Seconds and test accuracy after each epoch, in order.
 
     >>> Curve().name
     'curve'
@@ -265,7 +264,7 @@ class Curve(Measure):
 
 
 class EqualityMeasure(Measure):
-    """How far results are from a reference's: the largest difference, L2, and where.
+    """Difference of results from a reference's: the largest, the L2 norm, and its position.
 
     >>> metric = EqualityMeasure([np.array([2.0])])
     >>> metric.begin(Watched("operator"))
@@ -281,7 +280,7 @@ class EqualityMeasure(Measure):
         self.difference: Difference | None = None
 
     def step(self, watched: Watched) -> None:
-        # Once is enough: a call on the same inputs gives the same.
+        # Compared once: calls on the same inputs return the same results.
         if self.difference is None and watched.results:
             self.difference = Difference.of(watched.results, self._expected)
 
@@ -290,8 +289,7 @@ class EqualityMeasure(Measure):
 
 
 class Bias(Measure):
-    """Of an operator that draws random numbers: the mean of its results minus what it should be,
-    in standard errors.
+    """Bias of a random operator: mean of its results minus the expected value, in standard errors.
 
     >>> Bias(np.zeros(1)).unit
     'standard errors'
@@ -380,7 +378,7 @@ class DatasetLatency(WallTime):
 
 
 class Energy(Measure):
-    """Joules of the processor packages, where the machine tells them (Linux's powercap).
+    """Joules of the processor packages, if the machine reports them (Linux's powercap).
 
     >>> Energy(Path("nowhere")).result() is None
     True
@@ -399,7 +397,7 @@ class Energy(Measure):
         end = self._read()
         if not end or len(end) != len(self._start):
             return None
-        # A counter begins anew at its range.
+        # A counter wraps around at its range.
         return sum((b - a) % most for (a, most), (b, _) in zip(self._start, end, strict=True)) / 1e6
 
     def _read(self) -> list[tuple[int, int]]:

@@ -116,7 +116,7 @@ class Shuffled(Sampler):
 
 
 class ReferenceTopK(CompressionPart):
-    """The largest numbers and their places; what is left out comes later.
+    """The largest values and their positions; the remaining values are sent later.
 
     >>> ReferenceTopK(0.25).decode(ReferenceTopK(0.25).encode(np.array([1.0, -5.0, 2.0, 0.5])), 4)
     array([ 0., -5.,  0.,  0.])
@@ -138,7 +138,7 @@ class ReferenceTopK(CompressionPart):
 
 
 class Quantized(CompressionPart):
-    """QSGD: so many levels of the norm, rounded at random so that the mean is right.
+    """QSGD: values are rounded at random to `levels` fractions of the norm; the mean is unbiased.
 
     >>> Quantized(4).decode(Quantized(4).encode(np.array([0.0, 2.0])), 2)
     array([0., 2.])

@@ -70,7 +70,7 @@ class Averaging(Scheme):
 
 
 class Compressed(Scheme):
-    """Messages of a compression instead of gradients; each rank adds up those of all.
+    """Sends compressed messages instead of gradients; each rank sums the messages of all ranks.
 
     >>> from caldera.bench.levels.reference import ReferenceTopK
     >>> Compressed(ReferenceTopK(0.01)).equals_one_process
@@ -195,7 +195,7 @@ def distributed_weights(
 
 
 def shares(count: int, ranks: int) -> list[slice]:
-    """Which samples of a batch each rank has; the first have one more where it does not divide.
+    """Return each rank's slice of a batch; the first ranks get a sample more if it does not divide.
 
     >>> shares(5, 2)
     [slice(0, 3, None), slice(3, 5, None)]
@@ -213,9 +213,10 @@ def validate_scheme(
     steps: int = SCHEME_STEPS,
     tolerance: float = SCHEME,
 ) -> PartValidation:
-    """Level 3: the weights of all ranks beside those of one process with the whole batch.
+    """Level 3: compare the weights of all ranks with one process training on the whole batch.
 
-    A scheme that is not exact must bring the ranks together, and the loss down as one process does.
+    A scheme that is not exact must bring the ranks together, and reduce the loss as one process
+    does.
 
     >>> from caldera.bench.levels.schemes import AllReduce
     >>> validate_scheme(AllReduce).passes

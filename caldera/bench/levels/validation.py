@@ -38,7 +38,9 @@ class Difference:
 
     @classmethod
     def of(cls, found: Sequence[Array], expected: Sequence[Array]) -> Difference:
-        """Between arrays and what they should be; infinite where shapes differ."""
+        """Return the difference between arrays and their expected values; infinite if shapes
+        differ.
+        """
         shapes = [each.shape for each in found], [each.shape for each in expected]
         if shapes[0] != shapes[1]:
             return cls(math.inf, math.inf, f"shapes {shapes[0]}, expected {shapes[1]}", [])
@@ -107,11 +109,11 @@ class Finding:
     allowed: float
     detail: str = ""
     heat: tuple[tuple[float, ...], ...] = ()
-    """Where arrays differ, if that is what was checked."""
+    """Differences between arrays by position, if arrays were compared."""
 
     @property
     def passes(self) -> bool:
-        """Whether the number is what it may be."""
+        """True if the number is within its limit."""
         return math.isfinite(self.value) and self.value <= self.allowed
 
     def __str__(self) -> str:
@@ -135,7 +137,7 @@ class PartValidation:
 
     @property
     def passes(self) -> bool:
-        """Whether nothing is wrong."""
+        """True if all checks pass."""
         return all(each.passes for each in self.findings)
 
     @property
@@ -163,7 +165,7 @@ class PartValidation:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Whatever a user's part raises inside is a check that failed."""
+        """Record any exception raised inside by a user's part as a failed check."""
         try:
             # Numbers that overflow are found by the checks.
             with np.errstate(all="ignore"):
@@ -220,7 +222,7 @@ def validation_page(validations: Sequence[PartValidation]) -> str:
 STEP = 1e-5
 GRADIENT, FORWARD64, FORWARD32, FRAMEWORK = 1e-6, 1e-10, 1e-4, 1e-10
 DIRECTIONS = 4
-"""Random directions along which every input's gradient is checked, beside its largest entries."""
+"""Random directions in which each input's gradient is checked, besides its largest entries."""
 
 
 def validate_operator(

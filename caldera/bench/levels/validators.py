@@ -24,7 +24,7 @@ SIGMAS = 6.0
 def validate_network(
     network: Learner, against: Learner, batches: Sequence[tuple[Array, Array]], framework: str = ""
 ) -> PartValidation:
-    """Level 1: losses, gradients and predictions beside those of a reference, in float64.
+    """Level 1: compare losses, gradients and predictions with a reference's, in float64.
 
     >>> from caldera.bench.levels.learner import learner
     >>> validate_network(learner("reference"), learner("reference"), PROBLEM.data("float64")).passes
@@ -37,7 +37,7 @@ def validate_network(
         found.add_difference("weights are those that were loaded", network.weights(), start, 0)
         random = np.random.default_rng(0)
         for number, (x, y) in enumerate(batches):
-            # Other weights for every batch: those of before must be forgotten.
+            # Other weights for every batch: the previous weights must have no effect.
             weights = [each + 0.05 * random.standard_normal(each.shape) for each in start]
             network.load(weights)
             against.load(weights)
@@ -90,7 +90,7 @@ def validate_optimizer(
     steps: int = STEPS,
     tolerance: float = TRAJECTORY,
 ) -> PartValidation:
-    """Level 2: the weights of an optimizer after every step beside those of a reference.
+    """Level 2: compare an optimizer's weights with a reference's after every step.
 
     >>> from caldera.bench.levels.reference import ReferenceSGD
     >>> validate_optimizer(lambda: ReferenceSGD(0.1), lambda: ReferenceSGD(0.1)).passes
@@ -237,10 +237,10 @@ NEAR = 0.05
 def validate_compression(
     make: Callable[[], CompressionPart], *, seed: int = 0, framework: str = REFERENCE
 ) -> PartValidation:
-    """Level 3: messages are shorter and lose no more than they may.
+    """Level 3: check that messages are shorter and lose no more than allowed.
 
-    An unbiased compression has the gradient as the mean of its messages; one with feedback gives
-    it all in the end.
+    The messages of an unbiased compression have the gradient as their mean. A compression with
+    feedback sends the whole gradient eventually.
 
     >>> from caldera.bench.levels.reference import ReferenceTopK
     >>> validate_compression(lambda: ReferenceTopK(0.1)).passes
@@ -298,7 +298,7 @@ def _check_bias(found: PartValidation, compression: CompressionPart, values: Arr
 
 
 def _check_feedback(found: PartValidation, compression: CompressionPart, values: Array) -> None:
-    """What is left out comes later: the mean of many messages goes to the gradient."""
+    """Check that omitted values are sent later: the mean of messages converges to the gradient."""
     left = np.zeros_like(values)
     total = np.zeros_like(values)
     apart = []
@@ -310,6 +310,6 @@ def _check_feedback(found: PartValidation, compression: CompressionPart, values:
         if step % DRAWS == 0:
             apart.append(float(np.linalg.norm(total / step - values) / np.linalg.norm(values)))
     first, second = apart
-    # Twice as many messages, half the distance; or it is small already.
+    # Twice the number of messages halves the distance, unless it is small already.
     ratio = 0.0 if second < NEAR else second / first
     found.add("what is left out comes later", ratio, 0.75, f"{first:.2f}, then {second:.2f} away")

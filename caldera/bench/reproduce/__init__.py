@@ -1,8 +1,8 @@
-"""The seeds' own tables and figures, made again: what `caldera reproduce` runs.
+"""Tables and figures of the reference papers, reproduced by `caldera reproduce`.
 
-An experiment is one file in `experiments` with an `EXPERIMENT`: what the seed says, a function that
-runs it here, and rows with a verdict. What cannot be run here is listed with the reason and the
-nearest thing that was.
+An experiment is one file in `experiments` with an `EXPERIMENT`: the claim of the paper, a function
+that runs it here, and rows with a verdict. Experiments that cannot be run here are listed with the
+reason and the nearest measurement.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class Quantity:
 
     @classmethod
     def speedup(cls, before: Sequence[float], after: Sequence[float], note: str = "") -> Quantity:
-        """Return how many times faster `after` is than `before`, from interleaved turns.
+        """Return the speedup of `after` over `before`, from interleaved turns.
 
         >>> Quantity.speedup([2.0] * 9, [1.0] * 9).value
         2.0

@@ -31,7 +31,7 @@ Samples = Mapping[str, Mapping[str, Sequence[float]]]
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """A quantity beside the paper's figure, with its criterion and verdict."""
+    """A quantity compared with the paper's figure, with its criterion and verdict."""
 
     criterion: Criterion
     case: str
@@ -66,12 +66,12 @@ class Plot:
     lines: Mapping[str, Sequence[tuple[float, float]]]
     log: bool = False
     from_zero: bool = True
-    """False where all lines lie in a narrow band far from zero."""
+    """False if all lines run in a narrow band far from zero."""
 
 
 @dataclass
 class Measurement:
-    """Samples of a run with plots, and what a quick run left out."""
+    """Samples of a run with plots, and the parts that a quick run skipped."""
 
     samples: Samples
     plots: list[Plot] = field(default_factory=list)
@@ -128,7 +128,7 @@ class ExperimentContext:
     tell: Callable[[str], None] = lambda line: None
 
     def skipped(self, *parts: str) -> list[str]:
-        """Return what a quick run leaves out; nothing otherwise.
+        """Return the parts that a quick run skips; an empty list in a full run.
 
         >>> ExperimentContext().skipped("large sizes"), ExperimentContext(True).skipped("more")
         ([], ['more'])
@@ -143,8 +143,8 @@ Measure = Callable[[ExperimentContext], Measurement]
 class Experiment:
     """A table or figure of a paper, with the functions that measure it and derive quantities.
 
-    The second one depends on samples alone, so that recorded samples can be judged again, and
-    samples that contradict the claim can be tried.
+    The second function depends only on samples, so that recorded samples can be judged again, and
+    samples that contradict the claim can be tested.
     """
 
     claim: Claim

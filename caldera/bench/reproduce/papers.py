@@ -17,7 +17,7 @@ class Figure:
     experiment: str = ""
     reason: str = ""
     nearest: str = ""
-    """The nearest measurement, where there is no experiment."""
+    """The nearest measurement, if there is no experiment."""
     recorded: str = ""
     """Verdict of a measurement that takes too long to repeat, with its file of results."""
     file: str = ""
@@ -27,7 +27,7 @@ class Figure:
 
 @cache
 def figures() -> tuple[Figure, ...]:
-    """Return all of them in the order of the papers.
+    """Return all figures in the order of the papers.
 
     >>> figures()[0].place
     'MagmaDNN, table 1'

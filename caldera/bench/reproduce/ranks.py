@@ -49,7 +49,7 @@ INFINIBAND = Wire(3e-6, 7e9)
 
 @dataclass(frozen=True)
 class Guess:
-    """What is predicted for so many ranks.
+    """Prediction for a number of ranks.
 
     >>> Guess(2, "DataParallel", 0.5, 100.0, 1e9).ranks
     2
@@ -92,7 +92,7 @@ def guesses(
 
 
 def guess_way(setting: Setting, name: str) -> Prediction:
-    """What one way costs, by the planner's name for it."""
+    """Return the predicted cost of a parallelisation, by the planner's name for it."""
     return next(way for way in all_ways(setting) if way.name == name).predict(setting)
 
 
@@ -104,7 +104,7 @@ def setting_of(
     wire: Wire,
     codes: Mapping[str, CodecCost],
 ) -> Setting:
-    """Ranks of so many operations a second."""
+    """Return the planner's setting for `ranks` ranks of `flops` operations per second."""
     workload = workload_of(model)
     return Setting(workload, Compute.at_speed(workload, flops), Cluster(ranks, wire), batch, codes)
 
@@ -216,7 +216,7 @@ WORKS: Mapping[str, Callable[[Communicator, Options], dict[str, Any]]] = {
 
 
 def main(work: str, options: str, file: str) -> None:
-    """As one of several processes; the first writes down what they found."""
+    """Run as one of several processes; the first writes the results to `file`."""
     everyone = world()
     asked = json.loads(options)
     found = [WORKS[work](everyone, each) for each in asked]
@@ -229,7 +229,7 @@ _LIMIT_S = 900.0
 
 
 def run_ranks(work: str, ranks: int, asked: Sequence[Options]) -> tuple[list[Any], str]:
-    """What the first rank found for each of the options, one after the other; and what ranks were.
+    """Return the first rank's results for each of the options in order, and the kind of ranks.
 
     Every rank computes with one thread, so that numbers of ranks can be compared.
     """

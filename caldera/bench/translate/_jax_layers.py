@@ -1,4 +1,4 @@
-"""What each layer becomes in JAX: a function of the run under way, and of its inputs."""
+"""Translation of each layer to JAX: a function of the current run and of its inputs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from caldera.train.model import Model
 
 
 class JaxState(NamedTuple):
-    """What a step changes besides the parameters: running statistics, and the key of dropout.
+    """State that a step changes besides the parameters: running statistics, and the key of dropout.
 
     >>> JaxState(statistics=[], key=None).statistics
     []
@@ -50,7 +50,7 @@ class Interpreter:
     draws: int = 0
 
     def factor(self, place: int) -> Any:
-        """A parameter as products, and what is added to them, take it."""
+        """Return a parameter in the precision of products and of the values added to them."""
         return self.narrowed(self.params[place])
 
     def narrowed(self, value: Any) -> Any:
@@ -59,7 +59,7 @@ class Interpreter:
 
 
 class JaxLayers(LayerTranslator):
-    """What the layers become in JAX."""
+    """Translation of layers to JAX."""
 
     name = "JAX"
 
@@ -97,7 +97,9 @@ class JaxLayers(LayerTranslator):
         return vector.reshape(shape)
 
     def _over_images(self, vertical: Any, horizontal: Any, rest: Any) -> tuple[Any, ...]:
-        """A setting for each axis: those of an image, and one for samples and channels."""
+        """Return a setting for each axis: two for the image axes, and `rest` for samples and
+        channels.
+        """
         if self.channels_last:
             return rest, vertical, horizontal, rest
         return rest, rest, vertical, horizontal
@@ -288,7 +290,7 @@ class JaxLayers(LayerTranslator):
         return apply
 
     def _wide(self, x: Any) -> Any:
-        """Values of half precision as float32: sums over many of them need that."""
+        """Convert half precision to float32, as required by sums over many values."""
         return x.astype(np.float32) if x.dtype.itemsize < 4 else x
 
     def layer_norm(self, layer: nn.LayerNorm) -> Function:

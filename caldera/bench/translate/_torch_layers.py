@@ -1,4 +1,4 @@
-"""What each layer becomes in PyTorch, with PyTorch's own layers where it has them."""
+"""Translation of each layer to PyTorch, with PyTorch's own layers if they exist."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _GATES = {
 
 
 class _Slot(NamedTuple):
-    """Where a variable lies: an attribute of a layer of PyTorch."""
+    """Location of a variable: an attribute of a PyTorch layer."""
 
     owner: Any
     attribute: str
@@ -37,7 +37,7 @@ class _Slot(NamedTuple):
 
 
 class TorchLayers(LayerTranslator):
-    """What the layers become in PyTorch."""
+    """Translation of layers to PyTorch."""
 
     name = "PyTorch"
 
@@ -291,7 +291,9 @@ class TorchLayers(LayerTranslator):
         return self.torch.arange(x.shape[1], device=x.device) < mask[:, None]
 
     def _masked(self, loop: Any, x: Any, real: Any) -> Any:
-        """The loop over the real steps alone, which are moved to the front for it and back."""
+        """Run the loop only over real steps, which are moved to the front for it and back
+        afterwards.
+        """
         torch = self.torch
         rnn = torch.nn.utils.rnn
         order = torch.argsort(~real, dim=1, stable=True)

@@ -1,8 +1,8 @@
-"""The way through a network's layers, the same for every framework it is translated to.
+"""Traversal of a network's layers, shared by the translations to all frameworks.
 
-A layer becomes a function f(run, *inputs); `run` is the use of the network under way (whether it
-trains, and where the weights are if the framework hands them in). A framework says what the
-elementary layers become; layers that are made of layers are put together here, once for all.
+A layer becomes a function f(run, *inputs); `run` is the current use of the network (true if it
+trains, and the location of weights that the framework passes in). A framework defines the
+translation of elementary layers; composite layers are translated here for all frameworks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from caldera.train.neural_network import NeuralNetwork
 Function = Callable[..., Any]
 Pool = nn.Pooling2D | nn.MaxPool2D | nn.AveragePool2D
 
-# By the exact class: a subclass may have a `forward` of its own.
+# By the exact class: a subclass may define another `forward`.
 RULES: dict[type[nn.Layer], str] = {
     nn.Activation: "named_activation",
     nn.AdaptiveAveragePool2D: "adaptive_average_pool",
@@ -84,7 +84,7 @@ RULES.update(dict.fromkeys(ACTIVATION_LAYERS, "activation_layer"))
 
 
 class LayerTranslator(ABC):
-    """What the layers become in one framework."""
+    """Translation of layers to a framework."""
 
     name: ClassVar[str]
 
@@ -102,7 +102,7 @@ class LayerTranslator(ABC):
 
     @property
     def where(self) -> str:
-        """How errors call this translation."""
+        """Name of this translation in errors."""
         return f"translation to {self.name}"
 
     def translate(self, layer: nn.Layer) -> Function:
@@ -176,11 +176,11 @@ class LayerTranslator(ABC):
         return lambda run, x: x
 
     def neural_network(self, layer: NeuralNetwork) -> Function:
-        """A model made of a list of layers."""
+        """Translate a model defined by a list of layers."""
         return self._in_order(layer.network.layers)
 
     def sequential(self, layer: nn.Sequential) -> Function:
-        """Layers one after the other."""
+        """Translate layers called in order."""
         return self._in_order(layer.layers)
 
     def _in_order(self, layers: Sequence[nn.Layer]) -> Function:
@@ -195,7 +195,7 @@ class LayerTranslator(ABC):
         return apply
 
     def residual(self, layer: nn.Residual) -> Function:
-        """x plus what layers make of it."""
+        """Translate x plus the result of layers on x."""
         inner = self._in_order(layer.layers)
         shortcut = (
             self.identity(layer) if layer.shortcut is None else self.translate(layer.shortcut)
@@ -223,7 +223,7 @@ class LayerTranslator(ABC):
         return apply
 
     def transformer_block(self, layer: nn.TransformerBlock) -> Function:
-        """Attention and two dense layers, each added to what went in."""
+        """Translate attention and two dense layers, each added to its input."""
         attend = self._in_order([layer.norm1, layer.attention, layer.drop1])
         think = self._in_order([layer.norm2, layer.hidden, layer.output, layer.drop2])
 
@@ -266,7 +266,7 @@ class LayerTranslator(ABC):
     # --- activations
 
     def activation_layer(self, layer: nn.Layer) -> Function:
-        """An activation that is a layer of its own, with its settings."""
+        """Translate an activation that is a separate layer, with its settings."""
         settings = {
             field.name: getattr(layer, field.name)
             for field in fields(layer)
@@ -325,14 +325,14 @@ class LayerTranslator(ABC):
 
 
 def groups_of(layer: nn.Conv2D | nn.DepthwiseConv2D) -> int:
-    """How many groups of channels a convolution does not mix."""
+    """Return the number of channel groups that a convolution does not mix."""
     if isinstance(layer, nn.DepthwiseConv2D):
         return int(layer.weight.shape[0] // layer.multiplier)
     return layer.groups
 
 
 def values(variables: Sequence[Variable]) -> list[np.ndarray]:
-    """What variables hold now.
+    """Return the current values of variables.
 
     >>> from caldera import op
     >>> [array.tolist() for array in values([op.var("x", (2,))])]

@@ -18,7 +18,7 @@ _NAMES = ("input_weight", "state_weight", "input_bias", "state_bias")
 
 
 def directions(layer: Recurrent) -> list[tuple[list[Variable], bool]]:
-    """The variables of each direction, as the loop below takes them, and whether it goes back."""
+    """Return each direction's variables in the order of the loop below, and if it runs backwards."""
     held = layer.variables()
     ends = {"": False, "_reverse": True} if layer.bidirectional else {"": layer.go_backwards}
     return [([held[name + end] for name in _NAMES], back) for end, back in ends.items()]
@@ -93,7 +93,7 @@ class WindowShape:
     dilation: Pair = (1, 1)
     written: Any = 0
     partial: bool = False
-    """Whether windows that stick out at the bottom or right count with what they cover."""
+    """True if windows that extend past the bottom or right count with the pixels they cover."""
 
     def padding(self, image: Sequence[int]) -> Padding:
         """((top, bottom), (left, right)) for images of these sizes."""
@@ -162,7 +162,7 @@ def window_means(length: int, count: int) -> np.ndarray:
 
 
 def channels_last_axis(axis: int, rank: int) -> int:
-    """Where an axis of (N, C, H, W) stands in (N, H, W, C); other ranks keep their axes.
+    """Return the position in (N, H, W, C) of an axis of (N, C, H, W); other ranks keep their axes.
 
     >>> channels_last_axis(1, 4), channels_last_axis(-1, 4), channels_last_axis(1, 2)
     (3, 2, 1)

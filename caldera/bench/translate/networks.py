@@ -19,10 +19,10 @@ from caldera.train.model import Model
 
 @dataclass(frozen=True)
 class JaxNetwork:
-    """The network in JAX; arrays come and go in the order and shapes of `model.parameters()`.
+    """The network in JAX; arrays have the order and shapes of `model.parameters()`.
 
-    Inside, parameters may have another order of axes, so use `variables` and `arrays` to go from
-    one to the other; `arrays` takes gradients as well.
+    Inside, parameters may have another order of axes, so use `variables` and `arrays` to convert
+    between the two; `arrays` also converts gradients.
     """
 
     _framework: JaxLayers
@@ -39,11 +39,11 @@ class JaxNetwork:
     def apply(
         self, params: Sequence[Any], state: JaxState, x: Any, training: bool, narrow: Any = None
     ) -> tuple[Any, JaxState]:
-        """The results and the state after the step; `training` is static under `jax.jit`.
+        """Return the results and the state after the step; `training` is static under `jax.jit`.
 
-        x is what the Caldera model takes: images (N, C, H, W) whatever the `data_format`, or whole
-        numbers. With `narrow`, a dtype of half precision, products are computed in it and what
-        lies between them is stored in it; parameters, statistics and sums stay as they are.
+        x is an input of the Caldera model: images (N, C, H, W) for every `data_format`, or
+        integers. With `narrow`, a dtype of half precision, products are computed in it and values
+        between layers are stored in it; parameters, statistics and sums keep their precision.
         """
         framework = self._framework
         run = Interpreter(params, state, training, narrow)
@@ -58,7 +58,7 @@ class JaxNetwork:
         return output, JaxState(statistics, key)
 
     def arrays(self, params: Sequence[Any]) -> list[np.ndarray]:
-        """Parameters, or gradients of them, as arrays in Caldera's shapes."""
+        """Convert parameters, or their gradients, to arrays in Caldera's shapes."""
         return [
             self._framework.ours(variable, np.asarray(value))
             for variable, value in zip(self._framework.model.parameters(), params, strict=True)
@@ -70,10 +70,10 @@ class JaxNetwork:
 
 
 def to_jax(model: Model, data_format: str = "NHWC", *, cudnn_attention: bool = False) -> JaxNetwork:
-    """The identical network in JAX.
+    """Return the identical network in JAX.
 
-    `data_format` is the order of axes in which images are computed with, "NHWC" or "NCHW".
-    `cudnn_attention` takes cuDNN's fused attention, which a card has in half precision.
+    `data_format` is the order of axes used in computations on images, "NHWC" or "NCHW".
+    `cudnn_attention` uses cuDNN's fused attention, available on a GPU in half precision.
 
     >>> import caldera as cd
     >>> from caldera import nn
@@ -96,11 +96,11 @@ def to_jax(model: Model, data_format: str = "NHWC", *, cudnn_attention: bool = F
 
 @dataclass(frozen=True)
 class TorchNetwork:
-    """The network in PyTorch; arrays come and go in the order and shapes of `model.parameters()`.
+    """The network in PyTorch; arrays have the order and shapes of `model.parameters()`.
 
-    `module` takes what the Caldera model takes, as tensors: images (N, C, H, W), or whole numbers.
+    `module` accepts the inputs of the Caldera model as tensors: images (N, C, H, W), or integers.
     It can be moved and cast (`module.double()`, `module.to("cuda")`) and compiled. To have a second
-    one, translate again: a deep copy would go on computing with the weights of the first.
+    network, translate again: a deep copy would continue to compute with the weights of the first.
     """
 
     module: Any

@@ -1,7 +1,7 @@
-"""What can be measured: a work is a list of cases, and a case is one thing to compute.
+"""Workloads to measure: a workload is a list of cases, and a case is one computation.
 
-A case is found by name in every process, so nothing but names is sent to a worker. What a case
-computes on is made from its seed, and is the same in every process.
+A case is found by name in every process, so only names are sent to a worker. The data of a case are
+drawn from its seed, and are the same in every process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _COARSE = 8
 
 @dataclass(frozen=True)
 class UpdateRule:
-    """How parameters are updated, in words that every framework has.
+    """Update rule of parameters, with settings that every framework supports.
 
     >>> UpdateRule("sgd", 0.05, weight_decay=0.001).momentum
     0.0
@@ -41,10 +41,10 @@ class UpdateRule:
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to compute.
+    """A computation to measure.
 
-    `part_of` names what several cases make up together (the passes of one convolution), and `group`
-    the cases whose ratios are averaged.
+    `part_of` names the whole that several cases make up together (the passes of one convolution),
+    and `group` the cases whose ratios are averaged.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Case:
 
     @property
     def flops(self) -> float:
-        """Floating-point operations of one computation; 0 where no one counts them."""
+        """Floating-point operations of the computation; 0 if unknown."""
         return 0.0
 
     @property
@@ -62,36 +62,36 @@ class Case:
         return "operator"
 
     def generator(self) -> np.random.Generator:
-        """Random numbers that depend on the case's name alone."""
+        """Return a random generator that depends only on the case's name."""
         return np.random.default_rng(zlib.crc32(self.name.encode()))
 
 
 @dataclass(frozen=True)
 class TrainingCase(Case):
-    """Training steps of a network on batches that lie in memory, dropout off."""
+    """Training steps of a network on batches in memory, dropout off."""
 
     layers: Callable[[], list[Layer]] = list
     batch: int = 1
     rule: UpdateRule = UpdateRule("sgd", 0.01)
     shape: tuple[int, ...] = ()
-    """Of one sample."""
+    """Shape of a sample."""
     classes: int = 10
     words: int = 0
     """The size of the vocabulary, if samples are words; else they are real numbers."""
     size: str = "small"
-    """small, medium or large: how much is checked, and how many processes are kept at once."""
+    """small, medium or large: determines the extent of checks and the number of kept processes."""
     depth: int = 0
     """The number of layers, where a figure is drawn over it."""
     dataset: str = ""
     """What `--test-accuracy` trains on."""
     card_batch: int = 0
-    """The batch on a card, if it is another one there."""
+    """Batch size on a GPU, if it differs."""
     card_epoch: int = BATCHES
-    """Batches of an epoch of data that lie on a card."""
+    """Batches of an epoch of data resident on a GPU."""
     attention: bool = False
-    """Whether there is attention, for which a card has several kernels."""
+    """True if the network has attention, for which a GPU has several kernels."""
     precisions: tuple[str, ...] = ("tf32",)
-    """In which a card trains it, unless others are asked for."""
+    """Default precisions on a GPU."""
     on_card: bool = False
 
     @property
@@ -111,30 +111,30 @@ class TrainingCase(Case):
 
     @property
     def is_small(self) -> bool:
-        """Whether everything is checked and compiled loops over steps are tried."""
+        """True if everything is checked and compiled loops over steps are measured."""
         return self.size == "small"
 
     @property
     def is_large(self) -> bool:
-        """Whether only one process at a time fits into memory."""
+        """True if only one process at a time fits into memory."""
         return self.size == "large"
 
     @property
     def has_images(self) -> bool:
-        """Whether the order of an image's axes in memory can be chosen."""
+        """True if the order of an image's axes in memory can be chosen."""
         return len(self.shape) == 3
 
     @property
     def batches(self) -> int:
-        """How many different batches there are."""
+        """Number of different batches."""
         return BATCHES if self.is_small or self.on_card else FEW_BATCHES
 
     def data(self, dtype: str = "float32", batch: int | None = None) -> list[tuple[Array, Array]]:
-        """The batches: inputs and classes.
+        """Return the batches: inputs and classes.
 
-        There is something to learn, as in real data: a sample is the picture of its class and as
-        much noise; the word that follows another depends on it alone. On pure noise training is
-        chaotic, and the curves of two frameworks that are both right would part.
+        The data can be learnt, as real data: a sample is the picture of its class plus noise of the
+        same size; each word depends only on the word before. On pure noise training is chaotic, and
+        the curves of two correct frameworks would diverge.
         """
         draw = self.generator()
         count = self.batch if batch is None else batch
@@ -233,7 +233,7 @@ class FormulaCase(Case):
     shapes: tuple[tuple[int, ...], ...] = ()
 
     def arrays(self) -> list[Array]:
-        """What the formula is applied to."""
+        """Return the inputs of the formula."""
         draw = self.generator()
         return [draw.standard_normal(shape, np.float32) for shape in self.shapes]
 
@@ -278,7 +278,7 @@ class LearningCase(Case):
     target: float = 1.0
     ranks: int = 1
     scheme: str = ""
-    """What ranks tell each other."""
+    """Communication scheme of the ranks."""
 
     @property
     def level(self) -> str:
@@ -287,9 +287,10 @@ class LearningCase(Case):
 
 @dataclass(frozen=True)
 class BenchWorkload:
-    """Something to name on the command line.
+    """A workload that can be named on the command line.
 
-    `quick` are the cases of a quick run. `left_out` says what is not measured, and why.
+    `quick` contains the cases of a quick run. `left_out` describes omitted measurements with the
+    reason.
     """
 
     name: str
@@ -304,11 +305,11 @@ class BenchWorkload:
 
     @property
     def is_training(self) -> bool:
-        """Whether its cases are steps of networks, which a card is measured with as well."""
+        """True if its cases are steps of networks, which are measured on a GPU as well."""
         return all(isinstance(case, TrainingCase) for case in self.cases)
 
     def description(self, device: str) -> str:
-        """The summary, and how large a batch is on a device."""
+        """Return the summary, and the batch sizes on a device."""
         sizes = {case.on(device).batch for case in self.cases if isinstance(case, TrainingCase)}
         return ", ".join([self.summary, *(f"batch {size}" for size in sorted(sizes))])
 
@@ -324,13 +325,13 @@ def write_batches(case: TrainingCase, folder: Path) -> None:
 def read_batches(
     case: TrainingCase, folder: Path, dtype: str, batch: int | None = None
 ) -> list[tuple[Array, Array]]:
-    """What `case.data(dtype, batch)` gives, from files."""
+    """Read the result of `case.data(dtype, batch)` from files."""
     found = []
     for number in range(case.batches):
         x, y = (
             np.load(folder / f"{name}{number}.npy", mmap_mode="r", allow_pickle=False)[:batch]
             for name in "xy"
         )
-        # Copies: what is mapped cannot be written to, and some frameworks insist that it can.
+        # Copied: memory-mapped arrays are read-only, and some frameworks require writable arrays.
         found.append((np.array(x, x.dtype if case.words else dtype), np.array(y)))
     return found

@@ -1,8 +1,8 @@
 """Single computations: convolutions, products, element-wise formulas, updates, input batches.
 
-Sizes are from our own table and from DeepBench (Baidu Research, 2016), whose training set has the
-sizes of speech, text and image networks; several differ only in the number of samples, so a row
-has all of those.
+Sizes are from our own table and from DeepBench (Baidu Research, 2016). Its training set has the
+sizes of speech, text and image networks. Several sizes differ only in the number of samples, so a
+row lists all numbers of samples.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ MLP_PRODUCTS: tuple[Product, ...] = tuple(
         (inner, outer, _BATCH, True, False),
     )
 )
-"""The seed's network: the result, the input's gradient and the weights' of each layer."""
+"""The paper's network: the result, the input's gradient and the weights' of each layer."""
 
 
 def deepbench_convolutions() -> Iterator[Convolution]:
@@ -162,7 +162,7 @@ def deepbench_products() -> Iterator[Product]:
 
 
 MOST_FLOPS = 8e9
-"""Of one pass: about a tenth of a second on two cores."""
+"""Limit for a single pass: about a tenth of a second on two cores."""
 MOST_BYTES = 512 << 20
 PASSES = ("forward", "input gradient", "filter gradient")
 

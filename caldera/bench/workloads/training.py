@@ -20,7 +20,7 @@ DEPTHS = (2, 3, 4, 6, 8)
 WORDS = 64
 _LETTERS, _STEPS, _UNITS = 128, 128, 256
 _CARD_BATCH = 256
-"""Of large images on a card."""
+"""Batch size for large images on a GPU."""
 
 
 def _mlp(depth: int) -> list[Layer]:
@@ -170,7 +170,7 @@ _CNN = TrainingCase(
 
 
 def _grown(ranks: int) -> TrainingCase:
-    """With 48 samples on each rank, and steps as much larger (the linear scaling rule)."""
+    """Return the case with 48 samples per rank, and the learning rate scaled linearly."""
     rate = ranks * _MLP.rule.learning_rate
     return replace(_MLP, batch=ranks * _MLP.batch, rule=replace(_MLP.rule, learning_rate=rate))
 

@@ -1,7 +1,7 @@
-"""Calibration of the planner on the tables of the papers, with each row predicted from the others.
+"""Calibration of the planner on the papers' tables: each row is predicted from other rows.
 
-A system has constants that its paper does not give. They are fitted to all rows of a table except
-those of one network, whose rows are then predicted. The error on the fitted rows is the error bar.
+A system has constants that its paper does not report. They are fitted to all rows of a table except
+the rows of one network, which are then predicted. The error on the fitted rows is the error bar.
 """
 
 from __future__ import annotations
@@ -42,10 +42,12 @@ SPEEDS = (2.5e11, 5e11, 1e12, 2e12, 4e12, 8e12)
 SHARES = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
 """Share of the link's bandwidth that a dense allreduce reaches."""
 EFFICIENCY, IMAGES_PER_SECOND = 0.9, 139.0
-"""Of 256 P100 GPUs against 8 (Goyal et al., 2017), and the speed of one that follows from 90 epochs
-in an hour."""
+"""Efficiency of 256 P100 GPUs relative to 8 (Goyal et al., 2017), and images per second of a GPU.
+
+The rate follows from 90 epochs in an hour.
+"""
 ETHERNET, NVLINK = Wire(5e-6, 6.25e9), Wire(2e-6, 40e9)
-"""50 Gbit/s between machines of 8 GPUs, and the link inside of them."""
+"""50 Gbit/s between machines of 8 GPUs, and the link within a machine."""
 
 
 def _dmath_rows() -> Iterator[tuple[str, int, float]]:
@@ -81,10 +83,10 @@ def _sparcml_speedups(
 def held_out(
     predicted: np.ndarray[Any, Any], reported: Sequence[float], groups: Sequence[str]
 ) -> list[tuple[float, float]]:
-    """Return each row's prediction by the constants that fit the other groups best, with the error.
+    """Return the prediction of each row by the constants that best fit the remaining groups.
 
-    Predictions have a row for each choice of constants. The error is a factor, of two standard
-    deviations.
+    `predicted` has a row for each choice of constants. The error of a prediction is a factor of two
+    standard deviations.
 
     >>> held_out(np.array([[1.0, 2.0, 3.0], [2.0, 4.0, 9.0]]), [2.0, 4.0, 6.0], ["a", "b", "c"])
     [(2.0, 1.774...), (4.0, 1.774...), (9.0, 1.0)]
@@ -100,7 +102,7 @@ def held_out(
 
 
 def calibration_findings(samples: Samples) -> Findings:
-    """Compare predictions of rows that were held out with the papers' rows."""
+    """Compare predictions of held-out rows with the papers' rows."""
     found: dict[str, dict[str, Quantity]] = {"dmath": {}, "sparcml": {}, "resnet": {}}
     for case, row in samples.items():
         system, _, name = case.partition(": ")

@@ -31,7 +31,7 @@ _STRICT, _WHOLE = "synchronous, allreduce", "whole gradients"
 
 
 class ReferenceTernGrad(Quantized):
-    """Three values: minus the largest number, nothing, the largest number.
+    """Three values: minus the largest value, zero, and the largest value.
 
     >>> ReferenceTernGrad().decode(ReferenceTernGrad().encode(np.array([0.0, -2.0])), 2)
     array([ 0., -2.])
@@ -212,10 +212,11 @@ def _fewer(context: ExperimentContext, epochs: int, seeds: int) -> list[str]:
 
 
 TOP_K_RANKS, TOP_K_RATE, TOP_K_BATCH = 8, 0.1, 16
-"""The batch is that of each rank."""
+"""Ranks, rate and batch; each rank has this batch."""
 SHARES = (0.01, 0.05, 0.2)
 WIDTHS = (64, 128, 128, 10)
-"""26,122 numbers: of a few hundred, 1% would be three, and say nothing about networks."""
+"""Widths of 26,122 parameters: 1% of a few hundred would be three, too few to represent networks.
+"""
 
 
 def topk_findings(samples: Samples) -> Findings:

@@ -31,14 +31,14 @@ OTHERS: Mapping[str, tuple[str, int, int]] = {
     "AlexNet 256": ("CNTK", 4, 428),
     "GoogLeNet 1024": ("nv-caffe", 16, 1515),
 }
-"""What the seed compares with: its most ranks, and images a second there."""
+"""Systems that the paper compares with: the largest number of ranks, and images/s on them."""
 MEMORY = {"AlexNet 1024": 2.29, "GoogLeNet 1024": 5.27}
-"""GB of a card, on 16."""
+"""GB of memory per GPU, on 16 GPUs."""
 FIRST_BATCH = {"AlexNet 1024": {1: 512}, "GoogLeNet 1024": {1: 128, 2: 128, 4: 128}}
-"""Where the seed had a smaller batch, because of memory."""
+"""Smaller batches used in the paper because of memory, by the number of GPUs."""
 CARD_MEMORY = 12e9
 INCEPTION = {64: (32, 1443), 96: (80, 5150)}
-"""Cards (K80, then M40): images of each card, and images a second of all."""
+"""By the number of GPUs (K80, then M40): images per GPU, and images per second in total."""
 HOURS = {64: 49.3, 96: 14.0}
 IMAGES = 200 * 1_281_167
 """Images of 200 epochs of ImageNet."""
@@ -47,7 +47,7 @@ HERE = {"alexnet": 8, "googlenet": 4, "inception3": 2}
 
 
 def _one_card(rate: float) -> Compute:
-    """Return the computing of a card with this number of samples a second."""
+    """Return the compute model of a GPU with this number of samples per second."""
     return Compute(((1.0, 1.0 / rate),))
 
 

@@ -23,7 +23,7 @@ from caldera.train.neural_network import NeuralNetwork
 
 CHAIN_SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 22)
 SMALL = 1 << 14
-"""Numbers that fit into the first cache, where fusion gains nothing."""
+"""Number of values that fit into the L1 cache, where fusion has no advantage."""
 _DIFFERENCE, _KERNELS = "difference", "kernels"
 
 

@@ -34,7 +34,7 @@ SMALL, LARGE = 64, 1024
 
 
 def product_findings(samples: Samples) -> Findings:
-    """Compare a batch with products one after the other."""
+    """Compare batched matrix products with sequential ones."""
     gains = {
         int(size): Quantity.speedup(found["single"], found["batched"])
         for size, found in samples.items()
@@ -47,7 +47,7 @@ def product_findings(samples: Samples) -> Findings:
 
 @experiment("products", product_findings)
 def products(context: ExperimentContext) -> Measurement:
-    """Time products of one size as one batch and one after the other."""
+    """Time matrix products of one size, batched and sequential."""
     sizes = QUICK_PRODUCTS if context.quick else PRODUCT_SIZES
     samples = {}
     lines: dict[str, list[tuple[float, float]]] = {}
@@ -84,7 +84,7 @@ def factorisation_findings(samples: Samples) -> Findings:
 
 @experiment("factorisations", factorisation_findings)
 def factorisations(context: ExperimentContext) -> Measurement:
-    """Time SVD and a 3-D Fourier transform beside LAPACK's and NumPy's."""
+    """Compare the times of SVD and of a 3-D Fourier transform with LAPACK's and NumPy's."""
     size, cube = (128, 32) if context.quick else (512, 128)
     matrix, volume = _drawn((size, size), (cube, cube, cube))
     svd, fft = compile(list(op.svd(_filled(matrix)))), compile([op.fftn(_filled(volume))])
@@ -194,7 +194,7 @@ def micro_batching_findings(samples: Samples) -> Findings:
 
 @experiment("micro-batching", micro_batching_findings)
 def micro_batching(context: ExperimentContext) -> Measurement:
-    """Time the kernels that a limit allows, on the whole batch and on parts of it."""
+    """Time the kernels that a workspace limit allows, on the whole batch and on micro-batches."""
     shapes = list(SHAPES.items())[: 1 if context.quick else 2]
     limits = LIMITS[::2] if context.quick else LIMITS
     plots = []
@@ -228,7 +228,7 @@ def _convolution(batch: int, channels: int, pixels: int, kernel: int) -> Expr:
 
 
 def _plans(expression: Expr) -> dict[str, Plan]:
-    """What is chosen within the limit, and a plan for each kernel that it lets run, by name."""
+    """Return the plan chosen within the limit, and a plan for each allowed kernel, by name."""
     found = dict([_named(compile([expression]))])
     for kernel in TABLE.kernels("conv2d", "cpu"):
         choices.fix("conv2d", kernel.name, optional=True)

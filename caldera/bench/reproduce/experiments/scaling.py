@@ -37,8 +37,7 @@ BEYOND = (4, 8, 16, 32, 64)
 WIRE = Wire(2e-6, 12.5e9)
 """100 Gbit/s, as Summit's nodes have two of."""
 ALEXNET, RESNET50 = 10_000.0, 2_500.0
-"""Images a second of one GPU where computing is predicted, about those of a V100 in half
-precision."""
+"""Assumed images per second of a GPU in predictions: about the rate of a V100 in half precision."""
 LARGEST_BATCH = 8192
 """Batch up to which ResNet-50 keeps its accuracy with a warm-up (Goyal et al., 2017)."""
 
@@ -93,7 +92,7 @@ def allreduce(context: ExperimentContext) -> Measurement:
 
 
 def many_cards_findings(samples: Samples) -> Findings:
-    """Compare predicted rates with those of as many single GPUs."""
+    """Compare predicted rates with the rate of a single GPU times the number of ranks."""
     findings: dict[str, dict[str, Quantity]] = {"strong": {}, "weak": {}}
     for case, found in samples.items():
         network, scaling = case.rsplit(", ", 1)
@@ -138,12 +137,12 @@ SHAPES = ((784, 528), (528,), (528, 528), (528,), (528, 10), (10,))
 ARIES, EC2 = Wire(1.5e-6, 10e9), Wire(5e-5, 1.25e9)
 """Piz Daint's network, and 10 Gbit/s with the latency of TCP."""
 P100 = 4e12
-"""Operations a second of a card in training, in float32."""
+"""Operations per second of a GPU in training, in float32."""
 
 
 @dataclass(frozen=True)
 class SpeedupLine:
-    """A line of the seed's table: how many times as fast training is, and its communication."""
+    """A line of the paper's table: the speedups of training and of its communication."""
 
     system: str
     network: str
@@ -258,7 +257,7 @@ STEPS = 5 * 600
 
 
 def mlp_layer_findings(samples: Samples) -> Findings:
-    """Compare slopes and times over layers; each turn of the clock gives a slope."""
+    """Compare slopes and times over layers; each turn of the clock yields a slope."""
     depths = [float(depth) for depth in samples]
     peers = [name for name in next(iter(samples.values())) if name != "caldera"]
     deepest = list(samples.values())[-1]
