@@ -13,7 +13,7 @@ values, its index: the order is stable, and many equal values are distributed li
 the end each rank has exactly its share.
 
 A transform of n1 n2 numbers is n2 transforms of n1 and n1 transforms of n2 (Cooley and Tukey; as
-matrices, Bailey's six steps, 1990): the numbers are a matrix with n1 rows, which is transposed over
+matrices, Bailey's six steps, 1990). The numbers are a matrix with n1 rows, which is transposed over
 the ranks three times. A length without two factors of the right size becomes a convolution whose
 length is a power of two (Bluestein, 1970).
 

@@ -184,7 +184,7 @@ def _kept_cuts(layout: ShardLayout, axis: int, ranks: int) -> Cuts:
 
 
 def _fft_cost(node: Node, n: int, ranks: int) -> AlgorithmCost:
-    """Return the cost of an allgather if short, else of three transposes (Bluestein: five times)."""
+    """Return the cost: an allgather if short, else three transposes (Bluestein: five times)."""
     elements = max(given.spec.size for given in (*node.inputs, node))
     nbytes = elements * node.dtype.itemsize
     if ranks == 1:

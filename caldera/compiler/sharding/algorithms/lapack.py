@@ -1,4 +1,4 @@
-"""BLAS and LAPACK of one process: routines that NumPy lacks, called through SciPy.
+"""Single-process BLAS and LAPACK: routines that NumPy lacks, called through SciPy.
 
 NumPy and SciPy copy arrays that are not contiguous. BLAS itself accepts any distance between rows,
 so a part of a matrix is updated in place: SciPy exposes the addresses of the routines. SciPy is

@@ -101,7 +101,7 @@ def grid_of(comm: Communicator) -> ProcessGrid:
 
 
 def is_tall(shape: tuple[int, int], ranks: int) -> bool:
-    """Return True if every rank can have at least as many rows as there are columns."""
+    """Return True if every rank can have n rows of a matrix with n columns."""
     return shape[0] >= shape[1] * ranks
 
 
@@ -319,7 +319,8 @@ def _right_sides(node: Node) -> int:
 def _updated(node: Node) -> float:
     """Return the number of elements behind the panels that products read and write.
 
-    It is the sum over all panels of one column each; products with a narrow panel consist of these.
+    It is the sum over all panels, each one column wide; products with a narrow panel consist of
+    these.
     """
     m, n = shape_of(node)
     k = min(m, n)
