@@ -1,1 +1,1 @@
-"""What layouts are, and what becomes of them: the one set of sharding rules."""
+"""Sharding rules: layouts of arrays, their propagation and redistribution."""

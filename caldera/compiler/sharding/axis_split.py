@@ -1,4 +1,4 @@
-"""How the indices of an axis are shared out: blocks of any sizes, each with its part."""
+"""Distribution of the indices of an axis: blocks of any sizes, each owned by a part."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from caldera.errors import ShapeError
 
 Interval = tuple[int, int]
-"""First index, and the one after the last."""
+"""Half-open range of indices: first index, and last index + 1."""
 Intervals = tuple[Interval, ...]
 MOST_BLOCKS = 1 << 16
 """Blocks of a split that a reshape may make; beyond, data moves instead."""
@@ -22,9 +22,9 @@ MOST_BLOCKS = 1 << 16
 class AxisSplit:
     """Block b has the indices from `cuts[b]` to `cuts[b + 1]` and belongs to part `owners[b]`.
 
-    A part has its indices in their order, however many blocks they come from. Two splits that give
-    every index to the same part are equal: blocks without an index are left out, and neighbours of
-    one part are one block.
+    A part has its indices in ascending order, over all its blocks. Two splits that assign every
+    index to the same part are equal: empty blocks are omitted, and adjacent blocks with the same
+    owner are merged.
 
     >>> from caldera.compiler.sharding.axis_split import AxisSplit
     >>> split = AxisSplit(2, (0, 3, 3, 4, 6), (0, 1, 0, 1))
@@ -55,12 +55,12 @@ class AxisSplit:
 
     @property
     def length(self) -> int:
-        """How many indices there are."""
+        """Number of indices."""
         return self.cuts[-1]
 
     @cached_property
     def intervals(self) -> tuple[Intervals, ...]:
-        """What each part has, in order."""
+        """Blocks of each part, in order."""
         found: list[list[Interval]] = [[] for _ in range(self.parts)]
         for owner, begin, end in zip(self.owners, self.cuts, self.cuts[1:], strict=False):
             found[owner].append((begin, end))

@@ -2,24 +2,24 @@
 
 A redistribution sends each element to its owner directly.
 
-A convolution split along height or width needs, for its rows of the output, input rows of other
-ranks; all arrive from their owners in one exchange, however many owners there are. Its gradients
-are convolutions, too, with their own windows.
+A convolution split along height or width reads input rows of other ranks for its output rows. They
+arrive from their owners in one exchange, regardless of the number of owners. Gradients of
+convolutions are convolutions, too, with separate windows.
 
-Sorting is sample sort (Shi and Schaeffer, Parallel sorting by regular sampling, 1992): each rank
-sorts its part, samples of all parts give the limits, every element is sent to its destination in
-one exchange, and is merged there. An element's key is its value and, among equal ones, its index:
-the order is stable, and many equal values are distributed like any others. In the end each rank
-has exactly its share.
+Sorting is sample sort (Shi and Schaeffer, Parallel sorting by regular sampling, 1992). Each rank
+sorts its part, and samples of all parts determine the limits. Every element is sent to its
+destination in one exchange and merged there. The key of an element is its value and, among equal
+values, its index: the order is stable, and many equal values are distributed like any others. In
+the end each rank has exactly its share.
 
 A transform of n1 n2 numbers is n2 transforms of n1 and n1 transforms of n2 (Cooley and Tukey; as
-matrices, Bailey's six steps, 1990): the numbers are a matrix with n1 rows, which is transposed over
-the ranks three times. A length without two factors of the right size becomes a convolution of a
-power of two (Bluestein, 1970).
+matrices, Bailey's six steps, 1990). The numbers are a matrix with n1 rows, which is transposed over
+the ranks three times. A length without two factors of the right size becomes a convolution whose
+length is a power of two (Bluestein, 1970).
 
-More axes may follow the one that is transformed. Of an array with several long axes nothing of this
-is needed: those that are whole on a rank are transformed there, and a redistribution in between
-makes the others whole (slabs, or pencils on a grid).
+More axes may follow the transformed axis. Arrays with several long axes do not need these
+exchanges: axes that are whole on a rank are transformed locally, and a redistribution in between
+makes the remaining axes whole (slabs, or pencils on a grid).
 """
 
 from __future__ import annotations
@@ -36,10 +36,9 @@ from caldera.compiler.sharding.algorithms.process_grid import Cuts, even_cuts, g
 
 
 def move_rows(part: np.ndarray, before: Cuts, after: Cuts, comm: Communicator) -> np.ndarray:
-    """Rows that were cut one way, cut another way.
+    """Redistribute rows from the cuts `before` to the cuts `after`.
 
-    The second may end before the first one does, and what is behind it is left away; or after it,
-    and there are zeros.
+    If `after` ends first, the remaining rows are dropped; if it ends later, they are zeros.
     """
     if before == after:
         return part
@@ -47,7 +46,7 @@ def move_rows(part: np.ndarray, before: Cuts, after: Cuts, comm: Communicator) -
     end = min(before[-1], after[-1])
     leaving = [_common(before, rank, after, other, end) for other in range(comm.size)]
     arriving = [_common(after, rank, before, other, end) for other in range(comm.size)]
-    # Both variants cover everything up to the end: what leaves and what comes lie in one piece.
+    # Both cuts cover all rows up to the end, so the rows sent and received are contiguous.
     sent = part[: sum(b - a for a, b in leaving)]
     found = np.zeros((after[rank + 1] - after[rank], *part.shape[1:]), part.dtype)
     received = found[: sum(b - a for a, b in arriving)]
@@ -66,7 +65,7 @@ def _common(mine: Cuts, rank: int, others: Cuts, other: int, end: int) -> tuple[
 
 
 def rows_to_columns(part: np.ndarray, rows: Cuts, columns: Cuts, comm: Communicator) -> np.ndarray:
-    """From some rows of a matrix, whole, to some columns of it; more axes may follow."""
+    """Convert whole rows of a matrix to whole columns; more axes may follow."""
     if comm.size == 1:
         return part
     height, width = rows[-1], columns[comm.rank + 1] - columns[comm.rank]
@@ -85,7 +84,7 @@ def rows_to_columns(part: np.ndarray, rows: Cuts, columns: Cuts, comm: Communica
 
 
 def columns_to_rows(part: np.ndarray, rows: Cuts, columns: Cuts, comm: Communicator) -> np.ndarray:
-    """From some columns of a matrix, whole, to some rows of it."""
+    """Convert whole columns of a matrix to whole rows."""
     turned = rows_to_columns(part.swapaxes(0, 1), columns, rows, comm)
     return turned.swapaxes(0, 1)
 
@@ -102,8 +101,11 @@ def halo_exchange(
     comm: Communicator,
     ranks: Sequence[int] | None = None,
 ) -> np.ndarray:
-    """What this rank wants of an axis, `wanted` has that for each part; `ranks` has the rank of
-    each part, if not all of them take part in their order."""
+    """Return this rank's range of an axis, fetched from its owners.
+
+    `wanted` has the range that each part requires. `ranks` has the rank of each part, unless all
+    ranks take part in their order.
+    """
     peers = range(comm.size) if ranks is None else ranks
     here = list(peers).index(comm.rank)
     begin, end = wanted[here]
@@ -136,7 +138,7 @@ def _take(x: np.ndarray, axis: int, begin: int, end: int) -> np.ndarray:
 
 
 def overlap(first: Range, second: Range) -> Range:
-    """What is in both; an empty range if nothing is."""
+    """Return the intersection of two ranges, which may be empty."""
     begin = max(first[0], second[0])
     return begin, max(min(first[1], second[1]), begin)
 
@@ -158,7 +160,7 @@ class ConvolutionWindow:
         return self.dilation * (self.taps - 1) + 1
 
     def inputs(self, outputs: Range) -> tuple[Range, Range]:
-        """Which inputs some outputs see, and how much padding lies (before, behind) them."""
+        """Return the range of inputs that some outputs read, and the padding (before, behind)."""
         if outputs[0] >= outputs[1]:
             return (0, 0), (0, 0)
         begin = outputs[0] * self.stride - self.before
@@ -178,15 +180,15 @@ class ConvolutionWindow:
 
 
 SAMPLES = 32
-"""Samples of each rank for each limit; more of them make the parts more equal."""
+"""Samples of each rank for each limit; more samples make the parts more equal."""
 
 
 def sort(
     part: np.ndarray, cuts: Cuts, comm: Communicator, *, descending: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """This rank's part of the numbers in order, cut as they were, and the index each came from.
+    """Return this rank's part of the sorted numbers, and their indices before sorting.
 
-    nan is last, as NumPy has it.
+    The result has the same cuts as the input. nan is last, as in NumPy.
     """
     keys, index = sort_keys(part, descending), np.arange(cuts[comm.rank], cuts[comm.rank + 1])
     order = np.argsort(keys, kind="stable")
@@ -197,7 +199,7 @@ def sort(
     leaving = np.diff(ends, prepend=0).tolist()
     arriving = _exchanged(leaving, comm)
     found, source = _send(values, leaving, arriving, comm), _send(index, leaving, arriving, comm)
-    # What comes is in order, rank by rank, and lower ranks have lower indices: a stable merge.
+    # Elements arrive in order, rank by rank, and lower ranks have lower indices: a stable merge.
     order = np.argsort(sort_keys(found, descending), kind="stable")
     there = _cuts_of(len(found), comm)
     return (
@@ -207,7 +209,7 @@ def sort(
 
 
 def sort_keys(x: np.ndarray, descending: bool) -> np.ndarray:
-    """Numbers whose ascending order is the one that is wanted, equal ones in their places."""
+    """Return keys whose ascending order is the requested order; equal elements keep theirs."""
     if not descending:
         return x
     # For whole numbers the complement cannot overflow.
@@ -215,7 +217,7 @@ def sort_keys(x: np.ndarray, descending: bool) -> np.ndarray:
 
 
 def _ends(keys: np.ndarray, index: np.ndarray, comm: Communicator) -> np.ndarray:
-    """Where in this rank's sorted numbers the share of each rank ends."""
+    """Return the end of each rank's share in this rank's sorted numbers."""
     # Regular samples, each with its index, so that any two differ.
     count = min(SAMPLES * comm.size, len(keys))
     chosen = (np.arange(count) * len(keys) + len(keys) // 2) // max(count, 1)
@@ -233,7 +235,7 @@ def _ends(keys: np.ndarray, index: np.ndarray, comm: Communicator) -> np.ndarray
 
 
 def _count_before(keys: np.ndarray, index: np.ndarray, key: np.generic, place: int) -> int:
-    """How many (key, index) come before this one."""
+    """Return the number of pairs (key, index) before this pair."""
     begin, end = np.searchsorted(keys, key, "left"), np.searchsorted(keys, key, "right")
     return int(begin + np.searchsorted(index[begin:end], place))
 
@@ -277,9 +279,9 @@ def top_k(
 
 
 def cumulative_sum(part: np.ndarray, comm: Communicator, *, reverse: bool = False) -> np.ndarray:
-    """This rank's part of the running sum along the first axis, from the end if `reverse`.
+    """Return this rank's part of the running sum along the first axis, from the end if `reverse`.
 
-    The ranks' own sums are added up in their order, on each of them alike.
+    Every rank adds up the sums of all ranks in the same order.
     """
     found = np.cumsum(part[::-1] if reverse else part, axis=0, dtype=part.dtype)
     if comm.size > 1:
@@ -305,7 +307,7 @@ def factors(n: int, ranks: int) -> tuple[int, int] | None:
 
 
 def input_cuts(n: int, ranks: int) -> Cuts:
-    """How a signal has to be cut."""
+    """Return the cuts that `fft` requires of its signal."""
     found = factors(n, ranks) if n > SHORT else None
     if found is None:
         return even_cuts(n, ranks)
@@ -313,7 +315,7 @@ def input_cuts(n: int, ranks: int) -> Cuts:
 
 
 def output_cuts(n: int, ranks: int) -> Cuts:
-    """How its transform will be cut."""
+    """Return the cuts of the transform that `fft` returns."""
     found = factors(n, ranks) if n > SHORT else None
     if found is None:
         return even_cuts(n, ranks)
@@ -321,9 +323,9 @@ def output_cuts(n: int, ranks: int) -> Cuts:
 
 
 def fft(part: np.ndarray, n: int, comm: Communicator, *, inverse: bool = False) -> np.ndarray:
-    """This rank's part of the transform along the first axis, a sum without a factor in front.
+    """Return this rank's part of the transform along the first axis, without a scale factor.
 
-    The signal is cut by `input_cuts`, the transform by `output_cuts`.
+    The signal is partitioned by `input_cuts`, the transform by `output_cuts`.
     """
     if comm.size == 1:
         return transform(part, inverse)
@@ -371,7 +373,7 @@ def _root(turns: np.ndarray, n: int, inverse: bool) -> np.ndarray:
 
 
 def _bluestein(part: np.ndarray, n: int, comm: Communicator, inverse: bool) -> np.ndarray:
-    """kt = (k² + t² - (k - t)²) / 2 makes a convolution with a chirp of it."""
+    """Transform by a convolution with a chirp, as kt = (k² + t² - (k - t)²) / 2."""
     ranks, rank = comm.size, comm.rank
     longer = 1 << (2 * n - 1).bit_length()
     cuts, wide = even_cuts(n, ranks), input_cuts(longer, ranks)
@@ -381,7 +383,7 @@ def _bluestein(part: np.ndarray, n: int, comm: Communicator, inverse: bool) -> n
     own = own.reshape(-1, *behind)
     signal = move_rows((part * own).astype(dtype), cuts, wide, comm)
     place = np.arange(wide[rank], wide[rank + 1])
-    # The chirp to both sides of 0, and nothing between its ends.
+    # The chirp on both sides of 0, and zeros in between.
     distance = np.minimum(place, longer - place)
     other = np.where(distance < n, _chirp(distance, n, not inverse), 0).astype(dtype)
     spectrum = fft(signal, longer, comm) * fft(other, longer, comm).reshape(-1, *behind)
@@ -392,13 +394,16 @@ def _bluestein(part: np.ndarray, n: int, comm: Communicator, inverse: bool) -> n
 
 
 def _chirp(place: np.ndarray, n: int, inverse: bool) -> np.ndarray:
-    # Whole numbers first: the square is far too large for what a float has of digits.
+    # Reduced as an integer first: a float has too few digits for the square.
     return _root(place * place % (2 * n), 2 * n, inverse)
 
 
 def spectrum_to_signal(part: np.ndarray, n: int, begin: int) -> np.ndarray:
-    """Frequencies of a real signal, from number `begin` on, such that the real part of a complex
-    transform of them, with zeros for all others, is the signal times n."""
+    """Return scaled frequencies of a real signal, from frequency `begin` on.
+
+    The real part of their complex transform, with zeros for the remaining frequencies, is the
+    signal times n.
+    """
     number = np.arange(begin, begin + len(part))
     alone = (number == 0) | (2 * number == n)
     scaled: np.ndarray = part * np.where(alone, 1, 2).reshape(-1, *[1] * (part.ndim - 1))

@@ -1,6 +1,7 @@
 """Variants of ops along one distributed axis, and of singular values and eigenvalues.
 
-Where another axis is long enough nobody needs them: it is spread instead, and the op is local.
+They are not needed if another axis is long enough: that axis is partitioned instead, and the op is
+local.
 """
 
 from __future__ import annotations
@@ -46,10 +47,12 @@ SWEEPS, ROTATING, MEETING_S = 6, 300, 2e-3
 """Of block Jacobi: sweeps, operations for the cube of the size, and seconds for two blocks that
 meet."""
 DIVIDING = 9000
-"""Of LAPACK's `bdsdc`, of a bidiagonal matrix: operations for the square of the size are the size
-and so many more, at the speed of products."""
+"""Constant c of LAPACK's `bdsdc` for a bidiagonal matrix of size n.
+
+It takes n² (n + c) operations, at the speed of products.
+"""
 LOCAL_BYTES = 32 << 20
-"""What LAPACK may be given on every rank: a bounded buffer, whatever the size of the array."""
+"""Largest matrix that LAPACK decomposes on every rank, which bounds the buffers."""
 
 
 def _of_svd(node: Node, ranks: int) -> tuple[Layouts, Layouts]:
@@ -82,7 +85,7 @@ def _sweeps(k: int, ranks: int, itemsize: int) -> AlgorithmCost:
 def _jacobi_variants(
     layouts: Callable[[Node, int], tuple[Layouts, Layouts]], node: Node, ranks: int
 ) -> list[Variant]:
-    """Block Jacobi by all ranks, for what is left after QR."""
+    """Return the variant of block Jacobi on all ranks, which decomposes the factor left by QR."""
     if len(node.inputs[0].shape) != 2:
         return []
     inputs, outputs = (tuple(each) for each in layouts(node, ranks))
@@ -120,7 +123,7 @@ def _svd_variants(node: Node, given: Layouts, ranks: int) -> list[Variant]:
     inputs, outputs = found[0].inputs, found[0].outputs
     cost = AlgorithmCost()
     if m >= TALL * n:
-        # What a QR takes, and the product with its Q.
+        # The cost of a QR and of the product with its Q.
         cost = grid_cost(node, ranks, block_size(n, ranks)) + AlgorithmCost(
             flops=2 * m * n * n // ranks
         )
@@ -132,7 +135,9 @@ def _svd_variants(node: Node, given: Layouts, ranks: int) -> list[Variant]:
 
 
 def _bidiagonal_cost(m: int, n: int, ranks: int, itemsize: int) -> AlgorithmCost:
-    """Every step reads what is left of a rank's columns twice, and sums two columns over ranks."""
+    """Return the cost: each step reads a rank's remaining columns twice and sums two columns over
+    ranks.
+    """
     left = m * n * n / 2 - n**3 / 6
     back = 2 * (m + n) * n * n // ranks
     sums = 2 * (m - n / 2) * n * (2 * (ranks - 1) / ranks)
@@ -167,7 +172,7 @@ EIGH = Algorithm(_eigh_variants, _run_eigh)
 
 
 def _kept_cuts(layout: ShardLayout, axis: int, ranks: int) -> Cuts:
-    """Those of a layout that will do, or equal parts."""
+    """Return the cuts of a layout if they are usable, else equal parts."""
     kept = None if ranks == 1 else cuts_of(layout, axis, ranks)
     in_order = isinstance(layout, CartesianLayout) and layout.ranks == tuple(range(ranks))
     if kept is not None and in_order:
@@ -179,7 +184,7 @@ def _kept_cuts(layout: ShardLayout, axis: int, ranks: int) -> Cuts:
 
 
 def _fft_cost(node: Node, n: int, ranks: int) -> AlgorithmCost:
-    """Everything to everybody if it is short, else three transposes (Bluestein's: five times)."""
+    """Return the cost: an allgather if short, else three transposes (Bluestein: five times)."""
     elements = max(given.spec.size for given in (*node.inputs, node))
     nbytes = elements * node.dtype.itemsize
     if ranks == 1:
@@ -294,7 +299,7 @@ def _run_cumsum(
 
 
 def _ordered_sum_variants(node: Node, given: Layouts, ranks: int) -> list[Variant]:
-    """Everybody gets whole lines: then nothing depends on how many ranks there are."""
+    """Return a variant with whole lines on each rank: sums do not depend on the rank count."""
     x, other = node.inputs[0], 1 - node.attrs["axis"]
     cuts = _kept_cuts(given[0], other, ranks)
     cost = AlgorithmCost(flops=x.spec.size // ranks)
@@ -309,7 +314,7 @@ def _run_ordered_sum(
 
 
 def tree_sum_of_rows(x: np.ndarray) -> np.ndarray:
-    """The rows added up in pairs, the sums in pairs, and so on: each column for itself.
+    """Sum the rows in pairs, then the sums in pairs, and so on, separately for each column.
 
     >>> tree_sum_of_rows(np.arange(10.0).reshape(5, 2))
     array([20., 25.])

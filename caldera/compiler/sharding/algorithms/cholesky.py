@@ -1,14 +1,16 @@
 """Cholesky on a grid of ranks, block-cyclic, right-looking.
 
-A step factorises the block on the diagonal, solves for the panel below it, and takes the panel's
-product with itself off what remains: first off the next panel, which is factorised and sent while
-all ranks work on the rest (look-ahead). A rank needs the panel's rows that are its rows and those
-that are its columns. Who has found them gives it both, so that nobody has to wait for one to pass
-on the other: n² / 2 numbers over the number of rows, and as many over that of columns. On one
-machine they are read where they were found.
+A step factorises the block on the diagonal, solves for the panel below it, and subtracts the
+panel's product with itself from the remaining matrix. The next panel is updated first: it is
+factorised and sent while all ranks work on the rest (look-ahead). A rank needs the rows of the
+panel at the indices of its rows and at the indices of its columns. The rank that has computed them
+sends both, so that no rank waits for another to forward one: n² / 2 numbers over the number of
+rows, and n² / 2 over the number of columns. On one machine they are read from the memory of their
+owner.
 
-Only the lower triangle is read. Where that of (A + Aᴴ) / 2 is wanted, each number above the
-diagonal goes to who has the one below it, all of two ranks in one message, and none the other way.
+Only the lower triangle is read. To factorise (A + Aᴴ) / 2, each number above the diagonal is sent
+to the owner of its counterpart below the diagonal. A pair of ranks exchanges all its numbers in one
+message, in one direction only.
 """
 
 from __future__ import annotations
@@ -34,17 +36,20 @@ from caldera.compiler.sharding.algorithms.process_grid import (
 from caldera.errors import DataError
 
 ROWS_AT_A_TIME = 256
-"""Of what is left: the more rows, the more is computed above the diagonal for nothing."""
+"""Rows of the remaining matrix updated at a time; more rows waste work above the diagonal."""
 Tile = tuple[tuple[int, int], tuple[int, int]]
-"""Where the rows and the columns of a block begin and end."""
+"""Ranges (begin, end) of the rows and the columns of a block."""
 _PANEL, _ABOVE, _DIAGONAL = 4, 5, 6
-"""The tags of a panel's rows, of what lies above the diagonal, and of a block on it."""
+"""Tags of a panel's rows, of blocks above the diagonal, and of a block on the diagonal."""
 
 
 @dataclass
 class CholeskyPanel:
-    """The rows below a block of the diagonal that are this rank's rows, and by row of the grid
-    those that are its columns, on their way to it and from it."""
+    """Rows of a panel below its block on the diagonal, being received or sent.
+
+    `rows` are at the indices of this rank's rows; `pieces` has, by row of the grid, the rows at the
+    indices of its columns.
+    """
 
     begin: int
     end: int
@@ -69,8 +74,11 @@ class Factorisation:
         self.carrier = carrier(grid.comm, most * self.a.itemsize)
 
     def shared(self, row: int, column: int, begin: int) -> tuple[Places, Places]:
-        """Where the indices from `begin` on that a row and a column of the grid have in common are
-        among all from there that the row has, and among those of the column."""
+        """Return the positions of the indices that a row and a column of the grid share.
+
+        The first positions are among the indices from `begin` on of the row, the second among the
+        indices from `begin` on of the column.
+        """
         grid, block = self.grid, self.block
         if grid.rows == grid.columns:
             # Blocks on the diagonal are on the diagonal of the grid.
@@ -90,7 +98,7 @@ class Factorisation:
         )
 
     def _rows_of(self, row: int, begin: int, places: Places) -> int:
-        """How many rows those are that a row of the grid has at some places."""
+        """Return the number of rows that a row of the grid has at these places."""
         if not isinstance(places, slice):
             return len(places)
         if places == NONE:
@@ -99,7 +107,7 @@ class Factorisation:
         return cyclic_count(n, block, rows, row) - cyclic_count(begin, block, rows, row)
 
     def average(self) -> None:
-        """The lower triangle becomes that of (A + Aᴴ) / 2."""
+        """Replace the lower triangle by the lower triangle of (A + Aᴴ) / 2."""
         grid = self.grid
         here, dtype = (grid.row, grid.column), self.a.dtype
         others = [(row, column) for row in range(grid.rows) for column in range(grid.columns)]
@@ -146,14 +154,17 @@ class Factorisation:
         return self.a[self.where.local_rows(*rows), self.where.local_columns(*columns)]
 
     def _take(self, rows: tuple[int, int], columns: tuple[int, int], above: np.ndarray) -> None:
-        """Average a block below the diagonal with that above it, which lies in one piece: caches
-        keep it while it is turned, and not what is a part of rows of some thousand numbers."""
+        """Average a block below the diagonal with its counterpart above it.
+
+        The block above is contiguous: caches keep it while it is transposed, unlike parts of rows
+        of some thousand numbers.
+        """
         below = self.a[self.where.local_rows(*columns), self.where.local_columns(*rows)]
         below += above.conj().T
         below *= below.dtype.type(0.5)
 
     def panel(self, begin: int) -> CholeskyPanel:
-        """Factorise a panel where it is, and begin to send it to the others."""
+        """Factorise a panel in place, and start to send it to the remaining ranks."""
         grid, where = self.grid, self.where
         end = min(begin + self.block, self.n)
         below, owner = where.local_rows(end, self.n), where.column_owner(begin)
@@ -199,8 +210,10 @@ class Factorisation:
         a[below, here] = panel.rows
 
     def _send(self, panel: CholeskyPanel) -> None:
-        """To each rank the rows that are its rows, or else those that are its columns: first to
-        those who factorise the next panel."""
+        """Send each rank the rows at the indices of its rows or of its columns.
+
+        The ranks that factorise the next panel come first.
+        """
         grid = self.grid
         for step in range(1, grid.columns + 1):
             column = (grid.column + step) % grid.columns
@@ -234,7 +247,7 @@ class Factorisation:
         after = where.local_columns(panel.end, begin).start
         columns = where.local_columns(begin, end)
         for first in range(below.start, below.stop, ROWS_AT_A_TIME):
-            # Only what lies below the diagonal is ever read.
+            # Only elements below the diagonal are ever read.
             last = min(first + ROWS_AT_A_TIME, below.stop)
             left = columns.start
             until = where.local_columns(begin, min(int(where.rows[last - 1]) + 1, end)).stop
@@ -255,8 +268,11 @@ def _size(rows: tuple[int, int], columns: tuple[int, int]) -> int:
 def cholesky(
     part: np.ndarray, n: int, block: int, grid: ProcessGrid, *, average: bool = False
 ) -> np.ndarray:
-    """This rank's part of the lower triangular L with L Lᴴ = A, of whose upper triangle nothing is
-    read, or with L Lᴴ = (A + Aᴴ) / 2; all parts are block-cyclic with square blocks."""
+    """Return this rank's part of the lower triangular L with L Lᴴ = A.
+
+    The upper triangle of A is not read; with `average`, L Lᴴ = (A + Aᴴ) / 2. All parts are
+    block-cyclic with square blocks.
+    """
     made = np.array(part, order="C")
     factorise(made, n, block, grid, average=average)
     return made
@@ -265,7 +281,7 @@ def cholesky(
 def factorise(
     part: np.ndarray, n: int, block: int, grid: ProcessGrid, *, average: bool = False
 ) -> None:
-    """The same where the matrix is, a part whose rows lie one after the other."""
+    """Factorise in place like `cholesky`; the rows of the part must be contiguous."""
     found = Factorisation(part, n, block, grid)
     if average:
         found.average()
@@ -275,12 +291,12 @@ def factorise(
         top, end = found.arrived(panel), panel.end
         done = min(end + block, n)
         if end < n:
-            # The next panel is on its way while all ranks update what lies behind it.
+            # The next panel is sent while all ranks update the matrix behind it.
             found.update(panel, top, end, done)
             ahead = found.panel(end)
         found.update(panel, top, done, n)
     found.carrier.finish()
-    # After it nobody reads any more what others have left.
+    # After this collective, no rank reads posted arrays.
     _check(found.failed, grid)
     where = found.where
     for begin in range(0, n, block):
@@ -290,7 +306,7 @@ def factorise(
 
 
 def _check(failed: int, grid: ProcessGrid) -> None:
-    """All ranks learn at the end that one has failed: none of them waits for it meanwhile."""
+    """Raise an error on all ranks if one has failed, checked once at the end."""
     found = np.array([failed], np.int64)
     grid.comm.Allreduce(found, found, "max")
     if found[0] >= 0:

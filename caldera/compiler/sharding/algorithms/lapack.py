@@ -1,8 +1,8 @@
-"""BLAS and LAPACK of one process: what NumPy has no name for, by those that SciPy brings along.
+"""Single-process BLAS and LAPACK: routines that NumPy lacks, called through SciPy.
 
-NumPy and SciPy copy what does not lie in one piece. BLAS itself takes rows with any distance
-between them, so a part of a matrix is worked on where it is: SciPy has the addresses of routines.
-It is loaded when it is first used; products do without it.
+NumPy and SciPy copy arrays that are not contiguous. BLAS itself accepts any distance between rows,
+so a part of a matrix is updated in place: SciPy exposes the addresses of the routines. SciPy is
+loaded on first use; products do not require it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from caldera.base.registry import optional_import
 
 KINDS = {"f": "s", "d": "d", "F": "c", "D": "z"}
-"""How BLAS calls a dtype."""
+"""Letter of BLAS for each dtype."""
 
 
 @cache
@@ -27,7 +27,7 @@ def _scipy(module: str) -> Any:
 
 @cache
 def has_scipy() -> bool:
-    """Whether there is anything but products."""
+    """Return True if SciPy is installed; otherwise there are only products."""
     return find_spec("scipy") is not None
 
 
@@ -45,7 +45,7 @@ def _routine(name: str, library: str = "blas") -> Any:
     address_of = ctypes.pythonapi.PyCapsule_GetPointer
     name_of.restype, name_of.argtypes = ctypes.c_char_p, [ctypes.py_object]
     address_of.restype, address_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    # Without argument types: what is passed are addresses, which ctypes has a kind for.
+    # Without argument types: all arguments are addresses, which ctypes has a type for.
     return ctypes.CFUNCTYPE(None)(address_of(capsule, name_of(capsule)))
 
 
@@ -67,7 +67,7 @@ def _at(x: np.ndarray) -> Any:
 
 
 def _rows_apart(x: np.ndarray) -> int | None:
-    """How many elements lie between the beginnings of two rows; None if a row is no stretch."""
+    """Return the elements between the starts of two rows; None if a row is not contiguous."""
     if x.shape[1] > 1 and x.strides[1] != x.itemsize:
         return None
     if x.shape[0] == 1:
@@ -191,10 +191,11 @@ def lu_factor(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def householder(a: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Y, T and R of a matrix: it is R, with zeros below, reflected by I - Y T Yᴴ.
+    """Return Y, T and R of a matrix, which is (I - Y T Yᴴ) R with zeros below R.
 
-    All reflections are one block: LAPACK then finds T on its way, by products, and `reflected`
-    makes Q by products alone. For 64 columns that takes a quarter of the time of NumPy's QR.
+    All reflections are one block: LAPACK then computes T along the way, by products, and
+    `reflected` computes Q only by products. For 64 columns that takes a quarter of the time of
+    NumPy's QR.
 
     >>> a = np.array([[3.0, 1.0], [4.0, 2.0], [0.0, 2.0]])
     >>> y, t, r = householder(a)
@@ -214,12 +215,12 @@ def householder(a: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 @lru_cache(maxsize=64)
 def _upper(n: int) -> np.ndarray:
-    """What is above the diagonal."""
+    """Return the mask of the elements above the diagonal."""
     return ~np.tri(n, dtype=bool)
 
 
 def reflected(y: np.ndarray, t: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """(I - Y T Yᴴ) x, where x has its first rows alone: all others are 0."""
+    """Return (I - Y T Yᴴ) x; `x` has only its first rows, the rest are 0."""
     found = y @ -(t @ (y[: len(x)].conj().T @ x))
     found[: len(x)] += x
     return found
@@ -228,8 +229,9 @@ def reflected(y: np.ndarray, t: np.ndarray, x: np.ndarray) -> np.ndarray:
 def svd_of_bidiagonal(
     diagonal: np.ndarray, above: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """U, s and Vᵀ of a real matrix that has nothing but a diagonal and one above it, by dividing
-    and conquering; SciPy has no function for it.
+    """Return U, s and Vᵀ of a real upper bidiagonal matrix by divide and conquer.
+
+    SciPy has no function for this routine.
 
     >>> u, s, vt = svd_of_bidiagonal(np.array([3.0, 1.0]), np.array([4.0]))
     >>> bool(np.allclose((u * s) @ vt, [[3, 4], [0, 1]]))

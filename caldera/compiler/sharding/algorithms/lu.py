@@ -1,9 +1,9 @@
 """LU with partial pivoting on a grid of ranks, block-cyclic, right-looking; solving with it.
 
-The ranks of a grid's column gather a panel and factorise it alike, by LAPACK: one message for each
-panel instead of one for each of its columns, and exactly the pivots of one process. Rows are then
-exchanged along the columns of the grid, all of a panel's exchanges in one message. A panel is
-factorised and sent while all ranks update what lies behind it (look-ahead).
+The ranks in a column of the grid gather a panel and factorise it redundantly, by LAPACK. This sends
+one message per panel instead of one per column, and finds exactly the pivots of a single process.
+Rows are then exchanged along the columns of the grid, all exchanges of a panel in one message. A
+panel is factorised and sent while all ranks update the matrix behind it (look-ahead).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from caldera.errors import DataError
 
 @dataclass
 class Cyclic:
-    """Block-cyclic indices of one matrix on a grid: those of this rank, and who has which."""
+    """Block-cyclic indices of a matrix on a grid: this rank's indices, and their owners."""
 
     shape: tuple[int, int]
     block: int
@@ -39,7 +39,7 @@ class Cyclic:
         grid, block = self.grid, self.block
         self.rows = cyclic_indices(self.shape[0], block, grid.rows, grid.row)
         self.columns = cyclic_indices(self.shape[1], block, grid.columns, grid.column)
-        # How many of them are before an index, asked for many times a panel.
+        # Number of local indices before an index, read many times per panel.
         self._rows_before = _counts_before(self.rows, self.shape[0])
         self._columns_before = _counts_before(self.columns, self.shape[1])
 
@@ -60,7 +60,7 @@ class Cyclic:
         return slice(self._columns_before[begin], self._columns_before[end])
 
     def row_counts(self, begin: int) -> list[int]:
-        """How many rows each row of the grid has from `begin` on."""
+        """Return the number of matrix rows from `begin` on in each row of the grid."""
         block, parts, m = self.block, self.grid.rows, self.shape[0]
         return [
             cyclic_count(m, block, parts, part) - cyclic_count(begin, block, parts, part)
@@ -74,8 +74,10 @@ def _counts_before(indices: np.ndarray, length: int) -> list[int]:
 
 @dataclass
 class LUPanel:
-    """A panel of L and U on its way along the rows of the grid: this rank's rows of it, its upper
-    block, and where its rows from `begin` on have come from."""
+    """Panel of L and U being sent along the rows of the grid.
+
+    It has this rank's rows, the upper block, and the previous indices of the rows from `begin` on.
+    """
 
     begin: int
     end: int
@@ -86,7 +88,7 @@ class LUPanel:
 
 
 def _panel(a: np.ndarray, begin: int, where: Cyclic) -> LUPanel:
-    """Factorise a panel where it is, and begin to send it to the others."""
+    """Factorise a panel in place, and start to send it to the remaining ranks."""
     grid, n = where.grid, where.shape[0]
     end = min(begin + where.block, n)
     owner = where.column_owner(begin)
@@ -125,7 +127,7 @@ def lu(part: np.ndarray, n: int, block: int, grid: ProcessGrid) -> tuple[np.ndar
         soon = where.local_columns(end, min(end + block, n))
         width = soon.stop - soon.start
         if end < n:
-            # The next panel is on its way while all ranks update what lies behind it.
+            # The next panel is sent while all ranks update the matrix behind it.
             subtract_product(a[below, soon], lower, upper[:, :width])
             ahead = _panel(a, end, where)
         subtract_product(a[below, soon.stop : right.stop], lower, upper[:, width:])
@@ -133,7 +135,7 @@ def lu(part: np.ndarray, n: int, block: int, grid: ProcessGrid) -> tuple[np.ndar
 
 
 def _upper(a: np.ndarray, panel: LUPanel, where: Cyclic) -> np.ndarray:
-    """The rows of U beside a panel, on all ranks of this column of the grid."""
+    """Return the rows of U right of a panel, on all ranks of this column of the grid."""
     grid, owner = where.grid, int(where.row_owner(panel.begin))
     right = where.local_columns(panel.end, where.shape[1])
     upper = np.empty((panel.end - panel.begin, right.stop - right.start), a.dtype)

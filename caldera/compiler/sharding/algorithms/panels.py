@@ -1,9 +1,8 @@
 """Panel factorisations on a grid of ranks: distributed matrices, panel messages and costs.
 
-Rows of a panel go from one rank to several others while these continue other work. `RowMessages`
-sends each receiver its rows. Ranks with shared memory need not wait until a busy sender returns
-to its messages: with `Posting` the sender leaves the panel in shared memory and sends its
-address.
+A rank sends rows of a panel to several ranks while these continue other work. `RowMessages` sends
+each receiver its rows. With shared memory, no rank waits until a busy sender returns to its
+messages: with `Posting` the sender leaves the panel in shared memory and sends its address.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from caldera.compiler.sharding.volume import Links
 from caldera.core.graph.node import Node
 
 BLOCK = 64
-"""How wide panels are, unless another width was chosen."""
+"""Default width of panels."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +48,13 @@ class LocalMatrix:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """That of the whole matrix."""
+        """Shape of the whole matrix."""
         m, n = self.layout.shape
         return m, n
 
     @property
     def adjoint(self) -> LocalMatrix:
-        """The conjugate transpose; nothing moves."""
+        """Conjugate transpose, without communication."""
         return LocalMatrix(self.part.conj().T, self.layout.transposed((1, 0)), self.comm)
 
     def to(self, layout: ShardLayout) -> LocalMatrix:
@@ -102,14 +101,14 @@ def grid_of(comm: Communicator) -> ProcessGrid:
 
 
 def is_tall(shape: tuple[int, int], ranks: int) -> bool:
-    """Whether every rank can have as many rows as there are columns."""
+    """Return True if every rank can have n rows of a matrix with n columns."""
     return shape[0] >= shape[1] * ranks
 
 
 def qr_layouts(
     shape: tuple[int, int], ranks: int, widest: int = BLOCK
 ) -> tuple[CartesianLayout, ...]:
-    """Where a matrix must be to be factorised, and where Q and R will be."""
+    """Return the layouts that a QR requires of its matrix, and the layouts of Q and R."""
     (m, n), k = shape, min(shape)
     if is_tall(shape, ranks):
         rows = even_cuts(m, ranks)
@@ -138,7 +137,7 @@ Places = slice | np.ndarray
 """Some of the first axis."""
 ALL, NONE = slice(None), slice(0, 0)
 Arriving = Callable[[], np.ndarray]
-"""Waits, and has what was sent."""
+"""Function that waits for a message and returns its array."""
 
 
 class RowMessages:
@@ -159,7 +158,7 @@ class RowMessages:
     def receive(
         self, shape: tuple[int, ...], dtype: np.dtype, places: Places, rank: int, tag: int
     ) -> Arriving:
-        """Some rows of an array of this shape, as their sender gives them; begins at once."""
+        """Start to receive the rows `places` of an array of this shape."""
         count = shape[0] if isinstance(places, slice) else len(places)
         rows = np.empty((count, *shape[1:]), dtype)
         request = self._comm.Irecv(rows, rank, tag)
@@ -178,8 +177,10 @@ class RowMessages:
 
 
 class Posting(RowMessages):
-    """Arrays stay where they were made, and everybody reads them there, until all ranks have
-    met after `finish`."""
+    """Row messages through shared memory, read in place.
+
+    The arrays remain valid until all ranks have synchronised after `finish`.
+    """
 
     def __init__(self, comm: Communicator) -> None:
         super().__init__(comm)
@@ -192,7 +193,7 @@ class Posting(RowMessages):
         return self._post.place(shape, dtype)
 
     def send(self, array: np.ndarray, places: Places, rank: int, tag: int) -> None:
-        """Say where it is; what is read of it counts as sent."""
+        """Post the address of an array; the rows read by the receiver count as sent."""
         rows = len(array) if isinstance(places, slice) else len(places)
         self._sent += array.nbytes // max(len(array), 1) * rows
         self._leaving.append(self._post.tell(array, rank, tag))
@@ -200,7 +201,7 @@ class Posting(RowMessages):
     def receive(
         self, shape: tuple[int, ...], dtype: np.dtype, places: Places, rank: int, tag: int
     ) -> Arriving:
-        """Some rows of it, where they are if they lie together."""
+        """Return the rows `places` of an array, in place if they are contiguous."""
         arriving = self._post.listen(rank, tag)
         return lambda: self._post.read(arriving, rank, shape, dtype)[places]
 
@@ -211,7 +212,10 @@ class Posting(RowMessages):
 
 
 def carrier(comm: Communicator, most_bytes: int) -> RowMessages:
-    """For arrays that have as many bytes together on the rank that sends most; all ranks ask."""
+    """Return the fastest usable `RowMessages`; a collective call.
+
+    `most_bytes` is the total size of the arrays on the rank that sends most.
+    """
     if comm.size > 1 and comm.shares_memory and most_bytes <= post_bytes(comm.size):
         return Posting(comm)
     return RowMessages(comm)
@@ -225,30 +229,39 @@ PANELS = {
     "inverse": ("solve", 7.3, 1.0),
 }
 QR_PANELS = ("qr", 7, 1.0)
-"""What a panel takes: whose messages and calls, as they are measured; as many operations for each
-of its elements and columns, for they are much slower than those of products; and how often those
-messages and calls. Others begin with a QR."""
+"""Cost of panels by op: measured factorisation, operations and calls; QR for other ops.
+
+The first is the factorisation whose measured messages and calls are used. The second is the number
+of operations for each element and column of a panel, which are much slower than operations of
+products. The third is the number of those messages and calls, relative to the measured one.
+"""
 AVERAGING = 21
-"""How often what Cholesky does for each element of a matrix, most of it to make it symmetric, takes
-as long as to read it: it goes through memory the other way round."""
+"""Cost of Cholesky's work per element of a matrix, in units of reading the element.
+
+Most of this work makes the matrix symmetric, which traverses memory across rows.
+"""
 
 
 def shape_of(node: Node) -> Size:
-    """That of the matrix a node is given."""
+    """Return the shape of the first input matrix of a node."""
     m, n = node.inputs[0].shape
     return m, n
 
 
 def grid_cost(node: Node, ranks: int, block: int) -> AlgorithmCost:
-    """Panels of half a matrix along rows and columns of the grid, for each input; and what the
-    panels themselves take, which one column of the grid has to do while the others wait."""
+    """Return the cost of a factorisation on the grid.
+
+    Panels of half a matrix are sent along rows and columns of the grid, for each input. The panels
+    themselves are factorised by one column of the grid while the remaining columns wait.
+    """
     rows, columns = factorisation_grid(ranks)
     elements = sum(each.spec.size for each in node.inputs)
     (m, n), itemsize = node.inputs[0].shape, node.inputs[0].dtype.itemsize
     k = min(m, n)
     like, slower, calls = PANELS.get(node.op.name, QR_PANELS)
     work = AlgorithmCost(
-        # Even where ranks of a column share a panel, the others wait as long as for all of it.
+        # Even if ranks of a column share a panel, the remaining ranks wait as long as for the whole
+        # panel.
         flops=int(slower * m * k * block) + node.op.count_flops(node) // ranks,
         copied=int(_updated(node) / block + elements * AVERAGING * (like == "cholesky"))
         * itemsize
@@ -266,7 +279,7 @@ def grid_cost(node: Node, ranks: int, block: int) -> AlgorithmCost:
         return work + AlgorithmCost(int(sent * itemsize))
     if like == "solve":
         return work + _lu_bytes(n, _right_sides(node), (rows, columns), itemsize)
-    # A column of the grid sends its panel to the others, who wait for it; then the next one does.
+    # One column of the grid after another sends its panel while the remaining columns wait for it.
     panels = n * n * (rows + columns - 2) / (2 * rows)
     averaging = n * n * (ranks - 1) / (2 * ranks * ranks)
     sent = panels / columns + averaging
@@ -282,9 +295,12 @@ def grid_cost(node: Node, ranks: int, block: int) -> AlgorithmCost:
 
 
 def _lu_bytes(n: int, sides: int, grid: Size, itemsize: int) -> AlgorithmCost:
-    """Of L and U along the rows of the grid, for the factors and for both triangles that are solved
-    with; of U and twice the solution down its columns; panels that are gathered, and rows that
-    change places. Who is not in the column of a panel of L waits for it."""
+    """Return the communication cost of LU and of solving with it.
+
+    L and U are sent along the rows of the grid, for the factors and for both triangles of the
+    solution. U and twice the solution are sent down its columns. In addition, panels are gathered
+    and rows are exchanged. Ranks outside the column of a panel of L wait for it.
+    """
     rows, columns = grid
     along, solved = n * n * (columns - 1) / 2, bool(sides)
     down = n * (n + 2 * sides) * (rows - 1)
@@ -296,13 +312,16 @@ def _lu_bytes(n: int, sides: int, grid: Size, itemsize: int) -> AlgorithmCost:
 
 
 def _right_sides(node: Node) -> int:
-    """How many are solved with."""
+    """Return the number of right-hand sides."""
     return {"solve": node.inputs[-1].shape[-1], "inverse": shape_of(node)[1]}.get(node.op.name, 0)
 
 
 def _updated(node: Node) -> float:
-    """How many elements all panels of one column together read and write of what lies behind
-    them, of which the products with a narrow panel are made."""
+    """Return the number of elements behind the panels that products read and write.
+
+    It is the sum over all panels, each one column wide; products with a narrow panel consist of
+    these.
+    """
     m, n = shape_of(node)
     k = min(m, n)
     if node.op.name == "cholesky":

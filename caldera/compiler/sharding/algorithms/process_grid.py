@@ -13,7 +13,7 @@ from caldera.errors import ShapeError
 _PANEL = 3
 """The tag of panels that are sent ahead."""
 Cuts = tuple[int, ...]
-"""Where parts of an axis begin, and where the last one ends: one more than there are parts."""
+"""Boundaries of the parts of an axis: n + 1 indices for n parts."""
 
 
 def even_cuts(length: int, parts: int) -> Cuts:
@@ -37,7 +37,7 @@ def cyclic_indices(length: int, block: int, parts: int, part: int) -> np.ndarray
 
 
 def cyclic_count(length: int, block: int, parts: int, part: int) -> int:
-    """How many of an axis' first indices a part has, if blocks are dealt to the parts in turns.
+    """Return the number of indices below `length` that a part has under cyclic distribution.
 
     >>> cyclic_count(10, 2, 3, 0)
     4
@@ -47,7 +47,7 @@ def cyclic_count(length: int, block: int, parts: int, part: int) -> int:
 
 
 def gather_rows(part: np.ndarray, counts: Sequence[int], comm: Communicator) -> np.ndarray:
-    """All ranks' rows, one rank after the other; rank r has `counts[r]` of them."""
+    """Return the concatenated rows of all ranks; rank r has `counts[r]` rows."""
     if comm.size == 1:
         return part
     whole = np.empty((sum(counts), *part.shape[1:]), part.dtype)
@@ -57,9 +57,9 @@ def gather_rows(part: np.ndarray, counts: Sequence[int], comm: Communicator) -> 
 
 
 class Broadcast:
-    """Arrays on their way from one rank to all others, who go on with something else meanwhile.
+    """Arrays being sent by one rank to all ranks, without blocking other work.
 
-    The root sends to each of them: the ranks of one row of a grid are few.
+    The root sends to each rank directly, as a row of the grid has few ranks.
     """
 
     def __init__(self, arrays: Sequence[np.ndarray], root: int, comm: Communicator) -> None:
@@ -77,7 +77,7 @@ class Broadcast:
 
 
 def sum_over(part: np.ndarray, comm: Communicator) -> np.ndarray:
-    """The sum over ranks, on all of them; in place where the part is contiguous."""
+    """Return the sum over ranks, on all ranks; in place if the part is contiguous."""
     part = np.ascontiguousarray(part)
     if comm.size > 1:
         comm.Allreduce(part, part)
@@ -86,10 +86,11 @@ def sum_over(part: np.ndarray, comm: Communicator) -> np.ndarray:
 
 @dataclass(frozen=True)
 class ProcessGrid:
-    """The place of this rank in a grid; ranks are numbered layer by layer, row by row.
+    """Position of this rank in a grid; ranks are numbered layer by layer, row by row.
 
-    `along_row` has the ranks of one row (one for each column), `along_column` those of one column,
-    `along_layers` those at one place of all layers. A rank beyond the grid has none.
+    `along_row` connects the ranks of a row (one for each column), `along_column` the ranks of a
+    column, and `along_layers` the ranks at the same position of all layers. A rank beyond the grid
+    has none.
     """
 
     shape: tuple[int, int, int]
@@ -102,12 +103,12 @@ class ProcessGrid:
 
     @property
     def rows(self) -> int:
-        """How many rows of ranks there are."""
+        """Number of rows of ranks."""
         return self.shape[1]
 
     @property
     def columns(self) -> int:
-        """How many columns of ranks there are."""
+        """Number of columns of ranks."""
         return self.shape[2]
 
     @property
@@ -143,7 +144,10 @@ class ProcessGrid:
 
 
 def _grids(comm: Communicator) -> dict[tuple[int, int, int], ProcessGrid]:
-    """Those of a communicator, kept with it: a grid has it in turn, and both go together."""
+    """Return the grids of a communicator, stored on it.
+
+    A grid refers back to its communicator, and both are released together.
+    """
     return vars(comm).setdefault("_process_grids", {})
 
 
@@ -177,12 +181,15 @@ def process_grid(comm: Communicator, rows: int, columns: int, layers: int = 1) -
 
 
 def grids_of(comm: Communicator) -> list[ProcessGrid]:
-    """Those that were made of a communicator: what goes along their rows is counted there."""
+    """Return the grids created for a communicator, which count the traffic along their rows."""
     return list(_grids(comm).values())
 
 
 def _split(comm: Communicator, color: int, size: int) -> Communicator:
-    """The ranks of a colour, in order; who stays with all of them keeps the communicator."""
+    """Return a communicator for the ranks of a colour, in order.
+
+    If all ranks have this colour, it is the given communicator.
+    """
     if size == comm.size:
         return comm
     found = comm.Split(color, comm.rank)

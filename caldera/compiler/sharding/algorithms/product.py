@@ -1,25 +1,26 @@
 """Matrix products on a grid of ranks: SUMMA, 2.5-D layers, and shared memory.
 
-C = A B has three matrices, of which one stays in place while parts of the other two travel:
+C = A B has three matrices, one of which stays in place while parts of the remaining two travel:
 
 - *stationary C*: slices of A travel along the rows of the grid and slices of B along its columns
-  (van de Geijn and Watts, SUMMA, 1997). On a grid of one column only B travels, of one row only
-  A. Each rank begins with another part of the inner axis, as in Cannon's algorithm (1969): at
-  each step a rank sends to one other and receives from one, and its own part is never copied.
+  (van de Geijn and Watts, SUMMA, 1997). On a single-column grid only B travels, on a single-row
+  grid only A. Each rank starts with a different part of the inner axis, as in Cannon's algorithm
+  (1969). In each step a rank sends to one rank and receives from one rank, and its own part is
+  never copied.
 - *stationary B*: panels of A travel along the rows, and sums of C along the columns.
 - *stationary A*: the same with rows and columns exchanged.
 
-With several layers (Solomonik and Demmel, 2011) each layer takes a part of the inner axis, and
-the layers' sums are added up. One layer for each rank and nothing else is the inner product in
-one dimension: neither A nor B travel.
+With several layers (Solomonik and Demmel, 2011) each layer takes a part of the inner axis, and the
+layers' sums are added up. With one layer for each rank this is the inner product in one dimension:
+neither A nor B travel.
 
 If sums travel, panels take a piece from every owner, so that all ranks send as much as they
 receive. Sums over ranks are formed in the order of `ReduceScatter`: the same bits in each run.
 
-With shared memory nothing travels. In each step the ranks of a row of the grid write a panel of A
-side by side to the shared memory, and the ranks of a column one of B below each other. After one
-synchronisation, each rank multiplies the two panels in place: one product per step, so that the
-block of C is read and written as seldom as possible.
+With shared memory no slices travel. In each step the ranks of a row of the grid write a panel of A
+side by side to the shared memory, and the ranks of a column write a panel of B below each other.
+After one synchronisation, each rank multiplies the two panels in place: one product per step, so
+that the block of C is read and written as seldom as possible.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from caldera.compiler.sharding.algorithms.lapack import accumulate_product
 from caldera.compiler.sharding.algorithms.process_grid import Cuts, ProcessGrid, gather_rows
 
 PANEL_BYTES = 8 << 20
-"""What the panels of one step may take on a rank, unless that is less than a column of them."""
+"""Maximum size of the panels of a step on a rank, except for panels of minimum width."""
 NARROWEST = 64
 """A panel this wide is computed at nearly full speed: thinner ones save no time."""
 _SLICE = 5
@@ -52,8 +53,10 @@ def panel_count(length: int, bytes_each: int) -> int:
 
 
 def axis_panels(length: int, cuts: Sequence[Cuts], bytes_each: int) -> Iterator[np.ndarray]:
-    """The ascending indices of each panel of an axis: each has a piece of all parts of it, by
-    several ways to cut it."""
+    """Yield the ascending indices of each panel of an axis.
+
+    Each panel has a piece of every part of the axis, for each of several cuts.
+    """
     count, segments = panel_count(length, bytes_each), pairwise(sorted({0, length}.union(*cuts)))
     stretches = [(begin, end - begin) for begin, end in segments]
     for panel in range(count):
@@ -66,13 +69,13 @@ def axis_panels(length: int, cuts: Sequence[Cuts], bytes_each: int) -> Iterator[
 
 
 def owned(panel: np.ndarray, cuts: Cuts, part: int) -> np.ndarray:
-    """Which of these indices a part has, as indices of its own."""
+    """Return the indices of a panel that a part has, as local indices."""
     begin, end = np.searchsorted(panel, (cuts[part], cuts[part + 1]))
     return panel[begin:end] - cuts[part]
 
 
 def counts(panel: np.ndarray, cuts: Cuts) -> list[int]:
-    """How many of these indices each part has."""
+    """Return the number of the panel's indices in each part."""
     return [int(each) for each in np.diff(np.searchsorted(panel, cuts))]
 
 
@@ -87,7 +90,7 @@ class InnerSlice:
     row: int
 
     def share(self, number: int, count: int) -> InnerSlice:
-        """One of as many parts of it."""
+        """Return slice `number` of `count` equal slices of this stretch."""
         length = self.end - self.begin
         begin, end = (self.begin + length * each // count for each in (number, number + 1))
         return InnerSlice(begin, end, self.column, self.row)
@@ -102,8 +105,9 @@ def stretches_of(inner_a: Cuts, inner_b: Cuts) -> list[InnerSlice]:
 
 
 def slices(inner_a: Cuts, inner_b: Cuts, bytes_each: int) -> list[list[InnerSlice]]:
-    """The inner axis in stretches that have one owner each, all of them in as many slices; those of
-    a step are a panel at most.
+    """Return the stretches of the inner axis that have a single owner, each in equal slices.
+
+    All stretches have the same number of slices. A slice is at most as wide as a panel.
 
     >>> [(each.begin, each.column, each.row) for (each,) in slices((0, 4, 8), (0, 2, 8), 8)]
     [(0, 0, 0), (2, 0, 1), (4, 1, 1)]
@@ -114,7 +118,7 @@ def slices(inner_a: Cuts, inner_b: Cuts, bytes_each: int) -> list[list[InnerSlic
 
 
 def slices_each(stretches: Sequence[InnerSlice], bytes_each: int) -> int:
-    """In how many slices stretches are taken, for so many bytes an index.
+    """Return the number of slices of each stretch for `bytes_each` bytes per index.
 
     >>> slices_each(stretches_of((0, 4, 8), (0, 2, 8)), 8)
     1
@@ -128,9 +132,10 @@ def _owner(cuts: Cuts, index: int) -> int:
 
 @dataclass(frozen=True)
 class Factors:
-    """A rank's blocks of A (rows, inner_a) and B (inner_b, columns), and how both are cut.
+    """A rank's blocks of A (rows, inner_a) and B (inner_b, columns), and their cuts.
 
-    The first axis of each is cut over the rows of the grid, the second over its columns.
+    The first axis of each matrix is partitioned over the rows of the grid, the second over its
+    columns.
     """
 
     a: np.ndarray
@@ -152,17 +157,17 @@ class Factors:
         return self.b[part.begin - first : part.end - first]
 
     def panels(self, slices: list[InnerSlice], room: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """That of A for this rank's row of the grid, and that of B for its column."""
+        """Return the panel of A for this rank's row of the grid, and the panel of B for its column."""
         width = sum(each.end - each.begin for each in slices)
         first, last = self.rows[self.grid.row], self.rows[self.grid.row + 1]
         left, right = self.columns[self.grid.column], self.columns[self.grid.column + 1]
-        # Those of A for one row after the other, then those of B.
+        # The panels of A for all rows of the grid, followed by the panels of B.
         of_a = room[first * width : last * width]
         of_b = room[(self.rows[-1] + left) * width : (self.rows[-1] + right) * width]
         return of_a.reshape(last - first, width), of_b.reshape(width, right - left)
 
     def write(self, slices: list[InnerSlice], room: np.ndarray) -> None:
-        """What this rank has of both panels."""
+        """Write this rank's parts of both panels."""
         of_a, of_b = self.panels(slices, room)
         begin = 0
         for each in slices:
@@ -174,7 +179,7 @@ class Factors:
             begin = end
 
     def read_by_others(self, slices: list[InnerSlice]) -> tuple[int, int]:
-        """Bytes of what this rank writes that others read, and by how many."""
+        """Return the bytes this rank writes for other ranks, and the number of these ranks."""
         grid = self.grid
         of_a, of_b = (
             sum(each.end - each.begin for each in slices if is_own(each))
@@ -201,7 +206,7 @@ def stationary_c(
         of_a, of_b, arriving = travel.receive(step)
         for request in (*arriving, *leaving):
             request.wait()
-        # Who is ready before this rank has multiplied finds what comes next.
+        # Sent before the product: ranks that are ahead of this rank can continue.
         leaving = travel.send(step + 1) if step + 1 < travel.steps else []
         _accumulate(c, of_a, of_b, step)
 
@@ -226,12 +231,12 @@ class _TravellingSlices:
         self.steps = len(self._stretches) * self._each
 
     def _slice_of(self, row: int, column: int, step: int) -> InnerSlice:
-        """What a rank multiplies in a step: no two of a row, or of a column, the same."""
+        """Return the slice a rank multiplies in a step, different for all ranks of a row or column."""
         stretch = self._stretches[(row + column + step // self._each) % len(self._stretches)]
         return stretch[step % self._each]
 
     def send(self, step: int) -> list[Request]:
-        """What others multiply in a step; a request keeps what it sends."""
+        """Send the slices that other ranks multiply in a step; requests keep the data alive."""
         own, grid, found = self._own, self._own.grid, list[Request]()
         for column in range(grid.columns):
             part = self._slice_of(grid.row, column, step)
@@ -244,7 +249,7 @@ class _TravellingSlices:
         return found
 
     def receive(self, step: int) -> tuple[np.ndarray, np.ndarray, list[Request]]:
-        """What this rank multiplies in a step, once the requests are done."""
+        """Return the slices this rank multiplies in a step; they are complete after the requests."""
         own, grid = self._own, self._own.grid
         part = self._slice_of(grid.row, grid.column, step)
         arriving: list[Request] = []
@@ -279,7 +284,7 @@ class _TravellingSlices:
 
 
 def _sent(x: np.ndarray, transposed: bool, dest: int, comm: Communicator) -> list[Request]:
-    """In one piece; without a copy where it is one."""
+    """Send a matrix contiguously, without a copy if it is contiguous."""
     if not x.size:
         return []
     return [comm.Isend(np.ascontiguousarray(x.T if transposed else x), dest, _SLICE)]
@@ -294,10 +299,11 @@ def stationary_b(
     columns: Cuts,
     rows: Cuts,
 ) -> np.ndarray:
-    """This rank's block (rows, columns) of Aᵀ B, for its blocks of A (inner, m) and B (inner,
-    columns); `m` and `rows` are two ways to cut the same axis.
+    """Return this rank's block (rows, columns) of Aᵀ B.
 
-    The first axis of each is cut over the rows of the grid, the second over its columns.
+    The rank has blocks of A (inner, m) and B (inner, columns); `m` and `rows` are two cuts of the
+    same axis. The first axis of each matrix is partitioned over the rows of the grid, the second
+    over its columns.
     """
     c = np.empty((rows[grid.row + 1] - rows[grid.row], b.shape[1]), a.dtype)
     bytes_each = (longest(inner) + 2 * longest(columns)) * a.itemsize
@@ -319,10 +325,11 @@ def stationary_a(
     n: Cuts,
     columns: Cuts,
 ) -> np.ndarray:
-    """This rank's block (rows, columns) of A Bᵀ, for its blocks of A (rows, inner) and B (n,
-    inner); `n` and `columns` are two ways to cut the same axis.
+    """Return this rank's block (rows, columns) of A Bᵀ.
 
-    The first axis of each is cut over the rows of the grid, the second over its columns.
+    The rank has blocks of A (rows, inner) and B (n, inner); `n` and `columns` are two cuts of the
+    same axis. The first axis of each matrix is partitioned over the rows of the grid, the second
+    over its columns.
     """
     return stationary_b(b.T, a.T, grid.transposed, inner, n, rows, columns).T
 
@@ -339,7 +346,7 @@ def sum_scatter(x: np.ndarray, rows: Sequence[int], comm: Communicator) -> np.nd
 
 
 def _rows(x: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    """Rows by ascending index, without a copy where they follow each other."""
+    """Return rows by ascending index, without a copy if they are adjacent."""
     if len(indices) and indices[-1] - indices[0] + 1 == len(indices):
         return x[indices[0] : indices[0] + len(indices)]
     return x[indices]
@@ -353,8 +360,10 @@ def longest(cuts: Cuts) -> int:
 def steps_in_memory(
     rows: int, columns: int, inner_a: Cuts, inner_b: Cuts, itemsize: int, ranks: int
 ) -> int:
-    """In how many steps panels of the inner axis fit into the room that ranks have, for matrices A
-    of so many rows and B of so many columns; 0 if they would be too narrow.
+    """Return the number of steps whose panels of the inner axis fit into the shared memory.
+
+    A has `rows` rows and B has `columns` columns. The result is 0 if the panels would be too
+    narrow.
 
     >>> steps_in_memory(8192, 8192, (0, 4096, 8192), (0, 4096, 8192), 8, 16)
     9
@@ -369,7 +378,7 @@ def steps_in_memory(
 
 
 def multiply_in_memory(c: np.ndarray, factors: Factors, steps: int) -> None:
-    """c = this rank's block of A B, as `stationary_c` has it, in so many steps."""
+    """Compute c = this rank's block of A B like `stationary_c`, in `steps` steps."""
     comm = factors.grid.comm
     stretches = stretches_of(factors.inner_a, factors.inner_b)
     exchange = shared_exchange(comm)

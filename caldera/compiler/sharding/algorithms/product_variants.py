@@ -1,4 +1,4 @@
-"""The ways to multiply matrices on ranks, what each costs, and running one of them."""
+"""Variants of matrix products on ranks: their cost, and running a variant."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from caldera.core.graph.node import Node
 from caldera.core.tensor.shape import Shape, size
 
 EXTRA_MEMORY = 0.3
-"""What sums of several layers may take, as a share of the parts of all three matrices."""
+"""Maximum size of the sums of several layers, as a share of the parts of all three matrices."""
 FREE_BYTES = 16 << 20
-"""That much they may take anyway."""
+"""Size of the sums that is allowed in any case."""
 STATIONARY_A, STATIONARY_B, STATIONARY_C = "stationary A", "stationary B", "stationary C"
 
 
@@ -51,8 +51,10 @@ def product_variants(
     ranks: int,
     itemsize: int,
 ) -> list[Variant]:
-    """The variants for matrices of these shapes (or batches of them), which are now in layouts
-    `given`: cut unevenly, but as an algorithm can take them, they stay as they are."""
+    """Return the variants for matrices of these shapes (or batches) in the layouts `given`.
+
+    Uneven cuts are kept if an algorithm supports them.
+    """
     first, second = _as_read(given[0], transposed[0]), _as_read(given[1], transposed[1])
     found = []
     for layers in (each for each in range(1, ranks + 1) if ranks % each == 0):
@@ -71,7 +73,7 @@ def _elements(variant: Variant) -> int:
 
 
 def _sums(variant: Variant, itemsize: int) -> int:
-    """The bytes of a layer's sums, before they are added to those of the others."""
+    """Return the bytes of a layer's sums, before the layers are added up."""
     (layers, _, _), cuts = variant.options[1:3]
     return 0 if layers == 1 else product.longest(cuts[0]) * product.longest(cuts[3]) * itemsize
 
@@ -102,7 +104,7 @@ def _cuts(
         inner_a = _kept(a, -1, columns) or even_cuts(k, columns)
         inner_b = _kept(b, -2, rows) or even_cuts(k, rows)
     else:
-        # Layers that are as equal as possible, and each of them in equal parts.
+        # Layers as equal as possible, each in equal parts.
         inner_a, inner_b = (_subdivided(even_cuts(k, layers), n) for n in (columns, rows))
         if rows == columns == 1:
             inner_a = inner_b = _kept(a, -1, layers) or _kept(b, -2, layers) or inner_a
@@ -170,7 +172,7 @@ def _name(form: str, layers: int, rows: int, columns: int) -> str:
 def product_cost(
     form: str, grid: tuple[int, int, int], cuts: Sequence[Cuts], itemsize: int, batch: int = 1
 ) -> AlgorithmCost:
-    """What the rank with the longest parts sends, and what it computes.
+    """Return the cost of the rank with the longest parts.
 
     >>> from caldera.compiler.sharding.algorithms.process_grid import even_cuts
     >>> whole, halves = (0, 64), even_cuts(64, 2)
@@ -194,12 +196,12 @@ def product_cost(
         slices = product.slices_each(stretches, (m + n) * itemsize)
         messages = slices * sum((each.column > 0) + (each.row > 0) for each in stretches)
         widest = max((-(-(each.end - each.begin) // slices) for each in stretches), default=0)
-        # What others will multiply next is a copy where it is no stretch of memory.
+        # Slices sent for the next step are copies unless they are contiguous.
         workspace = (2 * m + n) * widest + (m * n if layers > 1 else 0)
         steps = 0
         if layers == 1:
             steps = steps_in_memory(total_m, total_n, cuts[1], cuts[2], itemsize, rows * columns)
-        # What a rank has of both is read and written once, where others will see it.
+        # A rank's blocks of A and B are read once and written once to shared memory.
         own = (m * inner_a + inner_b * n) * (rows * columns > 1)
         return AlgorithmCost(
             batch * sent * itemsize,
@@ -251,7 +253,7 @@ def run_matmul_into(
     options: Options,
     comm: Communicator,
 ) -> None:
-    """One product after the other, where there are several."""
+    """Compute the product, or each product of a batch in order."""
     (out,) = places
     ta, tb = options[3]
     a, b = (part.swapaxes(-1, -2) if t else part for part, t in zip(parts, (ta, tb), strict=True))

@@ -1,21 +1,20 @@
 """QR and bidiagonal matrices by reflections.
 
-On a grid the ranks of a column gather a panel and factorise it redundantly, by LAPACK: one
-message for each panel instead of one for each of its columns. (TSQR along the column would
-compute as much on grids with few rows: its tree factorises triangles, and its Q has to be
-converted to reflections.) The ranks update the matrix right of the panel as in LAPACK: H = I - Y
-T Yᴴ, by products alone. A panel is factorised and sent while all ranks reflect the columns behind
-it (look-ahead).
+On a grid the ranks of a column gather a panel and factorise it redundantly, by LAPACK: one message
+for each panel instead of one for each of its columns. (TSQR along the column would compute the same
+amount on grids with few rows: its tree factorises triangles, and its Q has to be converted to
+reflections.) The ranks update the matrix right of the panel as in LAPACK: H = I - Y T Yᴴ, only by
+products. A panel is factorised and sent while all ranks reflect the columns behind it (look-ahead).
 
 TSQR (Demmel et al., 2012): each rank factorises its own rows, and the triangles are factorised in
-pairs along a binary tree: log2(p) messages of n² numbers up the tree, and as many down it for Q.
-Parts may be empty.
+pairs along a binary tree. This sends log2(p) messages of n² numbers up the tree, and log2(p) down
+the tree for Q. Parts may be empty.
 
-Reflections from both sides make the matrix bidiagonal (Golub and Kahan, 1965). Of each step ranks
-add up two columns once, and nothing else goes between them: the next column, which everybody makes
-the next reflection of, and the matrix times the row that is to be reflected, of which its product
-with the reflection follows, whatever the length of the row will be. LAPACK decomposes the
-bidiagonal matrix on every rank, and each of them reflects back the vectors that are its own.
+Reflections from both sides make the matrix bidiagonal (Golub and Kahan, 1965). In each step, ranks
+add up two columns once, which is the only communication. One is the next column, from which each
+rank computes the next reflection. The other is the matrix times the next row to reflect: its
+product with the reflection follows from it for any length of the row. LAPACK decomposes the
+bidiagonal matrix on every rank, and each rank reflects its own vectors back.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Reflectors:
     t: np.ndarray
 
     def apply(self, x: np.ndarray, grid: ProcessGrid, *, adjoint: bool) -> None:
-        """x becomes H x or Hᴴ x; its rows are those of Y."""
+        """Replace x by H x or Hᴴ x; x and Y have the same rows."""
         inner = sum_over(self.y.conj().T @ x, grid.along_column)
         factor = self.t.conj().T if adjoint else self.t
         subtract_product(x, self.y, factor @ inner)
@@ -74,7 +73,7 @@ def qr(
     of_q = Cyclic((m, k), block, grid)
     q = (of_q.rows[:, None] == of_q.columns).astype(a.dtype)
     for step in reversed(found):
-        # What is left of this column has nothing but zeros in the rows that are reflected.
+        # The remainder of this column is zero in the reflected rows.
         right = of_q.local_columns(step.begin, k)
         rows = of_q.local_rows(step.begin, m)
         step.apply(q[rows, right], grid, adjoint=False)
@@ -94,7 +93,7 @@ def _reflected(a: np.ndarray, k: int, where: Cyclic) -> list[Reflectors]:
         rows, end = where.local_rows(step.begin, m), step.begin + len(step.t)
         right = where.local_columns(end, n)
         if end < k:
-            # The next panel is on its way while all ranks reflect what lies behind it.
+            # The next panel is sent while all ranks reflect the matrix behind it.
             soon = where.local_columns(end, min(end + block, k))
             if soon.stop > soon.start:
                 step.apply(a[rows, soon], grid, adjoint=True)
@@ -106,7 +105,7 @@ def _reflected(a: np.ndarray, k: int, where: Cyclic) -> list[Reflectors]:
 
 
 def _panel(a: np.ndarray, begin: int, end: int, where: Cyclic) -> tuple[Reflectors, Broadcast]:
-    """Factorise a panel where it is, and begin to send its reflections to the others."""
+    """Factorise a panel in place, and start to send its reflections to the remaining ranks."""
     grid, m, width = where.grid, where.shape[0], end - begin
     owner = where.column_owner(begin)
     rows = where.local_rows(begin, m)
@@ -124,10 +123,10 @@ def _panel(a: np.ndarray, begin: int, end: int, where: Cyclic) -> tuple[Reflecto
 
 
 def _whole_panel(part: np.ndarray, begin: int, where: Cyclic) -> tuple[np.ndarray, slice]:
-    """All rows of a panel from `begin` on, as LAPACK has them, and which of them are this rank's.
+    """Return all rows of a panel from `begin` on, as LAPACK requires, and this rank's slice.
 
-    The first are those of the diagonal; the order of the others is that of the ranks, for it is of
-    no consequence to reflections.
+    The rows of the diagonal are first. The remaining rows are in the order of the ranks, which does
+    not affect reflections.
     """
     grid, counts = where.grid, where.row_counts(begin)
     gathered = gather_rows(part, counts, grid.along_column)
@@ -147,7 +146,7 @@ def _with_positive_diagonal(
     sign, size = _signs(diagonal)
     r *= sign.conj()[where.rows, None]
     if np.iscomplexobj(r):
-        # What rounding left beside the real diagonal.
+        # Remove the rounding errors of the diagonal, which is real.
         r[where.rows[:, None] == where.columns] = size[np.intersect1d(where.rows, where.columns)]
     columns = Cyclic((1, shape[0]), block, grid).columns
     q *= sign[columns]
@@ -167,9 +166,9 @@ _UP, _DOWN = 1, 2
 
 
 def tsqr(part: np.ndarray, comm: Communicator) -> tuple[np.ndarray, np.ndarray]:
-    """This rank's rows of Q, and R, which all ranks have; the diagonal of R is not negative.
+    """Return this rank's rows of Q, and R on all ranks; the diagonal of R is not negative.
 
-    Q has as many columns as the matrix has, or as it has rows where those are fewer.
+    The number of columns of Q is the smaller of the numbers of rows and columns of the matrix.
     """
     columns = part.shape[1]
     y, t, r = householder(part)
@@ -230,9 +229,9 @@ def positive_diagonal(r: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 DEALT = 8
-"""Columns that a rank has beside each other."""
+"""Number of adjacent columns on a rank."""
 DEFERRED = 8
-"""Steps after which what they change is taken off the matrix at once."""
+"""Number of steps whose updates are subtracted from the matrix together."""
 REFLECTED = 64
 """Reflections that are one product."""
 Factors = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -241,8 +240,8 @@ Factors = tuple[np.ndarray, np.ndarray, np.ndarray]
 class Bidiagonalisation:
     """A rank's columns of a matrix, as rows, while all ranks make it bidiagonal.
 
-    A = Q B Pᴴ; `diagonal` and `above` are those of B, which are real. `left` has the reflections of
-    Q in its rows, all of them on every rank, and `right` what is a rank's own of those of P.
+    A = Q B Pᴴ; B has the real `diagonal` and `above`. Rows of `left` are the reflections of Q, all
+    on every rank. Rows of `right` are this rank's parts of the reflections of P.
     """
 
     def __init__(self, part: np.ndarray, n: int, comm: Communicator) -> None:
@@ -255,8 +254,8 @@ class Bidiagonalisation:
         self.left = np.zeros((n, m), part.dtype)
         self.right = np.zeros((n, len(self.own)), part.dtype)
         self.left_factors, self.right_factors = np.zeros(n, part.dtype), np.zeros(n, part.dtype)
-        # What is not yet taken off: of the left and of the right reflections, whole columns (as
-        # rows), and what is this rank's of rows.
+        # Deferred updates by left and right reflections: whole columns (as rows), and this rank's
+        # part of the rows.
         self._tall = np.zeros((2 * DEFERRED, m), part.dtype)
         self._wide = np.zeros((len(self.own), 2 * DEFERRED), part.dtype)
         self._waiting = 0
@@ -271,7 +270,7 @@ class Bidiagonalisation:
             column = self._step(step, column)
 
     def _begin(self, index: int) -> int:
-        """How many of a rank's columns come before one of the matrix."""
+        """Return the number of this rank's columns before a column of the matrix."""
         return cyclic_count(index, DEALT, self.comm.size, self.comm.rank)
 
     def _owner(self, index: int) -> int:
@@ -286,7 +285,7 @@ class Bidiagonalisation:
         return self.columns[at, index:] - (self._wide[at, :waiting] @ self._tall[:waiting, index:])
 
     def _take_off(self, index: int) -> None:
-        """What waits, of all rows and columns from an index on."""
+        """Subtract the deferred updates from all rows and columns from an index on."""
         at, waiting = self._begin(index), self._waiting
         subtract_product(
             self.columns[at:, index:], self._wide[at:, :waiting], self._tall[:waiting, index:]
@@ -309,17 +308,18 @@ class Bidiagonalisation:
         if self._waiting + 2 > 2 * DEFERRED:
             self._take_off(step)
         at, waiting = self._begin(behind), self._waiting
-        # Rows of A are conjugate here: Aᴴ v, of what is this rank's.
+        # Rows of A are conjugate here: this rank's part of Aᴴ v.
         wide, tall, here = self._wide[at:, :waiting], self._tall[:waiting, step:], self.columns[at:]
         y = here[:, step:] @ v.conj() - wide @ (tall @ v.conj())
         self._wait(step, v, factor.conj() * y)
-        # The row, without what comes first in it.
+        # The row, without the elements before it.
         waiting = self._waiting
         wide, tall = self._wide[at:, :waiting], self._tall[:waiting]
         row = (here[:, step] - wide @ tall[:, step]).conj()
         is_first = self._owner(behind) == self.comm.rank
         rest = row[1:] if is_first else row
-        # The matrix times the row, the next column, and what decides how the row is reflected.
+        # The matrix times the row, the next column, and the two numbers that determine the
+        # reflection of the row.
         size = self.columns.shape[1] - behind
         sums = np.empty(2 * size + 2, self.columns.dtype)
         np.matmul(row, here[:, behind:], out=sums[:size])
@@ -346,8 +346,11 @@ class Bidiagonalisation:
 
 
 def householder_of(first: Any, square: float) -> tuple[Any, float, Any]:
-    """The factor t, the real b and the scale s such that I - t v vᴴ, for v = 1 and s times what
-    comes after the first, makes (first, ...) (b, 0, ...), if the others' squares are `square`."""
+    """Return the factor t, the real b and the scale s of a reflection.
+
+    v is 1 followed by s times the remaining elements; I - t v vᴴ maps (first, ...) to (b, 0, ...).
+    `square` is the sum of the squares of the remaining elements.
+    """
     kind = np.asarray(first).dtype.type
     if square == 0 and first.imag == 0:
         return kind(0), float(first.real), kind(0)
@@ -366,8 +369,11 @@ def reflection(first: Any, rest: np.ndarray) -> tuple[np.ndarray, Any, float]:
 
 
 def reflect_back(x: np.ndarray, reflections: np.ndarray, factors: np.ndarray) -> None:
-    """x becomes the product of all reflections with it; they are rows, each zero up to its place,
-    which is the same distance from the diagonal for all of them."""
+    """Replace x by its product with all reflections.
+
+    The reflections are rows. Each is zero up to its position, at a constant distance from the
+    diagonal.
+    """
     count = len(reflections)
     for begin in range((count - 1) // REFLECTED * REFLECTED, -1, -REFLECTED):
         end = min(begin + REFLECTED, count)
@@ -383,8 +389,11 @@ def reflect_back(x: np.ndarray, reflections: np.ndarray, factors: np.ndarray) ->
 
 
 def svd_by_bidiagonal(part: np.ndarray, n: int, comm: Communicator) -> Factors:
-    """This rank's columns of U, s, and its columns of V, for its columns of a matrix with at least
-    as many rows as columns; they come dealt out, `DEALT` at a time, and leave in `even_cuts`."""
+    """Return this rank's columns of U, s, and its columns of V, for its columns of a matrix.
+
+    The matrix has at least n rows for n columns. Its columns are dealt out, `DEALT` at a time;
+    columns of the result are in `even_cuts`.
+    """
     m, cuts = len(part), even_cuts(n, comm.size)
     own = slice(cuts[comm.rank], cuts[comm.rank + 1])
     scale = _scale(part, comm)
@@ -405,7 +414,7 @@ def svd_by_bidiagonal(part: np.ndarray, n: int, comm: Communicator) -> Factors:
 
 
 def _scale(part: np.ndarray, comm: Communicator) -> float:
-    """A power of two near the largest number: no square of what it divides is too large."""
+    """Return a power of two near the largest number; squares of scaled numbers cannot overflow."""
     largest = np.array([np.max(np.abs(part), initial=0)], np.float64)
     comm.Allreduce(largest, largest, "max")
     if not np.isfinite(largest[0]):

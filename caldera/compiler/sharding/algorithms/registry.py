@@ -1,7 +1,8 @@
 """Registry of distributed algorithms by op, and SPMD nodes that run them.
 
-`caldera.compiler.sharding.propagation` reads the variants of an op from this table, brings the
-inputs to the layouts of one variant, and writes an `spmd` node, whose kernel runs the algorithm.
+`caldera.compiler.sharding.propagation` reads the variants of an op from this table, converts the
+inputs to the layouts of the chosen variant, and writes an `spmd` node, whose kernel runs the
+algorithm.
 """
 
 from __future__ import annotations
@@ -58,14 +59,16 @@ Parts = Sequence[np.ndarray]
 Layouts = Sequence[ShardLayout]
 Size = tuple[int, int]
 BLOCKS = (32, 64, 128, 256)
-"""How wide panels may be: wide ones are fewer, narrow ones are sooner done."""
+"""Maximum widths of panels: wide panels are fewer, narrow panels finish sooner."""
 
 
 def _matrices(
     layouts: Callable[[Node, int, int], tuple[Layouts, Layouts]], name: str
 ) -> Callable[[Node, Layouts, int], list[Variant]]:
-    """An op on matrices, by panels of several widths; batches of them are no business of
-    algorithms. `options` are the width."""
+    """Return a function that lists the variants of a matrix op by panel width.
+
+    Algorithms do not support batches of matrices. The `options` are the width.
+    """
 
     def variants(node: Node, given: Layouts, ranks: int) -> list[Variant]:
         if any(len(each.shape) != 2 for each in node.inputs):
@@ -81,7 +84,7 @@ def _matrices(
             block = block_size(min(node.inputs[0].shape), ranks, widest)
             cost = grid_cost(node, ranks, block)
             title = f"{name}, blocks of {block}"
-            # Small matrices have narrow panels whatever is wished.
+            # Small matrices have narrow panels for any maximum width.
             found[block] = Variant(title, tuple(inputs), tuple(outputs), cost, (block,))
         return list(found.values())
 
@@ -176,7 +179,7 @@ def _largest_variants(node: Node, given: Layouts, ranks: int) -> list[Variant]:
     rows, everywhere = even_cuts(m, ranks), range(ranks)
     others = (replicated(spec.shape, everywhere) for spec in node.outputs[1:])
     inputs, outputs = axis_layout((m, n), 0, rows), (axis_layout((m, k), 0, rows), *others)
-    # About ten steps, each of which goes through the matrix twice.
+    # About ten steps, each of which reads the matrix twice.
     sent = 20 * n * k * node.inputs[0].dtype.itemsize if ranks > 1 else 0
     cost = AlgorithmCost(sent, 100 * (ranks - 1), 40 * m * n * k // ranks)
     options = (k, node.attrs["tolerance"], node.attrs["steps"], node.attrs["seed"])
@@ -226,7 +229,7 @@ def spmd(
     rank: int,
     number: int,
 ) -> tuple[Spec, ...]:
-    """A rank's parts of what an algorithm computes, and a token; perhaps a token comes last."""
+    """A rank's parts of an algorithm's outputs, and a token; the last input may be a token."""
     for part, layout in zip(inputs, given, strict=False):
         if part.shape != layout.local_shape(rank):
             refuse_shape(f"a part of shape {layout.local_shape(rank)}, that of rank {rank}")
@@ -235,7 +238,7 @@ def spmd(
 
 
 def spmd_attrs(node: Node, variant: Variant) -> dict[str, Any]:
-    """What an `spmd` node has to know of a node of whole values, beside the rank."""
+    """Return the attributes of an `spmd` node for a node of whole values, without the rank."""
     return {
         "algorithm": node.op.name,
         "given": variant.inputs,

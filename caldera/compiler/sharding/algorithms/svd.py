@@ -1,21 +1,20 @@
 """Singular values and symmetric eigenvalues on ranks: block Jacobi and Krylov iteration.
 
-Each rank has two blocks of columns and makes all of their columns orthogonal, by the singular value
-decomposition of their triangle; then blocks move on, as players in a tournament do, so that each
-meets every other once in a sweep. The lengths of the columns in the end are the singular values.
-It is accurate also for small singular values (Demmel and Veselić, 1992), all its work is products,
-and clusters of values do it no harm.
+Each rank has two blocks of columns and makes all their columns orthogonal, by the singular value
+decomposition of their triangle. Then blocks move on like players in a tournament, so that each pair
+of blocks is on a rank once in a sweep. The lengths of the final columns are the singular values.
+The method is accurate for small singular values, too (Demmel and Veselić, 1992), all its work is
+products, and it handles clusters of values.
 
 A matrix that fits into every rank's memory is reduced to a bidiagonal one by all ranks. For a
-larger one A = Q R, and R's adjoint, whose columns are nearly orthogonal already, is made
-orthogonal by block Jacobi: Rᴴ V = U S. Then A = (Q V) S Uᴴ. A symmetric matrix is made positive
-definite by adding a multiple of the identity, and the orthogonalised columns are its
-eigenvectors.
+larger one A = Q R, and R's adjoint, whose columns are nearly orthogonal already, is made orthogonal
+by block Jacobi: Rᴴ V = U S. Then A = (Q V) S Uᴴ. A symmetric matrix is made positive definite by
+adding a multiple of the identity, and the orthogonalised columns are its eigenvectors.
 
-The largest singular values come from a randomised block Krylov method (Musco and Musco, 2015),
-with an error bound. Rows are spread over ranks. Products with A and Aᴴ alternate, and every block
-found stays in the basis; it ends when the bound is met. For each triple (u, s, v) the bound is
-the length of Aᴴ u - s v: A has a singular value that near to s.
+The largest singular values come from a randomised block Krylov method (Musco and Musco, 2015), with
+an error bound. Rows are spread over ranks. Products with A and Aᴴ alternate, and every block found
+stays in the basis; the iteration stops when the bound is met. For each triple (u, s, v) the bound
+is the length of Aᴴ u - s v: A has a singular value that near to s.
 """
 
 from __future__ import annotations
@@ -36,14 +35,16 @@ from caldera.errors import NonFiniteError
 
 MOST_SWEEPS = 40
 ROUGH = 1e-3
-"""The cosine between two columns above which rotations need not be exact: errors of the squares of
-lengths matter only where columns are nearly orthogonal already."""
+"""Cosine between two columns above which rotations may be approximate.
+
+Errors of the squares of lengths matter only if columns are nearly orthogonal already.
+"""
 _TO_LEFT, _TO_RIGHT = 1, 2
 
 
 @dataclass
 class ColumnBlock:
-    """Columns that move together: of the matrix, and of the rotations where they are wanted."""
+    """Columns that move together: of the matrix, and of the rotations if requested."""
 
     number: int
     columns: np.ndarray
@@ -51,16 +52,16 @@ class ColumnBlock:
 
 
 def jacobi_cuts(n: int, ranks: int) -> Cuts:
-    """How columns are spread over ranks: two blocks each, all of nearly the same width."""
+    """Return the cuts of columns over ranks: two blocks each, all of nearly the same width."""
     return even_cuts(n, 2 * ranks)[::2]
 
 
 def one_sided_jacobi(
     part: np.ndarray, n: int, comm: Communicator, *, rotations: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """This rank's columns of A V, which are orthogonal, and of V (no rows if not wanted).
+    """Return this rank's columns of A V, which are orthogonal, and of V (no rows if unwanted).
 
-    Columns are cut by `jacobi_cuts`; longer ones come before shorter ones, nearly always.
+    Columns are partitioned by `jacobi_cuts`; longer columns nearly always precede shorter ones.
     """
     cuts = even_cuts(n, 2 * comm.size)
     begin, middle, end = cuts[2 * comm.rank : 2 * comm.rank + 3]
@@ -94,16 +95,17 @@ def one_sided_jacobi(
 
 
 def _negligible(part: np.ndarray, n: int, comm: Communicator) -> float:
-    """Columns shorter than this are nothing but rounding errors."""
+    """Return the length below which columns are only rounding errors."""
     total = np.array([np.sum(np.abs(part) ** 2, dtype=np.float64)])
     comm.Allreduce(total, total)
     return float(np.sqrt(total[0]) * np.finfo(part.dtype).eps)
 
 
 def _make_orthogonal(first: ColumnBlock, second: ColumnBlock, negligible: float) -> bool:
-    """Turn the columns of two blocks until all of them are orthogonal; whether any was not.
+    """Orthogonalise the columns of two blocks; return True if any pair was not orthogonal.
 
-    The longer ones go to the block with the lower number, which sorts all of them in the end.
+    The longer columns are moved to the block with the lower number, which sorts all columns in the
+    end.
     """
     both = [first, second] if first.number < second.number else [second, first]
     columns = np.concatenate([block.columns for block in both], 1)
@@ -133,7 +135,7 @@ def _rotated(columns: np.ndarray, gram: np.ndarray, angle: float) -> tuple[np.nd
     q, r = np.linalg.qr(columns)
     u, s, vh = np.linalg.svd(r, full_matrices=False)
     if len(s) < columns.shape[1]:
-        # More columns than rows: the others become zero.
+        # With more columns than rows, the surplus columns become zero.
         first = vh
         vh = np.linalg.qr(vh.conj().T, mode="complete")[0].conj().T
         vh[: len(s)] = first
@@ -145,7 +147,7 @@ def _rotated(columns: np.ndarray, gram: np.ndarray, angle: float) -> tuple[np.nd
 def _move_on(
     first: ColumnBlock, second: ColumnBlock, rows: int, cuts: Cuts, comm: Communicator
 ) -> tuple[ColumnBlock, ColumnBlock]:
-    """The next pair: rank 0 keeps its first block, all others go round the ring of places."""
+    """Return the next pair; rank 0 keeps its first block, the remaining blocks rotate."""
     ranks, rank = comm.size, comm.rank
     if ranks == 1:
         return first, second
@@ -189,8 +191,11 @@ Factors = tuple[LocalMatrix, np.ndarray, LocalMatrix]
 
 
 def svd(a: LocalMatrix, *, bidiagonal: bool = False) -> Factors:
-    """U with its columns spread over the ranks, s on all of them, and Vᴴ with its rows spread; with
-    `bidiagonal` by such a matrix, where every rank has room for the smaller factor."""
+    """Return U with its columns spread over the ranks, s on all ranks, and Vᴴ with its rows spread.
+
+    `bidiagonal` reduces the matrix to bidiagonal form, for which every rank needs room for the
+    smaller factor.
+    """
     m, n = a.shape
     if m < n:
         u, s, vh = svd(a.adjoint, bidiagonal=bidiagonal)
@@ -211,8 +216,10 @@ def _by_jacobi(r: LocalMatrix) -> Factors:
 
 
 def dealt_columns(shape: tuple[int, int], ranks: int) -> CartesianLayout:
-    """Columns dealt out to the ranks, as `_by_bidiagonal` wants them of a matrix that is not tall;
-    rows of one that has more columns than rows."""
+    """Return the layout of columns dealt out to the ranks, for `_by_bidiagonal`.
+
+    Rows are dealt out if the matrix has more columns than rows.
+    """
     split = cyclic_split(min(shape), ranks, DEALT)
     splits = (None, split) if shape[0] >= shape[1] else (split, None)
     return CartesianLayout(shape, splits, tuple(range(ranks)))
@@ -227,8 +234,11 @@ def _by_bidiagonal(a: LocalMatrix) -> Factors:
 
 
 def eigh(a: LocalMatrix, *, together: bool = True) -> tuple[np.ndarray, LocalMatrix]:
-    """The eigenvalues of (A + Aᴴ) / 2, ascending, on all ranks, and the eigenvectors, whose columns
-    are spread over the ranks; by all ranks together, or by LAPACK on each of them alike."""
+    """Return the ascending eigenvalues of (A + Aᴴ) / 2 on all ranks, and the eigenvectors.
+
+    Columns of the eigenvectors are spread over the ranks. They are computed by all ranks
+    `together`, or redundantly by LAPACK on each rank.
+    """
     n, comm = a.shape[0], a.comm
     if not together:
         whole = a.hermitian(replicated((n, n), range(comm.size))).part
@@ -292,8 +302,10 @@ def _in_order(
 
 
 def _normalised(columns: LocalMatrix, lengths: np.ndarray, n: int) -> LocalMatrix:
-    """Columns of length 1; those too short to have a direction become any that are orthogonal to
-    all others."""
+    """Return columns of length 1.
+
+    Columns too short to have a direction are replaced by any columns orthogonal to the rest.
+    """
     if not n:
         return columns
     own = lengths[_own_columns(n, columns.comm)]
@@ -325,7 +337,7 @@ def _with_signs(u: LocalMatrix, s: np.ndarray, vh: LocalMatrix) -> Factors:
 
 
 def sign_of_columns(vectors: np.ndarray) -> np.ndarray:
-    """The direction of each column: that of the first of its largest components."""
+    """Return the sign (or phase) of each column: that of its first largest component."""
     if vectors.size == 0:
         return np.ones(vectors.shape[1], vectors.dtype)
     size = np.abs(vectors)
@@ -337,7 +349,7 @@ def sign_of_columns(vectors: np.ndarray) -> np.ndarray:
 
 
 OVERSAMPLING = 8
-"""Vectors in a block beyond those that are wanted."""
+"""Number of vectors in a block in excess of the requested number."""
 
 
 def largest_singular(
@@ -376,14 +388,17 @@ def largest_singular(
 def _bound(
     part: np.ndarray, u: np.ndarray, s: np.ndarray, vh: np.ndarray, comm: Communicator
 ) -> np.ndarray:
-    """How far A v is from s u; Aᴴ u is s v by construction."""
+    """Return the distance between A v and s u; Aᴴ u is s v by construction."""
     rest = part @ vh.conj().T - u * s
     squares = np.add.reduce(np.abs(rest) ** 2, axis=0, dtype=np.float64)
     return np.sqrt(sum_over(np.asarray(squares), comm))
 
 
 def _orthogonal_to(basis: np.ndarray, block: np.ndarray, comm: Communicator) -> np.ndarray:
-    """An orthonormal basis of what a block adds to a basis; twice, as once is not enough."""
+    """Return an orthonormal basis of a block's part outside a basis.
+
+    It is orthogonalised twice, as once is not enough.
+    """
     for _ in range(2):
         block = block - basis @ sum_over(basis.conj().T @ block, comm)
         block = tsqr(block, comm)[0]

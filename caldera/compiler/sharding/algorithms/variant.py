@@ -21,7 +21,7 @@ from caldera.core.tensor.shape import Shape
 
 TRANSFORMS = ("fft", "rfft", "irfft")
 CONVOLUTION = 4.5
-"""How many times as long a transform takes whose length has no small factors."""
+"""Slowdown of a transform whose length has no small factors."""
 SLOWER = {
     "sort": 250,
     "qr": 7,
@@ -37,7 +37,7 @@ rank may have whole."""
 
 
 def computing(node: Node, share: int = 1) -> AlgorithmCost:
-    """What a node computes, or each of `share` ranks that have equal parts of it.
+    """Return the cost of computing a node, or of each of `share` ranks with equal parts.
 
     >>> from caldera.core.graph.opdef import OPS, parameter
     >>> import numpy as np
@@ -52,22 +52,24 @@ def computing(node: Node, share: int = 1) -> AlgorithmCost:
         slower = slower_than_two(n)
         if _are_rows(node):
             return AlgorithmCost(transforms=int(slower * flops) // share)
-        # Half of what these take is reading and writing them.
+        # Half the cost of transforms of columns is reading and writing them.
         nbytes = max(node.inputs[0].spec.nbytes, node.spec.nbytes)
         return AlgorithmCost(columns=((int(slower**0.5 * flops) // share, nbytes // share),))
     return AlgorithmCost(flops=flops * SLOWER.get(node.op.name, 1) // share)
 
 
 def _are_rows(node: Node) -> bool:
-    """Whether the signals of a transform lie one after the other."""
+    """Return True if the signals of a transform are contiguous."""
     pairs = node.op.name != "rfft"
     return bool(node.attrs["axis"] == len(node.inputs[0].shape) - 1 - pairs)
 
 
 @lru_cache(maxsize=256)
 def slower_than_two(n: int) -> float:
-    """How many times as long a transform of a length takes as its operations say, which are those
-    of powers of two: as the sum of its prime factors, until pocketfft makes a convolution of it.
+    """Return the slowdown of a transform of length n relative to its operation count.
+
+    The operation count holds for powers of two. The time grows with the sum of the prime factors,
+    up to the length from which pocketfft uses a convolution.
 
     >>> [round(slower_than_two(n), 1) for n in (1, 1024, 1000, 1023, 1021)]
     [1.0, 1.0, 1.1, 2.2, 4.5]
@@ -83,13 +85,19 @@ def slower_than_two(n: int) -> float:
 
 @dataclass(frozen=True)
 class AlgorithmCost:
-    """Of the rank that has most to do: bytes and messages that it sends, operations in products,
-    the bytes it needs beside what it is given and what it makes, seconds for what is none of these,
-    operations in Fourier transforms, bytes that it reads and writes beside products, panels by the
-    name of the factorisation, each with messages and calls of its own, bytes that others send
-    while it waits for them, and how many of all these bytes nobody sends where ranks share memory,
-    for which they meet so many times; and operations in transforms of signals that lie side by
-    side, with their bytes.
+    """Cost of an algorithm on the rank with most work.
+
+    - `bytes`, `messages`: sent by the rank.
+    - `flops`: operations in products.
+    - `workspace`: bytes of memory in addition to the inputs and outputs.
+    - `overhead`: seconds not covered by any other count.
+    - `transforms`: operations in Fourier transforms.
+    - `copied`: bytes read and written outside products.
+    - `panels`: number of panels by factorisation, with measured messages and calls per panel.
+    - `awaited`: bytes that other ranks send while this rank waits for them.
+    - `posted`: bytes, among those sent, that are not sent if ranks share memory.
+    - `meetings`: number of synchronisations in shared memory that replace `posted`.
+    - `columns`: operations in transforms of interleaved signals, with their bytes.
 
     >>> AlgorithmCost(bytes=8, messages=1) + AlgorithmCost(bytes=4, flops=10, panels=(("qr", 4),))
     AlgorithmCost(bytes=12, messages=1, flops=10, ..., panels=(('qr', 4),), awaited=0, ...)
@@ -125,7 +133,7 @@ class AlgorithmCost:
         )
 
     def seconds(self, links: Links) -> float:
-        """How long that takes where nothing overlaps."""
+        """Return the time of this cost in seconds, without overlap."""
         sent, messages = self.bytes + self.awaited, self.messages * links.latency
         if links.shared and self.posted:
             sent, messages = sent - self.posted, self.meetings * links.meeting
@@ -137,12 +145,12 @@ class AlgorithmCost:
 
 
 Options = tuple[Any, ...]
-"""What an algorithm needs to know beside its parts: numbers, words and tuples of them."""
+"""Parameters of an algorithm in addition to its parts: numbers, strings and nested tuples."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """`name` is what a user reads; `options` is what the algorithm's `run` is given."""
+    """Variant of an algorithm: displayed `name`, and `options` passed to the algorithm's `run`."""
 
     name: str
     inputs: tuple[ShardLayout, ...]
@@ -153,13 +161,13 @@ class Variant:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """How an op of whole values is computed by ranks.
+    """Distributed implementation of an op on whole values.
 
-    - `variants(node, layouts of its inputs, ranks)`: what there is to choose from, if anything; the
+    - `variants(node, layouts of its inputs, ranks)`: list of variants, which may be empty; the
       ranks are 0 to `ranks` - 1.
-    - `run(parts, variant's inputs, variant's outputs, options, communicator)`: this rank's parts of
-      the outputs. All ranks call it.
-    - `run_into(places, ...)`: the same, written to memory that is there, where that saves a copy.
+    - `run(parts, variant's inputs, variant's outputs, options, communicator)`: return this rank's
+      parts of the outputs. All ranks call it.
+    - `run_into(places, ...)`: the same, written to existing memory, if that saves a copy.
     """
 
     variants: Callable[[Node, Sequence[ShardLayout], int], list[Variant]]
@@ -186,7 +194,7 @@ class Algorithm:
 def choose(
     variants: Sequence[Variant], given: Sequence[ShardLayout], itemsize: int, links: Links
 ) -> Variant:
-    """The way that takes least, with what it takes to bring the inputs there."""
+    """Return the fastest variant, including the redistribution of its inputs."""
 
     def seconds(variant: Variant) -> float:
         moves = (volume(*each) for each in zip(given, variant.inputs, strict=True))
@@ -204,7 +212,7 @@ def contiguous(cuts: Sequence[int]) -> AxisSplit:
 
 
 def cuts_of(layout: ShardLayout, axis: int, parts: int) -> tuple[int, ...] | None:
-    """How a layout cuts an axis, if each of that many parts has one block of it, in order."""
+    """Return the cuts of an axis if each of `parts` parts has one block, in order, else None."""
     if not isinstance(layout, CartesianLayout) or len(layout.ranks) % parts:
         return None
     split = layout.splits[axis]
@@ -227,7 +235,7 @@ def grid_layout(
 
 
 def axis_layout(shape: Shape, axis: int, cuts: Sequence[int]) -> CartesianLayout:
-    """Contiguous blocks of one axis, one for each rank."""
+    """Return the layout with contiguous blocks of an axis, one for each rank."""
     return along_axis(shape, axis % len(shape), contiguous(cuts), range(len(cuts) - 1))
 
 
