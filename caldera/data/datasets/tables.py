@@ -58,9 +58,9 @@ def table(
 
     `target` is the column to predict, by default the last one.
 
-    `source` is a path (CSV, TSV, Parquet, Feather, Excel, JSON lines, SQLite; text may be
-    compressed), a frame of pandas, polars or Arrow, a dict of columns, a list of rows, or a
-    connection to a database with a `query`.
+    `source` is a path, a frame of pandas, polars or Arrow, a dict of columns, a list of rows, or a
+    connection to a database with a `query`. Files are CSV, TSV, Parquet, Feather, Excel, JSON lines
+    or SQLite; text may be compressed.
 
     Column types are guessed. Numbers are scaled to mean 0 and deviation 1 (unless `scale=False`),
     and categories are one-hot. Dates become day numbers and positions in year, week and day.
