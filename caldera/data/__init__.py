@@ -1,10 +1,9 @@
-"""Data sets, and how their samples reach training: stages, batches, shuffling.
+"""Data sets and the input pipeline: stages, batches and shuffling.
 
 `digits`, `mnist`, `cifar10`, `cifar100`, `table`, `npz`, `images`, `texts`, `windows` and `arrays`
-each give a `Dataset`: `train` and `test`. `source` gives samples in files of any size. A
-`Pipeline` sends samples through stages, and a `Loader` makes the batches of an epoch of them. A
-file is never trusted: one that is truncated, too large, damaged or hostile is refused with a
-`DataError`.
+each return a `Dataset` with `train` and `test`. `source` reads samples from files of any size. A
+`Pipeline` sends samples through stages, and a `Loader` makes the batches of an epoch. Files are
+untrusted: a truncated, oversized, damaged or hostile file is rejected with a `DataError`.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from caldera.data.tables.table import Table, Values, objects
 from caldera.data.tables.text_encoder import TextEncoder
 
 KINDS = ("number", "category", "date", "text", "class")
-"""What a column can hold; a class has a name, and is what is predicted."""
+"""Types of columns; a "class" column has named classes and is the target."""
 AS_IT_IS = NumberEncoder(mean=0.0, scale=1.0, median=0.0)
 """Describes the numbers of columns that have no encoder."""
 _QUANTILES = (0.0, 0.01, 0.5, 0.99, 1.0)
@@ -32,9 +32,11 @@ _QUANTILES = (0.0, 0.01, 0.5, 0.99, 1.0)
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: its name, empty where a file has none, what it holds, and its place.
-    `form` is how numbers are written. `seen` has the least, the 1%, 50% and 99% quantiles and the
-    largest of what training saw: of numbers, of days since 1970, or of the words of texts.
+    """Column of a table: its name, type, position and encoder.
+
+    `name` is empty if the file has no names. `form` is the format of its numbers. `seen` contains
+    the minimum, the 1%, 50% and 99% quantiles and the maximum of the training values: of numbers,
+    of days since 1970, or of the number of words of texts.
 
     >>> from caldera import data
     >>> data.Column("width", "number", 0).name
@@ -48,7 +50,7 @@ class Column:
     category: CategoryEncoder | None = None
     date: DateEncoder | None = None
     text: TextEncoder | None = None
-    # How a column was written, and how far it went, does not change what its values mean.
+    # Not compared: format and range of a column do not change what its values mean.
     form: NumberFormat | None = field(default=None, compare=False)
     seen: tuple[float, ...] = field(default=(), compare=False)
 
@@ -60,12 +62,12 @@ class Column:
 
     @property
     def encoder(self) -> Encoder | None:
-        """What makes features of its values; None where numbers are taken as they are."""
+        """Encoder that converts values to features; None if numbers are used unchanged."""
         return self.number or self.category or self.date or self.text
 
     @property
     def width(self) -> int:
-        """How many features a value becomes.
+        """Number of features per value.
 
         >>> from caldera import data
         >>> data.Column("width", "number", 0).width
@@ -79,7 +81,7 @@ class Column:
         return self.name or f"column {self.position}"
 
     def features(self) -> list[str]:
-        """What these are called."""
+        """Return the names of the features."""
         return [self.title] if self.encoder is None else self.encoder.features(self.title)
 
     def parse(
@@ -106,7 +108,7 @@ class Column:
         return found
 
     def trained_on(self, values: Values) -> Column:
-        """The column with what is seen in values that it is trained on.
+        """Return the column with the quantiles of its training values in `seen`.
 
         >>> Column("width", "number", 0).trained_on(np.arange(101.0)).seen
         (0.0, 1.0, 50.0, 99.0, 100.0)
@@ -118,8 +120,10 @@ class Column:
         return replace(self, seen=tuple(np.quantile(known, _QUANTILES).tolist()))
 
     def far(self, values: Values) -> tuple[int, str]:
-        """The number of values far outside those that training saw, and the range of these: farther
-        than most of them lie apart."""
+        """Return the number of outliers in `values` and the range of the training values.
+
+        An outlier is outside this range by more than the distance between the 1% and 99% quantiles.
+        """
         if not self.seen:
             return 0, ""
         encoder = self.encoder or AS_IT_IS
@@ -132,7 +136,7 @@ class Column:
         return int(is_far.sum()), f"{encoder.shown(low)} to {encoder.shown(high)}"
 
     def number_format(self, table: Table, place: int, decimal: str | None) -> NumberFormat:
-        """How the numbers at this place of a table are written, in the unit of this column."""
+        """Return the format of the numbers in this column of a table, with this column's unit."""
         known = self.form or (self.number or AS_IT_IS).detail
         form = find_number_format(table, place, decimal, known, self.seen)
         return form if form.unit == known.unit else replace(form, unit=known.unit)
@@ -161,12 +165,12 @@ class Column:
         return self.transform(values)
 
     def describe(self) -> str:
-        """What was learnt, in words."""
+        """Return a description of the learnt values."""
         said = "as it is" if self.encoder is None else self.encoder.describe()
         return f"{said}, in {self.form.unit}" if self.form is not None and self.form.unit else said
 
     def problem(self) -> str:
-        """What is wrong with one that came from a file; nothing if it can be used."""
+        """Return the fault of a column that was read from a file; "" if it is valid."""
         kinds = [kind for kind in ENCODERS if getattr(self, kind) is not None]
         if kinds and kinds != [self.kind]:
             return f"a {self.kind} that is encoded as {' and '.join(kinds)}"

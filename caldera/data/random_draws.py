@@ -1,9 +1,9 @@
-"""The random numbers of the input pipeline: the order of an epoch, and what stages draw.
+"""Random numbers of the input pipeline: the order of an epoch, and draws of stages.
 
-Both are functions of (seed, epoch, place in the epoch), by the same counter-based generator as all
-other random numbers. Nothing depends on what was drawn before, so an epoch can be continued in its
-middle, and ranks or batches of another size see the same numbers for the same sample. So does a
-device that makes its batches itself: `LazyDraw` names the same numbers in a graph.
+Both are functions of (seed, epoch, position in the epoch), from the same counter-based generator as
+all other random numbers. They are independent of earlier draws, so an epoch can be continued in its
+middle, and each sample has the same numbers for any number of ranks and any batch size. A device
+that makes its batches itself also uses these numbers: `LazyDraw` names them in a graph.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _STAGE_STREAMS = 0xDA7A0001
 
 
 def permutation(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """The numbers 0 to `count` - 1 in the random order of one epoch.
+    """Return the numbers 0 to `count` - 1 in the random order of an epoch.
 
     >>> permutation(6, seed=0, epoch=0).tolist()
     [0, 4, 2, 3, 1, 5]
@@ -56,9 +56,9 @@ _BLOCKS_MIXED = 16
 
 
 def block_permutation(count: int, block: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """An order in which samples of one block come near each other.
+    """Return a random order in which samples of a block are close to each other.
 
-    The blocks come in a random order, and the samples of 16 blocks in a row are mixed.
+    The blocks are in random order, and the samples of 16 consecutive blocks are mixed.
 
     >>> order = block_permutation(1000, block=10, seed=0, epoch=0)
     >>> sorted(order.tolist()) == list(range(1000)), len(set((order[:160] // 10).tolist()))
@@ -76,7 +76,7 @@ def block_permutation(count: int, block: int, seed: int, epoch: int) -> NDArray[
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Names the random numbers of one batch: its samples stand at `first` and on in the epoch.
+    """Random numbers of a batch whose samples start at position `first` in the epoch.
 
     >>> from caldera import data
     >>> whole = data.Draw(seed=1, epoch=2).uniform(samples=4)

@@ -1,8 +1,8 @@
-"""What samples are: the columns of a table, what is predicted, and what classes are called.
+"""Meaning of samples: columns of a table, target and class names.
 
-A schema is plain data. It goes with the data to `fit`, from there into the model, and into the
-model's file, so that whoever has the file can tell which column is which in a new table, what
-becomes of its values before the network sees them, and what an answer means.
+A schema is plain data. It is passed with the data to `fit`, and saved in the model and its file.
+With the file, any program can assign the columns of a new table, encode their values and interpret
+predictions.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from caldera.errors import DataError
 
 VERSION = 2
 _VERSIONS = (1, VERSION)
-"""The first had numbers alone, which were taken as they are."""
+"""Version 1 supported only numbers, which were used unchanged."""
 _MOST_SHOWN = 8
 
 
 class Features(NamedTuple):
-    """Rows of a table as a network takes them, and what had to be made up for that."""
+    """Encoded rows of a table, and notes about filled and unusual values."""
 
     x: Values
     notes: list[str]
@@ -45,16 +45,16 @@ class FeatureSpan(NamedTuple):
 
 @dataclass(frozen=True)
 class Schema:
-    """What a model was trained on.
+    """Description of a model's training data.
 
-    - `columns`: the inputs, in the order in which the model takes them; none for images.
+    - `columns`: the inputs, in the order of the model; empty for images.
     - `target`: the column that is predicted.
-    - `classes`: the name of each class; none where values are predicted.
-    - `ignored`: names of columns that the table had, and the model does not use.
-    - `reasons`: why that is so, for each of them.
-    - `width`: how many columns the table had.
-    - `text`: what makes numbers of texts, for a model that takes those.
-    - `series`: what windows of a time series are, for a model that forecasts it.
+    - `classes`: the name of each class; empty if values are predicted.
+    - `ignored`: names of columns of the table that the model does not use.
+    - `reasons`: the reason why each of these columns is ignored.
+    - `width`: number of columns of the table.
+    - `text`: the tokenizer, for a model of texts.
+    - `series`: the windows of a time series, for a model that forecasts.
 
     >>> from caldera import data
     >>> data.Schema(classes=("cat", "dog")).classes
@@ -79,7 +79,7 @@ class Schema:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """What the numbers are called that the columns become, one a feature of the model.
+        """Names of the model's features, in order.
 
         >>> Schema((Column("width", "number", 0),), width=1).features
         ('width',)
@@ -97,7 +97,7 @@ class Schema:
 
     @property
     def category_spans(self) -> list[tuple[int, int]]:
-        """Which features are categories or words of one column, for `nn.ColumnEmbedding`."""
+        """Ranges of features that encode categories or words of a column, for `nn.ColumnEmbedding`."""
         return [
             (span.start, span.stop)
             for column, span in zip(self.columns, self.spans, strict=True)
@@ -106,7 +106,7 @@ class Schema:
 
     @property
     def target_scale(self) -> TargetScale | None:
-        """Mean and deviation of the values that are predicted; None where they are as they are."""
+        """Mean and deviation of the predicted values; None if they are not scaled."""
         if self.series is not None:
             return self.series.target_scale
         known = self.target.number if self.target is not None else None
@@ -145,9 +145,10 @@ class Schema:
         return Features(np.concatenate(parts, axis=1), notes)
 
     def decode(self, outputs: Values, *, probabilities: bool = False) -> dict[str, Values]:
-        """What a model gave for samples, by name: the class that is the most probable and how
-        probable it is, or the values that are predicted. With `probabilities` also that of each
-        class.
+        """Return the predictions of a model by name.
+
+        These are the most probable class and its probability, or the predicted values. With
+        `probabilities`, the probability of each class is added.
 
         >>> schema = Schema((Column("width", "number", 0),), Column("kind", "class", 1),
         ...                 ("iris", "rose"), width=2)
@@ -174,7 +175,7 @@ class Schema:
         return found | {f"probability of {each}": part for each, part in every}
 
     def describe(self) -> str:
-        """A line for each column: its kind, and what was learnt of it or why it is left out.
+        """Return a line for each column: its type, and the learnt values or why it is left out.
 
         >>> print(Schema((Column("width", "number", 0),), width=1).describe())
         width  number  as it is
@@ -186,7 +187,7 @@ class Schema:
         )
 
     def described(self) -> list[tuple[str, str, str]]:
-        """Of each column its name, its kind, and what was learnt of it or why it is left out."""
+        """Return name, type, and learnt values or the reason for leaving it out, of each column."""
         rows = [(each.title, each.kind, each.describe()) for each in self.columns]
         if self.target is not None:
             said = f"{self.target.kind}: {listed(self.classes, str) or self.target.describe()}"
@@ -197,7 +198,7 @@ class Schema:
         return rows
 
     def to_plain(self) -> dict[str, Any]:
-        """As what JSON can hold."""
+        """Return a JSON-serialisable value."""
         return to_plain(self)
 
     @classmethod
@@ -222,7 +223,7 @@ class Schema:
         return found
 
     def _check(self, where: str) -> None:
-        """What types do not say."""
+        """Check the constraints that types do not express."""
         if self.text is not None:
             self.text.check(where)
         columns = [*self.columns, *([self.target] if self.target else [])]
@@ -258,11 +259,11 @@ class Schema:
     def place(
         self, names: Sequence[str], width: int, where: str, ignore: Collection[int] = ()
     ) -> ColumnPositions:
-        """Where the columns are in a table with these names (none, if it has no line of names).
+        """Return the positions of the columns in a table with these names.
 
-        They are found by name; where the table or the schema has no names, by position, and then
-        there have to be as many. What is missing and what is unknown are errors. `ignore` has the
-        numbers of columns that shall be left out.
+        `names` is empty if the table has no header row. Columns are found by name; if the table or
+        the schema has no names, by position, and then their number must match. Missing and unknown
+        columns are errors. `ignore` contains the numbers of columns to leave out.
         """
         if names and self.names:
             return self._by_name(names, where, ignore)
@@ -270,7 +271,7 @@ class Schema:
         if len(left) == len(self.columns):
             return ColumnPositions(left, None)
         if len(left) == self.width:
-            # A table like the one it was trained on, with what is predicted in its place.
+            # The table has the layout of the training table, including the target.
             target = None if self.target is None else left[self.target.position]
             return ColumnPositions([left[column.position] for column in self.columns], target)
         expected = f"{len(self.columns)} columns"
@@ -311,7 +312,7 @@ class Schema:
     # --- other data
 
     def check(self, other: Schema, where: str) -> None:
-        """Refuse data whose columns or classes mean something else than those of this schema."""
+        """Raise an error if columns or classes of other data differ in meaning from this schema."""
         hint = (
             "read the table with data.table(path, schema=model.schema), which finds columns by "
             "name and encodes them as the model knows them; or set model.schema = None to train "
@@ -334,7 +335,7 @@ class Schema:
                 )
         numbers = [str(number) for number in range(len(other.classes))]
         if other.target is None and list(other.classes) == numbers:
-            # Arrays have numbers for classes, whatever these are called.
+            # Classes of arrays are numbers, which match any class names.
             return
         if any(mine != theirs for mine, theirs in zip(self.classes, other.classes, strict=False)):
             raise DataError.build(
@@ -347,7 +348,7 @@ class Schema:
 
 
 def names_of_classes(given: Sequence[str], count: int, where: str) -> tuple[str, ...]:
-    """A name of its own for each of `count` classes: those given, then numbers.
+    """Return a unique name for each of `count` classes: the given names, then numbers.
 
     >>> names_of_classes(("no", "1"), 3, "predict")
     ('no', '1', '2')
@@ -379,7 +380,7 @@ class ColumnPositions(NamedTuple):
 def listed(
     names: Sequence[str], shown: Callable[[str], str] = repr, most: int = _MOST_SHOWN
 ) -> str:
-    """The first names of many, and the number of the others.
+    """Return the first names and the number of remaining names as text.
 
     >>> listed(["a", "b", "c"], most=2)
     "'a', 'b' and 1 more"

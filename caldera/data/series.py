@@ -1,4 +1,4 @@
-"""What a model of a time series has to know of it: its columns, and those it forecasts."""
+"""Description of a time series for a model: its columns and the columns to forecast."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from caldera.data.tables.encoders import NumberEncoder
 
 
 class TargetScale(NamedTuple):
-    """Mean and deviation of what is predicted: of all of it, or of each place along the last axis.
+    """Mean and deviation of the targets: a single pair, or a pair per index of the last axis.
 
     >>> TargetScale(20.0, 2.0).mean
     20.0
@@ -23,11 +23,11 @@ class TargetScale(NamedTuple):
 
 @dataclass(frozen=True)
 class Series:
-    """Windows of a series: how long they are, and the scale of what follows them.
+    """Windows of a series: their lengths, and the scale of their targets.
 
-    - `columns`: what the columns are called; empty where they have no names.
-    - `past`, `future`: how many steps are known, and how many are forecast.
-    - `targets`: which columns are forecast, and `scales`, what was learnt of each of these.
+    - `columns`: names of the columns; empty strings for columns without names.
+    - `past`, `future`: numbers of known steps and of forecast steps.
+    - `targets`: positions of the forecast columns, and `scales`, the encoder fitted to each.
 
     >>> level = NumberEncoder(mean=5.0, scale=2.0, median=5.0)
     >>> Series(("level",), past=28, future=2, targets=(0,), scales=(level,)).outputs
@@ -50,12 +50,12 @@ class Series:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """What the numbers are called that a model predicts."""
+        """Names of the numbers that a model predicts."""
         names = [self.columns[each] or f"column {each}" for each in self.targets]
         return tuple(f"{name} +{step + 1}" for step in range(self.future) for name in names)
 
     def problem(self) -> str:
-        """What is wrong with one that came from a file; nothing if it can be used."""
+        """Return the fault of a series that was read from a file; "" if it is valid."""
         if self.past < 1 or self.future < 1:
             return f"windows of {self.past} and {self.future} steps"
         if not self.targets or len(self.scales) != len(self.targets):

@@ -1,8 +1,8 @@
 """CIFAR-10 and CIFAR-100: 60,000 colour images of 32x32 pixels.
 
-They are read from the binary version, or as images: a folder, or a tar archive of one, with
-`train/<class>/*` and `test/<class>/*`. The version for Python is made of pickles, which can run any
-program when they are read, so it is refused.
+They are read from the binary version or from images: a folder or tar archive with `train/<class>/*`
+and `test/<class>/*`. The version for Python consists of pickles, which can run any program when
+they are read, so it is rejected.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ARCHIVE_ENDS = (".tar.xz", ".tar.gz", ".tgz", ".tar")
 
 @dataclass(frozen=True)
 class _Form:
-    """What tells the two data sets apart."""
+    """Differences between the two data sets."""
 
     name: str
     classes: int
@@ -89,13 +89,13 @@ _CIFAR100 = _Form(
 
 
 def cifar10(folder: PathLike | None = None, *, download: bool = True) -> Dataset:
-    """CIFAR-10, images of shape (3, 32, 32) from 0 to 1, in ten classes.
+    """Load CIFAR-10: images of shape (3, 32, 32) from 0 to 1, in ten classes.
 
-    `folder` is an archive or a folder: the binary version (`cifar-10-binary.tar.gz` or what is in
-    it), or images (`train/<class>/*` and `test/<class>/*`, or `cifar10.tar.xz` of them). If none is
-    given, it is looked for in the folder that the environment variable `CALDERA_DATA` names and in
-    the cache, and then downloaded into the cache. What an archive holds is kept there, so that it
-    is unpacked once.
+    `folder` is an archive or a folder: the binary version (`cifar-10-binary.tar.gz` or its
+    contents), or images (`train/<class>/*` and `test/<class>/*`, or `cifar10.tar.xz`). Without
+    `folder`, the folder named by the environment variable `CALDERA_DATA` and the cache are
+    searched, and then the data set is downloaded into the cache. The contents of an archive are
+    cached, so that it is unpacked once.
 
     >>> from caldera import data
     >>> data.cifar10("no/such/folder")

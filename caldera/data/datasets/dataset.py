@@ -48,7 +48,7 @@ def dataset_html(data: Dataset) -> str:
 
 
 def _columns(data: Dataset) -> str:
-    """What became of the columns of a table."""
+    """Return an HTML table of the columns of a table."""
     if data.schema is None or not data.schema.columns:
         return ""
     rows = data.schema.described()
@@ -91,15 +91,15 @@ def _labels(given: Any, where: str) -> Array:
 
 @dataclass(frozen=True, repr=False)
 class Dataset:
-    """A data set.
+    """Data set with training and test samples.
 
     - `train`, `test`: the samples.
-    - `validation`: samples held out of those to train with, to choose by; see `hold_out`.
-    - `classes`: how many classes there are, 0 where the target is no class.
+    - `validation`: training samples held out for model selection; see `hold_out`.
+    - `classes`: number of classes, 0 for targets that are values.
     - `class_names`: a name for each class.
-    - `shape`: the shape of one sample's x.
-    - `dropped`: how many rows of a table were left out, because a value was missing.
-    - `notes`: what was decided while it was read, such as the size of images.
+    - `shape`: shape of x of a single sample.
+    - `dropped`: number of rows of a table left out because a value was missing.
+    - `notes`: decisions taken while reading, such as the size of images.
 
     >>> from caldera import data
     >>> digits = data.digits()
@@ -145,8 +145,7 @@ class Dataset:
 
     @property
     def schema(self) -> Schema | None:
-        """What the samples are: columns of a table, and classes; a model that is trained on them
-        keeps it.
+        """Columns and classes of the samples; stored in a model that is trained on them.
 
         >>> from caldera import data
         >>> data.digits().schema.classes[:3]
@@ -156,12 +155,12 @@ class Dataset:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one sample's x."""
+        """Shape of x of a single sample."""
         return self.train.shape
 
     @property
     def outputs(self) -> int:
-        """How many numbers a network gives for a sample: one a class, or one a value.
+        """Number of network outputs per sample: the number of classes or of values.
 
         >>> from caldera import data
         >>> data.digits().outputs
@@ -185,10 +184,10 @@ class Dataset:
         )
 
     def hold_out(self, part: float = 0.2, seed: int = 0) -> Dataset:
-        """The same samples, with a part of those to train with as `validation`.
+        """Return the data set with a part of the training samples as `validation`.
 
-        What chooses (an epoch, a learning rate) should look at these and not at the test samples,
-        whose results are only honest if nothing was chosen by them.
+        Choices (an epoch, a learning rate) should be based on these samples and not on the test
+        samples: test results are unbiased only if no choice depended on them.
 
         >>> from caldera import data
         >>> digits = data.digits().hold_out(0.25)
@@ -203,7 +202,7 @@ class Dataset:
         return replace(self, train=train, validation=validation)
 
     def __array__(self, *_: Any, **__: Any) -> NoReturn:
-        """Whoever takes it for samples is told what it is."""
+        """Raise an error that explains how to get the samples."""
         raise ConfigError.build(
             f"data set {self.name}",
             expected="samples",
@@ -226,7 +225,7 @@ class Dataset:
 
 
 class Targets(NamedTuple):
-    """Targets as they are trained with, and the classes they stand for."""
+    """Targets as used in training, and the names of their classes."""
 
     values: Array
     class_names: tuple[str, ...]
@@ -242,12 +241,12 @@ def arrays(
     scale: float | None = SCALE,
     name: str = "arrays",
 ) -> Dataset:
-    """A data set of arrays, whose first axis counts the samples.
+    """Return a data set of arrays, whose first axis counts the samples.
 
-    `test` is a part to set aside, a number of samples, or the pair (x, y) to test with. float64
-    becomes float32. Texts and whole numbers are classes, other numbers are values to predict;
-    `classes` says which, where that is wrong. Whole numbers that begin with 0 keep their number;
-    all else is numbered in sorted order, and `class_names` says what it was.
+    `test` is a fraction or number of samples to hold out, or the pair (x, y) of test samples.
+    float64 becomes float32. Texts and integers are classes, other numbers are values to predict;
+    `classes` overrides this. Integers that start at 0 keep their number; other classes are numbered
+    in sorted order, and `class_names` contains the original values.
 
     >>> import numpy as np
     >>> from caldera import data
@@ -271,7 +270,7 @@ def arrays(
             expected="targets of one kind to train and to test with",
             got=f"{labels.dtype} {labels.shape} and {test_labels.dtype} {test_labels.shape}",
         )
-    # Both parts are numbered together: a class may be missing from one of them.
+    # Both parts are numbered together: a class may be missing from either part.
     values, names = as_targets(np.concatenate([labels, test_labels]), classes, where)
     return Dataset(
         ArrayData(inputs, values[: len(labels)], scale=scale),
@@ -289,11 +288,11 @@ def split(
     seed: int = 0,
     stratify: bool | None = None,
 ) -> tuple[Data, Data]:
-    """Samples in two parts, chosen at random: to train with, and to test with.
+    """Split samples at random into training and test samples.
 
-    `test` is the part that is set aside, or a number of samples; of windows of a series it is the
-    last part. With `stratify` each class gives
-    the same part; it is the default where y has one whole number for each sample.
+    `test` is the fraction or the number of test samples; windows of a series are split at the end
+    instead. With `stratify`, each class contributes the same fraction; this is the default if y has
+    one integer per sample.
 
     >>> import numpy as np
     >>> from caldera import data
@@ -351,7 +350,7 @@ def as_targets(labels: Array, classes: bool | None, where: str) -> Targets:
         labels = real_array_of(labels, where)
     if labels.dtype.kind in "iu" and labels.size and labels.min() == 0:
         count = int(labels.max()) + 1
-        # Far larger numbers are names, such as those of a catalogue.
+        # Far larger numbers are names, such as catalogue numbers.
         if count <= max(labels.size, 2):
             return Targets(labels.astype(np.int64), tuple(str(each) for each in range(count)))
     if labels.dtype.kind == "f" and np.isnan(labels).any():
@@ -364,7 +363,7 @@ def as_targets(labels: Array, classes: bool | None, where: str) -> Targets:
 def _name(value: object) -> str:
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
-    # As many digits as tell a number from its neighbours; 2.0 is called 2.
+    # The fewest digits that distinguish a number from its neighbours; 2.0 is called 2.
     return str(value).removesuffix(".0") if isinstance(value, np.floating) else str(value)
 
 
@@ -386,7 +385,7 @@ def _test_count(test: float, total: int) -> int:
 
 
 def _stratified(labels: Array, wanted: int) -> NDArray[np.bool_]:
-    """Which samples to take so that each class gives its share, `wanted` in all.
+    """Return a mask of `wanted` samples in which each class has its share.
 
     >>> _stratified(np.array([0, 0, 0, 0, 1, 1]), 3).tolist()
     [True, True, False, False, True, False]
@@ -394,7 +393,7 @@ def _stratified(labels: Array, wanted: int) -> NDArray[np.bool_]:
     _, numbers, counts = np.unique(labels, return_inverse=True, return_counts=True)
     shares = counts * (wanted / max(labels.size, 1))
     quota = np.floor(shares).astype(np.int64)
-    # What rounding left over goes to the classes that lost most by it.
+    # The remainder is assigned to the classes that lost most by rounding.
     short = wanted - int(quota.sum())
     quota[np.argsort(quota - shares, kind="stable")[:short]] += 1
     grouped = np.argsort(numbers, kind="stable")

@@ -35,9 +35,10 @@ def cache_folder() -> Path:
 
 
 def search_paths(folder: PathLike | None, name: str) -> list[Path]:
-    """Where to look for a data set, in this order; each place may hold it in a folder of its name.
+    """Return the folders to search for a data set, in order.
 
-    A folder that is given is the only place.
+    Each root may contain the data set in a subfolder of its name. If `folder` is given, only this
+    folder is searched.
 
     >>> [place.as_posix() for place in search_paths("/data", "mnist")]
     ['/data/mnist', '/data']
@@ -79,10 +80,10 @@ def file_hash(path: PathLike, where: str) -> str:
 
 
 def cached_arrays(key: str, make: Callable[[], dict[str, Array]]) -> dict[str, Array]:
-    """The arrays that `make` gives, from the cache if they were made before.
+    """Return the arrays that `make` returns, from the cache if they were made before.
 
-    `key` must name all they depend on. A cache that is damaged is made again; one that cannot be
-    written is done without.
+    `key` must name all that the arrays depend on. A damaged cache is recreated; a cache that cannot
+    be written is skipped.
     """
     path = cache_folder() / f"{checked_file_name(key, 'data cache')}.npz"
     if path.is_file():
@@ -120,7 +121,7 @@ def download(file: PublishedFile, mirrors: Sequence[str], folder: Path, where: s
                 _fetch(mirror + file.name, file, unfinished)
             return target
         except Exception as error:
-            # Whatever is wrong with this mirror, the next one may have the file.
+            # The next mirror may have the file, whichever error this one raised.
             failures.append(f"{mirror}: {error}")
     raise DataError.build(
         where,

@@ -21,7 +21,7 @@ from caldera.errors import DataError
 from caldera.io.files import PathLike
 
 _FILE = Path(__file__).parent / "files" / "digits.npz"
-"""Whose digits these are, and on which terms, is said beside it."""
+"""The authors and the licence of the digits are stated in the same folder."""
 _BRIGHTEST = 16
 
 
@@ -69,10 +69,11 @@ _CLASSES = 10
 
 
 def mnist(folder: PathLike | None = None, *, download: bool = True) -> Dataset:
-    """MNIST, images of shape (1, 28, 28) from 0 to 1, from its four IDX files, gzipped or not.
+    """Load MNIST: images of shape (1, 28, 28) from 0 to 1, from its four IDX files.
 
-    They are looked for in `folder`; or, if none is given, in the folder that the environment
-    variable `CALDERA_DATA` names and in the cache, and then they are downloaded into the cache.
+    The files may be gzipped. They are read from `folder`. Without `folder`, the folder named by the
+    environment variable `CALDERA_DATA` and the cache are searched, and then the files are
+    downloaded into the cache.
 
     >>> from caldera import data
     >>> data.mnist("no/such/folder")
@@ -80,7 +81,7 @@ def mnist(folder: PathLike | None = None, *, download: bool = True) -> Dataset:
     caldera.errors.DataError: data.mnist: expected train-images-idx3-ubyte.gz and three more in
     no/such/folder/mnist or no/such/folder, got none of them; ...
     """
-    # torchvision keeps the files in a folder of their own.
+    # torchvision stores the files in a subfolder.
     inner = ("", "raw", "MNIST/raw")
     folders = (place / each for place in search_paths(folder, "mnist") for each in inner)
     found = next(filter(None, map(_in_folder, folders)), None)

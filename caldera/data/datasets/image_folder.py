@@ -29,7 +29,7 @@ _TRAIN = ("train", "training")
 _TEST = ("test", "val", "valid", "validation")
 _WHERE = "data.images"
 LARGEST_CHOSEN = 256
-"""The longer side of images whose size nobody gave, where they differ."""
+"""Maximum of the longer side of images if their sizes differ and no size is given."""
 _MOST_LISTED = 10
 
 
@@ -43,15 +43,14 @@ def images(
     in_memory: bool = True,
     skip_broken: bool = False,
 ) -> Dataset:
-    """Images from `folder/train/<class>/*` and `folder/test/<class>/*`, or from `folder/<class>/*`.
+    """Read images from `folder/train/<class>/*` and `folder/test/<class>/*`, or `folder/<class>/*`.
 
-    Where there is nothing to test with, `test` says which part to set aside. Images are brought to
-    `size` (height, width); without it they stay as they are if all have one size, and else come to
-    the middle one of their heights and widths, at most 256, which a warning and `notes` say.
-    `channels` is 3 for colours and 1 for shades of grey. Files that are no images by their names
-    are left out; broken ones are listed in the error, or left out with `skip_broken`. With
-    `in_memory=False` images are read and decoded while training runs, by a `Pipeline`. Needs
-    Pillow.
+    Without a test folder, `test` is the fraction to hold out. Images are resized to `size` (height,
+    width). Without `size`, they are left unchanged if all have the same size; otherwise they are
+    resized to the median height and width, at most 256, which a warning and `notes` report.
+    `channels` is 3 for colours and 1 for grey. Files without an image suffix are left out; broken
+    images are listed in the error, or left out with `skip_broken`. With `in_memory=False`, images
+    are read and decoded during training by a `Pipeline`. Requires Pillow.
 
     >>> import pathlib, tempfile
     >>> from PIL import Image
@@ -123,7 +122,7 @@ def _common_size(
 def _without_broken(
     found: Sequence[LabelledImage], channels: int, broken: dict[str, str]
 ) -> list[LabelledImage]:
-    """The images that can be decoded: each of them is, once."""
+    """Return the images that can be decoded, by decoding each image once."""
     decode = Decoder(channels, _WHERE)
 
     def look(_: int, image: LabelledImage) -> None:
@@ -143,7 +142,7 @@ def train_and_test(root: Path, where: str) -> tuple[list[LabelledImage], list[La
 
 
 def parts_of_folder(root: Path) -> tuple[Path, Path | None]:
-    """The folders to train and to test with: a folder that is not divided is the first of them."""
+    """Return the training and test folders; an undivided folder is the training folder."""
     train, test = (
         next((root / name for name in names if (root / name).is_dir()), None)
         for names in (_TRAIN, _TEST)

@@ -29,7 +29,7 @@ from caldera.io.files import file_name_of, named
 
 Missing = Literal["fill", "drop", "refuse"]
 MISSING = ("fill", "drop", "refuse")
-"""What can be done about rows that lack a value."""
+"""Strategies for rows that lack a value."""
 Kinds = Mapping[int | str, str]
 
 
@@ -54,22 +54,25 @@ def table(
     query: str | None = None,
     schema: Schema | None = None,
 ) -> Dataset:
-    """A data set from a table with one sample per row; `target` is predicted, else the last column.
+    """Return a data set from a table with one sample per row.
 
-    `source` is a path (CSV, TSV, Parquet, Feather, Excel, JSON lines, SQLite; text may be
-    compressed), a frame of pandas, polars or Arrow, a dict of columns, a list of rows, or a
-    connection to a database with a `query`.
+    `target` is the column to predict, by default the last one.
 
-    Column types are guessed: numbers are scaled to mean 0 and deviation 1 (unless `scale=False`),
-    categories are one-hot, dates become day numbers and positions in year, week and day, frequent
-    words of free text are features; identifiers and constant columns are ignored.
-    `schema.describe()` reports each column, and `kinds` overrides it by name: "number", "category",
-    "date", "date:%d/%m/%Y", "text" or "ignored". All of it is learnt from the training rows alone
-    and saved with the model; pass its `schema` to read a table in the same way.
+    `source` is a path, a frame of pandas, polars or Arrow, a dict of columns, a list of rows, or a
+    connection to a database with a `query`. Files are CSV, TSV, Parquet, Feather, Excel, JSON lines
+    or SQLite; text may be compressed.
+
+    Column types are guessed. Numbers are scaled to mean 0 and deviation 1 (unless `scale=False`),
+    and categories are one-hot. Dates become day numbers and positions in year, week and day.
+    Frequent words of free text are features. Identifiers and constant columns are ignored.
+    `schema.describe()` reports each column, and `kinds` overrides the type by name: "number",
+    "category", "date", "date:%d/%m/%Y", "text" or "ignored". Encoders are fitted to the training
+    rows only and saved with the model; pass its `schema` to read a table in the same way.
 
     Missing numbers become the median, with a feature that marks them; `missing="drop"` drops such
-    rows, "refuse" names the first. Rows without a target are counted in `dropped`. A target of text
-    or of at most 20 different integers is a class, others are values; `classes` overrides it.
+    rows, "refuse" raises an error that names the first. Rows without a target are counted in
+    `dropped`. A target of text or of at most 20 different integers is a class, others are values;
+    `classes` overrides this.
 
     >>> from caldera import data
     >>> rows = [{"height": 3.1, "kind": "iris"}, {"height": None, "kind": "rose"}] * 5
@@ -104,13 +107,14 @@ def table_inputs(
     query: str | None = None,
     strict: bool = False,
 ) -> Array:
-    """The inputs of a table, one sample a row, as the model of a schema takes them: what `predict`
-    takes. `model.predict(source)` does the same.
+    """Return the rows of a table as model inputs, encoded by a schema, for `predict`.
 
-    Columns are found by name, or by position where there are no names. One that is missing or
-    unknown is an error; those of `ignore`, and the one that is to be predicted, are left out. What
-    is missing in a row, of an unknown category, or far outside what training saw, is encoded as
-    such, and a warning says so; with `strict` that is an error.
+    `model.predict(source)` does the same.
+
+    Columns are found by name, or by position if the table or the schema has no names. A missing or
+    unknown column is an error; the columns in `ignore` and the target are left out. Missing values,
+    unknown categories and values far outside the training range are encoded as such, and a warning
+    reports them; with `strict` they are an error.
 
     >>> from caldera import data
     >>> rows = [{"width": 1.0, "kind": "iris"}, {"width": 3.0, "kind": "rose"}] * 5
@@ -134,7 +138,7 @@ def table_rows(
     decimal: str | None = None,
     strict: bool = False,
 ) -> TableRows:
-    """The inputs of a table, notes about what had to be made up for them, and the table."""
+    """Return the inputs of a table, notes about filled values, and the table."""
     where = _where("data.table_inputs", source)
     found = read_table(source, where, reading)
     left_out = {found.column(each) for each in ignore}
@@ -160,7 +164,7 @@ def table_rows(
 
 csv = table
 csv_inputs = table_inputs
-"""Their names from when tables were text alone."""
+"""Former names, from when only text tables were supported."""
 
 
 # --- parts of it
@@ -258,7 +262,7 @@ def _fitted(
     train: NDArray[np.int64],
     scale: bool,
 ) -> Schema:
-    """What is learnt of the columns from the rows to train with."""
+    """Return the schema fitted to the training rows."""
     titles = found.names or ("",) * found.width
     columns = []
     for place, kind in chosen.kinds.items():
@@ -291,7 +295,7 @@ def _fitted(
 def _usable(
     found: Table, inputs: Sequence[int], target: int, missing: Missing, where: str
 ) -> tuple[Table, int, tuple[str, ...]]:
-    """The rows that have all they need, how many have not, and what these lack."""
+    """Return the complete rows, the number of incomplete rows, and notes on their gaps."""
     needed = [target] if missing == "fill" else [*inputs, target]
     gone = np.any([found.missing(column) for column in needed], axis=0)
     if gone.any() and missing == "refuse":
@@ -324,7 +328,7 @@ def _usable(
 
 
 def _lack(found: Table, column: int) -> str:
-    """The texts that stand for missing values in a column, and how often each of them does."""
+    """Return the texts that mark missing values in a column, with their counts."""
     counts = found.missing_by_text(column)
     return " and ".join(f"{repr(text) if text else 'nothing'} in {n}" for text, n in counts.items())
 
@@ -332,7 +336,7 @@ def _lack(found: Table, column: int) -> str:
 def _known_labels(
     found: Table, column: int, classes: bool | None, schema: Schema, decimal: str | None
 ) -> Labels:
-    """What is to be predicted, as a schema says."""
+    """Return the targets of a table, as classes or values according to a schema."""
     if classes is not None and classes != bool(schema.classes):
         raise ConfigError.build(
             "classes", expected=f"{bool(schema.classes)}, as the schema says", got=f"{classes}"
@@ -346,7 +350,7 @@ def _known_labels(
 def _known_places(
     found: Table, target: int | str | None, left_out: list[int], schema: Schema, where: str
 ) -> tuple[list[int], int]:
-    """Where the inputs and the target of a schema are."""
+    """Return the positions of the inputs and of the target of a schema."""
     if target is not None:
         column = found.column(target)
         return schema.place(found.names, found.width, where, {*left_out, column}).inputs, column
@@ -417,5 +421,5 @@ def _where(function: str, source: Any) -> str:
 
 
 def _title(source: Any) -> str:
-    """What the data set is called: the file, without what its name ends in."""
+    """Return the name of the data set: the file name without its suffix."""
     return unpacked_name(source).stem if _is_path(source) else "table"

@@ -21,13 +21,13 @@ from caldera.errors import ConfigError, DataError
 from caldera.io.files import read_bounded
 
 LARGEST_TEXT = 1 << 24
-"""Bytes of one text file."""
+"""Maximum size of a text file in bytes."""
 SUFFIXES = (".txt", ".text", ".md")
 _WHERE = "data.texts"
 
 
 class LabelledTexts(NamedTuple):
-    """Texts, and what each of them is."""
+    """Texts and their labels."""
 
     texts: list[str]
     labels: list[Any]
@@ -46,13 +46,15 @@ def texts(
     seed: int = 0,
     schema: Schema | None = None,
 ) -> Dataset:
-    """Texts and their classes, as rows of whole numbers: a list of texts beside `labels`, a table
-    (as `data.table` takes it) of which `text` and `target` are columns, or a folder with a folder
-    of .txt files for each class (perhaps in train/ and test/).
+    """Return texts as rows of integers, with their classes.
+
+    `source` is a list of texts with `labels`, a table (see `data.table`) with the columns `text`
+    and `target`, or a folder with a subfolder of .txt files for each class, possibly in train/ and
+    test/.
 
     The tokenizer ("words", "letters" or "byte_pairs") learns at most `vocabulary` tokens from the
-    texts to train with, and keeps `length` of each text; see `Tokenizer.fit`. It goes with the data
-    into the model: `model.predict(["a text"])`. New texts for a model are read with its `schema`.
+    training texts and keeps `length` tokens of each text; see `Tokenizer.fit`. It is stored in the
+    model: `model.predict(["a text"])`. New texts for a model are read with its `schema`.
 
     >>> from caldera import data
     >>> reviews = data.texts(["good", "very good", "bad", "so bad"], ["+", "+", "-", "-"], test=0.5)
@@ -113,7 +115,7 @@ def _numbered(labels: list[Any], schema: Schema | None) -> tuple[np.ndarray, tup
 def _read(
     source: Any, labels: Sequence[Any] | None, text: str | None, target: str | None
 ) -> tuple[LabelledTexts, LabelledTexts | None, str, str]:
-    """Texts to train with, those to test with if they are apart, a name, and that of the column."""
+    """Return training texts, test texts (None if not separate), a name and the column's name."""
     if not is_table(source):
         return _pairs(source, labels), None, "texts", ""
     if labels is not None:
@@ -162,7 +164,7 @@ def text_files(folder: Path) -> list[Path]:
 
 
 def is_text_folder(root: Path) -> bool:
-    """Whether a folder has folders of text files, one for each class."""
+    """Return True if a folder has subfolders of text files, one for each class."""
     train, _ = parts_of_folder(root)
     return any(text_files(each) for each in sorted(train.iterdir()) if each.is_dir())
 
@@ -204,7 +206,7 @@ def _table(source: Any, text: str | None, target: str | None) -> tuple[LabelledT
         others = [name for name in names if name != target]
         if not others:
             raise DataError.build(_WHERE, expected="two columns", got="one")
-        # Texts are what is long.
+        # The column with the most characters contains the texts.
         text = max(others, key=lambda name: sum(map(len, columns[name])))
     text = _column(text, names, "text")
     if "" in columns[target]:

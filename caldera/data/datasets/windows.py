@@ -1,4 +1,4 @@
-"""Windows of time series: what came before, and what follows."""
+"""Windows of time series: past steps and the steps to forecast."""
 
 from __future__ import annotations
 
@@ -35,16 +35,17 @@ def windows(
     step: int = 1,
     test: float = 0.2,
 ) -> Dataset:
-    """A series (steps,) or (steps, columns) as samples to forecast from: x is (past, columns), y
-    the `future` numbers that follow it in the column `target` (the first; of several columns, all
-    numbers of each step one after the other).
+    """Return a series (steps,) or (steps, columns) as samples to forecast from.
 
-    A table, as `data.table` takes it, gives its columns of numbers, each row a step; `target` may
-    be the name of one. A window begins every `step` steps. The last part of the series, `test` of
-    it, is to test with: what is predicted there comes after all that was trained on. Numbers stay
-    in the units of the series. A model that is fitted to them computes its loss on targets of mean
-    0 and deviation 1, and predicts in units; `nn.Rescale.fit(found.train)` as its first layer does
-    the same for what it takes.
+    x is (past, columns). y contains the next `future` numbers of the column `target` (by default
+    the first); for several target columns, all numbers of each step in order.
+
+    If the series is a table, as for `data.table`, its columns of numbers are used, each row a step;
+    `target` may be a name. A window starts every `step` steps. The last part of the series, `test`,
+    is for testing, so that all test targets are later than the training data. Numbers stay in the
+    units of the series. A model fitted to the samples computes its loss on targets of mean 0 and
+    deviation 1, and predicts in units; `nn.Rescale.fit(found.train)` as its first layer does the
+    same for its inputs.
 
     >>> import numpy as np
     >>> from caldera import data
@@ -75,9 +76,9 @@ def windows(
             hint="take a smaller past= or future=, or another test=",
         )
     train, apart = (_samples(values, rows, past, future, columns) for rows in (trained, tested))
-    # Windows that begin less than `future` steps apart predict some of the same steps.
+    # Windows whose starts differ by less than `future` steps predict some of the same steps.
     train.overlap = apart.overlap = (future - 1) // step
-    # Of the steps that are trained on alone.
+    # Fitted to the training steps only.
     scales = tuple(NumberEncoder.fit(values[:cut, each].astype(np.float64)) for each in columns)
     known = names or ("",) * values.shape[1]
     train.schema = apart.schema = Schema(series=Series(known, past, future, tuple(columns), scales))

@@ -31,12 +31,13 @@ class DeviceStages:
 class Batch:
     """One rank's part of a batch.
 
-    - `x`, `y`: the samples; `y` is None where there are no targets.
-    - `first`: the place of the rank's first sample in the whole batch.
-    - `count`: how many samples the whole batch has, over all ranks; `len(batch)` are this rank's.
+    - `x`, `y`: the samples; `y` is None for data without targets.
+    - `first`: index of the rank's first sample in the whole batch.
+    - `count`: number of samples of the whole batch, over all ranks; `len(batch)` counts this
+      rank's.
     - `indices`: the samples' numbers in the data.
-    - `between`: more inputs, for data of more than two arrays.
-    - `rest`: what is left to be done to it, where the device does that; None if it is finished.
+    - `between`: further inputs, for data of more than two arrays.
+    - `rest`: stages that the device has to apply; None if the batch is finished.
 
     >>> import numpy as np
     >>> from caldera import data
@@ -68,12 +69,12 @@ class Batch:
 # Not frozen: one is made for each step, and freezing would triple its cost.
 @dataclass(slots=True)
 class Share:
-    """Which samples of a batch a rank reads, for those who have the samples elsewhere.
+    """Position of a rank's samples in a batch, for code that stores the samples elsewhere.
 
-    - `start`: the place of the whole batch in the order of the epoch.
-    - `first`: the place of the rank's first sample in the whole batch.
-    - `samples`: how many samples this rank has, as `len(share)` says.
-    - `count`: how many samples the whole batch has, over all ranks.
+    - `start`: index of the whole batch's first sample in the order of the epoch.
+    - `first`: index of the rank's first sample in the whole batch.
+    - `samples`: number of samples of this rank, as `len(share)`.
+    - `count`: number of samples of the whole batch, over all ranks.
     - `size`: the batch size; only the last batch of an epoch has fewer samples.
 
     >>> import numpy as np
@@ -92,9 +93,9 @@ class Share:
     def of(
         cls, start: int, count: int, size: int, rank: int = 0, ranks: int = 1, parts: int = 0
     ) -> Share:
-        """What a rank has of a batch of `count` samples.
+        """Return a rank's share of a batch of `count` samples.
 
-        With `parts`, the batch is first cut into so many of them, and ranks get whole ones.
+        With `parts`, the batch is first split into this number of parts, each assigned to one rank.
 
         >>> from caldera.data import Share
         >>> Share.of(0, 10, 10, rank=1, ranks=3)
@@ -111,10 +112,11 @@ class Share:
 
 
 def device_splits(pipeline: Pipeline) -> tuple[int | None, ...]:
-    """How many of its stages the host may run, before the device runs the others.
+    """Return numbers of stages to run on the host before the device runs the rest.
 
-    First as few as possible: then bytes are copied, not floats. Then as many as do not make batches
-    larger, if these are more. At last all of them, which is None.
+    The first entry is the smallest possible number: then bytes are copied, not floats. The second
+    is the largest number that does not make batches larger, if it differs. The last is None: all
+    stages run on the host.
 
     >>> import numpy as np
     >>> from caldera import data
@@ -139,7 +141,7 @@ def device_splits(pipeline: Pipeline) -> tuple[int | None, ...]:
 
 
 def can_run_on_device(pipeline: Pipeline, arrays: Arrays, first: int) -> bool:
-    """Whether a device can run all stages from `first` on.
+    """Return True if a device can run all stages from `first` on.
 
     >>> import numpy as np
     >>> from caldera import data

@@ -1,4 +1,4 @@
-"""Batches of an epoch, in an order that depends on seed and epoch alone."""
+"""Batches of an epoch, in an order that depends only on seed and epoch."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from caldera.errors import CheckpointError, ConfigError
 
 
 class Loader:
-    """Iterating gives the batches of one epoch, and the next time those of the next.
+    """Batches of an epoch; each iteration yields one epoch, the next one the next epoch.
 
-    The order is a function of `seed` and the epoch; streams come in their own. Of each batch, ranks
-    read parts that follow one another; a rank's part may be one sample smaller than another's, or
-    empty; with `parts` each batch is first cut into so many, of which ranks get whole ones. An
-    iteration that is left early goes on where it was left. `batch_size` can be changed between
-    epochs. How the batches are made is said by the data's `Pipeline`.
+    The order is a function of `seed` and the epoch; streams keep theirs. Ranks read consecutive
+    parts of each batch; a rank's part may be empty, or one sample smaller than the largest. With
+    `parts`, each batch is first split into this number of parts, each assigned to one rank. An
+    iteration that is left early is continued by the next one; otherwise the next epoch starts.
+    `batch_size` can be changed between epochs. The data's `Pipeline` defines how batches are made.
 
     >>> import numpy as np
     >>> from caldera import data
@@ -74,9 +74,9 @@ class Loader:
         self.parts = parts
         self._epoch = 0
         self._position = 0
-        # The last order that was asked for, and what it depends on.
+        # The last requested order, with the values that it depends on.
         self._order: tuple[tuple[int, int, int, int], NDArray[np.int64]] | None = None
-        # What was found out about making batches holds for all epochs.
+        # Kept for all epochs: the tuned setting remains valid.
         self._tuner: tuple[tuple[int | None, ...], Tuner] | None = None
 
     @property
@@ -99,7 +99,7 @@ class Loader:
 
     @property
     def position(self) -> int:
-        """How many samples of this epoch have been handed out, to all ranks together."""
+        """Number of samples of this epoch yielded so far, over all ranks."""
         return self._position
 
     def __len__(self) -> int:
@@ -112,9 +112,9 @@ class Loader:
 
     @checked
     def batches(self, splits: Sequence[int | None] = (None,)) -> Iterator[Batch]:
-        """As iterating; `splits` are the numbers of stages that may be run before handing it out.
+        """Iterate over batches; `splits` are allowed numbers of stages to run on the host.
 
-        A batch for which that is not all of them has a `rest`.
+        A batch with stages left to run has a `rest`.
         """
         if not len(splits):
             raise refusal("data.Loader.batches", "splits", "at least one number of stages", splits)
@@ -133,7 +133,7 @@ class Loader:
 
     @property
     def setting(self) -> LoaderSetting:
-        """How batches are made now.
+        """Current setting of the workers.
 
         >>> import numpy as np
         >>> from caldera import data
@@ -167,7 +167,7 @@ class Loader:
         return self._order[1]
 
     def shares(self) -> Iterator[Share]:
-        """As iterating, without reading any sample: who has them needs only their places.
+        """Iterate over the positions of batches, without reading any sample.
 
         >>> import numpy as np
         >>> from caldera import data
@@ -181,7 +181,7 @@ class Loader:
         self._next_epoch()
 
     def state(self) -> dict[str, int]:
-        """Where the loader is, as numbers for a checkpoint; what was handed out counts as done.
+        """Return the position as numbers for a checkpoint; yielded batches count as done.
 
         >>> import numpy as np
         >>> from caldera import data
@@ -205,7 +205,7 @@ class Loader:
 
     @checked
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go to where `state` was taken: the rest of that epoch comes next."""
+        """Restore the position stored in `state`; the rest of that epoch follows."""
         names = ("epoch", "position", "seed", "samples")
         if set(state) != set(names) or not all(_is_whole(state[name]) for name in names):
             raise CheckpointError.build(
@@ -246,7 +246,7 @@ class Loader:
 
     @checked
     def share(self, start: int, count: int, size: int) -> Share:
-        """What this rank has of a batch that begins at `start` (see `Share`)."""
+        """Return this rank's share of a batch that starts at `start` (see `Share`)."""
         return Share.of(start, count, size, self.rank, self.ranks, self.parts)
 
     def _numbered_jobs(self) -> Iterator[BatchJob]:
@@ -261,7 +261,7 @@ class Loader:
                 indices = np.concatenate([indices, np.resize(order, missing)])
             length = None
             if self.data.is_ragged:
-                # That of the whole batch, of which other ranks have parts.
+                # The length of the whole batch, which other ranks share.
                 length = self.data.batch_length(order[share.start : share.start + share.count])
             yield BatchJob(share, indices, Draw(seed, epoch, place), length=length)
 

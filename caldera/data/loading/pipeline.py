@@ -1,4 +1,4 @@
-"""Samples and the stages that make batches of them: what training takes."""
+"""Samples and the stages that make batches for training."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class StagedBatch:
 
 
 class Pipeline(Data):
-    """A source of samples and the stages their batches pass through; `fit` takes it.
+    """Source of samples and the stages for their batches; accepted by `fit`.
 
-    The source is whatever holds samples: arrays, data, an iterable, or the path of files (see
-    `data.source`). Batches are made by threads beside the training, as many and as far ahead as
-    is found to be best while it runs; `workers` and `prefetch` set that instead. Where the model is
-    on a device, the last stages may run there. None of this changes a batch: it depends on seed,
-    epoch and place alone. Bytes stay bytes until a stage needs more, and come out as floats from 0
-    to 1 if none does (see `ArrayData`).
+    The source is any object with samples: arrays, data, an iterable, or the path of files (see
+    `data.source`). Threads make batches concurrently with training. Their number and the length of
+    the queue are tuned during the run; `workers` and `prefetch` fix them. If the model is on a
+    device, the last stages may run there. None of this changes a batch: it depends only on seed,
+    epoch and position. Bytes remain bytes until a stage requires floats; without such a stage they
+    leave the pipeline as floats from 0 to 1 (see `ArrayData`).
 
     >>> import numpy as np
     >>> from caldera import data
@@ -86,8 +86,8 @@ class Pipeline(Data):
         self.workers: int | None = workers
         self.prefetch: int | None = prefetch
         self.usage = PipelineStatistics()
-        # What does not fit together is found now, not when training begins; but a stream is not
-        # begun before somebody reads it.
+        # Mismatched stages raise an error here, before training starts; but a stream is not started
+        # before its first use.
         if inner.scale is not None and (self.is_stream or _is_bytes(self.example()[0])):
             self.stages = Stages([*given, PixelScale(inner.scale)])
         if not self.is_stream:
@@ -95,12 +95,12 @@ class Pipeline(Data):
 
     @classmethod
     def of(cls, value: Any) -> Pipeline:
-        """A pipeline as it is, or one without stages over whatever holds samples."""
+        """Return a pipeline unchanged, or wrap any other source in one without stages."""
         return value if isinstance(value, Pipeline) else cls(value)
 
     @property
     def is_stream(self) -> bool:
-        """Whether samples come one after the other, and have no numbers."""
+        """True if samples arrive in sequence and have no numbers."""
         return isinstance(self.source, IterableData)
 
     def __len__(self) -> int:
@@ -118,12 +118,12 @@ class Pipeline(Data):
         return self.make(self._with_following(indices), Draw()).arrays
 
     def raw_batch(self, indices: NDArray[np.integer]) -> Arrays:
-        """What the stages make, before bytes become floats."""
+        """Return the output of the stages, before bytes become floats."""
         return self.make(self._with_following(indices), Draw(), len(self.own_stages)).arrays
 
     @property
     def changes_targets(self) -> bool:
-        """Whether targets come out other than they are stored."""
+        """True if some stage may change the targets."""
         return not all(isinstance(stage, Transform) for stage in self.stages)
 
     @property
@@ -159,11 +159,11 @@ class Pipeline(Data):
 
     @property
     def is_ragged(self) -> bool:
-        """Whether batches differ in how many steps their sequences have."""
+        """True if the number of steps differs between batches."""
         return isinstance(self.source, RaggedData)
 
     def report(self) -> str:
-        """What the stages took so far, how many workers there are, and how long training waited.
+        """Return a report of the time per stage, the number of workers and the waiting time.
 
         >>> import numpy as np
         >>> from caldera import data
@@ -179,7 +179,7 @@ class Pipeline(Data):
         return self.usage.text([stage.name for stage in self.stages])
 
     def blank(self) -> Arrays:
-        """A batch of one sample, for its shapes and dtypes.
+        """Return a batch of a single sample, for its shapes and dtypes.
 
         >>> from caldera import data
         >>> [array.shape for array in data.Pipeline(([[1.0, 2.0]], [3])).blank()]
@@ -194,9 +194,9 @@ class Pipeline(Data):
         end: int | None = None,
         length: int | None = None,
     ) -> StagedBatch:
-        """What the first `end` stages make of these samples, padded to `length` steps.
+        """Apply the first `end` stages to these samples, padded to `length` steps.
 
-        The last of them are only there to be mixed with, as many as `stages.following` says.
+        The last `stages.following` samples are only used for mixing.
         """
         source = self._numbered("batch")
         if len(indices) <= self.stages.following and length is None:
@@ -217,9 +217,9 @@ class Pipeline(Data):
     def finish(
         self, arrays: Arrays, draw: Draw, name: Callable[[int], str], end: int | None = None
     ) -> StagedBatch:
-        """What the first `end` stages make of a batch as it was read.
+        """Apply the first `end` stages to a batch as it was read.
 
-        `name` gives the name of the sample at a place in it.
+        `name` maps an index in the batch to the sample's name.
         """
         seconds = []
         for number in range(len(self.stages) if end is None else end):
@@ -238,7 +238,7 @@ class Pipeline(Data):
         return f"Pipeline({count}, shape {self.shape}, {self.dtype}: {stages})"
 
     def _with_following(self, indices: NDArray[np.integer] | Sequence[int]) -> NDArray[np.integer]:
-        """These samples and those that are mixed with them: after the last comes the first."""
+        """Return the samples followed by the samples to mix with; the first follows the last."""
         rows = self._rows(indices)
         return np.concatenate([rows, np.resize(rows, self.stages.following if len(rows) else 0)])
 
@@ -256,7 +256,7 @@ class Pipeline(Data):
 
     @checked
     def example(self, end: int | None = None) -> Arrays:
-        """What the first `end` stages make of one sample, with those the others mix it with."""
+        """Return the first sample after `end` stages, with the samples it is mixed with."""
         if end is not None:
             within("data.Pipeline.example", "end", end, 0, len(self.stages))
         source, count = self.source, 1 + self.stages.following
@@ -326,4 +326,4 @@ def _name(source: Data, number: int) -> str:
 
 
 class NoNumbersError(DataError, TypeError):
-    """A stream has no length; `list(...)` asks for one, and takes a TypeError for an answer."""
+    """Error for the length of a stream; `list(...)` calls `len` and accepts a TypeError."""

@@ -1,1 +1,1 @@
-"""Where samples come from: arrays, files, shards, streams."""
+"""Sources of samples: arrays, files, shards and streams."""

@@ -1,4 +1,4 @@
-"""Data of whatever a user has: arrays, iterables, or what lies at a path (read when asked for)."""
+"""Conversion of arrays, iterables and paths of files (read on access) to data."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 
 def source(*paths: PathLike, scale: float | None = SCALE) -> Data:
-    """Samples in files, of which only what is asked for is read: they may be larger than memory.
+    """Return samples in files, which are read on access and may exceed the memory.
 
     - a folder that `write_shards` made;
     - a folder with one folder of images for each class, or a tar archive of such folders: the
       images are encoded, so `Decode` has to be the first stage;
     - arrays in npy or IDX files, one path for x, or one for each array: x and y.
 
-    `scale` is what bytes are divided by when they leave a pipeline; see `ArrayData`.
+    `scale` is the divisor for bytes that leave a pipeline; see `ArrayData`.
 
     >>> import pathlib, tempfile
     >>> import numpy as np
@@ -95,14 +95,14 @@ def _array(path: Path) -> Array:
 
 
 def as_data(value: Any) -> Data | IterableData:
-    """Data of whatever holds samples.
+    """Convert any object with samples to data.
 
     - `Data`, or the path of files (see `data.source`);
-    - arrays: x, `(x, y)`, or a dict of them, in which the target is called y, label or target;
-    - a list of pairs `[(x, y), ...]`, or anything with a length and `[number]`, such as a `Dataset`
-      of PyTorch (see `ItemData`);
-    - a `DataLoader` of PyTorch, which gives batches, or any other iterable or generator, which
-      gives samples (see `IterableData`);
+    - arrays: x, `(x, y)`, or a dict of arrays, in which the target is called y, label or target;
+    - a list of pairs `[(x, y), ...]`, or any object with a length and `[number]`, such as a
+      `Dataset` of PyTorch (see `ItemData`);
+    - a `DataLoader` of PyTorch, which yields batches, or any other iterable or generator, which
+      yields samples (see `IterableData`);
     - sequences of different lengths (see `RaggedData`).
 
     >>> import numpy as np
@@ -129,7 +129,7 @@ def as_data(value: Any) -> Data | IterableData:
     if not isinstance(value, Tensor) and is_indexed(value):
         return ItemData(value)
     array = np.asarray(value)
-    # NumPy makes one object of what it cannot read as an array.
+    # NumPy wraps a value that it cannot convert in an array with a single object.
     if (
         array.dtype == object
         and array.ndim == 0
@@ -164,7 +164,7 @@ def _of_arrays(*parts: Any) -> Data:
 
 
 def _column(part: Any) -> Any:
-    """A list of arrays as one array, or as a list where they differ in length alone."""
+    """Return a list of arrays as one array, or as a list if only their lengths differ."""
     if hasattr(part, "detach"):
         return array_of_item(part, "data.as_data")
     if not isinstance(part, list) or not part or isinstance(part[0], str | int | float):
@@ -174,7 +174,7 @@ def _column(part: Any) -> Any:
     try:
         items = [array_of_item(each, "data.as_data") for each in part]
     except CalderaError:
-        # Whoever makes an array of it will say what is wrong.
+        # The later conversion to an array raises the error.
         return part
     shapes = {each.shape for each in items}
     if len(shapes) == 1:
@@ -187,11 +187,11 @@ def _has_texts(part: Any) -> bool:
     try:
         return np.asarray(part).dtype.kind in "US"
     except ValueError:
-        # Whoever makes an array of it will say what is wrong.
+        # The later conversion to an array raises the error.
         return False
 
 
 def _are_pairs(value: list[Any]) -> bool:
-    """Whether a list holds samples (x, y): tuples, of one length."""
+    """Return True if a list contains samples (x, y): tuples of the same length."""
     lengths = {len(each) if isinstance(each, tuple) else 0 for each in value}
     return len(lengths) == 1 and min(lengths) >= 2

@@ -1,4 +1,4 @@
-"""What every source of numbered samples offers."""
+"""Interface of all sources of numbered samples."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Arrays: TypeAlias = tuple[Array, ...]
 
 
 class Data(ABC):
-    """Samples that can be asked for by number. A new kind needs the four abstract members.
+    """Samples with access by number; a subclass needs the four abstract members.
 
     >>> import numpy as np
     >>> from caldera import data
@@ -40,12 +40,12 @@ class Data(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """How many samples there are."""
+        """Return the number of samples."""
 
     @property
     @abstractmethod
     def shape(self) -> tuple[int, ...]:
-        """The shape of one sample's x."""
+        """Shape of x of a single sample."""
 
     @property
     @abstractmethod
@@ -54,45 +54,47 @@ class Data(ABC):
 
     @abstractmethod
     def batch(self, indices: NDArray[np.integer]) -> Arrays:
-        """The samples with these numbers: (x, y), or (x,) where there is no target."""
+        """Return the samples with these numbers: (x, y), or (x,) without targets."""
 
     scale: float | None = None
-    """What bytes that leave a pipeline over these samples are divided by; None leaves them."""
+    """Divisor for bytes that leave a pipeline over these samples; None keeps the bytes."""
 
     schema: Schema | None = None
-    """What the samples are: columns and classes, where they have names."""
+    """Columns and classes of the samples, if they have names."""
 
     is_test: bool = False
-    """Whether a data set has these to test with, so that nothing should be chosen by them."""
+    """True for the test samples of a data set, which should not be used for model selection."""
 
     table: Table | None = None
-    """The rows of a table that the samples come from, in their order, where they are stored."""
+    """Rows of the table that the samples were read from, in order, if they are stored."""
 
     def raw_batch(self, indices: NDArray[np.integer]) -> Arrays:
-        """The samples as they are stored, which is what the stages of a pipeline begin with."""
+        """Return the samples as stored: the input of the first stage of a pipeline."""
         return self.batch(indices)
 
     def name_of(self, index: int) -> str:
-        """What a message calls a sample: that of its file, where it has one."""
+        """Return the name of a sample for messages: its file name, if it has one."""
         return f"sample {index}"
 
     overlap: int | None = None
-    """Of samples in the order of time, how many neighbours share what they predict; None for
-    others. A part of them that is set aside is the last one, and not a random one."""
+    """Number of neighbours that share some targets, for samples in the order of time; else None.
+
+    Such samples are split at the end and not at random.
+    """
 
     inputs: int | None = None
-    """How many arrays of a sample are inputs, where the data know; the others are targets."""
+    """Number of arrays of a sample that are inputs, if known; the rest are targets."""
 
     def batch_length(self, indices: NDArray[np.integer]) -> int | None:
-        """How many steps a batch of these samples is padded to; None where nothing is padded."""
+        """Return the number of steps to pad a batch to; None for samples that are not padded."""
         return None
 
     def padded_batch(self, indices: NDArray[np.integer], length: int) -> Arrays:
-        """The samples as they are stored, padded to so many steps; see `RaggedData`."""
+        """Return the samples as stored, padded to `length` steps; see `RaggedData`."""
         return self.raw_batch(indices)
 
     def batch_order(self, seed: int, epoch: int, batch_size: int) -> NDArray[np.int64]:
-        """The order of an epoch for batches of this size, where it depends on that."""
+        """Return the order of an epoch, which may depend on the batch size."""
         return self.order(seed, epoch)
 
     @checked
@@ -102,7 +104,7 @@ class Data(ABC):
         return permutation(len(self), seed, epoch)
 
     def stored(self) -> StoredArrays | None:
-        """What a device needs to make the batches itself; None if only the host can."""
+        """Return the arrays from which a device can make batches; None if only the host can."""
         return None
 
     def subset(self, numbers: Sequence[int] | NDArray[np.integer]) -> Data:
@@ -198,7 +200,7 @@ def checked_rows(
 
 @dataclass(frozen=True)
 class StoredArrays:
-    """The arrays of `ArrayData`; of them, the `rows` of a subset.
+    """The arrays of `ArrayData`, and the `rows` of a subset.
 
     >>> import numpy as np
     >>> from caldera import data
@@ -214,15 +216,15 @@ class StoredArrays:
         return len(self.arrays[0] if self.rows is None else self.rows)
 
     def samples(self) -> Arrays:
-        """All samples; those of a subset are gathered, so that nobody need hold the others."""
+        """Return all samples; a subset is gathered, so that the remaining samples can be freed."""
         if self.rows is None:
             return self.arrays
         return tuple(array[self.rows] for array in self.arrays)
 
 
-# Bytes stay bytes until something needs more: they take a quarter of the memory and of the time to
-# copy, on the way through a pipeline and on the way to a device. Floats are the last thing that
-# becomes of images, unless a stage has made floats of them.
+# Bytes remain bytes until floats are required: they take a quarter of the memory and of the copying
+# time, both in the pipeline and to a device. Images become floats at the end, unless a stage has
+# converted them before.
 
 SCALE = 255.0
 

@@ -1,7 +1,7 @@
 """Readers of IDX files (the format of MNIST), compressed files, tar archives and image files.
 
-Archives are untrusted, and nothing is unpacked to disk. The unpacked bytes are counted: a file
-that exceeds its limit is rejected as soon as it does. Images are read on access.
+Archives are untrusted and never unpacked to disk. The unpacked bytes are counted: a file is
+rejected as soon as it exceeds its limit. Images are read on access.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from caldera.io.files import PathLike, file_size, named, opened, read_bounded
 _GZIP_MAGIC = b"\x1f\x8b"
 _XZ_MAGIC = b"\xfd7zXZ\x00"
 _PIECE = 1 << 20
-# What the decompressors raise for damage; MemoryError is for a dictionary of absurd size.
+# Exceptions of the decompressors for damage; MemoryError is for a dictionary of absurd size.
 _DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError, MemoryError)
 _MOST_MEMBERS = 1_000_000
 
@@ -85,7 +85,7 @@ class BoundedReader:
         return data
 
     def finish(self) -> None:
-        """Read what is left: the checksum of a compressed file stands at its end."""
+        """Read the remainder: a compressed file ends with its checksum."""
         while self.read(_PIECE):
             pass
 
@@ -100,10 +100,10 @@ class ArchiveMember(NamedTuple):
 def archive_members(
     path: PathLike, limit: int, largest: int, where: str
 ) -> Iterator[ArchiveMember]:
-    """The files of a tar archive (also gzip, xz), one after the other, in memory.
+    """Iterate over the files of a tar archive (also gzip, xz), in memory.
 
-    The archive may hold `limit` bytes in all and `largest` in one file. Links, devices, and names
-    that lead out of a folder are refused: no honest data set has them.
+    The archive may contain `limit` bytes in all and `largest` bytes in a file. Links, devices, and
+    names that lead out of a folder are rejected: no honest data set has them.
     """
     with opened(path, "rb", where) as file:
         contents = BoundedReader(file, limit, where)
@@ -121,7 +121,7 @@ def archive_members(
 
 @contextmanager
 def _tar_archive(where: str, expected: str, hint: str, **how: Any) -> Iterator[tarfile.TarFile]:
-    """An open archive; what its parser says of damage is an error of ours."""
+    """Open an archive and convert errors of its parser to `DataError`."""
     try:
         with tarfile.open(**how) as archive:
             yield archive
@@ -134,7 +134,7 @@ def _tar_archive(where: str, expected: str, hint: str, **how: Any) -> Iterator[t
 
 
 def checked_name(info: tarfile.TarInfo, largest: int, where: str) -> PurePosixPath:
-    """The name of a member, unless what the archive says about it is reason to refuse it."""
+    """Return the name of a member; raise an error if its header is unacceptable."""
     name = PurePosixPath(info.name)
     if name.is_absolute() or ".." in name.parts or "\\" in info.name or ":" in info.name:
         raise _refused(where, f"the path {info.name!r}")
@@ -176,9 +176,9 @@ _LARGEST_COMPRESSION = 1032
 
 
 def read_idx(path: PathLike, axes: int) -> NDArray[np.uint8]:
-    """The array of an IDX file of bytes with this many axes, plain or compressed.
+    """Return the array of an IDX file of bytes with this many axes, plain or compressed.
 
-    What the header says is compared with the size of the file before memory is taken.
+    The header is compared with the size of the file before memory is allocated.
 
     >>> import pathlib, tempfile
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "labels"
@@ -257,7 +257,7 @@ def map_idx(path: PathLike) -> NDArray[np.uint8]:
 
 
 def _read_header(contents: BoundedReader, axes: int, where: str) -> tuple[int, ...]:
-    """The shape that the header gives."""
+    """Return the shape in the header."""
     magic = contents.read(_BYTES_OF_SIZE)
     if magic != bytes([0, 0, _UBYTE, axes]):
         raise DataError.build(
@@ -286,7 +286,7 @@ class LabelledImage(NamedTuple):
 
 
 def class_names(images: Sequence[LabelledImage]) -> tuple[str, ...]:
-    """The classes of images; their order gives the class numbers.
+    """Return the class names of images; their order defines the class numbers.
 
     >>> class_names([LabelledImage("1.png", "dog", bytes), LabelledImage("2.png", "cat", bytes)])
     ('cat', 'dog')
@@ -295,9 +295,9 @@ def class_names(images: Sequence[LabelledImage]) -> tuple[str, ...]:
 
 
 class Files(Data):
-    """Encoded images and the numbers of their classes; `Decode` makes arrays of them.
+    """Encoded images and the numbers of their classes; `Decode` converts them to arrays.
 
-    `data.source` makes it of a folder or a tar archive. Nothing is read before it is asked for.
+    `data.source` creates it from a folder or a tar archive. Files are read on access.
 
     >>> from caldera.data.sources.file_formats import Files, LabelledImage
     >>> files = Files([LabelledImage("a/1.png", "a", bytes), LabelledImage("b/1.png", "b", bytes)])

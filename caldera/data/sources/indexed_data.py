@@ -35,9 +35,9 @@ from caldera.errors import CalderaError, ConfigError, DataError, ShapeError
 class ArrayData(RawData):
     """Arrays whose first axis counts the samples: x, or x and y, or several inputs and y.
 
-    Anything that NumPy takes for an array will do, a memory-mapped file as well. A batch is one
-    gather, then scaling; no sample is touched by itself. What else shall become of the samples is
-    said by the stages of a `Pipeline`.
+    Any array-like object is accepted, including a memory-mapped file. A batch is one gather
+    followed by scaling; samples are not processed individually. The stages of a `Pipeline` define
+    further processing.
 
     >>> import numpy as np
     >>> from caldera import data
@@ -102,7 +102,7 @@ class ArrayData(RawData):
         rows = checked_rows(numbers, len(self), "data.ArrayData.subset")
         other = copy.copy(self)
         other._rows = rows if self._rows is None else self._rows[rows]
-        # Some of the test samples may well be taken to choose by, and tested with the others.
+        # Some of the test samples may be used for model selection, and the rest for testing.
         other.is_test = False
         other.table = None
         return other
@@ -120,14 +120,14 @@ def _gather(array: Array, rows: NDArray[np.integer]) -> Array:
 
 
 TARGETS = ("y", "label", "labels", "target", "targets")
-"""What a target is called among the values of a dict."""
+"""Names of targets among the keys of a dict."""
 
 
 def array_of_item(value: Any, where: str) -> Array:
     """A value of a sample as an array: numbers, arrays, PyTorch's tensors, Pillow's pictures."""
     if hasattr(value, "detach") and hasattr(value, "cpu"):
         value = value.detach().cpu()
-        # NumPy knows no bfloat16.
+        # NumPy has no bfloat16.
         value = value.float() if str(value.dtype) == "torch.bfloat16" else value
         return real_array_of(value.numpy(), where)
     if hasattr(value, "getbands") and hasattr(value, "convert"):
@@ -138,10 +138,10 @@ def array_of_item(value: Any, where: str) -> Array:
 
 
 def arrays_of_item(item: Any, where: str) -> Arrays:
-    """A sample or a batch as arrays: the inputs, then the targets.
+    """Convert a sample or a batch to arrays: the inputs, then the targets.
 
-    It is a tuple, a dict (see `values_in_order`), or one array. A list is one array if it can be,
-    and else stands for a tuple: PyTorch's `DataLoader` makes lists of tensors.
+    `item` is a tuple, a dict (see `values_in_order`), or one array. A list is one array if
+    possible, otherwise it is treated as a tuple: PyTorch's `DataLoader` makes lists of tensors.
 
     >>> [array.tolist() for array in arrays_of_item({"label": 1, "image": [0.5, 2.0]}, "item 0")]
     [[0.5, 2.0], 1]
@@ -179,12 +179,12 @@ def values_in_order(given: Mapping[Any, Any], where: str) -> list[Any]:
 
 
 def is_data_loader(value: Any) -> bool:
-    """Whether something is a `DataLoader` of PyTorch, or like one: it gives batches."""
+    """Return True if a value is a `DataLoader` of PyTorch, or similar: it yields batches."""
     return all(hasattr(value, name) for name in ("dataset", "batch_size", "collate_fn", "__iter__"))
 
 
 def is_indexed(value: Any) -> bool:
-    """Whether something has samples by number, as a `Dataset` of PyTorch has.
+    """Return True if a value has samples by number, as a `Dataset` of PyTorch does.
 
     >>> is_indexed([1]), is_indexed(iter([1])), is_indexed(np.zeros(3))
     (True, False, False)
@@ -203,10 +203,11 @@ def _stands_for_tuple(item: list[Any]) -> bool:
 
 
 class ItemData(RawData):
-    """Whatever has a length and gives sample `i` as `items[i]`: (x, y), a dict, or x alone.
+    """Object with a length whose `items[i]` is sample `i`: (x, y), a dict, or only x.
 
     A `Dataset` of PyTorch is such an object, and so is a list of pairs. Arrays, numbers, tensors
-    and pictures are taken. One thread at a time asks for an item: nobody promised that several may.
+    and pictures are accepted. Items are read by one thread at a time, because the object may not be
+    thread-safe.
 
     >>> from caldera import data
     >>> class Squares:

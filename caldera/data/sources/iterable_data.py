@@ -1,4 +1,4 @@
-"""Samples that come one after the other: no numbers, no length, no shuffling."""
+"""Samples that arrive in sequence: no numbers, no length, no shuffling."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Source: TypeAlias = Iterable[Any] | Callable[[], Iterable[Any]]
 
 
 class _Kind(NamedTuple):
-    """What all samples of a stream have in common, for each of their arrays."""
+    """Shapes and dtypes of the arrays, the same for all samples of a stream."""
 
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[DType, ...]
@@ -28,10 +28,10 @@ class _Kind(NamedTuple):
 class IterableData:
     """Samples from an iterable, or from a function that makes one for each epoch.
 
-    An item is a sample, (x, y), a dict or x alone; with `batches=True` it is a batch of them, of
-    any size, as a `DataLoader` of PyTorch gives them.
-    Batches of the size that is trained with are put together from either. A generator can be read
-    once, so training for several epochs needs the function that makes it.
+    An item is a sample: (x, y), a dict or only x. With `batches=True` it is a batch of samples, of
+    any size, as yielded by a `DataLoader` of PyTorch. Training batches of the requested size are
+    assembled from either. A generator can be read only once, so training for several epochs needs
+    the function that makes it.
 
     >>> from caldera import data
     >>> def numbers():
@@ -42,7 +42,7 @@ class IterableData:
     """
 
     schema: Schema | None = None
-    """What the samples are; see `Data`."""
+    """Columns and classes of the samples; see `Data`."""
     is_test: bool = False
     inputs: int | None = None
     overlap: int | None = None
@@ -65,13 +65,13 @@ class IterableData:
         self.scale = checked_scale(scale, "data.IterableData")
         self._kind: _Kind | None = None
         self._example: Arrays = ()
-        # The first item of an iterator, when it had to be looked at before reading.
+        # The first item of an iterator, if it was inspected before reading.
         self._seen: list[Any] = []
         self._spent = False
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one sample's x; the first item shows it."""
+        """Shape of x of a single sample, taken from the first item."""
         return self._first_kind().shapes[0]
 
     @property
@@ -80,9 +80,10 @@ class IterableData:
         return scaled(self.blank()[0], self.scale).dtype
 
     def read(self, batch_size: int, skip: int = 0, following: int = 0) -> Iterator[Arrays]:
-        """Batches as stored, from sample number `skip` on; the last may be smaller.
+        """Iterate over batches as stored, from sample `skip` on; the last may be smaller.
 
-        Each has at its end so many samples of the next one; after the last sample comes the first.
+        Each ends with the `following` first samples of the next batch; the first sample follows the
+        last.
 
         >>> from caldera import data
         >>> stream = data.IterableData([[1, 2, 3], [4, 5]], batches=True)
@@ -170,7 +171,7 @@ class IterableData:
         return iter(found)
 
     def _pieces(self, batch_size: int) -> Iterator[Arrays]:
-        """The stream as batches of whatever size is convenient."""
+        """Iterate over the stream in batches of any convenient size."""
         items = self._items()
         if self._batches:
             for number, piece in enumerate(items):
@@ -204,7 +205,7 @@ class IterableData:
         return arrays
 
     def _check(self, arrays: Arrays, axes: int, where: str) -> None:
-        """Refuse arrays that differ from those before; their samples begin after so many axes."""
+        """Raise an error if arrays differ from earlier ones; the first `axes` axes are ignored."""
         kind = _Kind(tuple(each.shape[axes:] for each in arrays), tuple(a.dtype for a in arrays))
         self._kind = self._kind or kind
         if kind != self._kind:

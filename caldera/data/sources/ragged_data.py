@@ -30,7 +30,9 @@ _MOST_CANDIDATES = 256
 def bucket_lengths(
     lengths: NDArray[np.int64], wanted: int | Sequence[int] | None = None
 ) -> tuple[int, ...]:
-    """The lengths to pad to, in order: as given, so many, or the fewest that suffice.
+    """Return the sorted lengths to pad to.
+
+    `wanted` contains the lengths, or is their number; None selects the fewest that suffice.
 
     >>> bucket_lengths(np.array([1, 2, 9, 10]), 2)
     (2, 10)
@@ -77,10 +79,10 @@ def _given(wanted: Sequence[int], longest: int) -> tuple[int, ...]:
 
 
 def _candidates(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Lengths that buckets may have, and how many sequences each takes from the one before."""
+    """Return candidate lengths of buckets, and the number of sequences in each."""
     values, counts = np.unique(lengths, return_counts=True)
     if len(values) > _MOST_CANDIDATES:
-        # Of many, those that divide the sequences into equal parts.
+        # Too many: use the quantiles that divide the sequences into equal parts.
         total = np.cumsum(counts)
         places = np.searchsorted(total, np.linspace(0, total[-1], _MOST_CANDIDATES + 1)[1:])
         values = np.unique(values[np.minimum(places, len(values) - 1)])
@@ -92,8 +94,11 @@ def _candidates(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[
 def _cheapest(
     ends: NDArray[np.int64], counts: NDArray[np.int64], most: int
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """For each number of buckets and last candidate: the fewest padded steps, and the bucket before
-    the last. A dynamic program: what is best for k buckets ends with what is best for k - 1."""
+    """Return the fewest padded steps and the bucket before the last, for each choice.
+
+    A choice is a number of buckets (row) and a last candidate (column). Solved by dynamic
+    programming: the best choice of k buckets extends the best choice of k - 1.
+    """
     upto = np.concatenate([[0], np.cumsum(counts)])
     size = len(ends)
     cost = np.full((most, size), np.inf)
@@ -107,7 +112,7 @@ def _cheapest(
     return cost, came_from
 
 
-# Orders of batches are drawn apart from those of samples.
+# Separates random orders of batches from random orders of samples.
 _BATCHES = 1 << 31
 
 
@@ -115,14 +120,14 @@ class RaggedData(Data):
     """Sequences (steps, ...) of different lengths, and targets: an array, or sequences as well.
 
     A batch is (x, mask, y): x padded with zeros to (samples, steps, ...), and a mask (samples,
-    steps) that is true where a step is real. Both go to the network, as its two inputs: recurrent
-    layers, `nn.TransformerBlock` and `nn.MeanPooling` take them. Sequences of whole numbers are
-    words, of which 0 is padding: they need no mask (see `nn.Embedding(mask_zero=True)`), unless
-    `mask` asks for one. Targets that are sequences as long as x are padded like x, others all
-    to the longest.
+    steps) that is true for real steps. Both are inputs of the network: recurrent layers,
+    `nn.TransformerBlock` and `nn.MeanPooling` accept them. Sequences of integers are words, with 0
+    as padding: they need no mask (see `nn.Embedding(mask_zero=True)`), unless `mask` is true.
+    Targets that are sequences with the lengths of x are padded like x, all other sequences to the
+    longest.
 
-    `buckets` are the lengths to pad to, or how many there may be; else the fewest that keep padding
-    under a twentieth, at most 16.
+    `buckets` contains the lengths to pad to, or is their maximum number; by default, the fewest
+    that keep padding below a twentieth, at most 16.
 
     >>> import numpy as np
     >>> from caldera import data
@@ -190,7 +195,7 @@ class RaggedData(Data):
         return next(length for length in self.buckets if length >= longest)
 
     def padded_batch(self, indices: NDArray[np.integer], length: int) -> Arrays:
-        """These samples, padded to so many steps: all ranks pad their parts of a batch alike."""
+        """Return these samples, padded to `length` steps, the same for all ranks of a batch."""
         rows = self._rows[indices]
         found = [_padded([self._sequences[row] for row in rows], length, self._sequences[0])]
         if self.has_mask:
@@ -206,10 +211,10 @@ class RaggedData(Data):
 
     @checked
     def batch_order(self, seed: int, epoch: int, batch_size: int) -> NDArray[np.int64]:
-        """A random order in which batches of this size have samples of one bucket.
+        """Return a random order in which the samples of a batch share a bucket.
 
-        What is left over of each bucket makes batches with its neighbours. The last batch, which
-        may be smaller, stays the last.
+        The remainder of each bucket forms batches with its neighbours. The last batch, which may be
+        smaller, remains the last.
         """
         within("data.RaggedData.batch_order", "batch_size", batch_size, 1, 2**31)
         order = permutation(len(self), seed, epoch)
@@ -259,7 +264,7 @@ class RaggedData(Data):
         return f"RaggedData({len(self)} sequences, padded to {lengths})"
 
     def _follow(self, other: list[Array]) -> bool:
-        """Whether these have a step for each step of the sequences."""
+        """Return True if these have the same lengths as the sequences."""
         return [len(each) for each in other] == self.lengths.tolist()
 
     def _other(self, given: Any) -> Array | list[Array]:
@@ -272,13 +277,16 @@ class RaggedData(Data):
 
 
 def _whole_batches(numbers: Array, size: int) -> tuple[list[Array], Array]:
-    """Batches of this size, and what is left over."""
+    """Return full batches of this size, and the remaining numbers."""
     end = len(numbers) - len(numbers) % size
     return np.split(numbers[:end], end // size) if end else [], numbers[end:]
 
 
 def _as_sequences(given: Sequence[Any], where: str) -> list[Array]:
-    """Arrays that differ in their first axis alone, of one dtype; float64 becomes float32."""
+    """Return arrays that differ only in their first axis, of the same dtype.
+
+    float64 becomes float32.
+    """
     if isinstance(given, np.ndarray) and given.dtype != object:
         given = list(given)
     items = [array_of_item(each, where) for each in given]

@@ -1,4 +1,4 @@
-"""Writing folders of shards; `shards.py` says what is in them."""
+"""Writer for folders of shards; `shards.py` describes their contents."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def write_shards(
     shard_bytes: int = 1 << 28,
     class_names: Sequence[str] = (),
 ) -> Shards:
-    """Write samples into a new folder, in files of about `shard_bytes`, and give back its data.
+    """Write samples into a new folder, in files of about `shard_bytes`, and return its data.
 
-    `samples` is whatever holds samples; of encoded images the encoded bytes are written, of a
-    pipeline what its stages make.
+    `samples` is any object with samples. For encoded images the encoded bytes are written, for a
+    pipeline the output of its stages.
 
     >>> import tempfile
     >>> from caldera import data
@@ -91,7 +91,7 @@ def write_shards(
 
 
 def _shards(source: Data | IterableData, shard_bytes: int) -> Iterator[list[tuple[Any, ...]]]:
-    """All samples, in lists of about so many bytes."""
+    """Iterate over all samples, in lists of about `shard_bytes` bytes."""
     held: list[tuple[Any, ...]] = []
     size = 0
     for arrays in _batches(source):
@@ -115,7 +115,7 @@ def _batches(source: Data | IterableData) -> Iterator[Arrays]:
 
 
 def _columns(sample: tuple[Any, ...]) -> list[ShardColumn]:
-    """What is stored of each array: x, more inputs, and y last."""
+    """Return the description of each stored array: x, more inputs, and y last."""
     names = ["x", *[f"x{number}" for number in range(1, len(sample) - 1)], "y"]
     return [
         ShardColumn(name, None, ())

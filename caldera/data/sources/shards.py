@@ -1,13 +1,13 @@
 """Samples in many files of moderate size, for data that are larger than memory.
 
-A folder of shards has these files, each of which NumPy can read by itself:
+A folder of shards has these files, each of which NumPy can read separately:
 
-- `index.json`: `{"format": "caldera shards", "version": 2, "samples": [500, 500, 123],
-  "arrays": [...], "class_names": [...], "digest": "..."}`. `samples` has the number of samples in
-  each shard. `arrays` has for each array of a sample its name, and either `"dtype"` and
-  `"shape"`, or `"encoded": true` for byte strings of any length, such as JPEG files.
+- `index.json`: `{"format": "caldera shards", "version": 2, "samples": [500, 500, 123], "arrays":
+  [...], "class_names": [...], "digest": "..."}`. `samples` has the number of samples in each shard.
+  `arrays` has for each array of a sample its name, and either `"dtype"` and `"shape"`, or
+  `"encoded": true` for byte strings of any length, such as JPEG files.
 - `00000.x.npy`, `00000.y.npy`, `00001.x.npy`, ...: for each shard and array, the samples along the
-  first axis; for an encoded array, all byte strings one after the other as one array of uint8.
+  first axis; for an encoded array, all byte strings concatenated as one array of uint8.
 - `00000.x.offsets.npy`: for an encoded array, where each byte string begins, and the end: int64.
 - `00000.x.sums.npy`: the CRC-32 of each sample of an array, compared whenever a sample is read.
 
@@ -63,12 +63,12 @@ class ShardColumn:
 
 
 class Shards(RawData):
-    """The samples of a folder that `write_shards` made; they stay in their files.
+    """Samples of a folder that `write_shards` made; they remain in their files.
 
-    With `block` above 1 the order of an epoch keeps so many neighbours together: blocks come in a
-    random order, and samples are mixed within some blocks. Disks that are slow at random places
-    read them several times as fast, and so does everything where there are hundreds of shards:
-    128 files stay open, the others are opened again.
+    With `block` above 1, the order of an epoch keeps this number of neighbours together: blocks are
+    in random order, and samples are mixed within some blocks. This is several times as fast on
+    disks with slow random access, and on every disk with hundreds of shards: 128 files remain open,
+    further files are reopened.
 
     >>> import tempfile
     >>> import numpy as np
@@ -153,7 +153,7 @@ class Shards(RawData):
         return found
 
     def _check_sums(self, column: ShardColumn, shard: int, rows: Array, read: Array) -> None:
-        """Refuse samples that differ from those that were written."""
+        """Raise an error if samples differ from the samples that were written."""
         path = self._folder / column.file(shard, SUMS)
         sums = self._map(path, (self._count(shard),), np.dtype(np.uint32), self._where)
         wrong = rows[np.take(sums, rows) != checksums(read)]
@@ -255,7 +255,7 @@ def _read_index(path: Path, where: str) -> _Index:
 
 
 _LARGEST_SAMPLE = 1 << 31
-"""Elements of a sample: an index that says more is damaged."""
+"""Maximum number of elements of a sample; a larger value in an index means damage."""
 
 
 def _column(entry: dict[str, Any]) -> ShardColumn:
