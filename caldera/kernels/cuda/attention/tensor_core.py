@@ -156,7 +156,7 @@ class _CoreGradient(GradientWork):
         )
 
     def of_keys(self, dk: Array | None, dv: Array | None) -> KernelLaunch:
-        """Return the launch for gradients of keys, of values, or of both if both are shared alike."""
+        """Return the launch for gradients of keys, of values, or of both if shared alike."""
         results = self.key_results(dk, dv)
         work = self.work(*results)
         aligned = flags(_is_aligned(*self.given[:4], *results))

@@ -131,7 +131,7 @@ class TileGradient(GradientWork):
         )
 
     def of_keys(self, dk: Array | None, dv: Array | None) -> KernelLaunch:
-        """Return the launch for gradients of keys, of values, or of both if both are shared alike."""
+        """Return the launch for gradients of keys, of values, or of both if shared alike."""
         work = self.work(*self.key_results(dk, dv))
         width = max(self.depth if dk is not None else 0, self.width if dv is not None else 0)
         columns, kind = _columns(width), work.computed
