@@ -1,8 +1,8 @@
-"""Collectives on a card.
+"""Collectives on a GPU.
 
-NCCL is given the memory of the card, and neither the host nor the kernels wait before they have to.
-To any other communicator a value goes through pinned memory of the host. While a message is under
-way the card goes on computing, and the host with it: only where the value is needed do they wait.
+NCCL works on GPU memory; the host and the kernels wait as late as possible. Other communicators
+receive values through pinned host memory. While a message is in transit, GPU and host continue to
+compute and wait only where the value is needed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 
 class _Staged:
-    """Memory of the host for a dense array on a card, and the copies between them."""
+    """Host memory for a dense array on a GPU, and the copies between them."""
 
     def __init__(self, there: Array) -> None:
         self._there = there
@@ -41,7 +41,7 @@ class _Staged:
         self._event: Any = None
 
     def out(self) -> None:
-        """Begin to copy to the host, after all that the card has been given to do."""
+        """Start the copy to the host, after all work that was queued on the GPU."""
         if not isinstance(self._there, DeviceArray):
             np.copyto(self.here, self._there)
             return
@@ -63,7 +63,7 @@ def _copy(to: Array, given: Array, kind: int) -> None:
 
 
 def _back(target: Array, received: Array) -> None:
-    """Begin to copy to the card."""
+    """Start the copy to the GPU."""
     if not isinstance(target, DeviceArray):
         np.copyto(target, received)
         return
@@ -89,7 +89,7 @@ def _host_memory(like: Array) -> Array:
 
 
 def _between_cards(communicator: Communicator, message: Message) -> bool:
-    """Whether a message goes from card to card."""
+    """Return True if a message is sent directly from GPU to GPU."""
     plain = message.leaves is None and message.exchange is None
     return plain and isinstance(communicator, NcclCommunicator)
 

@@ -1,12 +1,12 @@
-"""Fourier transforms on a card: cuFFT, and Stockham passes of our own.
+"""Fourier transforms on a GPU: cuFFT, and Caldera's Stockham passes.
 
-A real transform of our own is computed as a complex one of which half is not written, a few rows
-for each block. Rows of up to some thousands of numbers stay in shared memory; longer ones are
-worked on in the workspace.
+Stockham passes compute a real transform as a complex one of which half is not written, with a few
+rows per block. Rows of up to some thousands of numbers stay in shared memory; longer rows use the
+workspace.
 
 cuFFT, called through CuPy, serves long rows and lengths with large prime factors. It transforms
-dense rows of complex numbers, so the input is brought into that form and the result back. Plans are
-made when a call is bound, so a run only launches and can be captured.
+dense rows of complex numbers, so the input is converted to that form and the result back. Plans are
+created when a call is bound, so a run only launches and can be captured.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ from caldera.kernels.cuda.runtime.driver import driver, fits_in_shared
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 _ENOUGH = 1024
-"""Numbers that a block works on at once, at least, where there are enough rows."""
+"""Minimum number of elements that a block works on simultaneously, given enough rows."""
 _BLOCKS_EACH = 2
 """Blocks of a multiprocessor that work in the workspace: as many as run at the same time."""
 _MOST_RADICES = 31
 _STAGE_SECONDS = 4e-7
 _ADDITIONS_PER_SECOND = 4e10
-"""Complex multiplications and additions of one block."""
+"""Complex multiplications and additions per second of a block."""
 _BYTES_PER_SECOND = 3e12
 KINDS = {"fft": "COMPLEX", "rfft": "REAL", "irfft": "TO_REAL"}
 
 
 def radices(n: int) -> list[int]:
-    """Factors of n, each of them 4 or a prime number.
+    """Return the factors of n, each 4 or a prime number.
 
     >>> radices(4096), radices(360), radices(1)
     ([4, 4, 4, 4, 4, 4], [4, 2, 3, 3, 5], [])
@@ -90,7 +90,7 @@ class _Radices(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Signals:
-    """The rows of a call: how many, how long, and where they lie in the input and the output."""
+    """Rows of a call: their count, their length, and their layout in the input and the output."""
 
     count: int
     length: int
@@ -105,15 +105,18 @@ def length_of(node: Node) -> int:
 
 
 def rows_of(node: Node) -> int:
-    """How many rows are transformed."""
+    """Return the number of rows to transform."""
     shape = node.inputs[0].shape if node.op.name != "rfft" else (*node.inputs[0].shape, 2)
     axis = node.attrs["axis"]
     return prod(shape[:axis]) * prod(shape[axis + 1 : -1])
 
 
 def signals(call: Call) -> Signals:
-    """`x`, `out`, where rows lie in both, and the steps along a row and from real to imaginary part
-    in each."""
+    """Return the rows of a call, with the parameters of its kernels.
+
+    The parameters are `x`, `out`, the positions of rows in both, and for each array the strides
+    along a row and from real to imaginary part.
+    """
     (out,), (x,) = call.outputs, call.inputs
     name, axis = call.node.op.name, call.node.attrs["axis"]
     given, to = _steps(x, axis, name != "rfft"), _steps(out, axis, name != "irfft")
@@ -139,14 +142,14 @@ def _signal_rank(array: Array, pairs: bool) -> int:
 
 
 def _steps(array: Array, axis: int, pairs: bool) -> tuple[tuple[int, ...], int, int]:
-    """Strides of the axes beside a signal, along it, and from its real to its imaginary part."""
+    """Return strides of the remaining axes, along the signal, and from real to imaginary part."""
     strides = element_strides(array)
     own = strides[: _signal_rank(array, pairs)]
     return tuple(s for i, s in enumerate(own) if i != axis), own[axis], strides[-1] if pairs else 0
 
 
 def types(dtype: str) -> str:
-    """How numbers are stored and computed with, at the beginning of every body."""
+    """Return the types for storage and computation, defined at the start of every body."""
     return f"typedef {STORED[dtype]} T;\n    typedef {computed_type(dtype)} C;\n    "
 
 
@@ -161,13 +164,13 @@ def complex_bytes(dtype: str) -> int:
 
 
 def is_inverse(node: Node) -> bool:
-    """Whether the sum is over exp(+ ...)."""
+    """Return True if the sum is over exp(+ ...)."""
     return node.op.name == "irfft" or bool(node.attrs.get("inverse"))
 
 
 @dataclass(frozen=True)
 class _BlockPlan:
-    """How rows are shared out among blocks, and what these keep of them."""
+    """Distribution of rows among blocks, and the memory of each block."""
 
     rows_at_once: int
     blocks: int

@@ -1,8 +1,8 @@
-"""Ops that move elements, on a card: copies, concatenation, padding and other rearrangements.
+"""Ops that move elements, on a GPU: copies, concatenation, padding and other rearrangements.
 
-A copy is brought to its simplest form when it is bound. Where the elements of a row lie across the
-rows of the other array, tiles pass through shared memory; everything else is a loop like any other,
-over elements that are only bits.
+A copy is reduced to its simplest form when it is bound. If the contiguous axes of the two arrays
+differ, tiles pass through shared memory. All other copies are ordinary loops over elements treated
+as bits.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def as_bits(array: np.ndarray) -> np.ndarray:
 
 
 def copy_calls(target: np.ndarray, source: np.ndarray) -> list[KernelLaunch]:
-    """The launches that do `target[...] = source`, of one shape and dtype.
+    """Return the launches for `target[...] = source`, with the same shape and dtype.
 
     The source may be repeated (strides of 0) or run backwards; the two must not overlap.
     """
@@ -56,7 +56,9 @@ def copy_calls(target: np.ndarray, source: np.ndarray) -> list[KernelLaunch]:
 
 
 def copying(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[KernelLaunch]:
-    """The launches that copy each source to its target: (target, source), all of one dtype."""
+    """Return the launches that copy each source to its target: (target, source), all of the same
+    dtype.
+    """
     calls: list[KernelLaunch] = []
     loops: list[ElementwiseLoop] = []
     for given in pairs:
@@ -152,7 +154,7 @@ def _bind_reshape(call: Call) -> Runner:
     try:
         return CudaRunner(copy_calls(target.reshape(source.shape, copy=False), source))
     except ValueError:
-        # Neither can be seen in the shape of the other.
+        # Neither array can be reshaped to the other's shape without a copy.
         return CudaRunner([_by_number(target, source)])
 
 
@@ -233,8 +235,11 @@ def _bind_complex(call: Call) -> Runner:
 
 @dataclass(frozen=True)
 class _Axis:
-    """An axis of the target: its length, where the source begins on it, how many elements of the
-    source there are and how far apart, and how far neighbours lie apart in either array."""
+    """Axis of the target: its length, the source's start on it, and element count and step of the
+    source.
+
+    `target` and `source` are the strides of neighbours in either array.
+    """
 
     length: int
     start: int
@@ -245,7 +250,7 @@ class _Axis:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the source fills it."""
+        """True if the source fills the axis."""
         return self.count == self.length
 
     def joined(self, inner: _Axis) -> _Axis:
@@ -254,7 +259,7 @@ class _Axis:
         return _Axis(self.length * n, self.start * n, self.count * n, 1, inner.target, inner.source)
 
     def joins(self, inner: _Axis) -> bool:
-        """Whether that is possible."""
+        """Return True if the two axes can be joined."""
         return (
             inner.is_whole
             and self.step == 1
@@ -283,7 +288,7 @@ def _simplest(axes: Sequence[_Axis]) -> list[_Axis]:
 
 
 def _lanes(axes: Sequence[_Axis], target: np.ndarray, source: np.ndarray) -> int:
-    """How many neighbours are copied at once: all of them inside the source, or none."""
+    """Return the number of neighbours per copy: all inside the source, or none."""
     *outer, inner = axes
     if (inner.step, inner.target, inner.source) != (1, 1, 1):
         return 1

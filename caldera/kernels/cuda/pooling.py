@@ -1,7 +1,7 @@
 """Pooling and its adjoints: one kernel each, a thread for a few channels of each window.
 
-Sizes of windows are part of the text: only then are there loops that can be unrolled, and all that
-a thread reads is on its way at once.
+Window sizes are part of the source, so that loops can be unrolled and all reads of a thread are in
+flight simultaneously.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _THREADS = 256
 _MOST_ELEMENTS = 16
 """Elements of a window, or between the corners of two, that a thread looks at without a loop."""
 _MOST_HOLDING = 9
-"""Windows that hold an element, of which a thread keeps what it has read."""
+"""Maximum number of windows per element for which a thread keeps the values it has read."""
 _BANDS = (4, 2)
-"""Rows of windows that a block may have together, so that it reads what they share once."""
+"""Numbers of window rows that a block may combine, so that it reads their shared rows once."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def _launch(
     tall, wide = written.shape[2:]
     if adjoint and small:
         tall, wide = rows.corners(tall), columns.corners(wide)
-    # How many rows are taken together: few of them may be missing at the end.
+    # Number of rows combined: only few of the last band's rows may be missing.
     bands = next((n for n in _BANDS if -(-tall // n) * n * 8 <= tall * 9), 1) if last else 1
     large = is_large(*arrays)
     kinds = f"Window<{rows.text}, {columns.text}, {flags(small)}>, {together}, {flags(last)}"
@@ -142,7 +142,7 @@ def _launch(
 
 
 def _together(channels: int, arrays: Sequence[Array], biases: Sequence[Array]) -> int:
-    """Return the number of neighbouring channels that a thread moves at once."""
+    """Return the number of neighbouring channels that a thread moves per access."""
     steps = [strides_of(array) for array in arrays]
     if any(own[1] != 1 for own in steps) or any(strides_of(each)[0] != 1 for each in biases):
         return 1

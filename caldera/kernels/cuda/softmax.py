@@ -1,8 +1,8 @@
 """Softmax, its logarithm and cross entropy, with their gradients: see include/softmax.cuh.
 
-Where the classes of a sample lie side by side, a warp or a block takes a sample. Else neighbouring
-threads take samples that lie side by side, if there are enough of these. A label that is no class
-gives a loss of nan, as on every device; nothing is read for it.
+If the classes of a sample are contiguous, a warp or a block computes a sample. Otherwise
+neighbouring threads compute neighbouring samples, if there are enough samples. A label outside the
+classes produces a loss of nan, as on every device, without reading memory.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Operand:
     is_written: bool = False
 
     def strides(self, axis: int) -> tuple[int, ...]:
-        """Those along the axes of the arrays with classes."""
+        """Return the strides along the axes of the arrays with classes."""
         own = strides_of(self.array)
         return own if self.has_classes else (*own[:axis], 0, *own[axis:])
 

@@ -1,4 +1,4 @@
-"""Sorting on a card: short rows in shared memory, long ones in tiles that are merged two by two."""
+"""Sorting on a GPU: short rows in shared memory, long ones in tiles that are merged two by two."""
 
 from __future__ import annotations
 
@@ -152,9 +152,9 @@ def _arrays(x: Array, values: Array, positions: Array, axis: int) -> dict[str, P
 
 
 def _buffers(call: Call, count: int, nbytes: int) -> tuple[Array, Array]:
-    """Where items are kept between passes, which take turns."""
+    """Return the two buffers for items, which alternate between passes."""
     if count == 0:
-        # One tile holds all: nothing is kept anywhere.
+        # A single tile holds all items: no buffers are required.
         return call.outputs[1], call.outputs[1]
     assert call.workspace is not None
     return call.workspace[:nbytes], call.workspace[(count - 1) * nbytes : count * nbytes]

@@ -1,1 +1,3 @@
-"""Attention and its gradients on a card: by cuDNN, by tensor cores, and by tiles that take all."""
+"""Attention and its gradients on a GPU: by cuDNN, by tensor cores, and by tiles for all other
+cases.
+"""

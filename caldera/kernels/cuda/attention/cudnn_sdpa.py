@@ -1,9 +1,9 @@
-"""Attention by cuDNN in half precision, with or without causality; masks are left to our kernels.
+"""Attention by cuDNN in half precision, with or without causality; our kernels handle masks.
 
-Queries, keys, values and results are read and written as they lie, so heads may stand in the middle
-of the axes (views of one product) as well as before them. The library knows no row without a key,
-which has to give 0: nor does it get one. Its backward pass is asked for the same sums on every run:
-a resumed run ends with the same bits.
+Queries, keys, values and results are read and written in their own layouts, so the head axis may be
+in the middle (views of one product) or in front. The library does not support rows without a key,
+whose result has to be 0; such problems are never passed to it. Its backward pass runs in
+deterministic mode: a resumed run ends with the same bits.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 RANK = 4
 """The axes of the library's tensors: batch, head, step, element."""
 Q, KEY, V, RESULT, STATISTICS, G, DQ, DK, DV = range(1, 10)
-"""What the tensors are called by."""
+"""Identifiers of the tensors."""
 FORWARD, BACKWARD = "scaled_dot_product_attention", "scaled_dot_product_attention_backward"
 ROLES = {
     FORWARD: ((Q, KEY, V), (RESULT, STATISTICS)),
@@ -73,7 +73,7 @@ class AttentionGraphKey:
         return cls(node.op.name, specs[0].dtype.name, attrs["causal"], attrs["scale"], tensors)
 
     def lie(self, role: int) -> Lie:
-        """How the tensor of a role lies."""
+        """Return the layout of the tensor with this role."""
         return self.tensors[roles(self.op).index(role)]
 
 
@@ -84,8 +84,12 @@ def roles(op: str) -> tuple[int, ...]:
 
 
 def _with_four_axes(shape: Shape, strides: tuple[int, ...], role: int) -> Lie:
-    """A statistic is the only element of its row. Whatever lies along axes of length 1, they have
-    the stride that dense statistics would have, and the longest one elsewhere."""
+    """Return a shape and strides with four axes.
+
+    A statistic is the only element of its row. Axes of length 1 get the stride that dense
+    statistics would have, and the longest stride for other tensors, independent of the actual
+    layout.
+    """
     if role == STATISTICS:
         shape, strides = (*shape, 1), (*strides, 1)
     missing = RANK - len(shape)
@@ -98,7 +102,7 @@ def _with_four_axes(shape: Shape, strides: tuple[int, ...], role: int) -> Lie:
 
 
 class AttentionGraph(CudnnGraph):
-    """A graph of one attention, or of its gradient."""
+    """cuDNN graph for an attention or its gradient."""
 
     _key: AttentionGraphKey
 
@@ -157,7 +161,7 @@ def _bind(call: Call) -> Runner:
 
 
 def _is_aligned(key: AttentionGraphKey, arrays: Sequence[Array]) -> bool:
-    """Whether rows of elements begin where the library expects them to."""
+    """Return True if rows of elements have the alignment that the library expects."""
     step = ALIGNMENT // arrays[0].itemsize
     for role, array in zip(roles(key.op), arrays, strict=True):
         *outer, inner = key.lie(role)[1]

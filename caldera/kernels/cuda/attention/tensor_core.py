@@ -1,9 +1,9 @@
 """Tensor-core attention and its gradients, and packed gradients of queries, keys and values.
 
 The tensor-core kernels (attention_cores.cuh) run in half precision, or in float32 that may be
-rounded to tf32. They support inputs that cuDNN does not: masks, any head size up to 512 bytes,
-any sharing of heads, any strides. Sums run in a fixed order, so results are the same on every
-run. Gradients of added masks are those of the tiles.
+rounded to tf32. They support inputs that cuDNN does not: masks, any head size up to 512 bytes, any
+sharing of heads, any strides. Sums run in a fixed order, so results are the same on every run.
+Gradients of added masks are computed by the tiles.
 
 Packed gradients are computed by any kernel for the three, which writes each to its slice.
 """
@@ -39,9 +39,9 @@ ROWS = 64
 LONGEST = 512
 """Bytes of a query, a key or a value."""
 MOST_COLUMNS = 128
-"""Of a result that a block computes: a thread has a quarter of them in each of two rows."""
+"""Columns of a result that a block computes. A thread has a quarter of the columns in two rows."""
 PIECE = 16
-"""Bytes that are moved at once, and those between rows in shared memory."""
+"""Bytes per memory access, and bytes of padding between rows in shared memory."""
 
 
 def _padded(length: int) -> int:
@@ -66,7 +66,10 @@ def _backward_step(depth: int, width: int) -> int:
 
 
 def _backward_bytes(depth: int, width: int, item: int) -> int:
-    """Shared memory: 64 rows of both kinds, two tiles of what they meet, and two numbers a row."""
+    """Return the bytes of shared memory.
+
+    They hold 64 rows of queries and keys, two tiles of their products, and two numbers per row.
+    """
     step = _backward_step(depth, width)
     return 2 * 2 * 4 * step + sum(
         _rows_bytes(ROWS, _padded(each), item) + 2 * _rows_bytes(step, _padded(each), item)
@@ -79,7 +82,7 @@ def _tiles(length: int) -> int:
 
 
 def _is_aligned(*operands: AttentionOperand) -> bool:
-    """Whether rows of all these are whole pieces of 16 bytes."""
+    """Return True if the rows of all operands consist of aligned pieces of 16 bytes."""
     for each in operands:
         *outer, inner = strides_of(each.array)
         starts = [step * each.array.itemsize for step in (each.array.shape[-1], *outer)]
@@ -153,7 +156,7 @@ class _CoreGradient(GradientWork):
         )
 
     def of_keys(self, dk: Array | None, dv: Array | None) -> KernelLaunch:
-        """The gradients of keys, of values, or of both where they are shared alike."""
+        """Return the launch for gradients of keys, of values, or of both if shared alike."""
         results = self.key_results(dk, dv)
         work = self.work(*results)
         aligned = flags(_is_aligned(*self.given[:4], *results))
@@ -211,7 +214,7 @@ def _supports(node: Node) -> bool:
 
 
 def _multiplies(dtype: DType, compute: str | None) -> bool:
-    """Whether the card's tensor cores do, and may."""
+    """Return True if the GPU's tensor cores can multiply this dtype and `compute` permits it."""
     if dtype == float32:
         return compute == "tf32" and driver().card.has_tf32
     return dtype == float16 or (dtype == bfloat16 and driver().card.has_bfloat16)

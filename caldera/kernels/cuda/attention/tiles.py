@@ -1,7 +1,7 @@
 """Attention and its gradient by tiles of 16 x 16 threads: every mask, dtype and layout.
 
-Heads may share queries, keys, values or masks, in whatever way these broadcast: a gradient is then
-the sum over those that share, which one block takes one after the other.
+Heads may share queries, keys, values or masks in any way that broadcasting permits. The gradient is
+then the sum over the heads that share an operand; one block adds them up sequentially.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _tile(node: Node) -> int:
 
 
 def _tiles(node: Node, length: int) -> int:
-    """Tiles along so many queries or keys."""
+    """Return the number of tiles along `length` queries or keys."""
     return -(-length // _tile(node))
 
 
@@ -131,7 +131,7 @@ class TileGradient(GradientWork):
         )
 
     def of_keys(self, dk: Array | None, dv: Array | None) -> KernelLaunch:
-        """The gradients of keys, of values, or of both where they are shared alike."""
+        """Return the launch for gradients of keys, of values, or of both if shared alike."""
         work = self.work(*self.key_results(dk, dv))
         width = max(self.depth if dk is not None else 0, self.width if dv is not None else 0)
         columns, kind = _columns(width), work.computed
@@ -202,7 +202,7 @@ def _cleared(kind: str, columns: int | str, name: str) -> str:
 
 
 def gradient_launches(call: Call) -> list[KernelLaunch]:
-    """Those of `scaled_dot_product_attention_grad`."""
+    """Return the launches of `scaled_dot_product_attention_grad`."""
     dq, dk, dv, *added = call.outputs
     gradient = TileGradient(call)
     calls = [gradient.of_queries(dq)] if dq.size else []

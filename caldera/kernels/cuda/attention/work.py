@@ -1,4 +1,4 @@
-"""What all kernels of attention have in common: operands, heads that share, and text about them."""
+"""Common parts of all attention kernels: operands, heads that share them, and their source text."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from caldera.kernels.table import Array, Call
 
 @dataclass(frozen=True)
 class AttentionOperand:
-    """An array with its name in the text; the last `axes` of its axes are those of a head.
+    """Array with its name in the source text; the last `axes` of its axes belong to a head.
 
-    A single one counts queries, or keys if this `is_mask`.
+    A single axis counts queries, or keys if `is_mask` is True.
     """
 
     name: str
@@ -86,7 +86,9 @@ class AttentionWork:
         return tuple(np.broadcast_shapes(*(each.batch for each in self.operands)))
 
     def _strided_layout(self, *, own: bool) -> StridedLayout:
-        """Over heads of the target, or over those that share one of them."""
+        """Return the layout over heads of the target, or over the heads that share one of its
+        heads.
+        """
         rank = len(self.batch)
         target = self.operands[self.target].batch
         aligned = (1,) * (rank - len(target)) + target
@@ -128,7 +130,7 @@ class AttentionWork:
         return f"matrix({name}, {head}, steps, {self.place(name)})"
 
     def vector(self, name: str) -> str:
-        """Where an operand of one number a query begins for the head at hand."""
+        """Return the start, for the current head, of an operand with one number per query."""
         return f"{name} + at[{self.place(name)}]"
 
     def step(self, name: str) -> str:
@@ -146,7 +148,7 @@ class AttentionWork:
 
     @property
     def masked(self) -> str:
-        """A function that says what the masks make of a score."""
+        """Source of a function that applies the masks to a score."""
         lines = []
         for each in self.operands:
             if each.is_mask and not each.is_written:
@@ -170,7 +172,7 @@ class AttentionWork:
 
     @property
     def each_sharer(self) -> str:
-        """Begins the loop over heads that share what is summed up."""
+        """Start of the loop over the heads whose contributions are summed."""
         return (
             f"for ({self.integer} other = 0; other < sharers; other++) {{\n"
             "    sharing.at(other, at);\n"
@@ -222,7 +224,7 @@ def forward_work(call: Call) -> AttentionWork:
 
 
 class GradientWork:
-    """What the kernels of the gradient share."""
+    """Common state of the gradient's kernels."""
 
     def __init__(self, call: Call) -> None:
         self.call = call

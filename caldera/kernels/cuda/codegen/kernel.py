@@ -56,12 +56,12 @@ def computed_type(dtype: str) -> str:
 Array = np.ndarray[Any, np.dtype[Any]]
 Number = ctypes.c_int | ctypes.c_uint | ctypes.c_longlong | ctypes.c_float | ctypes.c_double
 Argument = Array | Number | ctypes.Structure | ctypes.Array[Any]
-"""What is passed: of an array its address; numbers say how wide they are."""
+"""Argument of a launch. An array is passed as its address; numbers have the width of their type."""
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """The type of a parameter in CUDA, and what a launch passes for it."""
+    """CUDA type of a parameter, and the argument that a launch passes for it."""
 
     kind: str
     argument: Argument
@@ -77,22 +77,22 @@ class KernelSignature(dict[str, Parameter]):
 
     @property
     def names(self) -> str:
-        """All of them as arguments of another function."""
+        """All parameter names, as the arguments of another function."""
         return ", ".join(self)
 
     @property
     def arguments(self) -> list[Argument]:
-        """What a launch passes."""
+        """Arguments that a launch passes."""
         return [each.argument for each in self.values()]
 
 
 def type_of(array: Array) -> str:
-    """How the elements of an array are stored."""
+    """Return the CUDA type in which elements of an array are stored."""
     return STORED[array.dtype.name]
 
 
 def pointer(array: Array, kind: str = "") -> Parameter:
-    """Memory that is written; `kind` is the type of an element, if not that of the array's."""
+    """Return a parameter for memory to write; `kind` overrides the array's element type."""
     return Parameter(f"{kind or type_of(array)}*", array)
 
 
@@ -102,7 +102,9 @@ def const_pointer(array: Array, kind: str = "") -> Parameter:
 
 
 def restricted(parameter: Parameter) -> Parameter:
-    """Memory that nobody else reads what is written to."""
+    """Return the parameter marked `__restrict__`: memory written through it is read by no other
+    pointer.
+    """
     return Parameter(f"{parameter.kind} __restrict__", parameter.argument)
 
 
@@ -183,8 +185,8 @@ Bind = Callable[..., Runner]
 class KernelLaunch:
     """One launch. Arrays among the arguments are passed as their addresses, and kept alive.
 
-    `cooperative` says that all blocks must be on the card at once, because they wait for each
-    other. `kept` are arrays that no argument but an address in one of them speaks of.
+    `cooperative` means that all blocks must be resident simultaneously, because they wait for each
+    other. `kept` are arrays that the arguments refer to only by an address inside them.
     """
 
     def __init__(
@@ -250,7 +252,7 @@ def _value(argument: Argument) -> Any:
 # --- source
 
 ALWAYS_FIT = 256
-"""Threads of a block for which a card has registers, whatever a compiler makes of their code."""
+"""Threads of a block for which the registers of a GPU always suffice, for any generated code."""
 
 
 def flags(*values: bool) -> str:
@@ -263,7 +265,8 @@ def flags(*values: bool) -> str:
 
 
 def bounds_for(*block: int) -> str:
-    """What the compiler has to know of a block: for many threads it must do with fewer registers.
+    """Return the launch bounds for a block: with many threads the compiler must use fewer
+    registers.
 
     >>> bounds_for(32, 8), bounds_for(2, 512)
     ('', '__launch_bounds__(1024) ')
@@ -280,8 +283,11 @@ def kernel_source(
     body: str,
     resident: int | None = None,
 ) -> str:
-    """One kernel. Blocks of at most so many threads have to find room in a multiprocessor, whatever
-    the compiler makes of the body, and `resident` of them if that is said; None leaves it to it.
+    """Return the source of one kernel.
+
+    Blocks of up to `threads` threads are guaranteed to fit in a multiprocessor, for any code that
+    the compiler generates; if `resident` is given, that number of blocks fits. None leaves the
+    choice to the compiler.
 
     >>> import numpy as np
     >>> signature = KernelSignature({"y": pointer(np.zeros(1, "float32"))})
@@ -316,8 +322,8 @@ def header_launch(
 ) -> KernelLaunch:
     """Return a launch of a kernel of these statements.
 
-    If it is `bounded`, blocks of the source have at most `threads`, by default those of the launch;
-    so have those that might not fit.
+    If it is `bounded`, blocks of the source have at most `threads` threads, by default the number
+    of the launch. Blocks that might not fit are always bounded.
     """
     most = threads or (block if isinstance(block, int) else prod(block))
     limit = most if bounded or most > ALWAYS_FIT else None
@@ -342,9 +348,9 @@ def function_launch(
 
 @dataclass(frozen=True, eq=False)
 class KernelTemplate:
-    """A kernel whose text is completed by words, before it is known what a launch will pass.
+    """Kernel whose text is completed by words, before the arguments of a launch are known.
 
-    `kinds` are the types of the parameters by name; words may stand in them as in the body.
+    `kinds` are the types of the parameters by name; they may contain words, as the body may.
 
     >>> clear = KernelTemplate("clear", {"y": "{kind}*", "count": "u32"}, "{{ y[count - 1] = 0; }}")
     >>> clear.source(kind="float")
@@ -363,7 +369,7 @@ class KernelTemplate:
         return f'extern "C" __global__ void {limit}{self.name}({filled}\n'
 
     def bind(self, **arguments: Argument | int) -> KernelSignature:
-        """What a launch passes, by name; numbers are as wide as the parameters."""
+        """Return the arguments of a launch, by name; numbers are as wide as the parameters."""
         assert arguments.keys() == self.kinds.keys(), (self.name, *arguments)
         return KernelSignature(
             {

@@ -42,7 +42,7 @@ def literal(value: bool | int | float, dtype: str) -> str:
     if kind in ("float", "double"):
         return _floating(float(value), kind)
     if kind in ("i64", "u64"):
-        # The smallest number has no literal of its own.
+        # There is no literal for the smallest number.
         return f"({kind}){int(value) & (2**64 - 1)}ULL"
     return f"({kind}){int(value)}"
 
@@ -60,13 +60,13 @@ def _bits(value: float, form: str, integer: str) -> int:
 
 
 HEADER = "math.cuh"
-"""What a source that uses `statements` includes."""
+"""Header included by sources that use `statements`."""
 _ELEMENTARY = "elementary.cuh"
 
 
 @dataclass(frozen=True)
 class Statements:
-    """Lines of CUDA, and the names (or numbers) of what they compute, in the computed types."""
+    """Lines of CUDA, and the names (or numbers) of their results, in the computed types."""
 
     lines: list[str]
     outputs: list[str]
@@ -116,10 +116,11 @@ def applied(step: Step, operands: Iterable[str]) -> str:
 
 
 def element_function(loop_body: LoopBody) -> str:
-    """The loop body as the function `element` of one element: operands, then what is written, then
-    what is reduced, all in the computed types.
+    """Return the loop body as a function `element` that computes one element.
+
+    Its parameters are the operands, the outputs and the reduced values, all in the computed types.
     """
-    # Not i0, i1, ...: i8 to i64 are types, and a loop may have as many operands.
+    # Not i0, i1, ...: i8 to i64 are types, and a loop may have more than eight operands.
     names = [f"in{k}" for k in range(len(loop_body.inputs))]
     typed = zip(loop_body.inputs, names, strict=True)
     given = [f"{computed_type(dtype)} {name}" for dtype, name in typed]
@@ -137,7 +138,7 @@ def element_function(loop_body: LoopBody) -> str:
 
 
 def include_for(text: str) -> str:
-    """The line that includes what these statements use beyond math.cuh, if they use any of it.
+    """Return the line that includes the functions these statements use beyond math.cuh, if any.
 
     >>> include_for("float v0 = op_tan(x);"), include_for("float v0 = op_exp(x);")
     ('#include "elementary.cuh"\\n', '')
@@ -152,7 +153,7 @@ def _functions_of(header: str) -> frozenset[str]:
 
 
 def can_apply(op: str, source: str) -> bool:
-    """Whether there is a function of an op for operands of this dtype.
+    """Return True if an op has a function for operands of this dtype.
 
     >>> can_apply("exp", "float32"), can_apply("matmul", "float32")
     (True, False)
@@ -161,16 +162,16 @@ def can_apply(op: str, source: str) -> bool:
 
 
 def is_known(node: Node) -> bool:
-    """Whether a node's loop can be written in CUDA."""
+    """Return True if a node's loop can be written in CUDA."""
     return is_computable(node, can_apply)
 
 
 NARROW = 1 << 31
-"""From so many elements or bytes on, indices take 64 bits."""
+"""Number of elements or bytes from which indices take 64 bits."""
 
 
 def divisor(by: int) -> tuple[int, int, int]:
-    """The Divisor of fast_division.cuh, as signed numbers: what it divides by, a factor, a shift.
+    """Return the Divisor of fast_division.cuh, as signed numbers: the divisor, a factor, a shift.
 
     >>> divisor(8)
     (8, 1, 3)
@@ -183,13 +184,13 @@ def divisor(by: int) -> tuple[int, int, int]:
 
 @dataclass
 class LaunchIntegers:
-    """The numbers of a launch: one parameter, a struct of integers of one width."""
+    """Integers of a launch, passed as one parameter: a struct of integers of one width."""
 
     wide: bool
     values: list[int] = field(default_factory=list)
 
     def add(self, value: int) -> str:
-        """Pass a number; what it is called in the text."""
+        """Add a number to pass, and return its name in the text."""
         self.values.append(value)
         return f"n.v[{len(self.values) - 1}]"
 
@@ -251,8 +252,10 @@ class LoopOperand:
 
 
 def operand(array: np.ndarray, strides: Sequence[int], length: int) -> LoopOperand:
-    """An array whose strides along the loop's axes are given in bytes; `length` is that of the
-    innermost axis."""
+    """Return an operand for an array; `strides` along the loop's axes are in bytes.
+
+    `length` is the length of the innermost axis.
+    """
     steps = tuple(stride // array.itemsize for stride in strides)
     inner = steps[-1] if length > 1 else 1
     mode = "1" if inner == 1 else "0" if inner == 0 else "s"
@@ -262,11 +265,13 @@ def operand(array: np.ndarray, strides: Sequence[int], length: int) -> LoopOpera
 def lanes_for(
     arrays: Sequence[np.ndarray], operands: Sequence[LoopOperand], length: int, *, exact: bool
 ) -> int:
-    """How many neighbours along the innermost axis are read at once: 16 bytes of the widest dense
-    operand, if all of them lie on such a border everywhere. Those that are read again and again,
-    such as a bias, come from a cache, and may take more than 16 bytes.
+    """Return the number of neighbours along the innermost axis that one access reads.
 
-    `exact` says that the innermost axis must come out even.
+    An access covers 16 bytes of the widest dense operand, if all dense operands are aligned for it
+    everywhere. Operands that are read repeatedly, such as a bias, come from a cache and may take
+    more than 16 bytes.
+
+    `exact` requires the length of the innermost axis to be a multiple of the result.
     """
     dense = [
         (array, each) for array, each in zip(arrays, operands, strict=True) if each.mode == "1"
@@ -288,7 +293,7 @@ def lanes_for(
 
 
 def is_wide(total: int, operands: Sequence[LoopOperand], lengths: Sequence[int]) -> bool:
-    """Whether a loop over so many elements needs indices or offsets of 64 bits."""
+    """Return True if a loop over `total` elements needs indices or offsets of 64 bits."""
     return total >= NARROW or any(
         sum(abs(stride) * (n - 1) for stride, n in zip(each.strides, lengths, strict=True))
         >= NARROW
@@ -297,10 +302,10 @@ def is_wide(total: int, operands: Sequence[LoopOperand], lengths: Sequence[int])
 
 
 class OffsetEmitter:
-    """Splits the number of an item into places along axes, and adds up each operand's offset.
+    """Splits the index of an item into indices along axes, and computes each operand's offset.
 
-    Operands that lie alike share an offset. `lanes` is the text for how many elements of the
-    last axis an item has; "" if that is an axis like the others.
+    Operands with the same strides share an offset. `lanes` is the text for the number of elements
+    of the last axis in an item; "" if the last axis is treated like the remaining axes.
     """
 
     def __init__(

@@ -26,19 +26,19 @@ from caldera.kernels.table import Array as DeviceArray
 Strides = tuple[int, ...]
 """In elements, one for each axis of a shape."""
 _WIDEST = 16
-"""Bytes that a thread loads or stores at once, at most."""
+"""Maximum number of bytes that a thread loads or stores in one access."""
 _FEW = 1 << 30
 """Elements that 32-bit numbers count with room to spare for the last step of a loop."""
 
 
 def strides_of(array: DeviceArray) -> Strides:
-    """The elements from one number to the next along each axis; 0 where there is no next one."""
+    """Return the strides in elements along each axis; 0 along axes of length 1."""
     pairs = zip(array.shape, array.strides, strict=True)
     return tuple(step // array.itemsize if n > 1 else 0 for n, step in pairs)
 
 
 def lies_dense(array: DeviceArray, order: tuple[int, ...] | None) -> bool:
-    """Whether the elements lie without gaps, the axes in this order."""
+    """Return True if the elements have no gaps, with the axes in this order."""
     strides = dense_strides(array.shape, order, array.itemsize)
     return all(
         n == 1 or step == wanted
@@ -56,11 +56,11 @@ class StridedLayout:
 
     @property
     def rank(self) -> int:
-        """How many axes are left, at least 1."""
+        """Number of remaining axes, at least 1."""
         return len(self.sizes)
 
     def parameter(self, large: bool) -> Parameter:
-        """As the StridedLayout of row_primitives.cuh holds it."""
+        """Return a parameter with the contents of the StridedLayout of row_primitives.cuh."""
         numbers = [*self.sizes, *(step for each in self.strides for step in each)]
         kind = f"StridedLayout<{self.rank}, {len(self.strides)}, {index_type(large)}>"
         return indices(kind, numbers, large)
@@ -72,8 +72,9 @@ class StridedLayout:
 
 
 def strided_layout(shape: Shape, axes: Iterable[int], strides: Sequence[Strides]) -> StridedLayout:
-    """These axes in the order in which they lie in the first array, joined where all arrays go on
-    evenly from the one to the other.
+    """Return the layout of these axes, in their memory order in the first array.
+
+    Axes are joined where the strides of all arrays permit it.
 
     >>> strided_layout((2, 3, 4), (0, 1, 2), [(12, 4, 1), (12, 4, 1)])
     StridedLayout(sizes=(24,), strides=((1,), (1,)))
@@ -111,7 +112,7 @@ def next_power_of_two(count: int) -> int:
 
 
 def is_large(*arrays: DeviceArray) -> bool:
-    """Whether places in one of these arrays need 64-bit numbers."""
+    """Return True if indices into one of these arrays need 64-bit numbers."""
     return any(_extent(array) >= _FEW for array in arrays)
 
 
@@ -123,10 +124,10 @@ def _extent(array: DeviceArray) -> int:
 
 
 def neighbours(length: int, arrays: Sequence[tuple[DeviceArray, Iterable[int]]]) -> int:
-    """How many neighbours can be moved at once: a power of 2 that divides the length.
+    """Return the number of neighbours moved per access: a power of 2 that divides the length.
 
-    With each array come the strides that places in it are made of, but for that of the neighbours.
-    The first array's elements are those that fill a whole access.
+    Each array comes with the strides that its indices depend on, except the stride between
+    neighbours. The element size of the first array determines the size of a full access.
     """
     count = _WIDEST // arrays[0][0].itemsize
     while count > 1 and not (length % count == 0 and all(_fits(*each, count) for each in arrays)):
@@ -148,14 +149,14 @@ MOST_BLOCKS_EACH = 16
 
 @dataclass(frozen=True)
 class StridedAxis:
-    """A length, and how far apart neighbours along it are in each array, in elements."""
+    """Length of an axis, and its stride in each array, in elements."""
 
     length: int
     strides: tuple[int, ...]
 
 
 def element_strides(array: Array) -> tuple[int, ...]:
-    """How far apart neighbours are along each axis.
+    """Return the stride along each axis, in elements.
 
     >>> import numpy as np
     >>> element_strides(np.zeros((2, 3))[:, ::-1])
@@ -174,7 +175,7 @@ def axes_of(shape: Sequence[int], *strides: Sequence[int]) -> list[StridedAxis]:
 
 
 def merged(axes: Iterable[StridedAxis]) -> list[StridedAxis]:
-    """The same elements in the same order along as few axes as possible.
+    """Return the same elements in the same order, along the minimum number of axes.
 
     >>> merged(axes_of((2, 3, 4), (12, 4, 1), (12, 4, 1)))
     [StridedAxis(length=24, strides=(1, 1))]
@@ -191,7 +192,7 @@ def merged(axes: Iterable[StridedAxis]) -> list[StridedAxis]:
 
 
 def elements(axes: Iterable[StridedAxis]) -> int:
-    """How many elements there are along these axes."""
+    """Return the number of elements along these axes."""
     return prod(axis.length for axis in axes)
 
 
@@ -237,7 +238,7 @@ _BLOCK_SIZES = (128, 256, 512, 1024)
 _STREAM_THREADS = 512
 """Threads that share a row too long to be kept."""
 _WARPS = 4
-"""Warps of a block in which each warp has a row of its own."""
+"""Warps of a block in which each warp has a separate row."""
 
 
 @dataclass(frozen=True)
@@ -271,7 +272,7 @@ class ThreadGroup:
         return replace(self, rounds=min(self.rounds, -(-length // (lanes * self.together))))
 
     def blocks(self, rows: int) -> int:
-        """Blocks for so many rows."""
+        """Return the number of blocks for `rows` rows."""
         return -(-rows // self.rows)
 
 
@@ -295,8 +296,10 @@ def thread_group_for(length: int, together: int, most: int) -> ThreadGroup:
 
 
 def threads_for(numbers: int, fewest: int = 32, most: int = 256) -> int:
-    """Threads of a block that works on so many numbers at once: a warp for every few of them, since
-    those that wait for each other in vain cost time.
+    """Return the number of threads of a block that works on `numbers` numbers simultaneously.
+
+    A warp is added for every few numbers, since threads that wait for each other without work cost
+    time.
 
     >>> threads_for(100), threads_for(1000), threads_for(1 << 20)
     (32, 256, 256)
@@ -308,5 +311,5 @@ def threads_for(numbers: int, fewest: int = 32, most: int = 256) -> int:
 
 
 def thread_per_row(threads: int = 128) -> ThreadGroup:
-    """A thread for each row, whose neighbours have the rows beside it."""
+    """Return a group with a thread per row; neighbouring threads have neighbouring rows."""
     return ThreadGroup("thread", 0, 1, threads)

@@ -23,7 +23,7 @@ EPILOGUE_ATTRIBUTES = frozenset({"activation", "attributes"})
 
 
 def without_epilogue(node: Node) -> Node:
-    """The convolution alone of one with a bias and an activation."""
+    """Return the plain convolution of a node with a bias and an activation."""
     attrs = {key: value for key, value in node.attrs.items() if key not in EPILOGUE_ATTRIBUTES}
     return intern(conv2d, node.inputs[:2], attrs, node.outputs)
 
@@ -41,7 +41,7 @@ def epilogue_calls(call: Call) -> list[Any]:
 
 
 def launches(call: Call) -> list[Any]:
-    """What computes a convolution or one of its gradients."""
+    """Return the launches for a convolution or one of its gradients."""
     if call.node.op is conv2d_epilogue:
         return [*launches(call_without_epilogue(call)), *epilogue_calls(call)]
     if call.node.op.name != "conv2d_weight":

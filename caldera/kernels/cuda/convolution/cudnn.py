@@ -1,9 +1,9 @@
 """Convolutions by cuDNN, as graphs of NVIDIA's cudnn-frontend.
 
-What follows a convolution, a bias and an activation, belongs to its graph.
-Filters lie as images do: where these are channels last, filters are rearranged on their way in, and
-gradients of filters on their way out. Plans whose results differ from run to run are never used,
-nor are those that round more than they were asked to.
+A bias and an activation after a convolution belong to its graph. Filters have the layout of the
+images: if these are channels last, filters are rearranged before the call, and gradients of filters
+after it. Plans whose results differ from run to run are never used, nor are plans that round more
+than requested.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from caldera.kernels.table import TABLE, Call, Kernel, Runner
 RANKS = 3
 """Plans that are tried against each other."""
 IMAGE, FILTERS, OUTPUT, BIAS = 1, 2, 3, 4
-"""What the tensors are called by, whichever of them is computed."""
+"""Identifiers of the tensors, independent of which tensor is computed."""
 ROLES = {
     "conv2d": (IMAGE, FILTERS, OUTPUT),
     "conv2d_epilogue": (IMAGE, FILTERS, OUTPUT),
@@ -48,7 +48,7 @@ ROLES = {
 }
 """Of the first input, the second one and the result."""
 ACTIVATIONS = frozenset({"relu", "leaky_relu", "sigmoid", "tanh"})
-"""Those that the library computes as we do, for infinite arguments and nan as well."""
+"""Activations that the library computes as Caldera does, including infinite arguments and nan."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class ConvolutionGraphKey:
 
     @classmethod
     def of(cls, node: Node) -> ConvolutionGraphKey:
-        """What to ask for a node."""
+        """Return the graph key for a node."""
         first, second = (given.outputs[0] for given in node.inputs[:2])
         attrs = node.attrs
         specs = tuple(
@@ -110,7 +110,7 @@ def _strides(spec: Spec) -> tuple[int, ...]:
 
 
 class ConvolutionGraph(CudnnGraph):
-    """A graph of one convolution and of what follows it."""
+    """cuDNN graph for a convolution and the operations after it."""
 
     _key: ConvolutionGraphKey
 
@@ -155,7 +155,7 @@ def _activated(graph: Any, values: Any, epilogue: Epilogue) -> Any:
 
 
 def _refused(notes: Any, key: ConvolutionGraphKey) -> list[Any]:
-    """What plans must not do."""
+    """Return the numerical notes that exclude a plan."""
     refused = [notes.NONDETERMINISTIC, notes.DOWN_CONVERT_INPUTS]
     if key.dtype in ("float16", "bfloat16"):
         # In half precision, all but the plain sum rounds too much.
@@ -207,13 +207,13 @@ def _bind(rank: int, call: Call) -> Runner:
 
 
 def _filters_of(node: Node) -> Spec:
-    """The filters, or their gradient, as they lie in the program."""
+    """Return the filters, or their gradient, in the program's layout."""
     specs = (*(given.outputs[0] for given in node.inputs[:2]), node.spec)
     return specs[ROLES[node.op.name].index(FILTERS)]
 
 
 def _is_rearranged(node: Node) -> bool:
-    """Whether filters have to lie otherwise than they do."""
+    """Return True if filters have to be rearranged."""
     filters, wanted = _filters_of(node), ConvolutionGraphKey.of(node).spec(FILTERS)
     return not same_memory(filters.shape, filters.order, wanted.order)
 
@@ -224,7 +224,8 @@ def _supports(rank: int, node: Node) -> bool:
     if node.attrs.get("activation") not in (None, *ACTIVATIONS):
         return False
     if any(before != after for before, after in node.attrs["padding"]):
-        # Some of its engines then take the padding of one side for both, and give wrong results.
+        # Some cuDNN engines then apply the padding of one side to both, which produces wrong
+        # results.
         return False
     if any(0 in spec.shape for spec in (*(each.outputs[0] for each in node.inputs), node.spec)):
         return False

@@ -2,9 +2,9 @@
 
 Every output pixel is the sum over the pixels and channels of its window. With a stride, the input
 gradient is one correlation of stride 1 for each position of the stride's grid. The gradient of the
-filters is a product of gradients and images over all pixels; where a group has only few channels,
-every element has threads of its own. Split-K cuts the sums into parts, which a second launch adds
-up. The parameters are the structures of implicit_gemm.cuh.
+filters is a product of gradients and images over all pixels. If a group has only few channels,
+every element is computed by separate threads. Split-K splits the sums into parts, which a second
+launch adds up. The parameters are the structures of implicit_gemm.cuh.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Divider(ctypes.Structure):
 
     @classmethod
     def by(cls, number: int) -> Divider:
-        """What divides numbers below 2^31."""
+        """Return the divider for numbers below 2^31."""
         return cls(*divisor(number))
 
 
@@ -77,7 +77,7 @@ class ImageStrides(ctypes.Structure):
 
 
 def window_of(work: Correlation) -> WindowParameters:
-    """How output pixels of a correlation meet those of the image."""
+    """Return the parameters that map output pixels of a correlation to pixels of the image."""
     height, width = work.target
     return WindowParameters(
         area=Divider.by(max(1, height * width)),
@@ -105,7 +105,7 @@ def by_axis(
 
 
 def image_steps(array: Array, channels: int) -> ImageStrides:
-    """Images (N, C, H, W), so many channels of them a group."""
+    """Return the strides of images (N, C, H, W) with `channels` channels per group."""
     image, channel, row, column = steps(array)
     return ImageStrides(
         first=image, channel=channel, row=row, column=column, group=channels * channel
@@ -113,7 +113,10 @@ def image_steps(array: Array, channels: int) -> ImageStrides:
 
 
 def filter_steps(array: Array, each: int, *, turned: bool) -> ImageStrides:
-    """Filters (K, C / groups, R, S), `each` of them a group; turned, their channels are results."""
+    """Return the strides of filters (K, C / groups, R, S), `each` filters per group.
+
+    If `turned`, the filters' channels are the results.
+    """
     result, channel, row, column = steps(array)
     first, second = (channel, result) if turned else (result, channel)
     return ImageStrides(first=first, channel=second, row=row, column=column, group=each * result)
@@ -123,14 +126,16 @@ THREADS = 256
 FEW = 8
 """Channels or results of a group below which tiles would be mostly empty."""
 WIDEST = 16
-"""Bytes that a thread reads at once."""
+"""Maximum number of bytes that a thread reads per access."""
 
 
 def access(
     array: Array, axis: int, extent: int, tile: ThreadTile, *, along: bool
 ) -> tuple[bool, int]:
-    """`along`, and how many neighbours along `axis` are read at once: all others begin at such
-    places."""
+    """Return `along`, and the number of neighbours along `axis` that one access reads.
+
+    Positions along the remaining axes start at multiples of this number.
+    """
     many = min(WIDEST // array.itemsize, tile.carried)
     own = steps(array)
     fits = (
@@ -143,12 +148,12 @@ def access(
 
 
 def most_splits(scratch: Array, out: Array) -> int:
-    """Into how many parts sums may be cut with this much workspace."""
+    """Return the maximum number of parts of the sums for this workspace."""
     return scratch.nbytes // max(1, out.size * compute_dtype(out.dtype).itemsize)
 
 
 def split_k_partials(cut: ProductTiling, scratch: Array, out: Array) -> Array | None:
-    """Where partial sums lie; None if no sum is cut."""
+    """Return the memory for partial sums; None if sums are not split."""
     if cut.splits == 1:
         return None
     return Scratch(scratch).array((cut.splits, out.size), compute_dtype(out.dtype))
@@ -185,9 +190,9 @@ def split_k_reduction(
 
 @dataclass(frozen=True, eq=False)
 class SplitKSlice:
-    """A correlation with the arrays it reads and writes.
+    """Correlation with the arrays it reads and writes.
 
-    Filters are (K, C / groups, taps); `turned` says that their channels are the results.
+    Filters are (K, C / groups, taps). If `turned`, their channels are the results.
     """
 
     work: Correlation
@@ -198,24 +203,24 @@ class SplitKSlice:
 
     @property
     def is_thin(self) -> bool:
-        """Whether tiles would be mostly empty."""
+        """True if tiles would be mostly empty."""
         return min(self.work.results, self.work.channels * size(self.work.taps)) < FEW
 
     @property
     def wants_packing(self) -> bool:
-        """Whether neighbouring channels of a filter lie apart, and so do those of filters."""
+        """True if neither the channels of a filter nor the filters are contiguous."""
         line, channel = steps(self.filters)[:2][:: -1 if self.turned else 1]
         return not self.is_thin and self.work.channels > 1 and 1 not in (line, channel)
 
     def cut(self, most_splits: int = SPLITS[-1]) -> ProductTiling:
-        """How it is cut into tiles."""
+        """Return the tiling of the correlation."""
         work = self.work
         pixels, terms = work.batch * size(work.target), work.channels * size(work.taps)
         itemsize = compute_dtype(self.out.dtype).itemsize
         return tiling(pixels, work.results, terms, work.groups, itemsize, most_splits)
 
     def launches(self, scratch: Array) -> list[KernelLaunch]:
-        """What computes it."""
+        """Return the launches that compute the correlation."""
         if self.out.size == 0:
             return []
         work = self.work
@@ -275,7 +280,7 @@ class SplitKSlice:
 
 
 def parts(call: Call, filters: Array) -> list[SplitKSlice]:
-    """What a convolution or its input gradient consists of."""
+    """Return the correlations of a convolution or its input gradient."""
     geometry = Geometry.of(call.node)
     given, (out,) = call.inputs[0], call.outputs
     if call.node.op.name == "conv2d":
@@ -340,28 +345,28 @@ class FilterGradient:
 
     @classmethod
     def of(cls, call: Call) -> FilterGradient:
-        """What a call of conv2d_weight computes."""
+        """Return the filter gradient of a call of conv2d_weight."""
         images, gradient = call.inputs
         return cls(forward(Geometry.of(call.node)), images, gradient, call.outputs[0])
 
     @property
     def terms(self) -> int:
-        """Elements of one filter."""
+        """Number of elements of a filter."""
         return self.work.channels * size(self.work.taps)
 
     @property
     def is_thin(self) -> bool:
-        """Whether tiles would be mostly empty."""
+        """True if tiles would be mostly empty."""
         return min(self.work.results, self.terms) < FEW
 
     def cut(self, most_splits: int = SPLITS[-1]) -> ProductTiling:
-        """How it is cut into tiles."""
+        """Return the tiling of the product."""
         work = self.work
         pixels, itemsize = work.batch * size(work.target), compute_dtype(self.out.dtype).itemsize
         return tiling(work.results, self.terms, pixels, work.groups, itemsize, most_splits)
 
     def splits(self, most: int | None = None) -> int:
-        """Pieces of sums if every element has threads of its own."""
+        """Return the number of parts of each sum if every element is computed by separate threads."""
         pixels = self.work.batch * size(self.work.target)
         card = driver().card
         fill = card.multiprocessors * card.threads
@@ -371,14 +376,14 @@ class FilterGradient:
     def workspace(self) -> int:
         """The workspace for partial sums."""
         if self.is_thin:
-            # Also where nothing is cut: sums are stored before they are rounded and placed.
+            # Also required without a split: sums are stored before they are rounded and placed.
             return workspace_bytes(
                 Spec((self.splits(), self.out.size), compute_dtype(self.out.dtype))
             )
         return split_k_workspace(self.cut().splits, self.out)
 
     def launches(self, scratch: Array) -> list[KernelLaunch]:
-        """What computes it."""
+        """Return the launches that compute the gradient."""
         if self.out.size == 0:
             return []
         work = self.work

@@ -1,11 +1,11 @@
-"""Depthwise and pointwise convolutions: each channel alone, and each pixel alone.
+"""Depthwise and pointwise convolutions: each channel, or each pixel, is computed separately.
 
-Depthwise convolutions give tensor cores nothing to do, and their cost is reading and writing: a
-thread has neighbouring channels of a strip of pixels, goes down the strip and reads each row of it
-once. Images lie channels last and filters as variables do; other layouts are left to other kernels.
+Depthwise convolutions have no work for tensor cores; their cost is reading and writing. A thread
+has neighbouring channels of a strip of pixels, moves down the strip and reads each row once. Images
+are channels last and filters have the layout of variables; other kernels serve other layouts.
 
-Pointwise convolutions are matrix products, by cuBLASLt where it is installed. Images that lie
-channels last are one tall matrix, those that lie row major a batch of matrices.
+Pointwise convolutions are matrix products, by cuBLASLt where it is installed. Channels-last images
+are one tall matrix, row-major images a batch of matrices.
 """
 
 from __future__ import annotations
@@ -39,20 +39,19 @@ from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
 _HEADER = "depthwise.cuh"
 FILTERS = {"conv2d": 1, "conv2d_input": 1, "conv2d_weight": 2}
-"""Which of the inputs and the result are filters; the others are images."""
+"""Index of the filters among the inputs and the result; the remaining arrays are images."""
 WIDEST = 4
-"""Bytes that a thread reads and writes at once: more channels are more registers."""
+"""Maximum number of bytes per access of a thread: more channels need more registers."""
 ALIGNMENT = 16
 MOST_KEPT = 190
 """Registers for filters, for results and for the rows at hand: with more, threads would spill."""
 RUN = 8
-"""Neighbouring pixels of a thread, at most: of those that it reads or of those that it writes,
-whichever are more."""
+"""Maximum number of neighbouring pixels of a thread: the larger of the pixels read and written."""
 STEPS = 16
 """Results of a strip from top to bottom: at its ends, rows are read twice."""
 THREADS, MOST_PACKS = 256, 32
 BLOCKS = 2
-"""Of a multiprocessor: so many add up for the gradient of filters."""
+"""Number of blocks per multiprocessor that add up the gradient of filters."""
 MOST_STRIPS = 1 << 31
 
 
@@ -78,7 +77,7 @@ class DepthwisePlanes(ctypes.Structure):
 
 @dataclass(frozen=True)
 class _Way:
-    """How results along an axis meet what they see: `Forward` and its like of depthwise.cuh."""
+    """Mapping from results along an axis to their inputs, as by `Forward` etc. of depthwise.cuh."""
 
     taps: int
     stride: int
@@ -90,8 +89,10 @@ class _Way:
 
     @property
     def is_apart(self) -> bool:
-        """Whether these are single results, which lie apart by the dilation: what they see moves on
-        by one place then."""
+        """True if a thread's results are single ones, spaced by the dilation.
+
+        Their input window then moves by one position per result.
+        """
         return self.length == self.stride == 1
 
     @property
@@ -100,7 +101,7 @@ class _Way:
 
     @property
     def step(self) -> int:
-        """How far on what the next results see lies."""
+        """Offset from the input window of these results to the window of the next results."""
         return self.length // self.stride if self.backward else self.length * self.stride
 
     @property
@@ -128,7 +129,7 @@ class _Way:
 
 @dataclass(frozen=True)
 class _Tiling:
-    """How threads share channels and pixels."""
+    """Distribution of channels and pixels among threads."""
 
     geometry: Geometry
     rows: _Way
@@ -138,7 +139,7 @@ class _Tiling:
 
     @classmethod
     def of(cls, node: Node) -> _Tiling | None:
-        """None if no thread has registers for a filter and what it meets."""
+        """Return the tiling; None if the registers of a thread cannot hold a filter and its inputs."""
         geometry, backward = Geometry.of(node), node.op.name == "conv2d_input"
         rows, columns = (
             (*each, backward)
@@ -172,12 +173,12 @@ class _Tiling:
 
     @property
     def places(self) -> tuple[int, int]:
-        """Rows and columns of what is gone through."""
+        """Rows and columns of the images that the strips cover."""
         return self.geometry.source if self.rows.backward else self.geometry.target
 
     @property
     def runs(self) -> int:
-        """Strips beside each other."""
+        """Number of strips in horizontal direction."""
         return -(-self.places[1] // self.columns.length)
 
     @property
@@ -200,7 +201,7 @@ class _Tiling:
 
     @property
     def slices(self) -> int:
-        """Blocks beside each other: of packs."""
+        """Number of blocks along the packs of channels."""
         return -(-(self.geometry.groups // self.together) // self.block[0])
 
     @property
@@ -221,7 +222,7 @@ class _Tiling:
 
     @property
     def planes(self) -> Parameter:
-        """What the kernels are told."""
+        """Parameter that describes the images to the kernels."""
         rows, columns = self.places
         height, width = self.geometry.target if self.rows.backward else self.geometry.source
         return Parameter(
@@ -328,7 +329,7 @@ def _workspace(node: Node) -> int:
     tiling = _Tiling.of(node)
     if node.op.name != "conv2d_weight" or tiling is None:
         return 0
-    # Arrays that lie otherwise are left to another kernel, which has sums of its own.
+    # Arrays of other layouts are left to another kernel, which needs separate memory for sums.
     return max(workspace_bytes(tiling.partial), convolution.workspace(node))
 
 

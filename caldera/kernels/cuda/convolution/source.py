@@ -1,4 +1,4 @@
-"""The text of the kernels of convolutions; what they have in common is in implicit_gemm.cuh."""
+"""Source text of the convolution kernels; their common parts are in implicit_gemm.cuh."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def _bind(call: Call) -> Runner:
     body: Body = call.node.attrs["body"]
     shape = loop_shape(call.node)
     if not size(shape):
-        # A loop over nothing still has to write what its reductions give.
+        # A loop over an empty shape still has to write the results of its reductions.
         return CudaRunner(
             [
                 launch
@@ -75,7 +75,7 @@ def _workspace(node: Node) -> int:
         workspace_of(shape, axes, [body.outputs[index].op.name for index in indices], busy=busy)
         for axes, indices in reductions_by_axes(body).items()
     ]
-    # Loops follow each other, so the next may use the room of the one before.
+    # Loops run sequentially, so each loop may reuse the memory of the previous loop.
     return max(sizes, default=0)
 
 
@@ -95,7 +95,7 @@ TABLE.add(
 
 
 MOST_ELEMENTS = 1 << 22
-"""Elements of a loop beyond which a launch of its own is as good."""
+"""Number of elements of a loop beyond which a separate launch is as fast."""
 _PARAMETERS = 4096 - 512
 """Bytes of a kernel's parameters that a table may take."""
 _ROUND = 8
@@ -104,20 +104,20 @@ _NOBODY = 0xFFFFFFFF
 
 
 def kind_of(loop: ElementwiseLoop) -> Hashable | None:
-    """What loops must have in common to be in one launch; None for one that cannot be."""
+    """Return a key shared by loops that fit in one launch; None if the loop cannot be grouped."""
     if not loop.is_flat or loop.total > MOST_ELEMENTS:
         return None
     return loop.loop_body, tuple(each.mode for each in loop.operands), loop.lanes
 
 
 def most_together(loop: ElementwiseLoop) -> int:
-    """How many loops of this kind a launch takes."""
+    """Return the maximum number of loops of this kind in a launch."""
     fitting = _PARAMETERS // (8 * len(loop.arrays) + 8)
     return max(fitting // _ROUND * _ROUND, 1)
 
 
 def launch_of_many(loops: Sequence[ElementwiseLoop]) -> KernelLaunch:
-    """One launch for loops of one kind that do not depend on each other."""
+    """Return one launch for loops of the same kind that do not depend on each other."""
     first = loops[0]
     unroll = 2 if is_light(first.loop_body) and are_many(sum(loop.items for loop in loops)) else 1
     most = max(loop.items for loop in loops)
@@ -170,13 +170,13 @@ def _table(loops: Sequence[ElementwiseLoop], ends: np.ndarray, entries: int) -> 
 
 
 Touched = tuple[Sequence[Array], Sequence[Array]]
-"""What a call reads, and what it writes."""
+"""Arrays that a call reads, and arrays that it writes."""
 _LAUNCH_SECONDS, _BANDWIDTH, _FLOPS = 2e-6, 2e12, 2e14
-"""How long a call takes at least, and what a card does in a second, about."""
+"""Minimum time of a call, and approximate memory bandwidth and FLOP/s of a GPU."""
 
 
 def grouped(bound: Sequence[tuple[Call, Runner]]) -> list[StepPiece]:
-    """What runs these calls."""
+    """Return the step pieces that run these calls."""
     calls = [call for call, _ in bound]
     kinds = [kind_of(each.loop) if isinstance(each, LoopRunner) else None for _, each in bound]
     needed = needed_before([_touched(call) for call in calls])
@@ -209,30 +209,32 @@ def _keep_apart(calls: Sequence[Call], needed: list[set[int]]) -> None:
 
 
 def _seconds(call: Call) -> float:
-    """How long a call works, about."""
+    """Return the approximate time of a call."""
     spans = [span(array) for arrays in _touched(call) for array in arrays]
     nbytes = sum(last - first for first, last in spans)
     return nbytes / _BANDWIDTH + call.node.op.count_flops(call.node) / _FLOPS
 
 
 def _together(runners: Sequence[Runner]) -> Runner:
-    """A group, in as many launches as it takes."""
+    """Return a runner for a group, with the minimum number of launches."""
     if len(runners) == 1:
         (runner,) = runners
         if isinstance(runner, LoopRunner):
-            # The compiler may begin: this one stays alone.
+            # Starts the compiler: this loop is not merged with any other.
             runner.launch  # noqa: B018
         return runner
     loops = [each.loop for each in runners if isinstance(each, LoopRunner)]
     most = most_together(loops[0])
-    # As even as possible: a launch for a single one would not be worth a kernel of its own.
+    # Split as evenly as possible: a launch for a single loop would not be worth a separate kernel.
     count = -(-len(loops) // most)
     return CudaRunner([launch_of_many(loops[part::count]) for part in range(count)])
 
 
 def in_groups(needed: list[set[int]], kinds: Sequence[Hashable | None]) -> list[list[int]]:
-    """Numbers of calls, in groups that run one after the other: `needed` has for each those before
-    it that have to be done first; None is the kind of those that keep their order and stay alone.
+    """Return the indices of calls, in groups that run sequentially.
+
+    `needed` has for each call the earlier calls that have to be done first. Calls of kind None keep
+    their order and are not grouped.
     """
     order = _Order(needed, kinds)
     for index, kind in enumerate(kinds):
@@ -264,7 +266,7 @@ def needed_before(touched: Sequence[Touched]) -> list[set[int]]:
 
 
 class _Order:
-    """Groups so far, and what waits."""
+    """Groups formed so far, and waiting calls."""
 
     def __init__(self, needed: list[set[int]], kinds: Sequence[Hashable | None]) -> None:
         self.groups: list[list[int]] = []
@@ -286,13 +288,15 @@ class _Order:
         self._run([index])
 
     def rest(self) -> None:
-        """What nobody has needed."""
+        """Run the remaining calls, on which no other call depends."""
         while self._waiting:
             # Those first of which none still waits for another.
             self._run_kind(min(self._waiting, key=self._to_wait_for))
 
     def _first_able(self, index: int) -> int:
-        """Of what a call needs, directly or not, the first that needs nothing more."""
+        """Return the first call without requirements among the direct and indirect requirements of
+        a call.
+        """
         found: list[int] = []
         seen: set[int] = set()
         ahead = list(self._needed[index])

@@ -1,7 +1,7 @@
-"""Element-wise loops on a card: one pass over operands of any layout and dtype.
+"""Element-wise loops on a GPU: one pass over operands of any layout and dtype.
 
-A thread takes items: 16 bytes of neighbours where everything lies on such borders, else single
-elements. All it reads is read before anything is written, so an output may take the place of an
+A thread processes items: 16 bytes of neighbours if all operands have that alignment, else single
+elements. All inputs of an item are read before its outputs are written, so an output may replace an
 input.
 """
 
@@ -44,15 +44,15 @@ FULL = 2048
 MOST_WORK = 24
 """Instructions, roughly, beyond which a thread takes one item at a time: registers are few."""
 HEAVY_WORK = 8
-"""What an op of many instructions counts as."""
+"""Weight of an op that consists of many instructions."""
 
 
 @dataclass(frozen=True)
 class ElementwiseLoop:
-    """A loop over at least one element: what it computes, and where its operands lie.
+    """Loop over at least one element: its computation and the layout of its operands.
 
-    `lengths` are those of the axes, the innermost in items of `lanes` elements; `total` is the
-    number of elements. An operand that is counted has no array.
+    `lengths` are the lengths of the axes, the innermost in items of `lanes` elements; `total` is
+    the number of elements. An operand that is counted has no array.
     """
 
     loop_body: LoopBody
@@ -65,12 +65,12 @@ class ElementwiseLoop:
 
     @property
     def items(self) -> int:
-        """How many whole items there are."""
+        """Number of whole items."""
         return self.total // self.lanes
 
     @property
     def is_flat(self) -> bool:
-        """Whether everything lies in a row, but for single numbers that are the same everywhere."""
+        """True if all operands are contiguous, except for single numbers shared by all elements."""
         modes = {each.mode for each in self.operands}
         return not self.wide and len(self.lengths) == 1 and modes <= {"0", "1"}
 
@@ -127,7 +127,7 @@ class LoopRunner:
 
     @cached_property
     def launch(self) -> KernelLaunch:
-        """What runs it on its own; asking for it starts the compiler."""
+        """Launch of this loop as a separate kernel; reading the property starts the compiler."""
         return launch_of([self.loop])
 
     def __call__(self) -> None:
@@ -140,14 +140,14 @@ def loop_runner(
     inputs: Sequence[np.ndarray],
     outputs: Sequence[np.ndarray],
 ) -> Runner:
-    """What computes a loop body without reductions."""
+    """Return a runner that computes a loop body without reductions."""
     if not size(shape) or not outputs:
         return CudaRunner([])
     return LoopRunner(loop_over(loop_body, shape, inputs, outputs))
 
 
 def launch_of(loops: Sequence[ElementwiseLoop]) -> KernelLaunch:
-    """One launch for loops of one body that do not depend on each other."""
+    """Return one launch for loops with the same body that do not depend on each other."""
     numbers = LaunchIntegers(any(loop.wide for loop in loops))
     unroll = _unroll(loops)
     threads = _threads(max(-(-loop.items // unroll) for loop in loops))
@@ -176,7 +176,7 @@ extern "C" __global__ void loop({signature.declaration}) {{
 
 
 def _unroll(loops: Sequence[ElementwiseLoop]) -> int:
-    """How many items a thread takes: several if they are small and there are enough."""
+    """Return the number of items of a thread: several if they are small and numerous."""
     if not is_light(loops[0].loop_body):
         return 1
     if not are_many(min(loop.items for loop in loops)):
@@ -185,12 +185,12 @@ def _unroll(loops: Sequence[ElementwiseLoop]) -> int:
 
 
 def are_many(items: int) -> bool:
-    """Whether all threads of the card have something to do even if each takes several."""
+    """Return True if all threads of the GPU are busy even if each processes several items."""
     return items >= 2 * FULL * driver().multiprocessors
 
 
 def is_light(loop_body: LoopBody) -> bool:
-    """Whether a thread can work on several items at a time."""
+    """Return True if a thread can work on several items at a time."""
     return len(loop_body.steps) + HEAVY_WORK * loop_body.heavy <= MOST_WORK
 
 
@@ -230,7 +230,7 @@ class LoopText:
             f" blockDim.x, (Index){full}, {passed});"
         )
         if len(loop.lengths) == 1 and loop.lanes > 1:
-            # What is left of an axis that does not come out even.
+            # Remainder of an axis whose length is not a multiple of the lanes.
             text += (
                 f"\n    if (block == 0) {name}<1, 1>((Index){full} * {loop.lanes} + threadIdx.x,"
                 f" 0, (Index){total}, {passed});"
@@ -238,7 +238,9 @@ class LoopText:
         return text
 
     def items(self) -> str:
-        """The function that takes U items of V elements from `first` on, `step` apart."""
+        """Return the function that processes U items of V elements, starting at `first` with stride
+        `step`.
+        """
         operands, p = self.loop.operands, f"p{self.prefix}"
         count = len(self.loop.loop_body.inputs)
         offsets_of = OffsetEmitter(self.numbers, self.loop.lengths, operands, "V")

@@ -1,5 +1,6 @@
-"""A relu that keeps in bits where it let something through, and its gradient: see
-include/relu_mask.cuh."""
+"""Relu that stores a bit mask of its positive elements, and its gradient; see
+include/relu_mask.cuh.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,10 @@ THREADS = 256
 BLOCK = (32, 8, 1)
 """Threads of a block of a gradient: bytes of a row, and rows."""
 ENOUGH_BLOCKS = 1 << 10
-"""Blocks of a gradient that keep a card busy: how it is cut depends on its shape alone."""
+"""Number of blocks of a gradient that keep a GPU busy.
+
+It is a constant, so that the chunks depend only on the shape.
+"""
 FEWEST_ROWS = 32
 """Rows of a chunk, of which a block adds up the columns."""
 
@@ -49,7 +53,7 @@ def _steps(array: Array) -> Parameter:
 
 
 def _is_whole(*matrices: Array) -> bool:
-    """Whether every 8 neighbours of these lie side by side, at addresses that vectors take."""
+    """Return True if every 8 neighbours are contiguous, at addresses aligned for vector access."""
     for array in matrices:
         row, column = element_strides(array)
         nbytes = min(8 * array.itemsize, 16)
@@ -87,7 +91,7 @@ def _bind(call: Call) -> Runner:
 
 
 def _chunks(rows: int, columns: int) -> tuple[int, int]:
-    """Rows of a chunk, and how many chunks there are."""
+    """Return the number of rows of a chunk, and the number of chunks."""
     across = max(1, -(-columns // (8 * BLOCK[0])))
     wanted = max(1, ENOUGH_BLOCKS // across)
     chunk = max(FEWEST_ROWS, -(-rows // wanted))

@@ -1,7 +1,7 @@
 """Reading at computed positions: `gather`, also with its result rounded, and `take_along_axis`.
 
-A run on a card cannot stop at a position that an array does not have. Nothing outside the array is
-read; the element that would have been read is nan, or -1 for integers, or false.
+A run on a GPU cannot stop at an invalid position. Kernels never read outside the array; the result
+for an invalid position is nan, -1 for integers, or False.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 _THREADS = 256
 _UNITS = {1: "u8", 2: "u16", 4: "u32", 8: "u64", 16: "uint4"}
-"""What elements are moved as: only their size matters."""
+"""Types in which elements are moved, by size in bytes."""
 
 
 def _gathered_axes(out: Array, x: Array, positions: Array, axis: int) -> list[StridedAxis]:
@@ -105,7 +105,7 @@ def _bind_take_along_axis(call: Call) -> Runner:
 def _reading(
     out: Array, x: Array, positions: Array, axes: Sequence[StridedAxis], axis: int
 ) -> Runner:
-    """`axes` are those of `out`, with strides of out, x and positions."""
+    """Return a gather; `axes` are the axes of `out`, with strides of out, x and positions."""
     lines = merged(axes)
     count = elements(lines)
     step = element_strides(x)[axis]
@@ -151,7 +151,7 @@ def _reading(
 
 
 def _unit_bytes(out: Array, x: Array, distances: Sequence[int]) -> int:
-    """The most bytes that can be moved at once: all rows must begin at a multiple of them."""
+    """Return the maximum number of bytes per access: all rows must start at a multiple of it."""
     size = x.itemsize
     places = [address_of(out), address_of(x), *[distance * size for distance in distances]]
     return next(

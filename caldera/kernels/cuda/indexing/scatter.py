@@ -1,13 +1,15 @@
 """Adding at computed positions: `scatter_add` and `put_along_axis_add`, the same bits every run.
 
-Two ways here, a third in scatter_few_rows.py. "scanning" gives every element of the result a thread
-that looks at all updates of its column: one launch, good for few updates. "sorting" sorts the
-updates by the row they belong to and sums them in chunks of equal length, so that one row that is
-named thousands of times (the padding of a batch of texts) takes no longer than thousands of
-different ones.
+There are two methods here, and a third in scatter_few_rows.py:
 
-A run on a card cannot stop at a position that is not there. Such an update is not added; instead
-what is added to becomes nan (integers stay as if it had not been there).
+- "scanning" assigns a thread to every element of the result, which scans all updates of its column:
+one launch, good for few updates.
+- "sorting" sorts the updates by row and sums them in chunks of equal length. A row that occurs
+  thousands of times (the padding of a batch of texts) then takes no longer than thousands of
+  different rows.
+
+A run on a GPU cannot stop at an invalid position. Such an update is not added; instead the result
+it would be added to becomes nan (integers stay unchanged).
 """
 
 from __future__ import annotations
@@ -51,20 +53,20 @@ from caldera.kernels.table import TABLE, Call, Kernel, Runner
 _THREADS = 256
 _ITEM = 8
 _VECTOR = 16
-"""Bytes that a thread reads or writes at once, where it can."""
+"""Maximum number of bytes that a thread reads or writes per access."""
 _SCAN_SECONDS = 3e-13
-"""What it takes to look at one update for one element."""
+"""Time to check an update for an element."""
 LAUNCH_SECONDS = 2.5e-6
 BYTES_PER_SECOND = 3e12
 
 
 @dataclass(frozen=True)
 class _Geometry:
-    """How the arrays of a call lie around the axis that is added along.
+    """Layout of the arrays of a call around the axis of the additions.
 
-    `added`: the updates of one column, in updates and positions. `columns`: what is added alike, in
-    out and updates. `targets` and `rows`: the same for sorting, where rows are counted through all
-    columns that have positions of their own.
+    `added`: the updates of a column, with strides in updates and positions. `columns`: axes whose
+    elements are added in the same way, with strides in out and updates. `targets` and `rows`: the
+    same for sorting, where rows are counted over all columns with separate positions.
     """
 
     out: Array
@@ -190,8 +192,10 @@ def _bind_scanning(geometry: Geometry, call: Call) -> Runner:
 def vector_of(
     size: int, axes: list[StridedAxis], arrays: list[tuple[Array, int]], most: int
 ) -> int:
-    """How many elements along the last axis can be read and written at once in these arrays,
-    which are given with their places among the strides."""
+    """Return the number of elements along the last axis per access, for reading and writing.
+
+    Arrays are given with their index among the strides.
+    """
     if not axes or any(axes[-1].strides[i] != 1 for _, i in arrays):
         return 1
     vector = min(_VECTOR // size, most)
@@ -221,8 +225,11 @@ def _sum_bytes(dtype: str) -> int:
 
 
 def _chunk(additions: int) -> int:
-    """Updates that are summed by one thread: enough chunks to fill the card, and not so many that
-    one row of all of them takes long to put together."""
+    """Return the number of updates that a thread sums.
+
+    There are enough chunks to fill the GPU, and few enough for a fast join even if all belong to
+    the same row.
+    """
     chunk = 32
     while chunk * 4 < isqrt(additions) and chunk < 1024:
         chunk *= 2
@@ -328,7 +335,7 @@ def _sums(shape: _Geometry, workspace: Array, items: Array, additions: int) -> l
         }
     )
     names = ["sum_chunk", "join_chunks"] if chunks > 1 else ["sum_chunk"]
-    # A thread of its own for every part: most of the second launch has nothing to do.
+    # A separate thread for every part: most threads of the second launch have no work.
     blocks = min(-(-count // _THREADS), 2**30)
     return [
         header_launch(
@@ -348,7 +355,9 @@ def _sums(shape: _Geometry, workspace: Array, items: Array, additions: int) -> l
 
 
 def _shared_vector(shape: _Geometry) -> int:
-    """Columns that a thread sums at once: rows and updates must begin where vectors do."""
+    """Return the number of columns that a thread sums: rows and updates must be aligned for
+    vectors.
+    """
     size = shape.out.itemsize
     vector = vector_of(size, shape.columns, [(shape.out, 0), (shape.updates, 1)], most=_VECTOR)
     distances = [n for axis in shape.rows for n in axis.strides]
@@ -359,7 +368,7 @@ def _shared_vector(shape: _Geometry) -> int:
 
 
 def _item_bytes(additions: int) -> int:
-    """Bytes of a buffer of items, so that what follows lies at a multiple of 16."""
+    """Return the bytes of a buffer of items, rounded up so that the next buffer is 16-byte aligned."""
     return -(-additions * _ITEM // _VECTOR) * _VECTOR
 
 
@@ -367,7 +376,9 @@ def _item_bytes(additions: int) -> int:
 
 
 def _sizes(node: Node) -> tuple[int, int, int, int]:
-    """Rows that are told apart, updates that are sorted, columns of each, updates of a column."""
+    """Return the numbers of distinct rows, sorted updates, columns of each, and updates of a
+    column.
+    """
     x, positions, updates = node.inputs
     length = x.shape[node.attrs["axis"]]
     if node.op.name == "scatter_add":

@@ -1,7 +1,7 @@
-"""Adding at computed positions where rows are few: one launch, a block for each of them.
+"""Adding at computed positions where rows are few: one launch with a block for each row.
 
-Every block looks at all positions, so this is for vocabularies of hundreds: the gradient of an
-embedding of letters, or of places in a text.
+Every block reads all positions, so the kernel suits vocabularies of hundreds: the gradient of an
+embedding of letters, or of positions in a text.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 _THREADS = 256
 _ACROSS = 16
-"""Threads side by side along a row: the others share what is added to it."""
+"""Neighbouring threads along a row; the remaining threads of a block share the row's updates."""
 _LOOKS_PER_SECOND = 5e11
-"""Positions that are looked at, by all blocks together."""
+"""Positions per second that all blocks together read."""
 
 
 @unless_empty

@@ -1,7 +1,7 @@
-"""Linear algebra on a card with one block for each matrix: the fastest way for small ones.
+"""Linear algebra on a GPU with one block for each matrix: the fastest method for small matrices.
 
-A run on a card cannot stop at a matrix that cannot be factorised or inverted: its results are nan.
-(The determinant of a singular matrix is 0, as everywhere.)
+A run on a GPU cannot stop at a matrix that cannot be factorised or inverted: its results are nan.
+(The determinant of a singular matrix is 0, as on other devices.)
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ _MOST_ROWS = 1024
 _STEP_SECONDS = 4e-7
 """A step of an algorithm, in which all threads of the block meet a few times."""
 _FLOPS = 5e10
-"""What one block computes in a second."""
+"""Operations per second of a block."""
 _BLOCKS_EACH = 2
-"""Blocks that a multiprocessor has at once."""
+"""Number of blocks that a multiprocessor runs simultaneously."""
 _WORKSPACE_FACTOR = 4
-"""How many times as long everything takes outside shared memory."""
+"""Factor by which all steps are slower outside shared memory."""
 
 
 # --- where matrices lie
@@ -60,7 +60,7 @@ BlocksOf = Callable[[Node], tuple[int, int]]
 
 
 def _batch(shape: Shape, arrays: Sequence[tuple[Array, int]]) -> Parameter:
-    """Where all matrices lie; arrays are given with how many axes one result of theirs has."""
+    """Return the layout of all matrices; arrays are given with the number of axes of their results."""
     strides = []
     for array, own in arrays:
         lengths = array.shape[: array.ndim - own]
@@ -97,7 +97,9 @@ def _launched(
     given: Mapping[str, Parameter],
     body: str,
 ) -> Runner:
-    """A launch with a block for each matrix (or part of one) that keeps `elements` numbers."""
+    """Return a launch with a block for each matrix (or part of a matrix) that keeps `elements`
+    numbers.
+    """
     dtype = call.inputs[0].dtype.name
     stored, computed = STORED[dtype], computed_type(dtype)
     nbytes = elements * _bytes(dtype)
@@ -246,7 +248,7 @@ def _bind_svd(call: Call) -> Runner:
     v = vt.swapaxes(-1, -2)
     turned = m < n
     if turned:
-        # Its columns are rotated, and there must not be more of them than rows.
+        # Its columns are rotated, and their number must not exceed the number of rows.
         a, u, v, m, n = a.swapaxes(-1, -2), v, u, n, m
     return _launched(
         call,
@@ -277,7 +279,8 @@ _FACTORS: dict[str, tuple[str, str, BlocksOf, dict[str, int], str]] = {
     "qr": ("factorisations.cuh", _QR, _qr_blocks, {"q": 2, "r": 2}, "mn"),
     "eigh": ("factorisations.cuh", _EIGH, _eigh_blocks, {"w": 1, "v": 2}, "n"),
 }
-"""By the op: header, text, blocks, the axes of one result of each output, and the sizes read."""
+"""By the op: header, text, blocks, the axes of a single result of each output, and the sizes read.
+"""
 
 
 @unless_empty
@@ -313,15 +316,18 @@ def _workspace(blocks_of: BlocksOf, node: Node) -> int:
 
 
 def _supports(node: Node) -> bool:
-    """One block takes minutes for what cuSOLVER does in milliseconds: where that is there, large
-    matrices are not for this, whatever an estimate says."""
+    """Return True if the kernel supports a node.
+
+    A block takes minutes for matrices that cuSOLVER handles in milliseconds. Where cuSOLVER is
+    available, large matrices are not supported, regardless of the estimated time.
+    """
     given = node.inputs[0]
     is_large = max(given.shape[-2:]) > _MOST_ROWS
     return is_float(given.dtype) and not (is_large and cusolver.supports(node))
 
 
 _SWEEPS = 8
-"""Passes over all pairs of columns until rotations have nothing left to do."""
+"""Maximum number of passes over all pairs of columns until the rotations converge."""
 for _op, _bind, _blocks_of, _per_row in (
     ("solve", _bind_solve, _solve_blocks, 2),
     ("inverse", _bind_solve, _solve_blocks, 2),

@@ -1,30 +1,30 @@
-"""Blocked Cholesky, QR and linear solve of one large matrix.
+"""Blocked Cholesky, QR and linear solve for a single large matrix.
 
 **Cholesky.** A panel of L is the remaining matrix times the inverse of a diagonal block. The
 rounding of the inverse would show for ill-conditioned blocks; one step of refinement, two more
 small products, corrects it.
 
-**QR.** Products replace reflections. A panel is orthonormalised by Cholesky QR: P = Q Lᵀ with L
-Lᵀ = Pᵀ P. That loses the square of the panel's condition, so it is done twice, which suffices
-unless the first pass was entirely wrong: then the second factor is near the identity (Yamamoto et
-al., Roundoff error analysis of the CholeskyQR2 algorithm, 2015). Columns behind it are
-orthogonalised against it immediately (block Gram-Schmidt). Rounding leaves a component of each
-panel in the later ones, the larger the worse the condition of the matrix:
+**QR.** Products replace reflections. A panel is orthonormalised by Cholesky QR: P = Q Lᵀ with L Lᵀ
+= Pᵀ P. That loses the square of the panel's condition, so it is done twice. Two passes suffice
+unless the first pass was entirely wrong: the second factor is near the identity (Yamamoto et al.,
+Roundoff error analysis of the CholeskyQR2 algorithm, 2015). Columns behind it are orthogonalised
+against it immediately (block Gram-Schmidt). Rounding leaves a component of each panel in the later
+ones, the larger the worse the condition of the matrix:
 
 - float64: a panel is projected again between its two factorisations (Barlow and Smoktunowicz,
   Reorthogonalized block classical Gram-Schmidt, 2013).
 - float32: everything is computed in float64, so the remainder is negligible except for matrices
   that are singular in float32. A vector detects these.
 
-If a check fails, as for matrices without full rank, the library's reflections are used instead.
-The diagonal of R is positive by construction.
+If a check fails, as for matrices without full rank, the library's reflections are used instead. The
+diagonal of R is positive by construction.
 
 **Solve.** Elimination without row exchanges, for few right-hand sides. The pivot search in every
 column takes most of the library's time. A matrix mixed by random butterflies from both sides
 (butterfly.cuh) needs no pivots, except with bad luck; refinement restores the lost accuracy
-(Baboulin et al., 2013; MAGMA's gesv_rbt). Everything is computed in float64. A solution is
-accepted as soon as its residual is that of a matrix changed by rounding; if none is, or the
-matrix may be singular, the library is used.
+(Baboulin et al., 2013; MAGMA's gesv_rbt). Everything is computed in float64. A solution is accepted
+as soon as its residual is as small as rounding of the matrix explains; if none is, or the matrix
+may be singular, the library is used.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
 _COLUMN_SECONDS, _FLOPS = 5e-7, 2e13
 _STRIP = 1024
-"""Columns of the rest that one product updates: what it writes above the diagonal is wasted."""
+"""Columns of the rest that one product updates; the part it writes above the diagonal is wasted."""
 
 
 def _bind(call: Call) -> Runner:
@@ -110,12 +110,14 @@ TABLE.add(
 
 
 _LEAST = 1e-10, 0.25
-"""The square of how much of a column is not in those before it in its panel, the first time and the
-second. Below the one, two products with the inverse are not exact any more; the other is 1 but for
-rounding, if all is well."""
+"""Minimum squared share of a column not in previous columns of its panel, in each of two passes.
+
+Below the first limit, two products with the inverse are no longer exact. In the second pass the
+share is 1 up to rounding if the first pass succeeded.
+"""
 _MOST = 4 * float(np.finfo("float32").eps)
-"""By how much a component of a vector of 1 and -1 may change: reflections in float32 change it by
-more."""
+"""Maximum change of a component of a vector of 1 and -1; reflections in float32 change it by more.
+"""
 _BLOCKED_QR_COLUMN_SECONDS, _BLOCKED_QR_FLOPS = 1.6e-6, 4e13
 _THREADS = 256
 
@@ -167,7 +169,7 @@ def _blocked_qr_bind(call: Call) -> Runner:
 
 
 def _project(run: PanelCalls, parts: Array, rest: Array, q: Array) -> None:
-    """Take out of columns what lies in those of Q, and keep how much that is."""
+    """Remove from columns their projection on the columns of Q, and store its coefficients."""
     run.multiply(parts, q.T, rest)
     run.multiply(rest, q, parts, alpha=-1.0, beta=1.0)
 
@@ -227,11 +229,13 @@ TABLE.add(
 
 
 MOST_COLUMNS = 16
-"""Right sides: residuals are computed for one after the other."""
+"""Maximum number of right-hand sides: residuals are computed for each sequentially."""
 MOST_REFINEMENTS = 3
 SINGULAR = 1e-12
-"""The inverse of a condition below which a matrix may as well be singular, in float32 the rounding
-of a number: the library knows."""
+"""Reciprocal condition below which a matrix may be singular, in float32 within rounding.
+
+The library decides such cases.
+"""
 _SURE = 1e-12
 """A tolerance below which the first solution never counts: it is refined without asking."""
 _BLOCKED_SOLVE_COLUMN_SECONDS, _BLOCKED_SOLVE_FLOPS = 9e-7, 5e13
@@ -301,7 +305,7 @@ class _Elimination(PanelCalls):
         self._subtract(slice(end, len(self.a)), slice(begin, end), slice(end, last))
 
     def _subtract(self, rows: slice, between: slice, columns: slice) -> None:
-        """Take L times U out of what is left."""
+        """Subtract L times U from the remaining matrix."""
         out, left, right = (
             self.mixed[rows, columns],
             self.mixed[rows, between],
@@ -310,7 +314,7 @@ class _Elimination(PanelCalls):
         self.multiply(out, left, right, alpha=-1.0, beta=1.0)
 
     def solve(self, right: Array, *, adds: bool) -> None:
-        """x = the solution for a right side, or that and what it was."""
+        """Set x to the solution for a right-hand side, or add the solution to x."""
         self._mix("mix_right", right, self.right, solution=False, adds=False)
         pieces = panels(0, len(self.a))
         for begin, end in pieces:
@@ -366,7 +370,7 @@ class _Elimination(PanelCalls):
         )
 
     def taken(self) -> CudaRunner:
-        """What runs the calls so far; others are begun."""
+        """Return a runner of the calls so far, and start a new list of calls."""
         found, self.calls = self.calls, []
         return CudaRunner(found)
 
@@ -406,7 +410,7 @@ class SolveRunner(CudaRunner):
         self._otherwise()()
 
     def _judged(self) -> tuple[float, float]:
-        """The residual beside |a| |x|, and what the condition of the matrix is at least."""
+        """Return the residual relative to |a| |x|, and a lower bound of the matrix's condition."""
         residual, x, sizes, b = self._results
         reach = sizes.max() * abs(x).max(axis=0)
         error = (abs(residual).max(axis=0) / reach).max()

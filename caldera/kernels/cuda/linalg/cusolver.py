@@ -1,15 +1,14 @@
-"""Linear algebra on large matrices by cuSOLVER and cuBLAS, and by card and host together.
+"""Linear algebra on large matrices by cuSOLVER and cuBLAS, and by GPU and host together.
 
 The library, called through CuPy for one matrix at a time, reports whether it succeeded, and the
-host waits for that: such calls cannot be captured, and a matrix that cannot be factorised or
-inverted is an error as it is on the CPU.
+host waits for the report. Such calls cannot be captured, and a matrix that cannot be factorised or
+inverted raises an error, as on the CPU.
 
-Card and host together work as in MAGMA. A panel, some columns, is a chain of small steps that wait
-for each other, which a host is good at. The panel's changes to the rest of the matrix are one large
-product, which is for the card. While the card multiplies, the host has the next panel already: its
-columns are the first that the card brings up to date (look-ahead), and their copy does not wait for
-the rest. (Tomov, Dongarra and Baboulin, Towards dense linear algebra for hybrid GPU accelerated
-manycore systems, 2010.)
+GPU and host together work as in MAGMA. A panel (some columns) is a chain of small dependent steps,
+which suit a host. The panel's changes to the rest of the matrix are one large product, which suits
+the GPU. While the GPU multiplies, the host already has the next panel: the GPU updates these
+columns first (look-ahead), and their copy does not wait for the rest. (Tomov, Dongarra and
+Baboulin, Towards dense linear algebra for hybrid GPU accelerated manycore systems, 2010.)
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def _qr(a: Any) -> Results:
     sign = _sign(cupy().diagonal(r))
     r = r * sign.conj()[:, None]
     if r.dtype.kind == "c":
-        # What rounding left beside the real diagonal.
+        # Removes the imaginary rounding errors of the real diagonal.
         steps = cupy().arange(r.shape[0])
         r[steps, steps] = r[steps, steps].real
     return q * sign, r
@@ -84,7 +83,7 @@ def _sign(x: Any) -> Any:
 
 
 def _sign_of_columns(vectors: Any) -> Any:
-    """The direction of each column: that of the first of its largest components."""
+    """Return the direction of each column: the direction of the first of its largest components."""
     magnitude = cupy().abs(vectors)
     among_largest = magnitude >= ABOUT_EQUAL * magnitude.max(axis=0, keepdims=True)
     first = cupy().argmax(among_largest, axis=0)
@@ -93,7 +92,7 @@ def _sign_of_columns(vectors: Any) -> Any:
 
 
 def bind(call: Call) -> Runner:
-    """What runs an op by the library, one matrix after the other."""
+    """Return a runner that calls the library for an op, for each matrix in order."""
     node = call.node
     function, _ = _LIBRARY[node.op.name]
     outputs = [cupy_array(array) for array in call.outputs]
@@ -117,7 +116,7 @@ def bind(call: Call) -> Runner:
 
 
 def supports(node: Node) -> bool:
-    """Whether the library serves this node: all but bfloat16, which CuPy does not know."""
+    """Return True if the library supports this node: all but bfloat16, which CuPy does not support."""
     sizes = [given.spec.size for given in node.inputs]
     dtype = part_of(node.inputs[0].dtype)
     return card_count() > 0 and dtype in FLOATS - {bfloat16} and min(sizes) > 0
@@ -159,33 +158,40 @@ for _op in _LIBRARY:
 PANEL = 128
 """Columns of a panel."""
 SMALLEST = 1024
-"""Rows below which a card alone is faster, or one panel is nearly all of the matrix."""
+"""Rows below which the GPU without the host is faster, or a panel is nearly all of the matrix."""
 _SECONDS_PER_BYTE = 1e-9
 _HYBRID_FLOPS = 2e12
-"""What both do together. On an H200 with 16 cores the panels alone take longer than cuSOLVER takes
-for everything (benchmarks/results/placement-h200.md), so these kernels serve only where somebody
-fixes them (`choices.fix`), or nothing else can."""
+"""Operations per second of GPU and host together.
+
+On an H200 with 16 cores the panels take longer than the whole computation in cuSOLVER
+(benchmarks/results/placement-h200.md). These kernels therefore serve only if `choices.fix` selects
+them, or if no other kernel is available.
+"""
 
 
 @cache
 def _copy_stream(card: int) -> Any:
-    """One for each card: CuPy keeps memory apart for every stream that there ever was."""
+    """Return the copy stream of a GPU.
+
+    There is only one per GPU, since CuPy keeps a separate memory pool for every stream ever
+    created.
+    """
     return cupy().cuda.Stream(non_blocking=True)
 
 
 def _pinned(elements: int, dtype: Any) -> np.ndarray:
-    """Memory of the host that a card copies from and to while the host goes on."""
+    """Return host memory that a GPU copies from and to while the host continues."""
     size = elements * np.dtype(dtype).itemsize
     memory = cupy().cuda.alloc_pinned_memory(max(size, 1))
     return np.frombuffer(memory, dtype, elements)
 
 
 class _Link:
-    """Copies of columns between host and card, beside what the card computes.
+    """Copies of columns between host and GPU, concurrent with the GPU's computation.
 
-    It has room on the card for as many elements as are sent through it in all: what is sent stays
-    where it is, so no copy waits for whatever read that memory before. On the host there is room
-    for `largest` elements each way.
+    It has GPU memory for `elements` elements, the total number sent. Sent data is never
+    overwritten, so no copy waits for earlier readers of that memory. Host memory holds `largest`
+    elements in each direction.
     """
 
     def __init__(self, elements: int, largest: int, dtype: Any) -> None:
@@ -198,8 +204,11 @@ class _Link:
         self._left = self._stream.record()
 
     def fetched(self, part: Any) -> Callable[[], np.ndarray]:
-        """Begin to copy a part of a matrix to the host; what is given back waits for it. There,
-        columns lie one after the other, as LAPACK has them; the next part takes their place."""
+        """Start the copy of a part of a matrix to the host, and return a function that waits for
+        it.
+
+        On the host, columns are contiguous, as LAPACK requires; the next part overwrites them.
+        """
         rows, columns = part.shape
         arriving = self._arriving[: rows * columns].reshape(columns, rows)
         if not part.size:
@@ -217,7 +226,7 @@ class _Link:
         return wait
 
     def sent(self, array: np.ndarray) -> Any:
-        """A matrix on the card; what is computed there from now on waits for it."""
+        """Return a matrix on the GPU; later computations there wait for its copy."""
         begin, end = self._used, self._used + array.size
         self._used = end
         self._left.synchronize()
@@ -274,7 +283,7 @@ def _hybrid_qr(a: Any) -> Results:
         rest[begin:, begin:end] = cupy().triu(there)
         reflections.append((begin, v, t))
         ahead = min(end + PANEL, k)
-        # First what the host needs next, then all the rest beside it.
+        # First the columns that the host needs next, then the rest, while the host works.
         _reflect(rest[begin:, end:ahead], v, t)
         panel = link.fetched(rest[end:, end:ahead])
         _reflect(rest[begin:, ahead:], v, t)
@@ -322,7 +331,7 @@ def _hybrid_solve(a: Any, b: Any) -> Results:
         below, taken = link.sent(packed)[end - begin :], cupy().asarray(order)
         uppers.append((begin, end, upper))
         ahead = min(end + PANEL, n)
-        # First what the host needs next, then all the rest beside it.
+        # First the columns that the host needs next, then the rest, while the host works.
         _eliminate(rest[begin:, end:ahead], taken, below, lower)
         panel = link.fetched(rest[end:, end:ahead])
         _eliminate(rest[begin:, ahead:], taken, below, lower)
@@ -343,7 +352,7 @@ def _eliminated(panel: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _inverses(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Those of L and U of a square block."""
+    """Return the inverses of L and U of a square block."""
     lower = _checked("trtri", packed, lower=1, unitdiag=1)[0]
     upper = _checked("trtri", packed)[0]
     return np.tril(lower, -1) + np.eye(len(packed), dtype=packed.dtype), np.triu(upper)
@@ -358,7 +367,7 @@ def _eliminate(part: Any, order: Any, lower: Any, inverse: Any) -> None:
 
 
 def _checked(name: str, a: np.ndarray, **how: int) -> tuple[Any, ...]:
-    """What a function of LAPACK gives, but for the last, which says whether it could."""
+    """Return the results of a LAPACK function, except the last, which reports failure."""
     lapack = optional_import("scipy.linalg.lapack", "scipy", "panels on the host")
     *found, failed = lapack.get_lapack_funcs((name,), (a,))[0](a, **how)
     if failed:

@@ -1,9 +1,8 @@
-"""What factorisations panel by panel are made of on a card: products by cuBLASLt, and blocks on the
-diagonal by a launch of our own.
+"""Panel factorisations on a GPU: products by cuBLASLt, and a custom kernel for diagonal blocks.
 
-A panel is some columns of a matrix. cuSOLVER spends most of its time on steps of one column, which
-wait for each other. Here these are done for a small block, in the registers of one multiprocessor,
-and that gives the inverse as well; everything else is products.
+A panel is some columns of a matrix. cuSOLVER spends most of its time on dependent steps of one
+column. Here a small block takes these steps in the registers of one multiprocessor, which produces
+the inverse as well; all remaining work is products.
 """
 
 from __future__ import annotations
@@ -42,8 +41,10 @@ from caldera.kernels.table import Array, Call, Runner
 PANEL = 128
 """Columns of a panel: BLOCK_SIDE of diagonal_block.cuh."""
 GROUP = 4 * PANEL
-"""Columns after which all the columns behind them are brought up to date at once: deep products are
-faster. Until then panels change only what lies in their group."""
+"""Columns after which all later columns are updated together: deep products are faster.
+
+Until then panels change only the columns of their group.
+"""
 SMALLEST = 1024
 """Rows and columns from which on this was measured, and ahead of the library."""
 FAST_FLOAT64 = {(8, 0), (9, 0), (10, 0)}
@@ -56,7 +57,7 @@ _TILE = 32
 
 
 def panels(begin: int, end: int, width: int = PANEL) -> list[tuple[int, int]]:
-    """Where panels begin and end.
+    """Return the start and end of each panel.
 
     >>> panels(0, 300)
     [(0, 128), (128, 256), (256, 300)]
@@ -65,7 +66,9 @@ def panels(begin: int, end: int, width: int = PANEL) -> list[tuple[int, int]]:
 
 
 def can_run(node: Node) -> bool:
-    """Whether one large matrix of a dtype that cuBLASLt multiplies is given, and the library is."""
+    """Return True for one large matrix of a dtype that cuBLASLt multiplies, if cuBLASLt is
+    available.
+    """
     given = node.inputs[0]
     is_large = len(node.inputs[0].shape) == 2 and min(given.shape[-2:]) >= SMALLEST
     is_plain = all(each.dtype in (float32, float64) for each in node.inputs)
@@ -84,15 +87,15 @@ def panel_bytes(*specs: Spec) -> int:
 
 
 def seconds(column_seconds: float, flops: float, node: Node) -> float:
-    """About how long a factorisation takes: steps that wait for each other, and products."""
+    """Return the approximate time of a factorisation: dependent steps, and products."""
     columns = min(node.inputs[0].shape[-2:])
     return _CALL_SECONDS + columns * column_seconds + node.op.count_flops(node) / flops
 
 
 class PanelCalls:
-    """The calls that factorise a matrix, in the order in which they were asked for.
+    """Calls that factorise a matrix, in the order of their creation.
 
-    When they have run, `failed` holds whether they could; then another runner does it instead.
+    After they have run, `failed` stores whether they failed; then another runner takes over.
     """
 
     def __init__(self, call: Call) -> None:
@@ -111,7 +114,7 @@ class PanelCalls:
     def multiply(
         self, out: Array, left: Array, right: Array, alpha: float = 1.0, beta: float = 0.0
     ) -> None:
-        """out = alpha left right + beta out; what is multiplied by 0 is not read."""
+        """Compute out = alpha left right + beta out; operands multiplied by 0 are not read."""
         if 0 in (*out.shape, left.shape[1]):
             return
         product = Multiplication(left, right, out)
@@ -143,7 +146,7 @@ class PanelCalls:
         )
 
     def inverse(self, inverse: Array, a: Array) -> None:
-        """The inverse of a block without exchanges of rows, or of one nearby if it has none."""
+        """Invert a block without row exchanges, or a nearby block if it is singular."""
         name = type_of(a)
         self.launch(
             "inverse",
@@ -205,12 +208,12 @@ class PanelCalls:
         self.calls.append(header_launch(_HEADER, name, grid, block, KernelSignature(given), body))
 
     def runner(self, otherwise: Callable[[], Runner]) -> Runner:
-        """What runs them, and what `otherwise` makes if they failed."""
+        """Return a runner of the calls, which runs the result of `otherwise()` if they fail."""
         return PanelRunner(self.calls, self.failed, otherwise)
 
 
 class PanelRunner(CudaRunner):
-    """Calls, and what to do if they could not factorise a matrix: the host waits to know."""
+    """Calls and a fallback if they cannot factorise a matrix: the host waits for the outcome."""
 
     def __init__(
         self, calls: list[Callable[[], object]], failed: Array, otherwise: Callable[[], Runner]

@@ -1,1 +1,1 @@
-"""The driver, NVRTC, launching, libraries, and measuring on a card."""
+"""The driver, NVRTC, launching, libraries, and measuring on a GPU."""

@@ -1,7 +1,7 @@
 """cuBLASLt through the low-level bindings of nvmath-python: descriptors, algorithms, calls.
 
-cuBLAS counts along columns first, so what it is asked for is the transposed product: our right
-operand comes first. All that a call needs is made before it runs, and a run only launches.
+cuBLAS is column-major, so the transposed product is requested: our right operand is passed first.
+All objects of a call are created before it runs, and a run only launches.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RANKS = 8
 """Algorithms that are tried against each other: the library names no more, and of large products
 the last ones have been the fastest."""
 ALIGNMENT = 64
-"""Bytes: plans lay all arrays out so, and the library asks for no more than 16."""
+"""Alignment in bytes of all arrays in plans; the library requires at most 16."""
 DATA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
 """cudaDataType_t."""
 COMPUTE_32F, COMPUTE_64F, COMPUTE_TF32 = 68, 70, 77
@@ -88,7 +88,9 @@ class Problem:
 
 
 def problem_of(product: Multiplication, epilogue: str, limit: int) -> Problem | None:
-    """What to ask for the product alone; None where cuBLAS cannot take the arrays as they lie."""
+    """Return the problem for the plain product; None if cuBLAS does not support the arrays'
+    layouts.
+    """
     found = [as_matrices(each) for each in (product.left, product.right, product.out)]
     left, right, out = found
     if left is None or right is None or out is None or out.transposed or len(product.batch) > 1:
@@ -152,7 +154,7 @@ def _put(function: Any, handle: int, attribute: Any, value: Any) -> None:
 
 @lru_cache
 def handle(card: int) -> int:
-    """The library's context on a card."""
+    """Return the library's context on a GPU."""
     return device.cublas_lt().create()
 
 
@@ -160,13 +162,13 @@ def handle(card: int) -> int:
 def algorithms(problem: Problem, card: int) -> np.ndarray:
     """The algorithms that the library thinks fastest, the best one first; maybe none."""
     lt = device.cublas_lt()
-    # Whether there is a bias matters here, not where it lies.
+    # The result depends on the presence of a bias, not on its address.
     descriptors = Descriptors(lt, problem, ALIGNMENT)
     preference = lt.matmul_preference_create()
     attributes = lt.MatmulPreferenceAttribute
     put = partial(_put, lt.matmul_preference_set_attribute, preference)
     put(attributes.MAX_WORKSPACE_BYTES, ctypes.c_uint64(problem.limit))
-    # Sums that are cut are added up as exactly as the others.
+    # Split sums are added up with the same precision as unsplit ones.
     exact = lt.ReductionScheme.COMPUTE_TYPE
     if problem.data == problem.result == problem.scale:
         exact |= lt.ReductionScheme.INPLACE
@@ -188,7 +190,7 @@ def algorithms(problem: Problem, card: int) -> np.ndarray:
             ctypes.addressof(count),
         )
     except lt.cuBLASLtError:
-        # Not supported: it says so by failing.
+        # The library reports unsupported problems by an error.
         return results[:0]
     finally:
         lt.matmul_preference_destroy(preference)

@@ -38,12 +38,14 @@ def _release_handles() -> None:
 
 @lru_cache
 def handle(card: int, lane: int) -> Any:
-    """cuDNN's context on a card: one for each lane, as it has streams and memory of its own."""
+    """Return cuDNN's context on a GPU: a separate one for each lane, since it has streams and
+    memory.
+    """
     return device.cudnn().create_handle()
 
 
 def _refusals() -> tuple[type[Exception], ...]:
-    """What the library raises for graphs and plans that are not supported."""
+    """Return the exceptions that the library raises for unsupported graphs and plans."""
     return (
         device.cudnn().cudnnGraphNotSupportedError,
         RuntimeError,
@@ -53,7 +55,7 @@ def _refusals() -> tuple[type[Exception], ...]:
 
 
 class CudnnGraph(ABC):
-    """The graph of a key, and those of its plans that can run, the best one first."""
+    """Graph of a key, and its plans that can run, the best one first."""
 
     def __init__(self, key: Any, card: int) -> None:
         self._key = key
@@ -92,7 +94,7 @@ class CudnnGraph(ABC):
         self._graph = self._library = None
 
     def plan(self, rank: int) -> int | None:
-        """The number of a plan that can run; None if there are not so many."""
+        """Return the index of a plan that can run; None if there are at most `rank` such plans."""
         count = self._graph.get_execution_plan_count()
         while len(self._plans) <= rank and self._next < count:
             try:

@@ -118,16 +118,16 @@ MOST_TAPS = 11
 FEWEST_PIXELS = 128
 """Results below which blocks would be mostly empty."""
 ALIGNMENT = 16
-"""Bytes that a thread reads and writes at once."""
+"""Number of bytes that a thread reads and writes per access."""
 LARGE_FLOPS = 5e9
 """Work from which on different ways are worth measuring. For less, all libraries that were measured
 on an H200 took 1.0 to 4.3 times as long, and compiling rivals would take longer than they save."""
 LARGE_IMAGES = 1 << 22
-"""Elements from which on libraries are faster for as many channels as these kernels take."""
+"""Number of elements from which libraries are faster for the channel counts of these kernels."""
 PRIORITIES = (12, 9)
 """Of the ways: before products of 1x1 convolutions, and after cuDNN's second plan."""
 FILTERS = {"conv2d": 1, "conv2d_input": 1, "conv2d_weight": 2}
-"""Which of the inputs and the result are filters; the others are images."""
+"""Index of the filters among the inputs and the result; the remaining arrays are images."""
 
 
 # --- which convolutions
@@ -141,7 +141,7 @@ def _supports(rank: int, node: Node) -> bool:
     if node.dtype not in HALVES and not is_rounded:
         return False
     if node.dtype != float16 and not driver().card.has_tf32:
-        # Its tensor cores know halves alone.
+        # Without tf32, its tensor cores support only float16.
         return False
     specs = [*(given.outputs[0] for given in node.inputs), node.spec]
     if any(0 in spec.shape for spec in specs) or attrs["groups"] != 1:
@@ -162,14 +162,14 @@ def _supports(rank: int, node: Node) -> bool:
 
 
 def _is_slow(node: Node, geometry: Geometry) -> bool:
-    """Whether a library is known to be faster, from measurements on an H200."""
+    """Return True if a library is faster, according to measurements on an H200."""
     if min(geometry.filters[:2]) < MOST_CHANNELS:
         return False
     return node.dtype == float32 or node.inputs[0].outputs[0].size > LARGE_IMAGES
 
 
 def _tilings(node: Node) -> tuple[CorrelationTiling, ...] | tuple[WeightGradientTiling, ...]:
-    """How blocks may share the work, the best guess first."""
+    """Return the tilings that blocks may use, the best guess first."""
     itemsize, card = node.dtype.itemsize, driver().card
     if node.op.name == "conv2d_weight":
         return weight_gradient_tilings(_work(node), itemsize, card)

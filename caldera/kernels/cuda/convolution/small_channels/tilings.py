@@ -1,7 +1,7 @@
-"""Tiles of output pixels, and how blocks share a convolution of few channels, best guess first.
+"""Tiles of output pixels and tilings for convolutions of few channels, best guess first.
 
-The guesses count clocks of a multiprocessor: what its shared memory, its tensor cores and its share
-of the memory of the card need at least. Measuring decides between the first few.
+The guesses count clocks of a multiprocessor: the minimum time of its shared memory, its tensor
+cores and its share of the GPU's memory bandwidth. The first few tilings are then measured.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ class PixelTilesNumbers(ctypes.Structure):
 
 @dataclass(frozen=True)
 class PixelTiles:
-    """How the output pixels of a correlation are cut into tiles, all of the same size."""
+    """Division of the output pixels of a correlation into tiles of the same size."""
 
     work: Correlation
     images: int
     height: int
     width: int
     pixel: int
-    """Bytes from one pixel of what a tile sees to the next."""
+    """Number of bytes between neighbouring pixels of a tile's input."""
 
     @cached_property
     def pixels(self) -> int:
@@ -69,7 +69,7 @@ class PixelTiles:
 
     @cached_property
     def tiles(self) -> int:
-        """How many tiles there are."""
+        """Number of tiles."""
         work = self.work
         rows, columns = work.target[0] // self.height, work.target[1] // self.width
         return -(-work.batch // self.images) * rows * columns
@@ -82,7 +82,7 @@ class PixelTiles:
 
     @property
     def pitch(self) -> int:
-        """Bytes of a row of what a tile sees."""
+        """Bytes of a row of a tile's input."""
         return -(-self.sight[1] * self.pixel // 4) * 4
 
     @cached_property
@@ -91,7 +91,7 @@ class PixelTiles:
         return -(-(self.images * self.sight[0] * self.pitch + 4) // 16) * 16
 
     def numbers(self, itemsize: int) -> PixelTilesNumbers:
-        """What kernels are told of it."""
+        """Return the numbers that are passed to kernels."""
         work, (rows, columns) = self.work, self.sight
         in_chunks = work.channels * itemsize % 16 == 0
         pieces = work.channels * itemsize // 16 if in_chunks else work.channels
@@ -140,9 +140,9 @@ def _divisors(number: int) -> list[int]:
 RANKS = 2
 """Ways that are tried against each other."""
 BYTES_A_CLOCK = 40
-"""What a multiprocessor gets from the card's cache."""
+"""Bytes per clock that a multiprocessor receives from the GPU's cache."""
 PRODUCT_CLOCKS = 1.8
-"""Of one product of tensor cores, all four of them at work."""
+"""Clocks per tensor-core product, with all four tensor cores busy."""
 STEP_CLOCKS = 30
 """From reading words to the product with them, where a warp waits."""
 START_CLOCKS = 1500
@@ -150,7 +150,7 @@ START_CLOCKS = 1500
 
 
 class Clocked(Protocol):
-    """A tiling that guesses what it takes."""
+    """Tiling that estimates its time."""
 
     def clocks(self) -> float:
         """Clocks of a multiprocessor."""
@@ -186,7 +186,7 @@ class CorrelationTiling:
 
     @property
     def work(self) -> Correlation:
-        """What is computed."""
+        """Correlation to compute."""
         return self.pixel_tiles.work
 
     @property
@@ -196,7 +196,7 @@ class CorrelationTiling:
 
     @property
     def is_whole(self) -> bool:
-        """Whether channels fill whole steps of 32 bytes."""
+        """True if channels fill whole steps of 32 bytes."""
         return self.work.channels * self.itemsize % 32 == 0
 
     @property
@@ -211,13 +211,15 @@ class CorrelationTiling:
 
     @property
     def side(self) -> int:
-        """Tiles of 8 results that lie so that a lane stores up to 16 bytes at once."""
+        """Number of 8-result tiles arranged such that a lane stores up to 16 bytes per access."""
         wanted = 8 // self.itemsize
         return next(n for n in (4, 2, 1) if n <= wanted and self.across % n == 0)
 
     @property
     def lines(self) -> tuple[int, int, int]:
-        """Filters that a block reads: how many, numbers of each, and from one to the next."""
+        """Filters that a block reads: their count, the numbers of each, and the stride between
+        filters.
+        """
         work, taps = self.work, size(self.work.taps)
         results = min(8 * self.across, work.results)
         if self.turned:
@@ -226,21 +228,23 @@ class CorrelationTiling:
 
     @property
     def raw_step(self) -> int:
-        """Bytes of filters that are copied at once."""
+        """Bytes of filters per copy instruction."""
         _, length, stride = (n * self.itemsize for n in self.lines)
         first = 8 * self.across * size(self.work.taps) * self.itemsize if self.turned else stride
         return next(n for n in (16, 4, 2) if length % n == stride % n == first % n == 0)
 
     @property
     def raw_pitch(self) -> int:
-        """Bytes from one filter to the next in shared memory: lanes that read the same of several
-        of them meet different banks."""
+        """Bytes from one filter to the next in shared memory.
+
+        Lanes that read the same element of several filters access different banks.
+        """
         length = self.lines[1] * self.itemsize
         return -(-length // 128) * 128 + 16
 
     @property
     def raw_bytes(self) -> int:
-        """Filters as they lie in memory."""
+        """Bytes of the filters in their memory layout."""
         return self.lines[0] * self.raw_pitch
 
     @property
@@ -255,7 +259,7 @@ class CorrelationTiling:
 
     @property
     def constants(self) -> dict[str, int]:
-        """What the kernel is compiled with."""
+        """Constants that the kernel is compiled with."""
         lines, length, stride = self.lines
         work = self.work
         return {
@@ -302,12 +306,14 @@ class CorrelationTiling:
         return max(1, min(self.resident, self.card.threads // 2 // (32 * self.warps)))
 
     def grid(self) -> tuple[int, int, int]:
-        """As many blocks as the card holds at once, or fewer."""
+        """Return the grid: at most the number of blocks that are resident on the GPU
+        simultaneously.
+        """
         most = max(1, self.resident * self.card.multiprocessors // self.parts)
         return min(self.pixel_tiles.tiles, most), self.parts, 1
 
     def clocks(self) -> float:
-        """A guess of what it takes."""
+        """Return an estimate of the time, in clocks."""
         if self.resident == 0:
             return float("inf")
         tiles = -(-self.pixel_tiles.tiles // self.grid()[0])
@@ -348,7 +354,7 @@ def _tilings(
     work: Correlation, turned: bool, itemsize: int, card: CardProperties
 ) -> Iterator[CorrelationTiling]:
     tiles = -(-work.results // 8)
-    # Tiles of results that a warp has: few numbers of them, so that kernels are few.
+    # Tiles of results of a warp: only few different numbers, to limit the number of kernels.
     widest = next(n for n in (1, 2, 3, 4, 6, 8) if n >= tiles)
     acrosses = [widest, *(n for n in (4, 2) if widest % n == 0 and n < widest and tiles % n == 0)]
     for pixel_tiles in pixel_tilings(work, pixel_bytes(work.channels, itemsize)):

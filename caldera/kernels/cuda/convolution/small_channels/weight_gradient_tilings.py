@@ -1,4 +1,4 @@
-"""How blocks of a card share the work of a gradient of filters of few channels."""
+"""Distribution of a filter gradient with few channels among the blocks of a GPU."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ MOST_SUMS = 112
 
 @dataclass(frozen=True)
 class WeightGradientTiling:
-    """A block of the gradient: `share` warps with `tiles` x 8 terms each, and `split` times as many
-    that split pixels among them; all have all results."""
+    """Tiling of the gradient: `share` warps of a block have `tiles` x 8 terms each.
+
+    A block has `split` groups of these warps, which split the pixels. All warps have all results.
+    """
 
     pixel_tiles: PixelTiles
     itemsize: int
@@ -80,17 +82,19 @@ class WeightGradientTiling:
 
     @property
     def pitch(self) -> int:
-        """Bytes from the gradients of a pixel to those of the next: lanes meet different banks."""
+        """Bytes between the gradients of neighbouring pixels, such that lanes access different
+        banks.
+        """
         return self.rows * 16 * self.itemsize + (16 if self.itemsize == 2 else 32)
 
     @property
     def is_turned(self) -> bool:
-        """Whether warps read rows of 16 bytes."""
+        """True if warps read rows of 16 bytes."""
         return self.itemsize == 2 and self.work.channels % 8 == 0
 
     @property
     def constants(self) -> dict[str, int]:
-        """What the kernel is compiled with."""
+        """Constants that the kernel is compiled with."""
         work = self.work
         return {
             "CHANNELS": work.channels,
@@ -133,11 +137,11 @@ class WeightGradientTiling:
 
     @property
     def partial(self) -> int:
-        """Sums of a block and those beside it that share the terms."""
+        """Number of sums of a block and its neighbours that share the terms."""
         return self.work.results * self.width
 
     def clocks(self) -> float:
-        """A guess of what it takes."""
+        """Return an estimate of the time, in clocks."""
         if self.resident == 0:
             return float("inf")
         tiles = -(-self.pixel_tiles.tiles // self.blocks)
@@ -207,7 +211,9 @@ def _tilings(
 
 
 def _warps(needed: int) -> Iterator[tuple[int, int]]:
-    """Warps that share terms, of which so many are needed in all, and those that split pixels."""
+    """Yield the numbers of warps that share terms (`needed` in all), and of warps that split
+    pixels.
+    """
     for parts in (1, 2, 3, 4, 6):
         share = -(-needed // parts)
         if parts > 1 and share * parts >= needed + share:
