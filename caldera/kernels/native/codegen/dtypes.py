@@ -1,7 +1,7 @@
 """Stored and computed types of every dtype, casts, and float16 and bfloat16 conversion.
 
-Halves are stored in 16 bits and computed in float32, and truth values as single bits. A result of
-half precision is rounded immediately, so that it does not depend on which ops were fused.
+Halves are stored in 16 bits and computed in float32. Truth values are computed as single bits. A
+result of half precision is rounded immediately, so that it does not depend on which ops were fused.
 
 Widening is exact. Narrowing rounds to the nearest, ties to even; overflow becomes infinity, and a
 NaN stays one. bfloat16 is the upper half of a float32, so integer arithmetic suffices. float16 uses

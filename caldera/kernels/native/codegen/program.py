@@ -112,8 +112,8 @@ _TICKET, _DONE, _JOBS, _YIELD, _RUNNING, _MEMBERS, _CLAIMS = 0, 8, 16, 24, 32, 3
 
 The ticket contains the number of the call and, in its last 16 bits, its number of parts. The claim
 of a part is the number of the last call in which a thread took this part. The addresses of the
-current call and the previous one are kept. While a program runs, workers stay, no matter how much
-time they spend waiting for a call.
+current call and the previous one are kept. While a program runs, workers stay even during long
+waits for a call.
 """
 _MOST_PARTS = 1 << 12
 _SPINS = 64
@@ -164,7 +164,8 @@ class _Team:
     def _join(self, number: int) -> None:
         slots = self._slots.get(number)
         if slots is None:
-            # Kept, because workers that join in sequence would wait for each other's Python code.
+            # Kept, because workers that join in sequence would otherwise wait for Python code to
+            # finish.
             slots = self._slots[number] = _slots(_follow, team=self.words, member=number)
         while True:
             _functions()[1](slots.ctypes.data, 0, 1)

@@ -93,7 +93,7 @@ def stride_of(array: Array) -> int:
 def any_layout(
     bind: Bind, order_for: Callable[[Node], Order | None] = lambda node: None
 ) -> Callable[[Call], Runner]:
-    """Extend `bind` to arrays in any layout, by dense copies where it does not support theirs.
+    """Extend `bind` to arrays in any layout, using dense copies of unsupported ones.
 
     `order_for` defines the layout of copies of the largest operands if not row major. Empty arrays
     are left to the oracle.
