@@ -127,7 +127,7 @@ class Emitter(Arithmetic):
 
     @contextmanager
     def if_then(self, condition: RegisterValue) -> Iterator[None]:
-        """Emit the body of the `with` statement as code that runs only if a scalar condition holds."""
+        """Emit the body of the `with` statement under a (scalar) condition."""
         with self.ir.if_then(condition.raw):
             yield
 

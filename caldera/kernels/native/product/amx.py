@@ -255,7 +255,7 @@ class _Binder:
         return NativeRunner(self._calls)
 
     def _multiplied(self) -> Array:
-        """Add the calls for the product, or for all products of a batch; return the array for it."""
+        """Add the calls for the product, or for a batch of products; return its array."""
         out, batch = self._product.out, self._product.batch
         is_dense = steps(out)[1] == 1 or self._product.extent[1] == 1
         place = out if is_dense else dense(out.shape, out.dtype, self._scratch)

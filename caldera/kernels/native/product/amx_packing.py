@@ -33,8 +33,8 @@ BLOCK = SIDE * TERMS
 class TileOperand:
     """A matrix in memory.
 
-    Consecutive rows are `leading` elements apart, or begin at the offsets in `rows`. In the latter
-    case, `blocks` has the offset of every 32 elements of a row.
+    Rows have a stride of `leading` elements, or begin at the offsets in `rows`. In the latter case,
+    `blocks` has the offset of every 32 elements of a row.
     """
 
     memory: Pointer

@@ -187,9 +187,9 @@ def _tile(
 
     The lines of `a` start at number `at`. The distances between and within lines are `down` and
     `right`, which are constants if the lines are `packed`. In that case, the tile also prefetches
-    cache lines from `ahead` on, `step` and `jump` elements apart. Full tiles, and those of half the
-    height, are written directly. Other tiles are first stored on the stack, and only the rows and
-    columns that exist are copied.
+    cache lines from `ahead` on, with strides of `step` and `jump` elements. Full tiles and tiles of
+    half the height are written directly. Other tiles are first stored on the stack, and only the
+    rows and columns that exist are copied.
     """
     tile = RegisterTile(*shape)
     scales = k.convert(alpha, goal.type), k.convert(keep, goal.type)
@@ -237,7 +237,10 @@ def _rows(
     height: int,
     count: RegisterValue | None,
 ) -> list[Pointer]:
-    """Return the addresses of rows of the left matrix; the last row replaces those from `count` on."""
+    """Return the addresses of rows of the left matrix.
+
+    Rows from `count` on are replaced by the last existing row.
+    """
     numbers = [k.constant(i, I64) for i in range(height)]
     if count is not None:
         numbers = [k.minimum(i, count - 1) for i in numbers]
@@ -361,7 +364,7 @@ def tile_address(dtype: DType, tile: RegisterTile, *, packed: bool) -> int:
 class TileCalls:
     """Calls of the micro-kernel from another kernel, for the tiles of a panel.
 
-    Arguments are passed in slots. Those that are the same for all tiles are stored there once.
+    Arguments are passed in slots. Arguments that are the same for all tiles are stored there once.
     """
 
     k: Emitter

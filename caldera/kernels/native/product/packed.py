@@ -6,9 +6,8 @@ Each thread has a separate rectangle of the result, or several if there are many
 its operands. Threads thus never wait for each other, and bias and activation are applied while a
 tile is in the nearest cache.
 
-With many threads, each one would pack as many elements of the right matrix as it multiplies with a
-few rows. The threads can instead pack the right matrix together, wait for each other once, and all
-read it.
+With many threads, each one would pack much of the right matrix and multiply it by only a few rows.
+The threads can instead pack the right matrix together, wait for each other once, and all read it.
 
 Small products need no packing of operands: a tile of the result stays in registers during the
 summation. The size of the tile depends on the size of the result, and a batch of many small

@@ -3,7 +3,7 @@
 Blocking sets tiles for registers, blocks for caches and rectangles for threads. Packing stores
 matrices in the order in which a micro-kernel reads them. The right matrix becomes panels as wide as
 a tile, row by row; the left matrix becomes strips as high as a tile, column by column. Elements are
-then read from consecutive cache lines, whatever the distance between the rows of the matrix.
+then read from consecutive cache lines, however large the stride between the rows of the matrix is.
 
 A tile prefetches one cache line with every second term. More would displace its own loads: a core
 has about a dozen in flight. The lines read next are therefore divided among the preceding tiles:
@@ -135,7 +135,7 @@ def blocking_of(
 
 
 def _rectangles(rows: int, columns: int, parts: int, tile: RegisterTile) -> set[tuple[int, int]]:
-    """Return rectangles of a result made of whole tiles or half tiles, as far as possible."""
+    """Return rectangles that divide a result into whole tiles or half tiles, as far as possible."""
     found = set()
     for down in range(1, parts + 1):
         for across in {1, *range(parts // down, parts // (down + 1), -1)}:
@@ -155,7 +155,7 @@ def _cost(
     *,
     shared: bool,
 ) -> float:
-    """Return the cost per term of the sums: vectors that the busiest thread multiplies and packs."""
+    """Return the cost per term: vectors that the busiest thread multiplies and packs."""
     height, width = shape
     tasks = count * -(-rows // height) * -(-columns // width)
     vectors = -(-min(width, _up(columns, tile.lanes)) // tile.lanes)
@@ -316,8 +316,8 @@ def pack_together(
 ) -> None:
     """Pack the right matrix of the only product in panels of `width` columns.
 
-    The pieces of the sum are packed in order. One task is a few rows: of one panel if columns are
-    dense, otherwise of all panels, because the hardware prefetches sequential reads from far
+    The pieces of the sum are packed in order. A task is a few rows: of a single panel if columns
+    are dense, otherwise of all panels, because the hardware prefetches sequential reads from far
     caches.
     """
     matrix = b.at(table.load(1))
@@ -370,7 +370,7 @@ TERMS = 2
 
 @dataclass(frozen=True)
 class Lines:
-    """Groups of cache lines: lines in a group are `step` elements apart, groups `jump` elements."""
+    """Groups of cache lines, with a stride of `step` elements in a group and `jump` between groups."""
 
     first: Pointer
     step: RegisterValue
