@@ -1,12 +1,12 @@
 """CTC: the forward and backward variables of each sample's states, in float64.
 
-A worker takes whole samples. A row has the states of one frame with room on both sides that nothing
-comes from, so that vectors of states read their neighbours without asking where a row ends:
+A worker processes whole samples. A row contains the states of a frame, padded on both sides with
+impossible states. Vectors of states can therefore read their neighbours without bounds checks:
 
     -2 | -1 the start | 0 1 2 ... the states, and nothing up to whole vectors | two more
 
-What is not allowed is added as a large negative number rather than asked for. See
-`caldera.core.graph.ops.ctc` for the meaning of it all.
+Forbidden transitions are excluded by adding a large negative number, without a branch. See
+`caldera.core.graph.ops.ctc` for the definitions.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MARGIN = 2
 
 @dataclass(frozen=True)
 class _Sample:
-    """One sample inside a kernel: its labels, its rows, and how many states and frames it has."""
+    """A sample inside a kernel: its labels, its rows, and its numbers of states and frames."""
 
     k: Emitter
     lanes: int
@@ -70,7 +70,7 @@ class _Sample:
             row.store(i, fill)
 
     def prepare(self) -> None:
-        """What of the states is the same at every frame."""
+        """Compute the properties of states that are the same for every frame."""
         k = self.k
         self.clear(self.skips)
         self.clear(self.emissions)
@@ -100,7 +100,7 @@ class _Sample:
         return self.k.maximum(self.k.constant(IMPOSSIBLE, F64), value)
 
     def advance(self, before: Pointer, after: Pointer) -> None:
-        """The forward variables of a frame from those of the one before it."""
+        """Compute the forward variables of a frame from the previous frame's."""
         with self.k.loop(0, self.width, self.lanes) as s:
             stay, follow = before.load(s, self.lanes), before.load(s - 1, self.lanes)
             skip = before.load(s - 2, self.lanes) + self.skips.load(s, self.lanes)
@@ -108,7 +108,7 @@ class _Sample:
             after.store(s, total + self.emissions.load(s, self.lanes))
 
     def retreat(self, after: Pointer, before: Pointer) -> None:
-        """The backward variables of a frame from those of the next, emissions included there."""
+        """Compute the backward variables of a frame from the next frame's, which include emissions."""
         with self.k.loop(0, self.width, self.lanes) as s:
             stay, follow = after.load(s, self.lanes), after.load(s + 1, self.lanes)
             skip = after.load(s + 2, self.lanes) + self.skips.load(s + 2, self.lanes)
@@ -134,7 +134,7 @@ def _log_sum(k: Emitter, a: RegisterValue, b: RegisterValue, c: RegisterValue) -
 def _is_known(
     k: Emitter, sample: _Sample, most_frames: RegisterValue, most_labels: RegisterValue
 ) -> RegisterValue:
-    """Whether lengths and labels are such."""
+    """Return true if the lengths and labels of a sample are valid."""
     count, frames = sample.count, sample.frames
     fits = (count >= 0) & (count <= most_labels) & (frames >= 0) & (frames <= most_frames)
     wrong = k.variable(0, I64)
@@ -147,7 +147,7 @@ def _is_known(
 
 @dataclass(frozen=True)
 class _Given:
-    """What both kernels are called with."""
+    """Arguments of both kernels."""
 
     probabilities: Pointer
     labels: Pointer

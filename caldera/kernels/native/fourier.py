@@ -26,11 +26,12 @@ from caldera.kernels.native.movement import copying
 from caldera.kernels.table import AddressedRunner, Call, Runner
 
 BLOCK_BYTES = {float32: 1 << 18, float64: 1 << 62}
-"""Signals that are transformed together, if they lie one after the other: of float32 both libraries
-take fewer faster."""
+"""Bytes of contiguous signals that are transformed together: float32 is faster in small blocks."""
 SIDE_BY_SIDE = {float32: 64, float64: 1 << 62}
-"""How many signals are transformed together, if they lie side by side: of more of float32 the
-caches do not keep what is copied."""
+"""Number of interleaved signals that are transformed together.
+
+With more signals of float32, the copies would not stay in the caches.
+"""
 WORTH_SPLITTING = 1 << 15
 """Numbers from which on a second thread pays."""
 
@@ -58,8 +59,11 @@ def _transform(node: Node) -> Transform:
 
 
 def _pieces(shape: Shape, axis: int, blocks: int, together: int) -> list[tuple[slice, ...]]:
-    """What is shared out: signals along `axis` that lie side by side, at most so many together, in
-    `blocks` or more if they lie one after the other."""
+    """Return slices that split the signals along `axis` into tasks.
+
+    Interleaved signals are split into groups of at most `together`, contiguous signals into at
+    least `blocks` blocks.
+    """
     others = [each for each in range(len(shape)) if each != axis]
     if not others:
         return [()]
@@ -107,7 +111,9 @@ def _as_complex(pairs: np.ndarray) -> np.ndarray | None:
 
 
 def _bind_mirror(call: Call) -> Runner | None:
-    """Each part of the result from where it lies; None for pairs whose parts are no neighbours."""
+    """Bind the copy of mirrored parts; None for arrays whose real and imaginary parts are not
+    adjacent.
+    """
     (given,), (result,), attrs = call.inputs, call.outputs, call.node.attrs
     source, target = _as_complex(given), _as_complex(result)
     if source is None or target is None:
@@ -119,7 +125,7 @@ def _bind_mirror(call: Call) -> Runner | None:
     back = slice(end - 1, begin - 1 if begin else None, -1)
     moves = [(_at(whole, axis, back), _at(whole, axis, slice(kept, None)))]
     for other in attrs["others"]:
-        # The first stays where it is, the others change places.
+        # The first element keeps its position, the remaining ones are reversed.
         moves = [
             (_at(each, other, of), _at(to, other, there))
             for each, to in moves

@@ -44,9 +44,9 @@ _WORTH_SPLITTING = 1 << 14
 def _position(
     k: Emitter, indices: Pointer, i: RegisterValue, length: RegisterValue, *, unsigned: bool
 ) -> RegisterValue:
-    """An index as a place from 0 on; negative ones count from the end.
+    """Return an index as a position >= 0; negative indices count from the end.
 
-    What is above 2^63 becomes negative here, and stays it: no axis is as long.
+    Values of at least 2^63 become negative here and stay so: no axis is as long.
     """
     index = k.convert(indices.load(i), I64, unsigned=unsigned)
     return index if unsigned else k.select(index < 0, index + length, index)
@@ -65,7 +65,7 @@ def _gather(
     after: Integer,
     unsigned: bool,
 ) -> None:
-    """Read from the other. Shared out by position."""
+    """Gather elements of `other` at the indices, split by position."""
     lanes = natural_lanes(out.type)
     with k.loop(*k.part_range(before * positions)) as line:
         place = _position(k, indices, line % positions, length, unsigned=unsigned)
@@ -92,9 +92,9 @@ def _scatter_add(
     after: Integer,
     unsigned: bool,
 ) -> None:
-    """Add the other, which has updates: one after the other, or each at its own place.
+    """Add the updates in `other`, which are contiguous or start at `places`.
 
-    Shared out by column, so that updates of one place are added in their order whatever the number
+    The work is split by column: updates of the same element are added in their order for any number
     of workers.
     """
     lanes = natural_lanes(out.type)
@@ -175,8 +175,10 @@ def _bind_scatter_add(call: Call) -> Runner:
 
 
 def _places(updates: np.ndarray, after: int) -> np.ndarray:
-    """Where each update begins, in elements: those of a sequence that was computed step by step
-    lie in another order than they are counted."""
+    """Return the offset of each update in elements.
+
+    Updates of a sequence that was computed step by step have another order in memory.
+    """
     shape = updates.shape[: updates.ndim - after]
     places = np.zeros(shape, np.int64)
     for axis, length in enumerate(shape):

@@ -1,8 +1,8 @@
-"""Copies between arrays that lie differently in memory, and the movement ops made of them.
+"""Copies between arrays of different layouts, and the movement ops based on these copies.
 
-A copy is brought to its simplest form when it is bound: axes of length 1 go, axes that follow each
-other in both arrays become one. What is left is one of three loops over the two innermost axes:
-rows copied as they stand, small blocks transposed in registers, or single elements.
+A copy is simplified when it is bound: axes of length 1 are dropped, and axes that are adjacent in
+both arrays are merged. One of three loops handles the two innermost remaining axes: contiguous
+rows, small blocks transposed in registers, or single elements.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from caldera.kernels.native.codegen import (
 from caldera.kernels.table import COPY, Array, Call, Runner
 
 _OUTER = 4
-"""How many axes a copy may have beside the two innermost."""
+"""Maximum number of axes of a copy in addition to the two innermost."""
 _WORTH_SPLITTING = 1 << 16
 """Bytes from which on a second thread pays."""
 _LONGEST_ROW = 4096
-"""Elements: longer rows are cut, so that they can be shared out."""
+"""Maximum number of elements in a row: longer rows are split between workers."""
 
 
 @dataclass(frozen=True)
 class CopyAxis:
-    """A loop: how often, and how far apart in either array (in elements)."""
+    """A loop: its number of iterations, and its stride in either array (in elements)."""
 
     count: int
     target: int
@@ -60,7 +60,7 @@ class LoopArgument:
 
 
 def simplest(target: np.ndarray, source: np.ndarray) -> list[CopyAxis]:
-    """The loops of a copy, the one that moves least in the target innermost."""
+    """Return the loops of a copy, with the smallest stride in the target innermost."""
     axes = [
         CopyAxis(n, t // target.itemsize, s // target.itemsize)
         for n, t, s in zip(target.shape, target.strides, source.strides, strict=True)
@@ -82,9 +82,10 @@ def simplest(target: np.ndarray, source: np.ndarray) -> list[CopyAxis]:
 
 
 def copy_calls(target: np.ndarray, source: np.ndarray) -> list[NativeCall] | None:
-    """Native calls that do `target[...] = source`, of one shape and dtype; None if too tangled.
+    """Return native calls for `target[...] = source`, or None if there are too many axes.
 
-    The source may be repeated (strides of 0) or run backwards; the two must not overlap.
+    Both arrays have the same shape and dtype and must not overlap. The source may have strides of 0
+    or negative strides.
     """
     if target.size == 0:
         return []
@@ -241,7 +242,7 @@ def transposed(k: Emitter, block: Sequence[RegisterValue]) -> list[RegisterValue
 
 
 def copying(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> Runner:
-    """A runner that copies each source to its target: (target, source), of one dtype each."""
+    """Return a runner that copies sources to targets, given (target, source) pairs of equal dtype."""
     calls: list[NativeCall] = []
     for target, source in pairs:
         made = copy_calls(target, source) if target.itemsize in INTEGERS else None

@@ -1,9 +1,9 @@
-"""Pooling and its adjoints, one native kernel for all of them.
+"""Pooling and its adjoints as a single native kernel.
 
-Each is the same loop: for every pixel that is written, look at the pixels it gathers from (its
-taps), a vector of channels at a time. Which taps a row or a column has follows from size, stride,
-padding and dilation alone, so it is worked out once, when the kernel is bound, and kept in tables:
-no padding is ever read, and no two workers write the same pixel.
+All are the same loop: for every output pixel, read its input pixels (its taps), a vector of
+channels at a time. The taps of a row or a column depend only on size, stride, padding and dilation.
+They are computed once, when the kernel is bound, and stored in tables. Padding is never read, and
+no two workers write the same pixel.
 """
 
 from __future__ import annotations
@@ -49,10 +49,11 @@ WORTH_SPLITTING = 1 << 14
 
 @dataclass(frozen=True)
 class Taps:
-    """For each place along one axis of what is written: which places of the other side it reads.
+    """Input positions that each output position reads, along one axis.
 
-    `begin[i]` to `begin[i + 1]` are the rows of `entries` that belong to place i; a row has the
-    place that is read, the position inside the window, and how many elements its window holds.
+    `begin[i]` to `begin[i + 1]` are the rows of `entries` that belong to output position i. A row
+    contains the input position, the position inside the window, and the number of elements in the
+    window.
     """
 
     begin: np.ndarray
@@ -111,8 +112,11 @@ def _pool(
     lanes: tuple[int, ...],
     is_masked: bool,
 ) -> None:
-    """`width` is that of a window, `whole` its size if all of it counts, else 0. The index has the
-    winner of each window: "max" writes it, "gather" and "scatter" read it."""
+    """Run the loop over all output pixels.
+
+    `width` is the width of a window. `whole` is the size of a window if padding counts, else 0. The
+    index has the winner of each window: "max" writes it, "gather" and "scatter" read it.
+    """
     with k.loop(*k.part_range(images * rows)) as line, k.loop(0, columns) as column:
         image, row = line // rows, line % rows
         row_from, row_to = row_begin.load(row), row_begin.load(row + 1)
@@ -155,13 +159,13 @@ def _winner(
     column: RegisterValue,
     channel: RegisterValue,
 ) -> tuple[ElementPointer, RegisterValue]:
-    """Where the winner of a window is kept, for vectors of channels."""
+    """Return the memory and the offset of a window's winner, for vectors of channels."""
     assert index is not None
     return index.memory, index.at(index.line(image, row), column, channel)
 
 
 class _Channels:
-    """What happens to a vector of channels of the pixel that is written, tap by tap."""
+    """Accumulator for a vector of channels of an output pixel, updated tap by tap."""
 
     def __init__(
         self, k: Emitter, mode: str, kind: ir.Type, index: ImageMemory | None, count: int
@@ -224,12 +228,14 @@ def _scatter(
     reach_right: Integer,
     flat: Pointer,
 ) -> None:
-    """Adding each window's value at its winner, image by image: one element a window, where looking
-    from the other side asks every element about all its windows.
+    """Add the value of each window at its winner, image by image.
 
-    An image has some bytes, a height and a width. For each row and column of windows there is where
-    the window begins; for each position in a window how far down and how far right it is, the
-    largest of these, and for each position how far it is from the first.
+    This processes one element per window; the gather variant visits all windows of every element.
+
+    An image has `nbytes` bytes, a height and a width. `tops` and `lefts` have the start of each row
+    and column of windows. For each position in a window, `downs` and `rights` have its offset in
+    rows and columns, with `reach_down` and `reach_right` as their maxima, and `flat` its offset in
+    elements.
     """
     with k.loop(*k.part_range(images)) as image:
         k.clear_bytes(out.memory.at(image * out.of_image).place, nbytes)
@@ -392,7 +398,7 @@ def _extent(array: np.ndarray) -> int:
 
 
 def _vectors(dtype: str, channels: int) -> dict[str, tuple[int, ...] | bool]:
-    """How many of so many neighbouring channels are taken at a time."""
+    """Return the widths of the vectors in which `channels` adjacent channels are processed."""
     lanes = natural_lanes(computed_type(dtype))
     if channels == 1:
         return {"lanes": (1,), "is_masked": False}

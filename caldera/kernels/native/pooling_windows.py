@@ -1,5 +1,7 @@
-"""Averages over windows that lie side by side and cover the image: nothing is looked up, and every
-pixel is read or written once, with the window written out in the code."""
+"""Averages over windows that tile the image.
+
+No table is needed: every pixel is read or written once, and the loop over the window is unrolled.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +35,13 @@ class ImageMemory:
     of_column: Integer
 
     def line(self, image: RegisterValue, row: RegisterValue) -> RegisterValue:
-        """Where a row begins."""
+        """Return the offset of a row."""
         return image * self.of_image + row * self.of_row
 
     def at(
         self, line: RegisterValue, column: RegisterValue, channel: RegisterValue
     ) -> RegisterValue:
-        """Where a channel of a pixel of a row lies."""
+        """Return the offset of a channel of a pixel in a row."""
         return line + column * self.of_column + channel * self.of_channel
 
 
@@ -56,7 +58,7 @@ def image_memory(array: np.ndarray) -> dict[str, np.ndarray | int]:
 
 
 def tiles_image(call: Call) -> bool:
-    """Whether the windows of an average (or its gradient) cover each pixel once, and are small."""
+    """Return True if an average's windows, or its gradient's, are small and cover each pixel once."""
     attrs = call.node.attrs
     windows, pixels = sorted((call.inputs[0].shape[2:], call.outputs[0].shape[2:]))
     covered = tuple(n * size for n, size in zip(windows, attrs["size"], strict=True))
@@ -78,8 +80,7 @@ def average_windows(
     lanes: tuple[int, ...],
     is_masked: bool,
 ) -> None:
-    """The mean of the pixels of each window; if it `spreads`, each pixel gets its share of what is
-    given for its window."""
+    """Compute the mean of each window or, if it `spreads`, write each pixel's share of its window."""
     places = list(product(range(size[0]), range(size[1])))
     with k.loop(*k.part_range(images * rows)) as number:
         image, row = number // rows, number % rows

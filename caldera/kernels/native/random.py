@@ -52,7 +52,7 @@ def _uniform(
     philox = Philox(k, lanes, state.load(0), state.load(apart), stream)
     aside = k.alloca(kind, numbers)
     begin, end = k.part_range(count)
-    # Whole blocks are computed: the first and the last may reach beyond what is wanted.
+    # Whole blocks are computed: the first and the last may extend beyond the requested range.
     start = (first + begin) // numbers
     stop = (first + end + (numbers - 1)) // numbers
     with k.loop(start, k.select(end > begin, stop, start)) as group:

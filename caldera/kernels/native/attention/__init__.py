@@ -1,8 +1,9 @@
 """Attention and its gradient as one native kernel each, head by head.
 
-A head's keys and values are laid out once in the memory of the part that has the head: padded, and
-in the dtype of the computation. Then a block of queries at a time meets all of them; the matrix of
-scores exists only for this block. With `causal`, keys that no query of the block sees are left out.
+The keys and values of a head are copied once into the memory of the part that computes it: padded,
+and in the dtype of the computation. Queries are then processed in blocks, and the matrix of scores
+exists only for the current block. With `causal`, keys that are masked for all queries of a block
+are skipped.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def _bind_forward(call: Call) -> Runner:
 
 
 def _forward_parts(heads: int, sizes: HeadSizes) -> tuple[int, int]:
-    """How many parts, and into how many pieces each head is cut."""
+    """Return the number of parts, and the number of pieces into which each head is split."""
     blocks = -(-sizes.queries // BLOCK)
     chunks = max(1, min(blocks, -(-thread_count() // max(heads, 1))))
     return max(1, min(part_count(thread_count()), heads * chunks)), chunks
@@ -180,7 +181,7 @@ def _bind_backward(call: Call) -> Runner:
 
 
 def _mask_gradients(score_gradients: Array, added: Sequence[Array]) -> None:
-    """The gradients of masks that were added, from those of the scores."""
+    """Compute the gradients of added masks from the gradients of the scores."""
     for out in added:
         extra = score_gradients.ndim - out.ndim
         axes = tuple(
@@ -203,7 +204,7 @@ def _backward_workspace(node: Node) -> int:
 
 
 def _has_plain_heads(node: Node) -> bool:
-    """Whether no two heads share keys or values, whose gradients would have to be added up."""
+    """Return True if no two heads share keys or values, whose gradients would have to be summed."""
     batches = {given.shape[:-2] for given in node.inputs[:4]}
     wide = compute_dtype(node.inputs[0].dtype)
     return len(batches) == 1 and all(given.dtype == wide for given in node.inputs[4:6])

@@ -1,4 +1,4 @@
-"""What the kernels of attention are made of: a part's own memory, masks, blocks of queries."""
+"""Building blocks of the attention kernels: per-part memory, masks, blocks of queries."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from caldera.kernels.native.movement import transposed
 from caldera.kernels.native.product.microkernel import PackedMatrix
 
 BLOCK = 32
-"""Queries that are worked on at once."""
+"""Number of queries in a block."""
 TOGETHER = 4
 """Vectors that one step of a loop over keys takes."""
 
@@ -45,8 +45,11 @@ def computed_name(dtype: str) -> str:
 
 
 def _distance(length: int, dtype: DType) -> int:
-    """Between the rows of a padded matrix: an odd number of cache lines, or rows one below the
-    other would compete for the same few places in the cache."""
+    """Return the distance between rows of a padded matrix.
+
+    It is an odd number of cache lines. Otherwise, the elements of a column would compete for the
+    same few cache sets.
+    """
     step = TOGETHER * natural_lanes(computed_type(dtype.name))
     lines = -(-(-(-length // step) * step * dtype.itemsize) // CACHE_LINE)
     return (lines | 1) * CACHE_LINE // dtype.itemsize
@@ -70,7 +73,7 @@ class HeadSizes:
         return [_distance(n, dtype) for n in (self.keys, self.depth, self.width)]
 
     def forward_elements(self, dtype: DType) -> int:
-        """What a part needs: keys, values, a block of queries, scores and results."""
+        """Return the elements of a part: keys, values, a block of queries, scores and results."""
         keys, depth, width = self.distances(dtype)
         return self.depth * keys + self.keys * width + BLOCK * (depth + keys + width)
 
@@ -86,7 +89,7 @@ class HeadSizes:
 
 
 class ScratchMatrices:
-    """Hands out matrices of a part's own memory."""
+    """Allocator of matrices in the memory of a part."""
 
     def __init__(self, k: Emitter, memory: Pointer, elements: RegisterValue) -> None:
         self.rest = memory.at(k.part * elements)
@@ -105,13 +108,13 @@ class Mask:
     down: Integer
 
     def at(self, offset: RegisterValue) -> Mask:
-        """That of a head."""
+        """Return the mask of a head."""
         return Mask(self.base.at(offset), self.down)
 
     def apply(
         self, k: Emitter, scores: RegisterValue, row: RegisterValue, place: RegisterValue
     ) -> RegisterValue:
-        """Scores from this place of a row on, with what the mask says about them."""
+        """Apply the mask to the scores of a row, starting at `place`."""
         given = self.base.load(row * self.down + place, scores.lanes)
         if self.base.name == "bool":
             return k.select(given.differs(0), scores, -math.inf)
@@ -141,7 +144,7 @@ def lay_out(
     dtype: str,
     scale: Number = 1.0,
 ) -> None:
-    """Copy a matrix of a dtype into a part's memory; what is beyond its columns becomes 0."""
+    """Copy a matrix of a dtype into a part's memory; padding columns become 0."""
     _call_copy(k, "lay_out", target, source, shape, dtype, scale)
 
 
@@ -173,7 +176,7 @@ def _call_copy(
         [POINTER, I64, I64, POINTER, I64, I64, I64, I64, kind],
         lambda inside, *given: _copy(inside, dtype, pads, *given),
     )
-    # It is needed in several places, and one copy of it compiles faster.
+    # Used several times: a single copy compiles faster than inlined ones.
     function.attributes.add("noinline")
     distances = [k.constant(n, I64) for n in (target.down, target.right, source.down, source.right)]
     k.call(
@@ -194,7 +197,7 @@ def _copy(k: Emitter, dtype: str, pads: bool, *given: RegisterValue) -> None:
     source = PackedMatrix(Pointer(k, start.raw, other if pads else own), source_down, source_right)
     read, written = (dtype, computed_name(dtype)) if pads else (computed_name(dtype), dtype)
     lanes = natural_lanes(own)
-    # Rows and columns that are copied in square blocks: those of a matrix that is turned.
+    # Rows and columns that are copied in square blocks, if the matrix is transposed.
     blocks = k.variable(0, I64)
     if pads:
         with k.if_then(right.equals(1) & source_down.equals(1) & source_right.differs(1)):
@@ -239,7 +242,7 @@ def _turn(
 
 @dataclass(frozen=True)
 class QueryBlock:
-    """A block of queries: its first row, how many rows, and the keys that any of them sees."""
+    """A block of queries: its first row, number of rows, and the keys visible to any query."""
 
     k: Emitter
     top: RegisterValue
@@ -286,7 +289,10 @@ class QueryBlock:
 def _seen(
     k: Emitter, query: RegisterValue, keys: RegisterValue, queries: RegisterValue
 ) -> RegisterValue:
-    """How many keys do not come after a query, the last of both being simultaneous."""
+    """Return the number of keys visible to a query with a causal mask.
+
+    The last query and the last key have the same position.
+    """
     return k.minimum(k.maximum(query + 1 + keys - queries, 0), keys)
 
 

@@ -128,7 +128,7 @@ def _softmax(
 def _divide(
     k: Emitter, matrix: PackedMatrix, divisors: Pointer, shape: tuple[RegisterValue, RegisterValue]
 ) -> None:
-    """Each row by a number of its own, in place."""
+    """Divide each row by its divisor in place."""
     lanes = natural_lanes(divisors.type)
     with k.loop(0, shape[0]) as line, k.loop(0, shape[1], lanes) as place:
         row = matrix.row(line)
@@ -170,7 +170,11 @@ def backward(
     causal: bool,
     keeps_scores: bool,
 ) -> None:
-    """`keeps_scores`: the gradients of all scores are written out, for those of added masks."""
+    """Compute the gradients of queries, keys and values.
+
+    `keeps_scores` also writes the gradients of all scores, from which the gradients of added masks
+    are computed.
+    """
     kind = computed_type(dtype)
     wide = TOGETHER * natural_lanes(kind)
     scale = k.convert(scale, kind)
@@ -202,7 +206,7 @@ def backward(
 
 
 class _HeadMatrices:
-    """The matrices of a head in a part's memory, and what is computed with them for a block."""
+    """The matrices of a head in a part's memory, and the computations on them for a block."""
 
     def __init__(
         self,
@@ -245,8 +249,10 @@ class _HeadMatrices:
         dtype: str,
         masks: list[Mask],
     ) -> None:
-        """The scores, and what the results' gradients say about the probabilities, from the rows
-        of queries and of these gradients."""
+        """Compute the scores, and the gradients of the probabilities.
+
+        Both are computed from rows of the queries and of the results' gradients.
+        """
         _, depth, width = self.lengths
         lay_out(k, self.asked, rows[0], (block.lines, depth), dtype, scale)
         lay_out(k, self.told, rows[1], (block.lines, width), dtype)
@@ -255,7 +261,7 @@ class _HeadMatrices:
         block.mask(self.scores, masks)
 
     def add_gradients(self, k: Emitter, block: QueryBlock) -> None:
-        """Add to the gradients of values and keys; compute that of the queries."""
+        """Add to the gradients of values and keys; compute the gradient of the queries."""
         depth, width = self.whole
         for target, scores, rows, length in (
             (self.for_values, self.scores, self.told, width),
@@ -275,8 +281,7 @@ def _score_gradients(
     logarithm: RegisterValue,
     common: RegisterValue,
 ) -> None:
-    """Scores become probabilities, and what the results' gradients say about the probabilities
-    becomes the gradient of the scores."""
+    """Replace scores by probabilities, and gradients of probabilities by gradients of scores."""
     several = vector(scores.pointer.type, block.wide)
     row, change = scores.row(line), changes.row(line)
     limit = block.seen_by(line)

@@ -1,8 +1,8 @@
-"""The code generator of native kernels: what modules with kernels import from it.
+"""Code generator of native kernels: the names that modules with kernels import.
 
-`emitter` writes instructions, `kernel` ties arguments to them, `compiler` makes machine code, and
-`program` runs it; `strides` describes how arrays are laid out. Mathematical functions (`math`) and
-products by a BLAS (`matrix_multiply`) are imported as modules of their own.
+`emitter` writes instructions, `kernel` binds arguments to them, `compiler` produces machine code,
+and `program` runs it. `strides` describes the layout of arrays. Mathematical functions (`math`) and
+matrix products by a BLAS (`matrix_multiply`) are separate modules.
 """
 
 from __future__ import annotations

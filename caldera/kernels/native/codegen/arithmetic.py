@@ -90,7 +90,7 @@ class Arithmetic:
     # --- instructions
 
     def binary(self, floating: str, integer: str, a: Number, b: Number) -> RegisterValue:
-        """One instruction on two operands, by what their type is."""
+        """Emit the instruction for floating-point or for integer operands."""
         x, y = self.pair(a, b)
         name = floating if is_floating(x.type) else integer
         return RegisterValue(self, getattr(self.ir, name)(x.raw, y.raw))
@@ -117,11 +117,11 @@ class Arithmetic:
         return RegisterValue(self, self.ir.select(condition.raw, x.raw, y.raw))
 
     def is_nan(self, a: RegisterValue) -> RegisterValue:
-        """Whether it is a nan."""
+        """Return true for lanes that are NaN."""
         return RegisterValue(self, self.ir.fcmp_unordered("uno", a.raw, a.raw))
 
     def above_or_nan(self, a: RegisterValue, b: RegisterValue) -> RegisterValue:
-        """Whether a > b, or either is a nan."""
+        """Return true where a > b or either operand is a NaN."""
         return RegisterValue(self, self.ir.fcmp_unordered(">", a.raw, b.raw))
 
     def minimum(self, a: Number, b: Number) -> RegisterValue:

@@ -1,8 +1,9 @@
-"""Compiling kernels and keeping the machine code on disk.
+"""Compile kernels and cache the machine code on disk.
 
-A kernel is named by the function that builds it and its parameters. The object file is kept under
-a key made of that name, the source it is built by, the compiler and the processor, so a change of
-any of them compiles anew, and a second process loads in a millisecond what the first one compiled.
+The name of a kernel consists of the function that builds it and its parameters. The key of the
+cached object file contains that name, the source code of the kernel, the compiler and the
+processor. A change to any of these triggers a new compilation. A second process loads a cached
+kernel within a millisecond.
 """
 
 from __future__ import annotations
@@ -50,10 +51,10 @@ _OBJECTS = FileCache("native")
 
 
 def compiled(build: Callable[..., None], **parameters: Any) -> CodeAddress:
-    """The address of the kernel that `build(k, **parameters)` writes.
+    """Return the address of the kernel that `build(k, **parameters)` writes.
 
-    Parameters must be plain values whose `repr` says all there is to know about them (a longer
-    description, such as a fused body, is passed as text and read again by `build`).
+    Parameters must be plain values fully described by their `repr`. A longer description, such as a
+    fused body, is passed as text and parsed by `build`.
 
     >>> from caldera.kernels.native.codegen.compiler import compiled
     >>> from caldera.kernels.native.codegen.emitter import F32, POINTER, Pointer
@@ -175,11 +176,11 @@ def object_file(kernels: Mapping[str, CodeAddress]) -> bytes:
 
 
 def _optimise(module: Any) -> None:
-    """Simplify the code, and move out of loops what stays the same in them.
+    """Simplify the code and move loop-invariant code out of loops.
 
-    Kernels say themselves what is a vector and how often a loop is unrolled: LLVM's own guesses
-    make no kernel faster, and take longer than all the rest. Nor do the passes over whole modules,
-    so they are for kernels of several functions alone, which have something to inline.
+    Kernels vectorise and unroll explicitly: LLVM's heuristics make no kernel faster and take longer
+    than all other passes. Passes over whole modules do not help either, except in kernels of
+    several functions, which have calls to inline.
     """
     functions = [each for each in module.functions if not each.is_declaration]
     options = llvm.create_pipeline_tuning_options(speed_level=1 if len(functions) == 1 else 2)
@@ -202,8 +203,11 @@ def _address(code: bytes, symbol: str) -> int:
 
 @cache
 def _engine() -> Any:
-    """What loads kernels, and owns the memory of their code. One for all of them: it begins with a
-    module, and to compile even an empty one takes twenty times as long as to load a kernel."""
+    """Return the engine that loads all kernels and owns the memory of their code.
+
+    It is shared because an engine is created with a module, and compiling even an empty module
+    takes twenty times as long as loading a kernel.
+    """
     first = llvm.parse_assembly(_HALF_OF_DOUBLE if has_conversion() else "")
     first.triple = host_target().triple
     return llvm.create_mcjit_compiler(first, target_machine())
@@ -231,5 +235,8 @@ define half @__truncdfhf2(double %x) {
   ret half %half
 }
 """
-"""What compilers' libraries provide and Python does not: float64 as float16, rounded once. Where a
-kernel converts small integers to float16, LLVM may call it (sinh, asinh and atanh of int8)."""
+"""Conversion of float64 to float16, rounded once, from the compiler's runtime library.
+
+Python does not include that library. LLVM may call the function where a kernel converts small
+integers to float16 (sinh, asinh and atanh of int8).
+"""

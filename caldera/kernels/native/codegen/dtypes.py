@@ -1,12 +1,12 @@
 """Stored and computed types of every dtype, casts, and float16 and bfloat16 conversion.
 
-Halves are stored in 16 bits and computed in float32, and truth values as single bits. A result of
-half precision is rounded immediately, so that it does not depend on which ops were fused.
+Halves are stored in 16 bits and computed in float32. Truth values are computed as single bits. A
+result of half precision is rounded immediately, so that it does not depend on which ops were fused.
 
 Widening is exact. Narrowing rounds to the nearest, ties to even; overflow becomes infinity, and a
-NaN stays one. bfloat16 is the upper half of a float32, so integer arithmetic suffices. float16
-uses the processor's conversion if there is one, else integer arithmetic as well: for every
-element LLVM would call a function that not every C library has.
+NaN stays one. bfloat16 is the upper half of a float32, so integer arithmetic suffices. float16 uses
+the processor's conversion if available and integer arithmetic otherwise. LLVM's own conversion
+would call, for every element, a function that some C libraries lack.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def narrow(k: Emitter, value: RegisterValue, dtype_name: str) -> RegisterValue:
 
 @lru_cache(maxsize=1)
 def has_conversion() -> bool:
-    """Whether the processor converts float16 by itself."""
+    """True if the processor converts float16 in hardware."""
     here = host_target()
     return here.triple.startswith(("aarch64", "arm64")) or "+f16c" in here.features.split(",")
 
@@ -140,7 +140,10 @@ def narrow_by_integers(k: Emitter, value: RegisterValue) -> RegisterValue:
 
 
 def _round_to_odd(k: Emitter, value: RegisterValue) -> RegisterValue:
-    """float64 as float32 such that rounding once more gives what rounding at once would give."""
+    """Convert float64 to float32, rounding to odd.
+
+    Rounding the result once more is then the same as rounding the float64 directly.
+    """
     near = k.convert(value, F32)
     back = k.convert(near, F64)
     bits = k.bitcast(near, _integers(value))
@@ -177,7 +180,7 @@ def computed_type(name: str) -> ir.Type:
 
 
 def from_memory(k: Emitter, raw: RegisterValue, name: str) -> RegisterValue:
-    """What was loaded, in the computed type."""
+    """Return a loaded value in its computed type."""
     if name in HALF_NAMES:
         return widen(k, raw, name)
     return raw.differs(0) if name == "bool" else raw
@@ -196,7 +199,7 @@ def rounded(k: Emitter, value: RegisterValue, name: str) -> RegisterValue:
 
 
 def cast(k: Emitter, value: RegisterValue, source: str, target: str) -> RegisterValue:
-    """A value of one dtype in another, as NumPy does it."""
+    """Cast a value from one dtype to another, as NumPy does."""
     wanted = computed_type(target)
     if target == "bool":
         return value if source == "bool" else value.differs(0)
@@ -215,8 +218,11 @@ def cast(k: Emitter, value: RegisterValue, source: str, target: str) -> Register
 
 
 def _to_uint64(k: Emitter, value: RegisterValue) -> RegisterValue:
-    """A float by way of a signed integer, as the narrower ones go; from 2^63 on, where there is
-    none, half the range is taken off first and put back as the highest bit."""
+    """Convert a float to uint64 by a signed conversion.
+
+    Values from 2^63 on exceed the signed range. For them, 2^63 is subtracted first and restored as
+    the highest bit.
+    """
     half = 2.0**63
     is_large = value >= half
     whole = k.convert(k.select(is_large, value - half, value), I64)
@@ -243,7 +249,7 @@ class ElementPointer:
 
     @property
     def is_half(self) -> bool:
-        """Whether elements are rounded when they are stored."""
+        """True if elements are rounded when they are stored."""
         return self.name in HALF_NAMES
 
     def at(self, index: Number) -> ElementPointer:
@@ -258,7 +264,7 @@ class ElementPointer:
         return load_wide(self.k, self.place, index, count, self.name, mask)
 
     def store(self, index: Number, value: RegisterValue, mask: RegisterValue | None = None) -> None:
-        """Write an element, or as many as the vector has lanes, or those of a mask."""
+        """Write an element, one element per lane of a vector, or the lanes that a mask selects."""
         store_narrow(self.k, self.place, index, value, self.name, mask)
 
 

@@ -1,12 +1,12 @@
 """Elementary functions: trigonometric, hyperbolic, logarithms, powers and libm calls.
 
 float32 is vector code that computes in float64, which leaves digits to spare; float64 calls the C
-library, lane by lane. Sine, cosine and tangent are vector code, except for arguments so large
-that subtracting multiples of pi / 2 needs hundreds of digits of pi, which go to the C library.
-Powers cover every special case of IEEE 754.
+library, lane by lane. Sine, cosine and tangent are vector code, except for arguments so large that
+subtracting multiples of pi / 2 needs hundreds of digits of pi: the C library computes these. Powers
+cover every special case of IEEE 754.
 
-The linker resolves C library functions by name when a compiled kernel is loaded, so kernels
-cached on disk stay valid.
+The linker resolves C library functions by name when a compiled kernel is loaded, so kernels cached
+on disk stay valid.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ NEEDED = (
 
 @lru_cache(maxsize=1)
 def has_libm() -> bool:
-    """Whether this process has the C library's mathematical functions under their usual names."""
+    """True if this process has the C library's mathematical functions under their usual names."""
     if os.name != "posix":
         return False
     everything = ctypes.CDLL(None)
@@ -84,7 +84,7 @@ def call_libm(k: Emitter, name: str, *operands: RegisterValue) -> RegisterValue:
     if operands[0].lanes == 1:
         wide = [k.convert(each, F64) for each in operands]
         return k.convert(k.call(function, *wide), element(kind))
-    # The vectors go through memory: LLVM would keep all lanes in registers across every call.
+    # The vectors pass through memory: LLVM would keep all lanes in registers across every call.
     count = operands[0].lanes
     buffers = [k.alloca(element(kind), count) for _ in operands]
     for buffer, operand in zip(buffers, operands, strict=True):
@@ -96,7 +96,7 @@ def call_libm(k: Emitter, name: str, *operands: RegisterValue) -> RegisterValue:
 
 
 def is_single(x: RegisterValue) -> bool:
-    """Whether a value is of float32."""
+    """Return True if a value is float32."""
     return element(x.type) == F32
 
 
@@ -320,7 +320,7 @@ def _near(k: Emitter, x: RegisterValue, turn: int) -> RegisterValue:
     curve = k.polynomial(squared, _SIN_SINGLE if single else _SIN_DOUBLE)
     sine = k.fma(rest * squared, curve, rest)
     curve = k.polynomial(squared, _COS_SINGLE if single else _COS_DOUBLE)
-    # Sums in this order round once beside 1: what 1 - r^2 / 2 lost is put back.
+    # Sums in this order round once relative to 1: the part that 1 - r^2 / 2 lost is added back.
     halved = squared * 0.5
     most = 1.0 - halved
     cosine = most + k.fma(squared * squared, curve, (1.0 - most) - halved)

@@ -1,4 +1,4 @@
-"""Writing native kernels: Python that emits LLVM's instructions, with vectors made explicit.
+"""Emit the LLVM instructions of native kernels, with explicit vectors.
 
     @native_kernel
     def double(k: Emitter, x: Pointer, y: Pointer, n: Integer) -> None:
@@ -6,12 +6,12 @@
         with k.loop(begin, end) as i:
             y.store(i, x.load(i) * 2.0)
 
-The machine code of every kernel is `void kernel(int64 *slots, int64 part, int64 parts)`: pointers,
-integers and numbers lie in 8-byte slots (`kernel.py` puts them there by name), and `parts` workers
-call it with `part` = 0, 1, ...
+The machine code of every kernel is `void kernel(int64 *slots, int64 part, int64 parts)`. The 8-byte
+slots contain pointers, integers and floating-point numbers, which `kernel.py` assigns by name.
+`parts` workers call the kernel with `part` = 0, 1, ...
 
-Nothing is reordered or contracted behind the writer's back: floating-point instructions carry no
-fast-math flags, `fma` is written where it is meant, and vectors are as wide as they are loaded.
+The emitter never reorders or contracts instructions: floating-point instructions carry no fast-math
+flags, `fma` is written explicitly, and vectors have the width with which they are loaded.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ __all__ = [
 
 
 class Emitter(Arithmetic):
-    """Writes the instructions of one function: arithmetic, loops and branches, memory and calls."""
+    """Emitter of the instructions of a function: arithmetic, loops, branches, memory and calls."""
 
     # --- what a kernel is given
 
@@ -87,11 +87,11 @@ class Emitter(Arithmetic):
 
     @property
     def parts(self) -> RegisterValue:
-        """How many workers share the work."""
+        """Number of workers that share the work."""
         return RegisterValue(self, self.function.args[2])
 
     def argument(self, slot: int, kind: ir.Type) -> Any:
-        """What is in a slot, as LLVM's value. Kernels must not assume that two pointers differ."""
+        """Return the LLVM value in a slot. Kernels must not assume that two pointers differ."""
         place = self.ir.gep(self.function.args[0], [I64(slot)], inbounds=True, source_etype=I64)
         return self.ir.load(place, typ=kind)
 
@@ -108,7 +108,7 @@ class Emitter(Arithmetic):
 
     @contextmanager
     def loop(self, begin: Number, end: Number, step: Number = 1) -> Iterator[RegisterValue]:
-        """A loop over begin, begin + step, ... below `end`; gives the index."""
+        """Emit a loop over begin, begin + step, ... below `end`; yield the index."""
         first = self.constant(begin, I64)
         last = self.constant(end, I64)
         by = self.constant(step, I64)
@@ -127,7 +127,7 @@ class Emitter(Arithmetic):
 
     @contextmanager
     def if_then(self, condition: RegisterValue) -> Iterator[None]:
-        """What is inside runs only where the (scalar) condition holds."""
+        """Emit the body of the `with` statement under a (scalar) condition."""
         with self.ir.if_then(condition.raw):
             yield
 
@@ -139,7 +139,10 @@ class Emitter(Arithmetic):
 
     @contextmanager
     def while_loop(self, condition: Callable[[], RegisterValue]) -> Iterator[None]:
-        """What is inside runs again and again as long as `condition()`, asked before each time."""
+        """Emit the body of the `with` statement as a loop that runs while `condition()` holds.
+
+        The condition is evaluated before each iteration.
+        """
         head = self.ir.append_basic_block("head")
         body = self.ir.append_basic_block("body")
         after = self.ir.append_basic_block("after")
@@ -154,8 +157,11 @@ class Emitter(Arithmetic):
     def vectors(
         self, begin: Number, end: Number, *widths: int
     ) -> Iterator[tuple[RegisterValue, int]]:
-        """Loops over `begin` to `end` for a `for` statement: (index, lanes) of as many vectors of
-        the first width as fit, then of the next; a width of 1 takes all that is left."""
+        """Emit loops over `begin` to `end` for a `for` statement; yield (index, lanes).
+
+        The first loop handles all full vectors of the first width, the next one full vectors of the
+        second width, and so on. A width of 1 handles all remaining elements.
+        """
         start, last = self.constant(begin, I64), self.constant(end, I64)
         for count in dict.fromkeys(widths):
             stop = last if count == 1 else start + (last - start) // count * count
@@ -188,7 +194,7 @@ class Emitter(Arithmetic):
     # --- memory and functions
 
     def variable(self, start: Number, kind: ir.Type | None = None) -> MutableRegister:
-        """A register that may be written again, with what it holds at first."""
+        """Return a register that may be written again, with its initial value."""
         if kind is None:
             assert isinstance(start, RegisterValue)
             kind = start.type
@@ -218,8 +224,11 @@ class Emitter(Arithmetic):
         return Pointer(self, self.ir.select(condition.raw, yes.raw, no.raw), yes.type)
 
     def in_register(self, place: Pointer) -> Pointer:
-        """The same address in a register of its own. Else LLVM leaves the sum of a base and an
-        index in every instruction, and x86 takes one that multiplies what lies there for two."""
+        """Return the same address in a separate register.
+
+        Otherwise LLVM repeats the sum of a base and an index in every instruction. x86 then splits
+        an instruction that multiplies a value from memory into two.
+        """
         same = ir.InlineAsm(ir.FunctionType(POINTER, [POINTER]), "", "=r,0")
         return Pointer(self, self.ir.call(same, [place.raw]), place.type)
 
@@ -238,9 +247,10 @@ class Emitter(Arithmetic):
     def internal_function(
         self, name: str, arguments: Sequence[ir.Type], build: Callable[..., None]
     ) -> ir.Function:
-        """A function of this module, made once for each name: `build(k, *arguments)` writes it.
+        """Return a function of this module, created once per name: `build(k, *arguments)` writes
+        it.
 
-        LLVM inlines it where that pays. It returns nothing.
+        LLVM inlines it where that pays. It has no return value.
         """
         known = self.module.globals.get(name)
         if known is not None:

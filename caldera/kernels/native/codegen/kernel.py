@@ -1,19 +1,18 @@
-"""Native kernels: functions that emit code, called with their arguments by name.
+"""Native kernels: functions that emit code and are called with arguments by name.
 
-The parameters of such a function are the kernel's signature; what they are annotated with says
-what becomes of them:
+The parameters of such a function are the kernel's signature. Their annotations define how each
+argument is passed:
 
-- `Pointer` and `ElementPointer` are arrays; the code is made for their dtypes,
+- `Pointer` and `ElementPointer` are arrays; the code is compiled for their dtypes,
 - `Integer` and `Real` are numbers that may differ from call to call,
-- a dataclass with such fields is a group of arguments, given as a dictionary,
-- `Annotated[Any, integers("rows columns")]` is a group of nothing but integers,
-- a list of these is any number of them,
-- `X | None` may be left out by giving None,
-- all else is known when the kernel is compiled: plain values whose `repr` says all there is to
-  know about them.
+- a dataclass with such fields is a group of arguments, passed as a dictionary,
+- `Annotated[Any, integers("rows columns")]` is a group that contains only integers,
+- a list of these is any number of such arguments,
+- `X | None` is an optional argument, omitted by passing None,
+- any other argument is a compile-time constant: a plain value fully described by its `repr`.
 
-A kernel is compiled when it is first called with such dtypes and plain values; numbers and
-addresses are put into its slots once, when the call is made, however often that runs.
+A kernel is compiled on its first call with given dtypes and constants. Numbers and addresses are
+written to its slots once, when the call is created, and reused in every run.
 """
 
 from __future__ import annotations
@@ -69,15 +68,15 @@ def integers(names: str) -> type:
 
 
 ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
-"""How machine code is called: with the address of the slots, the part, and the number of parts."""
+"""Signature of machine code: the address of the slots, the part, and the number of parts."""
 
 
 @dataclass(frozen=True, eq=False)
 class NativeCall:
-    """One kernel with its arguments. `given` holds them by name, and so what the slots point to.
+    """A kernel with its arguments. `given` maps names to them and keeps their memory alive.
 
-    A kernel that may fail has an argument `status`, an int64 array of one element, and writes
-    something other than 0 there. The program then stops before the next call, and `refuse` raises
+    A kernel that can fail has an argument `status`, an int64 array with a single element, and
+    writes a non-zero value there. The program then stops before the next call, and `refuse` raises
     the error.
     """
 
@@ -98,24 +97,24 @@ class NativeCall:
 
 
 class _Kind(Protocol):
-    """A kind of argument: how it is put into slots, and what is found there by the code.
+    """Kind of argument: defines how an argument is packed into slots and how code reads it.
 
-    What the code depends on (dtypes, how many there are, what was left out, constants) is put into
-    a form, which is what a kernel is compiled for.
+    All that the code depends on (dtypes, number of arguments, omitted arguments, constants) is
+    appended to the form. A kernel is compiled once for each form.
     """
 
     def pack(self, given: Any, slots: list[int], form: list[Any]) -> None:
-        """Append what goes into slots, and what the code depends on."""
+        """Append the values for slots, and the properties that the code depends on."""
 
     def unpack(self, k: Emitter, slots: Iterator[int], form: Iterator[Any]) -> Any:
         """The value that the code is written with."""
 
     def values(self, given: Any) -> Iterator[Any]:
-        """Yield what stands in each slot before it becomes a word: an array or a number."""
+        """Yield the value of each slot before it becomes a word: an array or a number."""
 
 
 def address_of(array: np.ndarray) -> int:
-    """Where an array begins, which `array.ctypes` takes several times as long to say."""
+    """Return the address of an array several times faster than `array.ctypes`."""
     try:
         return ctypes.addressof(ctypes.c_char.from_buffer(array.data))
     except (TypeError, ValueError):
@@ -133,11 +132,11 @@ def as_integers(array: np.ndarray) -> np.ndarray:
 
 
 class AddressTable(np.ndarray):
-    """An array of addresses, which is good in this process alone."""
+    """An array of addresses, valid only in this process."""
 
 
 def addresses_of(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Where arrays begin, for a kernel that takes a table of them."""
+    """Return the addresses of arrays, for a kernel that accepts a table of addresses."""
     return np.array([address_of(each) for each in arrays], np.int64).view(AddressTable)
 
 
@@ -255,7 +254,7 @@ _SINGLE: dict[Any, _Kind] = {
 
 @cache
 def _kind_of(hint: Any) -> _Kind:
-    """What an annotation asks for. Many kernels take the same groups."""
+    """Return the kind of argument for an annotation; cached because many kernels share groups."""
     if hint in _SINGLE:
         return _SINGLE[hint]
     origin, inner = get_origin(hint), get_args(hint)
@@ -306,7 +305,7 @@ class NativeKernel:
         return arrays, integers, [each for each in kinds.items() if each[0] not in first]
 
     def packed(self, given: Mapping[str, Any]) -> tuple[list[int], tuple[Any, ...]]:
-        """What goes into the slots of a call, and the form of its arguments."""
+        """Return the slot values of a call, and the form of its arguments."""
         self.signature.check(given)
         array_names, integer_names, others = self._in_order
         arrays = [given[name] for name in array_names]
@@ -325,12 +324,14 @@ class NativeKernel:
         return [value for name in names for value in kinds[name].values(given[name])]
 
     def address(self, form: tuple[Any, ...]) -> CodeAddress:
-        """Where the code for arguments of this form is, compiled if need be."""
+        """Return the address of the code for arguments of this form; compile it if needed."""
         return compiled(self, form=form)
 
     def call(self, *, parts: int = 1, **given: Any) -> NativeCall:
-        """A call with these arguments; `parts` is how many workers may share it: the kernel is
-        called once for each part."""
+        """Create a call with these arguments, split into `parts` that workers can share.
+
+        The kernel is called once for each part.
+        """
         slots, form = self.packed(given)
         return NativeCall(
             self.address(form),

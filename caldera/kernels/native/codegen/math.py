@@ -1,9 +1,9 @@
-"""Functions of one number as vector code, for float32 and float64 and any number of lanes.
+"""Unary functions as vector code, for float32 and float64 and any number of lanes.
 
-Errors are a few units in the last place at most (the tests say how many). Infinite arguments give
-the limit, a nan stays a nan, denormals count as arguments and come out as results, and zeros keep
-their sign. No instruction here becomes a call of a library, and none needs a fused multiply-add to
-be right; the polynomials and quotients are near-minimax fits.
+Errors are at most a few units in the last place; the tests state the bounds. Infinite arguments
+give the limit, a nan stays a nan, denormals count as arguments and come out as results, and zeros
+keep their sign. No instruction here becomes a call of a library, and none needs a fused
+multiply-add to be right; the polynomials and quotients are near-minimax fits.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ LOG2_E = math.log2(math.e)
 
 @dataclass(frozen=True)
 class _Format:
-    """What differs between float32 and float64."""
+    """Constants that differ between float32 and float64."""
 
     integer: ir.Type
     mantissa: int
     bias: int
     ln2_high: float
-    """ln 2 with so few bits that its product with any exponent is exact, and the rest."""
+    """ln 2 in two parts: the first is short enough that its product with any exponent is exact."""
     ln2_low: float
     overflow: float
     """From here on exp is infinite; below `underflow` it is 0."""
@@ -45,7 +45,7 @@ class _Format:
 
     @property
     def magic(self) -> float:
-        """Adding it rounds to an integer, which then stands in the lowest bits."""
+        """Constant whose addition rounds to an integer, leaving that integer in the lowest bits."""
         return 1.5 * 2.0**self.mantissa
 
 
@@ -137,13 +137,14 @@ def _extreme(
     if isinstance(limit, RegisterValue):
         chosen = k.select(k.compare(sign, limit, x), limit, x)
         return k.select(k.is_nan(limit), limit, chosen)
-    # The second operand comes out beside a nan: one instruction on x86.
+    # If one operand is a NaN, x86's single instruction returns the second operand.
     return k.select(k.compare(sign, limit, x), k.constant(limit, x.type), x)
 
 
 def nearest(k: Emitter, x: RegisterValue) -> RegisterValue:
     """The nearest integer, ties to the even one."""
-    # Beyond this there are only integers; adding and subtracting it rounds what is below.
+    # From this magnitude on, all floats are integers. Adding and subtracting it rounds smaller
+    # values.
     whole = 2.0 ** _format(x).mantissa
     magnitude = absolute(k, x)
     rounded = copy_sign(k, (magnitude + whole) - whole, x)
@@ -199,7 +200,7 @@ def exp_of_negative(k: Emitter, x: RegisterValue) -> RegisterValue:
     """e^x for x that is not positive (or not too large for a finite result)."""
     x = maximum(k, x, _format(x).underflow)
     rest, n = _reduced(k, x)
-    # In two steps, because 2^n alone may be too large or too small for a normal number.
+    # In two steps, because 2^n may be too large or too small for a normal number.
     half = n >> 1
     value = _exp_of_rest(k, rest) * _power_of_two(k, half, x)
     return value * _power_of_two(k, n - half, x)
@@ -390,7 +391,7 @@ def _split(k: Emitter, x: RegisterValue) -> tuple[RegisterValue, RegisterValue]:
 
 
 def _log_near_one(k: Emitter, f: RegisterValue, extra: RegisterValue) -> RegisterValue:
-    """log(1 + f) + extra, which is small beside f or 0."""
+    """Return log(1 + f) + extra, where extra is 0 or small compared with f."""
     halved = f * f * 0.5
     if element(f.type) == F32:
         curve = k.polynomial(f, _LOG) * (f * f)
@@ -426,7 +427,7 @@ def log1p(k: Emitter, x: RegisterValue) -> RegisterValue:
     kind = _format(x)
     u = x + 1.0
     f, exponent = _split(k, u)
-    # What rounding cut off 1 + x; which of both was cut depends on which is larger.
+    # The rounding error of 1 + x; the larger operand determines how to compute it.
     lost = k.select(x < 1.0, x - (u - 1.0), 1.0 - (u - x)) / u
     near = _log_near_one(k, f, k.fma(exponent, kind.ln2_low, lost))
     result = _special_logs(k, u, k.fma(exponent, kind.ln2_high, near))

@@ -43,7 +43,7 @@ ROWS, ROW_BYTES = 16, 64
 TERMS = 32
 """Terms that one instruction sums up for each element: bfloat16 numbers in a row."""
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
-"""Linux's numbers: a system call, what is asked of it, and what for."""
+"""Linux constants: the number of the system call, the request, and its argument."""
 
 
 _standalone: ContextVar[bool] = ContextVar("standalone", default=False)
@@ -60,7 +60,7 @@ def standalone() -> Iterator[None]:
 
 
 def has_amx() -> bool:
-    """Whether this process may multiply bfloat16 matrices in tile registers."""
+    """True if this process may multiply bfloat16 matrices in tile registers."""
     return not _standalone.get() and _has_amx()
 
 
@@ -75,7 +75,7 @@ def _has_amx() -> bool:
 
 @lru_cache(maxsize=1)
 def tile_configuration() -> np.ndarray:
-    """What a thread loads first: eight registers in their full size."""
+    """Return the tile configuration that each thread loads first: eight full-size registers."""
     words = np.zeros(64, np.uint8)
     words[0] = 1
     words[16:32].view(np.uint16)[:] = ROW_BYTES
@@ -90,11 +90,11 @@ class TileRegisters:
         self._k = k
 
     def configure(self, configuration: Pointer) -> None:
-        """Before all others."""
+        """Load the configuration; must precede all other tile instructions."""
         self._emit("ldtilecfg", configuration.raw)
 
     def release(self) -> None:
-        """After all others."""
+        """Release the tile registers; must follow all other tile instructions."""
         self._emit("tilerelease")
 
     def clear(self, number: int) -> None:
@@ -102,7 +102,7 @@ class TileRegisters:
         self._emit("tilezero", I8(number))
 
     def load(self, number: int, source: Pointer, row_bytes: Number) -> None:
-        """Rows that are so many bytes apart."""
+        """Load rows with a stride of `row_bytes` bytes."""
         self._emit("tileloadd64", I8(number), source.raw, self._k.constant(row_bytes, I64).raw)
 
     def store(self, number: int, target: Pointer, row_bytes: Number) -> None:
@@ -110,8 +110,10 @@ class TileRegisters:
         self._emit("tilestored64", I8(number), target.raw, self._k.constant(row_bytes, I64).raw)
 
     def multiply(self, sums: int, left: int, right: int) -> None:
-        """sums += left @ right: float32 sums of products of bfloat16 numbers. The right matrix has
-        the elements of two rows in turn in each of its own."""
+        """sums += left @ right: float32 sums of products of bfloat16 numbers.
+
+        Each row of the right register interleaves the elements of two rows of the matrix.
+        """
         self._emit("tdpbf16ps", I8(sums), I8(left), I8(right))
 
     def _emit(self, name: str, *given: Any) -> None:
@@ -163,14 +165,17 @@ def _blas() -> Blas | None:
 
 
 def _address(library: ctypes.CDLL, name: str) -> int:
-    """Where a function is; 0 if the library has none of this name."""
+    """Return the address of a function, or 0 if the library has no function of this name."""
     function = getattr(library, name, None)
     return 0 if function is None else ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 def _warm_up() -> None:
-    """OpenBLAS sets its buffers up at the first large product. If several threads come first at
-    once, they get buffers that make every later product a third slower."""
+    """Let OpenBLAS set up its buffers in the first large product, in a single thread.
+
+    If several threads run the first products simultaneously, they get buffers that make every later
+    product a third slower.
+    """
     with single_threaded_blas:
         matrix = np.ones((512, 512), np.float32)
         np.matmul(matrix, matrix)
@@ -200,8 +205,8 @@ def gemm(
 ) -> None:
     """c = alpha * a @ b + beta * c for row-major matrices, computed by one thread.
 
-    `shape` is (rows of c, columns of c, the sum's length); each matrix comes with the distance
-    between its rows. `ta` and `tb` say that a matrix lies transposed (a Value: 0 or 1).
+    `shape` is (rows of c, columns of c, length of the sums). Each matrix is passed with the
+    distance between its rows. `ta` and `tb` mark a matrix as transposed (as a Value: 0 or 1).
     """
     known = blas()
     assert known is not None

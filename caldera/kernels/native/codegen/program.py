@@ -1,13 +1,14 @@
-"""Running native kernels: many calls in a row without Python in between, on the pool's threads.
+"""Run native kernels: sequences of calls without Python in between, on the pool's threads.
 
-The calling thread walks through the calls. A call in several parts is published; each thread takes
-the part with its own number first, so that from call to call, and from run to run, it meets what it
-read and wrote before in its own caches (and in the memory next to it, which it touched first). Then
-whoever is free claims what is left, so the calling thread never waits for a worker that is busy
-elsewhere, and does all parts itself if nobody comes. Workers are threads of the one pool: they
-join for as long as there is work, linger a moment for the next program, and go back to the pool.
+The calling thread iterates over the calls and publishes each call that has several parts. Each
+thread first takes the part with its own number. From call to call, and from run to run, it thus
+finds the data that it read and wrote before in its own caches, and in the memory next to it, which
+it touched first. Free threads then claim the remaining parts. The calling thread therefore never
+waits for a worker that is busy elsewhere, and does all parts itself if no worker joins. Workers are
+threads of the single pool: they join while there is work, wait a moment for the next program, and
+then return to the pool.
 
-`traced` makes calls that report which thread did which part of them, and when.
+`traced` creates calls that report the thread and the time of each part.
 """
 
 from __future__ import annotations
@@ -66,11 +67,14 @@ def run_now(kernel: NativeKernel, *, elements: int = 0, worth: int = 1, **given:
 
 
 _entries: dict[Any, Callable[..., None]] = {}
-"""Of kernels that are called at once: messages are so many that even naming one takes too long."""
+"""Entry points of kernels that are called directly, without creating a named call.
+
+Messages are too frequent for the cost of naming a call.
+"""
 
 
 def in_sequence(runners: Iterable[Runner]) -> Runner:
-    """One runner that does what these do, one after the other; native if all of them are."""
+    """Return one runner that runs these in order; native if all are native."""
     joined = joined_runs(runners)
     if len(joined) == 1:
         return joined[0]
@@ -104,22 +108,24 @@ def joined_runs(runners: Iterable[Runner]) -> list[Runner]:
 _ADDRESS, _SLOTS, _PARTS, _STATUS, _ROW = 0, 1, 2, 3, 4
 """Columns of the table of calls, and their number."""
 _TICKET, _DONE, _JOBS, _YIELD, _RUNNING, _MEMBERS, _CLAIMS = 0, 8, 16, 24, 32, 33, 40
-"""Where the words of a team lie, those that are written often on cache lines of their own. The
-ticket has the number of the call, and in its last 16 bits how many parts that has. A part's claim
-is the number of the last call of which somebody took it. The addresses of the current call and the
-one before are kept. While a program runs, workers stay however long one of its calls keeps them
-waiting."""
+"""Offsets of the words of a team; frequently written words have separate cache lines.
+
+The ticket contains the number of the call and, in its last 16 bits, its number of parts. The claim
+of a part is the number of the last call in which a thread took this part. The addresses of the
+current call and the previous one are kept. While a program runs, workers stay even during long
+waits for a call.
+"""
 _MOST_PARTS = 1 << 12
 _SPINS = 64
-"""How often a thread looks again before it lets others run."""
+"""Number of polls before a thread yields the processor."""
 _LINGER = 400
-"""How often a worker without work lets others run before it goes back to the pool."""
+"""Number of yields before a worker without work returns to the pool."""
 _PATIENCE = 16 * _SPINS
-"""How often a worker without a part of its own looks again before it takes another's."""
+"""Number of polls before a worker without a part claims the part of another worker."""
 
 
 class _Team:
-    """What a program's thread and the workers that joined it share."""
+    """State shared by a program's thread and the workers that joined it."""
 
     _of_thread = threading.local()
 
@@ -142,7 +148,7 @@ class _Team:
         return team
 
     def begin(self, workers: int) -> None:
-        """Ask the pool for workers. Nobody waits for them: they join when they can."""
+        """Request workers from the pool. No thread waits for them: they join when they can."""
         with self._lock:
             self._running = True
             self.words[_MEMBERS] = settings.threads
@@ -158,7 +164,8 @@ class _Team:
     def _join(self, number: int) -> None:
         slots = self._slots.get(number)
         if slots is None:
-            # Kept, as workers that come one after the other wait for each other's Python.
+            # Kept, because workers that join in sequence would otherwise wait for Python code to
+            # finish.
             slots = self._slots[number] = _slots(_follow, team=self.words, member=number)
         while True:
             _functions()[1](slots.ctypes.data, 0, 1)
@@ -171,7 +178,7 @@ class _Team:
 
 @lru_cache
 def _numbers(workers: int) -> frozenset[int]:
-    """Of the members of a team beside the calling thread, which is number 0."""
+    """Return the numbers of the members of a team except the calling thread, which is number 0."""
     return frozenset(range(1, workers + 1))
 
 
@@ -218,7 +225,7 @@ def _slots(kernel: NativeKernel, **given: Any) -> np.ndarray:
 
 @lru_cache(maxsize=1)
 def _functions() -> tuple[Callable[[int, int, int], None], Callable[[int, int, int], None]]:
-    """The thread that walks through a program, and those that help it."""
+    """Return the functions that lead a program (its own thread) and follow it (workers)."""
     words = np.zeros(1, np.int64)
     lead, follow = _lead.call(table=words, count=0, team=0), _follow.call(team=words, member=1)
     return ENTRY(lead.address), ENTRY(follow.address)
@@ -303,14 +310,14 @@ def _take_parts(
     generation: RegisterValue,
     parts: RegisterValue,
 ) -> None:
-    """Run the member's own part or parts of a call, then all that nobody has claimed yet."""
+    """Run the member's own parts of a call, then all unclaimed parts."""
     members = team.load(_MEMBERS)
     first = k.select(parts > members, member * parts // members, member) % parts
     with k.loop(first, first + parts) as turn:
         part = k.select(turn < parts, turn, turn - parts)
         claim = team.at(part + _CLAIMS)
-        # A call is over when all its parts were claimed, so that one who comes too late finds
-        # nothing, whatever call has the same parts now.
+        # A call is over when all its parts have been claimed. A late worker thus finds no part to
+        # take, even if the current call has the same parts.
         with (
             k.if_then(_acquire(k, claim) < generation),
             k.if_then(_raise_to(k, claim, generation) < generation),
@@ -353,7 +360,7 @@ def _add(k: Emitter, place: Pointer, amount: int) -> RegisterValue:
 
 
 def _raise_to(k: Emitter, place: Pointer, value: RegisterValue) -> RegisterValue:
-    """Make a word at least so large; what it was before."""
+    """Raise a word to at least `value` and return the previous value."""
     return RegisterValue(k, k.ir.atomic_rmw("max", place.raw, value.raw, "acq_rel"))
 
 
@@ -372,10 +379,10 @@ class PartSpan:
 
 
 def traced(runner: NativeRunner, note: Callable[[PartSpan], None]) -> NativeRunner:
-    """The same calls; `note` gets each part once it is done, from the thread that did it.
+    """Return the same calls, with each part reported to `note` by the thread that ran it.
 
-    Each part goes through Python and back, which costs some microseconds. The kernel itself runs
-    without Python, beside the others.
+    Each part enters and leaves Python code, which costs some microseconds. The kernel itself runs
+    without Python, in parallel with other parts.
     """
     return NativeRunner([_traced(call, note) for call in runner.calls])
 

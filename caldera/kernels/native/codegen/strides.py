@@ -1,4 +1,4 @@
-"""How native kernels meet arrays: strides of collapsed axes, part counts, copies, registration."""
+"""Array access of native kernels: collapsed strides, part counts, copies, registration."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 Axes = tuple[int, ...]
 Strides = tuple[int, ...]
 Bind = Callable[[Call], Runner | None]
-"""A kernel's `bind` that may give None: the arrays lie in a way it does not know."""
+"""A kernel's `bind` that returns None for arrays in an unsupported layout."""
 
 CHEAP = 1 << 14
 """Elements from which on a second thread saves more than it costs, in loops of a few operations."""
 COSTLY = 1 << 12
 """The same for loops with an exponential, a logarithm or a power in them."""
 SHARE = 1 << 15
-"""Elements that a worker takes at once, at least, if it takes them bit by bit."""
+"""Minimum number of elements in a share, where a loop has several shares per worker."""
 MOST_SHARES = 4
 """Times that it does, at most."""
 
@@ -38,13 +38,16 @@ def offer(
 
 
 def parts_for(elements: int, *, costly: bool = False) -> int:
-    """How many workers should share a loop over so many elements."""
+    """Return the number of workers that should share a loop over `elements` elements."""
     return thread_count() if elements >= (COSTLY if costly else CHEAP) else 1
 
 
 def shares_for(elements: int) -> int:
-    """In how many parts a loop over so many elements is done: several for a worker where they are
-    many, so that workers that are done sooner take some of the others'."""
+    """Return the number of shares into which a loop over `elements` elements is split.
+
+    Large loops have several shares per worker, so that workers that finish early can take over
+    shares of slower ones.
+    """
     parts = parts_for(elements)
     if parts == 1 or is_limited():
         return parts
@@ -52,10 +55,10 @@ def shares_for(elements: int) -> int:
 
 
 def collapse_axes(arrays: Sequence[Array], groups: Sequence[Axes]) -> list[Strides] | None:
-    """The strides (in elements) of each array when every group of axes is seen as one axis.
+    """Return the strides (in elements) of each array with every group of axes seen as one axis.
 
-    The axes of a group are taken in the order in which they lie in the first array; None if a
-    group of one of the arrays is not evenly spaced in this order.
+    The axes of a group are taken in the order of their strides in the first array. The result is
+    None if a group of an array is not evenly spaced in this order.
 
     >>> import numpy as np
     >>> from caldera.kernels.native.codegen.strides import collapse_axes
@@ -83,17 +86,17 @@ def collapse_axes(arrays: Sequence[Array], groups: Sequence[Axes]) -> list[Strid
 
 
 def stride_of(array: Array) -> int:
-    """The elements from one number of a vector to the next (0 where there is only one)."""
+    """Return the number of elements between neighbours of a vector (0 for a single element)."""
     return 0 if array.size <= 1 else int(array.strides[0] // array.itemsize)
 
 
 def any_layout(
     bind: Bind, order_for: Callable[[Node], Order | None] = lambda node: None
 ) -> Callable[[Call], Runner]:
-    """`bind` for arrays in any layout: through dense copies where it does not know theirs.
+    """Extend `bind` to arrays in any layout, using dense copies of unsupported ones.
 
-    `order_for` says how copies of the largest operands lie if not row major. Empty arrays are left
-    to the oracle.
+    `order_for` defines the layout of copies of the largest operands if not row major. Empty arrays
+    are left to the oracle.
     """
 
     def bind_any(call: Call) -> Runner:

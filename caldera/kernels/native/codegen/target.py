@@ -14,10 +14,11 @@ CACHE_LINE = 64
 
 @dataclass(frozen=True)
 class CompilerTarget:
-    """What LLVM compiles for.
+    """Target machine of LLVM's code.
 
-    `width` is the number of bytes in a vector register, and `registers` how many there are: a
-    kernel that keeps more values than that between two instructions spills them to memory.
+    `width` is the number of bytes in a vector register, and `registers` the number of vector
+    registers. A kernel that keeps more values than that between two instructions spills them to
+    memory.
     """
 
     triple: str
@@ -28,11 +29,11 @@ class CompilerTarget:
 
     @property
     def has_masks(self) -> bool:
-        """Whether part of a vector is read and written by one instruction (AVX-512, AVX2)."""
+        """True if one instruction reads and writes part of a vector (AVX-512, AVX2)."""
         return self.width >= 32
 
     def lanes(self, itemsize: int) -> int:
-        """How many elements of this size a vector register holds."""
+        """Return the number of elements of this size in a vector register."""
         return self.width // itemsize
 
 
@@ -57,7 +58,7 @@ def host_target() -> CompilerTarget:
     features = llvm.get_host_cpu_features()
     triple = llvm.get_process_triple()
     width, registers = _vector_bytes(triple, features)
-    # LLVM avoids 512-bit registers unless it is told that they are wanted.
+    # LLVM avoids 512-bit registers by default.
     extra = ",-prefer-256-bit" if width == 64 else ""
     return CompilerTarget(
         triple, llvm.get_host_cpu_name(), features.flatten() + extra, width, registers

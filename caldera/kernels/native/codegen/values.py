@@ -1,4 +1,4 @@
-"""What native kernels compute with: LLVM's types, numbers in registers, addresses."""
+"""Values of native kernels: LLVM's types, numbers in registers, addresses."""
 
 from __future__ import annotations
 
@@ -28,34 +28,36 @@ _BYTES = {"half": 2, "float": 4, "double": 8, "i1": 1, "i8": 1, "i16": 2, "i32":
 
 
 def itemsize(kind: ir.Type) -> int:
-    """The bytes of one element in memory."""
+    """Return the size in bytes of an element in memory."""
     return _BYTES[str(element(kind))]
 
 
 def element(kind: ir.Type) -> ir.Type:
-    """The type of one lane."""
+    """Return the type of a lane."""
     return kind.element if isinstance(kind, ir.VectorType) else kind
 
 
 def lanes(kind: ir.Type) -> int:
-    """How many lanes a type has; 1 for a scalar."""
+    """Return the number of lanes of a type; 1 for a scalar."""
     return int(kind.count) if isinstance(kind, ir.VectorType) else 1
 
 
 @cache
 def vector(kind: ir.Type, count: int) -> ir.Type:
-    """The type of `count` lanes; the scalar itself for one. Always the same object, as each one
-    writes its name anew."""
+    """Return the type of `count` lanes; the scalar itself for one.
+
+    Cached, because each new type object would format its name again.
+    """
     return ir.VectorType(kind, count) if count > 1 else kind
 
 
 def is_floating(kind: ir.Type) -> bool:
-    """Whether a type (or that of its lanes) is a floating-point one."""
+    """True if a type is floating point, or a vector of floating-point lanes."""
     return isinstance(element(kind), ir.HalfType | ir.FloatType | ir.DoubleType)
 
 
 def natural_lanes(kind: ir.Type) -> int:
-    """How many elements fit into a vector register of this machine."""
+    """Return the number of elements that fit into a vector register of this machine."""
     return host_target().lanes(itemsize(kind))
 
 
@@ -66,9 +68,9 @@ def line_lanes(kind: ir.Type) -> int:
 
 
 def shrinking(widest: int) -> tuple[int, ...]:
-    """Widths of vectors for `in_widths`: the widest, a quarter of it, and so on to 1.
+    """Return widths of vectors for `in_widths`: the widest, a quarter of that, and so on to 1.
 
-    Every width is code of its own, which takes time to compile; a few turns of a loop do not.
+    Every width needs separate code, which takes time to compile; a few iterations of a loop do not.
 
     >>> shrinking(16)
     (16, 4, 1)
@@ -82,8 +84,8 @@ def shrinking(widest: int) -> tuple[int, ...]:
 class RegisterValue:
     """A number (or a vector of numbers) in a register, with Python's operators.
 
-    The other operand may be a Python number: it becomes a constant of the same type. A scalar
-    meets a vector by being repeated in all its lanes.
+    The second operand may be a Python number, which becomes a constant of the same type. A scalar
+    is broadcast to all lanes of a vector.
     """
 
     __slots__ = ("k", "raw")
@@ -99,7 +101,7 @@ class RegisterValue:
 
     @property
     def lanes(self) -> int:
-        """How many lanes it has."""
+        """Number of lanes."""
         return lanes(self.raw.type)
 
     def __add__(self, other: Number) -> RegisterValue:
@@ -200,7 +202,7 @@ class MutableRegister:
 
     @property
     def value(self) -> RegisterValue:
-        """What it holds now."""
+        """Current value."""
         return RegisterValue(self._k, self._k.ir.load(self._place, typ=self.type))
 
     @value.setter
@@ -209,7 +211,7 @@ class MutableRegister:
 
 
 class Pointer:
-    """An address of elements of one type; indices count elements."""
+    """An address of elements of a single type; indices count elements."""
 
     __slots__ = ("k", "raw", "type")
 
@@ -241,9 +243,11 @@ class Pointer:
     def load(
         self, index: Number = 0, count: int = 1, mask: RegisterValue | None = None
     ) -> RegisterValue:
-        """The element with this index, or a vector of `count` from it on. No alignment is needed
-        beyond that of an element. Lanes that a mask leaves out are 0, and their memory is not
-        touched."""
+        """Load the element with this index, or the vector of `count` elements that starts there.
+
+        Only the alignment of an element is required. Lanes that a mask leaves out are 0, and their
+        memory is not touched.
+        """
         place, kind = self.at(index).raw, vector(self.type, count)
         if mask is None:
             raw = self.k.ir.load(place, typ=kind, align=itemsize(self.type))

@@ -55,7 +55,7 @@ class StridedOperand:
     fixed: RegisterValue | None = None
 
     def moved(self, count: RegisterValue) -> StridedOperand:
-        """The operand so many bytes further on."""
+        """Return the operand moved by `count` bytes."""
         return replace(self, place=self.place.bytes_on(count))
 
     def settled(self) -> StridedOperand:
@@ -65,7 +65,7 @@ class StridedOperand:
         return replace(self, fixed=from_memory(self.k, self.place.load(0), self.dtype))
 
     def element(self, index: Number) -> Pointer:
-        """Where an element lies."""
+        """Return the address of an element."""
         if self.mode == "s":
             return self.place.bytes_on(self.step * index)
         return self.place.at(index if self.mode == "1" else 0)
@@ -157,13 +157,16 @@ def at_row(
 
 
 LIGHT_SHARE, HEAVY_SHARE = 1 << 14, 1 << 12
-"""Elements that are worth a worker of their own."""
+"""Minimum number of elements per worker, for light and for heavy loops."""
 MANY_STEPS = 24
-"""Beyond so many steps a loop handles one vector at a time."""
+"""Maximum number of steps of a loop that handles several vectors together."""
 FEW_HEAVY, WIDE = 2, 64
-"""Steps of tens of instructions up to which several vectors are computed at once, on machines with
-registers of so many bytes: one vector alone waits for itself. Measured with AVX-512, cycles for 16
-elements: GELU with its derivative 117 -> 85, tanh 50 -> 39, exp 30 -> 23."""
+"""Maximum number of heavy steps for several vectors together, and the register bytes required.
+
+Heavy steps have tens of instructions. A single vector stalls on its own dependency chain. Measured
+with AVX-512, cycles for 16 elements: GELU with its derivative 117 -> 85, tanh 50 -> 39, exp 30 ->
+23.
+"""
 GRAIN = 64
 """Elements in multiples of which a flat loop is shared: workers write no cache line together."""
 SHORT_ROW, LONG_ROW = 64, 2048
@@ -181,14 +184,17 @@ def vector_lanes(loop_body: LoopBody) -> int:
 
 
 def widths(loop_body: LoopBody, longest: int, modes: str = "") -> tuple[int, ...]:
-    """How many elements of rows of at most a length are handled at once: first several vectors, so
-    that short chains of instructions overlap and whole cache lines are written; then one vector;
-    then single ones. What no row is long enough for need not be compiled, most of all."""
+    """Return the widths in which rows of at most `longest` elements are processed.
+
+    The widths are several vectors, so that short chains of instructions overlap and whole cache
+    lines are written, then one vector, then single elements. Widths longer than every row are not
+    compiled, as the first is the slowest to compile.
+    """
     lanes = vector_lanes(loop_body)
     most_heavy = FEW_HEAVY if host_target().width >= WIDE else 0
     if "s" in modes or loop_body.heavy > most_heavy or len(loop_body.steps) > MANY_STEPS:
-        # Many chains overlap by themselves, and so do elements that are read one by one because
-        # they lie apart; both take long to compile.
+        # Many chains overlap without this, and so do strided elements, which are read one by one.
+        # Both take long to compile.
         wanted: tuple[int, ...] = (lanes, 1)
     else:
         wanted = (4 * lanes, lanes, 1)
@@ -196,7 +202,7 @@ def widths(loop_body: LoopBody, longest: int, modes: str = "") -> tuple[int, ...
 
 
 def workers(loop_body: LoopBody, elements: int) -> int:
-    """How many workers a loop over so many elements is worth."""
+    """Return the number of workers for a loop over `elements` elements."""
     share = HEAVY_SHARE if loop_body.heavy else LIGHT_SHARE
     if len(loop_body.steps) > MANY_STEPS // 2:
         share = HEAVY_SHARE
@@ -291,13 +297,16 @@ def _call(loop_body: LoopBody, axes: LoopAxes, arrays: Sequence[np.ndarray]) -> 
 def _widths(
     loop_body: LoopBody, longest: int, modes: str, arrays: Sequence[np.ndarray]
 ) -> tuple[int, ...]:
-    """The same for a loop without sums: a few quick operations wait for memory, not for each other,
-    and more than a cache line at once takes longer (relu of 16 MB 1.08 to 1.17 times)."""
+    """Return the widths for a loop without reductions.
+
+    A few quick operations wait for memory, not for each other. Processing more than a cache line
+    per step is slower (relu of 16 MB 1.08 to 1.17 times).
+    """
     lanes = vector_lanes(loop_body)
     found = widths(loop_body, longest, modes)
     if loop_body.heavy or found[0] <= lanes:
         return found
-    # What is the same for all elements is no matter.
+    # Operands that are constant over all elements do not count.
     sizes = [each.itemsize for each, mode in zip(arrays, modes, strict=True) if mode != "0"]
     line = max(lanes, CACHE_LINE // min(sizes))
     return tuple(dict.fromkeys((min(found[0], line), *found[1:])))
@@ -307,14 +316,14 @@ def _widths(
 
 
 def _goes_on(axes: LoopAxes, strides: Sequence[int]) -> bool:
-    """Whether an operand runs on from the end of a row to the next one."""
+    """Return True if an operand continues from the end of a row to the next one."""
     return strides[-2] == strides[-1] * axes.lengths[-1]
 
 
 def _rows_together(axes: LoopAxes, arrays: Sequence[np.ndarray], inputs: int) -> int:
-    """How many short rows make a long one; 0 if they cannot, or need not, be one.
+    """Return the number of short rows to join into a long one; 0 if impossible or unnecessary.
 
-    Every operand has to go on from row to row, or be an input with the same row throughout.
+    Every operand must continue from row to row, or be an input with identical rows.
     """
     if len(axes.lengths) < 2 or axes.lengths[-1] >= SHORT_ROW:
         return 0
@@ -331,8 +340,11 @@ def _rows_together(axes: LoopAxes, arrays: Sequence[np.ndarray], inputs: int) ->
 def _in_long_rows(
     axes: LoopAxes, arrays: Sequence[np.ndarray], together: int
 ) -> tuple[LoopAxes, list[np.ndarray], list[NativeCall]]:
-    """The loop with rows that are so many of the old ones, and what fills the copies that it reads
-    of a row that is the same for all: vectors then need not end with each row."""
+    """Join every `together` rows of a loop into one; vectors then span the ends of the old rows.
+
+    An input whose rows are identical is read from a copy with repeated rows. The calls that are
+    also returned fill these copies.
+    """
     *outer, number, length = axes.lengths
     calls: list[NativeCall] = []
     found: list[np.ndarray] = []

@@ -1,6 +1,7 @@
-"""What each element-wise op does to values in registers, with NumPy's meaning to the last detail:
-nans win in maximum and minimum, floor division rounds down, integers wrap, a division of integers
-by 0 gives 0.
+"""Element-wise ops on values in registers, with exactly NumPy's semantics.
+
+NaNs win in maximum and minimum, floor division rounds down, integers wrap, and a division of
+integers by 0 returns 0.
 """
 
 from __future__ import annotations
@@ -210,18 +211,18 @@ _UNSIGNED: dict[str, Operation] = {
     "relu": lambda k, x: x,
     "sign": lambda k, x: k.convert(x.differs(0), element(x.type)),
 }
-"""What differs for unsigned integers and truth values."""
+"""Replacements for unsigned integers and truth values."""
 
 _BY_LIBRARY = frozenset({"sin", "cos", "tan", "pow", "floor_div", "mod", *_ELEMENTARY})
 
 
 def can_apply(op: str, source: str) -> bool:
-    """Whether `apply` knows an op for operands of this dtype."""
+    """Return True if `apply` supports an op for operands of this dtype."""
     if op == "cast":
         return True
     floating = source.startswith(("float", "bfloat"))
     if op == "pow" and not floating:
-        # NumPy refuses negative powers of integers: that takes a look at all of them first.
+        # NumPy rejects negative powers of integers, which requires reading all elements first.
         return False
     return op in _OPERATIONS and (op not in _BY_LIBRARY or has_libm())
 
@@ -254,7 +255,7 @@ def combine(k: Emitter, op: str, dtype: str, a: RegisterValue, b: RegisterValue)
 def computed_values(
     loop_body: LoopBody, k: Emitter, values: list[RegisterValue], lanes: int
 ) -> tuple[list[RegisterValue], list[RegisterValue]]:
-    """What is written and what is reduced, for these values of the operands."""
+    """Return the values to write and the values to reduce, for these values of the operands."""
     done: list[RegisterValue] = []
 
     def find(reference: Reference) -> RegisterValue:
@@ -272,5 +273,5 @@ def computed_values(
 
 
 def is_known(node: Node) -> bool:
-    """Whether a node's loop can be compiled."""
+    """Return True if a node's loop can be compiled."""
     return is_computable(node, can_apply)

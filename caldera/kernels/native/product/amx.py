@@ -1,10 +1,10 @@
 """Products of bfloat16 matrices in tile registers, with float32 sums.
 
-As packed products are: each thread packs what it needs for a rectangle of the result of its own.
-Long sums of a small result, as gradients of filters are, are cut: rectangles of it would be so
-small that threads pack more than they multiply, and what they pack would not stay in their caches.
-Sums are float32 numbers until all is summed up, and rounded to bfloat16 once, after bias and
-activation. The registers take numbers below 1.2e-38 for 0.
+They are blocked like packed products: each thread packs the operands of its rectangle of the
+result. If the result is small and the sums are long, as in gradients of filters, the sums are split
+instead. Rectangles would be so small that threads pack more than they multiply, and the packed
+operands would not stay in their caches. Sums stay in float32 until they are complete. They are
+rounded to bfloat16 once, after bias and activation. The registers treat numbers below 1.2e-38 as 0.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ from caldera.kernels.table import Array, Call
 
 _TILE = RegisterTile(SIDE, 2, SIDE // 2)
 _CACHED_ELEMENTS = 1 << 18
-"""Elements of either matrix that a thread packs at once: half of a cache of second level."""
+"""Elements of either matrix that a thread packs per step: half of a second-level cache."""
 _PIECE = 1024
-"""Terms of a piece of a sum that is cut, about."""
+"""Approximate number of terms in a piece of a split sum."""
 
 
 @native_kernel
@@ -96,8 +96,11 @@ def _multiply(
     ta: bool,
     tb: bool,
 ) -> None:
-    """The rectangles that are this part's. Each row of the table is one product: where its
-    matrices begin, and how long the sum is. `packed` has `room` elements for each part."""
+    """Compute the rectangles of this part.
+
+    Each row of the table is one product: offsets of its matrices, and length of its sums. `packed`
+    has `room` elements for each part.
+    """
     right_blocks = packed.at(k.part * room)
     registers = TileRegisters(k)
     registers.configure(configuration)
@@ -167,7 +170,7 @@ def _finish(
     bias: Pointer | None,
     epilogue: Epilogue,
 ) -> None:
-    """Write rows and columns of 32 by 32 sums, with what follows the product."""
+    """Write rows and columns of 32 by 32 sums, after applying the epilogue."""
     high, wide = shape
     with k.loop(0, high) as line:
         row, target = sums.at(line * SIDE), goal.at(line * leading)
@@ -179,7 +182,7 @@ def _finish(
 
 
 def _dense(array: Array, scratch: Scratch) -> tuple[Matrices, list[NativeCall]]:
-    """Matrices one of whose axes is dense, and what has to run before they can be read."""
+    """Return matrices with a dense axis, and the calls that copy them, if any."""
     found = as_matrices(array)
     if found is not None:
         return found, []
@@ -192,8 +195,11 @@ def _dense(array: Array, scratch: Scratch) -> tuple[Matrices, list[NativeCall]]:
 def _cut(
     count: int, rows: int, columns: int, length: int, parts: int
 ) -> tuple[int, int, int, int, int]:
-    """Rows and columns of a thread's rectangle, rows and columns packed at once, and elements of
-    memory for that."""
+    """Return the blocking of a product and the number of elements that a thread packs.
+
+    The result is (rows, columns) of a thread's rectangle, then rows and columns packed per step,
+    and last the elements of memory for them.
+    """
     cut = blocking_of(count, rows, columns, length, parts, _TILE)
     padded = max(TERMS, -(-length // TERMS) * TERMS)
     most = max(SIDE, _CACHED_ELEMENTS // padded // SIDE * SIDE)
@@ -202,8 +208,10 @@ def _cut(
 
 
 def _pieces(count: int, rows: int, columns: int, length: int, parts: int) -> int:
-    """Into how many pieces the sums of a product are cut: into none unless what pieces add up to
-    is little beside the matrices."""
+    """Return the number of pieces into which sums are split.
+
+    It is 1 unless the sums of the pieces are small compared with the matrices.
+    """
     pieces = -(-length // (_PIECE * parts)) * parts
     is_little = pieces * rows * columns <= length * (rows + columns)
     return pieces if count == 1 and length >= 2 * _PIECE and is_little else 1
@@ -221,7 +229,7 @@ class Gathered:
 
 
 class _Binder:
-    """Makes the calls of one product: copies of operands, the product itself, what follows."""
+    """Builder of the calls of a product: copies of operands, the product itself, the epilogue."""
 
     def __init__(self, call: Call, gathered: tuple[Gathered | None, Gathered | None]) -> None:
         self._scratch = Scratch(call.workspace)
@@ -247,7 +255,7 @@ class _Binder:
         return NativeRunner(self._calls)
 
     def _multiplied(self) -> Array:
-        """The product, or those of all matrices."""
+        """Add the calls for the product, or for a batch of products; return its array."""
         out, batch = self._product.out, self._product.batch
         is_dense = steps(out)[1] == 1 or self._product.extent[1] == 1
         place = out if is_dense else dense(out.shape, out.dtype, self._scratch)
@@ -337,23 +345,27 @@ def _operand(matrix: Matrices | Gathered) -> dict[str, Any]:
 
 
 def bind(call: Call, left: Gathered | None = None, right: Gathered | None = None) -> NativeRunner:
-    """The product, with what follows it, ready to run. Either matrix may be a gathered one, and the
-    call's own has its shape then."""
+    """Return the product with its epilogue, ready to run.
+
+    Either matrix may be a gathered one; the call's own operand then has its shape.
+    """
     if not call.outputs[0].size:
         return NativeRunner([])
     return _Binder(call, (left, right)).runner()
 
 
 def supports(node: Node) -> bool:
-    """Whether all is bfloat16, and there are tile registers."""
+    """Return True if all matrices are bfloat16 and the processor has tile registers."""
     _, rows, columns, length = extent_of(node)
     halves = node.dtype == bfloat16 and all(each.dtype == bfloat16 for each in node.inputs[:2])
     return halves and min(rows, columns, length) > 0 and has_amx()
 
 
 def workspace(node: Node, gathered: int | None = None) -> int:
-    """Bytes for what is packed, and for what must be copied first: all but the matrix of this
-    number, if it is a gathered one."""
+    """Return the bytes of workspace for packing and for copies of operands.
+
+    `gathered` is the number of the operand that is gathered and thus never copied.
+    """
     count, rows, columns, length = extent_of(node)
     parts = parts_for(2 * count * rows * columns * length)
     # Matrices that all meet the same one on the right are one tall matrix.
@@ -365,7 +377,7 @@ def workspace(node: Node, gathered: int | None = None) -> int:
 
 
 def _taken(count: int, rows: int, columns: int, length: int, parts: int) -> int:
-    """Bytes for what all threads pack, and for the pieces of sums."""
+    """Return the bytes for packing on all threads and for the pieces of sums."""
     pieces = _pieces(count, rows, columns, length, parts)
     if pieces == 1:
         room = _cut(count, rows, columns, length, parts)[-1]

@@ -1,7 +1,7 @@
-"""bfloat16 matrices in the order in which tile registers take them, in blocks of 32 by 32.
+"""Pack bfloat16 matrices in the order in which tile registers read them, in blocks of 32 by 32.
 
 A block of the left matrix has 32 rows of 32 terms. A block of the right one has 16 rows, each with
-two terms of every column in turn. What is missing at the edges is zeros.
+two terms of every column, interleaved. Blocks at the edges are padded with zeros.
 """
 
 from __future__ import annotations
@@ -24,15 +24,18 @@ from caldera.kernels.native.codegen.matrix_multiply import TERMS
 from caldera.kernels.native.movement import transposed
 
 SIDE = 32
-"""Rows and columns of the result that are computed at once, in four registers."""
+"""Rows and columns of the result that are computed together, in four registers."""
 BLOCK = SIDE * TERMS
 """Elements of a block."""
 
 
 @dataclass(frozen=True)
 class TileOperand:
-    """A matrix in memory, its rows side by side: `leading` elements apart, or wherever `rows` says
-    that they begin. Of such a row `blocks` says where each 32 elements are."""
+    """A matrix in memory.
+
+    Rows have a stride of `leading` elements, or begin at the offsets in `rows`. In the latter case,
+    `blocks` has the offset of every 32 elements of a row.
+    """
 
     memory: Pointer
     leading: Integer
@@ -49,8 +52,11 @@ class TileOperand:
         return self.memory.at(start + number % SIDE)
 
     def from_place(self, start: RegisterValue, *, by_rows: bool) -> TileOperand:
-        """The rest of it from a place in memory on; or, if its rows begin anywhere, from this row
-        on, or this block of each."""
+        """Return the part of the matrix that begins at `start`.
+
+        `start` is an offset in memory. For a matrix with offsets, it is the number of the first row
+        or, if not `by_rows`, of the first block of each row.
+        """
         if self.rows is None or self.blocks is None:
             return replace(self, memory=self.memory.at(start))
         if by_rows:
@@ -68,7 +74,7 @@ def pack_left(
     *,
     flipped: bool,
 ) -> None:
-    """Rows of the left matrix from the first on; `flipped` says that its columns are dense."""
+    """Pack rows of the left matrix, starting at `first`; `flipped` if its columns are dense."""
 
     def whole(block: Pointer, row: RegisterValue, term: RegisterValue) -> None:
         if flipped:
@@ -96,7 +102,7 @@ def pack_right(
     *,
     flipped: bool,
 ) -> None:
-    """Columns of the right matrix from the first on; `flipped` says that they are dense."""
+    """Pack columns of the right matrix, starting at `first`; `flipped` if these are dense."""
     half = SIDE // 2
 
     def whole(block: Pointer, column: RegisterValue, term: RegisterValue) -> None:
@@ -133,8 +139,11 @@ def _pack(
     *,
     across: bool,
 ) -> None:
-    """Blocks of lines, and in each of them blocks of terms: `whole` packs one, `place` says where
-    an element of it goes. `across` says that it is lines that are dense in the source."""
+    """Pack blocks of lines, each split into blocks of terms.
+
+    `whole` packs a full block, and `place` returns the index of an element in its block. `across`
+    means that lines, not terms, are dense in the source.
+    """
     padded = (length + (TERMS - 1)) // TERMS * TERMS
     with k.loop(0, lines, SIDE) as line, k.loop(0, length, TERMS) as term:
         block = target.at(line * padded + term * SIDE)

@@ -1,9 +1,9 @@
-"""Matrix products by the BLAS, one thread each, split over our own threads.
+"""Matrix products by the BLAS, one thread each, split over the framework's threads.
 
-A product is cut into blocks of rows or columns, a batch into its members. Each part of the work
-finishes its blocks itself, with bias and activation, while they are still in its cache. Where the
-result is small and the sum long, as in the gradient of a weight, the sum is cut instead, and a
-second call adds what the parts found.
+A product is split into blocks of rows or columns, and a batch into its members. Each part of the
+work also applies bias and activation to its blocks while they are in cache. If the result is small
+and the sums are long, as in the gradient of a weight, the sums are split instead, and a second call
+adds the partial sums.
 """
 
 from __future__ import annotations
@@ -81,8 +81,10 @@ def _multiply(
     bias: Pointer | None,
     epilogue: Epilogue,
 ) -> None:
-    """The blocks that are this part's, by the BLAS's function at an address. Each row of the table
-    is one product: where its matrices begin, and how long the sum is."""
+    """Compute the blocks of this part by the BLAS function at `address`.
+
+    Each row of the table is one product: offsets of its matrices, and length of its sums.
+    """
     alpha, beta = k.constant(1.0, c.type), k.constant(0.0, c.type)
     lanes = natural_lanes(c.type)
     if scales:
@@ -91,7 +93,7 @@ def _multiply(
         product, top, left = part.product, part.top, part.left
         lines, span = part.bottom - top, part.right - left
         block = c.at(product.load(2) + top * leading_c + left)
-        # A BLAS may look at what it multiplies by 0; a sum of length 0 leaves nothing to look at.
+        # A BLAS may read operands that it multiplies by 0. With a sum of length 0, it reads none.
         counted = k.select(alpha.equals(0.0), 0, product.load(3)) if scales else product.load(3)
         gemm(
             k,
@@ -128,7 +130,7 @@ def _add_up(
     bias: Pointer | None,
     epilogue: Epilogue,
 ) -> None:
-    """The sum of what the parts found, row by row, finished."""
+    """Add the partial sums of all pieces row by row and apply the epilogue."""
     lanes = natural_lanes(out.type)
     with k.loop(*k.part_range(rows)) as row:
         for column, some in k.vectors(0, columns, 4 * lanes, lanes, 1):
@@ -162,7 +164,7 @@ def add_pieces(
 
 
 def dense_bias(array: Array, scratch: Scratch) -> tuple[Array, list[NativeCall]]:
-    """A bias side by side in memory, as wide as it is computed with, and what makes it so."""
+    """Return a bias that is contiguous and in the compute dtype, and the calls that copy it."""
     row = array.reshape(1, -1)
     if row.strides[-1] == row.itemsize and row.dtype not in HALVES:
         return row, []
@@ -171,7 +173,7 @@ def dense_bias(array: Array, scratch: Scratch) -> tuple[Array, list[NativeCall]]
 
 
 def epilogue_of(call: Call, scratch: Scratch) -> tuple[Epilogue, Array, list[NativeCall]]:
-    """What follows the product of a call, its bias if it has one, and what makes that ready."""
+    """Return the epilogue of a call, its bias if any, and the calls that prepare the bias."""
     if call.node.op.name != "matmul_epilogue":
         return NOTHING, None, []
     bias: Array = None
@@ -182,7 +184,7 @@ def epilogue_of(call: Call, scratch: Scratch) -> tuple[Epilogue, Array, list[Nat
 
 
 class Binder:
-    """Makes the calls of one product: copies of operands, the product itself, what follows."""
+    """Builder of the calls of a product: copies of operands, the product itself, the epilogue."""
 
     def __init__(self, call: Call, operands: int = 0) -> None:
         """The product of the call's inputs number `operands` and the next."""
@@ -230,8 +232,11 @@ class Binder:
         )
 
     def multiply_split_k(self, most: int | None = None) -> None:
-        """The product of two matrices with its sum cut into pieces, one a thread, or at most so
-        many, each of which threads share in blocks."""
+        """Add the calls for a product of two matrices whose sums are split into pieces.
+
+        There is one piece per thread, or at most `most` pieces, each of which threads share in
+        blocks.
+        """
         rows, columns, length = self.product.extent
         pieces = pieces_of(length, most)
         found = dense((pieces, rows, columns), self.place.array.dtype, self.scratch)
@@ -263,7 +268,7 @@ class Binder:
         bias: Array = None,
         epilogue: Epilogue = NOTHING,
     ) -> None:
-        """The call that computes every product of the table, on so many threads."""
+        """Add the call that computes every product of the table in `parts` parts."""
         rows, columns, _ = self.product.extent
         height, width = blocks(len(table), rows, columns, parts, finish=epilogue.changes)
         known = blas()
@@ -305,7 +310,7 @@ def bind_product(
 
 
 def pieces_of(length: int, most: int | None = None) -> int:
-    """How many pieces a sum of this length is cut into."""
+    """Return the number of pieces into which a sum of this length is split."""
     return max(1, min(most or thread_count(), length))
 
 
@@ -329,20 +334,20 @@ def accumulates_in_place(node: Node) -> bool:
 
 
 def has_long_sums(node: Node) -> bool:
-    """Whether one product has a small result and long sums."""
+    """Return True for a single product with a small result and long sums."""
     count, rows, columns, length = extent_of(node)
     return count == 1 and length >= 2 * max(rows, columns)
 
 
 def product_workspace(node: Node) -> int:
-    """The workspace for what cannot be read or written where it lies."""
+    """Return the workspace for copies of operands and results that BLAS cannot access in place."""
     return copy_workspace(node) + (
         workspace_bytes(Spec(node.shape, compute_dtype(node.dtype))) if node.dtype in HALVES else 0
     )
 
 
 def split_k_workspace(node: Node, most: int | None = None) -> int:
-    """The same, with room for what the pieces of a sum come to."""
+    """Return the workspace of a split sum: copies as above, and the partial sums of all pieces."""
     return product_workspace(node) + workspace_bytes(
         Spec((most or thread_count(), *node.shape[-2:]), compute_dtype(node.dtype))
     )

@@ -3,8 +3,8 @@
 A tile is a few rows, each of a few vectors. Tiles at the edges are moved inwards and compute some
 elements twice, which is cheaper than a special case for every remaining size.
 
-The micro-kernel of packed products is compiled once for each dtype and called by its address from
-the kernels that pack: their code differs by epilogue, and the micro-kernel is most of the code to
+The micro-kernel of packed products is compiled once for each dtype. The kernels that pack call it
+by its address. Their code differs by epilogue, whereas the micro-kernel is most of the code to
 compile.
 """
 
@@ -41,7 +41,7 @@ from caldera.kernels.native.product.packing import TERMS, Lines, RegisterTile, g
 
 
 def most_vectors() -> int:
-    """How many vectors wide a tile may be."""
+    """Return the maximum width of a tile in vectors."""
     return 4 if host_target().registers >= 32 else 2
 
 
@@ -54,7 +54,7 @@ class PackedMatrix:
     right: Number = 1
 
     def row(self, index: Number) -> Pointer:
-        """Where a row begins."""
+        """Return the address of a row."""
         return self.pointer.at(self.pointer.k.constant(index, I64) * self.down)
 
     @property
@@ -144,7 +144,7 @@ def _multiply(k: Emitter, kind: ir.Type, accumulate: bool, *given: RegisterValue
         places = [k.minimum(left + j * lanes, columns - lanes) for j in range(vectors)]
         goals = [c.row(line) for line in lines]
         zero = k.constant(0.0, vector(kind, lanes))
-        # All is read before any of it is written: a row that is there twice counts once.
+        # All loads precede the stores: a row that occurs twice is then added only once.
         sums = [
             [k.variable(goal.load(place, lanes) if accumulate else zero) for place in places]
             for goal in goals
@@ -156,8 +156,10 @@ def _multiply(k: Emitter, kind: ir.Type, accumulate: bool, *given: RegisterValue
 
 
 _SOON = 8
-"""How many terms before it is read a row of the panel is brought from the second cache to the
-first: a panel is too large to stay there."""
+"""Prefetch distance in terms, from the second cache to the first.
+
+A panel is too large to stay in the first cache.
+"""
 
 
 @native_kernel
@@ -183,10 +185,11 @@ def _tile(
 ) -> None:
     """goal = alpha * lines @ panel + keep * goal for `high` rows and `wide` columns.
 
-    The lines of `a` begin with number `at`; the distances between them and inside them are `down`
-    and `right`, known if they are `packed`: then the lines of cache from `ahead` on, `step` and
-    `jump` apart, are brought near meanwhile. Whole tiles, and such of half the height, are written
-    as they are. Others are put on the stack first, with what is not there left out.
+    The lines of `a` start at number `at`. The distances between and within lines are `down` and
+    `right`, which are constants if the lines are `packed`. In that case, the tile also prefetches
+    cache lines from `ahead` on, with strides of `step` and `jump` elements. Full tiles and tiles of
+    half the height are written directly. Other tiles are first stored on the stack, and only the
+    rows and columns that exist are copied.
     """
     tile = RegisterTile(*shape)
     scales = k.convert(alpha, goal.type), k.convert(keep, goal.type)
@@ -234,7 +237,10 @@ def _rows(
     height: int,
     count: RegisterValue | None,
 ) -> list[Pointer]:
-    """Where rows of the left matrix begin; those from `count` on are the last one there is."""
+    """Return the addresses of rows of the left matrix.
+
+    Rows from `count` on are replaced by the last existing row.
+    """
     numbers = [k.constant(i, I64) for i in range(height)]
     if count is not None:
         numbers = [k.minimum(i, count - 1) for i in numbers]
@@ -343,11 +349,11 @@ _SLOTS = (
     "alpha",
     "keep",
 )
-"""What the micro-kernel takes, in the order of its slots."""
+"""Arguments of the micro-kernel, in the order of its slots."""
 
 
 def tile_address(dtype: DType, tile: RegisterTile, *, packed: bool) -> int:
-    """Where the micro-kernel is."""
+    """Return the address of the micro-kernel."""
     arrays, numbers = dict.fromkeys(_SLOTS[:4], np.empty(1, dtype)), dict.fromkeys(_SLOTS[4:-2], 1)
     kinds = {"shape": (tile.height, tile.vectors, tile.lanes), "packed": packed}
     _, form = _tile.packed({**arrays, **numbers, "alpha": 1.0, "keep": 0.0, **kinds})
@@ -356,8 +362,10 @@ def tile_address(dtype: DType, tile: RegisterTile, *, packed: bool) -> int:
 
 @dataclass(frozen=True)
 class TileCalls:
-    """Calls of the micro-kernel from another kernel, for the tiles of a panel: its arguments lie in
-    slots, as for all others, and those that are the same for all tiles are put there once."""
+    """Calls of the micro-kernel from another kernel, for the tiles of a panel.
+
+    Arguments are passed in slots. Arguments that are the same for all tiles are stored there once.
+    """
 
     k: Emitter
     address: RegisterValue

@@ -1,14 +1,17 @@
-"""Matrix products by micro-kernels of our own: packed ones, and small ones without packing.
+"""Matrix products by built-in micro-kernels: packed products, and small ones without packing.
 
-The way of GotoBLAS: a tile of the result stays in registers while it is summed up, a panel of the
-right matrix in the nearest cache, a band of the left matrix in the next. Each thread has a
-rectangle of the result of its own, or several where threads are many, and packs what it needs for
-it, so threads never wait for each other, and bias and activation are applied while a tile is in the
-nearest cache. Many threads may instead pack the right matrix together, wait for each other once,
-and all read it: each would pack as much of it as it multiplies a few rows with.
+Packed products follow GotoBLAS. A tile of the result stays in registers during the summation, a
+panel of the right matrix in the nearest cache, and a band of the left matrix in the next cache.
+Each thread has a separate rectangle of the result, or several if there are many threads, and packs
+its operands. Threads thus never wait for each other, and bias and activation are applied while a
+tile is in the nearest cache.
 
-Small products need no rearranging of operands: a tile of the result is kept in registers while the
-sum runs, its size follows that of the result, and a batch of many small products is one loop.
+With many threads, each one would pack much of the right matrix and multiply it by only a few rows.
+The threads can instead pack the right matrix together, wait for each other once, and all read it.
+
+Small products need no packing of operands: a tile of the result stays in registers during the
+summation. The size of the tile depends on the size of the result, and a batch of many small
+products is one loop.
 """
 
 from __future__ import annotations
@@ -79,7 +82,7 @@ from caldera.kernels.native.product.problem import (
 from caldera.kernels.table import Array, Call, Runner
 
 MOST_WORK = 1 << 22
-"""Operations of one product from which on rearranging the operands is sure to pay."""
+"""Number of operations in a product from which on packing the operands always pays."""
 _HEIGHTS = (8, 6, 4, 2, 1)
 
 
@@ -122,7 +125,7 @@ def _multiply(
     across, down = (columns + (width - 1)) // width, (rows + (height - 1)) // height
     with k.loop(*k.part_range(count * across * down)) as task:
         product = table.at(task // (across * down) * 3)
-        # All rows of one column of tiles, then the next: what they share stays in cache.
+        # All rows of a column of tiles, then the next column: the shared operand stays in cache.
         top, left = task % down * height, task // down % across * width
         lines = [k.minimum(top + i, rows - 1) for i in range(height)]
         places = [k.minimum(left + j * lanes, columns - lanes) for j in range(vectors)]
@@ -197,7 +200,7 @@ offer(("matmul", "matmul_epilogue"), "tiles", _bind, _is_small, copy_workspace, 
 
 
 class _PackedBinder(Binder):
-    """Makes the calls of one product by packed micro-kernels."""
+    """Builder of the calls of a product by packed micro-kernels."""
 
     shares_panels = False
 
@@ -210,7 +213,7 @@ class _PackedBinder(Binder):
         bias: Array = None,
         epilogue: Epilogue = NOTHING,
     ) -> None:
-        """The call that computes every product of the table, on so many threads."""
+        """Add the call that computes every product of the table in `parts` parts."""
         rows, columns, _ = self.product.extent
         dtype = goal.array.dtype
         tile = tile_of(dtype.name)
@@ -284,7 +287,7 @@ class _SharingBinder(_PackedBinder):
 
 
 def _packed_bytes(dtype: DType, count: int, extent: tuple[int, int, int], parts: int) -> int:
-    """What packing takes on all threads."""
+    """Return the bytes that packing needs on all threads."""
     wide = compute_dtype(dtype)
     tile, parts = tile_of(wide.name), part_count(parts)
     room = blocking_of(count, *extent, parts, tile).elements(tile)
@@ -306,7 +309,7 @@ def _sharing_workspace(node: Node) -> int:
     _, _, columns, length = extent_of(node)
     wide = compute_dtype(node.dtype)
     shared = shared_elements(columns, length, tile_of(wide.name))
-    # What each thread packs of the left matrix is less than what it would pack of both.
+    # Memory per thread: the packed left matrix is smaller than both matrices packed.
     return _workspace(node) + workspace_bytes(Spec((shared,), wide))
 
 
@@ -320,13 +323,15 @@ def _split_k_workspace(node: Node, most: int | None = None) -> int:
 
 
 def _is_cut_and_shared(node: Node) -> bool:
-    """Whether there are several threads for each piece of a long sum: then they read less than
-    with pieces or blocks alone."""
+    """Return True if several threads share each piece of a long sum.
+
+    Threads then read less than with either pieces or blocks.
+    """
     return thread_count() >= 2 * _PIECES and _is_worth_packing(node) and has_long_sums(node)
 
 
 def _is_worth_sharing(node: Node) -> bool:
-    """Whether so many threads read the same right matrix that packing it together may pay."""
+    """Return True if enough threads read the same right matrix for packing it together to pay."""
     right = node.inputs[2 if node.op.name == "matmul_accumulate" else 1]
     is_one = size(right.shape[:-2]) == 1
     count, rows, columns, length = extent_of(node)
@@ -335,17 +340,17 @@ def _is_worth_sharing(node: Node) -> bool:
 
 
 def _is_worth_packing(node: Node) -> bool:
-    """Whether elements are used often enough."""
+    """Return True if elements are reused often enough."""
     _, rows, columns, length = extent_of(node)
     return min(rows, columns, length) > 0 and rows >= _FEWEST_ROWS
 
 
 _PIECES = 4
-"""Of sums whose pieces are cut into blocks as well."""
+"""Number of pieces of sums whose pieces are also split into blocks."""
 _FEWEST_ROWS = 4
-"""Packing an element of the right matrix takes as long as multiplying it by so many rows."""
+"""Packing an element of the right matrix takes as long as multiplying it by this number of rows."""
 _FEWEST_SHARING = 8
-"""Threads: fewer have so many rows each that packing is little beside multiplying."""
+"""Minimum number of threads; with fewer, each has enough rows to make packing cheap."""
 
 offer(
     ("matmul", "matmul_epilogue"),

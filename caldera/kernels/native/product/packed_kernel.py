@@ -1,8 +1,8 @@
-"""The kernel of packed products: rectangles of the result, band by band and panel by panel.
+"""Kernel of packed products: rectangles of the result, band by band and panel by panel.
 
-The way of GotoBLAS: a tile of the result stays in registers while it is summed up, a panel of the
-right matrix in the nearest cache, a band of the left matrix in the next. Bias and activation are
-applied while a tile is in the nearest cache.
+It follows GotoBLAS. A tile of the result stays in registers during the summation, a panel of the
+right matrix in the nearest cache, and a band of the left matrix in the next cache. Bias and
+activation are applied while a tile is in the nearest cache.
 """
 
 from __future__ import annotations
@@ -62,9 +62,12 @@ def multiply_packed(
     packs_left: bool,
     tile: tuple[int, int],
 ) -> None:
-    """The rectangles that are this part's. Each row of the table is one product: where its
-    matrices begin, and how long the sum is. `packed` has `room` elements for each part, `shared`
-    the right matrix of the only product if it is packed already."""
+    """Compute the rectangles of this part.
+
+    Each row of the table is one product: offsets of its matrices, and length of its sums. `packed`
+    has `room` elements for each part. `shared` is the right matrix of the only product if it is
+    already packed.
+    """
     alpha, beta = k.constant(1.0, c.type), k.constant(0.0, c.type)
     if scales:
         alpha, beta = (each.load(0) for each in scales)
@@ -74,7 +77,7 @@ def multiply_packed(
         strips = own.at((strip + (shape.width - 1)) // shape.width * shape.width * depth)
     with blocks_of_part(k, table, count, (rows, columns), (height, width)) as block:
         source, other, out = (each.at(block.product.load(i)) for i, each in enumerate((a, b, c)))
-        # What is multiplied by 0 is not looked at: it may be a nan.
+        # Operands multiplied by 0 are not read: they may contain NaNs.
         length = block.product.load(3)
         length = k.select(alpha.equals(0.0), 0, length) if scales else length
         area = _Rectangle(
@@ -104,30 +107,30 @@ class _Side:
     flipped: bool
 
     def place(self, row: RegisterValue, column: RegisterValue) -> RegisterValue:
-        """Where the matrix from a row and a column on begins."""
+        """Return the offset of the submatrix that begins at a row and a column."""
         return corner_of(row, column, self.leading, flipped=self.flipped)
 
 
 @dataclass(frozen=True)
 class _Columns:
-    """Columns of a rectangle and a piece of their sum, with what comes after them."""
+    """Columns of a rectangle and a piece of their sum, and the columns to pack next."""
 
     first: RegisterValue
     last: RegisterValue
     start: RegisterValue
     terms: RegisterValue
     panels: Pointer
-    """Where these columns of the right matrix are packed, or will be."""
+    """Address of these columns in the packed right matrix, which may not be packed yet."""
     following: tuple[RegisterValue, RegisterValue]
     """The terms and the columns from which on there will be packed next, if there `is_more`."""
     is_more: RegisterValue
     ends: RegisterValue
-    """Whether these are the last columns."""
+    """True for the last columns."""
     alpha: RegisterValue
     keep: Callable[[], RegisterValue]
-    """The factor of what is in the result already."""
+    """Factor of the previous content of the result."""
     is_finished: Callable[[], RegisterValue] | None
-    """Whether this is the last piece, if anything follows the product."""
+    """True for the last piece; None without an epilogue."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,7 @@ class _Band:
     lines: Pointer
     """These rows of the left matrix."""
     again: RegisterValue
-    """Whether there are several bands: one that is the only one stays packed."""
+    """True if there are several bands: a single band stays packed."""
 
 
 @dataclass(frozen=True)
@@ -172,16 +175,18 @@ class _Rectangle:
         scales: tuple[RegisterValue, RegisterValue],
         changes: bool,
     ) -> None:
-        """Multiply all of it, `depth` terms and `strip` columns at a time, which are packed at
-        `own` unless all columns, so many, are `shared`. If the epilogue `changes` something, it
-        follows the last terms."""
+        """Multiply the whole rectangle, `depth` terms and `strip` columns at a time.
+
+        Columns are packed at `own` unless all columns are packed in `shared`, a pair of their
+        address and number. The epilogue is applied after the last terms if it `changes` the result.
+        """
         k, (left, right), (alpha, beta) = self.k, self.columns, scales
         pieces = k.maximum((length + depth - 1) // depth, 1)
         with k.loop(0, pieces) as piece, k.loop(left, right, strip) as first:
             start = piece * depth
             terms = k.minimum(depth, length - start)
             last = k.minimum(first + strip, right)
-            # What is packed after these columns begins here, if there is more of the product.
+            # Start of the piece that is packed after these columns, if the product has more pieces.
             ends = last.equals(right)
             next_start = k.select(ends, start + depth, start)
             next_column = k.select(ends, left, last)
@@ -233,7 +238,7 @@ class _Rectangle:
         k, left, terms = self.k, self.left, some.terms
         wide = k.minimum(some.last - column, self.shape.width)
         panel = some.panels.at((column - some.first) * terms)
-        # What comes next: a panel, which may be packed already, and rows.
+        # Prefetch the next panel, which may be packed already, and the next rows.
         following = column + self.shape.width
         inside = following < some.last
         next_panel = k.either(inside, panel.at(terms * self.shape.width), some.panels)
@@ -338,6 +343,6 @@ def _finish(
     with k.loop(0, high) as line:
         row = tile.at(line * leading)
         lanes = natural_lanes(row.type)
-        # A whole row at once: each vector of it waits long for itself.
+        # A whole row per step: each vector has a long chain of dependent instructions.
         for i, count in k.vectors(0, wide, shape.width, lanes, 1):
             row.store(i, apply_epilogue(k, epilogue, bias, row.load(i, count), column + i))

@@ -1,15 +1,14 @@
 """Blocking, packing and prefetching of matrix products.
 
 Blocking sets tiles for registers, blocks for caches and rectangles for threads. Packing stores
-matrices in the order in which a micro-kernel reads them. The right matrix becomes panels as wide
-as a tile, row by row; the left matrix becomes strips as high as a tile, column by column. Every
-element is then read from the cache line after the last one, however far apart the rows of the
-matrix are.
+matrices in the order in which a micro-kernel reads them. The right matrix becomes panels as wide as
+a tile, row by row; the left matrix becomes strips as high as a tile, column by column. Elements are
+then read from consecutive cache lines, however large the stride between the rows of the matrix is.
 
 A tile prefetches one cache line with every second term. More would displace its own loads: a core
 has about a dozen in flight. The lines read next are therefore divided among the preceding tiles:
-the first tiles of a panel prefetch the next panel, the others rows of the left matrix, if some
-are to be packed next.
+the first tiles of a panel prefetch the next panel. Later tiles prefetch rows of the left matrix if
+rows will be packed next.
 """
 
 from __future__ import annotations
@@ -34,16 +33,19 @@ from caldera.kernels.native.codegen import (
 from caldera.kernels.native.movement import transposed
 
 DEEPEST = 512
-"""Terms of a sum between two visits of the result: a panel of so many rows stays in the cache of
-second level, and a visit is little beside them."""
+"""Number of terms summed before the result is updated.
+
+A panel of this number of rows stays in the second-level cache, and one update of the result costs
+little compared with these terms.
+"""
 CACHED_ELEMENTS = 1 << 16
 """Elements of the left matrix that are used again and again: half of a cache of second level."""
 WIDEST = 1536
-"""Columns of the right matrix that are packed at once."""
+"""Number of columns of the right matrix that are packed together."""
 WORTH_PACKING = 2
-"""How many panels must read a strip of the left matrix for packing it to pay."""
+"""Number of panels that must read a strip of the left matrix for packing it to pay."""
 _PACKING = 8.0
-"""What it costs to pack a vector, in vectors multiplied: most of it is waiting for memory."""
+"""Cost of packing a vector, in multiplied vectors: most is time spent waiting for memory."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +70,12 @@ def tile_of(dtype: str) -> RegisterTile:
 
 @dataclass(frozen=True)
 class Blocking:
-    """`height` rows and `width` columns of the result are one thread's task. Sums are taken in
-    pieces of `depth` terms, for `band` rows of the left matrix and `strip` columns of the right
-    one at a time. `packs_left` says whether the left matrix is packed as well."""
+    """Sizes of the blocks of a product.
+
+    `height` rows and `width` columns of the result are one task of a thread. Sums are computed in
+    pieces of `depth` terms, for `band` rows of the left matrix and `strip` columns of the right one
+    at a time. `packs_left` is True if the left matrix is packed as well.
+    """
 
     height: int
     width: int
@@ -80,13 +85,13 @@ class Blocking:
     packs_left: bool
 
     def left_elements(self, tile: RegisterTile) -> int:
-        """Elements of memory that each thread needs for what it packs of the left matrix."""
+        """Return the number of elements that each thread needs to pack the left matrix."""
         left = self.band * self.depth if self.packs_left else 0
-        # What the next thread packs begins at a line of the cache, as vectors should.
+        # The memory of the next thread starts at a cache line, as vectors should.
         return _up(left, tile.lanes)
 
     def elements(self, tile: RegisterTile) -> int:
-        """The same with what it packs of the right matrix."""
+        """Return the number of elements that each thread needs to pack both matrices."""
         return self.depth * _up(self.strip, tile.width) + self.left_elements(tile)
 
 
@@ -105,9 +110,11 @@ def blocking_of(
     *,
     shares_panels: bool = False,
 ) -> Blocking:
-    """For `count` products of this extent on so many threads, which may have packed the right
-    matrix together: then each rectangle begins with a panel."""
-    # Of nothing there are no rectangles, and no work for those of a row and a column.
+    """Return the blocking for `count` products of this extent in `parts` parts.
+
+    If threads pack the right matrix together, each rectangle starts at a panel boundary.
+    """
+    # An empty result would have no rectangles. The blocking of a single row and column has no work.
     count, rows, columns = (max(1, each) for each in (count, rows, columns))
     shapes = _rectangles(rows, columns, parts, tile)
     if shares_panels:
@@ -121,14 +128,14 @@ def blocking_of(
     band = max(tile.height, CACHED_ELEMENTS // depth // tile.height * tile.height)
     band = min(band, _up(height, tile.height))
     packs_left = width >= WORTH_PACKING * tile.width
-    # Panel by panel the next one can be fetched meanwhile; other bands would have to be packed
-    # again for each of them.
+    # The next panel can be prefetched while one is multiplied. With several bands, panels would
+    # have to be packed again for each band.
     strip = tile.width if height <= band else WIDEST
     return Blocking(height, width, depth, band, min(_up(width, tile.width), strip), packs_left)
 
 
 def _rectangles(rows: int, columns: int, parts: int, tile: RegisterTile) -> set[tuple[int, int]]:
-    """Rectangles of a result that are whole tiles, or halves of them, as far as possible."""
+    """Return rectangles that divide a result into whole tiles or half tiles, as far as possible."""
     found = set()
     for down in range(1, parts + 1):
         for across in {1, *range(parts // down, parts // (down + 1), -1)}:
@@ -148,7 +155,7 @@ def _cost(
     *,
     shared: bool,
 ) -> float:
-    """Vectors that the busiest thread multiplies for each term of the sums, with what it packs."""
+    """Return the cost per term: vectors that the busiest thread multiplies and packs."""
     height, width = shape
     tasks = count * -(-rows // height) * -(-columns // width)
     vectors = -(-min(width, _up(columns, tile.lanes)) // tile.lanes)
@@ -163,8 +170,10 @@ def _up(length: int, grain: int) -> int:
 
 
 _GRAIN = 16
-"""Rows that a thread packs at once: as many as the widest vector has lanes, and few enough that
-there are tasks for all threads."""
+"""Number of rows that a thread packs per task.
+
+It equals the lanes of the widest vector, and is small enough that there are tasks for all threads.
+"""
 
 
 def pack_panels(
@@ -179,12 +188,12 @@ def pack_panels(
     flipped: bool,
     height: RegisterValue | None = None,
 ) -> None:
-    """`columns` columns of a matrix, `length` rows of it, in panels of `width` columns.
+    """Pack `length` rows and `columns` columns of a matrix in panels of `width` columns.
 
-    `flipped` says that the columns are dense, not the rows; `height` is how many rows the panels
-    have, if these are only some of them. The last panel is filled up with zeros, or with columns
-    that are there already: nobody reads what comes of them, but numbers left from something else
-    may take very long to multiply.
+    `flipped` means that columns are dense, not rows. `height` is the number of rows of the panels,
+    if only some rows are packed. The last panel is padded with zeros, or with existing columns.
+    Results of the padding are never read, but arbitrary numbers left in memory could be very slow
+    to multiply.
     """
     whole = columns // width * width
     height = length if height is None else height
@@ -214,9 +223,9 @@ def pack_strips(
     *,
     flipped: bool,
 ) -> None:
-    """`rows` rows of a matrix, `length` columns of it, in strips of `height` rows.
+    """Pack `rows` rows and `length` columns of a matrix in strips of `height` rows.
 
-    That is what `pack_panels` does with the matrix transposed.
+    This is `pack_panels` of the transposed matrix.
     """
     pack_panels(k, target, source, leading, length, rows, height, flipped=not flipped)
 
@@ -231,8 +240,11 @@ def _pack_rows(
     width: int,
     height: RegisterValue,
 ) -> None:
-    """Panels whose rows lie in the matrix as they do here. Each row of it is read to its end: what
-    is read in order comes from far caches ahead of time."""
+    """Pack panels from a matrix with dense rows.
+
+    Each row of the matrix is read to its end: the hardware prefetches sequential reads from far
+    caches.
+    """
     lanes = min(natural_lanes(target.type), width)
     with k.loop(0, length) as row, k.loop(0, columns, width) as column:
         line, goal = source.at(row * leading + column), target.at(column * height + row * width)
@@ -302,9 +314,12 @@ def pack_together(
     tb: bool,
     width: int,
 ) -> None:
-    """The right matrix of the only product, in panels of so many columns, piece of the sum by
-    piece: a few rows at a time are one part's, of a panel if they lie apart in the matrix, else of
-    all panels: what is read in order comes from far caches ahead of time."""
+    """Pack the right matrix of the only product in panels of `width` columns.
+
+    The pieces of the sum are packed in order. A task is a few rows: of a single panel if columns
+    are dense, otherwise of all panels, because the hardware prefetches sequential reads from far
+    caches.
+    """
     matrix = b.at(table.load(1))
     span = k.constant(width, I64) if tb else columns
     across = (columns + (span - 1)) // span
@@ -336,24 +351,26 @@ def panel_of(
     width: int,
     column: RegisterValue,
 ) -> Pointer:
-    """Where the panel begins that has this column, of the piece of sums that starts there."""
+    """Return the address of the panel with this column, in the piece of sums that begins at
+    `start`.
+    """
     return shared.at(start * ((columns + (width - 1)) // width * width) + column * terms)
 
 
 def corner_of(
     row: RegisterValue, column: RegisterValue, leading: RegisterValue, *, flipped: bool
 ) -> RegisterValue:
-    """Where the rest of a matrix begins."""
+    """Return the offset of the submatrix that begins at a row and a column."""
     return column * leading + row if flipped else row * leading + column
 
 
 TERMS = 2
-"""Of a sum, for each line that is asked for meanwhile."""
+"""Terms of a sum per prefetched cache line."""
 
 
 @dataclass(frozen=True)
 class Lines:
-    """Lines of cache in groups: those of a group begin `step` elements apart, and groups `jump`."""
+    """Groups of cache lines, with a stride of `step` elements in a group and `jump` between groups."""
 
     first: Pointer
     step: RegisterValue
@@ -361,14 +378,18 @@ class Lines:
 
 
 def group_of(pointer: Pointer) -> int:
-    """How many lines are a group: those that a tile asks for while it reads a line of terms."""
+    """Return the number of lines in a group, which a tile prefetches while it reads a line of
+    terms.
+    """
     return line_lanes(pointer.type) // TERMS
 
 
 @dataclass(frozen=True)
 class Unpacked:
-    """Columns of a matrix that are packed next, if that `is_next`: `corner` is the first element.
-    `flipped` says that the columns are dense, not the rows."""
+    """Columns of a matrix to pack next, if `is_next`; `corner` is the first element.
+
+    `flipped` means that columns are dense, not rows.
+    """
 
     corner: Pointer
     leading: RegisterValue
@@ -400,12 +421,12 @@ def ask_ahead(
     panels: RegisterValue,
     band: RegisterValue,
 ) -> None:
-    """Have tile number `number` ask for its lines, of so many `tiles` of a panel.
+    """Prefetch the lines assigned to tile number `number` of the `tiles` of a panel.
 
-    The next panel is `packed`, or else the `width` columns at `panel`. The next `band` rows to be
-    packed are asked for late, by the tiles of the last panels (there are `panels` more), as they
-    take the place of what is near. These are branches, not choices: short sums leave no time to
-    compute addresses that are not asked for.
+    The next panel is `packed`, or else the `width` columns at `panel`. The next `band` rows to pack
+    are prefetched late, by the tiles of the last panels (`panels` more panels follow), because they
+    displace cached data. The code branches instead of selecting: short sums leave no time to
+    compute addresses that are not used.
     """
     line, group = line_lanes(packed.type), group_of(packed)
     most = TERMS * -(-width // line)

@@ -1,8 +1,8 @@
-"""A product on the CPU: its operands as BLAS takes them, how its work is cut, and its epilogue.
+"""A product on the CPU: its operands in BLAS layout, the split of its work, and its epilogue.
 
-BLAS wants one of a matrix's two axes dense. An operand that lies otherwise (with gaps, backwards,
-repeated), or in half precision, is first copied into a workspace by a native call. An epilogue is a
-bias, then an activation, on values in registers.
+BLAS requires one of a matrix's two axes to be dense. An operand in another layout (with gaps,
+reversed, repeated), or in half precision, is first copied into a workspace by a native call. An
+epilogue is a bias, then an activation, on values in registers.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ WORTH_SPLITTING = 400_000
 IN_CACHE = 1 << 17
 """Elements of a block that is finished while it is in cache."""
 COLUMN_GRAIN, ROW_GRAIN = 8, 4
-"""Widths of blocks are multiples of what the kernels of a BLAS take at once."""
+"""Granularity of block widths and heights, in multiples of a BLAS kernel's tile."""
 FEWEST_ROWS = 128
 """Blocks of fewer rows would have the BLAS rearrange its other operand too often."""
 WORTH_SPLITTING_COPIES = 1 << 15
 """Elements from which on a second thread makes copying faster."""
 _VIEWS = frozenset({"transpose", "slice", "flip", "broadcast_to"})
-"""What may give an input distances that BLAS cannot take."""
+"""Operations that can produce strides that BLAS does not support."""
 
 
 # --- how the work is cut
 
 
 def extent_of(node: Node) -> tuple[int, int, int, int]:
-    """How many products a node computes, and rows, columns and length of each."""
+    """Return the number of products of a node, and rows, columns and length of each."""
     rows, columns = node.shape[-2:]
     left = node.inputs[1 if node.op.name == "matmul_accumulate" else 0]
     length = left.shape[-2 if node.attrs["ta"] else -1]
@@ -63,10 +63,10 @@ def extent_of(node: Node) -> tuple[int, int, int, int]:
 
 
 def blocks(count: int, rows: int, columns: int, parts: int, *, finish: bool) -> tuple[int, int]:
-    """Rows and columns of the blocks into which each of `count` products is cut.
+    """Return the rows and columns of the blocks into which each of `count` products is split.
 
-    Of the grids with as many blocks as needed, that with the blocks closest to squares: they read
-    least.
+    Among the grids with the required number of blocks, the one whose blocks are closest to squares
+    is chosen: these read least.
     """
     each = -(-parts // max(count, 1))
     shapes = [
@@ -86,7 +86,7 @@ def _rounded(length: int, pieces: int, grain: int) -> int:
 
 @dataclass(frozen=True)
 class ProductBlock:
-    """A part's rectangle of one product, in a kernel; `product` is the product's row of a table."""
+    """A part's rectangle of a product, in a kernel; `product` is its row of the table."""
 
     product: Pointer
     top: RegisterValue
@@ -114,7 +114,7 @@ def blocks_of_part(
 
 
 def parts_for(work: int) -> int:
-    """How many threads pay for this many operations."""
+    """Return the number of threads that pays for this number of operations."""
     return max(1, min(thread_count(), work // WORTH_SPLITTING))
 
 
@@ -122,7 +122,7 @@ def parts_for(work: int) -> int:
 
 
 def prepared(array: Array, scratch: Scratch) -> tuple[Matrices, list[NativeCall]]:
-    """Matrices that BLAS can take, and what has to run before they can be read."""
+    """Return matrices in BLAS layout, and the calls that copy them, if any."""
     found = as_matrices(array)
     if found is not None and array.dtype not in HALVES:
         return found, []
@@ -137,7 +137,7 @@ def prepared(array: Array, scratch: Scratch) -> tuple[Matrices, list[NativeCall]
 
 
 def dense(shape: Shape, dtype: np.dtype, scratch: Scratch) -> Array:
-    """Row-major memory: from the workspace if there is room, else of its own."""
+    """Return row-major memory: from the workspace if it has enough left, else newly allocated."""
     if workspace_bytes(Spec(shape, dtype)) <= scratch.rest.nbytes:
         return scratch.array(shape, dtype)
     return np.empty(shape, dtype)
@@ -223,7 +223,7 @@ def _copy(
 def apply_epilogue(
     k: Emitter, epilogue: Epilogue, bias: Pointer | None, x: RegisterValue, column: Number
 ) -> RegisterValue:
-    """`x`, from this column on, with what follows the product."""
+    """Apply the epilogue to `x`, which starts at this column."""
     if bias is not None:
         x = x + bias.load(column, x.lanes)
     if epilogue.activation is None:

@@ -55,14 +55,14 @@ class _Search:
     sign: str
 
     def beats(self, value: RegisterValue, best: RegisterValue) -> RegisterValue:
-        """Whether a value is better than the best so far."""
+        """Return true if a value is better than the best so far."""
         better = self.k.compare(self.sign, value, best, unsigned=self.dtype in UNSIGNED)
         if is_floating(value.type):
             better = better | (self.k.is_nan(value) & ~self.k.is_nan(best))
         return better
 
     def equals(self, value: RegisterValue, best: RegisterValue) -> RegisterValue:
-        """Whether neither is better."""
+        """Return true if neither is better."""
         same = value.equals(best)
         if is_floating(value.type):
             same = same | (self.k.is_nan(value) & self.k.is_nan(best))
@@ -80,7 +80,7 @@ def along(
     modes: str,
     lanes: int,
 ) -> None:
-    """Search the innermost axis: for the best value first, then for where it is."""
+    """Search the innermost axis: find the best value first, then its index."""
     arrays = [each.operand(mode) for each, mode in zip(operands, modes, strict=True)]
     search = _Search(k, operands[0].base.name, sign)
     with k.loop(*k.part_range(rows)) as row:
@@ -89,7 +89,7 @@ def along(
         winner = _best_of_row(search, x, inner, lanes)
         middle = inner // lanes * lanes
         start = k.variable(0, I64)
-        # A vector is looked at before it is known that it lies inside; the first one must do so.
+        # A vector is loaded before the bounds check, so the first one must be inside the row.
         with (
             k.if_then(inner >= lanes),
             k.while_loop(
@@ -135,7 +135,10 @@ def _is_absent(
     winner: RegisterValue,
     inner: RegisterValue,
 ) -> RegisterValue:
-    """Whether no element of a vector is the best one; beyond the end, the first vector is asked."""
+    """Return true if no element of a vector is the best one.
+
+    Beyond the end of the row, the first vector is tested.
+    """
     k = search.k
     inside = k.select(index + lanes <= inner, index, k.constant(0, I64))
     value = x.load(inside, lanes)

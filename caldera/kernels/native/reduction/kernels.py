@@ -1,12 +1,12 @@
-"""The kernels of loops that reduce, besides writing what is computed element by element.
+"""Kernels of loops with reductions, which may also write element-wise results.
 
-`along` reduces the innermost axis: a row, or a fixed stretch of it, becomes one number. `across`
-reduces another axis: rows, or a fixed number of them, are taken together column by column. What is
-left to be reduced after that lies in a small array, and is reduced by the same kernels.
+`along` reduces the innermost axis: a row, or a fixed stretch of it, becomes a single number.
+`across` reduces another axis: rows, or a fixed number of rows, are combined column by column. The
+partial results are stored in a small array, which the same kernels reduce further.
 
-Sums are taken in short blocks in the computed type and in float64 beyond, so they are at least as
-accurate as pairwise sums; stretches depend on lengths alone, so the number of workers does not
-change a result.
+Sums are accumulated in short blocks in the computed type and in float64 beyond, so they are at
+least as accurate as pairwise sums. Stretches depend only on lengths, so the number of workers does
+not change a result.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ COLUMNS = 512
 
 
 class _Total:
-    """What one reduction has found so far in a row."""
+    """Accumulator of a reduction in a row."""
 
     def __init__(self, k: Emitter, reduction: Reduction) -> None:
         self.k = k
@@ -50,7 +50,7 @@ class _Total:
         self.value = k.variable(constant(k, identity(self.op, self.wide), self.wide, 1))
 
     def add(self, gathered: _Gathered) -> None:
-        """Take in all lanes of what was gathered."""
+        """Add all lanes of gathered values to the accumulator."""
         value = self.k.reduce_lanes(gathered.value.value, gathered.combined)
         value = cast(self.k, value, gathered.dtype, self.wide)
         self.value.value = combine(self.k, self.op, self.wide, self.value.value, value)
@@ -72,7 +72,7 @@ class _Gathered:
         self.forget()
 
     def forget(self) -> None:
-        """Start anew."""
+        """Reset the accumulator."""
         nothing = identity(self.op, self.dtype)
         self.value.value = constant(self.k, nothing, self.dtype, self.lanes)
 
@@ -212,7 +212,7 @@ def across(
 
 
 class _Buffer:
-    """What one reduction has found so far for each of a group of columns."""
+    """Accumulators of a reduction for each of a group of columns."""
 
     def __init__(self, k: Emitter, reduction: Reduction) -> None:
         self.k = k
@@ -221,14 +221,14 @@ class _Buffer:
         self.place = k.alloca(MEMORY_TYPES[self.dtype], COLUMNS)
 
     def clear(self) -> None:
-        """Start anew."""
+        """Reset the accumulators."""
         lanes = natural_lanes(self.place.type)
         nothing = constant(self.k, identity(self.op, self.dtype), self.dtype, lanes)
         with self.k.loop(0, COLUMNS, lanes) as column:
             self.place.store(column, to_memory(self.k, nothing, self.dtype))
 
     def add(self, column: RegisterValue, gathered: _Gathered) -> None:
-        """Take in what was gathered for columns side by side."""
+        """Add gathered values to the accumulators of adjacent columns."""
         value = cast(self.k, gathered.value.value, gathered.dtype, self.dtype)
         before = from_memory(self.k, self.place.load(column, value.lanes), self.dtype)
         after = combine(self.k, self.op, self.dtype, before, value)

@@ -1,8 +1,8 @@
 """Reductions over any axes and any layout, and fused bodies, which may end with reductions.
 
-Alternatives are faster for some shapes and are selected by measurement: a sum of rows or columns
-as a product with ones, through the BLAS behind NumPy's `dot`; shorter stretches, which occupy
-more workers; and NumPy's own loops.
+Alternatives are faster for some shapes and are selected by measurement. A sum of rows or columns
+can be a product with ones, through the BLAS behind NumPy's `dot`. Shorter stretches occupy more
+workers. NumPy's own loops are a further candidate.
 """
 
 from __future__ import annotations
@@ -57,8 +57,11 @@ from caldera.kernels.table import Call, Runner
 
 @dataclass(frozen=True)
 class Stretches:
-    """Elements of a row, and rows that are taken together column by column, that are reduced at a
-    time if there are many more. What they leave is reduced in a second stage."""
+    """Sizes of the stretches of long reductions.
+
+    They are the number of elements of a row, and of rows that are combined column by column. A
+    second stage reduces the results of the stretches.
+    """
 
     elements: int
     rows: int
@@ -108,7 +111,7 @@ def _partial_results(task: ReductionTask, shape: Shape) -> list[np.ndarray]:
 def _finish(
     task: ReductionTask, partial: list[np.ndarray], shape: Shape, loop: LoopAxes
 ) -> list[NativeCall]:
-    """Reduce what the first kernel left: the axes that are still there, and the stretches."""
+    """Reduce the output of the first kernel over its remaining axes and stretches."""
     calls: list[NativeCall] = []
     left = tuple(axis for axis, reduced in enumerate(loop.reduced) if reduced)
     first = len(task.inputs) + len(task.outputs)
@@ -125,7 +128,7 @@ def _finish(
 def _as_seen(
     result: np.ndarray, shape: Shape, loop: LoopAxes, strides: Sequence[int]
 ) -> np.ndarray:
-    """A result with one axis for each axis of the loop; those that are reduced have length 1."""
+    """Return a result with one axis per axis of the loop; reduced axes have length 1."""
     lengths = [1 if reduced else n for n, reduced in zip(shape, loop.reduced, strict=True)]
     return np.lib.stride_tricks.as_strided(result, lengths, strides)
 
@@ -169,7 +172,7 @@ def _across(
             (1, *loop.lengths), (True, *loop.reduced), tuple((0, *each) for each in loop.strides)
         )
     chosen = max(axis for axis, reduced in enumerate(loop.reduced) if reduced)
-    # The chosen axis stands beside the innermost one; its place among the others does not matter.
+    # Move the chosen axis next to the innermost one; the order of the outer axes does not matter.
     loop = _moved(loop, chosen)
     *outer, length, columns = loop.lengths
     first = len(task.inputs) + len(task.outputs)
@@ -217,8 +220,11 @@ def _across(
 
 
 def _rows_together(loop: LoopAxes, arrays: Sequence[np.ndarray]) -> int:
-    """How many short rows are reduced as one long row, whose parts are put together at the end:
-    vectors then need not end with each row. 1 if rows are long, or do not go on in the next."""
+    """Return the number of short rows to reduce as one long row; 1 if joining is not useful.
+
+    The parts of the long row are combined at the end, so that vectors span the ends of short rows.
+    The result is 1 if rows are long or do not continue in the next row.
+    """
     *_, length, columns = loop.lengths
     for array, strides in zip(arrays, loop.strides[: len(arrays)], strict=True):
         goes_on = strides[-1] == array.itemsize and strides[-2] == columns * strides[-1]
@@ -226,7 +232,7 @@ def _rows_together(loop: LoopAxes, arrays: Sequence[np.ndarray]) -> int:
             return 1
     if columns >= SHORT_ROW or length * columns < WORTH_JOINING:
         return 1
-    # Two long rows at least: one would leave as much to be reduced as there was.
+    # At least two long rows: with a single one, the second stage would be the whole reduction.
     most = max(1, min(LONG_ROW // columns, length // 2))
     return max(n for n in range(1, most + 1) if length % n == 0)
 
@@ -241,7 +247,7 @@ def _with_rows_apart(loop: LoopAxes, together: int) -> LoopAxes:
 
 
 def _group_width(columns: int, groups: int) -> int:
-    """Columns that a worker takes together: groups of one size, in whole cache lines."""
+    """Return the columns per group of a worker: equal groups, in whole cache lines."""
     groups = max(groups, -(-columns // kernels.COLUMNS))
     each = -(-columns // groups)
     return min(-(-each // _LINE) * _LINE, kernels.COLUMNS)
@@ -263,12 +269,12 @@ def _moved(loop: LoopAxes, axis: int) -> LoopAxes:
 
 
 def fill_with_nothing(node: Node, result: np.ndarray) -> Runner:
-    """What a reduction of nothing gives."""
+    """Fill the result of a reduction over no elements."""
     return lambda: result.fill(identity(node.op.name, node.dtype.name))
 
 
 def bind(call: Call, stretches: Stretches | None = None) -> Runner:
-    """A reduction that stands alone."""
+    """Bind a reduction that is not fused."""
     node, (x,), (out,) = call.node, call.inputs, call.outputs
     if not out.size:
         return NativeRunner([])
@@ -293,7 +299,7 @@ def _bind_fused(call: Call) -> Runner:
     body: Body = call.node.attrs["body"]
     shape = loop_shape(call.node)
     if not size(shape):
-        # A loop over nothing still has to write what its reductions give.
+        # A loop over no elements still has to write the results of its reductions.
         return in_sequence(
             fill_with_nothing(part, array)
             for array, part in zip(call.outputs, body.outputs, strict=True)
@@ -316,13 +322,15 @@ offer(
         output.op.kind == "elementwise" for output in node.attrs["body"].outputs
     ),
 )
-# Op by op: for ops that somebody added without saying how to compile them.
+# Op by op: for user-defined ops without rules for compilation.
 by_decomposition("fused")
 
 
 WORTH_A_CALL = 1 << 14
-"""Elements from which on a call of NumPy is not most of the time: it also ends a run of native
-kernels, which measuring it alone does not show."""
+"""Number of elements from which on the overhead of a NumPy call is acceptable.
+
+Such a call also ends a sequence of native kernels, a cost not seen when it is timed in isolation.
+"""
 
 
 # --- a product with ones

@@ -1,8 +1,8 @@
-"""Ops along one axis, the classes: what softmax and cross entropy share.
+"""Ops along one axis, the classes: code shared by softmax and cross entropy.
 
-An op is written once, over a `Sample`: loops over its classes, sums and maxima over them. Two
-kernels come from that. Where the classes of a sample lie side by side and are many, a vector holds
-classes of one sample. Else it holds one class of several samples, which lie side by side or at any
+An op is written once for a `Sample`, with loops, sums and maxima over its classes. Two kernels are
+built from it. If the classes of a sample are contiguous and numerous, a vector contains several
+classes of the same sample. Otherwise, it contains the same class of several samples, at any
 distance from each other.
 """
 
@@ -40,9 +40,10 @@ from caldera.kernels.table import Array, Runner
 
 @dataclass(frozen=True)
 class ClassOperand:
-    """Numbers of one sample (or several, side by side in the lanes), one for each class.
+    """Numbers for each class of a sample, or of several samples in the lanes.
 
-    `step` is the distance between classes, `apart` that between samples; None: side by side.
+    `step` is the distance between classes, `apart` the distance between samples; None if
+    contiguous.
     """
 
     k: Emitter
@@ -51,7 +52,7 @@ class ClassOperand:
     apart: RegisterValue | None
 
     def load(self, index: Number, count: int) -> RegisterValue:
-        """One class of `count` samples, or `count` classes of one."""
+        """Load a class of `count` samples, or `count` classes of a sample."""
         place = self._place(index)
         if self.apart is None:
             return self.base.load(place, count)
@@ -95,14 +96,14 @@ class ClassOperand:
 
 @dataclass(frozen=True)
 class Single:
-    """Where the one number of each sample lies: a label, a loss, a loss's gradient."""
+    """Address of the single number of each sample: a label, a loss, a loss's gradient."""
 
     k: Emitter
     base: ElementPointer
     apart: RegisterValue
 
     def load(self, count: int) -> RegisterValue:
-        """That of this sample, or of the `count` samples in the lanes."""
+        """Load the number of this sample, or of the `count` samples in the lanes."""
         return self.k.vector_of([self.base.load(self.apart * lane) for lane in range(count)])
 
     def load_index(self, count: int) -> RegisterValue:
@@ -125,10 +126,10 @@ Place = Callable[[RegisterValue, int], RegisterValue]
 
 
 class WeightBuffer(Protocol):
-    """Where weights wait for their sum."""
+    """Buffer for weights until their sum is known."""
 
     def load(self, index: RegisterValue, count: int) -> RegisterValue:
-        """What was stored for a class."""
+        """Load the weights of a class."""
 
     def store(self, index: RegisterValue, value: RegisterValue) -> None:
         """Keep the weights of a class."""
@@ -156,7 +157,7 @@ class Sample:
 
     @property
     def samples(self) -> int:
-        """How many samples are at hand."""
+        """Number of samples in the lanes."""
         return self.together if self.across else 1
 
     # --- loops over the classes
@@ -260,9 +261,9 @@ class _Stack:
 # --- the two kernels
 
 Write = Callable[[Sample, list[ClassOperand], list[Single]], None]
-"""Writes an op for one sample, from the operands that have classes and those that have not."""
+"""Function that writes an op for a sample, from operands with and without classes."""
 WRITERS: dict[str, Write] = {}
-"""By the name of the op. If the output has classes, it is the last of those that have."""
+"""Writers by name of the op. An output with classes is the last operand with classes."""
 
 
 @dataclass(frozen=True)
@@ -293,7 +294,7 @@ class _Single:
     apart: Integer
 
     def at(self, k: Emitter, block: RegisterValue, sample: RegisterValue) -> Single:
-        """Where the number of a sample lies."""
+        """Return the address of the number of a sample."""
         return Single(k, self.base.at(block * self.far + sample * self.apart), self.apart)
 
 
@@ -307,7 +308,7 @@ def _along(
     inner: Integer,
     op: str,
 ) -> None:
-    """Vectors hold classes of one sample."""
+    """Run an op with several classes of the same sample in each vector."""
     kind = full[0].base.computed
     with k.loop(*k.part_range(inner)) as sample:
         block = k.constant(0, I64)

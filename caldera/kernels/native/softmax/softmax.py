@@ -56,7 +56,7 @@ def _log_softmax_grad(sample: Sample, operands: list[ClassOperand], singles: lis
 
 
 class _Labels:
-    """The labels of the samples at hand, and what their logits are."""
+    """The labels of the current samples, and the logits of these labels."""
 
     def __init__(self, sample: Sample, logits: ClassOperand, labels: Single) -> None:
         k = self.k = sample.k
@@ -65,7 +65,7 @@ class _Labels:
         self.logit = logits.load_at(k.select(self.known, self.index, 0))
 
     def below(self, largest: RegisterValue) -> RegisterValue:
-        """The logit of the label less the largest one, and 0 where it is +inf."""
+        """Return the label's logit minus the largest one; 0 for a logit of +inf."""
         return self.k.select(self.logit.equals(math.inf), 0.0, self.logit - largest)
 
 
@@ -119,7 +119,7 @@ def _probabilities_grad(
 
 
 def _bind(full: tuple[int, ...], singles: tuple[int, ...], call: Call) -> Runner | None:
-    """Tie an op to its arrays with classes and to those without, by their positions."""
+    """Bind an op to its arrays with and without classes, given by their positions."""
     arrays = (*call.inputs, *call.outputs)
     return bind_classes(
         call.node.op.name,
