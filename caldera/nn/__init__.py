@@ -2,7 +2,8 @@
 
     from caldera import nn
 
-A network is a list of layers, or a class that calls layers; `nn.Layer` says how to write your own.
+A network is a list of layers, or a class that calls layers; `nn.Layer` explains how to write custom
+layers.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class Lambda(Layer):
 @register
 @dataclass(eq=False)
 class Permute(Layer):
-    """Each sample with its axes in another order; 1 is the first axis after that of the samples.
+    """Permute the axes of each sample; axis 1 is the first axis after the batch axis.
 
     >>> from caldera import nn, op
     >>> nn.Permute((2, 1))(op.input("x", (5, 10, 64))).shape
@@ -166,7 +166,7 @@ class Padding(Bordered):
 
     `widths` is a number for both ends of every axis, or a list with a number or a pair (before,
     after) for each axis. `mode` is "constant" (`value`), "reflect" (mirrored at the border),
-    "replicate" (the elements at the border) or "circular" (from the other end).
+    "replicate" (the elements at the border) or "circular" (from the opposite end).
 
     >>> from caldera import nn, op
     >>> nn.Padding(1)(op.input("x", (5, 3, 28, 28))).shape
@@ -242,7 +242,7 @@ class UpSampling(Layer):
 @register
 @dataclass(eq=False)
 class UpSampling2D(UpSampling):
-    """`nn.UpSampling` for images (N, C, H, W) alone.
+    """`nn.UpSampling` for images (N, C, H, W) only.
 
     >>> from caldera import nn
     >>> nn.UpSampling2D((1, 2))([[[[1.0, 3.0]]]]).tolist()

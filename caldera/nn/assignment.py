@@ -1,8 +1,8 @@
-"""Assignments to attributes of layers: each takes effect, or is refused.
+"""Assignments to attributes of layers: each takes effect or is rejected.
 
-What a layer reads when its parameters are made, or only when it is made itself, stays as it was
-from then on. Which attributes these are, a copy of the layer shows: its parameters are made once
-more, without memory, while the attributes that are read are written down.
+A value that a layer reads only in its constructor or when its parameters are created is fixed
+afterwards. A copy of the layer shows which attributes these are: its parameters are created again,
+without memory, while the attributes that are read are recorded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Given = Sequence[tuple[tuple[int, ...], Any] | None]
 
 
 def inputs_of(values: Sequence[Any]) -> Given | None:
-    """What a layer was called with, to call it once more; None if these are no expressions."""
+    """Return the shape and dtype of each input of a call; None if some are not expressions."""
     known = [each for each in values if each is None or isinstance(each, Expr)]
     if len(known) < len(values):
         return None
@@ -34,7 +34,7 @@ def inputs_of(values: Sequence[Any]) -> Given | None:
 
 
 def check_change(layer: Layer, name: str, value: Any) -> None:
-    """Refuse a value that a built layer would ignore, or that asks for other parameters."""
+    """Raise if a built layer would ignore the value or would require other parameters for it."""
     before = vars(layer).get(name)
     parts = before if isinstance(before, list | tuple) else (before,)
     if any(isinstance(each, Variable) for each in parts):
@@ -59,7 +59,7 @@ def check_change(layer: Layer, name: str, value: Any) -> None:
         found, read_in_build = then.parameters(given)
     except CalderaError:
         raise
-    except Exception:  # somebody's layer, which will say so itself when it is called
+    except Exception:  # a custom layer, which raises its own error when it is called
         return
     is_used = then.read_in_forward
     if found != shapes or ((settled or read_in_build) and not is_used):
@@ -77,7 +77,7 @@ def too_late(layer: Layer, name: str, value: Any) -> ConfigError:
 
 
 class _Probe:
-    """A copy of a layer with another value of one attribute, which notices when that is read."""
+    """Copy of a layer with another value for one attribute; records reads of that attribute."""
 
     def __init__(self, layer: Layer, name: str, value: Any) -> None:
         kind = type(layer)

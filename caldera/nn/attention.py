@@ -1,7 +1,7 @@
-"""Attention: tables of vectors, positions, heads, the transformer's block. Sequences are (N, T, C).
+"""Attention: embedding tables, positions, heads, transformer blocks. Sequences are (N, T, C).
 
-A mask says which steps are real: truth values (N, S) for the keys of each sample, (N, T, S) for
-each query, or (N, heads, T, S). What is nan or infinite at a key that is not real is read as 0.
+A mask marks the real steps: truth values (N, S) for the keys of each sample, (N, T, S) for each
+query, or (N, heads, T, S). A nan or infinite value at a masked key is read as 0.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ from caldera.nn.normalisation import LayerNorm
 @register
 @dataclass(eq=False)
 class Embedding(Layer):
-    """A vector of `width` numbers for each of `count` words, looked up by number.
+    """Embedding of `count` words: a vector of `width` numbers for each, selected by index.
 
     With `mask_zero`, word 0 is padding: the result is (vectors, mask), which a recurrent layer
-    takes as its two inputs. Vectors begin with uniform numbers within 0.05 unless `fill` says
-    otherwise.
+    accepts as its two inputs. Vectors are initialised uniformly within 0.05 unless `fill` is given.
 
     >>> from caldera import nn, op
     >>> nn.Embedding(100, 16)(op.input("words", (5, 10), dtype="int64")).shape
@@ -61,9 +60,9 @@ class Embedding(Layer):
 @register
 @dataclass(eq=False)
 class PositionalEmbedding(Layer):
-    """x plus a learned vector for each position, of which there are at most `length`.
+    """x plus a learned vector for each position, for at most `length` positions.
 
-    The vectors begin with normal numbers of deviation 0.02 unless `fill` says otherwise.
+    The vectors are initialised from a normal distribution of deviation 0.02 unless `fill` is given.
 
     >>> from caldera import nn, op
     >>> nn.PositionalEmbedding(128)(op.input("x", (5, 10, 16))).shape
@@ -100,15 +99,14 @@ def _readable(x: Expr, mask: Expr | None) -> Expr:
 @register
 @dataclass(eq=False)
 class MultiHeadAttention(Layer):
-    """Attention of each step to the others (or to `memory`), in several heads.
+    """Multi-head attention of each step to all steps of the sequence (or of `memory`).
 
     `layer(x)` is self-attention. `layer(x, memory)` attends to another sequence, which may have
     another width: its keys and values are computed from `memory`. Both accept a `mask` (see above).
     With `causal` a step attends to itself and to earlier steps. With `key_heads`, which divides
     `heads`, several query heads share keys and values (grouped queries; one key head is multi-query
-    attention).
-    Weights begin with Glorot's uniform numbers unless `fill` and, for the last product,
-    `output_fill` say otherwise.
+    attention). Weights have Glorot's uniform initialisation unless `fill` and, for the last
+    product, `output_fill` are given.
 
     >>> from caldera import nn, op
     >>> layer = nn.MultiHeadAttention(4, causal=True)
@@ -192,9 +190,10 @@ class MultiHeadAttention(Layer):
     def continued(
         self, x: Expr, keys: Variable, values: Variable, position: Expr
     ) -> tuple[Expr, Expr, Expr]:
-        """The result for one step x (N, 1, C) that follows `position` others.
+        """Compute the result for one step x (N, 1, C) that follows `position` others.
 
-        Their keys and values lie in variables (N, L, C), which get those of this step as well.
+        The keys and values of earlier steps are in variables (N, L, C); those for this step are
+        added.
         """
         q, *new = self._products(x)
         steps = op.arange(keys.shape[1])
@@ -203,7 +202,8 @@ class MultiHeadAttention(Layer):
             op.assign(old, op.where(is_here, own, old))
             for own, old in zip(new, (keys, values), strict=True)
         )
-        # A single query meets its keys as they lie: tiles of them would have to be copied first.
+        # A single query is multiplied with the keys in their stored layout; tiles would first have
+        # to be copied.
         scale = 1 / math.sqrt(x.shape[-1] // self.heads)
         scores = op.matmul(self._in_heads(q) * scale, self._in_heads(k), transpose_b=True)
         shares = op.softmax(op.where(op.less_equal(steps, position), scores, -math.inf))
@@ -259,8 +259,8 @@ class TransformerBlock(Layer):
     """Attention, then two dense layers, each on the normalised input and added to it (pre-norm).
 
     The hidden layer is `ratio` times as wide as x. `dropout` acts on both branches before they are
-    added. With `return_mask` the result is (y, mask) where a mask is given, for a layer that takes
-    it as well. The fills are those of `nn.MultiHeadAttention`: `output_fill` is for the last
+    added. With `return_mask` and a given mask the result is (y, mask), for a layer that accepts a
+    mask. The fills are the same as for `nn.MultiHeadAttention`: `output_fill` is for the last
     product of each branch.
 
     >>> from caldera import nn, op

@@ -1,4 +1,4 @@
-"""The plain layers: what goes in and out, dense layers, activations, shapes, dropout, sequences."""
+"""Basic layers: input and output, dense layers, activations, shapes, dropout, sequences."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ layers: Registry[type[Layer]] = Registry("layer")
 """Layers by name: what model files and recipes may hold."""
 
 activations: Registry[Callable[..., Expr]] = Registry("activation")
-"""Activation functions by name: what a layer's `activation` may be."""
+"""Activation functions by name: the valid values of a layer's `activation`."""
 
 for _name in (
     "relu",
@@ -68,7 +68,7 @@ def _halves(x: Expr) -> tuple[Expr, Expr]:
 
 
 def register(kind: type[L]) -> type[L]:
-    """Make a layer of your own known by its class name, so that models with it can be saved.
+    """Register a custom layer under its class name, so that models with it can be saved.
 
     >>> from dataclasses import dataclass, fields
     >>> from caldera import nn
@@ -108,7 +108,7 @@ def check_counts(layer: str, **counts: Any) -> None:
 
 
 STEPS_TRACED = 64
-"""How many steps sequences of any length have when only shapes are asked for."""
+"""Number of steps assumed for sequences of any length when only shapes are requested."""
 
 
 def shape_text(shape: Sequence[int | None]) -> str:
@@ -124,12 +124,12 @@ def shape_text(shape: Sequence[int | None]) -> str:
 @register
 @dataclass(eq=False)
 class Input(Layer):
-    """What goes into the network: the shape of one sample, and its dtype if it is no float.
+    """Input of the network: the shape of one sample, and its dtype if it is not a float.
 
     An axis of None has any size: `nn.Input((3, None, None))` is for images of all sizes. Each size
-    has a plan. A first axis of None stands for sequences of any length (see `data.RaggedData`): of
-    numbers, with a mask as a second input that says which steps are real; of words, without one.
-    Images with the channels last are told so by `layout="NHWC"`, and moved.
+    has a plan. A first axis of None denotes sequences of any length (see `data.RaggedData`).
+    Numeric sequences have a mask as a second input, which marks the real steps; word sequences have
+    none. With `layout="NHWC"`, images have the channels last, which are moved to the first axis.
 
     >>> from caldera import nn, op
     >>> nn.Input((28, 28))(op.input("x", (5, 28, 28))).shape
@@ -161,7 +161,7 @@ class Input(Layer):
 
     @property
     def traced_shape(self) -> tuple[int, ...]:
-        """The shape of a sample, or one that stands for those of any length."""
+        """Shape of a sample, with `STEPS_TRACED` steps for sequences of any length."""
         return tuple(STEPS_TRACED if each is None else each for each in self.shape)
 
     @property
@@ -192,7 +192,7 @@ class Input(Layer):
 @register
 @dataclass(eq=False)
 class Output(Layer):
-    """What comes out of the network: its input, checked to have `shape` if one is given.
+    """Output of the network: its input, checked to have `shape` if one is given.
 
     >>> from caldera import nn, op
     >>> nn.Output((3,))(op.input("x", (5, 3))).shape
@@ -212,7 +212,8 @@ class Output(Layer):
 class Dense(Layer):
     """x @ weight + bias over the last axis, then an activation if one is named.
 
-    Weights begin with Glorot's uniform numbers unless `fill` says otherwise, biases with 0.
+    Weights have Glorot's uniform initialisation unless `fill` is given. Biases are initialised with
+    0.
 
     >>> from caldera import nn, op
     >>> nn.Dense(10, activation="relu")(op.input("x", (5, 4))).shape
@@ -252,13 +253,13 @@ class Dense(Layer):
 
 
 FullyConnected = Dense
-"""The seed's name for `Dense`."""
+"""Alias of `Dense`, the name used in the reference paper."""
 
 
 @register
 @dataclass(eq=False)
 class Activation(Layer):
-    """An activation by name; each also has a layer of its own (`nn.ReLU`, `nn.Sigmoid`, ...).
+    """Activation by name; each also has a separate layer (`nn.ReLU`, `nn.Sigmoid`, ...).
 
     >>> import caldera as cd
     >>> from caldera import nn
@@ -276,7 +277,7 @@ class Activation(Layer):
 
 
 def samples_of(layer: Layer, x: Expr) -> int:
-    """How many samples a layer is given."""
+    """Return the number of samples in a layer's input."""
     layer.require(x.shape, "a batch (N, ...)", "a scalar")
     return x.shape[0]
 
@@ -330,8 +331,7 @@ def named_in_order(
 
 
 def check_layers(where: str, parts: Any) -> tuple[Layer, ...]:
-    """A list of layers, no two of them with the same name; as a tuple, so that nobody puts another
-    into it unnoticed."""
+    """Return the layers as a tuple, which cannot change unnoticed; raise if two have the same name."""
     if not isinstance(parts, Sequence) or isinstance(parts, str):
         raise ConfigError.build(where, expected="a list of layers", got=repr(parts))
     found: dict[str, Layer] = {}
@@ -355,7 +355,7 @@ def check_layers(where: str, parts: Any) -> tuple[Layer, ...]:
 @register
 @dataclass(eq=False)
 class Sequential(Layer):
-    """Layers one after the other; a tuple that one gives back are the inputs of the next.
+    """Layers called in sequence; if one returns a tuple, its items are the inputs of the next.
 
     >>> from caldera import nn, op
     >>> block = nn.Sequential([nn.Dense(8), nn.ReLU(), nn.Dense(2)])

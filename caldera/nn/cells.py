@@ -1,8 +1,8 @@
-"""Recurrent cells: one step of a plain RNN, an LSTM or a GRU, and the parameters of that step.
+"""Recurrent cells: one step of a plain RNN, an LSTM or a GRU, and its parameters.
 
-The gates and the two biases are PyTorch's, so its weights load, transposed, and the numbers of
-parameters agree. Input weights begin with Glorot's uniform numbers, state weights with an
-orthogonal matrix, biases with 0 (that of the LSTM's forget gate with 1).
+The gates and the two biases follow PyTorch, so its weights load, transposed, and the parameter
+counts agree. Input weights have Glorot's uniform initialisation, state weights an orthogonal
+matrix. Biases are initialised with 0, except for the LSTM's forget gate, with 1.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from caldera.nn.layer import Layer
 
 
 class Weights(NamedTuple):
-    """The parameters of one direction."""
+    """Parameters for one direction."""
 
     input_weight: Variable
     state_weight: Variable
@@ -37,9 +37,9 @@ class Recurrence(Layer):
     """
 
     gates: ClassVar[int]
-    """How many vectors of `units` numbers a step computes."""
+    """Number of vectors of `units` numbers computed in a step."""
     states_held: ClassVar[int] = 1
-    """How many such vectors go from step to step; the first is the output."""
+    """Number of such vectors passed from step to step; the first is the output."""
     ranges: ClassVar[Mapping[str, tuple[Any, ...]]] = {"units": ("around", 4)}
 
     units: int
@@ -61,7 +61,7 @@ class Recurrence(Layer):
         )
 
     def first_bias(self) -> Any:
-        """What the input's bias begins with."""
+        """Return the filler of the input's bias; None means zeros."""
         return None
 
     def bias_outside(self, weights: Weights) -> Expr:

@@ -1,4 +1,4 @@
-"""Layers made of layers: residual blocks, branches; and joining what came from several."""
+"""Layers that contain layers: residual blocks, branches and layers that join branches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from caldera.nn.layer import Layer
 @register
 @dataclass(eq=False)
 class Residual(Layer):
-    """What `layers` make of x, plus x itself (or what `shortcut` makes of it), then `activation`.
+    """The output of `layers` plus x (or plus `shortcut(x)`), then `activation`.
 
     >>> from caldera import nn, op
     >>> block = nn.Residual([nn.Dense(4, activation="relu"), nn.Dense(4)], activation="relu")
@@ -99,11 +99,11 @@ class Branches(Layer):
 @register
 @dataclass(eq=False)
 class Cell(Layer):
-    """A small graph of layers: each node is the sum of what layers make of earlier nodes.
+    """A small graph of layers: each node is the sum of layers applied to earlier nodes.
 
-    Node 0 is the input. `sources` has for each further node the nodes it looks at, and `layers` a
-    layer for each of those, in that order. The output is the last node, or all nodes that no other
-    looks at, joined along `axis` (1 is the channels).
+    Node 0 is the input. `sources` lists the input nodes of each further node, and `layers` a layer
+    for each of these inputs, in that order. The output is the last node, or all nodes that are not
+    inputs of other nodes, joined along `axis` (1 is the channels).
 
     >>> from caldera import nn, op
     >>> convolutions = [nn.Conv2D(3, 3, padding="same") for _ in range(3)]

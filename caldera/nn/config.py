@@ -1,11 +1,11 @@
-"""Layers as plain data: what a model file holds.
+"""Layers as plain data: the content of a model file.
 
     {"layer": "Dense", "units": 10, "activation": null, "bias": true, "fill": null}
 
 A layer is its registered name and its fields. Layers inside layers are written the same way, a
 filler as {"filler": name, ...}. A layer that occurs several times (shared parameters) is written
 once, with a number under "shared", and later as {"layer": "shared", "shared": number}. A file can
-therefore make nothing but registered layers.
+therefore create only registered layers.
 """
 
 from __future__ import annotations

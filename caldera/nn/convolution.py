@@ -1,9 +1,8 @@
 """Convolutions over sequences (N, C, L), images (N, C, H, W) and volumes (N, C, D, H, W).
 
 `kernel`, `stride` and `dilation` are a number or one for each axis. `padding` is a number, a number
-or a pair for each axis, "same" or "valid", as for `op.conv2d`. Weights have
-PyTorch's shape; they begin with Glorot's uniform numbers unless `fill` says otherwise, biases with
-0.
+or a pair for each axis, "same" or "valid", as for `op.conv2d`. Weights have PyTorch's shape and
+Glorot's uniform initialisation unless `fill` is given. Biases are initialised with 0.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ RANGES = {
     "filters": ("around", 4),
     "activation": ("choice", ("relu", "tanh", "gelu", "silu")),
 }
-"""What a search may try of a layer with so many filters."""
+"""Ranges of settings for a search, relative to a layer's number of filters."""
 
 
 def _sizes(layer: str, name: str, value: int | Sequence[int], axes: int) -> tuple[int, ...]:
@@ -46,11 +45,11 @@ def _sizes(layer: str, name: str, value: int | Sequence[int], axes: int) -> tupl
 
 
 class Convolution(Layer):
-    """What all convolutions share: checking the input, weight and bias, the activation."""
+    """Base class of convolutions: checks of the input, weight and bias, activation."""
 
     axes: ClassVar[int]
     counted: ClassVar[str] = "filters"
-    """The setting that says how many channels the layer gives."""
+    """Name of the setting that determines the number of output channels."""
 
     kernel: int | Sequence[int]
     bias: bool
@@ -71,7 +70,9 @@ class Convolution(Layer):
 
     @abstractmethod
     def weight_shape(self, channels: int) -> tuple[tuple[int, ...], int]:
-        """The shape of the weight for an input of so many channels, and the channels it gives."""
+        """Return the shape of the weight for an input of `channels` channels, and the output
+        channels.
+        """
 
     @abstractmethod
     def convolve(self, x: Expr) -> Expr:
@@ -227,7 +228,7 @@ class ConvTranspose3D(ConvTranspose2D):
 @register
 @dataclass(eq=False)
 class DepthwiseConv2D(Convolution):
-    """Each channel convolved with `multiplier` kernels of its own.
+    """Depthwise convolution: each channel is convolved with `multiplier` separate kernels.
 
     >>> from caldera import nn, op
     >>> layer = nn.DepthwiseConv2D(3, padding="same")
@@ -260,7 +261,7 @@ class DepthwiseConv2D(Convolution):
 @register
 @dataclass(eq=False)
 class DepthwiseConv1D(DepthwiseConv2D):
-    """Each channel of sequences (N, C, L) convolved with `multiplier` kernels of its own.
+    """Depthwise convolution of sequences (N, C, L), with `multiplier` separate kernels per channel.
 
     >>> from caldera import nn, op
     >>> nn.DepthwiseConv1D(3, padding="same")(op.input("x", (5, 16, 7))).shape

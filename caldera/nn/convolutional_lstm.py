@@ -19,10 +19,10 @@ from caldera.nn.initialisers import fill_or
 @register
 @dataclass(eq=False)
 class ConvLSTM2D(Convolution):
-    """An LSTM of images (N, T, C, H, W): the last output (N, filters, H, W), or all of them.
+    """LSTM over images (N, T, C, H, W): the last output (N, filters, H, W), or all outputs.
 
     The gates are input, forget, cell, output (Shi and others, 2015, without peepholes). The
-    convolution of the state keeps its size; `stride`, `padding` and `dilation` are those of the
+    convolution of the state keeps its size; `stride`, `padding` and `dilation` apply to the
     convolution of the inputs.
 
     >>> from caldera import nn, op

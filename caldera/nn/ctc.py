@@ -21,15 +21,15 @@ from caldera.op.loss import ctc_frames
 @losses.register("ctc")
 @dataclass(frozen=True)
 class CTCLoss(ClassLoss):
-    """-log of the likelihood of the labels, by label: for predictions (N, frames, classes).
+    """Negative log-likelihood of the labels, per label, for predictions (N, frames, classes).
 
-    Targets are (N, labels), integers padded with -1. Class `blank` says that a frame has no label.
-    `labels` is the length that targets are padded to, which `fit` sees by itself. A sample with
-    more labels than frames is refused, and costs nothing with `zero_infinity`.
+    Targets are (N, labels), integers padded with -1. Class `blank` marks frames without a label.
+    `labels` is the padded length of the targets, which `fit` determines. A sample with more labels
+    than frames is rejected; with `zero_infinity` its loss is 0.
 
     Where sequences are padded, not all frames count. With `lengths` each row of the targets begins
-    with how many of the network's frames do, as `nn.ctc_targets` writes them; what the network says
-    behind them has no influence on the loss, its gradient and the error rates.
+    with the number of valid output frames, as written by `nn.ctc_targets`. Predictions after these
+    frames have no influence on the loss, its gradient and the error rates.
 
     >>> import caldera as cd
     >>> from caldera import nn, op
@@ -128,11 +128,11 @@ class CTCLoss(ClassLoss):
 def ctc_targets(
     labels: Sequence[Any] | np.ndarray, input_lengths: Any, label_lengths: Any = None
 ) -> np.ndarray:
-    """Targets for `nn.CTCLoss(lengths=True)`: for each sample the frames that count, and labels.
+    """Return targets for `nn.CTCLoss(lengths=True)`: for each sample its frame count, and labels.
 
     `labels` are lists of different lengths, or an array (N, most labels) of which the first
-    `label_lengths` of each row count; without those, what is below 0 is padding. `input_lengths`
-    are in frames as the network gives them, after all strides.
+    `label_lengths` of each row count; without `label_lengths`, values below 0 are padding.
+    `input_lengths` are counted in output frames of the network, after all strides.
 
     >>> from caldera import nn
     >>> nn.ctc_targets([[3, 1, 2], [4]], input_lengths=[20, 11]).tolist()

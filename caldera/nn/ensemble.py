@@ -27,13 +27,13 @@ from caldera.nn.losses import Loss, PredictionKind, losses
 @register
 @dataclass(eq=False)
 class EnsembleDense(Layer):
-    """Dense layers of several members in one: (x * r) @ weight * s + bias, with r, s of each.
+    """Dense layers of several members in one: (x * r) @ weight * s + bias, r and s per member.
 
-    Its input is (N, features), the same for all members, or (N, members, features); its output is
-    (N, members, units). All members share one weight matrix, or `groups` matrices in order; with as
-    many groups as members each has its own, without r and s. An input of fewer vectors than members
-    is repeated in order. The first layer needs members that differ: `scales=cd.normal(0.0, 1.0)`
-    fills r, which is otherwise 1, as s is.
+    The input is (N, features), the same for all members, or (N, members, features); the output is
+    (N, members, units). All members share one weight matrix, or `groups` matrices in order. If
+    `groups` equals `members`, each member has a separate matrix, without r and s. An input with
+    fewer vectors than members is repeated in order. The first layer needs members that differ:
+    `scales=cd.normal(0.0, 1.0)` fills r, which is otherwise 1, as s is.
 
     >>> import caldera as cd
     >>> from caldera import nn, op
@@ -114,10 +114,10 @@ class EnsembleDense(Layer):
 @losses.register("ensemble")
 @dataclass(frozen=True)
 class EnsembleLoss(Loss):
-    """The mean of the members' losses: each member of (N, members, ...) learns by itself.
+    """Mean of the members' losses: each member of (N, members, ...) learns independently.
 
-    Targets are those of `loss` for one member. Members are trained one by one and averaged in what
-    they mean afterwards: `meaning` returns the mean of their probabilities or values.
+    Targets have the format that `loss` expects for a single member. Members are trained separately
+    and averaged afterwards: `meaning` returns the mean of their probabilities or values.
 
     >>> import caldera as cd
     >>> from caldera import nn
@@ -132,7 +132,7 @@ class EnsembleLoss(Loss):
 
     @cached_property
     def inner(self) -> Loss:
-        """The loss of one member."""
+        """Loss for a single member."""
         return losses.make(self.loss)
 
     def member_losses(self, prediction: Expr, target: Expr) -> Expr:

@@ -1,4 +1,4 @@
-"""What new weights hold, by name: fillers as layers and model files write them."""
+"""Initialisers of weights by name: fillers as layers and model files write them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from caldera.core.tensor.fillers import (
 from caldera.errors import ConfigError
 
 fillers: Registry[Callable[..., Filler]] = Registry("filler")
-"""Fillers by name: what a layer's `fill` may be written as."""
+"""Fillers by name: the valid names for a layer's `fill`."""
 
 for _make in (
     constant,

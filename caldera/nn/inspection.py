@@ -15,7 +15,7 @@ from caldera.nn.tracing import context, trace
 
 
 def network(layers: Layer | Sequence[Layer]) -> Layer:
-    """One layer for a list of them; the paths of the layers begin with their own names.
+    """Return a list of layers as one layer; the paths of the layers begin with their own names.
 
     >>> from caldera import nn, op
     >>> whole = nn.network([nn.Input((4,)), nn.Dense(3, name="head")])
@@ -31,7 +31,7 @@ def network(layers: Layer | Sequence[Layer]) -> Layer:
 
 
 def sample_input(whole: Layer, input_shape: Sequence[int] | None = None) -> Expr:
-    """An input for a single sample: of the given shape, else of what `nn.Input` in it says."""
+    """Return an input for a single sample, of the given shape or the shape of `nn.Input`."""
     declared = next((layer for layer in whole.walk() if isinstance(layer, Input)), None)
     if input_shape is None and declared is None:
         raise ConfigError.build(
@@ -49,7 +49,7 @@ def sample_input(whole: Layer, input_shape: Sequence[int] | None = None) -> Expr
 def count_parameters(
     layers: Layer | Sequence[Layer], input_shape: Sequence[int] | None = None
 ) -> int:
-    """How many numbers training would change, without making any of them.
+    """Return the number of trainable parameters, without allocating them.
 
     >>> from caldera import nn
     >>> nn.count_parameters([nn.Dense(528), nn.Dense(10)], input_shape=(784,))
@@ -58,7 +58,7 @@ def count_parameters(
     61100840
     """
     given = [layers] if isinstance(layers, Layer) else list(layers)
-    # Layers that have their variables stay themselves; the others get theirs in a copy.
+    # Built layers are used as they are; the remaining layers create their variables in a copy.
     kept: dict[int, Any] = {
         id(inner): inner for layer in given for inner in layer.walk() if inner.built
     }

@@ -14,11 +14,11 @@ from caldera.nn.layer import Layer
 
 
 class Merging(Layer):
-    """Base of the layers that combine any number of inputs of one shape, from left to right."""
+    """Base class of layers that combine any number of same-shaped inputs, from left to right."""
 
     merge: ClassVar[Callable[..., Expr]]
     stretches: ClassVar[bool] = False
-    """True if axes of length 1 are stretched to those of the other inputs."""
+    """True if axes of length 1 are broadcast."""
 
     def forward(self, first: Expr, *others: Expr) -> Expr:
         for other in others:
@@ -125,7 +125,7 @@ class Minimum(Merging):
 @register
 @dataclass(eq=False)
 class Dot(Layer):
-    """Dot products of two inputs of one shape along `axis`; with `normalise`, cosines.
+    """Dot products of two same-shaped inputs along `axis`; with `normalise`, cosines.
 
     >>> from caldera import nn
     >>> nn.Dot()([[1.0, 2.0]], [[3.0, 4.0]]).tolist()

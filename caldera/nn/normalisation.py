@@ -18,12 +18,12 @@ from caldera.nn.tracing import context
 @register
 @dataclass(eq=False)
 class BatchNorm(Layer):
-    """Each channel (axis 1) to mean 0 and variance 1, then scaled and shifted by learned numbers.
+    """Normalise each channel (axis 1) to mean 0 and variance 1, then scale and shift it.
 
-    While training, mean and variance are those of the batch, of all ranks together, and running
-    averages of them are kept: `momentum` is the part of the new value in each step (PyTorch's
-    meaning and default); the running variance is the unbiased one. Evaluation uses the running
-    averages, and so does training where the layer is frozen.
+    Scale and shift are learned. While training, mean and variance are computed from the batch, over
+    all ranks together, and running averages are kept: `momentum` is the part of the new value in
+    each step (PyTorch's meaning and default); the running variance is the unbiased one. Evaluation
+    uses the running averages, and so does training where the layer is frozen.
 
     >>> from caldera import nn, op
     >>> layer = nn.BatchNorm()

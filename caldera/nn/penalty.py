@@ -1,4 +1,4 @@
-"""Penalties on derivatives, which are expressions like all others."""
+"""Penalties on derivatives, which are ordinary expressions."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _TINY = 1e-12
 
 
 def gradient_penalty(function: Callable[[Expr], Expr], x: Any, *, norm: float | None = 1.0) -> Expr:
-    """How far the slope of a function at each sample is from `norm`: (|df/dx| - norm)^2.
+    """Squared difference of a function's slope at each sample from `norm`: (|df/dx| - norm)^2.
 
-    That is the penalty of WGAN-GP (Gulrajani et al., 2017); with `norm=None` it is |df/dx|^2, R1
+    This is the penalty of WGAN-GP (Gulrajani et al., 2017); with `norm=None` it is |df/dx|^2, R1
     (Mescheder et al., 2018). It can be differentiated again, and so be a part of a loss. The
-    function gives one or more numbers a sample, of which the sum is taken.
+    function returns one or more numbers per sample, which are summed.
 
     >>> import caldera as cd
     >>> from caldera import nn, op

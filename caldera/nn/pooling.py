@@ -1,9 +1,9 @@
-"""Pooling: summing up the neighbourhoods of sequences (N, C, L), images (N, C, H, W) and volumes
-(N, C, D, H, W).
+"""Pooling: reduction of neighbourhoods in sequences, images and volumes.
 
-`size` and `stride` are a number or one for each axis; without a stride the windows lie side by
-side. `padding` is written as for `nn.Conv2D`. Windows that stick out at the end of an axis are left
-out, unless `partial_windows` says that they count with what they cover (PyTorch's ceil mode).
+Inputs are sequences (N, C, L), images (N, C, H, W) and volumes (N, C, D, H, W). `size` and `stride`
+are a number or one for each axis; without a stride the windows are adjacent. `padding` is written
+as for `nn.Conv2D`. Windows that extend past the end of an axis are left out; with `partial_windows`
+they count with the elements they cover (PyTorch's ceil mode).
 """
 
 from __future__ import annotations
@@ -184,9 +184,9 @@ class GlobalMaxPool(Layer):
 @register
 @dataclass(eq=False)
 class MeanPooling(Layer):
-    """The mean over the steps of sequences: (N, T, C) to (N, C), of those that a mask (N, T) has.
+    """Mean over the steps of sequences, (N, T, C) to (N, C); a mask (N, T) selects the steps.
 
-    `nn.Embedding(mask_zero=True)` and `nn.Input((None, ...))` give such masks.
+    `nn.Embedding(mask_zero=True)` and `nn.Input((None, ...))` return such masks.
 
     >>> from caldera import nn
     >>> nn.MeanPooling()([[[1.0], [5.0], [9.0]]], [[True, True, False]]).tolist()
@@ -239,13 +239,13 @@ class AdaptivePool(Layer):
 
     @abstractmethod
     def windows(self, x: Expr, axis: int, size: int) -> Expr:
-        """The input with windows of one axis reduced."""
+        """Return the input with windows along `axis` reduced."""
 
 
 @register
 @dataclass(eq=False)
 class AdaptiveAveragePool(AdaptivePool):
-    """The means of `size` windows along each axis of (N, C, ...), whatever the sizes are.
+    """Means of `size` windows along each axis of (N, C, ...), for any input size.
 
     Windows may overlap as in PyTorch, and elements are repeated where `size` is larger.
 
@@ -271,7 +271,7 @@ class AdaptiveAveragePool(AdaptivePool):
 @register
 @dataclass(eq=False)
 class AdaptiveAveragePool2D(AdaptiveAveragePool):
-    """`nn.AdaptiveAveragePool` for images (N, C, H, W) alone.
+    """`nn.AdaptiveAveragePool` for images (N, C, H, W) only.
 
     >>> from caldera import nn, op
     >>> nn.AdaptiveAveragePool2D(6)(op.input("x", (5, 3, 13, 13))).shape

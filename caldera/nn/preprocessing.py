@@ -20,7 +20,7 @@ from caldera.nn.basic import activation_function, check_counts, register
 from caldera.nn.layer import Layer
 
 _MOST_SAMPLES = 10_000
-"""Samples whose mean and deviation stand for those of all."""
+"""Maximum number of samples from which mean and deviation are estimated."""
 
 
 @register
@@ -52,10 +52,11 @@ class Rescale(Layer):
 
     @classmethod
     def fit(cls, samples: Any, name: str = "") -> Self:
-        """The one that brings inputs like those of `samples` to mean 0 and deviation 1, each place
-        along the last axis by itself: a network that begins with it takes them in their own units.
+        """Return a layer that rescales inputs like `samples` to mean 0 and deviation 1.
 
-        `samples` are data such as `data.windows(...).train`, or an array.
+        Each position along the last axis is rescaled separately. A network that begins with this
+        layer accepts inputs in their own units. `samples` are data such as
+        `data.windows(...).train`, or an array.
 
         >>> import numpy as np
         >>> from caldera import nn
@@ -90,7 +91,7 @@ def _inputs(samples: Any, where: str = "nn.Rescale.fit") -> np.ndarray:
 
 
 def _moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and deviation of each place along the last axis; 1 for those that do not vary."""
+    """Return mean and deviation of each position along the last axis; 1 for constant positions."""
     axes = tuple(range(values.ndim - 1)) if values.ndim > 1 else None
     exact = values.astype(np.float64)
     mean, deviation = exact.mean(axis=axes), exact.std(axis=axes)
@@ -101,13 +102,13 @@ def _moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 @register
 @dataclass(eq=False)
 class ColumnEmbedding(Layer):
-    """A vector of at most `width` numbers for each category of a table's columns.
+    """Embedding of a table's columns: a vector of at most `width` numbers for each category.
 
     Without a width, a column of n categories has vectors of round(6 * n ** 0.25) numbers.
 
-    `spans` says which features of a row are the categories of one column, first and last but one:
-    `data.schema.category_spans` does. Each becomes its vector; the other features stay as they are,
-    and come first. A category that is unknown has the vector 0.
+    `spans` has the range of features (start, stop) with the categories of each column, as returned
+    by `data.schema.category_spans`. Each span is replaced by its vector; the remaining features are
+    unchanged and come first. An unknown category has the vector 0.
 
     >>> from caldera import nn, op
     >>> nn.ColumnEmbedding([(1, 9)], width=3)(op.input("rows", (5, 10))).shape
@@ -139,7 +140,7 @@ class ColumnEmbedding(Layer):
         ]
 
     def _width(self, start: int, stop: int) -> int:
-        # More numbers than half of the categories would tell nothing more.
+        # Widths above half the number of categories would add no information.
         count = stop - start
         return min(self.width or round(6 * count**0.25), (count + 1) // 2)
 
@@ -162,15 +163,15 @@ class ColumnEmbedding(Layer):
 @register
 @dataclass(eq=False)
 class NumberEmbedding(Layer):
-    """A vector of `width` numbers for each number of a row, from its place among bins.
+    """Embedding of numbers: a vector of `width` numbers for each, from its position among bins.
 
-    The piecewise-linear encoding of x in T bins with the edges b is (x - b[t-1]) / (b[t] - b[t-1])
-    for each bin t, not below 0 except in the first bin and not above 1 except in the last one. Each
-    number has a matrix of its own for its encoding, and then `activation` (PLE-LR of Gorishniy,
-    Rubachev and Babenko, 2022).
+    The encoding of x is piecewise linear in T bins with the edges b: (x - b[t-1]) / (b[t] - b[t-1])
+    for each bin t. It is clipped to at least 0 except in the first bin, and to at most 1 except in
+    the last one. Each number has a separate matrix for its encoding, followed by `activation`
+    (PLE-LR of Gorishniy, Rubachev and Babenko, 2022).
 
     `edges` has the edges of each number, ascending, at `columns` of a row (by default the first
-    ones). The other features of the row come first, unchanged. With `members` the output is
+    columns). The remaining features of the row come first, unchanged. With `members` the output is
     (N, members, features), with separate weights of each member.
 
     >>> from caldera import nn, op
@@ -239,7 +240,7 @@ class NumberEmbedding(Layer):
             edges = np.unique(
                 np.quantile(x[:, place].astype(np.float64), np.linspace(0, 1, bins + 1))
             )
-            # Edges nearer than float32 tells apart would divide by nothing.
+            # Edges that are equal in float32 would cause a division by zero.
             far = np.append(True, np.diff(edges) > 1e-6 * max(np.abs(edges).max(), 1e-30))
             if far.sum() > 1:
                 found[int(place)] = edges[far].tolist()

@@ -1,16 +1,16 @@
 """Recurrent layers over sequences (N, T, C): plain RNN, LSTM, GRU.
 
-The products with the inputs are made for all steps at once, before the loop. One step is that of
-the cell in `caldera.nn.cells`.
+The products with the inputs are computed for all steps together, before the loop. Each step is a
+step of the cell in `caldera.nn.cells`.
 
-Sequences of different length are padded; what is real is a second input: the lengths, whole numbers
-(N,), or truth values (N, T). At a step that is not real the state stays as it is and the output is
-0, so the numbers that stand in the padding have no influence on anything.
+Sequences of different length are padded. A second input marks the real steps: the lengths, integers
+(N,), or truth values (N, T). At a padded step the state is unchanged and the output is 0, so the
+values in the padding have no influence on any result.
 
-`layer(x, state=h)` begins with a state, (N, units); that of an LSTM is `(h, c)`. `return_state`
-adds the states after the last step to the result, so a long sequence may come in parts. With
-`bidirectional` the states of the second direction follow those of the first. A layer with
-`stateful=n` keeps the states of n sequences from batch to batch by itself.
+`layer(x, state=h)` begins with a state, (N, units); for an LSTM the state is `(h, c)`.
+`return_state` adds the states after the last step to the result, so a long sequence may come in
+parts. With `bidirectional` the states of the second direction follow the states of the first. A
+layer with `stateful=n` keeps the states of n sequences from batch to batch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from caldera.nn.tracing import context
 
 
 class Recurrent(Recurrence):
-    """What the recurrent layers share: the loop, directions, masks, states."""
+    """Base class of recurrent layers: the loop, directions, masks, states."""
 
     settled: ClassVar[frozenset[str]] = Layer.settled | {"stateful"}
 
@@ -141,7 +141,8 @@ class Recurrent(Recurrence):
         """The output, (N, units) or (N, T, units), and the states after the last step."""
         by_step = op.transpose(x, (1, 0, 2))
         if real is not None:
-            # Whatever stands there: 0 * nan would be nan, in the gradients of the weights as well.
+            # Padding is replaced by 0: 0 * nan would be nan, in the gradients of the weights as
+            # well.
             by_step = op.where(real, by_step, 0.0)
         inputs = op.linear(by_step, weights.input_weight, self.bias_outside(weights))
         zero = op.broadcast(op.cast(0.0, inputs.dtype), (x.shape[0], self.units))
@@ -165,13 +166,13 @@ class Recurrent(Recurrence):
 @register
 @dataclass(eq=False)
 class RNN(Recurrent, PlainStep):
-    """h = tanh(x W + h U + b): the last h (N, units), or all of them (N, T, units).
+    """h = tanh(x W + h U + b): the last h (N, units), or all steps (N, T, units).
 
     `bidirectional` joins the results of both directions. `go_backwards` starts at the last step;
-    the output of step t still stands at t. `return_mask` hands the mask on to the next layer: the
-    result is (sequences, mask). `layer(x, state=h)` begins with a state instead of zeros, and with
+    the output of step t keeps index t. `return_mask` passes the mask to the next layer: the result
+    is (sequences, mask). `layer(x, state=h)` begins with a state instead of zeros, and with
     `return_state` the result is (y, h). `stateful=n` keeps the states of n sequences: a batch of
-    `fit`, `evaluate` and `predict` goes on where the last one ended, until `reset_states`.
+    `fit`, `evaluate` and `predict` continues from the previous one, until `reset_states`.
 
     >>> from caldera import nn, op
     >>> x = op.input("x", (5, 10, 3))
@@ -196,7 +197,7 @@ class RNN(Recurrent, PlainStep):
 
 @dataclass(eq=False)
 class Gated(Recurrent):
-    """What recurrent layers with gates share: their settings."""
+    """Base class of recurrent layers with gates: their settings."""
 
     units: int
     return_sequences: bool = False
@@ -210,10 +211,10 @@ class Gated(Recurrent):
 @register
 @dataclass(eq=False)
 class LSTM(Gated, LSTMStep):
-    """Long short-term memory: the last output (N, units), or all of them (N, T, units).
+    """Long short-term memory: the last output (N, units), or all outputs (N, T, units).
 
-    The gates are input, forget, cell, output, in this order. The switches are those of `nn.RNN`;
-    the state is (h, c), and `return_state` gives (y, h, c).
+    The gates are input, forget, cell, output, in this order. The settings are the same as for
+    `nn.RNN`; the state is (h, c), and with `return_state` the result is (y, h, c).
 
     >>> from caldera import nn, op
     >>> x = op.input("x", (5, 10, 3))
@@ -227,10 +228,10 @@ class LSTM(Gated, LSTMStep):
 @register
 @dataclass(eq=False)
 class GRU(Gated, GRUStep):
-    """Gated recurrent units: the last output (N, units), or all of them (N, T, units).
+    """Gated recurrent units: the last output (N, units), or all outputs (N, T, units).
 
     The gates are reset, update, new, in this order; the reset acts after the product with the
-    state, as in PyTorch and cuDNN. The switches are those of `nn.RNN`.
+    state, as in PyTorch and cuDNN. The settings are the same as for `nn.RNN`.
 
     >>> from caldera import nn, op
     >>> nn.GRU(4)(op.input("x", (5, 10, 3))).shape

@@ -28,7 +28,7 @@ def without_mean(function: Function, prediction: Expr, target: Expr) -> Expr | N
     >>> without_mean(lambda y, z: 0.5 * op.mean((y - z) ** 2), y, z).tolist()
     [2.0, 8.0]
     """
-    # One sample more shows which axis is that of the samples.
+    # Adding one sample shows which axis is the batch axis.
     more = [
         op.input(name, (prediction.shape[0] + 1, *each.shape[1:]), dtype=each.dtype)
         for name, each in (("prediction", prediction), ("target", target))

@@ -1,8 +1,8 @@
-"""What layers need to know while a network is written down as a graph.
+"""State of the trace in which a network is recorded as a graph.
 
 A network is traced once for training and once for evaluation; the two graphs differ. The context
-says which of the two it is, where random numbers come from, and collects what a layer wants to
-remember (running statistics) as updates of the step.
+stores which of the two it is and the source of random numbers. It collects the layers' new state
+(running statistics) as updates of the step.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LayerCall:
-    """One use of a layer. `inside` is how many calls of other layers, which follow it, it made.
+    """One call of a layer. `inside` is the number of calls of inner layers, which follow it.
 
     >>> from caldera import nn, op
     >>> with nn.trace() as traced:
@@ -44,7 +44,7 @@ class LayerCall:
 
 @dataclass(frozen=True)
 class Added:
-    """Values that a layer wants to be a part of the loss, or to be seen: one a sample, or one.
+    """Values that a layer adds to the loss or the metrics: one per sample, or a single one.
 
     `where` is the path of the layer.
     """
@@ -55,13 +55,13 @@ class Added:
 
 @dataclass
 class Context:
-    """The circumstances of one trace.
+    """Settings and results of a trace.
 
     `random` is the (seed, step) pair that random layers read. `first` is the number of the batch's
     first sample within the whole batch over all ranks, so that masks do not depend on how it is
-    split; `several_ranks` says that others have samples of the batch too. Without `allocate`,
+    split; `several_ranks` is True if other ranks have samples of the batch too. Without `allocate`,
     parameters have shapes but neither memory nor values: enough to count them, not to run.
-    `layer_output` is given what each layer gives, and says what stands for it.
+    `layer_output` receives each layer's output and returns its replacement.
 
     >>> from caldera import nn
     >>> nn.Context(training=True).updates
@@ -78,9 +78,9 @@ class Context:
     layer_output: Callable[[Layer, Any], Any] | None = None
     calls: list[LayerCall] = field(default_factory=list)
     losses: list[Added] = field(default_factory=list)
-    """What layers added to the loss; see `Layer.add_loss`."""
+    """Values that layers added to the loss; see `Layer.add_loss`."""
     metrics: dict[str, Added] = field(default_factory=dict)
-    """What layers want to be seen; see `Layer.add_metric`."""
+    """Values that layers report as metrics; see `Layer.add_metric`."""
     _new_values: dict[Symbol, tuple[Variable, Expr]] = field(default_factory=dict, repr=False)
     _random_uses: Counter[str] = field(default_factory=Counter, repr=False)
 
@@ -94,9 +94,9 @@ class Context:
         self._new_values[variable.symbol] = (variable, value)
 
     def latest(self, variable: Variable) -> Expr:
-        """What `variable` will hold after the step, as far as is known by now.
+        """Return the value of `variable` after the step, including all updates until now.
 
-        A layer that is used several times in a step builds one update on the other with it.
+        A layer that is used several times in a step bases each update on the previous one.
         """
         return self._new_values.get(variable.symbol, (variable, variable))[1]
 
@@ -124,7 +124,7 @@ _current: ContextVar[Context | None] = ContextVar("caldera_nn_context", default=
 
 
 def context() -> Context:
-    """The context of the trace that is under way; outside of one, that of evaluation.
+    """Return the context of the current trace; outside of a trace, a context of evaluation.
 
     >>> from caldera import nn
     >>> nn.context().training
@@ -135,7 +135,7 @@ def context() -> Context:
 
 
 def is_tracing() -> bool:
-    """Whether a network is being written down now, in a context that somebody made."""
+    """Return True while a network is traced in an explicit context."""
     return _current.get() is not None
 
 
@@ -166,10 +166,10 @@ def resumed(now: Context) -> Iterator[Context]:
 
 
 class LayerWatch:
-    """Tells whether a layer, or one below it, is another than when it was last looked at.
+    """Detector of changes to a layer or a layer below it since the last check.
 
-    Somebody may assign to an attribute of a layer, or put another in its place, when plans have
-    been made of it as it was.
+    A layer's attributes may be assigned, or a layer inside it replaced, after plans were compiled
+    for it.
 
     >>> from caldera import nn, op
     >>> layer = nn.Sequential([nn.LeakyReLU(0.1)])
@@ -181,7 +181,7 @@ class LayerWatch:
     """
 
     _noted: ClassVar[int] = 0
-    """Changes of all layers: as long as it stays, no layer has to be looked at."""
+    """Number of changes to all layers: while it is constant, no layer needs to be checked."""
 
     def __init__(self, layer: Layer) -> None:
         self._seen = LayerWatch._noted
@@ -194,7 +194,7 @@ class LayerWatch:
         return cls._noted
 
     def saw_change(self, layer: Layer) -> bool:
-        """Whether the layer has changed since this was last asked."""
+        """Return True if the layer has changed since the last call."""
         if self._seen == LayerWatch._noted:
             return False
         self._seen = LayerWatch._noted
@@ -210,7 +210,7 @@ def _marks(layer: Layer) -> tuple[tuple[int, int], ...]:
 
 
 def as_input(value: Any, dtype: Any) -> Expr | None:
-    """An expression from what a layer may be called with; data of floats take the trace's dtype."""
+    """Convert an argument of a layer to an expression; float data get the trace's dtype."""
     if value is None:
         return None
     if isinstance(value, Expr):
@@ -246,7 +246,7 @@ def _refuse_complex(node: Node) -> None:
 
 
 def called_later(layer: Layer, inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
-    """What a layer gives for every size of inputs whose sizes are open."""
+    """Return a layer's result for every size of inputs whose sizes are open."""
     now = context()
     layer.require(not now.training, "inputs of known sizes in training", "open sizes")
 
@@ -258,7 +258,7 @@ def called_later(layer: Layer, inputs: Sequence[Any], named: Mapping[str, Any]) 
 
 
 def outputs_of(result: Any) -> tuple[Expr, ...]:
-    """The outputs that a layer gives back, whatever holds them."""
+    """Return a layer's outputs as a tuple, from a single output, a sequence or a dict."""
     if isinstance(result, dict):
         return tuple(result.values())
     return tuple(result) if isinstance(result, tuple | list) else (result,)

@@ -1,7 +1,7 @@
 """Losses: one number per sample, and their weighted mean over a batch.
 
-`PredictionKind` states what a loss predicts (classes, labels, values or sequences), so that metrics
-and reports judge predictions in the same way.
+`PredictionKind` states the kind of a loss's predictions (classes, labels, values or sequences), so
+that metrics and reports judge predictions in the same way.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Losses: one number per sample, and their weighted mean over a batch.
 
-`PredictionKind` states what a loss predicts (classes, labels, values or sequences), so that metrics
-and reports judge predictions in the same way.
+`PredictionKind` states the kind of a loss's predictions (classes, labels, values or sequences), so
+that metrics and reports judge predictions in the same way.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ SEQUENCE = "sequence"
 
 @dataclass(frozen=True)
 class PredictionKind:
-    """The kind of targets that a loss compares predictions with.
+    """Kind of targets with which a loss compares predictions.
 
-    - `multi-class`: one class of several, whose numbers lie along `axis` of a prediction.
-    - `multi-label`: yes or no for each number by itself; with one number a sample, two classes.
+    - `multi-class`: one class of several, with the class scores along `axis` of a prediction.
+    - `multi-label`: yes or no for each number independently; one number per sample means two
+      classes.
     - `regression`: the numbers themselves.
     - `sequence`: labels in order, fewer than the frames that they are read from; the class `blank`
-      says that a frame has none. With `lengths`, targets begin with how many frames count.
+      marks frames without a label. With `lengths`, targets begin with the number of valid frames.
 
-    With `logits`, sigmoid or softmax make probabilities of predictions.
+    With `logits`, sigmoid or softmax convert predictions to probabilities.
 
     >>> from caldera.nn.losses import BinaryCrossEntropy
     >>> BinaryCrossEntropy().task()
@@ -56,12 +57,13 @@ Task = PredictionKind
 
 
 class Loss(Configurable, ABC):
-    """What training makes small. A new one writes `per_sample`, and registers a name to be saved.
+    """Base class of losses, which training minimises.
 
-    Called with predictions and targets it is the mean over samples, or the weighted one. A sample
-    of weight 0 counts for nothing, whatever its target is, so 0 marks padding. `total` is what the
-    sum is divided by, if it is not the number (or weight) of the samples here: with that of the
-    samples of all ranks, the losses and gradients of the ranks add up to those of the whole batch.
+    A subclass implements `per_sample`, and is registered by name to be saved. Calling a loss with
+    predictions and targets returns the mean over samples, or the weighted mean. A sample of weight
+    0 is ignored regardless of its target, so 0 marks padding. `total` is the divisor of the sum;
+    the default is the number (or total weight) of the samples on this rank. If it is the total over
+    all ranks, the ranks' losses and gradients add up to the loss and gradient for the whole batch.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -85,24 +87,25 @@ class Loss(Configurable, ABC):
         return tuple(prediction_shape), canonical(dtype)
 
     def for_targets(self, targets: Shape, predictions: Shape) -> Self:
-        """This loss for targets and predictions of these shapes, which training sees first; itself
-        if they say nothing that it did not know."""
+        """Return this loss adapted to these shapes, which training sees first, or itself unchanged."""
         return self
 
     def check_targets(self, targets: np.ndarray) -> None:
         """Refuse targets with values that the loss is not made for."""
 
     def task(self) -> PredictionKind | None:
-        """What kind of targets these are, for metrics; None if that is not known."""
+        """Return the kind of targets, for metrics; None if it is unknown."""
         return None
 
     def meaning(self, prediction: Expr) -> Expr:
-        """What predictions stand for, of which a mean over models makes sense: for logits, the
-        probabilities; for most losses, the predictions themselves."""
+        """Convert predictions to values whose mean over models makes sense.
+
+        For logits these are probabilities; for most losses, the predictions themselves.
+        """
         return prediction
 
     def prediction_of(self, meaning: Expr) -> Expr:
-        """The prediction that stands for this: what `meaning` takes back.
+        """Return the prediction for a meaning: the inverse of `meaning`.
 
         >>> import caldera as cd
         >>> from caldera.nn.losses import CrossEntropy
@@ -151,11 +154,11 @@ losses: Family[Loss] = Family("loss", Loss)
 
 @dataclass(frozen=True)
 class FunctionLoss(Loss):
-    """A function of predictions and targets as a loss; what it gives is averaged for each sample.
+    """Loss computed by a function of predictions and targets, averaged for each sample.
 
-    It may return numbers for each sample or element, or their mean. Targets have the shape of the
-    predictions. A model that is to be saved needs a registered loss:
-    a file has names, and no code.
+    The function may return numbers for each sample or element, or their mean. Targets have the
+    shape of the predictions. A model that is to be saved needs a registered loss: a file contains
+    names, not code.
 
     >>> import caldera as cd
     >>> from caldera.nn.losses import FunctionLoss
@@ -201,13 +204,13 @@ def as_loss(given: str | Loss | Callable[[Expr, Expr], Expr]) -> Loss:
     >>> as_loss("mse")
     MeanSquared()
     """
-    # A class is no loss: `losses` says what is expected.
+    # A class is not a loss; `losses` raises the error.
     is_function = callable(given) and not isinstance(given, Loss | type)
     return FunctionLoss(given) if is_function else losses.make(given)  # type: ignore[arg-type]
 
 
 class ClassLoss(Loss):
-    """What losses of logits of classes share, which lie along `axis`."""
+    """Base class of losses with logits of classes along `axis`."""
 
     axis: int
 
@@ -222,7 +225,7 @@ class ClassLoss(Loss):
 
 
 class ElementLoss(Loss):
-    """What losses of single numbers share: an operation, of which each sample has the mean."""
+    """Base class of elementwise losses: the mean of an operation over each sample."""
 
     kind: ClassVar[PredictionKind] = PredictionKind(REGRESSION)
     operation: ClassVar[Callable[..., Expr]]
@@ -237,12 +240,12 @@ class ElementLoss(Loss):
 @losses.register("cross_entropy")
 @dataclass(frozen=True)
 class CrossEntropy(ClassLoss):
-    """-log(softmax(prediction)) at the target's class: the loss of a classifier, from its logits.
+    """Cross entropy from logits: -log(softmax(prediction)) at the target's class.
 
-    The classes lie along `axis`: 1 for images of logits (N, classes, H, W), which `fit` sets by
-    itself where targets are (N, H, W) and could stand for nothing else. Targets are class
-    indices, or with `probabilities` distributions in the shape of the predictions. Label smoothing
-    mixes them with the even distribution: a part of that size is spread over all classes.
+    The classes are along `axis`: 1 for images of logits (N, classes, H, W), which `fit` selects
+    where targets (N, H, W) have no other interpretation. Targets are class indices, or with
+    `probabilities` distributions in the shape of the predictions. Label smoothing mixes the targets
+    with the uniform distribution: a fraction of that size is spread over all classes.
 
     >>> import caldera as cd
     >>> from caldera.nn.losses import CrossEntropy
@@ -289,7 +292,7 @@ class CrossEntropy(ClassLoss):
         return (*shape[:axis], *shape[axis + 1 :]), int64
 
     def for_targets(self, targets: Shape, predictions: Shape) -> Self:
-        # The number of a class has one axis fewer than what is predicted: no confusion.
+        # Class indices have one axis fewer than the predictions, so the two cases are distinct.
         if targets == predictions:
             return replace(self, probabilities=True)
         # Images of class numbers, where classes are the channels of the predictions.
@@ -304,7 +307,7 @@ class CrossEntropy(ClassLoss):
 @losses.register("binary_cross_entropy")
 @dataclass(frozen=True)
 class BinaryCrossEntropy(ElementLoss):
-    """-log(p) where the target is 1 and -log(1 - p) where it is 0, for p = sigmoid(prediction).
+    """-log(p) for target 1 and -log(1 - p) for target 0, with p = sigmoid(prediction).
 
     >>> import caldera as cd
     >>> from caldera.nn.losses import BinaryCrossEntropy

@@ -1,7 +1,7 @@
 """Losses for rare classes and for segmentation: focal, Tversky, Dice.
 
-Predictions are logits. With `axis=None` each number is a label of its own, as for
-`binary_cross_entropy`; with an axis the classes lie along it, as for `cross_entropy`.
+Predictions are logits. With `axis=None` each number is a separate label, as for
+`binary_cross_entropy`; otherwise `axis` is the axis of the classes, as for `cross_entropy`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TINY = 1e-12
 
 
 class RegionLoss(Loss):
-    """Base of losses of labels or of classes, whose targets are those of cross entropy."""
+    """Base class of losses of labels or classes, with the same targets as cross entropy."""
 
     axis: int | None
 
@@ -56,8 +56,9 @@ class RegionLoss(Loss):
 class Focal(RegionLoss):
     """Cross entropy times (1 - p) ** gamma, for the probability p of the target.
 
-    Samples that are classified well count little (Lin and others, 2017). `alpha` is the weight of
-    the label 1, and 1 - alpha that of 0; with an `axis` of classes it multiplies all.
+    Well-classified samples have little weight (Lin and others, 2017). `alpha` is the weight of
+    label 1, and 1 - alpha the weight of label 0; with an `axis` of classes it multiplies all
+    classes.
 
     >>> import caldera as cd
     >>> from caldera.nn.losses import Focal

@@ -66,7 +66,7 @@ class DistanceLoss(Loss):
         return shape[:1], canonical(dtype)
 
     def distances(self, prediction: Expr) -> list[Expr]:
-        """The distances of the other vectors from the first, each (N,)."""
+        """Return the distance, of shape (N,), from the first vector to each further vector."""
         self.target_spec(prediction.shape)
         axes = tuple(range(1, prediction.ndim - 1))
         others = (prediction[:, 0] - prediction[:, i] for i in range(1, self.parts))
@@ -77,7 +77,7 @@ class DistanceLoss(Loss):
 @losses.register("contrastive")
 @dataclass(frozen=True)
 class Contrastive(DistanceLoss):
-    """distance ** 2 for pairs of target 1, max(margin - distance, 0) ** 2 for those of target 0.
+    """distance ** 2 for pairs of target 1, max(margin - distance, 0) ** 2 for target 0.
 
     Predictions are pairs of vectors, (N, 2, C) (Hadsell and others, 2006).
 

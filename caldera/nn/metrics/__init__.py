@@ -1,10 +1,10 @@
-"""Metrics: what a user wants to know of a model, as sums that add up over batches and ranks.
+"""Metrics of a model, as sums that add up over batches and ranks.
 
-Sums are float64, so that any number of samples is counted exactly and no precision pass touches
-them. A sample of weight 0 counts for nothing, so 0 marks padding.
+Sums are float64, so that any number of samples is counted exactly and no precision pass changes
+them. A sample of weight 0 is ignored, so 0 marks padding.
 
-What predictions and targets stand for, is known by the loss: training uses `for_task` of each
-metric, which refuses what makes no sense for it.
+The loss determines the interpretation of predictions and targets. Training calls `for_task` of each
+metric, which raises an error if the metric makes no sense for the loss.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What metrics are: sums that add up over batches and ranks; and those that compare numbers."""
+"""Base classes of metrics: sums that add up over batches and ranks; and numeric metrics."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from caldera.nn.sample_means import mean_by_sample
 class Metric(Configurable, ABC):
     """A number (or several) about predictions and targets.
 
-    `sums` gives expressions for one batch; sums of several batches are added, and `result` is what
-    they amount to. Where a metric is the mean of something over samples, `MeanMetric` is shorter.
+    `sums` returns expressions for one batch. The sums of several batches are added, and `result`
+    computes the value from the totals. For a mean over samples, `MeanMetric` is shorter.
 
     >>> import caldera as cd
     >>> import numpy as np
@@ -43,7 +43,7 @@ class Metric(Configurable, ABC):
 
     @property
     def name(self) -> str:
-        """The name under which it is reported: that of the class unless it says otherwise."""
+        """Name in reports; by default the registered name or the class name."""
         return metrics.name_of(type(self)) or type(self).__name__
 
     def for_task(self, task: PredictionKind | None) -> Metric:
@@ -61,16 +61,16 @@ class Metric(Configurable, ABC):
         return self
 
     def about(self, centre: Expr) -> Metric:
-        """This metric for targets whose mean is near `centre`, one number for each output.
+        """Return this metric for targets whose mean is near `centre`, one number for each output.
 
-        What is subtracted before it is squared keeps its digits. All sums that are added up need
-        one centre; without this it is 0.
+        Subtracting the centre before squaring preserves digits. All sums that are added up need the
+        same centre; the default is 0.
         """
         return self
 
     @abstractmethod
     def sums(self, prediction: Any, target: Any, weights: Any = None) -> dict[str, Expr]:
-        """What to add up over batches and ranks; `weights` has one number for each sample."""
+        """Return the sums to add over batches and ranks; `weights` has one number for each sample."""
 
     @abstractmethod
     def result(self, sums: Mapping[str, np.ndarray]) -> float | np.ndarray:
@@ -82,7 +82,7 @@ metrics: Family[Metric] = Family("metric", Metric)
 
 
 class MeanMetric(Metric):
-    """The weighted mean over samples of what `per_sample` gives.
+    """Weighted mean of `per_sample` over samples.
 
     >>> import caldera as cd
     >>> from caldera import op

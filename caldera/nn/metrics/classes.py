@@ -22,7 +22,7 @@ from caldera.nn.sample_means import mean_by_sample
 
 
 class ClassMetric(Metric):
-    """A metric of classes or labels: which of the two, and where they lie, is the loss's to say.
+    """Metric of classes or labels. The loss determines which of the two, and their axis.
 
     >>> from caldera.nn.metrics import Accuracy, ClassMetric
     >>> issubclass(Accuracy, ClassMetric)
@@ -42,21 +42,21 @@ class ClassMetric(Metric):
 
     @property
     def decision(self) -> Decision:
-        """How predictions decide for classes."""
+        """Rule that converts predictions to classes."""
         return Decision(self.name, self.threshold, self.axis, self._task)
 
 
 @metrics.register("accuracy")
 @dataclass(frozen=True)
 class Accuracy(ClassMetric, MeanMetric):
-    """The part of predictions whose class is right; of labels, the part that is right.
+    """Fraction of predictions whose class is right; for labels, the fraction of correct labels.
 
-    The predicted class is that of the largest number along `axis`; targets are class indices, or
-    distributions in the shape of the predictions. Where each number is a label of its own, as for
-    binary cross-entropy, it says yes above `threshold`, and every label counts alike: 1 minus the
-    Hamming loss. Where the loss takes logits, `threshold` is a probability, by default 0.5;
-    else it is for the numbers themselves, by default 0. Without a loss, predictions of one number
-    are labels, and others classes.
+    The predicted class has the largest number along `axis`; targets are class indices, or
+    distributions in the shape of the predictions. Where each number is a separate label, as for
+    binary cross-entropy, a number above `threshold` means yes. Every label has the same weight: the
+    result is 1 minus the Hamming loss. Where the loss takes logits, `threshold` is a probability,
+    by default 0.5; otherwise it applies to the numbers themselves, by default 0. Without a loss,
+    predictions with a single number are labels, and all longer ones classes.
 
     >>> import caldera as cd
     >>> from caldera.nn.metrics import Accuracy
@@ -117,12 +117,12 @@ class TopKAccuracy(ClassMetric, MeanMetric):
 
 @dataclass(frozen=True)
 class ByClass(ClassMetric):
-    """What precision, recall and F1 share: hits, predictions and occurrences of each class.
+    """Base class of precision, recall and F1: hits, predictions and occurrences of each class.
 
-    Classes and labels are decided as in `Accuracy`; labels lie along `axis`, which has to be said
+    Classes and labels are determined as in `Accuracy`. Labels are along `axis`, which is required
     where predictions have more axes than samples and labels. The value is the mean over the classes
-    or labels that occur among targets or predictions, and with `per_class` an array, with nan for
-    those that do not. Where predictions are of one number, it is that of class 1.
+    or labels that occur among targets or predictions. With `per_class` it is an array, with nan for
+    classes that do not occur. For predictions with a single number it is the value for class 1.
 
     >>> from caldera.nn.metrics import ByClass, Precision
     >>> issubclass(Precision, ByClass)
@@ -236,7 +236,7 @@ class FBeta(ByClass):
 @metrics.register("iou")
 @dataclass(frozen=True)
 class IoU(ByClass):
-    """Intersection over union of what is predicted and what is true: the mean over classes.
+    """Intersection over union of predicted and true classes: the mean over classes.
 
     >>> import caldera as cd
     >>> from caldera.nn.metrics import IoU
@@ -252,9 +252,9 @@ class IoU(ByClass):
 @metrics.register("confusion_matrix")
 @dataclass(frozen=True)
 class ConfusionMatrix(ClassMetric):
-    """How often each class (row) was taken for each class (column), by weight.
+    """Confusion matrix, weighted: true classes in rows, predicted classes in columns.
 
-    Several labels, each yes or no, have no such matrix: see them with `F1(per_class=True)`.
+    Several labels, each yes or no, have no such matrix: use `F1(per_class=True)`.
 
     >>> import caldera as cd
     >>> from caldera.nn.metrics import ConfusionMatrix
@@ -279,15 +279,15 @@ class ConfusionMatrix(ClassMetric):
 @metrics.register("auc")
 @dataclass(frozen=True)
 class AUC(ClassMetric):
-    """The area under the ROC curve: how often a sample of a class scores higher than another.
+    """Area under the ROC curve: the probability that a sample of a class scores above another.
 
-    Labels are taken one by one, and classes each against the rest, by their log-odds; the value is
-    their mean, and with `per_class` an array. One that always or never occurs has none (nan) and is
-    left out of the mean.
+    Labels are evaluated separately, and classes each against the rest, by their log-odds. The value
+    is their mean, and with `per_class` an array. A label or class that always or never occurs has
+    none (nan) and is left out of the mean.
 
-    Samples are counted in so many `bins` of their score, so that counts of batches and ranks add
-    up; two in one bin count as equal. Around a score s a bin is 2 (1 + |s|)^2 / bins wide: 0.0001
-    at 0, 0.015 at 10. Any scores may be given, as a curve depends on their order alone.
+    Samples are counted in `bins` bins by score, so that counts of batches and ranks add up; two in
+    one bin count as equal. Around a score s a bin is 2 (1 + |s|)^2 / bins wide: 0.0001 at 0, 0.015
+    at 10. Scores may have any scale, as a curve depends only on their order.
 
     >>> import caldera as cd
     >>> from caldera.nn.metrics import AUC
@@ -349,7 +349,8 @@ def _log_odds(prediction: Any, axis: int) -> Expr:
     order = [each for each in range(prediction.ndim) if each != axis]
     last = op.transpose(op.cast(prediction, "float64"), [*order, axis])
     logarithms = op.log_softmax(op.reshape(last, (-1, last.shape[-1])), axis=-1)
-    # One minus a probability of almost one is what the others have, and not a difference.
+    # For the largest class, 1 - p is computed as the sum of the remaining probabilities: the
+    # difference would cancel.
     largest = op.one_hot(op.argmax(logarithms, axis=-1), last.shape[-1], dtype="bool")
     others = op.sum(op.where(largest, 0.0, op.exp(logarithms)), axis=-1, keepdims=True)
     rest = op.where(largest, others, -op.expm1(logarithms))

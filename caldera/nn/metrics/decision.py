@@ -1,8 +1,8 @@
-"""From predictions and targets to classes: what metrics of classifiers begin with.
+"""Conversion of predictions and targets to classes, for the metrics of classifiers.
 
-Whether numbers are those of classes, of which the largest is right, or of labels, of which each is
-yes or no, cannot be seen in arrays of one shape. The loss determines it (`PredictionKind`); without
-a loss, an ambiguous shape is an error.
+Numbers may be scores of classes, of which the largest is right, or of labels, each yes or no. The
+shape of an array does not distinguish them. The loss determines it (`PredictionKind`); without a
+loss, an ambiguous shape is an error.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ UNKNOWN = -1
 
 @dataclass(frozen=True)
 class Decision:
-    """How to decide for classes: what a metric was made with, and the task it is used for.
+    """Rule for deciding classes: settings of the metric, and the task it is used for.
 
-    Labels are yes above `threshold`, classes lie along `axis`; None leaves it to the task.
+    Labels are yes above `threshold`, classes are along `axis`; None selects the task's default.
     """
 
     where: str
@@ -66,7 +66,7 @@ class Decision:
         )
 
     def of(self, prediction: Any, target: Any) -> Classification:
-        """What is predicted and what is true."""
+        """Return the predicted and the true classes."""
         self.check()
         if self._kind(tuple(prediction.shape), tuple(target.shape)) == MULTILABEL:
             return self._labels(prediction, target)
@@ -125,7 +125,7 @@ class Decision:
         return Classification(self.where, said, true, 2, self._label_axis(prediction.shape))
 
     def _label_axis(self, shape: tuple[int, ...]) -> int:
-        """Along which labels lie; the number of axes where there is only one."""
+        """Return the axis of the labels; the number of axes if there is only one label."""
         rank = len(shape)
         if self.axis is not None:
             return normalise_axis(self.axis, rank, self.where)
@@ -136,10 +136,10 @@ class Decision:
 
 @dataclass(frozen=True)
 class Classification:
-    """The class predicted and the true one, at each position of each sample.
+    """Predicted and true class at each position of each sample.
 
-    For labels it is 1 or 0, and `label_axis` where they lie: the number of axes if there is only
-    one label, UNKNOWN if nobody said.
+    For labels the class is 1 or 0, and `label_axis` is their axis: the number of axes if there is
+    only one label, UNKNOWN if the axis was not specified.
     """
 
     where: str
@@ -188,7 +188,7 @@ class Classification:
         )
 
     def spread(self, factors: Expr) -> Expr:
-        """The weights of samples as those of their positions, of shape (positions, 1)."""
+        """Return the weights of samples repeated for their positions, of shape (positions, 1)."""
         shape = list(self.predicted.shape)
         if self.label_axis is not None and 0 < self.label_axis < len(shape):
             del shape[self.label_axis]
@@ -213,7 +213,7 @@ def labels(where: str, prediction: Any, target: Any, axis: int) -> Expr:
 
 
 def in_shape_of(where: str, prediction: Any, target: Any) -> Expr:
-    """The targets in the shape of the predictions; (N,) and (N, 1) stand for each other."""
+    """Return the targets in the shape of the predictions; (N,) and (N, 1) are equivalent."""
     shape, given = tuple(prediction.shape), tuple(target.shape)
     require(
         given[:1] == shape[:1] and _long_axes(given) == _long_axes(shape),

@@ -1,8 +1,8 @@
-"""How far sequences of labels are from what was said: character and word error rates.
+"""Error rates of label sequences: character and word error rates.
 
-As metrics they read predictions frame by frame, take the most likely class of each, drop what is
-repeated or blank (greedy decoding), and count the edits to the targets in the graph, on any device.
-For texts, however they were found, there is `error_rate`.
+As metrics they read predictions frame by frame, take the most likely class of each frame, and drop
+repeated and blank classes (greedy decoding). The edits to the targets are counted in the graph, on
+any device. For texts from any source, use `error_rate`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NONE = -1
 
 
 def edit_distance(found: str | Sequence[Any], wanted: str | Sequence[Any]) -> int:
-    """The fewest insertions, deletions and substitutions that make one sequence of the other.
+    """Return the edit distance: the fewest insertions, deletions and substitutions.
 
     >>> from caldera.nn.metrics import edit_distance
     >>> edit_distance("kitten", "sitting"), edit_distance(["a", "b"], ["b"])
@@ -51,7 +51,8 @@ def edit_distance(found: str | Sequence[Any], wanted: str | Sequence[Any]) -> in
 
 
 def error_rate(found: Sequence[str], wanted: Sequence[str], unit: str = "word") -> float:
-    """Edits by word (the WER) or by character (the CER) of the wanted texts, over all of them.
+    """Return the edits divided by the number of words (WER) or characters (CER) of all wanted
+    texts.
 
     >>> from caldera.nn.metrics import error_rate
     >>> error_rate(["the cat sat"], ["the cat sat down"]), error_rate(["cab"], ["cat"], "character")
@@ -97,8 +98,10 @@ def _edits(found: Expr, wanted: Expr) -> Expr:
 
 
 def _greedy(prediction: Expr, blank: int, frames: Expr | None) -> Expr:
-    """The most likely class of each frame, and none where it is blank, said before, or behind the
-    frames that count: (N, T)."""
+    """Return the most likely class of each frame, (N, T).
+
+    Frames that are blank, repeat the previous class or come after the valid frames have no class.
+    """
     best = op.argmax(prediction, axis=-1)
     before = op.pad(best[:, :-1], ((0, 0), (1, 0)), value=blank)
     said = op.logical_and(best != blank, best != before)
@@ -108,10 +111,11 @@ def _greedy(prediction: Expr, blank: int, frames: Expr | None) -> Expr:
 
 
 def _words(labels: Expr, separator: int) -> Expr:
-    """A number for each word at the place where it ends, one beyond the last label included.
+    """Return a number for each word at the position of its end, with one position after the last
+    label.
 
-    The number is a hash of 31 bits of the word's labels: two words of a sample share one by chance
-    about once in a billion pairs.
+    The number is a hash of 31 bits of the word's labels: two words of a sample collide about once
+    in a billion pairs.
     """
     modulus = (1 << 31) - 1
     closed = op.pad(labels, ((0, 0), (0, 1)), value=separator)
@@ -128,7 +132,7 @@ def _words(labels: Expr, separator: int) -> Expr:
 
 
 class _ErrorRate(Metric):
-    """Edits over what was wanted, both summed over samples."""
+    """Edits divided by the length of the wanted sequences, both summed over samples."""
 
     blank: int | None
     _blank: ClassVar[int] = 0
@@ -149,7 +153,7 @@ class _ErrorRate(Metric):
         return made
 
     def _labels(self, prediction: Expr, target: Expr) -> tuple[Expr, Expr]:
-        """What was found and what was wanted, as numbers with -1 where there is none."""
+        """Return the decoded and the wanted labels, with -1 for no label."""
         blank = self._blank if self.blank is None else self.blank
         target = op.cast(target, "int64")
         labels, frames = (target[:, 1:], target[:, 0]) if self._lengths else (target, None)
@@ -176,9 +180,9 @@ class _ErrorRate(Metric):
 @metrics.register("cer")
 @dataclass(frozen=True)
 class CharacterErrorRate(_ErrorRate):
-    """Wrong, missing and needless labels of greedy decoding, by label of the targets.
+    """Wrong, missing and superfluous labels of greedy decoding, per label of the targets.
 
-    `blank` is that of the loss if nothing is said.
+    By default `blank` is read from the loss.
 
     >>> import caldera as cd
     >>> import numpy as np
@@ -195,9 +199,9 @@ class CharacterErrorRate(_ErrorRate):
 @metrics.register("wer")
 @dataclass(frozen=True)
 class WordErrorRate(_ErrorRate):
-    """Wrong, missing and needless words of greedy decoding, by word of the targets.
+    """Wrong, missing and superfluous words of greedy decoding, per word of the targets.
 
-    Words are what stands between labels `separator`, the number of the space.
+    Words are separated by the label `separator`, the number of the space.
 
     >>> import caldera as cd
     >>> import numpy as np

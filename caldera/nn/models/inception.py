@@ -22,7 +22,7 @@ from caldera.nn.normalisation import BatchNorm, LocalResponseNorm
 from caldera.nn.pooling import AdaptiveAveragePool2D, AveragePool2D, GlobalAveragePool, MaxPool2D
 from caldera.nn.tracing import context
 
-# The means and deviations of ImageNet's channels, and those with which Google's weights were made.
+# Means and deviations of ImageNet's channels, and the values used to train Google's weights.
 _MEANS, _DEVIATIONS = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
 _CENTRE, _SPREAD = 0.5, 0.5
 
@@ -50,9 +50,10 @@ def rescaled(x: Expr) -> Expr:
 def run(
     layers: Sequence[Layer], x: Expr, heads: dict[str, tuple[Layer, Layer]]
 ) -> tuple[Expr, dict[str, Expr]]:
-    """Layers one after the other; each auxiliary head (layer it follows, head) on the way.
+    """Call layers in sequence, and each auxiliary head after the layer it follows.
 
-    The heads are used while training only, but always get their parameters.
+    `heads` has a pair (layer it follows, head) for each name. The heads are used only while
+    training, but always get their parameters.
     """
     found: dict[str, Expr] = {}
     for layer in layers:
@@ -68,7 +69,7 @@ def run(
 
 
 def outputs(main: Expr, auxiliary: dict[str, Expr], has_heads: bool) -> Any:
-    """The result of the network: the main output alone, or by name if there are heads."""
+    """Return the main output, or a dict of outputs by name if there are heads."""
     return {"main": main, **auxiliary} if has_heads else main
 
 
@@ -190,7 +191,7 @@ def googlenet(
     batch_norm: bool = True,
     rescale_input: bool = False,
 ) -> list[Layer]:
-    """GoogLeNet; see `nn.models.GoogLeNet` for what it gives. Initial weights after He.
+    """Return the layers of GoogLeNet; see `nn.models.GoogLeNet` for its outputs. Weights after He.
 
     >>> from caldera import nn
     >>> nn.count_parameters(nn.models.googlenet())
@@ -378,7 +379,7 @@ def inception3(
     auxiliary: bool = True,
     rescale_input: bool = False,
 ) -> list[Layer]:
-    """Inception v3; see `nn.models.Inception3` for what it gives. Initial weights after He.
+    """Return the layers of Inception v3; see `nn.models.Inception3`. Initial weights after He.
 
     >>> from caldera import nn
     >>> nn.count_parameters(nn.models.inception3())

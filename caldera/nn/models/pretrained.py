@@ -42,7 +42,7 @@ _ATTENTION = {
     "output_bias": "out_proj.bias",
 }
 _COUNTER = "num_batches_tracked"
-"""A state of PyTorch's batch normalisation that nothing depends on."""
+"""State of PyTorch's batch normalisation that does not affect results."""
 _SHOWN = 6
 
 
@@ -86,9 +86,9 @@ def _collect(layer: Layer, prefix: str, found: list[TorchName], seen: set[int]) 
 def load_torchvision(
     layers: Layer | Sequence[Layer], path: str | PathLike[str], *, skip: Iterable[str] = ()
 ) -> None:
-    """Give layers of the zoo the weights of a safetensors file with torchvision's names.
+    """Load the weights of a safetensors file with torchvision's names into layers of the zoo.
 
-    Every name must be there and have the right shape, except for those that begin with one of
+    Every name must be in the file and have the right shape, except for names that begin with one of
     `skip`: `skip=["fc."]` keeps the last layer of a network for other classes as it is. Layers that
     were never called get their parameters first, for the shape in their `nn.Input`.
 
@@ -138,7 +138,7 @@ def assign_by_torch_names(
 def assign_entries(
     wanted: dict[str, TorchName], given: dict[str, np.ndarray], where: str, hint: str
 ) -> None:
-    """Give the variables of entries their arrays, if names and shapes are those of the layers."""
+    """Assign arrays to the variables of entries; raise if names or shapes differ from the layers'."""
     compare_names(where, set(wanted), set(given))
     values = {name: given[name].T if wanted[name].transposed else given[name] for name in wanted}
     wrong = [
@@ -175,7 +175,7 @@ def compare_names(where: str, wanted: set[str], given: set[str]) -> None:
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first names, and how many more there are."""
+    """Return the first names, and the number of further names."""
     more = len(names) - _SHOWN
     return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
@@ -192,19 +192,20 @@ _RESNET = (
     (r"^classifier\.1\.", "fc."),
 )
 """From transformers' names of a ResNet to torchvision's, which the zoo's layers have."""
-# Masks that older files have beside the weights, and a table that is that of the words.
+# Masks that older files store with the weights, and an output table that equals the word table.
 _NOT_WEIGHTS = re.compile(r"(^|\.)attn\.(masked_)?bias$|^lm_head\.weight$")
 
 
 def load_huggingface(
     layers: Layer | Sequence[Layer], path: str | PathLike[str], *, skip: Iterable[str] = ()
 ) -> None:
-    """Give layers of the zoo the weights of a safetensors file with Hugging Face's names.
+    """Load the weights of a safetensors file with Hugging Face's names into layers of the zoo.
 
-    Known are ResNets (`model.safetensors` of microsoft/resnet-18 to -50) for `nn.models.resnet18`,
-    `resnet34` and `resnet50`, and GPT-2 (gpt2, distilgpt2) for `nn.models.gpt` of the same sizes
-    with `activation="gelu_tanh"`. Every name must be there and have the right shape, except for
-    those that begin with one of `skip`, by torchvision's names: `skip=["fc."]` keeps the last.
+    Supported are ResNets (`model.safetensors` of microsoft/resnet-18 to -50) for
+    `nn.models.resnet18`, `resnet34` and `resnet50`, and GPT-2 (gpt2, distilgpt2) for
+    `nn.models.gpt` of the same sizes with `activation="gelu_tanh"`. Every name must be in the file
+    and have the right shape, except for names that begin with one of `skip`. These are
+    torchvision's names: `skip=["fc."]` keeps the last layer.
 
     >>> import tempfile, pathlib
     >>> import numpy as np

@@ -86,11 +86,11 @@ MOST_READERS = 4
 @register
 @dataclass(eq=False)
 class GPT(Layer):
-    """Words (N, T), whole numbers, to scores (N, T, vocabulary) for the word that follows each.
+    """Words (N, T), integers, to scores (N, T, vocabulary) for the word that follows each.
 
-    T is at most `context`. Blocks are pre-norm, the last product shares the table of words, weights
-    begin with normal numbers of deviation 0.02, those that end a branch with less: as in GPT-2,
-    whose own weights need `activation="gelu_tanh"`.
+    T is at most `context`. Blocks are pre-norm, and the last product shares the table of words.
+    Weights are initialised from a normal distribution of deviation 0.02, the last weights of a
+    branch with less: as in GPT-2, whose pretrained weights need `activation="gelu_tanh"`.
 
     >>> import numpy as np
     >>> import caldera as cd
@@ -149,11 +149,11 @@ class GPT(Layer):
         return self.scores(x)
 
     def embedded(self, words: Expr) -> Expr:
-        """What the first block is given."""
+        """Return the input of the first block."""
         return self.drop(self.positions(self.words(words)))
 
     def scores(self, x: Expr) -> Expr:
-        """What the last block gives (N, T, width), as scores for the words that follow."""
+        """Return scores for the following words from the last block's output (N, T, width)."""
         return op.matmul(self.norm(x), self.words.weight, transpose_b=True)
 
     def generate(
@@ -164,12 +164,13 @@ class GPT(Layer):
         temperature: float = 1.0,
         seed: int = 0,
     ) -> np.ndarray:
-        """The prompt and `count` more words, each drawn from the model's own predictions.
+        """Return the prompt and `count` more words, each drawn from the model's predictions.
 
-        Several prompts of one length, (N, T), are continued together. A `temperature` below 1
-        prefers likely words; 0 always takes the likeliest. The same seed writes the same text. The
-        model sees the last `context` words. As long as that is all of them, keys and values of the
-        words seen are kept, and a new word costs the work of one; then the work of `context`.
+        Several prompts with the same length, (N, T), are continued together. A `temperature` below
+        1 prefers likely words; 0 always takes the likeliest. The same seed writes the same text.
+        The model reads the last `context` words. While the text is no longer than that, keys and
+        values of earlier words are cached, and a new word costs the work for a single word.
+        Afterwards it costs the work for `context` words.
         """
         text, here = self._checked(prompt), f"{self.path}.generate"
         count = within(here, "count", count, 0, MOST_WORDS)
@@ -225,11 +226,11 @@ def _drawn(scores: np.ndarray, temperature: float, generator: np.random.Generato
 
 
 class Reader:
-    """Predicts the words that follow texts, of which it remembers keys and values.
+    """Prediction of the next words of texts, with cached keys and values.
 
-    There is room for those of `length` words. One plan serves every new word, others the beginnings
-    of texts, by their length; and one the last `context` words, once a text has more: then all
-    positions change with each word, and nothing that is kept is of use.
+    The cache has capacity for `length` words. One plan serves every new word. Further plans serve
+    beginnings of texts, by their length. Once a text has more than `context` words, one plan serves
+    the last `context` words: all positions then change with each word, and the cache is useless.
     """
 
     def __init__(self, model: GPT, device: Any, count: int, length: int) -> None:
@@ -278,7 +279,7 @@ class Reader:
             kept += [
                 op.assign(old, op.pad(own, spare)) for old, own in zip(variables, new, strict=True)
             ]
-        # What stands after the last word has no influence on it, so one plan serves many lengths.
+        # Words after the last one have no influence on it, so one plan serves many lengths.
         return [self._model.scores(op.gather(x, position, axis=1)), *kept]
 
     def _next(self, words: Expr, position: Expr) -> list[Expr]:
