@@ -31,15 +31,18 @@ if TYPE_CHECKING:
 
 
 FEWEST = 10
-"""Of fewer trials, nothing can be learned."""
+"""Minimum number of trials for an analysis."""
 _FOLDS, _TREES, _SHUFFLES = 5, 30, 4
 _MOST = 400
-"""Trials that are looked at: more take longer and say no more."""
+"""Maximum number of trials used: more take longer and do not improve the result."""
 
 
 @dataclass(frozen=True)
 class Importance:
-    """How much worse results are told apart without a parameter: a part of their variance.
+    """Permutation importance of a parameter.
+
+    The value is the increase of the error in predicting ranks without the parameter, as a fraction
+    of their variance.
 
     >>> Importance("learning_rate", 0.5, 0.4, 0.6).name
     'learning_rate'
@@ -55,10 +58,10 @@ class Importance:
 def importances(
     points: Sequence[Mapping[str, object]], values: Sequence[float]
 ) -> list[Importance]:
-    """How important each parameter is for the values, the most important first.
+    """Return the importance of each parameter for the values, most important first.
 
-    Trials whose value is not finite do not count; of fewer than ten there is no answer. Parameters
-    that only some trials have are -1 in the others.
+    Trials with a non-finite value are ignored. With fewer than ten trials the result is empty.
+    Parameters that only some trials have are -1 in the remaining trials.
 
     >>> import numpy as np
     >>> rates = np.geomspace(1e-4, 1e-1, 40)
@@ -83,7 +86,7 @@ def importances(
 
 
 def codes(values: Sequence[object]) -> np.ndarray:
-    """Values as numbers: their place among those that occur, -1 for none.
+    """Encode values as numbers: the index among the sorted distinct values, -1 for None.
 
     >>> codes([0.1, None, 10.0]).tolist(), codes(["b", "a", "b"]).tolist()
     ([0.0, -1.0, 1.0], [1.0, 0.0, 1.0])
@@ -104,7 +107,7 @@ def _ranks(values: np.ndarray) -> np.ndarray:
 
 
 def _permutation_importance(columns: np.ndarray, ranks: np.ndarray) -> np.ndarray:
-    """By how much shuffling each column raises the error, in parts of the variance; by fold."""
+    """Return the error increase from shuffling each column, relative to the variance, by fold."""
     ensemble = optional_import("sklearn.ensemble", "scikit-learn", "importances")
     random = np.random.default_rng(0)
     folds = random.permutation(len(ranks)) % _FOLDS
@@ -115,7 +118,7 @@ def _permutation_importance(columns: np.ndarray, ranks: np.ndarray) -> np.ndarra
         forest = ensemble.ExtraTreesRegressor(_TREES, min_samples_leaf=2, random_state=fold)
         forest.fit(columns[train], ranks[train])
         rows, wanted = columns[apart], ranks[apart]
-        # All that is asked of one forest in one batch: a call costs more than its rows.
+        # All predictions of a forest in one batch: a call costs more than its rows.
         asked = [rows]
         for column in range(columns.shape[1]):
             for _ in range(_SHUFFLES):
@@ -129,17 +132,17 @@ def _permutation_importance(columns: np.ndarray, ranks: np.ndarray) -> np.ndarra
 
 
 _CURVE_METRICS = ("val_accuracy", "val_loss", "value", "loss")
-"""What a curve shows where the objective is no column of its own, the first that is there."""
+"""Metrics for curves if trials do not report the objective; the first one present is used."""
 
 
 class Overview:
-    """A study as those see it who were not there: what its table, pictures and page are made of."""
+    """Data of a study for its table, pictures and page."""
 
     def __init__(self, study: Study) -> None:
         self.study = study
         self.names = study.objective.names()
         self.modes = study.objective.modes
-        # A page is one moment, also of a study that goes on.
+        # A copy: a page shows one moment, also of a running study.
         self.trials = list(study.trials)
         self.settings: Mapping[str, Any] = study.facts
 
@@ -147,17 +150,17 @@ class Overview:
 
     @property
     def title(self) -> str:
-        """What the study is called: its folder."""
+        """Name of the study's folder."""
         folder = self.study.folder
         return "A study" if folder is None else folder.resolve().name
 
     def valued(self) -> list[Trial]:
-        """The trials that have all their values, also those that were stopped early."""
+        """Return the trials with finite values, including trials stopped early."""
         given = [trial for trial in self.trials if trial.values is not None]
         return [trial for trial in given if all(map(math.isfinite, trial.values or ()))]
 
     def losses(self, trial: Trial) -> tuple[float, ...]:
-        """Values as numbers that should be small; infinite where there is none."""
+        """Return a trial's values as losses; infinite for a missing value."""
         found = self.study.objective.losses(trial.values)
         return tuple(each if math.isfinite(each) else math.inf for each in found)
 
@@ -180,7 +183,7 @@ class Overview:
 
     @property
     def steps(self) -> int:
-        """How many steps all trials together have reported: epochs, mostly."""
+        """Total number of steps reported by all trials, mostly epochs."""
         return sum(len(trial.curve) for trial in self.trials)
 
     # --- parameters
@@ -197,11 +200,11 @@ class Overview:
 
     @cached_property
     def importances(self) -> list[Importance]:
-        """How much the first objective depends on each parameter; empty if nobody can tell."""
+        """Importance of each parameter for the first objective; empty if it is not computable."""
         return [] if find_spec("sklearn") is None else self.find_importances()
 
     def find_importances(self) -> list[Importance]:
-        """The same; without scikit-learn an error that says so."""
+        """Compute the importances; raise an error if scikit-learn is missing."""
         values = [
             t.values[0] if t.values is not None and t.state in (DONE, STOPPED) else math.nan
             for t in self.trials
@@ -217,14 +220,16 @@ class Overview:
 
     @cached_property
     def curve_name(self) -> str:
-        """What learning curves show: the objective if trials report it, or what comes near."""
+        """Metric of the learning curves: the objective if trials report it, else a similar one."""
         there = {name for trial in self.trials for row in trial.curve for name in row}
         candidates = (*self.names, *_CURVE_METRICS, *sorted(there))
         return next((name for name in candidates if name in there), "")
 
     def curve(self, trial: Trial) -> list[tuple[float, float]]:
-        """A trial's learning curve: step and value. One that goes on with another's model begins
-        where that one ended."""
+        """Return a trial's learning curve as (step, value) pairs.
+
+        The curve of a trial that continues a parent's model starts at the last point of the parent.
+        """
         parent = self._parent(trial)
         before = [] if parent is None else self._own_curve(parent)[-1:]
         return before + self._own_curve(trial)
@@ -244,14 +249,16 @@ class Overview:
         ]
 
     def _parent(self, trial: Trial) -> Trial | None:
-        """The trial whose model it goes on with. A study that was read may say anything: only those
-        before it can be."""
+        """Return the trial whose model this one continues.
+
+        A study loaded from a file may contain any number. Only an earlier trial is valid.
+        """
         parent = trial.parent
         return self.trials[parent] if parent is not None and 0 <= parent < trial.number else None
 
     @cached_property
     def _first_steps(self) -> list[int]:
-        """How many steps the model of each trial had behind it when the trial began."""
+        """Number of steps of each trial's model before the trial started."""
         found: list[int] = []
         for trial in self.trials:
             parent = self._parent(trial)
@@ -262,7 +269,7 @@ class Overview:
 
     @cached_property
     def luck(self) -> Luck | None:
-        """What the best is likely to owe to luck; None without two values of one objective."""
+        """Estimated share of luck in the best value; None unless one objective has two values."""
         values = [trial.values[0] for trial in self.valued() if trial.values]
         if len(self.names) != 1 or len(values) < 2 or self.best is None:
             return None
@@ -275,11 +282,11 @@ class Overview:
 
 
 def _log_names(described: Any, inside: str = "") -> Iterator[str]:
-    """The names of all parameters whose range is logarithmic, wherever a choice opens them."""
+    """Yield the names of all logarithmic parameters, including those opened by choices."""
     if not isinstance(described, Mapping):
         return
     for key, part in described.items():
-        # What is repeated has the name of the list.
+        # A repeated part has the name of its list.
         name = inside if key == "part" else str(key)
         if isinstance(part, Mapping) and part.get("log") is True:
             yield name
@@ -287,14 +294,17 @@ def _log_names(described: Any, inside: str = "") -> Iterator[str]:
 
 
 def _is_log(path: str, names: set[str]) -> bool:
-    """Whether the parameter at a path such as `rate`, `optimizer=sgd.rate`, `hidden.0` is one."""
+    """Return True if the parameter at this path is logarithmic.
+
+    A path is for instance `rate`, `optimizer=sgd.rate` or `hidden.0`.
+    """
     *outer, last = path.split(".")
     return last in names or (last.isdigit() and bool(outer) and outer[-1] in names)
 
 
 @dataclass(frozen=True)
 class ParameterColumn:
-    """A parameter: its value in each trial, None where it has none."""
+    """Values of a parameter by trial; None for trials without it."""
 
     name: str
     values: Sequence[Any]
@@ -302,7 +312,7 @@ class ParameterColumn:
 
     @cached_property
     def is_number(self) -> bool:
-        """Whether all values are numbers; true and false are names."""
+        """True if all values are numbers; booleans count as names."""
         return all(
             isinstance(v, int | float) and not isinstance(v, bool)
             for v in self.values

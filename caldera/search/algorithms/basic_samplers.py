@@ -28,13 +28,13 @@ class GridSearch(Method):
     ends = True
 
     def prepare(self) -> None:
-        next(self.space.grid())  # says so if there is no grid
+        next(self.space.grid())  # raises an error if the space has no grid
         self._points: Iterator[Point] = self.space.grid()
         self._visited: set[Key] = set()
         self._seen = 0
 
     def ask(self, number: int) -> Point | None:
-        # Other programs may have asked for some of them.
+        # In a shared study other programs may have proposed some of these points.
         self._visited.update(_key(trial.point) for trial in self.trials[self._seen :])
         self._seen = len(self.trials)
         return next((point for point in self._points if _key(point) not in self._visited), None)
@@ -144,7 +144,7 @@ class Swarm(Method):
         return found
 
     def _place(self, trials: list[Trial], position: np.ndarray) -> np.ndarray:
-        """Where the best of these trials was."""
+        """Return the position of the best of these trials, or `position` if none is feasible."""
         done = [trial for trial in trials if trial.is_feasible]
         if not done:
             return position

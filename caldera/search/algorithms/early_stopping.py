@@ -20,10 +20,10 @@ from caldera.train.arguments import whole_number
 
 
 class _Stopper(Random):
-    """What they share: the losses of other trials after a step."""
+    """Base class of stopping rules, which compare the losses of trials after a step."""
 
     def loss_at(self, trial: Trial, step: int) -> float:
-        """The loss after a step (or the best until then, if the objective is that of the best)."""
+        """Return the loss after a step, or the best loss until then for `at="best"` objectives."""
         return _loss_after([self.objective.loss(row) for row in trial.curve[:step]], self.objective)
 
     def rivals(self, trial: Trial) -> Iterator[Trial]:
@@ -51,8 +51,10 @@ def _is_rung(step: int, least: int, factor: int) -> bool:
 
 @methods.register("asha")
 class ASHA(_Stopper):
-    """Asynchronous successive halving (Li et al. 2020): after `least` steps, and each time a trial
-    has come `factor` times as far, only the best of `factor` trials that came there go on.
+    """Asynchronous successive halving (Li et al. 2020).
+
+    After `least` steps, and whenever a trial has trained `factor` times longer, a trial continues
+    only if it is in the best 1/`factor` of the trials that reached this step.
 
     >>> from caldera import search
     >>> def steps(x):
@@ -81,9 +83,11 @@ class ASHA(_Stopper):
 
 @methods.register("hyperband")
 class Hyperband(ASHA):
-    """Hyperband (Li et al. 2018): successive halving that begins early for some trials and late for
-    others, since what is bad at first may be best at the end. `most` are the steps of a whole
-    trial (the epochs of the search, unless given).
+    """Hyperband (Li et al. 2018): successive halving that starts at different steps.
+
+    For some trials halving starts early and for others late, since a trial that is bad at first may
+    be best at the end. `most` is the number of steps of a whole trial (default: the epochs of the
+    search).
 
     >>> from caldera import search
     >>> search.Hyperband(least=1, factor=3, most=27)
@@ -105,14 +109,15 @@ class Hyperband(ASHA):
         count = 1
         while self.least * self.factor**count <= most:
             count += 1
-        # As many trials to a bracket as its steps allow for, so that all cost about the same.
+        # Brackets are sized so that all cost about the same.
         sizes = [math.ceil(count / (s + 1) * self.factor**s) for s in range(count)]
         self._cycle = [s for s in range(count) for _ in range(sizes[s])]
         self._count = count
 
     def bracket(self, number: int) -> int:
-        """How many rungs the halving of this trial has."""
-        # Far apart numbers of the cycle follow each other, so that all brackets fill together.
+        """Return the number of rungs in this trial's halving."""
+        # Consecutive trials take distant positions of the cycle, so that all brackets fill
+        # together.
         stride = next(k for k in (61, 59, 53, 1) if math.gcd(k, len(self._cycle)) == 1)
         return self._cycle[number * stride % len(self._cycle)]
 
@@ -126,8 +131,11 @@ class Hyperband(ASHA):
 
 @methods.register("median")
 class Median(_Stopper):
-    """The median rule (Golovin et al. 2017): a trial whose best is worse than the median of others
-    after as many steps is stopped, from step `least` on and once `trials` others came there.
+    """The median rule (Golovin et al. 2017).
+
+    A trial is stopped if its best loss is worse than the median loss of other trials after the same
+    number of steps. The rule applies from step `least` on, once `trials` other trials have reached
+    that step.
 
     >>> from caldera import search
     >>> search.Median(least=2)
@@ -147,17 +155,19 @@ class Median(_Stopper):
 
 @methods.register("promotion")
 class Promotion(Method):
-    """Asynchronous successive halving that promotes (Li et al. 2020), beside trials that `method`
-    proposes.
+    """Asynchronous successive halving with promotion (Li et al. 2020).
 
-    Every trial trains for `least` epochs. One of `factor` that came there may go on until `factor`
-    times as many, one of `factor` of those again, and so on: a trial goes on at once if it is among
-    them, else its model is saved, and it goes on when worse ones have come after it. What goes on
-    later is a trial of its own, whose `parent` is the one before; `trials` counts it too. A plain
-    function cannot go on: it is called again, and yields again what it has yielded.
+    The trials are proposed by `method`. Every trial trains for `least` epochs. The best 1/`factor`
+    of the trials that reached this rung may train for `factor` times as long, the best 1/`factor`
+    of these again, and so on. A trial among the best continues immediately. Otherwise its model is
+    saved, and it is resumed when enough worse trials have reached the rung.
 
-    `stop="asha"` must decide at once and for ever, so its first trials run to their ends with
-    nobody to compare them with; here they wait.
+    A resumed trial is a separate trial, whose `parent` is the earlier one, and counts towards
+    `trials`. A plain function cannot be resumed: it is called again, and yields the same values
+    again.
+
+    `stop="asha"` must decide immediately and finally, so its first trials run to their ends without
+    comparison. With promotion they wait.
 
     >>> from caldera import search
     >>> def steps(x):
@@ -204,7 +214,7 @@ class Promotion(Method):
         return None if asked is None else replace(as_proposal(asked), keep=True)
 
     def _promoted(self) -> TrialProposal | None:
-        """The trial to go on with, if one waits that may; the farthest first."""
+        """Return the trial to resume, farthest first; None if no waiting trial may be promoted."""
         assert self.epochs is not None
         last = {self._first(trial).number: trial for trial in self.trials}
         rung = self.least
@@ -215,7 +225,7 @@ class Promotion(Method):
                 waiting, came = last[number], len(self._losses[number])
                 # A worker may have gone a little farther before it heard that it should stop.
                 if waiting.state == STOPPED and came < rung * self.factor:
-                    # Only a model knows how many epochs it has behind it.
+                    # Only a model resumes after its epochs; a plain function starts again.
                     left = self.epochs - came if "epochs" in waiting.results else None
                     return TrialProposal(dict(waiting.point), left, waiting.number, keep=True)
             rung //= self.factor
@@ -230,7 +240,7 @@ class Promotion(Method):
         return is_rung and number not in self._best_at(len(losses))
 
     def _best_at(self, rung: int) -> list[int]:
-        """The settings that may go on from here, the best first."""
+        """Return the settings that may continue from this rung, best first."""
         came = [number for number, losses in self._losses.items() if len(losses) >= rung]
         came.sort(key=lambda number: (self._loss_at(number, rung), number))
         return came[: len(came) // self.factor]
@@ -243,7 +253,7 @@ class Promotion(Method):
         if len(losses) >= len(self._losses.get(number, ())):
             self._losses[number] = losses
         self._follow()
-        # To the one that proposed it, it is the same trial, which has come farther.
+        # For the proposing method this is the same trial with more epochs.
         self._proposer.tell(replace(trial, number=number, parent=None, curve=self._curve(trial)))
 
     def restore(self) -> None:
@@ -256,7 +266,7 @@ class Promotion(Method):
                 self.tell(trial)
 
     def _follow(self) -> None:
-        """Who proposes trials knows those that were not promoted."""
+        """Update the trials of the proposing method, which exclude resumed trials."""
         self._proposer.trials[:] = [trial for trial in self.trials if trial.parent is None]
 
     # --- the trials of one setting
@@ -267,7 +277,7 @@ class Promotion(Method):
         return trial
 
     def _curve(self, trial: Trial) -> list[Row]:
-        """What a setting has reported from its first epoch on."""
+        """Return the reports of a setting from its first epoch on."""
         if trial.parent is None or "epochs" not in trial.results:
             return trial.curve
         return self._curve(self.trials[trial.parent]) + trial.curve

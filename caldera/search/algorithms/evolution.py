@@ -51,11 +51,11 @@ class Evolution(Method):
         return TrialProposal(self.mutated(parent.point, random), note={"parent": parent.number})
 
     def living(self) -> list[Trial]:
-        """The members of the population: those that were done last."""
+        """Return the members of the population: the most recently finished trials."""
         return [trial for trial in self.told() if trial.is_feasible][-self.population :]
 
     def sample_size(self, members: int) -> int:
-        """How many take part in a tournament."""
+        """Return the number of members in a tournament."""
         return self.sample
 
     def first(self, random: np.random.Generator) -> Point:
@@ -69,10 +69,12 @@ class Evolution(Method):
 
 @methods.register("hierarchical")
 class HierarchicalEvolution(Evolution):
-    """Hierarchical evolution (Liu et al. 2018): a mutation first picks a level of the architecture,
-    then something in it; nobody dies, and `pressure` of the population take part in a tournament.
+    """Hierarchical evolution (Liu et al. 2018).
 
-    Levels are those of the paths: `cell.2.operation` is deeper than `width`.
+    A mutation first picks a level of the architecture, then one of its values. No member dies, and
+    a fraction `pressure` of the population takes part in each tournament.
+
+    The level is the depth of the path: `cell.2.operation` is deeper than `width`.
 
     >>> from caldera import search
     >>> space = {"x": search.uniform(-4, 4), "cell": {"y": search.uniform(-4, 4)}}
@@ -109,7 +111,7 @@ class HierarchicalEvolution(Evolution):
 
 
 def mutation_width(random: np.random.Generator) -> float:
-    """How far a number moves: near and far are both of use, at the end and at the beginning."""
+    """Draw the width of a mutation: wide ones help at the beginning, narrow ones at the end."""
     return float(10 ** random.uniform(-2.5, -0.5))
 
 
@@ -117,11 +119,12 @@ def mutation_width(random: np.random.Generator) -> float:
 class PBT(Method):
     """Population-based training (Jaderberg et al. 2017).
 
-    A trial is a stretch of `interval` epochs of one member of the population. After it the worst
-    quarter (`quantile`) go on with the saved models of the best quarter, and with settings near
-    theirs; the others go on as they are. What may change is `explore`: unless told, all
-    numbers that are not whole, since whole numbers and choices usually shape the network. It ends
-    when each member has trained for as many epochs as the search says.
+    A trial is a stretch of `interval` epochs of one member of the population. After each stretch,
+    the worst quarter of the members (`quantile`) continue from the saved models of the best
+    quarter, with settings near theirs. The remaining members continue unchanged. `explore` names
+    the parameters that may change. By default these are all non-integer numbers, since integers and
+    choices usually shape the network. The method ends when each member has trained for the epochs
+    of the search.
 
     >>> from caldera import search
     >>> study = search.run(lambda x: x * x, {"x": search.uniform(-1, 1)}, verbose=0, epochs=10,
@@ -182,7 +185,7 @@ class PBT(Method):
         donor = self._donor(last, self.random(number))
         if donor is None:
             if last.state == FAILED:
-                # Nobody to take over from yet: begin anew.
+                # No good model to continue from yet: start with a new draw.
                 return self._proposal(self.space.draw(self.random(number)), member, generation)
             return self._proposal(last.point, member, generation, last.number)
         point = self._explored(donor.point, self.random(number, 1))
@@ -202,7 +205,7 @@ class PBT(Method):
         return {each.note["member"]: each for each in trials if each.is_over or not over}
 
     def _donor(self, last: Trial, random: np.random.Generator) -> Trial | None:
-        """Whose model the member goes on with, if its own is among the worst."""
+        """Return the trial whose model replaces the member's, if the member is among the worst."""
         # Of members that are training the stretch before counts.
         newest = self._latest(over=True).values()
         ranked = sorted(newest, key=lambda trial: (self.loss(trial), trial.number))
@@ -225,17 +228,18 @@ class PBT(Method):
 
 _NEVER = -1e9
 _RANKED = 100
-"""A reward is the rank of a trial among so many before it."""
+"""A reward is a trial's rank among up to this number of recent trials."""
 
 
 @methods.register("controller")
 class Controller(Method):
-    """A policy that makes one decision a dimension, each knowing those before it, and is trained by
-    REINFORCE (Williams 1992; Zoph and Le 2017): decisions of trials that rank high among the last
-    ones become more likely.
+    """A policy network trained by REINFORCE (Williams 1992; Zoph and Le 2017).
 
-    It is a network of one masked layer, trained with Adam after every `batch` trials. Numbers are
-    decided to one of `bins` stretches of their range, inside which they are drawn.
+    The policy makes one decision per dimension, each conditioned on the earlier ones. Decisions of
+    trials that rank high among recent trials become more likely.
+
+    The network has one masked layer, trained with Adam after every `batch` trials. For a number it
+    selects one of `bins` intervals of the range, in which the number is drawn.
 
     >>> from caldera import search
     >>> space = {"kind": search.choice(["a", "b", "c"]), "size": search.integer(1, 4)}
@@ -271,7 +275,7 @@ class Controller(Method):
         """The policy and its update as one plan: decisions and advantages in, the loss out."""
         count, width = len(self._paths), self._width
         size = count * width
-        # A decision knows those before it, and no choice beyond what its dimension has.
+        # A decision sees the earlier decisions, and only the choices of its dimension.
         order = np.repeat(np.arange(count), width)
         self._mask = (order[:, None] < order[None, :]).astype("float32")
         offered = np.arange(width)[None, :] < np.array(self._sizes)[:, None]
@@ -330,6 +334,6 @@ class Controller(Method):
 
 
 def _size(dimension: Dimension, bins: int) -> int:
-    """Into how many stretches a dimension is cut: its values if they are few."""
+    """Return the number of bins of a dimension: its number of values if they are few."""
     values = dimension.grid()
     return bins if values is None or len(values) > 4 * bins else max(len(values), 1)

@@ -1,10 +1,11 @@
-"""Samplers of Optuna: CMA-ES, a Gaussian process, quasi-random numbers, NSGA-II; TPE has a file of
-its own.
+"""Optuna's samplers: CMA-ES, a Gaussian process, quasi-random numbers, NSGA-II.
 
-A sampler works on a study in memory, which is told every trial; what is in the folder of the study
-holds plain facts only, so nothing that a sampler keeps is ever read from a file. With a seed for
-each trial, or by asking it again for every trial that was, it goes on in a resumed study as if it
-had never been interrupted.
+TPE is in a separate file.
+
+A sampler works on a study in memory, to which every trial is added. The folder of the study
+contains plain facts only, so the state of a sampler is never loaded from a file. A resumed study
+continues as if it had not been interrupted: each trial has its seed, or the sampler proposes all
+earlier trials again.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ _CONSTRAINT = "constraint"
 
 
 class OptunaMethod(Method, ABC):
-    """A sampler of Optuna's; a subclass says which."""
+    """Base class of methods that wrap a sampler of Optuna."""
 
     asks_ahead = True
     has_state: ClassVar[bool] = False
-    """Whether it goes by what it asked for before, and not only by the results of trials."""
+    """True if proposals depend on earlier proposals, not only on the results of trials."""
     takes_several: ClassVar[bool] = True
-    """Whether it knows what to do with several objectives."""
+    """True if the sampler supports several objectives."""
 
     @abstractmethod
     def sampler(self, samplers: Any, seed: int) -> Any:
@@ -86,7 +87,7 @@ class OptunaMethod(Method, ABC):
         return dimension.at(suggested) if _has_steps(dimension) else suggested
 
     def _suggestions(self, point: Point) -> tuple[Point, dict[str, Any]]:
-        """What Optuna would have suggested for a point, and out of which distributions."""
+        """Return Optuna's values and distributions for a point."""
         values: Point = {}
         distributions: dict[str, Any] = {}
 
@@ -100,7 +101,10 @@ class OptunaMethod(Method, ABC):
         return values, distributions
 
     def _distribution(self, dimension: Dimension) -> Any:
-        """Steps are counted, so that a value which was stored is the one that was suggested."""
+        """Return Optuna's distribution of a dimension, which counts steps as integers.
+
+        Integers make a stored value equal to the suggested one.
+        """
         if _has_steps(dimension):
             return self._optuna.distributions.IntDistribution(0, dimension.steps)
         return dimension.distribution(self._optuna)
@@ -119,7 +123,7 @@ class OptunaMethod(Method, ABC):
             self._study.tell(asked, values if not steps else None, state=state)
 
     def _end_of(self, trial: Trial) -> tuple[Any, list[float] | None, dict[int, float]]:
-        """What Optuna keeps of the end of a trial: its state, values and steps."""
+        """Return Optuna's state, values and intermediate steps for a finished trial."""
         states = self._optuna.trial.TrialState
         if trial.state == DONE and trial.values is not None:
             return states.COMPLETE, list(trial.values), {}
@@ -129,7 +133,7 @@ class OptunaMethod(Method, ABC):
         return states.FAIL, None, {}
 
     def _add_trial(self, trial: Trial) -> None:
-        """Tell it of a trial of others, or of one that has come farther than when it was told."""
+        """Add a trial of another program or method, or update one that has trained further."""
         made = self._optuna_trial(trial)
         known = self._study.get_trials(deepcopy=False)
         if trial.number not in self._numbers:
@@ -155,7 +159,7 @@ class OptunaMethod(Method, ABC):
         )
 
     def restore(self) -> None:
-        """Tell it all that happened; one with a state of its own is asked again, in that order."""
+        """Replay all trials; a sampler with internal state also repeats its proposals, in order."""
         if not self.has_state:
             super().restore()
             return
@@ -181,7 +185,10 @@ def _violations(frozen: Any) -> Sequence[float]:
 
 
 def violations_if_any(frozen: Any) -> Sequence[float]:
-    """The same for samplers that need no number where there is nothing to keep: it takes time."""
+    """Return the constraint violations, empty if none are stored.
+
+    For samplers that require no number in that case: evaluating one takes time.
+    """
     return frozen.user_attrs.get(_CONSTRAINT, ())
 
 
