@@ -1,1 +1,1 @@
-"""Training: models, `fit`, callbacks, checkpoints, what a run leaves behind."""
+"""Training: models, `fit`, callbacks, checkpoints and run records."""

@@ -1,4 +1,4 @@
-"""What users give to `Model`, `fit`, `evaluate` and `predict`: taken as it is meant, or refused."""
+"""Check and convert the arguments of `Model`, `fit`, `evaluate` and `predict`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def plain_number(value: Any, name: str, least: float, where: str = "fit") -> flo
 
 
 def truth(value: Any, name: str, where: str = "fit") -> bool:
-    """True or False, and nothing that only counts as one of them.
+    """Return a Boolean; other types are rejected, even if they convert to one.
 
     >>> truth("no", "shuffle")
     Traceback (most recent call last):
@@ -73,7 +73,7 @@ def folder(value: Any, name: str, where: str = "fit") -> Path | None:
 
 
 def instances(given: Any, kind: type[T], name: str, where: str = "fit") -> Sequence[T]:
-    """A list of objects of one kind.
+    """Return a list of objects of type `kind`.
 
     >>> import caldera as cd
     >>> instances(cd.EarlyStopping, cd.Callback, "callbacks")
@@ -97,7 +97,7 @@ def instances(given: Any, kind: type[T], name: str, where: str = "fit") -> Seque
 
 
 def arrays(given: Sequence[Any], where: str = "predict") -> list[np.ndarray]:
-    """Arrays with as many samples each.
+    """Convert inputs to arrays with equal numbers of samples.
 
     >>> arrays([[[1.0]], [[1.0], [2.0]]])
     Traceback (most recent call last):

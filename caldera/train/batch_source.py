@@ -1,4 +1,4 @@
-"""Where the batches of a plan come from: fed from the host, or fetched on the device itself."""
+"""Sources of the batches of a plan: fed from the host, or fetched on the device itself."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Take = Callable[[Expr, Share, Share], Expr]
 class Values:
     """Inputs, targets and weights of a rank's share of a batch, as expressions by name.
 
-    A name stands for one expression, however often it is asked for.
+    Each name has one expression, which repeated calls return.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Values:
         self._made: dict[str, Expr] = {}
 
     def of(self, name: str, shape: tuple[int, ...], dtype: Any) -> Expr:
-        """What is called `name`: "x0", "y0" or "weights"."""
+        """Return the expression called `name`: "x0", "y0" or "weights"."""
         if name not in self._made:
             self._made[name] = self._make(name, shape, dtype)
         found = self._made[name]
@@ -63,7 +63,7 @@ class Values:
         return found
 
     def part(self, share: Share, take: Take) -> Values:
-        """The values of a part of this share, which `take` makes of all of them."""
+        """Return the values of a part of this share, which `take` selects from each value."""
 
         def make(name: str, shape: tuple[int, ...], dtype: Any) -> Expr:
             return take(self.of(name, (len(self.share), *shape[1:]), dtype), self.share, share)
@@ -72,9 +72,9 @@ class Values:
 
 
 class BatchSource(ABC):
-    """What the plans of a model read their batches from.
+    """Interface through which the plans of a model read batches.
 
-    They are asked for a batch, or for whatever they would make of such a share of one.
+    Methods accept a batch, or the share of a batch that a plan will be built for.
     """
 
     @abstractmethod
@@ -91,10 +91,10 @@ class BatchSource(ABC):
 
 
 class HostSource(BatchSource):
-    """Batches are made on the host and fed to each run.
+    """Batches made on the host and fed to each run.
 
-    With `splits` the device may make the last part of them, in the step: see `device_splits`.
-    `inputs` is how many arrays of a sample are no targets.
+    With `splits`, the device may run the last stages of the pipeline in the step: see
+    `device_splits`. `inputs` is the number of arrays of a sample that are inputs, not targets.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class HostSource(BatchSource):
         *,
         open_sizes: bool = False,
     ) -> None:
-        # Sequences of any length, images of any size: each has plans of its own.
+        # Sequences of any length, images of any size: each size has separate plans.
         self._open_sizes = open_sizes
         self._pipeline = pipeline
         self._inputs = inputs
@@ -114,7 +114,7 @@ class HostSource(BatchSource):
 
     @classmethod
     def to(cls, device: Device, pipeline: Pipeline, inputs: int, *, may_change: bool) -> HostSource:
-        """Batches for a device, which takes part in making them if it has memory of its own."""
+        """Return a source for a device, which runs some stages if its memory is separate."""
         if device.is_host:
             return cls()
         splits = device_splits(pipeline)
@@ -122,7 +122,7 @@ class HostSource(BatchSource):
 
     @property
     def has_stages(self) -> bool:
-        """Whether the device makes a part of the batches, which depends on the data."""
+        """True if the device runs some pipeline stages, so that plans depend on the data."""
         return self._pipeline is not None
 
     def key(self, batch: Batch | Share) -> Hashable:
@@ -150,13 +150,13 @@ class HostSource(BatchSource):
         return loader.batches(self._splits)
 
     def _place(self, batch: Batch | Share) -> int | None:
-        """How many stages the host runs, as far as a share of a batch can say."""
+        """Return the number of stages run on the host; None if the batch is finished."""
         if isinstance(batch, Share):
             return self._splits[0]
         return None if batch.rest is None else batch.rest.first
 
     def _staged(self, count: int, place: int) -> Make:
-        """What the device makes of a batch that is fed before it is finished."""
+        """Apply the remaining stages, on the device, to a batch that is fed unfinished."""
         assert self._pipeline is not None
         arrays = self._pipeline.example(place)
         names = array_names(self._inputs, len(arrays))
@@ -184,7 +184,7 @@ _WORD = (1 << 64) - 1
 
 
 def drawn(batch: Batch, plan: Plan) -> dict[str, np.ndarray]:
-    """What is fed beside the arrays of a batch, if the device shall finish it by chance."""
+    """Return the random state to feed with a batch that the device finishes."""
     if batch.rest is None or DRAWN not in plan.inputs:
         return {}
     draw = batch.rest.draw
@@ -201,7 +201,7 @@ def as_words(*numbers: int) -> np.ndarray:
 
 
 def array_names(inputs: int, arrays: int) -> list[str]:
-    """What the arrays of a sample are called: first inputs, then targets.
+    """Return the names of the arrays of a sample: first inputs, then targets.
 
     >>> array_names(2, 3)
     ['x0', 'x1', 'y0']
@@ -210,7 +210,7 @@ def array_names(inputs: int, arrays: int) -> list[str]:
 
 
 def by_name(made: dict[str, Expr]) -> Make:
-    """Finds what a device has made, in the dtype in which it is wanted."""
+    """Return a function that finds a computed value by name and casts it to a dtype."""
 
     def find(name: str, shape: tuple[int, ...], dtype: Any) -> Expr:
         value, wanted = made[name], canonical(dtype)
@@ -239,9 +239,9 @@ def in_shape(value: Expr, shape: tuple[int, ...], name: str) -> Expr:
 def synchronised_stream(
     batches: Iterator[Batch | Share], communicator: Communicator
 ) -> Iterator[Batch | Share]:
-    """The batches of a stream, each when all ranks have it; an error on all of them if one has not.
+    """Yield the batches of a stream once all ranks have them; raise on all if one has none.
 
-    A rank whose stream has ended would make those wait for ever that still have samples.
+    Without this check, a rank whose stream has ended would make the remaining ranks wait for ever.
     """
     for number, batch in enumerate(chain(batches, [None])):
         count = 0 if batch is None else share_of(batch).count

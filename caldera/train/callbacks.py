@@ -1,6 +1,6 @@
-"""Callbacks: what may look at a training run while it goes on, and end it.
+"""Callbacks: objects that observe a training run and may stop it.
 
-A callback of your own overrides the moments it cares about:
+A custom callback overrides the methods of the moments it needs:
 
     class Printer(cd.Callback):
         def epoch_ends(self, run):
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 INTERRUPT = (signal.SIGINT,)
 """Ctrl-C."""
 WARNINGS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
-"""What a batch system sends before it ends a job."""
+"""Signals that a batch system sends before it ends a job."""
 
 _LOWER_IS_BETTER = ("loss", "error", "mae", "mse", "rmse", "seconds")
 
 
 class Callback:
-    """Does nothing at each moment of a run; override what you need.
+    """Base class of callbacks, with an empty method for each moment of a run.
 
     >>> import caldera as cd
     >>> class Patient(cd.Callback):
@@ -45,24 +45,23 @@ class Callback:
     ...         if run.seconds > 60:
     ...             run.stop("a minute is over")
 
-    A callback that remembers something gives it out in `state` (what JSON can hold) and `arrays`,
-    and takes it back in `take_back`, so that a resumed run goes on exactly as it would have.
+    A callback with state returns it from `state` (JSON-serialisable values) and `arrays`, and
+    restores it in `take_back`, so that a resumed run continues exactly as it would have.
 
-    On a device steps are only launched, and the host is many of them ahead. Whatever is read from
-    the device (`run.loss()`, a parameter) is first waited for, and after that the device has
-    nothing to do until the next step is launched: in `batch_ends` this can double the time of a
-    small step. So do it every hundredth step or so, or use
-    `run.steps.training_totals.begin_read()`, which copies the values in the order of the steps and
-    does not wait: its `results()` are there once `done()` says so, some steps later. At the end of
-    an epoch everything has been waited for anyway.
+    On a device, steps are only launched, and the host is many steps ahead. Reading a value from the
+    device (`run.loss()`, a parameter) waits for it, and the device is then idle until the next step
+    is launched. In `batch_ends` this can double the time of a small step. So read about every
+    hundredth step, or use `run.steps.training_totals.begin_read()`, which copies the values in the
+    order of the steps and does not wait: its `results()` are available once `done()` is True, some
+    steps later. At the end of an epoch all steps have finished anyway.
 
-    On several ranks every rank has callbacks of its own, and all of them are told of every moment.
-    `run.communicator.rank` says which one this is; only rank 0 should print and write files. The
-    history and the totals are those of all ranks, so what follows from them is the same on each. A
-    decision that may differ (by a clock, say) is safe too: `run.stop` on one rank ends the run on
-    all of them, one batch later. What a strategy keeps in parts while steps run, the parameters of
-    `parallel.Sharded(3)`, is whole in `epoch_begins` and `epoch_ends` only. A collective of your
-    own has to be called on all ranks.
+    On several ranks, every rank has separate callbacks, and each is called at every moment.
+    `run.communicator.rank` is the number of the rank; only rank 0 should print and write files. The
+    history and the totals cover all ranks, so decisions that follow from them are the same on each.
+    A decision that may differ (by a clock, say) is safe too: `run.stop` on one rank ends the run on
+    all ranks, one batch later. Values that a strategy splits while steps run, such as the
+    parameters of `parallel.Sharded(3)`, are whole in `epoch_begins` and `epoch_ends` only. A custom
+    collective must be called on all ranks.
     """
 
     decides_by: str = ""
@@ -84,11 +83,11 @@ class Callback:
         """After the last epoch, also if the run ends early or by an error."""
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint has to hold of this callback, as plain data."""
+        """Return the state to checkpoint, as plain data."""
         return {}
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """What a checkpoint has to hold of this callback, as arrays."""
+        """Return the state to checkpoint, as arrays."""
         return {}
 
     def take_back(self, state: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
@@ -116,7 +115,7 @@ class KeepBest(Callback):
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew, as for another model."""
+        """Reset the state, as for another model."""
         self.best: float | None = None
         self.best_epoch: int | None = None
         self._snapshot: Snapshot | None = None
@@ -247,9 +246,9 @@ class Target(Callback):
 class StopOnSignal(Callback):
     """Ends the run after the step during which a signal came; a second Ctrl-C does not wait.
 
-    Handlers are installed while the run goes on and put back afterwards, in the main thread only
-    (elsewhere Python allows none). A signal that was ignored stays ignored. `received` is the last
-    signal that came, or None.
+    Handlers are installed during the run and restored afterwards, in the main thread only (Python
+    allows none elsewhere). A signal that was ignored stays ignored. `received` is the last signal
+    that came, or None.
 
     >>> from caldera.train.callbacks import INTERRUPT, StopOnSignal
     >>> StopOnSignal(INTERRUPT).received is None
@@ -292,11 +291,11 @@ class StopOnSignal(Callback):
 
 @guarded
 class RoundWeights(Callback):
-    """Rounds all weights by chance to what `dtype` can hold, after every step.
+    """Rounds all weights stochastically to the precision of `dtype`, after every step.
 
-    Then no bit is lost where they are stored or sent in that format (`low.store`,
-    `low.broadcast`; see `caldera.compress.LowPrecisionWeights`). While a plan runs they lie in the
-    model's own dtype. All ranks of data-parallel training round alike.
+    Storing or sending them in that format then loses no bit (`low.store`, `low.broadcast`; see
+    `caldera.compress.LowPrecisionWeights`). While a plan runs, weights have the model's dtype. All
+    ranks of data-parallel training round alike.
 
     >>> import numpy as np
     >>> import caldera as cd

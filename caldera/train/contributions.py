@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Contribution(NamedTuple):
-    """The part of one column in the prediction of one row."""
+    """Contribution of a column to the prediction for a row."""
 
     column: str
     text: str

@@ -1,4 +1,4 @@
-"""`CustomModel`: several networks that are trained together, each with an optimizer of its own."""
+"""`CustomModel`: several networks that are trained together, each with a separate optimizer."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class LayerOptimizers(Optimizer):
         return [rule for each in self.members.values() for rule in each.epoch_rules]
 
     def known_rate(self) -> None:
-        """None: each layer has a learning rate of its own."""
+        """Return None: each layer has a separate learning rate."""
 
     def after_epoch(self, metrics: Mapping[str, Any]) -> None:
         for each in self.members.values():
@@ -82,7 +82,7 @@ class LayerOptimizers(Optimizer):
 
 
 class CustomStepGraph(StepGraph):
-    """A step in which each loss trains a layer of its own."""
+    """Step in which each loss trains its layer."""
 
     @property
     def _members(self) -> dict[str, Optimizer]:
@@ -91,7 +91,7 @@ class CustomStepGraph(StepGraph):
     def loss(
         self, outputs: Mapping[str, Expr], terms: Mapping[str, Any], added: Sequence[Added] = ()
     ) -> tuple[Expr, Expr]:
-        """The sum of all losses, which is finite if each of them is, and the number of samples."""
+        """Return the sum of all losses, finite only if each is, and the number of samples."""
         require(
             not added,
             type(self._model).__name__,
@@ -160,7 +160,7 @@ class _AllInputs(Model):
 
 
 class _Forward(_AllInputs):
-    """What `forward` of a custom model gives, as a model whose inputs are those of `predict`."""
+    """Model that computes `forward` of a custom model, with the inputs of `predict`."""
 
     def __init__(self, owner: CustomModel) -> None:
         super().__init__(
@@ -181,15 +181,15 @@ class _Forward(_AllInputs):
 class CustomModel(_AllInputs):
     """A model with several losses, each of which trains one of its layers with its own optimizer.
 
-    `optimizers` has an optimizer for each layer that is trained, by the name of the attribute.
-    `losses` takes the arrays of a batch and gives a scalar for each of these names, which trains
-    that layer alone: a generator and a critic that work against each other, say. Scalars of other
-    names are only written down. A step is one graph: all gradients are those before the step.
-    Batches that are not whole are left out of training, as losses may depend on their size.
+    `optimizers` maps the attribute name of each trained layer to its optimizer. `losses` accepts
+    the arrays of a batch and returns a scalar for each of these names. Each scalar trains only that
+    layer: for example a generator and a critic that work against each other. Scalars of other names
+    are only recorded. A step is one graph, and all gradients are computed before any update.
+    Incomplete batches are left out of training, as losses may depend on their size.
 
-    `fit`, `evaluate`, `save` and `load_weights` are those of `Model`. The history has a column for
-    each loss, and with `validation=` one that begins with "val_". `predict` gives what `forward`
-    makes of its inputs, which may be others than those of `losses`.
+    `fit`, `evaluate`, `save` and `load_weights` work as in `Model`. The history has a column for
+    each loss, and with `validation=` a second one with the prefix "val_". `predict` returns the
+    result of `forward`, whose inputs may differ from the inputs of `losses`.
 
     >>> import numpy as np
     >>> import caldera as cd
@@ -225,7 +225,7 @@ class CustomModel(_AllInputs):
         name: str = "",
     ) -> None:
         require(optimizers, type(self).__name__, "an optimizer for each layer")
-        # Each layer has steps of its own, and so has each model.
+        # Each layer of each model has a separate step count.
         token = uuid4().hex
         members = {
             each: optim.get(given).owned_by(f"{token}/{each}") for each, given in optimizers.items()
@@ -255,7 +255,7 @@ class CustomModel(_AllInputs):
         """The losses by name, of the arrays of a batch."""
 
     def forward(self, *inputs: Any) -> Any:
-        """What `predict` gives; without one of its own the model predicts nothing."""
+        """Compute the result of `predict`; a subclass without it cannot predict."""
         raise self.refuse(
             "a forward of its own",
             "none",
@@ -276,7 +276,7 @@ class CustomModel(_AllInputs):
         )
 
     def lr_find(self, data: Any, **settings: Any) -> Never:
-        """Refuse: each layer has a learning rate of its own."""
+        """Raise: each layer has a separate learning rate."""
         raise ConfigError.build(
             "lr_find",
             expected="a model with one loss",
@@ -287,8 +287,8 @@ class CustomModel(_AllInputs):
     def fit(self, data: Any, *more: Any, **options: Any) -> History:
         """Train on arrays or a data set, all arrays of which `losses` takes: see `Model.fit`.
 
-        Callbacks, checkpoints and validation are those of every model; samples and classes have no
-        weights, and one process trains alone.
+        Callbacks, checkpoints and validation work as for every model. Weights of samples and
+        classes and training on several processes are not supported.
         """
         where = type(self).__name__
         require(world().size <= 1, where, "one process", f"{world().size} of them")
@@ -305,7 +305,7 @@ class CustomModel(_AllInputs):
         return super().fit(data, *more, **options)
 
     def predict(self, *inputs: Any, batch_size: int | None = None, **unknown: Any) -> np.ndarray:
-        """What `forward` gives for each sample: see `Model.predict`."""
+        """Return the result of `forward` for each sample: see `Model.predict`."""
         refuse_unknown(Model.predict, unknown)
         _ = self.signature
         shapes = [np.shape(each)[1:] for each in inputs]

@@ -62,7 +62,7 @@ def joined(model: Model, data: Any, targets: Any, where: str) -> Any:
 
 
 def _column(model: Model, targets: Any) -> Any:
-    """A number for each sample, as the column that a network gives whose output is one number."""
+    """Return scalar targets as a column if the network has one output number per sample."""
     losses = list(model.objective.losses.values())
     task = model.objective.task
     is_row = isinstance(targets, np.ndarray | list) or hasattr(targets, "to_numpy")
@@ -73,14 +73,14 @@ def _column(model: Model, targets: Any) -> Any:
         (output, *_) = model.signature.outputs.values()
         found = np.asarray(targets)
     except (ConfigError, ValueError):
-        # A network without shapes yet, or rows of different lengths: who checks these says so.
+        # A network without shapes yet, or rows of different lengths: later checks report these.
         return targets
     is_column = output == (1,) and found.ndim == 1 and found.dtype.kind in "iuf"
     return found[:, None] if is_column else targets
 
 
 def joined_validation(model: Model, given: Any) -> Any:
-    """What `fit` validates on: like what it trains on, or the part of that to hold out."""
+    """Return the validation data in the form of the training data, or the part to hold out."""
     is_pair = isinstance(given, tuple) and len(given) == 2
     if is_pair and isinstance(given[0], tuple | Mapping):
         return joined(model, given[0], given[1], "fit")
@@ -88,13 +88,13 @@ def joined_validation(model: Model, given: Any) -> Any:
 
 
 def own_batch_size(data: Any) -> int | None:
-    """The size of the batches that data come in, as those of PyTorch's `DataLoader` do."""
+    """Return the batch size of data that come in batches, such as PyTorch's `DataLoader`."""
     size = data.batch_size if is_data_loader(data) else None
     return size if isinstance(size, int) else None
 
 
 def _apart(data: Mapping[Any, Any]) -> tuple[Any, Any]:
-    """A dict of inputs, and of it what is a target by its name."""
+    """Split a dict into inputs and the target, which is found by its name."""
     names = [name for name in TARGETS if name in data]
     if len(names) != 1:
         return data, None
@@ -128,8 +128,11 @@ def _by_name(given: Mapping[Any, Any], names: Sequence[str], what: str, where: s
 
 
 def refuse_channels_last(model: Model, data: Pipeline) -> None:
-    """Images lie as (channels, height, width). Others are refused where the network shows that it
-    takes them so, and warned of where it only seems so."""
+    """Check that images have the layout (channels, height, width).
+
+    Other layouts raise if the network's input shape shows the mismatch, and warn if they only look
+    like channels-last images.
+    """
     if data.is_ragged or data.is_stream:
         return
     shape = data.shape
@@ -159,8 +162,10 @@ def refuse_channels_last(model: Model, data: Pipeline) -> None:
 
 
 class Predicted(np.ndarray):
-    """What a model gives for a table: an array, with `notes` about values that had to be made up
-    and about those far outside what training saw. What is computed from it has none.
+    """Predictions for a table: an array with `notes` on unusual input values.
+
+    The notes list values that had to be filled in and values far outside the training data. Arrays
+    computed from this one have no notes.
 
     >>> found = Predicted.of(np.zeros((2, 1)), ["column 'age': 1 missing"])
     >>> found.notes, type(found + 1).__name__
@@ -200,7 +205,7 @@ def prediction_arrays(model: Model, inputs: tuple[Any, ...]) -> list[np.ndarray]
         inputs = (schema.text.transform(inputs[0]), *inputs[1:])
     arrays = checked_arrays(inputs)
     if model.open_lengths and len(arrays) == 1 and model.takes_mask:
-        # Whoever gives an array has sequences of one length.
+        # The sequences of an array all have one length.
         arrays.append(np.ones(arrays[0].shape[:2], bool))
     return arrays
 
@@ -221,7 +226,7 @@ def as_ragged(model: Model, inputs: tuple[Any, ...]) -> RaggedData | list[np.nda
     try:
         given = [np.asarray(each) for each in inputs[0]]
     except ValueError:
-        # Whoever makes an array of it will say what is wrong.
+        # The conversion to an array reports the error later.
         return None
     if len({each.shape for each in given}) < 2:
         return None
@@ -229,7 +234,7 @@ def as_ragged(model: Model, inputs: tuple[Any, ...]) -> RaggedData | list[np.nda
     is_masked = any(getattr(layer, "mask_zero", False) for layer in model.walk())
     if not model.open_lengths or not (is_masked or model.takes_mask):
         return given
-    # Lengths that are rounded up have few plans, whatever lengths will come.
+    # Rounding lengths up keeps the number of plans small for arbitrary lengths.
     buckets = sorted({filled_up(len(each)) for each in given if each.ndim})
     return RaggedData(given, buckets=buckets, mask=model.takes_mask)
 
@@ -237,11 +242,10 @@ def as_ragged(model: Model, inputs: tuple[Any, ...]) -> RaggedData | list[np.nda
 def predict_ragged(
     model: Model, data: RaggedData | list[np.ndarray], batch_size: int | None
 ) -> np.ndarray:
-    """What a network gives for each sample; where that has the size of the sample, an array of
-    arrays.
+    """Predict samples of different sizes; outputs of different sizes become an array of arrays.
 
-    Sequences are padded, as a mask says which steps are real; other samples are computed with those
-    of the same size.
+    Sequences are padded if a mask marks the real steps; other samples are computed together with
+    samples of the same size.
     """
     found: list[Any] = [None] * len(data)
     if isinstance(data, list):
@@ -289,13 +293,13 @@ class Parts:
     sample_weights: Any
     validation: Pipeline | None
     part: float | None = None
-    """The part of the training data that was held out."""
+    """Fraction of the training data reserved for validation."""
     given: Any = None
-    """What a user gave as validation data."""
+    """Validation data passed by the user."""
 
     @classmethod
     def of(cls, data: Any, validation: Any, sample_weights: Any, seed: int) -> Parts:
-        """From what `fit` was given. The same seed holds out the same samples."""
+        """Split the arguments of `fit`. The same seed holds out the same samples."""
         if validation is None:
             return cls(data, sample_weights, None)
         if not isinstance(validation, int | float):
@@ -324,7 +328,7 @@ class Parts:
         return cls(pipeline.subset(train), sample_weights, held, part=float(validation))
 
     def selection(self, model: Model, callbacks: Sequence[Callback]) -> Selection | None:
-        """What was chosen by the validation data; None if there are none."""
+        """Describe the choices made by validation data; None without validation."""
         if self.validation is None:
             return None
         known = ("loss", "val_loss")

@@ -1,4 +1,4 @@
-"""`fit` and `evaluate`: from what a user passes to a run over it."""
+"""`fit` and `evaluate`: build a run from the user's arguments and execute it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FitOptions:
-    """What `Model.fit` was given beside the data."""
+    """Arguments of `Model.fit` other than the data."""
 
     epochs: int
     batch_size: int
@@ -78,7 +78,7 @@ def make_steps(
 
 
 def run_setup(model: Model, strategy: Strategy, batch_size: int | None = None) -> RunSetup:
-    """What a strategy is told of a run."""
+    """Return the description of a run for a strategy."""
     return RunSetup(
         model,
         model.optimizer,
@@ -162,7 +162,7 @@ def _begin(
 def _check_batch(
     model: Model, strategy: Strategy, given: TrainingData, options: FitOptions
 ) -> None:
-    """Raise if the optimizer needs all samples and parameters at once, and would not have them."""
+    """Raise if the optimizer needs all samples and parameters in one step but does not get them."""
     optimizer, data = model.optimizer, given.pipeline
     if not optimizer.needs_batch:
         return
@@ -259,7 +259,7 @@ def _facts(
 def _callbacks(
     options: FitOptions, saver: Checkpointer | None, strategy: Strategy
 ) -> list[Callback]:
-    """Those of the user, and those that every run has."""
+    """Return the user's callbacks and the callbacks of every run."""
     # Only a run that can be saved may take a request to end as one to save first.
     signals = INTERRUPT if saver is None else (*INTERRUPT, *WARNINGS)
     found: list[Callback] = [StopOnSignal(signals), StopAtNonFinite(), *options.callbacks]
@@ -270,7 +270,7 @@ def _callbacks(
 
 
 def _source(model: Model, given: TrainingData, strategy: Strategy) -> BatchSource:
-    """Data that lie on the device; else batches that are fed, which it may take part in making."""
+    """Return data resident on the device, or else a source that feeds batches from the host."""
     if model.open_axes:
         return HostSource(open_sizes=True)
     there = resident(model, given.pipeline, given.weights)
@@ -279,14 +279,17 @@ def _source(model: Model, given: TrainingData, strategy: Strategy) -> BatchSourc
     if given.weights is not None and given.weights.by_class is not None:
         # They go by the labels of a batch that is finished.
         return HostSource()
-    # Ranks make their plans together, so none of them may change its own.
+    # Ranks make their plans together, so no rank may change its plans separately.
     may_change = not (strategy.is_distributed or settings.deterministic)
     return HostSource.to(model.device, given.pipeline, given.inputs, may_change=may_change)
 
 
 def _validation(model: Model, data: TrainingData, strategy: Strategy) -> ValidationData:
-    """With plans of its own over several ranks, or on data that lie on the device; else those
-    serve that the model keeps."""
+    """Prepare validation data.
+
+    Separate plans are made for several ranks and for data resident on the device; otherwise the
+    plans stored in the model serve.
+    """
     there = None if model.open_axes else resident(model, data.pipeline)
     evaluating = strategy.evaluating()
     if there is None and not evaluating.is_distributed:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _MEMORY = 0.9
 _WIDTH = 0.04
-"""Of all steps, over how many the losses are smoothed."""
+"""Width of the smoothing of losses, as a fraction of all steps."""
 _DIVERGED = 4.0
 """Times the best loss at which the trial ends: larger rates only make it worse."""
 _LEAST_STEPS = 10
@@ -97,8 +97,8 @@ def lr_find(
     """Try learning rates from `lowest` to `highest` on a model, and suggest one.
 
     Parameters, statistics, optimizer and random state are as before afterwards, bit for bit: the
-    trial has an optimizer of its own, of the same kind. A trained model whose loss falls at no rate
-    is refused: no rate can be suggested for it.
+    trial has a separate optimizer of the same kind. A trained model whose loss falls at no rate is
+    rejected: no rate can be suggested for it.
 
     >>> import numpy as np
     >>> import caldera as cd
@@ -187,10 +187,10 @@ def _smooth(losses: list[float], width: float) -> list[float]:
 
 
 def _suggestion(rates: list[float], smoothed: list[float]) -> float:
-    """A tenth of the rate at which the loss was lowest, or where it fell fastest if that is less.
+    """Return a tenth of the rate with the lowest loss, or the rate of steepest descent if lower.
 
-    At the lowest point the rate is already at the edge of what the model bears. The smallest rates
-    are left out: what the loss does there is noise.
+    At the lowest point the rate is already close to divergence. The smallest rates are left out, as
+    changes of the loss are noise there.
     """
     lowest = int(np.argmin(smoothed))
     first = len(rates) // 10
@@ -202,6 +202,6 @@ def _suggestion(rates: list[float], smoothed: list[float]) -> float:
 
 
 def _below(line: Line, top: float) -> Line:
-    """The line up to where it leaves the picture."""
+    """Return the part of a line before it exceeds `top`."""
     below = takewhile(lambda point: point[1] <= top, line.points)
     return dataclasses.replace(line, points=list(below))

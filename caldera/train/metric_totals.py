@@ -34,7 +34,7 @@ class MetricTotals:
         """The assignments that add one batch: its summed loss, its weight, its metrics' sums."""
         parts = {"loss": loss, "weight": weight}
         for metric, sums in metric_sums:
-            # Those that layers add are only known once the network has been written down.
+            # Metrics that layers add are only known once the network has been traced.
             self._metrics.setdefault(metric.name, metric)
             parts |= {f"{metric.name}/{name}": value for name, value in sums.items()}
         return [self._added(name, value) for name, value in parts.items()]
@@ -62,17 +62,17 @@ class MetricTotals:
         return self.begin_read("loss", "weight").loss()
 
     def results(self, sum_over_ranks: SumOverRanks | None = None) -> dict[str, Any]:
-        """The mean loss and the value of every metric; this waits for the device.
+        """Return the mean loss and the value of every metric; this waits for the device.
 
-        `sum_over_ranks` makes sums over all ranks of those that only this one's samples are in.
+        `sum_over_ranks` adds up, over all ranks, the sums that include only this rank's samples.
         """
         read = self.begin_read()
         return (read if sum_over_ranks is None else read.over(sum_over_ranks)).results()
 
     def begin_read(self, *names: str) -> TotalsReading:
-        """The sums as they are after the steps launched so far; nobody waits before they are used.
+        """Start reading the sums after the steps launched so far, without waiting.
 
-        Without names, all of them.
+        Without names, all sums are read.
         """
         chosen = {name: self._sums[name] for name in names or self._sums}
         return TotalsReading(
@@ -84,7 +84,7 @@ class MetricTotals:
 
 
 class AddedMetric(MeanMetric):
-    """The mean of what a layer has added to be seen; see `Layer.add_metric`."""
+    """Mean of a value that a layer adds as a metric; see `Layer.add_metric`."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -94,7 +94,7 @@ class AddedMetric(MeanMetric):
         return self._name
 
     def per_sample(self, prediction: Any, target: Any) -> Expr:
-        """What is given is what was added."""
+        """Return the prediction, which is the value that the layer added."""
         return prediction
 
 
@@ -109,7 +109,7 @@ class TotalsReading:
     """False if results leave out the sum of the losses, which are metrics themselves."""
 
     def done(self) -> bool:
-        """Whether they have arrived."""
+        """Return True once all sums have arrived."""
         return all(reading.done() for reading in self.readings.values())
 
     def over(self, sum_over_ranks: SumOverRanks) -> TotalsReading:

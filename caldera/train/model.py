@@ -92,7 +92,7 @@ class Model(NetworkGraph):
         device: Device | str | int | None = None,
         name: str = "",
     ) -> None:
-        # Its device is a setting, not a pin as that of other layers.
+        # The device is a setting here, not a pin as for other layers.
         self.name = name
         self._path = ""
         self._set(
@@ -111,16 +111,17 @@ class Model(NetworkGraph):
         self._signature: ModelSignature | None = None
         self._open_lengths = False
         self._open_axes: frozenset[tuple[int, int]] = frozenset()
-        # Where the last `fit` ended: another one goes on with new random numbers and new orders.
+        # Counts at the end of the last `fit`: the next one continues with new random numbers and
+        # orders.
         self.epochs_done = 0
         self.steps_done = 0
 
     def predict(self, *inputs: Any, batch_size: int | None = None, **unknown: Never) -> np.ndarray:
-        """What the network gives for each sample (of its main output).
+        """Return the main output of the network for each sample.
 
-        Up to `batch_size` samples are computed at once; without it the number follows from the size
-        of the network's values and the memory. Fewer are filled up to one of a few sizes, each of
-        which has a plan. Several inputs are `predict(a, b)`, or `predict((a, b))` as in `fit`.
+        Up to `batch_size` samples are computed in one batch; the default follows from the size of
+        the network's values and the memory. Smaller batches are padded to one of a few sizes, each
+        of which has a plan. Several inputs are `predict(a, b)`, or `predict((a, b))` as in `fit`.
 
         >>> import numpy as np
         >>> import caldera as cd
@@ -129,11 +130,12 @@ class Model(NetworkGraph):
         >>> model.predict(np.zeros((5, 4), "float32")).shape
         (5, 3)
 
-        Bytes are taken for images and divided by 255, as in `fit`, unless the network takes
-        integers. A model that was trained on a table takes tables: a path, a frame, a dict of
-        columns or a list of rows; `model.schema.decode` names what it gives, and its `notes` say
-        what had to be made up or lies far outside what training saw. One that was trained on texts
-        takes texts, on sequences of different lengths lists of those.
+        Bytes are treated as images and divided by 255, as in `fit`, unless the network takes
+        integers. A model trained on a table accepts tables: a path, a frame, a dict of columns or a
+        list of rows. `model.schema.decode` maps its predictions to names or units. Their `notes`
+        list values that were filled in or are far outside the training data. A model trained on
+        texts accepts texts; a model trained on sequences of different lengths accepts lists of
+        sequences.
         """
         refuse_unknown(Model.predict, unknown)
         if batch_size is not None:
@@ -175,7 +177,7 @@ class Model(NetworkGraph):
         return has_columns and len(inputs) == 1 and is_table(inputs[0])
 
     def _inputs(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
-        """What `fit` would have made of such arrays: bytes are images (see `data.ArrayData`)."""
+        """Convert arrays as `fit` does: bytes are images (see `data.ArrayData`)."""
         arrays[0] = scaled(arrays[0], self._byte_scale())
         self.ensure_built(arrays)
         wanted = len(self.signature.inputs)
@@ -224,8 +226,8 @@ class Model(NetworkGraph):
         model. `parallel` is a strategy of `caldera.parallel`; by default the processes of one job
         share each batch. `class_weights` are a number per class, a dict, or "balanced".
 
-        Arrays are read while training goes on, and not copied: what is written to them before it
-        ends changes it.
+        Arrays are read during training and not copied: writing to them before the end affects
+        training.
 
         >>> import numpy as np, caldera as cd
         >>> from caldera import nn
@@ -262,7 +264,7 @@ class Model(NetworkGraph):
         return joined(self, data, targets, where)
 
     def to(self, device: Device | str | int) -> Self:
-        """Move everything to a device: parameters, states and what the optimizer keeps.
+        """Move everything to a device: parameters, states and optimizer state.
 
         >>> import caldera as cd
         >>> from caldera import nn
@@ -282,10 +284,10 @@ class Model(NetworkGraph):
         parallel: Strategy | None = None,
         **unknown: Never,
     ) -> dict[str, Any]:
-        """The mean loss and every metric on `x, y`, on `(x, y)` or on data.
+        """Return the mean loss and every metric on `x, y`, on `(x, y)` or on data.
 
-        Each process that calls this evaluates all of it; with a strategy they share the work, and
-        all of them have to call it.
+        Each process that calls this evaluates all samples; with a strategy, processes share the
+        work, and each must call it.
 
         >>> import numpy as np
         >>> import caldera as cd
@@ -351,7 +353,7 @@ class Model(NetworkGraph):
         return found
 
     def _repr_html_(self) -> str:
-        # To look at a model changes nothing: one that does not know its inputs yet stays so.
+        # Displaying a model must not build it: a model without known inputs stays so.
         if self._signature is None:
             rows = [(name, repr(layer)) for name, layer in self.children()]
             return note(type(self).__name__, strong=True) + html_table(("layer", "is"), rows)
@@ -360,10 +362,10 @@ class Model(NetworkGraph):
     def profile(
         self, data: Any, *, batch_size: int | None = None, trace: str | PathLike[str] | None = None
     ) -> Explanation:
-        """Where time and memory of a training step go, on a batch of these data.
+        """Profile the time and memory of a training step on a batch of these data.
 
-        The table is that of `Plan.explain`. `trace` is a .json file for what `Plan.trace` sees:
-        every kernel, thread and copy on a time line. The model stays as it was.
+        The result has the table of `Plan.explain`. `trace` is a .json file for the output of
+        `Plan.trace`: every kernel, thread and copy on a time line. The model stays as it was.
 
         >>> import numpy as np
         >>> import caldera as cd

@@ -1,4 +1,4 @@
-"""What a model is trained with. A setting is checked when it is made, and when it is assigned."""
+"""Training settings of a model, checked at construction and at assignment."""
 
 from __future__ import annotations
 
@@ -97,13 +97,13 @@ class ModelSettings(Layer):
         return type(self).__name__
 
     def _forget_plans(self) -> None:
-        """What was compiled for other settings is of no use any more."""
+        """Drop the plans, which were compiled for earlier settings."""
         self._predictors.clear()
         self._evaluator = None
         self._trainer.clear()
 
     def _check_plans(self) -> None:
-        """Forget plans that were made of layers as they no longer are."""
+        """Drop the plans if the layers have changed since they were built."""
         if self._watch is None:
             self._watch = LayerWatch(self)
         elif self._watch.saw_change(self):
@@ -118,8 +118,10 @@ class ModelSettings(Layer):
 
     @property
     def schema(self) -> Schema | None:
-        """What it was trained on: columns, how they are encoded, and classes, where the data have
-        such; None if nobody has said it. Assign None to train for others."""
+        """Schema of the training data: columns, their encodings and classes.
+
+        None if the data have none and none was assigned. Assign None to train on other data.
+        """
         return self._schema
 
     @schema.setter
@@ -133,11 +135,10 @@ class ModelSettings(Layer):
 
     @property
     def target_scale(self) -> TargetScale | None:
-        """Mean and deviation of the values that are predicted, if these came from a table or a
-        series.
+        """Mean and deviation of the predicted values, if these are from a table or a series.
 
-        The network itself gives values of mean 0 and deviation 1, and its loss is that of such;
-        predictions and metrics are in the units of the data.
+        The network itself computes values of mean 0 and deviation 1, and its loss is in these
+        units; predictions and metrics are in the units of the data.
         """
         task = self._objective.task
         if self._schema is None or task is None or task.kind != REGRESSION:
@@ -151,7 +152,7 @@ class ModelSettings(Layer):
 
     @property
     def loss(self) -> Loss | dict[str, Loss]:
-        """The loss, or those of several outputs by name; assign a name or a loss to change it.
+        """Loss, or a dict of losses by output name; assign a name or a loss to change it.
 
         >>> import caldera as cd
         >>> from caldera import nn
@@ -169,15 +170,17 @@ class ModelSettings(Layer):
         kept = {name: w for name, w in self._objective.weights.items() if name in made.losses}
         objective = TrainingObjective(made.losses, kept)
         if self._chosen_metrics is not None:
-            # Those that make no sense for it are refused before anything has changed.
+            # Metrics unsuitable for the loss raise before any change.
             objective.judged_by(self._chosen_metrics)
         self._objective = objective
         self._forget_plans()
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """What is measured beside the loss: those that were chosen, else accuracy for classes and
-        labels and the mean absolute error for values. Assign a list, or None for the usual ones."""
+        """Metrics in addition to the loss; assign a list, or None for the default.
+
+        The default is accuracy for classes and labels, and the mean absolute error for values.
+        """
         if self._chosen_metrics is not None:
             return self._chosen_metrics
         return tuple(metric_names.make(each) for each in _usual_metrics(self._objective))
@@ -202,7 +205,7 @@ class ModelSettings(Layer):
 
     @property
     def optimizer(self) -> Optimizer:
-        """What makes updates of gradients; assign a name or an optimizer to begin with a new one.
+        """Optimizer; assign a name or an optimizer to start with a new one.
 
         >>> import caldera as cd
         >>> from caldera import nn
@@ -255,7 +258,7 @@ class ModelSettings(Layer):
 
     @property
     def epochs(self) -> int:
-        """How often `fit` goes through the data, unless it is told otherwise."""
+        """Default number of epochs of `fit`."""
         return self._epochs
 
     @epochs.setter
@@ -264,7 +267,7 @@ class ModelSettings(Layer):
 
     @property
     def seed(self) -> int:
-        """What initial parameters, the order of samples and all random numbers follow from."""
+        """Seed of the initial parameters, the order of samples and all random numbers."""
         return self._seed
 
     @seed.setter
@@ -275,7 +278,7 @@ class ModelSettings(Layer):
 
     @property
     def dtype(self) -> Any:
-        """The dtype of parameters and of what floats become; fixed when the model is made."""
+        """Dtype of parameters and of floating-point inputs; fixed when the model is created."""
         return self._dtype
 
     @property
@@ -297,7 +300,7 @@ class ModelSettings(Layer):
 
     @property
     def device(self) -> Device:
-        """Where the model is; assigning moves it there, as `to` does."""
+        """Device of the model; assigning moves the model, as `to` does."""
         return self._device
 
     @device.setter
@@ -325,7 +328,7 @@ class ModelSettings(Layer):
     # --- copies that Python makes
 
     def __getstate__(self) -> dict[str, Any]:
-        # Plans are made anew, and a device has its name.
+        # Plans are rebuilt after loading, and a device is saved by name.
         kept = {
             "_predictors": None,
             "_evaluator": None,
@@ -345,7 +348,7 @@ class ModelSettings(Layer):
 
 
 def _device_here(name: str) -> Device:
-    """The device of this name; the default one where there is none."""
+    """Return the device of this name, or the default one if it does not exist."""
     try:
         return find_device(name)
     except DeviceError:
@@ -391,8 +394,11 @@ def _objective(given: GivenLoss, weights: Mapping[str, float]) -> TrainingObject
 
 
 def _usual_metrics(objective: TrainingObjective) -> list[str]:
-    """Accuracy for classes and labels, the error rate for sequences, the mean absolute error for
-    the rest, unless a loss has targets in a form of its own."""
+    """Return the names of the default metrics for the losses.
+
+    Accuracy for classes and labels, the error rate for sequences, the mean absolute error for the
+    rest; none if a loss defines its own form of targets.
+    """
     task = objective.task
     own = [type(each).target_spec is not Loss.target_spec for each in objective.losses.values()]
     if task is None and own[:1] == [True]:

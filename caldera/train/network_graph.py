@@ -31,7 +31,7 @@ class NetworkGraph(ModelSettings):
     samples_traced: int = 2
     """Samples of the batch that is traced to find shapes."""
     whole_batches: ClassVar[bool] = False
-    """True if training leaves out a last batch that is smaller than the others."""
+    """True if training leaves out an incomplete last batch."""
     step_graph: ClassVar[type[StepGraph]] = StepGraph
     """The class that writes a training step down."""
     sequences_kept: int = 0
@@ -57,12 +57,12 @@ class NetworkGraph(ModelSettings):
         return self._signature
 
     def input_specs(self) -> tuple[tuple[tuple[int, ...], str], ...] | None:
-        """Shape and dtype of one sample of each input, if the model knows them by itself."""
+        """Return shape and dtype of one sample of each input, or None if not known yet."""
         return None
 
     @property
     def open_lengths(self) -> bool:
-        """Whether inputs are sequences of any length, each of which has plans of its own."""
+        """True if inputs are sequences of any length, with separate plans for each length."""
         return self._open_lengths
 
     @property
@@ -74,14 +74,14 @@ class NetworkGraph(ModelSettings):
 
     @property
     def takes_mask(self) -> bool:
-        """Whether a second input says which steps of sequences are real."""
+        """True if a second input marks the real steps of sequences."""
         inputs = self.signature.inputs
         return len(inputs) == 2 and inputs[1][1] == "bool"
 
     def build_for(self, *samples: Any) -> Context:
         """Make all parameters for batches like these (only shapes and dtypes matter).
 
-        For a network with a `forward` of its own, `build_for(nn.Input((3, None, None)))` says which
+        For a network with a custom `forward`, `build_for(nn.Input((3, None, None)))` declares which
         sizes of its samples are open.
 
         >>> import numpy as np
@@ -110,7 +110,7 @@ class NetworkGraph(ModelSettings):
         self.sequences_kept = max(getattr(layer, "stateful", 0) for layer in self.walk())
         if self.sequences_kept:
             self.samples_traced = self.sequences_kept
-        # Parameters take the model's seed, whatever was drawn before or is drawn by others.
+        # Parameters depend only on the model's seed, not on other random draws.
         with seeded(self.seed):
             _, outputs, traced = self._expressions(specs, self.samples_traced)
         self._signature = ModelSignature.of(specs, outputs)
@@ -139,7 +139,7 @@ class NetworkGraph(ModelSettings):
         return inputs, outputs, traced
 
     def open_expressions(self, count: int) -> tuple[list[Expr], dict[str, Expr], Context]:
-        """The same for those who let the number of samples vary, whichever axis they lie on."""
+        """Return `expressions` for callers that vary the number of samples, on whichever axis."""
         return self.expressions(count)
 
     def _expressions(
@@ -162,7 +162,7 @@ class NetworkGraph(ModelSettings):
     ) -> None:
         """Build the model for a batch (inputs, perhaps then targets), or check that it fits.
 
-        `inputs` is how many of the arrays are inputs, where the data know it; with `open_lengths`
+        `inputs` is the number of arrays that are inputs, if the data define it; with `open_lengths`
         they are sequences of any length.
         """
         if self._signature is None:
@@ -188,7 +188,7 @@ class NetworkGraph(ModelSettings):
                 )
 
     def sign_for(self, arrays: Sequence[np.ndarray]) -> None:
-        """Let the signature be that of such samples, where sizes are open."""
+        """Set the signature to these sample shapes if the model has open sizes."""
         pairs = zip(arrays, self.signature.inputs, strict=False)
         specs = tuple((array.shape[1:], dtype) for array, (_, dtype) in pairs)
         if self.open_axes and specs != self.signature.inputs:
@@ -197,5 +197,5 @@ class NetworkGraph(ModelSettings):
 
 
 def input_dtype(dtype: Any, array: np.ndarray) -> str:
-    """The dtype of a network's input for such an array: floats become those of the model."""
+    """Return the input dtype for an array: floats are converted to the model's dtype."""
     return str(np.dtype(dtype)) if array.dtype.kind == "f" else array.dtype.name

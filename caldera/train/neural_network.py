@@ -1,4 +1,4 @@
-"""`NeuralNetwork`: the model that is made of a list of layers, and made again by `cd.load`."""
+"""`NeuralNetwork`: a model built from a list of layers, which `cd.load` can restore."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _LEAST_PIXELS = 8
 
 @guarded
 class NeuralNetwork(Model):
-    """A network made of a list of layers.
+    """Network built from a list of layers.
 
     >>> import caldera as cd
     >>> from caldera import nn
@@ -81,7 +81,7 @@ class NeuralNetwork(Model):
 
     @property
     def layers(self) -> tuple[Layer, ...]:
-        """Its layers, in their order: those of a trained network may be part of another one.
+        """Layers of the network, in order; trained layers may be reused in another network.
 
         >>> import caldera as cd
         >>> from caldera import nn
@@ -120,7 +120,8 @@ class NeuralNetwork(Model):
         return self._open_lengths or (isinstance(first, Input) and first.is_open)
 
     def __reduce__(self) -> Any:
-        # A network that knows its shapes is what its file is; one that does not has no weights yet.
+        # A network with known shapes is pickled as its model file; without shapes it has no weights
+        # yet.
         if type(self) is not NeuralNetwork or self._signature is None:
             return super().__reduce__()
         return from_pickle, (model_bytes(self), progress_bytes(self), self.device.name)
@@ -143,8 +144,10 @@ def _mark_channels_last(layers: Sequence[Layer]) -> None:
 
 
 def from_pickle(model: bytes, progress: bytes, device: str) -> NeuralNetwork:
-    """What a pickle of a network calls, and nothing else: the bytes of a model file, and how far
-    training has come (see `progress_bytes`). It is on the device of this name if that is here.
+    """Restore a pickled network, the only function that its pickle calls.
+
+    `model` has the bytes of a model file, `progress` the training progress (see `progress_bytes`).
+    The network is moved to `device` if that exists here.
 
     >>> import pickle
     >>> import caldera as cd
@@ -165,11 +168,11 @@ def from_pickle(model: bytes, progress: bytes, device: str) -> NeuralNetwork:
 
 @checked
 def load_model(path: Source) -> NeuralNetwork:
-    """The network that `save` wrote: layers, weights, loss, optimizer and settings.
+    """Load a network written by `save`: layers, weights, loss, optimizer and settings.
 
-    `path` may be a file that is open. Only registered layers are made; everything is checked
-    before memory is taken. A model with a `forward` of its own needs its class: make it, and use
-    its `load_weights`.
+    `path` may be an open file. Only registered layers are created; everything is checked before
+    memory is allocated. A model with a custom `forward` needs its class: create an instance and
+    call its `load_weights`.
 
     >>> import caldera as cd
     >>> cd.load("no/such/file.caldera")
@@ -191,7 +194,7 @@ def load_model(path: Source) -> NeuralNetwork:
     tensors = read_tensors(path, content)
     model = NeuralNetwork(layers_from_config(content["layers"], where), **settings)
     if model.input_specs() is None:
-        # Only shape and dtype matter, so one number stands for all.
+        # Only shape and dtype matter, so one number is broadcast to the whole array.
         model.build_for(*[np.broadcast_to(np.zeros((), kind), (2, *s)) for s, kind in inputs])
     assign_all(model_variables(model), tensors, where)
     model.schema = schema

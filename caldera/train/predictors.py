@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from caldera.train.model import Model
 
 EXACT = 8
-"""Samples up to which every number has a plan of its own."""
+"""Largest number of samples with an exact plan; larger numbers are padded."""
 PREDICTED_BYTES = 2 << 20
-"""Size of the largest value that a prediction computes at once: it fits into a core's caches."""
+"""Largest value of one prediction batch, chosen to fit into a core's caches."""
 PREDICTED_BYTES_ON_CARD = 256 << 20
 MOST_PREDICTED = 1 << 14
-"""Samples that are predicted at once, at most."""
+"""Maximum number of samples in one prediction batch."""
 
 
 class Predictors(RecentPlans):
@@ -40,7 +40,7 @@ class Predictors(RecentPlans):
     def predict(
         self, model: Model, arrays: Sequence[np.ndarray], batch_size: int | None
     ) -> np.ndarray:
-        """The main output for each sample; up to `batch_size` samples are computed at once."""
+        """Return the main output for each sample, in batches of up to `batch_size` samples."""
         samples = len(arrays[0])
         specs = tuple(
             (array.shape[1:], dtype)
@@ -71,7 +71,7 @@ class Predictors(RecentPlans):
         return np.concatenate(parts)
 
     def _chosen(self, model: Model, arrays: Sequence[np.ndarray]) -> int:
-        """The number of samples whose largest value fits in the cache, or in a card's memory."""
+        """Return the number of samples whose largest value fits in the cache, or in GPU memory."""
         if self._element_bytes is None:
             inputs, outputs, _ = model.expressions(model.samples_traced)
             made = {each.node for each in inputs}
@@ -93,7 +93,7 @@ class Predictors(RecentPlans):
         if plan is None:
             _, outputs, traced = model.expressions_for(specs, count)
             _, prediction = main_output(outputs, model.objective)
-            # It goes with the model.
+            # The plan is stored with the model.
             plan = compile(
                 [prediction, *traced.updates],
                 device=device_of_plans(model),
@@ -105,7 +105,7 @@ class Predictors(RecentPlans):
 
 
 def filled_up(samples: int) -> int:
-    """The size of the plan for so many samples: less than a quarter of it is filling.
+    """Return the plan size for a number of samples; less than a quarter is padding.
 
     >>> [filled_up(samples) for samples in (0, 1, 7, 8, 9, 11, 100, 1000)]
     [1, 1, 7, 8, 10, 12, 112, 1024]
@@ -114,7 +114,7 @@ def filled_up(samples: int) -> int:
 
 
 def _padded(array: np.ndarray, count: int) -> np.ndarray:
-    """The last samples filled up to a whole batch; what is computed for the filling is dropped."""
+    """Pad the last samples to a whole batch; results for the padding are dropped."""
     missing = count - len(array)
     if not missing:
         return array

@@ -1,8 +1,8 @@
 """Progress of a run: one live line in a terminal or a notebook, plain lines elsewhere.
 
-The clock is read after each step and nothing else is done until it is time for the next picture, so
-that the cost stays far below that of a step; the loss stays on the device in between. When it is
-time, its values are asked for, and shown once they have arrived: the run never waits for them.
+Between two displays, each step only reads the clock, so that the cost stays far below the cost of a
+step, and the loss stays on the device. When a display is due, the values are requested, and shown
+once they have arrived: the run never waits for them.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _NARROWEST_BAR = 6
 
 
 class Progress(Callback):
-    """Shows how a run is going.
+    """Shows the progress of a run.
 
     `verbose` is 0 (silent), 1 (a live line in a terminal or a notebook; elsewhere a line an epoch,
-    and one every ten seconds within a longer one) or 2 (a line an epoch, nothing in between).
-    `console` is a `rich.console.Console`, by default one for the standard output.
+    and one every ten seconds within a longer one) or 2 (only a line an epoch). `console` is a
+    `rich.console.Console`, by default one for the standard output.
 
     >>> from caldera.train.progress import Progress
     >>> Progress(verbose=3)
@@ -68,7 +68,7 @@ class Progress(Callback):
         if not self.verbose:
             return
         if self._console is None:
-            # mpiexec gives each rank a terminal and passes on its lines, wherever they go.
+            # Under mpiexec each rank has a terminal, but its lines may be forwarded to a file.
             plain = False if run.communicator.size > 1 else None
             made = optional_import("rich.console", "rich", "progress").Console
             self._console = made(force_terminal=plain)
@@ -93,7 +93,7 @@ class Progress(Callback):
         if now < self._next and run.batch != self._batches:
             return
         if self._is_first:
-            # The first step makes plans and measures kernels: it says nothing about the pace.
+            # The first step makes plans and measures kernels, so its pace is not typical.
             self._is_first = False
             self._pace = _Pace(now, run.batch, run.loader.position)
             self._next = self._after(now)
@@ -137,7 +137,7 @@ class Progress(Callback):
         return now + LINE_EVERY_S if self.verbose == 1 else float("inf")
 
     def _show_if_there(self, run: Run, now: float) -> None:
-        """Show the values that were asked for, unless they are still on their way."""
+        """Show the requested values if they have arrived."""
         if self._reading is None or not self._reading.done():
             return
         values = _values(self._reading.results())
@@ -152,7 +152,7 @@ class Progress(Callback):
 
     def _print(self, line: str) -> None:
         if self._live is not None:
-            # Printing draws the live line anew below, and it is no longer true.
+            # Printing would redraw the outdated live line below.
             self._live.update("", refresh=True)
         print_line(self._console, line)
 
@@ -194,7 +194,7 @@ class Progress(Callback):
 
 
 class _Pace:
-    """How fast this epoch goes, counted from where it began or was resumed."""
+    """Speed of this epoch, measured from its start or from where it was resumed."""
 
     def __init__(self, start: float, batch: int, position: int) -> None:
         self._start = start
@@ -203,13 +203,13 @@ class _Pace:
         self._samples_a_second = 0.0
 
     def samples_a_second(self, now: float, position: int | None) -> float:
-        """Up to `position`; without one, what it was the last time."""
+        """Return the mean speed up to `position`; without one, the last result."""
         if position is not None and now > self._start:
             self._samples_a_second = (position - self._position) / (now - self._start)
         return self._samples_a_second
 
     def seconds_left(self, now: float, run: Run, batches: int | None) -> float | None:
-        """Until the end of the run, if every epoch is like this one; None if nobody can say."""
+        """Estimate the time to the end of the run from this epoch; None if not possible."""
         done = run.batch - self._batch
         if batches is None or done <= 0:
             return None

@@ -1,8 +1,8 @@
-"""Data that lie on the device, and batches that are fetched there.
+"""Data resident on the device, and batches gathered there.
 
-All samples are put on the device once, and the order of each epoch when it begins. A counter that
-is on the device as well says which batch is next, so a step needs nothing from the host: no copy,
-and nobody waits. Stages are part of the step; they draw the numbers they would on the host.
+All samples are copied to the device once, and the order of each epoch when it begins. A counter on
+the device selects the next batch, so a step needs no copy from the host and no synchronisation.
+Stages are part of the step; they draw the same random numbers as on the host.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 class DeviceSource(BatchSource):
     """Batches of data on a device. `arrays` has all samples of each array, by name.
 
-    The arrays called `staged` are held as they are stored, and pass through the stages of the
-    pipeline in each step.
+    The arrays called `staged` are kept as stored, and pass through the stages of the pipeline in
+    each step.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class DeviceSource(BatchSource):
         self._stages = pipeline.stages
         self._staged = staged
         self._following = self._stages.following if staged else 0
-        # After the last sample comes the first, for those who look further than a batch.
+        # The order wraps around, for stages that read past the end of a batch.
         length = samples + self._following
         self._order = op.var("order", (length,), dtype="int64", device=device)
         self._turn = op.var("batch", (), dtype="int64", device=device)
@@ -102,14 +102,14 @@ class DeviceSource(BatchSource):
         return self._values[key]
 
     def _made(self, rows: Expr, place: Expr) -> dict[str, Expr]:
-        """What the stages make of the samples in these rows."""
+        """Apply the stages to the samples in these rows."""
         raw = tuple(op.gather(self._tensor(name, None), rows) for name in self._staged)
         made = self._stages.expressions(raw, LazyDraw(self._epoch, place))
         assert made is not None
         return dict(zip(self._staged, made, strict=True))
 
     def _rows(self, share: Share) -> tuple[Expr, Expr, list[Expr]]:
-        """The numbers of a batch's samples, the place of the first, and what counts batches on."""
+        """Return the indices of a batch's samples, the position of the first, and counter updates."""
         first, end, count = share.first, share.first + share.samples, share.count
         after = self._following
         if count != share.size:
@@ -123,7 +123,7 @@ class DeviceSource(BatchSource):
         if after:
             following = op.gather(self._order, place + share.samples + np.arange(after))
             rows = op.concat([rows, following])
-        # After the last comes the first again, whoever runs the plan: it never reads beyond.
+        # The order wraps around, so that no plan reads beyond the end.
         next_turn = op.where(self._turn < batches - 1, self._turn + 1, 0)
         return rows, place, [op.assign(self._turn, next_turn)]
 
@@ -143,7 +143,7 @@ class DeviceSource(BatchSource):
 def resident(
     model: Model, data: Data | IterableData, weights: SampleWeights | None = None
 ) -> DeviceSource | None:
-    """The data on the model's device; None if they cannot be there or would take too much of it."""
+    """Return the data on the model's device, or None if they would not fit."""
     pipeline = Pipeline.of(data)
     stored = None if model.device.is_host else pipeline.stored()
     if stored is None or not len(stored):
@@ -154,7 +154,7 @@ def resident(
     free = _free_bytes(model.device) - len(stored) * (8 if weights is None else 16)
     staged: list[str] = []
     if not pipeline.own_stages and _bytes(stored, taken) <= free:
-        # As the network takes it: nothing is left to do in a step.
+        # Stored in the form the network takes, so a step needs no conversion.
         given = pipeline.stages.apply(stored.samples(), Draw())
     elif _bytes(stored, [array.dtype for array in stored.arrays]) <= free and can_run_on_device(
         pipeline, pipeline.example(0), 0
@@ -174,7 +174,7 @@ def _share(batch: Batch | Share) -> Share:
 
 
 def _bytes(stored: StoredArrays, dtypes: Sequence[np.dtype[Any]]) -> int:
-    """What all samples take in these dtypes."""
+    """Return the bytes of all samples in these dtypes."""
     return len(stored) * sum(
         math.prod(array.shape[1:]) * dtype.itemsize
         for array, dtype in zip(stored.arrays, dtypes, strict=True)

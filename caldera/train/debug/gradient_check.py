@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from caldera.train.model import Model
 
 _STEPS = (1e-4, 1e-6)
-"""Two widths: a kink (of a relu, say) within the wide one is most likely not within the other."""
+"""Two step widths: a kink (of a relu, say) within the wide step is rarely within the narrow one."""
 # Weights of f(w + k step), k = -2, -1, 1, 2: the slope up to an error of step**4.
 _STENCIL = ((-2, 1 / 12), (-1, -8 / 12), (1, 8 / 12), (2, -1 / 12))
 _NOISE = 1e-5
@@ -128,10 +128,10 @@ def _difference(
 
 
 class Float64Graph:
-    """What graphs become when everything in them that is floating-point is float64.
+    """Copies of graphs with every floating-point value in float64.
 
-    `variables` has the copy of each floating-point variable that was met; the originals, and all
-    that is not floating-point, stay as they are.
+    `variables` has the copy of each floating-point variable found; the originals and all variables
+    of other dtypes stay unchanged.
 
     >>> import numpy as np
     >>> import caldera as cd

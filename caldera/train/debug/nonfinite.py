@@ -1,7 +1,7 @@
 """Diagnosis of the op and the layer that produced the first nan or infinity of a run.
 
-A training step whose loss is not finite changes nothing, nor does any later step. So the state
-that led to it is still available: the step is computed once more, op by op, and searched.
+A training step whose loss is not finite changes no variable, and neither does any later step. So
+the state before it is still available: the step is computed once more, op by op, and searched.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ if TYPE_CHECKING:
 
 
 class LayerProvenance:
-    """The layers of a model, and the nodes that each of them writes for a batch, or for so many
-    samples."""
+    """Layers of a model, and the nodes that each layer writes.
+
+    `like` is the batch that the graph is traced for, or its number of samples.
+    """
 
     def __init__(self, steps: StepPlans, like: int | Batch) -> None:
         model = steps.model
@@ -47,12 +49,12 @@ class LayerProvenance:
                 self._numbers.of(output.node)
             path = call.layer.path or type(call.layer).__name__
             for node in layer_nodes(call.inputs, call.outputs):
-                # Leaves belong to nobody.
+                # Leaves belong to no layer.
                 if node.inputs:
                     self._path[self._numbers.of(node)] = path
 
     def wrote(self, node: Node) -> bool:
-        """Whether a layer wrote the node, and not the loss or a gradient."""
+        """Return True if a layer wrote the node, rather than the loss or a gradient."""
         return self._numbers.of(node) in self._path
 
     def layer_of(self, node: Node) -> str:
@@ -70,10 +72,10 @@ class LayerProvenance:
 
 
 class _Numbers:
-    """Equal numbers for nodes that compute the same.
+    """Numbering of nodes in which nodes with the same computation have equal numbers.
 
-    Mostly those are one node. But where a layer holds a constant array, writing it down again makes
-    new nodes, and only what is in the array shows that they are the same.
+    Usually these are one node. A layer with a constant array creates new nodes at each trace, and
+    only the contents of the array show that they are equal.
     """
 
     def __init__(self) -> None:
@@ -119,7 +121,7 @@ _USUAL_HINT = "try a smaller learning rate, or clip=optim.ClipNorm(1.0)"
 
 
 class StopAtNonFinite(Callback):
-    """Ends a run with a `NonFiniteError` that says where the first nan or infinity came from."""
+    """Ends a run with a `NonFiniteError` that names the source of the first nan or infinity."""
 
     def __init__(self) -> None:
         self._last: int | None = None
@@ -130,7 +132,7 @@ class StopAtNonFinite(Callback):
         self._epoch = _Epoch(0, {})
 
     def run_begins(self, run: Run) -> None:
-        # A model that has been trained before goes on counting; a run counts from 0.
+        # A trained model continues its step count; a run counts from 0.
         self._steps_before = int(run.steps.random.numpy()[1]) - run.step
 
     def epoch_begins(self, run: Run) -> None:
@@ -143,7 +145,7 @@ class StopAtNonFinite(Callback):
     def batch_ends(self, run: Run) -> None:
         if self._last is None:
             self._epoch = _Epoch.of(run)
-        # Nothing changes after the bad step, so there is no hurry: the number is looked at when it
+        # No variable changes after the bad step, so there is no hurry: the number is read when it
         # has arrived. But the epoch must not end before.
         is_due = run.batch % self._every == 0
         is_last = run.batch == self._last
@@ -157,22 +159,22 @@ class StopAtNonFinite(Callback):
                 raise self._explained(run, bad - self._steps_before)
 
     def epoch_ends(self, run: Run) -> None:
-        # Nobody knew which batch of a stream would be the last.
+        # The last batch of a stream is not known in advance.
         bad = -1 if self._last is not None else int(run.steps.bad_step.numpy())
         if bad >= 0:
             raise self._explained(run, bad - self._steps_before)
 
     def _explained(self, run: Run, bad: int) -> CalderaError:
         if not run.steps.strategy.is_distributed:
-            # Others do not know of it: they end because this rank does.
+            # The remaining ranks cannot take part: they end because this rank does.
             error, _ = self._explained_here(run, bad)
             rank, ranks = run.communicator.rank, run.communicator.size
             return error if ranks == 1 else NonFiniteError(f"rank {rank}: {error}")
-        # All ranks are here: the loss is the same on each of them.
+        # All ranks are here: the loss is the same on each rank.
         run.steps.strategy.unshard()
         error, blamed = self._explained_here(run, bad)
         found = run.communicator.gather_objects([str(error), blamed])
-        # Where only another rank's samples are to blame, this one has nothing to say.
+        # Where only another rank's samples are to blame, this rank finds no cause.
         rank = next((r for r, (_, what) in enumerate(found) if what != "precision"), 0)
         text = found[rank][0]
         return error if len(found) == 1 else NonFiniteError(f"rank {rank}: {text}")
@@ -208,9 +210,9 @@ class _Epoch:
 
 
 def _fed(run: Run, epoch: _Epoch, step: int) -> tuple[int | Batch, dict[str, Any]]:
-    """The samples of a step of an epoch, and how they were fed.
+    """Return the batch, or its size, and the feeds of a step of an epoch.
 
-    Batches depend on their number alone, so any of them can be had again.
+    A batch depends only on its number, so any earlier batch can be read again.
     """
     spare = copy.copy(run.loader)
     place = {"position": (step - epoch.first) * run.loader.batch_size}
@@ -233,7 +235,7 @@ def _unexplained(step: int) -> NonFiniteError:
 
 @dataclass(frozen=True)
 class NonFiniteOrigin:
-    """Where a value that is not finite came from."""
+    """Source of a value that is not finite."""
 
     node: Node
     value: np.ndarray
@@ -243,10 +245,10 @@ class NonFiniteOrigin:
 def explain(
     steps: StepPlans, like: int | Batch, feeds: Mapping[str, Any], step: int
 ) -> tuple[NonFiniteError, str]:
-    """The error for a step that was not finite, on so many samples or a batch like that, and what
-    it blames.
+    """Return the error for a step that was not finite, and the kind of its cause.
 
-    That is "precision", "data", "variable" or "op".
+    `like` is the batch or its number of samples. The cause is "precision", "data", "variable" or
+    "op".
     """
     program = steps.training(like).original
     # The totals have seen the bad step, and are not to blame.
@@ -315,7 +317,7 @@ def _bad_data(where: str, name: str, value: np.ndarray) -> NonFiniteError:
 
 
 def computed(program: Program, feeds: Mapping[str, Any], zero: Set[Symbol] = frozenset()) -> Values:
-    """The value of every node of a program, by the oracle, from what the variables hold now.
+    """Compute every node of a program with the oracle, from the current variables.
 
     The variables in `zero` count as zero.
     """
@@ -363,7 +365,7 @@ def _live(program: Program) -> set[Node]:
 
 
 def _back(node: Node, values: Values, live: set[Node]) -> tuple[Node, np.ndarray]:
-    """From a value that is not finite back to where it began; nan is followed before infinity."""
+    """Trace a value that is not finite to its source, following nan before infinity."""
     while True:
         bad = [x for x in node.inputs if x in live and not _finite(x, values)]
         if not bad:

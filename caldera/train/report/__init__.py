@@ -1,7 +1,7 @@
-"""A run as one HTML page that needs nothing else: `caldera report FOLDER`.
+"""A run as one self-contained HTML page: `caldera report FOLDER`.
 
-Everything on the page comes from the folder of a run, which is not trusted: texts are escaped, the
-picture of the graph is taken apart and put together again, and only our own script may run.
+Everything on the page is read from the folder of a run, which is not trusted. Texts are escaped,
+the picture of the graph is parsed and rebuilt, and only our own script may run.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class _Run:
 
 
 def compare_page(runs: Sequence[RunFolder]) -> str:
-    """The text of the page about several runs; nothing is computed anew."""
+    """Return the HTML page that compares several runs, without new computations."""
     if not len(runs):
         raise ConfigError.build("compare_page", expected="at least one run", got="none")
     labels = _labels([run.path for run in runs])
@@ -52,7 +52,7 @@ def compare_page(runs: Sequence[RunFolder]) -> str:
 
 
 def _labels(paths: Sequence[Path]) -> list[str]:
-    """The names of the folders, with as much of their paths as tells them apart.
+    """Return the names of the folders, with enough of their paths to be unique.
 
     >>> _labels([Path("a/out"), Path("b/out"), Path("c")])
     ['a/out', 'b/out', 'c']
@@ -128,7 +128,7 @@ def _result(value: float | None, best: float | None) -> str:
 def _curves(runs: Sequence[_Run]) -> Safe:
     trained = [run for run in runs if run.history.epochs]
     names = dict.fromkeys(name for run in trained for name in run.history.numbers())
-    # Validation says more than training, where there is any.
+    # Validation metrics are more informative than training metrics, where both exist.
     chosen = [name for name in names if name != "seconds" and f"val_{name}" not in names]
     charts = [inline(_chart(name, trained)) for name in chosen]
     rates = [(run, run.history.learning_rates) for run in trained]

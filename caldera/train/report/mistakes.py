@@ -10,7 +10,7 @@ from caldera.draw.page import Safe, card, image, table, tag
 from caldera.train.tracking.run_record import MistakeRecord
 
 _PNG = re.compile(r"iVBORw0KGgo[A-Za-z0-9+/]*={0,2}")
-"""What a PNG file looks like in base64; nothing else becomes the address of a picture."""
+"""Pattern of a PNG file in base64; no other text is used as the address of a picture."""
 
 
 def mistakes_card(mistakes: Sequence[MistakeRecord], names: Sequence[str], wrong: int) -> Safe:

@@ -44,7 +44,7 @@ def certainty_charts(
     calibration: Sequence[CalibrationRecord],
     advice: AdviceNames = ARGUMENTS,
 ) -> Safe:
-    """Both charts side by side, each with what it says."""
+    """Return both charts side by side, each with its explanation."""
     return tag("div", *_roc(curves, names), *_calibration(calibration, advice), class_="columns")
 
 
@@ -135,7 +135,7 @@ MOST_IN_TABLE = 40
 """Of more classes, the table would be larger than any screen."""
 _PAIRS = 8
 _UNBALANCED = 3.0
-"""How many times the rarest class the most common one has, for that to be said."""
+"""Ratio of the most common to the rarest class from which the imbalance is reported."""
 _DEEP = 0.8
 """The share of a class from which on its cell is dark, with light text. Between the two shades is
 a gap, in which neither text could be read."""
@@ -144,7 +144,7 @@ _RIGHT, _WRONG = "31 95 174", "192 74 8"
 
 
 def classes_parts(record: RunRecord) -> list[Safe]:
-    """How predictions of classes on the test data compare with the truth."""
+    """Return the cards that compare predicted classes with the true ones of the test data."""
     counts = np.array(record.confusion)
     names = class_names(record, len(counts))
     known = record.classes
@@ -163,7 +163,7 @@ def classes_parts(record: RunRecord) -> list[Safe]:
 
 
 def class_names(record: RunRecord, count: int) -> list[str]:
-    """The names of the classes; their numbers where they have none."""
+    """Return the names of the classes, or their numbers if they have no names."""
     names = record.data.class_names
     return names if len(names) == count else [str(number) for number in range(count)]
 
@@ -300,7 +300,7 @@ def values_parts(
     values: ValuesRecord | None,
     advice: AdviceNames = ARGUMENTS,
 ) -> list[Safe]:
-    """Tiles, both charts and what they say."""
+    """Return tiles, both charts and their explanations."""
     name = values.name if values is not None and values.name else "value"
     points = [
         (float(true), float(predicted))
@@ -366,7 +366,7 @@ _SHOWN = 15
 
 
 def columns_section(columns: Sequence[ColumnRecord], measure: str) -> Safe:
-    """The columns, the most important ones first; `measure` is what is lost without one."""
+    """Return the columns, most important first; `measure` names the quantity lost without one."""
     parts = [_table(columns[:_SHOWN], columns[0].loss, measure)]
     if len(columns) > _SHOWN:
         parts.append(

@@ -33,7 +33,7 @@ from caldera.train.tracking.run_record import RunRecord
 
 _RANDOM = {"Dropout": "dropout", "Dropout2D": "dropout", "GaussianNoise": "noise"}
 _WORSE = 1.05
-"""How many times the lowest validation loss the last one is, for it to have risen."""
+"""Ratio of the last to the lowest validation loss from which the loss counts as risen."""
 
 
 def curves_section(record: RunRecord, history: History) -> Safe:
@@ -69,7 +69,7 @@ def _epochs(history: History) -> Safe:
 
 
 def _remarks(record: RunRecord, history: History) -> Iterator[str]:
-    """What somebody who has seen many curves would say."""
+    """Yield an expert's remarks on the learning curves."""
     if "loss" not in history or "val_loss" not in history:
         return
     train, held = history["loss"], history["val_loss"]
@@ -111,7 +111,7 @@ _ENGINEERING = "For engineers: how the training step runs on this machine."
 
 
 def run_page(run: RunFolder) -> str:
-    """The text of the page about a run; nothing is computed anew."""
+    """Return the HTML page of a run, without new computations."""
     record, history = run.record(), run.history()
     people = {
         "curves": ("Curves", curves_section(record, history)),
@@ -138,7 +138,7 @@ def run_page(run: RunFolder) -> str:
 
 
 def _predictions(record: RunRecord) -> Safe:
-    """How predictions on the test data compare with the truth."""
+    """Return the section that compares predictions on the test data with the truth."""
     where = f"On the {record.data.test:,} samples of the test data."
     if record.confusion:
         parts = classes_parts(record)

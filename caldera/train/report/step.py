@@ -108,7 +108,7 @@ def _with_small(content: str, small: str) -> Safe:
 
 
 def _beaten(step: KernelRecord) -> str:
-    """Which kernels it was measured against, and how many times as long they took."""
+    """Return the fastest rejected kernels and their times relative to the chosen kernel."""
     beaten = sorted(step.beaten.items(), key=lambda each: each[1])[:2]
     return ", ".join(f"{name} {ratio:.1f}\u00d7" for name, ratio in beaten)
 
@@ -117,7 +117,7 @@ def _beaten(step: KernelRecord) -> str:
 
 
 def memory_section(profile: ProfileRecord | None) -> Safe:
-    """What the bytes of a training step are for, and how the arena fills and empties."""
+    """Return the section on memory: bytes by purpose, and arena use over the step."""
     if profile is None:
         note = "The memory of a training step was not written down: the run was ended early."
         return section("memory", "Where the memory went", note=note)
@@ -157,7 +157,7 @@ def _arena_chart(profile: ProfileRecord) -> LineChart:
 
 
 def _with_rest(amounts: Mapping[str, float]) -> dict[str, float]:
-    """The largest by name, the others together."""
+    """Return the largest amounts by name, and the rest as one sum."""
     ordered = sorted(amounts.items(), key=lambda each: -each[1])
     found = dict(ordered[:_NAMED])
     rest = sum(amount for _, amount in ordered[_NAMED:])
@@ -232,9 +232,9 @@ def graph_section(record: RunRecord, picture: str | None) -> Safe:
 
 
 def viewer(picture: str, panels: Sequence[str] = (), opened: int | None = None) -> Safe:
-    """A picture to move about in; with several panels, buttons for all of them and for each.
+    """Return a picture with pan and zoom, and buttons to select its panels.
 
-    The panel of the number `opened` is seen first.
+    The panel with number `opened` is shown first.
     """
     tools = [
         tag("button", label, type="button", data_panel=str(number))
@@ -267,7 +267,7 @@ def viewer(picture: str, panels: Sequence[str] = (), opened: int | None = None) 
 
 
 def trusted(picture: str) -> str:
-    """The picture with nothing in it but what ours have.
+    """Return the picture, restricted to the elements that our own pictures use.
 
     >>> trusted('<svg xmlns="http://www.w3.org/2000/svg"><script>x</script><g onclick="x" id="a"/>'
     ...         '</svg>')
@@ -280,7 +280,7 @@ def trusted(picture: str) -> str:
     if root.tag != f"{_SPACE}svg":
         raise DataError.build("graph.svg", expected="SVG", got=root.tag[:80])
     attributes = _attributes(root)
-    # The page decides how large it is shown.
+    # The page sets the displayed size.
     attributes.pop("width", None)
     attributes.pop("height", None)
     return element("svg", *_children(root, 1), **attributes)
