@@ -301,7 +301,7 @@ class BenchSession:
     def _learning(
         self, runner: CaseRunner, case: LearningCase, folder: Path, stack: ExitStack
     ) -> None:
-        """Measure whole trainings in turns; each turn has its own seed, common to all contestants."""
+        """Measure whole trainings in turns, each with a seed common to all contestants."""
         handles = self._handles(case, folder, stack)
         entries = {handle: self._entry(runner.work, case, handle) for handle in handles}
         for handle, entry in entries.items():
