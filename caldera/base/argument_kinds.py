@@ -100,9 +100,7 @@ def kind_of(hint: Any) -> ArgumentKind | None:
         path = any(os.PathLike in (each, get_origin(each)) for each in inside)
         return _any_of([_PATH if path and each is str else kind_of(each) for each in inside])
     if origin is Literal:
-        return _any_of(
-            [kind_of(type(each)) for each in inside]
-        )  # the function checks for the allowed literals
+        return _any_of([kind_of(type(each)) for each in inside])  # the function checks which
     if origin is tuple and inside[-1:] != (...,):
         parts = [kind_of(each) for each in inside]
         return ArgumentKind(
