@@ -189,7 +189,7 @@ class FileCache:
         return self.folder / f"{checked_file_name(key, self.name)}{_FORMAT}"
 
     def read(self, key: str) -> bytes | None:
-        """Return an entry; None if it is missing, damaged, or may have been written by other users."""
+        """Return an entry; None if it is missing, damaged or possibly written by others."""
         if not self.path(key).exists() or not self._is_safe():
             return None
         try:

@@ -235,7 +235,7 @@ def _read_object(kind: Any, value: Any, where: str) -> Any:
 
 @cache
 def _hints(kind: type) -> dict[str, Any]:
-    """Return the kinds of a dataclass's fields, cached: Python evaluates all of them on every call."""
+    """Return the kinds of a dataclass's fields, cached: Python evaluates them on every call."""
     return get_type_hints(kind)
 
 

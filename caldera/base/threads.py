@@ -234,7 +234,7 @@ def submit(task: Callable[[], Result]) -> Future[Result]:
 
 
 def _forget_pool_of_parent() -> None:
-    """Reset in a child after a fork: the parent's threads are missing, and its lock may be locked."""
+    """Reset in a child after a fork: the parent's threads are gone, its lock may be locked."""
     global _pool, _lock, _this_thread
     _pool = None
     _lock = threading.Lock()
