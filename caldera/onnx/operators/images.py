@@ -210,7 +210,7 @@ def resize(
 
 
 _BYTES_A_PIXEL = 10
-"""Copies of a pixel: as in the file, in the requested colours, and as an array."""
+"""Bytes per pixel for three copies: the file's, in the requested colours, and the array."""
 
 
 def _corners(boxes: np.ndarray, center_point_box: int) -> np.ndarray:
