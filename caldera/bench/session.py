@@ -47,7 +47,7 @@ BUSY = 0.5
 
 
 class BenchSession:
-    """Measures, and reports its progress.
+    """Benchmark run that reports its progress.
 
     `before` is a folder with the code of an earlier run, whose rounds alternate with this code's.
     """

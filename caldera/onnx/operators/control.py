@@ -218,7 +218,7 @@ def concat_from_sequence(sequence: list[Value], *, axis: int, new_axis: int = 0)
 def split_to_sequence(
     x: Value, split: Value = None, *, axis: int = 0, keepdims: int = 1
 ) -> list[Value]:
-    """Split along an axis into pieces of equal size (the last may be smaller), or of given sizes."""
+    """Split along an axis into equal pieces (the last may be smaller), or by given sizes."""
     position = axis_of(axis, len(x.shape))
     length = x.shape[position]
     if split is None or not split.shape:

@@ -224,7 +224,7 @@ def _corners(boxes: np.ndarray, center_point_box: int) -> np.ndarray:
 
 
 def _overlap(box: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Return the intersection over union of a box with each of the other boxes."""
+    """Return the intersection over union of a box with each box in `others`."""
     low = np.maximum(box[:2], others[:, :2])
     high = np.minimum(box[2:], others[:, 2:])
     common = np.prod(np.maximum(high - low, 0), axis=1)

@@ -40,7 +40,7 @@ class AxisWindows:
     outputs: Sizes
 
     def padding(self) -> list[tuple[int, int]]:
-        """Padding (before, after) for each axis, including the elements that the last window needs."""
+        """Padding (before, after) of each axis, including elements for the last window."""
         return [(a, b + c) for a, b, c in zip(self.before, self.after, self.beyond, strict=True)]
 
 
