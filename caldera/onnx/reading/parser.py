@@ -84,7 +84,7 @@ class ModelFunction:
 
 @dataclass(frozen=True, eq=False)
 class OnnxModel:
-    """A whole model: its graph, the version of each set of operators, and the functions it defines."""
+    """A whole model: its graph, the versions of operator sets, and its functions."""
 
     graph: ModelGraph
     versions: Mapping[str, int]
