@@ -22,7 +22,7 @@ ANY_NAME = "**"
 
 @dataclass(frozen=True)
 class ArgumentKind:
-    """A kind of values: how to say it, and what is of it."""
+    """A kind of values: its name in messages, and its membership test."""
 
     words: str
     holds: Callable[[Any], bool]
@@ -37,14 +37,15 @@ class Kinds(NamedTuple):
     """The name and kind of any number of further ones; None if there are none."""
     by_name: dict[str, ArgumentKind | None]
     required: list[tuple[int, str]]
-    """Positions and names of arguments without a default; a name alone has no position."""
+    """Positions and names of arguments without a default; keyword-only arguments have no position.
+    """
     least: int
     """The number of arguments by position that leaves none of these out."""
 
 
 @cache
 def kinds_of(function: Callable[..., Any]) -> Kinds:
-    """The kinds of a function's arguments: those that may come by position, and all by name."""
+    """Return the kinds of a function's arguments: positional ones, and all by name."""
     positional: list[tuple[str, ArgumentKind | None]] = []
     by_name: dict[str, ArgumentKind | None] = {}
     rest: tuple[str, ArgumentKind | None] | None = None
@@ -73,11 +74,11 @@ def _kind_of_parameter(
     if isinstance(hint, str):
         module = sys.modules.get(function.__module__)
         try:
-            # A string that stands in the source of the function, not one that came from a user.
+            # The string is from the function's source code, not from user input.
             hint = typing.get_type_hints(
                 types.SimpleNamespace(__annotations__={"it": hint}), vars(module)
             )["it"]
-        except Exception:  # a name for type checkers alone
+        except Exception:  # a name that only type checkers can resolve
             return None
     kind = kind_of(hint)
     if kind is None or parameter.default is parameter.empty or kind.holds(parameter.default):
@@ -87,7 +88,7 @@ def _kind_of_parameter(
 
 
 def kind_of(hint: Any) -> ArgumentKind | None:
-    """What an annotation says about values; None if nothing.
+    """Return the kind of values that an annotation allows; None if it allows all.
 
     >>> kind_of(int | None).words
     'a whole number or None'
@@ -99,7 +100,7 @@ def kind_of(hint: Any) -> ArgumentKind | None:
         path = any(os.PathLike in (each, get_origin(each)) for each in inside)
         return _any_of([_PATH if path and each is str else kind_of(each) for each in inside])
     if origin is Literal:
-        return _any_of([kind_of(type(each)) for each in inside])  # which one, it asks itself
+        return _any_of([kind_of(type(each)) for each in inside])  # the function checks which
     if origin is tuple and inside[-1:] != (...,):
         parts = [kind_of(each) for each in inside]
         return ArgumentKind(
@@ -159,7 +160,7 @@ def _is_iterable(value: Any) -> bool:
 def _sequence_of(
     kind: ArgumentKind | None, holds: Callable[[Any], bool] = _is_sequence
 ) -> ArgumentKind:
-    """Values of a kind; those of an iterator, which can be read once, are not looked at."""
+    """Values of a kind; the values of an iterator, which can be read only once, are not checked."""
     words = "a list" if kind is None else f"a list, each {kind.words}"
     return ArgumentKind(
         words,
@@ -183,7 +184,7 @@ def _mapping_of(key: ArgumentKind | None, value: ArgumentKind | None) -> Argumen
 
 _TRUTHS = (bool, np.bool_)
 _NUMBERS = frozenset({int, float})
-"""What most numbers are: to ask whether somebody's type was registered as a number is slow."""
+"""The most common number types; checking registration as a number is slow."""
 
 
 def _is_truth(value: Any) -> bool:
@@ -194,7 +195,7 @@ def is_whole(value: Any) -> bool:
     if isinstance(value, _TRUTHS):
         return False
     try:
-        return -(2**63) <= index(value) < 2**64  # what a machine can count
+        return -(2**63) <= index(value) < 2**64  # the range of 64-bit integers
     except TypeError:
         return False
 

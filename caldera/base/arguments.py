@@ -1,9 +1,9 @@
-"""Arguments of public functions, checked at the door against their annotations.
+"""Arguments of public functions, checked against their annotations on entry.
 
-`checked` reads what a function says it takes and refuses all else with an error that names the
-argument, so that nobody meets a TypeError from the middle of the library. What an annotation cannot
-say (a range, a name that exists, shapes that fit) the function checks itself. Annotations that say
-nothing about a value (`Any`, arrays, protocols) are not checked.
+`checked` reads a function's annotations and rejects all other arguments with an error that names
+the argument, so that users get no TypeError from inside the library. Conditions that an annotation
+cannot express (a range, a name that exists, shapes that fit) are checked by the function.
+Annotations without a constraint (`Any`, arrays, protocols) are not checked.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def checked(
     own_words: bool = False,
     of_class: bool = False,
 ) -> F:
-    """The function, with a door that refuses arguments of other kinds than it says it takes.
+    """Return the function with a wrapper that rejects arguments of kinds it is not annotated for.
 
-    `where` makes the start of the message from the name of the function. With `own_words` the
-    function is asked first what is wrong, for it may know better words; not for what leaves traces.
-    With `of_class` the name is that of its first argument's class.
+    `where` makes the start of the message from the name of the function. With `own_words` a
+    rejected call is still made, since the function's error may be more specific; do not use it for
+    functions with side effects. With `of_class` the name is the name of its first argument's class.
 
     >>> @checked
     ... def repeat(text: str, times: int = 2) -> str:
@@ -76,18 +76,18 @@ def guard(
     own_words: bool = True,
     methods: Mapping[str, str] | None = None,
 ) -> None:
-    """Give the functions and classes that a room names in `__all__` such a door, but for `leave`.
+    """Wrap the functions and classes in a package's `__all__` in `checked`, except `leave`.
 
-    Called at the end of the room's `__init__`. Of classes `__init__` is checked, and those of their
-    `methods` that are named, separated by spaces.
+    Called at the end of the package's `__init__`. For classes `__init__` is checked, and the
+    methods named in `methods`, separated by spaces.
     """
     for name in room["__all__"]:
-        value = room.get(name)  # not there: one that the room gives when it is asked for
+        value = room.get(name)  # missing if the package imports it lazily
         if name in leave or not getattr(value, "__module__", "").startswith("caldera."):
             continue
         if isinstance(value, types.FunctionType) and value.__code__ is not _DOOR:
             room[name] = checked(value, where, own_words)
-            # Also where it is defined: pickle looks for it there.
+            # Also in the defining module: pickle looks it up there.
             setattr(sys.modules[value.__module__], value.__name__, room[name])
         elif isinstance(value, type) and "__init__" in vars(value):
             guarded(value)
@@ -105,7 +105,7 @@ def guard_methods(cls: type, names: str, own_words: bool = True) -> None:
 
 
 def guarded(cls: type[T]) -> type[T]:
-    """The class, made only with arguments that its `__init__` says it takes."""
+    """Return the class, with arguments checked against the annotations of its `__init__`."""
     make: Any = vars(cls)["__init__"]
     if isinstance(make, types.FunctionType) and not getattr(cls, "_is_protocol", False):
         cls.__init__ = checked(make, own_words=True, of_class=True)  # type: ignore[method-assign]
@@ -115,12 +115,12 @@ def guarded(cls: type[T]) -> type[T]:
 def _in_own_words(
     function: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any], refused: Exception
 ) -> Exception:
-    """What the function itself says about arguments that are refused, if it says anything."""
+    """Return the function's own error for rejected arguments, if it raises one."""
     try:
         function(*args, **named)
     except CalderaError as error:
         return error
-    except Exception:  # the kind of exception that nobody should meet
+    except Exception:  # the kind of exception that users should not see
         return refused
     return refused
 
@@ -187,7 +187,7 @@ def refuse_unknown(function: Callable[..., Any], unknown: Mapping[str, Any]) -> 
 
 
 def _of_class(made: object) -> dict[str, Any]:
-    """The arguments that an object of this class is made with, those of its bases included."""
+    """Return the constructor arguments of an object's class, including its bases."""
     makes = [vars(each)["__init__"] for each in type(made).__mro__ if "__init__" in vars(each)]
     found: dict[str, Any] = {}
     for make in makes:
@@ -247,7 +247,7 @@ def require(
 
 
 def shown(value: Any) -> str:
-    """A value as an error message shows it: short, and whatever its own repr does.
+    """Return a value's text for an error message: short, even if its repr fails.
 
     >>> shown("x" * 500)[-5:], shown(np.zeros((2, 3)))
     ('xx...', 'an array of shape (2, 3)')
@@ -256,6 +256,6 @@ def shown(value: Any) -> str:
         return f"an array of shape {value.shape}"
     try:
         text = repr(value)
-    except Exception:  # somebody else's repr
+    except Exception:  # the repr of a user's class
         text = f"a {type(value).__name__}"
     return text if len(text) <= 100 else text[:97] + "..."

@@ -1,4 +1,4 @@
-"""Assignments to attributes, refused where nothing would come of them."""
+"""Assignments to attributes, rejected if they would have no effect."""
 
 from __future__ import annotations
 

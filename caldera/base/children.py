@@ -1,11 +1,11 @@
 """Child processes: their start, their end with the parent, and the reason for their end.
 
 All children of Caldera are started here, and three rules hold for them. Python code that runs as a
-child, or as a child of a child, imports nothing from the current folder (`-P`, PYTHONSAFEPATH): a
-file there that has the name of a library would be run. Only `start_program` starts what a user
-named, as it is. A child does not outlive its parent: Linux sends it a signal (`end_with_parent`),
-and on other systems it ends when its pipe or socket to the parent closes. A child that is ended is
-also waited for, so none is left as a zombie.
+child, or as a child of a child, never imports from the current folder (`-P`, PYTHONSAFEPATH): a
+file there that has the name of a library would be run. Only `start_program` starts a program named
+by a user, without changes. A child does not outlive its parent: Linux sends it a signal
+(`end_with_parent`), and on other systems it ends when its pipe or socket to the parent closes. A
+child that is ended is also waited for, so none is left as a zombie.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def python_module(module: str) -> list[str]:
 def import_path(environment: Mapping[str, str], folder: str = PACKAGE_FOLDER) -> str:
     """Return the PYTHONPATH of an environment with `folder` in front.
 
-    Empty parts, which stand for the current folder, are left out.
+    Empty parts, which denote the current folder, are left out.
 
     >>> import_path({"PYTHONPATH": f"{os.pathsep}a"}, "b") == f"b{os.pathsep}a"
     True

@@ -1,7 +1,7 @@
-"""The settings of one process: a single typed object that refuses unknown names and wrong values.
+"""The settings of a process: a single typed object that rejects unknown names and wrong values.
 
-Each field has a check beside its name in `_CHECKS`; a value passes through it whether it comes
-from an assignment, `update`, `override` or the environment.
+Each field has a check in `_CHECKS`. It is applied to every value: from an assignment, from `update`
+or `override`, or from the environment.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _number_from(environment: Mapping[str, str], name: str) -> int | None:
 
 
 _CACHES = {"win32": ("LOCALAPPDATA", "AppData/Local"), "darwin": ("", "Library/Caches")}
-"""By system: the variable that names the folder of caches, and where it is in the user's folder."""
+"""By system: the variable that names the folder of caches, and its path in the home folder."""
 
 
 def _cache_dir_from(environment: Mapping[str, str]) -> Path:
@@ -124,15 +124,17 @@ def _cache_dir_from(environment: Mapping[str, str]) -> Path:
 
 
 def _threads_from(environment: Mapping[str, str]) -> int:
-    """As many as there are cores for, and as OpenMP's libraries may start: that list of numbers is
-    one for each level of nesting, and what is no number is for OpenMP to complain about."""
+    """Return the number of usable cores, limited by OMP_NUM_THREADS.
+
+    That list has a number for each level of nesting; errors in it are left to OpenMP to report.
+    """
     outermost = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     cores = usable_cores()
     return min(cores, int(outermost)) if outermost.isdecimal() and int(outermost) else cores
 
 
 DEFAULT_WORKSPACE = 1 << 30
-"""Bytes of workspace for a kernel, if nobody says otherwise."""
+"""Default bytes of workspace for a kernel."""
 
 
 class Settings:
@@ -202,7 +204,7 @@ class Settings:
         return f"Settings({', '.join(f'{name}={getattr(self, name)!r}' for name in _CHECKS)})"
 
     def update(self, **values: Any) -> None:
-        """Change several settings; either all of them are valid, or none is changed.
+        """Change several settings; if any value is invalid, none is changed.
 
         >>> import caldera as cd
         >>> cd.settings.update(workspace_limit=1 << 30, deterministic=False)

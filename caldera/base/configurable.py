@@ -1,7 +1,7 @@
 """Objects that can be written to a file as a registered name and plain arguments.
 
-Files never hold import paths, so reading one can make nothing but what was registered. The same
-names serve users who write `optimizer="adam"`.
+Files never contain import paths, so reading a file can create only objects of registered classes.
+The same names are accepted from users, as in `optimizer="adam"`.
 """
 
 from __future__ import annotations
@@ -66,9 +66,10 @@ class Configurable:
         return {name: passed.get(name, parameter.default) for name, parameter in known.items()}
 
     def owned_by(self, owner: str) -> Self:
-        """The object itself for its first owner, for others one made with the same arguments.
+        """Return the object itself for its first owner, and a new one with the same arguments
+        otherwise.
 
-        What it remembers belongs to the training of one model.
+        Its state belongs to the training of a single model.
 
         >>> from caldera import optim
         >>> rule = optim.GrowingBatch(32)
@@ -92,7 +93,7 @@ class Configurable:
 
 
 class Adjustable(Configurable):
-    """One to whose attributes may be assigned: its arguments are then those that are true of it.
+    """Object with assignable attributes: its arguments are then the current values.
 
     >>> from caldera import optim
     >>> descent = optim.SGD(0.1, momentum=0.9)
@@ -102,17 +103,17 @@ class Adjustable(Configurable):
     """
 
     gives_way: ClassVar[Mapping[str, str]] = {}
-    """Which argument says nothing any more where another one was assigned, by the name of that."""
+    """Arguments made void by an assignment, by the name of the assigned argument."""
 
     def __repr__(self) -> str:
         if not self._assigned():
             return super().__repr__()
-        # Not that of one made with these: what was assigned may be what no constructor takes.
+        # Not the base's repr: an assigned value may be accepted by no constructor.
         given = [f"{name}={value!r}" for name, value in self.arguments().items()]
         return f"{type(self).__name__}({', '.join(given)})"
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments that make one like this: those it was made with, and what was assigned."""
+        """Return the arguments of an equal object: the original ones, updated by assignments."""
         assigned = self._assigned()
         void = {self.gives_way[name]: None for name in assigned if name in self.gives_way}
         return super().arguments() | void | assigned
@@ -152,7 +153,7 @@ class Adjustable(Configurable):
 
 
 def _alike(value: Any, other: Any) -> bool:
-    """Whether two arguments say the same."""
+    """Return True if two arguments are equal."""
     if isinstance(value, Configurable) and type(value) is type(other):
         return value is other or value.arguments() == other.arguments()
     return bool(np.all(value == other))
@@ -162,7 +163,7 @@ T = TypeVar("T", bound=Configurable)
 
 
 class Family(Registry[Callable[..., T]]):
-    """The classes of one kind by name, to make objects from names or from `config()`.
+    """The classes of a kind by name, to make objects from names or from `config()`.
 
     >>> from caldera import optim
     >>> optim.optimizers.make("adam", beta1=0.8).beta1
@@ -177,7 +178,7 @@ class Family(Registry[Callable[..., T]]):
         _families.add(kind, self)
 
     def register(self, *names: str) -> Callable[[type[T]], type[T]]:
-        """A decorator that gives a class its names; files use the first.
+        """Return a decorator that registers a class under names; files use the first.
 
         >>> from caldera import op, optim
         >>> @optim.optimizers.register("sign_descent")
@@ -234,7 +235,7 @@ class Family(Registry[Callable[..., T]]):
         return next((name for name in self if self[name] is cls), None)
 
     def from_config(self, config: Mapping[str, Any]) -> T:
-        """What `config()` described, made anew.
+        """Create the object described by `config()`.
 
         >>> from caldera import optim
         >>> optim.schedules.from_config(optim.Cosine(0.1, steps=100).config())
@@ -272,7 +273,7 @@ def _registered(cls: type) -> tuple[Family[Any], str]:
 
 
 def _parameters(made: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """What a class is made with; where it passes keywords on to its base, what that takes too."""
+    """Return the constructor parameters, including a base's if keywords are passed on to it."""
     found: dict[str, inspect.Parameter] = {}
     cls = made.func if isinstance(made, partial) else made
     for each in inspect.getmro(cls):  # type: ignore[arg-type]

@@ -1,19 +1,18 @@
 """Checks before file access: trusted owners, size limits and portable file names.
 
-Content read from a cache is executed, so only this user may have written it. The rules are those
-of ssh for its keys: every folder on the path belongs to this user or to root, and no other user
+Content read from a cache is executed, so only this user may have written it. The rules are the same
+as ssh's rules for keys: every folder on the path belongs to this user or to root, and no other user
 may write to it. A folder such as /tmp, with the sticky bit, is safe on the path: others may write
 there but only an owner may rename, and the entries inside are checked too. A group without other
 members is safe as well: on systems with one group per user, folders are often writable by the
-group. Links are followed explicitly, since their targets and the path to them need the same
-checks.
+group. Links are followed explicitly, since their targets and the path to them need the same checks.
 
 A small file can declare that it unpacks to terabytes. Before memory is allocated for a declared
-size, it is compared with the size of the file: a hundred times the file is common (compressed
-masks, the activations of a network), and `settings.file_limit` bytes are always allowed.
+size, it is compared with the size of the file. Up to a hundred times the file is common (compressed
+masks, the activations of a network) and allowed, and `settings.file_limit` bytes always are.
 
-A data set, class or host may have any name. A file name derived from it must not lead into
-another folder, nor be one that an operating system rejects.
+A data set, class or host may have any name. A file name derived from it must not lead into another
+folder, and must be accepted by all operating systems.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ def why_folder_is_unsafe(folder: Path) -> str:
     place, found = "/", None
     try:
         for place, found in _way(str(folder.absolute())):
-            # Whoever owns what is above the home of a user could be that user anyway.
+            # The owner of a folder above a user's home could act as that user anyway.
             reason = "" if place in above_home else _why_unsafe_on_the_way(place, found)
             if reason:
                 return reason
@@ -78,11 +77,12 @@ def why_folder_is_unsafe(folder: Path) -> str:
 
 
 def read_own_file(path: Path) -> bytes:
-    """The content of a file that only this user can have written.
+    """Return the content of a file that only this user can have written.
 
-    Raises OSError if there is none; PermissionError says what is wrong with one that is there.
+    Raises OSError if there is no such file; PermissionError gives the reason to reject a file that
+    is there.
     """
-    # What is looked at is what was opened: there is no moment to put something else in its place.
+    # The opened file itself is checked, so that it cannot be replaced between check and read.
     with os.fdopen(os.open(path, os.O_RDONLY | _NOFOLLOW), "rb") as file:
         found = os.fstat(file.fileno())
         reason = "" if os.name == "nt" else _why_unsafe(str(path), found)
@@ -97,7 +97,7 @@ def read_secret_file(path: Path) -> bytes:
     """Return the content of a file that no other user can read or write, except root.
 
     Links are followed, since mounted secrets are links. Raises OSError if there is no such file;
-    PermissionError gives the reason to reject a file that is there.
+    PermissionError states why a file was rejected.
 
     >>> import tempfile
     >>> with tempfile.NamedTemporaryFile() as file:
@@ -107,7 +107,7 @@ def read_secret_file(path: Path) -> bytes:
     """
     with os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
         found = os.fstat(file.fileno())
-        # A file mounted by root may have a group, which is then that of its reader.
+        # A file mounted by root may have a group, namely the group of its reader.
         kept_from = 0o037 if found.st_uid == _ROOT != this_user() else 0o077
         reason = ""
         if not stat.S_ISREG(found.st_mode):
@@ -122,7 +122,7 @@ def read_secret_file(path: Path) -> bytes:
 
 
 def _why_unsafe(name: str, found: os.stat_result) -> str:
-    """What is wrong with a file, or a folder of files, that is to be believed."""
+    """Return the reason not to trust a file or a folder of files; empty if it is safe."""
     if found.st_uid != this_user():
         return f"{name} belongs to user {found.st_uid}, not to user {this_user()}"
     if _may_others_write(found):
@@ -147,7 +147,7 @@ def _may_others_write(found: os.stat_result) -> bool:
 
 
 def _is_group_of_one(group: int) -> bool:
-    """Whether this user is the only member of a group."""
+    """Return True if this user is the only member of a group."""
     import grp
     import pwd
 
@@ -156,13 +156,13 @@ def _is_group_of_one(group: int) -> bool:
         names = {each.pw_name for each in users} | set(grp.getgrgid(group).gr_mem)
         return names == {pwd.getpwuid(this_user()).pw_name}
     except KeyError:
-        # A user or group without a name, as in some containers: nothing is known of the members.
+        # A user or group without a name, as in some containers: its members are unknown.
         return False
 
 
 @cache
 def _above_home(user: int) -> frozenset[str]:
-    """The folders that the home of a user lies in."""
+    """Return the folders above the home of a user."""
     import pwd
 
     try:
@@ -202,11 +202,11 @@ _MOST_AXES = 64
 _MOST_ELEMENTS = ((1 << 63) - 1) // 16
 """Of the widest dtype, complex numbers of 16 bytes."""
 USUAL_GROWTH = 100
-"""How many times its own size a file may always ask for."""
+"""Ratio of requested memory to file size that is always allowed."""
 
 
 def check_asked(wanted: int, where: str, *, held: int = 0) -> None:
-    """Refuse a file of `held` bytes that asks for `wanted` bytes of memory, if that is too much.
+    """Raise if a file of `held` bytes requests `wanted` bytes of memory, and that is too much.
 
     >>> check_asked(5 << 30, "load_npz bomb.npz", held=1000)
     Traceback (most recent call last):
@@ -243,7 +243,7 @@ def check_shape(shape: Sequence[int], where: str) -> None:
 
 @dataclass
 class Demand:
-    """What a file of `held` bytes asks for in parts, which count together.
+    """Total memory that a file of `held` bytes requests in several parts.
 
     >>> demand = Demand("table bomb.xlsx", held=1000)
     >>> demand.add(1 << 20)
@@ -258,7 +258,7 @@ class Demand:
     wanted: int = 0
 
     def add(self, wanted: int) -> None:
-        """Count so many bytes more."""
+        """Add `wanted` bytes to the total."""
         self.wanted += wanted
         check_asked(self.wanted, self.where, held=self.held)
 
@@ -269,18 +269,18 @@ _LONGEST = 150
 _DEVICES = frozenset(
     ["con", "prn", "aux", "nul", *[f"{port}{n}" for port in ("com", "lpt") for n in range(10)]]
 )
-"""What Windows takes for devices, with any ending."""
+"""Device names on Windows, with any ending."""
 
 
 def file_name(text: str) -> str:
-    """A file name made of any text; a text that is one already stays as it is.
+    """Return a file name derived from any text; a valid file name is returned unchanged.
 
     >>> file_name("iris"), file_name("../up"), file_name("a/b: c?"), file_name("")
     ('iris', 'up', 'a-b- c', 'unnamed')
     """
     composed = unicodedata.normalize("NFC", text)
     kept = "".join(c if c.isalnum() or c in _ALLOWED else "-" for c in composed)
-    # A dot in front would hide it, a dash make an option of it, a dot or space at the end be lost.
+    # A leading dot would hide the file, a dash make it an option, a final dot or space be lost.
     name = kept.encode(errors="ignore")[:_LONGEST].decode(errors="ignore").strip(".- ") or "unnamed"
     return f"_{name}" if name.partition(".")[0].lower() in _DEVICES else name
 

@@ -1,10 +1,10 @@
-"""Files that are written whole or not at all, and caches of files that are believed only if whole.
+"""Atomic file writes, and caches that use only complete and authentic files.
 
-A file is written under another name in its own folder and renamed when it is complete: readers see
-all of it or nothing, and two processes that write at once cannot spoil each other's work. An entry
-of a cache begins with a code that only this user could have made of its key and of what follows: in
-each folder lies a secret for that. Caches are private: their folders and files are for this user
-alone, and those that others could have written to are not used.
+A file is written under another name in the same folder and renamed when it is complete. Readers see
+either the complete file or no file, and simultaneous writers cannot corrupt each other's work. An
+entry of a cache starts with a code computed from its key, its content and a secret in each folder,
+so that only this user can create entries. Caches are private: their folders and files are
+accessible only to this user, and files that other users could have written are not used.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _SECRET = ".secret"
 _SECRET_BYTES = 32
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 _STALE_S = 3600.0
-"""A file that nobody has written to for so long was left by a process that is gone."""
+"""A temporary file that has not been written to for this time was left by a process that is gone.
+"""
 _swept: set[Path] = set()
 _warned: set[Path] = set()
 
@@ -45,12 +46,12 @@ _warned: set[Path] = set()
 def atomic_write(
     path: Path, *, durable: bool = False, private: bool = False, replace: bool = True
 ) -> Iterator[Path]:
-    """A name to write to; the file takes the place of `path` if all went well, and else is removed.
+    """Yield a temporary path; the file replaces `path` on success, and is removed on failure.
 
-    With `durable` it is on the disk before it gets its name; with `private` nobody else may read
-    the file, nor look into the folders that had to be made for it. Without `replace` a file that is
-    there stays. A link is followed, and what is no file (a pipe, a terminal) is written to as it
-    is; not so with `private`, where neither belongs.
+    With `durable` it is flushed to disk before it is renamed. With `private` no other user can read
+    the file, or enter the folders created for it. Without `replace` an existing file is kept. Links
+    are followed, and special files (a pipe, a terminal) are written to directly, except with
+    `private`, which allows neither.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -90,7 +91,7 @@ def atomic_write(
 
 
 def write_file(path: Path, content: str | bytes, *, durable: bool = False) -> None:
-    """Write a file whole, or leave the one that is there; its folder is made if need be.
+    """Write a file completely, or leave the existing one; its folder is created if it is missing.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -104,7 +105,7 @@ def write_file(path: Path, content: str | bytes, *, durable: bool = False) -> No
 
 _REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 _CUT_SHORT = re.compile(r"\d+ requested and \d+ written")
-"""How NumPy says that a disk is full."""
+"""NumPy's message for a full disk."""
 
 
 def write_error(path: Path, error: OSError) -> OSError:
@@ -151,7 +152,7 @@ def _rename_unless_there(temporary: Path, path: Path) -> None:
     except FileExistsError:
         return
     except OSError:
-        # A disk that knows no links: two who come in the same moment replace each other's.
+        # A file system without links: simultaneous writers replace each other's file.
         if not path.exists():
             temporary.replace(path)
 
@@ -163,9 +164,9 @@ def _make_folder(folder: Path, mode: int) -> None:
 
 
 class FileCache:
-    """The entries of one folder in `settings.cache_dir`, by key. A key must be fit for a file name.
+    """The entries of a folder in `settings.cache_dir`, by key. A key must be a valid file name.
 
-    Whatever cannot be read, or is not what was written, counts as not there.
+    An entry that cannot be read, or has been changed, counts as missing.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder, settings.override(cache_dir=folder):
@@ -180,7 +181,7 @@ class FileCache:
 
     @property
     def folder(self) -> Path:
-        """Where the entries are."""
+        """Folder of the entries."""
         return settings.cache_dir / self.name
 
     def path(self, key: str) -> Path:
@@ -188,7 +189,7 @@ class FileCache:
         return self.folder / f"{checked_file_name(key, self.name)}{_FORMAT}"
 
     def read(self, key: str) -> bytes | None:
-        """What was written; None if there is nothing, it is damaged, or others may have put it."""
+        """Return an entry; None if it is missing, damaged or possibly written by others."""
         if not self.path(key).exists() or not self._is_safe():
             return None
         try:
@@ -220,7 +221,7 @@ class FileCache:
             if not isinstance(problem, FileNotFoundError):
                 # Damaged, or others may know it.
                 (self.folder / _SECRET).unlink(missing_ok=True)
-            # Of several who do this at once the first one counts.
+            # Of several simultaneous writers the first one counts.
             with atomic_write(self.folder / _SECRET, private=True, replace=False) as unfinished:
                 unfinished.write_bytes(os.urandom(_SECRET_BYTES))
             return self._secret()
@@ -248,7 +249,9 @@ class FileCache:
             )
 
     def get(self, key: str, make: Callable[[], bytes]) -> bytes:
-        """What is kept, or is made now. A cache that cannot be written only costs time."""
+        """Return an entry, made now if it is missing. A cache that cannot be written only costs
+        time.
+        """
         content = self.read(key)
         if content is None:
             content = make()
@@ -257,7 +260,7 @@ class FileCache:
         return content
 
     def read_json(self, key: str) -> Any:
-        """What `write_json` wrote; None if there is nothing, or it is damaged."""
+        """Return content written by `write_json`; None if it is missing or damaged."""
         content = self.read(key)
         try:
             return None if content is None else json.loads(content)
@@ -269,19 +272,19 @@ class FileCache:
         self.write(key, json.dumps(content).encode())
 
     def __iter__(self) -> Iterator[str]:
-        """The keys of all entries, in order; they need not all be whole."""
+        """Iterate over the keys of all entries, in order; some entries may be damaged."""
         names = sorted(path.name for path in self.folder.glob(f"*{_FORMAT}"))
         return (name.removesuffix(_FORMAT) for name in names if not name.startswith("."))
 
     def clear(self) -> None:
-        """Delete everything, also what a process that was killed has left unfinished."""
+        """Delete everything, including unfinished files of a killed process."""
         for path in self.folder.glob("*"):
             with suppress(OSError):
                 path.unlink()
 
 
 def _head(secret: bytes, key: str, content: bytes) -> bytes:
-    # The key as well: an entry under another's name would be run in its place.
+    # Includes the key: otherwise an entry could be renamed to another key and run in its place.
     code = hashlib.blake2b(key.encode() + b"\0", key=secret, digest_size=_CODE_BYTES)
     code.update(content)
     return _MAGIC + code.hexdigest().encode() + b"\n"

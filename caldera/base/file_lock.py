@@ -28,7 +28,7 @@ def held_lock(path: Path, within_s: float | None = None) -> Iterator[bool]:
 
 @contextmanager
 def file_lock(file: IO[Any], within_s: float | None = None) -> Iterator[bool]:
-    """The same with the lock of an open file, which each opening of it has for itself."""
+    """The same with the lock of an open file; each opened instance of the file locks separately."""
     if fcntl is None:
         yield True
         return

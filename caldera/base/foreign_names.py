@@ -309,14 +309,14 @@ def answer_foreign(room: dict[str, Any], found: Callable[[str], Any] | None = No
                 pass
         hint = "" if name.startswith("_") else ours(name) or _spelt(module, name)
         text = f"module {module!r} has no attribute {name!r}"
-        # With a name Python adds no guess of its own.
+        # With a name Python adds no suggestion to the message.
         raise AttributeError(f"{text}; {hint}", name=name) if hint else AttributeError(text)
 
     room["__getattr__"] = attribute
 
 
 def _spelt(module: str, name: str) -> str:
-    """The hint for a name that a room has in another spelling, this module before the others."""
+    """Return the hint for a public name in another spelling, preferring this module."""
     for each in (module, *_rooms):
         for known in _public(each):
             if bare(known) == bare(name) and (known != name or each != module):
@@ -351,7 +351,7 @@ def missing_attribute(owner: object, name: str) -> Any:
     and cd.io.save_safetensors or model.save(path) for a file
     """
     if hasattr(type(owner), name):
-        return object.__getattribute__(owner, name)  # a property with an AttributeError of its own
+        return object.__getattribute__(owner, name)  # a property that raised an AttributeError
     text = f"{type(owner).__name__!r} object has no attribute {name!r}"
     hint = "" if name.startswith("_") else ours(name) or our_argument(name, dir(type(owner)))
     if not hint and any(name in _public(each) for each in _rooms if each.endswith(".op")):

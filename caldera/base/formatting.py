@@ -42,7 +42,7 @@ def seconds_text(amount: float) -> str:
 
 
 def percent_text(share: float) -> str:
-    """A share of one, in percent; small ones keep a decimal.
+    """Return a fraction as a percentage; small ones keep a decimal.
 
     >>> percent_text(0.42), percent_text(0.004)
     ('42%', '0.4%')
@@ -60,9 +60,10 @@ def shortened(text: str, most: int) -> str:
 
 
 def table_lines(rows: Sequence[Sequence[str]], left: Iterable[int] = ()) -> list[str]:
-    """The rows of a table as lines whose columns stand below each other.
+    """Return the rows of a table as lines with aligned columns.
 
-    Columns whose index is in `left` begin at the same place; all others, numbers mostly, end there.
+    Columns whose index is in `left` are left-aligned; all other columns, mostly numbers, are
+    right-aligned.
 
     >>> table_lines([("op", "bytes"), ("add", "8")], left=(0,))
     ['op   bytes', 'add      8']

@@ -28,7 +28,7 @@ _MPI_SIZES = {
 """Launchers of MPI ranks, with the variable that holds the number of ranks."""
 _STEP = "SLURM_STEP_NUM_TASKS"
 _PMIX = ("PMIX_RANK", "PMIX_NAMESPACE")
-"""Left by every launcher that uses PMIx. prterun leaves nothing else, so only MPI has the size."""
+"""Set by every launcher that uses PMIx. prterun sets no others, so only MPI has the size."""
 _TORCHRUN = ("WORLD_SIZE", "RANK", "MASTER_ADDR")
 _RUN_ID = "TORCHELASTIC_RUN_ID"
 ATTEMPT = ("CALDERA_RESTART", "TORCHELASTIC_RESTART_COUNT")
@@ -164,7 +164,7 @@ def rank_on_machine(environment: Mapping[str, str]) -> int | None:
     """Return the index of this process among the ranks on its machine.
 
     The worker processes of a search are counted in the same way. None means that the launcher does
-    not export the index, and MPI must be asked.
+    not export the index, and MPI must provide it.
 
     >>> from caldera.base.launchers import rank_on_machine
     >>> rank_on_machine({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "3"})

@@ -26,15 +26,15 @@ _CONTAINER_LIMITS = (
     "/sys/fs/cgroup/memory.max",
     "/sys/fs/cgroup/memory/memory.limit_in_bytes",
 )
-"""Where a container says how much of the memory of its machine it may take."""
+"""Files with the memory limit of a container."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What does not change while a process runs.
+    """Facts that do not change while a process runs.
 
-    - `cpu`: the model; `architecture`: its instruction set; `cores`: all of them.
-    - `memory`: bytes, 0 where that is not known.
+    - `cpu`: the model; `architecture`: its instruction set; `cores`: their total number.
+    - `memory`: bytes, 0 if unknown.
     - `libraries`: versions of Python, of NumPy and of the BLAS that NumPy was built with.
     """
 
@@ -89,10 +89,10 @@ def memory_id() -> list[str | int]:
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """The cores this process may use, which can be fewer than the machine has.
+    """Return the number of cores this process may use, which can be fewer than the machine has.
 
-    A scheduler may bind the process to some of them, a container may give it less time than they
-    have. Two hyper-threads of a core count once: they share what it computes with.
+    A scheduler may bind the process to a subset, and a container may limit its processor time. Two
+    hyper-threads of a core count once: they share its execution units.
 
     >>> 1 <= usable_cores() <= this_machine().cores
     True
@@ -101,8 +101,9 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def usable_numa_nodes(root: Path = Path("/")) -> list[int]:
-    """The NUMA nodes (a socket with memory of its own, mostly) whose processors this process may
-    use, or [0] where the system does not say.
+    """Return the NUMA nodes whose processors this process may use; [0] if the system reports none.
+
+    A node is usually a socket with local memory.
 
     >>> usable_numa_nodes()[0] >= 0
     True
@@ -118,7 +119,7 @@ def usable_numa_nodes(root: Path = Path("/")) -> list[int]:
 
 
 def _numbers_in(text: str) -> set[int]:
-    """What the kernel writes as "0-3,8,10-11"; a node without processors has an empty list."""
+    """Parse the kernel's format "0-3,8,10-11"; a node without processors has an empty list."""
     found: set[int] = set()
     for part in text.strip().split(",") if text.strip() else ():
         first, _, last = part.partition("-")
@@ -147,11 +148,11 @@ def _cores_of(numbers: Iterable[int], root: Path) -> set[str]:
 
 
 def _processor_quota(root: Path) -> float:
-    """How many processors' time the control groups of this process may use, at least 1 of them.
+    """Return the number of processors that the control groups of this process allow, at least 1.
 
     Version 2 has one tree of groups, version 1 one for each kind of limit. In a container the group
-    that the system names is often the root of what is mounted, so its parents are looked at too,
-    whose limits hold as well.
+    that the system names is often the root of the mounted tree, so its parents are read too, whose
+    limits apply as well.
     """
     least = math.inf
     groups = root / "sys/fs/cgroup"
@@ -169,7 +170,7 @@ def _processor_quota(root: Path) -> float:
 
 
 def _group_quota(group: Path) -> float:
-    """What one control group may use; infinity if it says nothing."""
+    """Return the number of processors a control group may use; infinity without a limit."""
     with suppress(OSError, ValueError):
         quota, period = (group / "cpu.max").read_text().split()
         return math.inf if quota == "max" else int(quota) / int(period)
@@ -239,7 +240,7 @@ class CardState:
 
     @property
     def free(self) -> int:
-        """Bytes that nobody uses."""
+        """Bytes that are free."""
         return self.total - self.used
 
 
@@ -247,15 +248,15 @@ _CARD_FIELDS = ("name", "driver_version", "compute_cap", "memory.total", "memory
 
 
 def card_state() -> CardState | None:
-    """The card as its driver describes it; None if there is none, or no driver that answers."""
+    """Return the GPU as its driver describes it; None if there is no GPU, or no driver answers."""
     query = f"--query-gpu={','.join(_CARD_FIELDS)}"
-    # The driver may have to wake the card up.
+    # The driver may have to wake the GPU up.
     lines = answer("nvidia-smi", "--id=0", query, "--format=csv,noheader,nounits", seconds=30.0)
     return card_state_from(lines[0]) if lines else None
 
 
 def card_state_from(line: str) -> CardState | None:
-    """The answer of nvidia-smi as a card; None if it is no answer.
+    """Parse the answer of nvidia-smi; None if it has another format.
 
     >>> card_state_from("NVIDIA H200, 580.159.04, 9.0, 143771, 10").name
     'NVIDIA H200'

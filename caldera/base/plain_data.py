@@ -1,9 +1,9 @@
-"""Values as what JSON can hold, and back: the one codec of files and of what they are named by.
+"""Conversion of values to JSON-serialisable ones and back, for files and for names of contents.
 
-`plain` and `revived` walk through dicts and lists, and their callers say what becomes of all else:
-a record of a run writes dataclasses as dicts (`to_plain`, and `from_plain` which refuses whatever
-does not fit with its place), a config writes registered objects by name, the state of a checkpoint
-numbers that JSON has no word for (`encoded`, `decoded`).
+`plain` and `revived` walk through dicts and lists; their callers define the conversion of all other
+values. A record of a run writes dataclasses as dicts (`to_plain`, and `from_plain`, which reports
+the position of a value that does not fit). A config writes registered objects by name. The state of
+a checkpoint writes numbers that JSON lacks (`encoded`, `decoded`).
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ def plain(
     dicts: bool = True,
     is_plain: Callable[[dict[Any, Any]], bool] = lambda value: False,
 ) -> Any:
-    """The value with `convert` applied to all that is no list, tuple or (with `dicts`) dict, except
-    in dicts of which `is_plain` says that it would change nothing.
+    """Apply `convert` to everything in a value except lists, tuples and (with `dicts`) dicts.
+
+    Dicts for which `is_plain` returns True need no conversion and are copied.
 
     >>> plain({"a": (1, 2j)}, lambda part: str(part) if isinstance(part, complex) else part)
     {'a': [1, '2j']}
@@ -46,7 +47,7 @@ def plain(
 
 
 def revived(value: Any, revive: Callable[[Mapping[str, Any]], Any]) -> Any:
-    """The value with whatever `revive` makes of each dict; dicts within them are its business.
+    """Replace each dict in a value by the result of `revive`, which also handles the dicts inside.
 
     >>> revived([1, {"a": 2}], len)
     [1, 1]
@@ -72,7 +73,7 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def json_digest(content: Any) -> str:
-    """A short name for what JSON can hold: the same for the same content.
+    """Return a digest of JSON-serialisable content: the same for the same content.
 
     >>> json_digest({"a": 1, "b": 2}) == json_digest({"b": 2, "a": 1})
     True
@@ -82,7 +83,7 @@ def json_digest(content: Any) -> str:
 
 
 def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return content that JSON can hold with its own digest, by which `is_sealed` knows damage.
+    """Return JSON-serialisable content with its digest, by which `is_sealed` detects damage.
 
     >>> is_sealed(sealed({"a": 1})), is_sealed({**sealed({"a": 1}), "a": 2})
     (True, False)
@@ -97,14 +98,18 @@ def is_sealed(content: Mapping[str, Any]) -> bool:
 
 
 def _has_numbers_alone(value: Mapping[Any, Any]) -> bool:
-    """Whether a dict has floats by name and nothing else: rows of numbers are most of what is
-    written of trainings, and this looks at all of one at once."""
+    """Return True if a dict contains only floats, by name.
+
+    Most content written by trainings is rows of numbers; this checks a whole row quickly.
+    """
     return set(map(type, value.values())) == {float} and set(map(type, value)) == {str}
 
 
 def _is_row(value: dict[Any, Any]) -> bool:
-    """Whether JSON can hold a row of numbers as it is: what is finite has a finite sum, or one that
-    is too large, which only takes longer."""
+    """Return True if JSON can represent a row of numbers without conversion.
+
+    A row of finite numbers has a finite sum, unless it overflows, which only costs time.
+    """
     return _has_numbers_alone(value) and math.isfinite(sum(value.values()))
 
 
@@ -112,7 +117,7 @@ def _is_row(value: dict[Any, Any]) -> bool:
 
 
 def encoded(value: Any) -> Any:
-    """What strict JSON can hold if it can hold the value but for its infinite numbers and NaN.
+    """Convert infinite numbers and NaN in an otherwise JSON-serialisable value to strict JSON.
 
     >>> encoded({"best": float("inf")})
     {'best': {'float': 'inf'}}
@@ -141,8 +146,8 @@ def decoded(value: Any) -> Any:
     return revived(value, revive)
 
 
-# --- values of known kinds: dataclasses of numbers, texts, truth values, lists and dicts of those,
-# and any of them or None; numbers that JSON does not have are texts
+# --- values of known kinds: dataclasses of numbers, texts, truth values, lists and dicts, each
+# possibly None; numbers that JSON does not have are texts
 
 
 def to_plain(value: Any) -> Any:
@@ -181,7 +186,7 @@ def _read(kind: Any, value: Any, where: str) -> Any:
     if origin is list and isinstance(value, list):
         return [_read(arguments[0], each, f"{where}[{i}]") for i, each in enumerate(value)]
     if origin is tuple and isinstance(value, list):
-        # Of any length, of one kind.
+        # Tuples of any length with a single element type.
         return tuple(_read(arguments[0], each, f"{where}[{i}]") for i, each in enumerate(value))
     if origin is dict and isinstance(value, dict):
         if arguments[1] is float and _has_numbers_alone(value):
@@ -204,7 +209,7 @@ def _read_one_of(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
         try:
             return _read(kind, value, where)
         except DataError as problem:
-            # Of what has parts, the part that does not fit says more.
+            # For composite values the error of the wrong part is more specific.
             if is_dataclass(kind) and isinstance(value, dict):
                 raise problem from None
     names = " or ".join(str(getattr(kind, "__name__", kind)) for kind in kinds)
@@ -230,7 +235,7 @@ def _read_object(kind: Any, value: Any, where: str) -> Any:
 
 @cache
 def _hints(kind: type) -> dict[str, Any]:
-    """The kinds of a dataclass's fields: Python compiles every one of them anew when asked."""
+    """Return the kinds of a dataclass's fields, cached: Python evaluates them on every call."""
     return get_type_hints(kind)
 
 

@@ -18,10 +18,10 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Things of one kind by name. A name is given once; one that nobody has is an error.
+    """Objects of a kind by name. Names are unique; an unknown name is an error.
 
-    What a higher floor registers when it is imported is found before that, too, if the front door
-    says where it is (`provide("layer FilterBank", ...)`).
+    Objects that a higher layer registers on import are found before that, too, if the top-level
+    package declares their location (`provide("layer FilterBank", ...)`).
 
     >>> from caldera.base.registry import Registry
     >>> colours: Registry[int] = Registry("colour")
@@ -101,12 +101,15 @@ _providers: dict[str, tuple[str, str]] = {}
 
 
 def provide(what: str, module: str, name: str) -> None:
-    """Say where a thing is that lower floors ask for by what it does; the front door does that."""
+    """Declare the location of an object that lower layers request by role.
+
+    Called by the top-level package.
+    """
     _providers[what] = (module, name)
 
 
 def provided(what: str) -> Any:
-    """What was named by `provide`, imported when it is first needed.
+    """Return the object declared by `provide`, imported when it is first needed.
 
     >>> from caldera.base.registry import provide, provided
     >>> provide("a name", "pathlib", "Path")
@@ -136,7 +139,7 @@ def provided_attributes(package: str) -> Callable[[str], Any]:
 
 
 def optional_import(module: str, package: str, where: str) -> Any:
-    """A module of a library that may not be installed; the error says what to install.
+    """Import a module of an optional library; the error names the package to install.
 
     >>> optional_import("math", "math", "data.digits").sqrt(4.0)
     2.0

@@ -1,10 +1,10 @@
-"""The one thread pool of a process: kernels, loaders and communication share its budget.
+"""The thread pool of a process: kernels, loaders and communication share its budget.
 
 It has `settings.threads` workers, starts when first used, follows a change of the setting, and is
-made again in a child after a fork. Threads that make batches ahead of training are beside it (see
-`data/loading/prefetcher.py`): most of their time they wait for disks or for room, so that there may
-be more of them than cores; how many, is found by measuring, with `settings.threads` for the cores
-there are.
+recreated in a child after a fork. Threads that prepare batches ahead of training are not part of it
+(see `data/loading/prefetcher.py`). They mostly wait for disks or for free memory, so there may be
+more threads than cores. Their number is found by measuring, with `settings.threads` as the number
+of cores.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class ThreadPool:
     def parallel_for(self, function: Callable[[int, int], object], count: int) -> None:
         """Run `function(worker_index, workers)` once for each worker that takes part.
 
-        `count` is how many pieces of work there are: no more workers than that take part. The
-        caller is one of them and does what busy workers leave, so the call cannot get stuck; for
-        the same reason one part must not wait for another. Called from a worker, everything runs
-        in place as `function(0, 1)`. The first exception is raised after all parts have ended.
+        `count` is the number of pieces of work, and the maximum number of workers. The caller is a
+        worker too and does the work that busy workers leave, so the call cannot get stuck; for the
+        same reason one part must not wait for another. Called from a worker, everything runs in
+        place as `function(0, 1)`. The first exception is raised after all parts have ended.
         """
         workers = min(count, self.size)
         if workers <= 0:
@@ -93,7 +93,7 @@ class _Loop:
             failure: BaseException | None = None
             try:
                 function(part, self._workers)
-            except BaseException as error:  # handed to the caller of the loop
+            except BaseException as error:  # raised in the caller of the loop
                 failure = error
             with self._changed:
                 self._failure = self._failure or failure
@@ -151,7 +151,7 @@ def parallel_for(function: Callable[[int, int], object], count: int) -> None:
 
 
 def thread_count() -> int:
-    """How many threads an op that is made ready now may use.
+    """Return the number of threads that an op prepared now may use.
 
     >>> import caldera as cd
     >>> from caldera.base.threads import thread_count
@@ -163,8 +163,9 @@ def thread_count() -> int:
 
 
 def is_limited() -> bool:
-    """Whether an op that is made ready now may not use all threads: then it has no more parts than
-    it may use, as any thread that is free takes a part.
+    """Return True if an op prepared now must not use all threads.
+
+    It then has no more parts than threads it may use, as any free thread takes a part.
 
     >>> from caldera.base.threads import is_limited
     >>> is_limited()
@@ -174,15 +175,18 @@ def is_limited() -> bool:
 
 
 MANY_THREADS, PARTS_A_THREAD = 12, 4
-"""With sixteen threads products in four parts for each take 0.87 of the time of one part for each
-in an MLP, 0.74 to 0.93 in a GPT; with eight threads no less. Loops over elements do not gain: what
-a part reads is no longer in the cache of the thread that takes it (an LSTM took 1.15 times as
-long)."""
+"""With 16 threads, matrix products in four parts per thread take 0.87 of the time of one part per
+thread in an MLP, and 0.74 to 0.93 in a GPT. With eight threads they are no faster. Loops over
+elements do not gain: the input of a part is no longer in the cache of the thread that takes it (an
+LSTM took 1.15 times as long).
+"""
 
 
 def part_count(threads: int, each: int = 1) -> int:
-    """Into how many parts the work of so many threads is cut: `each` for every one. Many threads
-    are not equally fast: they have several parts each, and who is done takes one of another's.
+    """Return the number of parts for the work of `threads` threads, at least `each` per thread.
+
+    Many threads are not equally fast: they get several parts each, and a thread that has finished
+    takes a part from another thread.
 
     >>> from caldera.base.threads import part_count
     >>> part_count(2), part_count(2, each=2)
@@ -210,7 +214,7 @@ def at_most_threads(count: int) -> Iterator[None]:
 
 
 def is_worker() -> bool:
-    """Whether the calling thread belongs to the pool, and so must not hand work to it and wait.
+    """Return True if the calling thread belongs to the pool; it must then not submit work and wait.
 
     >>> from caldera.base.threads import is_worker, submit
     >>> is_worker(), submit(is_worker).result()
@@ -230,7 +234,7 @@ def submit(task: Callable[[], Result]) -> Future[Result]:
 
 
 def _forget_pool_of_parent() -> None:
-    """In a child after a fork: the parent's threads are not there, and its lock may be held."""
+    """Reset in a child after a fork: the parent's threads are gone, its lock may be locked."""
     global _pool, _lock, _this_thread
     _pool = None
     _lock = threading.Lock()

@@ -66,7 +66,7 @@ GRADIENTS = 1e-4
 FLOAT64 = 1e-9
 KERNEL = 1e-4
 CURVE_ROUNDING = 1e-5
-"""Distance of loss curves explained by rounding, used if no other measure of it is known."""
+"""Distance of loss curves explained by rounding, used if no other measure is known."""
 _TINY = 1e-6
 """Gradients smaller than this part of the largest are compared with that part."""
 

@@ -1,15 +1,15 @@
 """Comparison of a benchmark run with an earlier run.
 
 Where git still has the code of the earlier run, rounds of that code alternate with rounds of the
-present code, so that both meet the same disturbances. Rounds continue until the side of `LEAST`
-on which the difference lies is clear, for at most `BUDGET` seconds per case. A difference that is
-not clear by then is called undecided. If other programs used more than `DISTURBED` of the cores
-and the clock does not decide, CPU time decides, and the report states it.
+present code, so that both meet the same disturbances. Rounds continue until the side of `LEAST` on
+which the difference lies is clear, for at most `BUDGET` seconds per case. A difference that is not
+clear by then is called undecided. If other programs used more than `DISTURBED` of the cores and the
+clock does not decide, CPU time decides, and the report states it.
 
-The time of the same code depends partly on chance: on the addresses of its arrays, and on what a
-loader or a choice of kernels has learnt from a few noisy times. This effect lasts as long as the
-task, and repeated timing does not average it out. Newly prepared tasks of the same code differed
-by 3% (a standard deviation, adding 4 million numbers) to 14% (shuffled batches), those of
+The time of the same code depends partly on chance: on the addresses of its arrays, and on the
+choices that a loader or a kernel selection made from a few noisy times. This effect lasts as long
+as the task, and repeated timing does not average it out. Newly prepared tasks of the same code
+differed by 3% (a standard deviation, adding 4 million numbers) to 14% (shuffled batches), tasks in
 different processes by no more. A round is therefore a separate task on each side, and the
 statistics count rounds, not times.
 

@@ -47,7 +47,7 @@ BUSY = 0.5
 
 
 class BenchSession:
-    """Measures, and reports its progress.
+    """Benchmark run that reports its progress.
 
     `before` is a folder with the code of an earlier run, whose rounds alternate with this code's.
     """
@@ -301,7 +301,7 @@ class BenchSession:
     def _learning(
         self, runner: CaseRunner, case: LearningCase, folder: Path, stack: ExitStack
     ) -> None:
-        """Measure whole trainings in turns; each turn has its own seed, common to all contestants."""
+        """Measure whole trainings in turns, each with a seed common to all contestants."""
         handles = self._handles(case, folder, stack)
         entries = {handle: self._entry(runner.work, case, handle) for handle in handles}
         for handle, entry in entries.items():

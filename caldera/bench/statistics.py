@@ -1,8 +1,8 @@
 """Medians and ratios with 95% confidence intervals, from times measured in rounds.
 
-The times of a round come from one stretch of one process, so a disturbance affects all of them. The
-bootstrap therefore draws whole rounds. Rounds of two contestants measured in turns are paired: a
-ratio draws the same rounds for both.
+The times of a round come from one stretch of one process, so a disturbance affects every time in
+it. The bootstrap therefore draws whole rounds. Rounds of two contestants measured in turns are
+paired: a ratio draws the same rounds for both.
 """
 
 from __future__ import annotations

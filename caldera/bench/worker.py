@@ -46,7 +46,7 @@ from caldera.bench.workloads import WORKLOADS, Case, LearningCase, TrainingCase
 from caldera.errors import CalderaError
 
 STEPS_UNTIL_SETTLED = 2
-"""The first step is not enough: until then some frameworks still record the steps to replay."""
+"""Steps until memory use settles: in the first, some frameworks record steps to replay."""
 
 
 class BenchWorker:

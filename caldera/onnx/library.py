@@ -24,7 +24,7 @@ backend_base: Any = optional_import("onnx.backend.base", PACKAGE, WHERE)
 
 
 STRING = np.dtype(object)
-"""Texts: NumPy has no dtype of its own for texts of any length."""
+"""Strings: NumPy has no dtype for strings of any length."""
 
 _NAMES: dict[int, object] = {
     1: np.float32,
@@ -62,7 +62,7 @@ _OURS = frozenset(ALL)
 
 
 def dtype_of(number: int) -> DType:
-    """The dtype that a number of ONNX stands for.
+    """Return the dtype with this number in ONNX.
 
     >>> dtype_of(1).name, dtype_of(7).name
     ('float32', 'int64')
@@ -73,5 +73,5 @@ def dtype_of(number: int) -> DType:
 
 
 def is_ours(dtype: DType) -> bool:
-    """Whether Caldera computes with this dtype; values of others stay NumPy arrays."""
+    """Return True if Caldera computes with this dtype; values of other dtypes stay NumPy arrays."""
     return dtype in _OURS

@@ -21,11 +21,11 @@ from caldera.train.model import Model
 
 
 def load(path: str | os.PathLike[str], **settings: Any) -> ImportedModel:
-    """The model in a file of ONNX, whose inputs have their samples on the first axis.
+    """Load a model from an ONNX file; its inputs must have samples on the first axis.
 
-    `settings` are those of `cd.Model` (loss, optimizer, batch_size, ...), for training it further:
-    arrays of the file that hold floating-point numbers are its parameters, and the statistics of
-    batch normalisation its states. Nothing of the file is run but operators that are known.
+    `settings` are the arguments of `cd.Model` (loss, optimizer, batch_size, ...), for further
+    training. Floating-point arrays in the file become its parameters, and the statistics of batch
+    normalisation its states. Only known operators of the file are executed.
 
     >>> load("no/such/model.onnx")
     Traceback (most recent call last):
@@ -90,7 +90,7 @@ class ImportedModel(Model):
             if not isinstance(name, int)
         }
         names = set(open_sizes.values())
-        # Of several, none says that it counts the samples; all stay as they came with the data.
+        # With several open sizes none is known to be the batch; all keep their sizes from the data.
         is_one = len(open_sizes) == 1 or (len(names) == 1 and None not in names)
         specs = tuple(
             (
@@ -188,9 +188,9 @@ class ImportedModel(Model):
         return dict(zip(names, outputs, strict=True))
 
     def predict(self, *inputs: Any, batch_size: int | None = None, **unknown: Never) -> np.ndarray:
-        """What the model gives for each sample.
+        """Return the model's results for each sample.
 
-        A model that was made for one number of samples gets exactly so many at a time.
+        A model with a fixed batch size computes in batches of exactly that size.
         """
         if not self.fixed_batch:
             return super().predict(*inputs, batch_size=batch_size, **unknown)
@@ -202,7 +202,7 @@ class ImportedModel(Model):
 
 
 def _spec(declared: Declared) -> tuple[tuple[int, ...], str] | None:
-    """Shape and dtype of one sample, if the file says them."""
+    """Return shape and dtype of a sample, if the file declares them."""
     if declared.shape is None or declared.dtype is None:
         return None
     sizes = [size for size in declared.shape[1:] if isinstance(size, int)]

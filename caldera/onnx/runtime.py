@@ -28,14 +28,14 @@ from caldera.onnx.reading.parser import parse, plain_domain
 from caldera.onnx.translate import translate
 
 _SMALL = 64
-"""Elements: an input of so many may be part of what a plan is made for."""
+"""Number of elements up to which an input's values may be fixed in a plan."""
 _REMEMBERED = 64
 """Plans kept for the next time."""
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """A plan, and the model's outputs, in which numbers stand for those of the plan."""
+    """A plan, and the model's outputs, in which numbers are indices of the plan's outputs."""
 
     plan: Plan
     outputs: list[Value]
@@ -56,11 +56,11 @@ def _is_small(symbol: Symbol, feeds: Mapping[str, np.ndarray]) -> bool:
 class InferenceSession:
     """A model that can be run.
 
-    Shapes are fixed in a plan, so each set of shapes gets a plan of its own. A small input on whose
-    values shapes depend (axes, sizes) counts as a shape. Where they depend on larger inputs, or the
-    dtype of one is none of Caldera's, the calls are computed one after the other, with Caldera's
-    reference functions; so they are with `compiled=False`. `in_numpy` names the operators that
-    NumPy computed in the last run, and `was_compiled` says whether it was a plan.
+    Shapes are fixed in a plan, so each set of shapes gets a separate plan. A small input whose
+    values determine shapes (axes, sizes) counts as a shape. If shapes depend on larger inputs, or
+    an input has a dtype unknown to Caldera, the calls are computed in order with Caldera's
+    reference functions. The same happens with `compiled=False`. `in_numpy` names the operators that
+    NumPy computed in the last run, and `was_compiled` is true if a plan was used.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class InferenceSession:
                 self._plans.popitem(last=False)
 
     def _compile(self, feeds: Mapping[str, np.ndarray]) -> Compiled | None:
-        """A plan for inputs like these; None if there is nothing left to compute."""
+        """Compile a plan for inputs like these; return None if no computation is left."""
         inputs = {
             name: each if name in self._by_value else op.input(name, each.shape, dtype=each.dtype)
             for name, each in feeds.items()
@@ -179,7 +179,7 @@ class Backend(backend_base.Backend):
 
     @classmethod
     def is_compatible(cls, model: Any, device: str = "CPU", **options: Any) -> bool:
-        """Whether every operator of the model's graph is one that Caldera translates."""
+        """Return True if Caldera translates every operator of the model's graph."""
         own = {(each.domain, each.name) for each in model.functions}
         return all(
             (plain_domain(node.domain), node.op_type) in OPERATORS
@@ -216,7 +216,7 @@ class Backend(backend_base.Backend):
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
-        """Whether the device is there: "CPU", or "CUDA" with a card."""
+        """Return True if the device is available: "CPU", or "CUDA" with a GPU."""
         try:
             _device(device)
         except CalderaError:
@@ -225,5 +225,5 @@ class Backend(backend_base.Backend):
 
 
 def _device(name: str) -> Device:
-    """The device that a name of ONNX ("CPU", "CUDA:1") stands for; an error if it is not there."""
+    """Return the device with this name in ONNX ("CPU", "CUDA:1"); raise if it is not available."""
     return find_device(name.lower())

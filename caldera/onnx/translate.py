@@ -1,4 +1,4 @@
-"""Writing a model down as a graph of Caldera: each call of an operator, one after the other."""
+"""Translation of a model to a graph of Caldera, call by call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_CALLS = 1 << 20
 
 @dataclass
 class Budget:
-    """What a model may ask for: it grows with what it holds, and what it is given."""
+    """Limits of a model's calls and memory, which grow with the size of its arrays and inputs."""
 
     held: int
     calls: int
@@ -38,10 +38,10 @@ class Budget:
 
 @dataclass
 class Scope:
-    """The values that calls can name: those of a graph, and of the graphs around it.
+    """The values that calls can name: values of a graph, and of the enclosing graphs.
 
-    `in_numpy` collects the operators that NumPy computed, over the whole model, and `budget` what
-    the model may still ask for.
+    `in_numpy` collects the operators that NumPy computed, over the whole model. `budget` is the
+    remaining budget of the model.
     """
 
     program: Program
@@ -53,10 +53,10 @@ class Scope:
     given: Mapping[str, Any] = field(default_factory=dict)
     """The attributes of the function that this is the inside of."""
     calls: Sequence[Call] = ()
-    """What is performed here."""
+    """Calls performed in this scope."""
 
     def value(self, name: str) -> Value:
-        """What a name stands for here; "" is an input that is left out."""
+        """Return the value of a name; "" is an omitted input."""
         if not name:
             return None
         here: Scope | None = self
@@ -84,7 +84,7 @@ class Scope:
         for call in calls:
             attributes = _resolved(call.attributes, self.given)
             inputs = [self.value(name) for name in call.inputs]
-            # What is left out at the end may come as an attribute, as in older versions.
+            # A trailing omitted input may be an attribute, as in older versions.
             while inputs and inputs[-1] is None:
                 inputs.pop()
             with error_scope(f"onnx {call}"):
@@ -95,7 +95,7 @@ class Scope:
         return [self.value(name) for name in results]
 
     def computed_from(self, name: str, values: Mapping[str, Value]) -> Value:
-        """What a name here stands for if other values are given to some names."""
+        """Return the value of a name if some names are given other values."""
         wanted, needed = {name}, []
         for call in reversed(self.calls):
             if wanted & (set(call.outputs) - values.keys()):
@@ -139,7 +139,7 @@ class Scope:
 
 
 def _resolved(attributes: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Attributes with those of the function around in place of references to them."""
+    """Return attributes with references replaced by attributes of the enclosing function."""
     return {
         name: given[value.name] if isinstance(value, Reference) else value
         for name, value in attributes.items()
@@ -162,7 +162,7 @@ class Translation:
 
 
 def translate(program: Program, values: Mapping[str, Value]) -> Translation:
-    """The outputs of a model; `values` are its inputs, and whatever replaces its arrays."""
+    """Return the outputs of a model; `values` are its inputs, and replacements for its arrays."""
     graph = program.graph
     known = {**graph.constants, **values}
     budget = Budget(sum(_bytes_of(each) for each in known.values()), MOST_CALLS)

@@ -1,6 +1,6 @@
 """Traversal of a network's layers, shared by the translations to all frameworks.
 
-A layer becomes a function f(run, *inputs); `run` is the current use of the network (true if it
+A layer becomes a function f(run, *inputs); `run` is the current use of the network (whether it
 trains, and the location of weights that the framework passes in). A framework defines the
 translation of elementary layers; composite layers are translated here for all frameworks.
 """

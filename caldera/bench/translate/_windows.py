@@ -18,7 +18,7 @@ _NAMES = ("input_weight", "state_weight", "input_bias", "state_bias")
 
 
 def directions(layer: Recurrent) -> list[tuple[list[Variable], bool]]:
-    """Return each direction's variables in the order of the loop below, and if it runs backwards."""
+    """Return each direction's variables in the loop's order, and True if it runs backwards."""
     held = layer.variables()
     ends = {"": False, "_reverse": True} if layer.bidirectional else {"": layer.go_backwards}
     return [([held[name + end] for name in _NAMES], back) for end, back in ends.items()]

@@ -43,8 +43,8 @@ class UpdateRule:
 class Case:
     """A computation to measure.
 
-    `part_of` names the whole that several cases make up together (the passes of one convolution),
-    and `group` the cases whose ratios are averaged.
+    `part_of` names the whole that several cases make up together (the passes of a convolution), and
+    `group` the cases whose ratios are averaged.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Attention: over all keys, over windows of them, and in its linear form."""
+"""Attention: over all keys, over windows of keys, and in its linear form."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _for_queries(x: Value, queries: int) -> Value:
 def _visible(
     shape: tuple[int, int, int], offset: Value, causal: int, left: int, right: int
 ) -> Value:
-    """Which keys each query may see, (N or 1, 1, T, S), or None where it is all of them."""
+    """Return the keys visible to each query, (N or 1, 1, T, S); None if all are visible."""
     _, queries, keys = shape
     key = np.arange(keys)
     place = op.add(op.reshape(offset, (-1, 1, 1, 1)), np.arange(queries)[:, None])
@@ -46,7 +46,7 @@ def _visible(
 
 
 def _mask_to_length(mask: Value, keys: int) -> Value:
-    """A mask that covers the first keys only hides the others."""
+    """Extend a mask that covers only the first keys; the remaining keys are hidden."""
     lacking = keys - mask.shape[-1]
     if not lacking:
         return mask
@@ -141,7 +141,7 @@ def _wide(dtype: DType) -> DType:
 
 
 def _softmax(scores: Value) -> Expr:
-    """Along the last axis; a row that sees nothing gets 0."""
+    """Softmax along the last axis; a row without visible keys is 0."""
     largest = op.max(scores, -1, keepdims=True)
     powers = op.exp(op.sub(scores, op.where(op.isfinite(largest), largest, 0.0)))
     total = op.sum(powers, -1, keepdims=True)
@@ -248,7 +248,7 @@ def rotary_embedding(
     moving, still = (
         op.split(heads, (turned, width - turned), 3) if turned < width else (heads, None)
     )
-    # Partners stand side by side, or half the width apart.
+    # Partners are adjacent, or separated by half the width.
     grid = (turned // 2, 2) if interleaved else (2, turned // 2)
     axis = 4 if interleaved else 3
     pairs = op.reshape(moving, (count, number, steps, *grid))

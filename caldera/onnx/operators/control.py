@@ -111,7 +111,7 @@ def scan(
     scope: Any,
     opset: int,
 ) -> tuple[Value, ...]:
-    """The body for each index of an axis, with values that go from one to the next."""
+    """Run the body for each index of an axis, with state passed from each index to the next."""
     if opset < 9:
         return _scan_batches(inputs[1:], body, num_scan_inputs, directions, scope)
     states, sequences = inputs[:-num_scan_inputs], list(inputs[-num_scan_inputs:])
@@ -130,7 +130,7 @@ def scan(
 def _scan_batches(
     inputs: Sequence[Value], body: Graph, count: int, directions: Sequence[int], scope: Any
 ) -> tuple[Value, ...]:
-    """Version 8 had an axis of samples before that of the steps."""
+    """Run version 8 of Scan, which has an axis of samples before the axis of steps."""
     samples = []
     turned = [0] * (len(inputs) - count) + (list(directions) or [0] * count)
     for i in range(inputs[0].shape[0]):
@@ -144,7 +144,7 @@ def _scan_batches(
 def _run_scan(
     states: Sequence[Value], sequences: Sequence[Value], body: Graph, scope: Any
 ) -> list[Value]:
-    """Along axis 0 of the sequences: the last states, then what was collected."""
+    """Scan axis 0 of the sequences; return the last states, then the collected outputs."""
     if all(is_known(each) for each in (*states, *sequences)):
         return _run_known_scan(list(states), sequences, body, scope)
 
@@ -218,7 +218,7 @@ def concat_from_sequence(sequence: list[Value], *, axis: int, new_axis: int = 0)
 def split_to_sequence(
     x: Value, split: Value = None, *, axis: int = 0, keepdims: int = 1
 ) -> list[Value]:
-    """Pieces along an axis: of one size (the last may be smaller), or of sizes given."""
+    """Split along an axis into equal pieces (the last may be smaller), or by given sizes."""
     position = axis_of(axis, len(x.shape))
     length = x.shape[position]
     if split is None or not split.shape:
@@ -252,7 +252,7 @@ def optional(value: Value = None, *, type: Any = None) -> Value:
 
 @operator("OptionalHasElement", foreign=True)
 def optional_has_element(value: Value = None) -> np.ndarray:
-    """Whether it is there."""
+    """Return True if the value is present."""
     return np.array(value is not None)
 
 
@@ -272,7 +272,7 @@ def _texts(values: list[Any], shape: tuple[int, ...]) -> np.ndarray:
 
 @evaluated("StringConcat")
 def string_concat(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Texts one after the other."""
+    """Concatenate strings."""
     return np.asarray(a + b, STRING)
 
 
@@ -280,7 +280,7 @@ def string_concat(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def string_split(
     x: np.ndarray, *, delimiter: str = "", maxsplit: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The parts of each text, filled up with empty ones, and how many there are."""
+    """Return the parts of each string, padded with empty strings, and their number."""
     most = -1 if maxsplit is None else maxsplit
     parts = [text.split(delimiter or None, most) for text in x.reshape(-1)]
     counts = np.array([len(each) for each in parts], np.int64).reshape(x.shape)
@@ -316,7 +316,7 @@ _LONGEST_PATTERN = 1000
 
 @evaluated("RegexFullMatch")
 def regex_full_match(x: np.ndarray, *, pattern: str) -> np.ndarray:
-    """Whether each text matches a pattern as a whole."""
+    """Return True for each string that fully matches a pattern."""
     _check_pattern(pattern)
     compiled = re.compile(pattern, re.ASCII)
     found = [compiled.fullmatch(text) is not None for text in x.reshape(-1)]
@@ -347,7 +347,7 @@ def tfidf_vectorizer(
     pool_strings: tuple[str, ...] = (),
     weights: tuple[float, ...] = (),
 ) -> np.ndarray:
-    """How often each n-gram of a pool occurs, weighted."""
+    """Return the weighted number of occurrences of each n-gram in a pool."""
     pool = _pool(pool_int64s or pool_strings, ngram_counts)
     check_size((*x.shape[:-1], max(ngram_indexes) + 1), np.float32)
     result = np.zeros((*x.shape[:-1], max(ngram_indexes) + 1), np.float32)
@@ -371,7 +371,7 @@ def tfidf_vectorizer(
 
 
 def _pool(words: tuple[Any, ...], starts: tuple[int, ...]) -> dict[tuple[Any, ...], int]:
-    """Each n-gram with its number: those of one word come first, then those of two, ..."""
+    """Number the n-grams, ordered by length: single words first, then pairs, ..."""
     found: dict[tuple[Any, ...], int] = {}
     for i, start in enumerate(starts):
         end = starts[i + 1] if i + 1 < len(starts) else len(words)

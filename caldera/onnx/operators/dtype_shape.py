@@ -72,9 +72,9 @@ def _from_texts(array: np.ndarray, dtype: DType) -> np.ndarray:
 
 
 def _power_of_two(array: np.ndarray, saturate: bool, round_mode: str) -> np.ndarray:
-    """Powers of two alone: the exponent is rounded."""
+    """Round to powers of two: the exponent is rounded."""
     mantissa, exponent = np.frexp(np.abs(array))
-    # frexp gives a mantissa from 1/2 up to 1: the power below is one less.
+    # The mantissa of frexp is in [1/2, 1): the power below is one less.
     below = exponent - 1
     fraction = mantissa * 2
     rises = {"up": fraction > 1, "down": fraction < 0, "nearest": fraction >= 1.5}[round_mode]
@@ -100,7 +100,7 @@ def bit_cast(x: np.ndarray, *, to: int) -> np.ndarray:
 
 @operator("Shape", numpy=lambda x, **bounds: shape(x, **bounds))
 def shape(x: Value, *, start: int = 0, end: int | None = None) -> np.ndarray:
-    """The sizes of x, or those of some axes."""
+    """Return the sizes of x, or of a range of its axes."""
     return np.array(x.shape[start:end], np.int64)
 
 
@@ -128,7 +128,7 @@ def constant(
     value_string: str | None = None,
     value_strings: tuple[str, ...] | None = None,
 ) -> np.ndarray:
-    """What the attribute says."""
+    """Return the value of the attribute."""
     for given, dtype in (
         (value, None),
         (sparse_value, None),
@@ -172,13 +172,13 @@ def eye_like(x: Value, *, dtype: int | None = None, k: int = 0) -> np.ndarray:
 
 @operator("Expand", moves=True)
 def expand(x: Value, shape: Value) -> Expr:
-    """x in a larger shape; sizes of 1 in the shape leave those of x."""
+    """Broadcast x to a larger shape; sizes of 1 in the shape keep the sizes of x."""
     return op.broadcast(x, np.broadcast_shapes(x.shape, integers(shape, "a shape")))
 
 
 @operator("Reshape", moves=True)
 def reshape(x: Value, shape: Value, *, allowzero: int = 0) -> Expr:
-    """x in another shape; 0 keeps a size and -1 takes what is left."""
+    """Reshape x; 0 keeps a size and -1 is inferred."""
     wanted = list(integers(shape, "a shape"))
     if not allowzero:
         wanted = [x.shape[i] if n == 0 else n for i, n in enumerate(wanted)]
@@ -189,7 +189,7 @@ def reshape(x: Value, shape: Value, *, allowzero: int = 0) -> Expr:
 
 @operator("Flatten", moves=True)
 def flatten(x: Value, *, axis: int = 1) -> Expr:
-    """The axes before `axis` as one, the others as another."""
+    """Merge the axes before `axis` into one, and the remaining axes into another."""
     before = x.shape[: axis_of(axis, len(x.shape))]
     rows = int(np.prod(before, dtype=np.int64))
     columns = int(np.prod(x.shape[len(before) :], dtype=np.int64))

@@ -39,7 +39,7 @@ def _quotient(a: Value, b: Value) -> Expr:
 
 @operator("Mod")
 def mod(a: Value, b: Value, *, fmod: int = 0) -> Expr:
-    """The remainder, with the sign of the divisor, or with `fmod` that of the dividend."""
+    """Return the remainder with the sign of the divisor, or, with `fmod`, of the dividend."""
     if not fmod:
         return op.mod(a, b)
     size = op.mod(op.abs(a), op.abs(b))
@@ -140,7 +140,7 @@ operator("Equal", numpy=np.equal)(_binary(op.equal))
 
 @operator("IsInf")
 def is_inf(x: Value, *, detect_negative: int = 1, detect_positive: int = 1) -> Expr:
-    """Whether it is infinite, on the sides that count."""
+    """Return True for infinite elements of the signs to detect."""
     never = op.broadcast(op.cast(False, bool_), x.shape)
     above = op.equal(x, np.inf) if detect_positive else never
     return op.logical_or(above, op.equal(x, -np.inf) if detect_negative else never)
@@ -183,7 +183,7 @@ FORMULAS: dict[str, Callable[..., Expr]] = {
     "Swish": lambda x, *, alpha=1.0: op.mul(x, op.sigmoid(op.mul(x, alpha))),
     "SwiGLU": lambda gate, x, *, alpha=1.0: op.mul(FORMULAS["Swish"](gate, alpha=alpha), x),
 }
-"""Operators that a line says; their attributes come by name."""
+"""Operators that need a single expression; their attributes are keyword arguments."""
 
 for _formula_name, _formula in FORMULAS.items():
     operator(_formula_name)(_formula)
@@ -191,7 +191,7 @@ for _formula_name, _formula in FORMULAS.items():
 
 @operator("Shrink")
 def shrink(x: Value, *, bias: float = 0.0, lambd: float = 0.5) -> Expr:
-    """x moved towards 0 by the bias where it lies outside of lambd, 0 inside."""
+    """Move x towards 0 by the bias if its magnitude exceeds lambd; return 0 otherwise."""
     inner = op.where(op.less(x, -lambd), op.add(x, bias), 0)
     return op.cast(op.where(op.greater(x, lambd), op.sub(x, bias), inner), x.dtype)
 

@@ -43,7 +43,7 @@ class _Axis:
 
 @dataclass(frozen=True)
 class _Rule:
-    """How new places are found among the old ones, and what is taken there."""
+    """Mapping of new positions to old ones, and the interpolation between them."""
 
     transformation: str
     mode: str
@@ -54,14 +54,14 @@ class _Rule:
 
 
 def _places(given: _Axis, how: str) -> np.ndarray:
-    """Where each new element stands on the old axis."""
+    """Return the position of each new element on the old axis."""
     check_size((given.wanted,))
     new = np.arange(given.wanted, dtype=np.float64)
     length, scale = given.length, given.scale
     if how == "asymmetric":
         return new / scale
     if how == "align_corners":
-        # The new length as the scale has it, which need not be a whole number.
+        # The new length according to the scale, which may be fractional.
         exact = scale * length
         return new * (length - 1) / (exact - 1) if exact != 1 else new * 0
     if how == "tf_crop_and_resize":
@@ -210,7 +210,7 @@ def resize(
 
 
 _BYTES_A_PIXEL = 10
-"""As it is in the file, in the colours that are wanted, and as an array."""
+"""Bytes per pixel for three copies: the file's, in the requested colours, and the array."""
 
 
 def _corners(boxes: np.ndarray, center_point_box: int) -> np.ndarray:
@@ -224,7 +224,7 @@ def _corners(boxes: np.ndarray, center_point_box: int) -> np.ndarray:
 
 
 def _overlap(box: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Intersection over union with each of the others."""
+    """Return the intersection over union of a box with each box in `others`."""
     low = np.maximum(box[:2], others[:, :2])
     high = np.minimum(box[2:], others[:, 2:])
     common = np.prod(np.maximum(high - low, 0), axis=1)
@@ -273,7 +273,7 @@ def image_decoder(stream: np.ndarray, *, pixel_format: str = "RGB") -> np.ndarra
             pixels = np.array(picture, np.uint8).reshape(picture.height, picture.width, channels)
     except DataError:
         raise
-    # Whatever is wrong with the bytes: ONNX wants an empty picture, not an error.
+    # For invalid bytes ONNX requires an empty picture, not an error.
     except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError):
         return np.zeros((0, 0, channels), np.uint8)
     return pixels[:, :, ::-1] if pixel_format == "BGR" else pixels

@@ -1,4 +1,4 @@
-"""Two sets of operators beside the main one: classical models, and training."""
+"""Two sets of operators in addition to the main one: classical models, and training."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def label_encoder(
     default_string: str = "_Unused",
     default_tensor: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Each element replaced by what a table says."""
+    """Replace each element by its value in a table."""
     keys = next(
         each for each in (keys_tensor, keys_floats, keys_int64s, keys_strings) if each is not None
     )
@@ -70,7 +70,7 @@ def label_encoder(
 
 
 def _key(value: Any) -> Any:
-    """NaN is found as well, whatever its bits; numbers of files are float32."""
+    """Return a key that matches every NaN, and numbers of files as float32."""
     if isinstance(value, float | np.floating):
         return "nan" if np.isnan(value) else float(np.float32(value))
     return value
@@ -154,7 +154,7 @@ def _aggregated(values: list[float], how: int, trees: int) -> float:
 
 
 def _member_sets(modes: np.ndarray, values: np.ndarray | None) -> dict[int, set[float]]:
-    """The sets that nodes ask for membership in, which NaN keep apart."""
+    """Return the sets for membership tests of nodes; NaN separates the sets in `values`."""
     flat = np.zeros(0) if values is None else values
     sets = [
         set(part[~np.isnan(part)].tolist()) for part in np.split(flat, np.flatnonzero(flat != flat))
@@ -166,7 +166,7 @@ def _member_sets(modes: np.ndarray, values: np.ndarray | None) -> dict[int, set[
 def _for_each(
     step: Callable[..., tuple[Expr, ...]], values: Sequence[Value], parts: int
 ) -> tuple[Expr, ...]:
-    """A step of each tensor; `values` are tensors, then their gradients, then what is kept."""
+    """Apply a step to each tensor; `values` are tensors, then their gradients, then their state."""
     count = len(values) // parts
     tensors = zip(*[values[i * count : (i + 1) * count] for i in range(parts)], strict=True)
     results = [step(*each) for each in tensors]

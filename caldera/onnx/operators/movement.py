@@ -30,7 +30,7 @@ from caldera.onnx.operators.registry import (
 
 @operator("Concat", moves=True)
 def concat(*parts: Value, axis: int = 1) -> Expr:
-    """The parts one after the other along an axis."""
+    """Concatenate the parts along an axis."""
     return op.concat(parts, axis)
 
 
@@ -60,7 +60,7 @@ def slice_(x: Value, starts: Value, ends: Value, axes: Value = None, steps: Valu
     strides = (1,) * len(first) if steps is None else integers(steps, "steps")
     parts = [slice(None)] * len(x.shape)
     for axis, begin, end, step in zip(chosen, first, last, strides, strict=True):
-        # Going backwards, a number below the first index means that the first is part of it.
+        # With a negative step, an end below the first index includes the first element.
         stop = None if step < 0 and end < -x.shape[axis] else end
         parts[axis] = slice(begin, stop, step)
     return expression(x)[tuple(parts)]
@@ -104,7 +104,7 @@ def pad(
 
 
 def widened(x: Value, widths: Sequence[tuple[int, int]], filler: Any = 0) -> Expr:
-    """x with so many elements around it; negative widths cut."""
+    """Pad x by `widths`; negative widths crop."""
     parts = [
         slice(max(-before, 0), n - max(-after, 0))
         for n, (before, after) in zip(x.shape, widths, strict=True)
@@ -114,7 +114,7 @@ def widened(x: Value, widths: Sequence[tuple[int, int]], filler: Any = 0) -> Exp
 
 
 def _places(length: int, before: int, after: int, mode: str) -> np.ndarray:
-    """Which element stands at each place of a padded axis."""
+    """Return the index of the element at each position of a padded axis."""
     check_size((length + max(before, 0) + max(after, 0),))
     wanted = np.arange(-before, length + after)
     if mode == "edge":
@@ -169,7 +169,7 @@ def center_crop_pad(x: Value, shape: Value, *, axes: tuple[int, ...] | None = No
     widths = [(0, 0)] * len(x.shape)
     for axis, size in zip(chosen, sizes, strict=True):
         more = size - x.shape[axis]
-        # The odd one is cut from the right side, or added there.
+        # An odd element is cropped from the right side, or added there.
         before = more // 2 if more > 0 else -(-more // 2)
         widths[axis] = (before, more - before)
     return widened(x, widths)
@@ -211,7 +211,7 @@ def _without_diagonals(
 def tensor_scatter(
     past: Value, update: Value, write_indices: Value = None, *, axis: int = -2, mode: str = "linear"
 ) -> Expr:
-    """A cache with new steps written to it, from a place of its own in each sample."""
+    """Write new steps to a cache, from a separate position in each sample."""
     position = axis_of(axis, len(past.shape))
     length, steps = past.shape[position], update.shape[position]
     first = np.zeros(past.shape[0], np.int64) if write_indices is None else write_indices
@@ -234,7 +234,7 @@ def gather(x: Value, indices: Value, *, axis: int = 0) -> Expr:
 def gather_elements(x: Value, indices: Value, *, axis: int = 0) -> Expr:
     """For each index, the element of x at that position of the axis."""
     position = axis_of(axis, len(x.shape))
-    # Indices may cover a part of the other axes.
+    # Indices may cover only a part of the remaining axes.
     kept = [None if each == position else n for each, n in enumerate(indices.shape)]
     return op.take_along_axis(op.slice(x, [None] * len(kept), kept), indices, position)
 
@@ -249,7 +249,7 @@ def _flat(indices: Value, shape: tuple[int, ...]) -> Expr:
 
 @operator("GatherND", moves=True)
 def gather_nd(x: Value, indices: Value, *, batch_dims: int = 0) -> Expr:
-    """The parts of x at tuples of positions, in each sample those of the sample."""
+    """Return the parts of x at tuples of positions, separately for each sample."""
     depth = indices.shape[-1]
     batch = x.shape[:batch_dims]
     inner = x.shape[batch_dims : batch_dims + depth]
@@ -276,7 +276,7 @@ def one_hot(indices: Value, depth: Value, values: Value, *, axis: int = -1) -> E
 def top_k(
     x: Value, k: Value, *, axis: int = -1, largest: int = 1, sorted: int = 1
 ) -> tuple[Expr, Expr]:
-    """The largest or smallest elements along an axis, and where they were."""
+    """Return the largest or smallest elements along an axis, and their indices."""
     count = integer(k, "how many")
     if largest and is_float(x.dtype):
         return op.top_k(x, count, axis)
@@ -362,7 +362,7 @@ def compress(x: np.ndarray, condition: np.ndarray, *, axis: int | None = None) -
 def unique(
     x: np.ndarray, *, axis: int | None = None, sorted: int = 1
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Different elements or parts, where each is first, which one each is, and how often."""
+    """Return the unique elements or parts, their first indices, the inverse, and the counts."""
     values, first, inverse, counts = np.unique(
         x, return_index=True, return_inverse=True, return_counts=True, axis=axis
     )

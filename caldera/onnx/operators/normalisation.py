@@ -31,9 +31,9 @@ def batch_normalization(
     is_test: int = 1,
     consumed_inputs: tuple[int, ...] = (),
 ) -> Any:
-    """By given statistics or, in training, by those of the batch.
+    """Normalise by given statistics or, in training, by statistics of the batch.
 
-    A model that is trained further keeps running statistics, as `nn.BatchNorm` does.
+    A model in further training keeps running statistics, as `nn.BatchNorm` does.
     """
     if training_mode:
         y, own_mean, own_variance = op.batch_norm(x, scale, shift, eps=epsilon)
@@ -58,7 +58,7 @@ def _over_last(x: Value, axis: int) -> tuple[int, ...]:
 
 
 def _working(x: Value, stash_type: int) -> DType:
-    """The dtype of the first stage: that which is asked for, but never less than x has."""
+    """Return the dtype of the first stage: the requested one, but at least as wide as x."""
     asked = dtype_of(stash_type)
     return x.dtype if x.dtype.itemsize > asked.itemsize else asked
 
@@ -156,7 +156,7 @@ def dropout(
     is_test: int = 1,
     consumed_inputs: Any = None,
 ) -> tuple[Value, np.ndarray]:
-    """Nothing at all, and a mask that says so: only training would drop anything."""
+    """Return x unchanged, and a mask of True: only training would drop elements."""
     is_training = training_mode is not None and bool(known(training_mode).item())
     if is_training and (ratio is None or float(known(ratio).item()) != 0):
         raise ConfigError.build(

@@ -25,10 +25,10 @@ PLACING = ("strides", "dilations", "pads", "auto_pad")
 
 @dataclass(frozen=True)
 class AxisWindows:
-    """Windows laid over the axes of an image, one entry an axis.
+    """Windows laid over the axes of an image, one entry per axis.
 
-    `before` and `after` are the padding; `beyond` is how far the last window sticks out of it, as
-    happens in ceil mode.
+    `before` and `after` are the padding; `beyond` is the number of elements by which the last
+    window extends past it, as happens in ceil mode.
     """
 
     kernel: Sizes
@@ -40,12 +40,12 @@ class AxisWindows:
     outputs: Sizes
 
     def padding(self) -> list[tuple[int, int]]:
-        """(before, after) for each axis, with what the last window needs."""
+        """Padding (before, after) of each axis, including elements for the last window."""
         return [(a, b + c) for a, b, c in zip(self.before, self.after, self.beyond, strict=True)]
 
 
 def _reach(kernel: Sizes, dilations: Sizes) -> Sizes:
-    """How much of the image a window covers, the gaps of its dilation included."""
+    """Return the extent of a window, including the gaps of its dilation."""
     return tuple(d * (k - 1) + 1 for k, d in zip(kernel, dilations, strict=True))
 
 
@@ -80,7 +80,7 @@ def _explicit(
 ) -> tuple[int, int, int, int]:
     room = n + before + after - reach
     count = (-(-room // stride) if ceil_mode else room // stride) + 1
-    # A window that would begin behind the image covers nothing of it.
+    # A window that starts behind the image covers no element.
     if ceil_mode and (count - 1) * stride >= n + before:
         count -= 1
     return before, after, max((count - 1) * stride - room, 0), count
@@ -108,7 +108,9 @@ def padded(x: Value, windows: AxisWindows, value: float) -> Expr:
 
 
 def unfold(x: Any, windows: AxisWindows) -> list[Any]:
-    """For each element of the window, what it meets: a padded image, one value a window."""
+    """Return the covered values for each element of the window: a padded image, one value per
+    window.
+    """
     parts = []
     for position in positions(windows.kernel):
         cut = [slice(None), slice(None)]
@@ -121,7 +123,7 @@ def unfold(x: Any, windows: AxisWindows) -> list[Any]:
 
 
 def fold(parts: Sequence[Value], windows: AxisWindows, sizes: Sequence[int]) -> Expr:
-    """The opposite: values of each element of the window added where they came from."""
+    """Inverse of `unfold`: add the values of each element of the window at their positions."""
     wholes = []
     for position, part in zip(positions(windows.kernel), parts, strict=True):
         widths = [(0, 0), (0, 0)]
@@ -189,7 +191,7 @@ def _is_plane(windows: AxisWindows) -> bool:
 def max_pool(
     x: Value, *, kernel_shape: tuple[int, ...], storage_order: int = 0, wanted: int, **how: Any
 ) -> Any:
-    """The largest element of each window and, if asked for, where it stands."""
+    """Return the largest element of each window and, if requested, its index."""
     windows = lay_windows(x.shape[2:], kernel_shape, **how)
     # Small whole numbers are exact in float32.
     image = x if is_float(x.dtype) else op.cast(x, float32)
@@ -287,7 +289,7 @@ def max_unpool(
     pads: tuple[int, ...] | None = None,
     strides: tuple[int, ...] | None = None,
 ) -> Expr:
-    """Zeros, with each element where its index says; the indices are those of the pooled image."""
+    """Return zeros with each element at its index; indices refer to the pooled image."""
     rank = len(kernel_shape)
     steps, widths = strides or (1,) * rank, pads or (0,) * (2 * rank)
     sizes = tuple(

@@ -33,7 +33,7 @@ from caldera.onnx.operators.registry import Value, axis_of, expression, integers
 
 @operator("MatMul")
 def matmul(a: Value, b: Value) -> Expr:
-    """The product; that of whole numbers is computed in float64, which holds them exactly."""
+    """Matrix product; integers are multiplied in float64, which represents them exactly."""
     if is_float(a.dtype):
         return op.matmul(a, b)
     return op.cast(op.matmul(op.cast(a, float64), op.cast(b, float64)), a.dtype)
@@ -185,7 +185,7 @@ def col2im(
 def causal_conv_with_state(
     x: Value, w: Value, bias: Value = None, past_state: Value = None, *, activation: str = "none"
 ) -> tuple[Expr, Expr]:
-    """Each channel convolved with what came before it, also in the last call."""
+    """Convolve each channel causally, with the past including steps of the last call."""
     count, channels, length = x.shape
     before = w.shape[2] - 1
     past = np.zeros((count, channels, before), x.dtype) if past_state is None else past_state
@@ -273,7 +273,7 @@ def dequantize_linear(
 
 @operator("DynamicQuantizeLinear")
 def dynamic_quantize_linear(x: Value) -> tuple[Value, Value, Value]:
-    """x in 8 bits, with the scale and zero point that its own range asks for."""
+    """Quantise x to 8 bits, with scale and zero point from its own range."""
     low = op.minimum(op.min(x), 0.0)
     high = op.maximum(op.max(x), 0.0)
     scale = op.div(op.sub(high, low), 255.0)

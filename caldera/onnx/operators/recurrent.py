@@ -35,7 +35,7 @@ _FUNCTIONS: dict[str, Callable[..., Expr]] = {
 def _activations(
     names: Sequence[str], alphas: Sequence[float], betas: Sequence[float]
 ) -> list[Activation]:
-    """The functions by name; those that take numbers take the next ones from the lists."""
+    """Return the functions by name; functions with parameters take the next values of the lists."""
     lists = {"alpha": iter(alphas), "beta": iter(betas)}
     found: list[Activation] = []
     for name in map(str.lower, names):
@@ -50,7 +50,7 @@ def _activations(
 
 @dataclass(frozen=True)
 class _Weights:
-    """Those of one direction, transposed: (C, gates H), (H, gates H), and two biases."""
+    """Weights of a direction, transposed: (C, gates H), (H, gates H), and two biases."""
 
     inputs: Expr
     states: Expr
@@ -64,7 +64,7 @@ Step = Callable[[_Weights, Expr, State], State]
 
 @dataclass(frozen=True)
 class _Layer:
-    """What the three kinds share."""
+    """Common code of the three kinds of recurrent layers."""
 
     default_functions: tuple[str, ...]
     adds_state_bias_inside: bool = False

@@ -52,7 +52,7 @@ class NeedsValue(CalderaError):
 
 
 def known(value: Value, what: str = "a value") -> np.ndarray:
-    """The array that a value stands for, if it does not depend on what is fed or trained.
+    """Return the array of a value that does not depend on inputs or trained parameters.
 
     >>> from caldera import op
     >>> known(op.add(np.arange(3), 1)).tolist()
@@ -76,13 +76,13 @@ def known(value: Value, what: str = "a value") -> np.ndarray:
 
 
 def _leaves(value: Expr) -> dict[Node, Symbol]:
-    """What an expression reads, numbers apart."""
+    """Return the symbols that an expression reads, except plain numbers."""
     order = topological([value.node])
     return {node: node.attrs["symbol"] for node in order if "symbol" in node.attrs}
 
 
 def _free(leaves: Mapping[Node, Symbol]) -> list[Symbol]:
-    """What of it is not known now."""
+    """Return the leaves without a known value."""
     return [symbol for symbol in leaves.values() if symbol.role != "array"]
 
 
@@ -103,14 +103,14 @@ def known_if_possible(value: Value) -> Value:
 
 
 def check_size(shape: Iterable[int], dtype: Any = np.float64, *, held: int = 0) -> None:
-    """Refuse what is too large for a file to ask for, beside `held` bytes of what is known."""
+    """Raise if an array is too large for a file to request, given `held` bytes of known values."""
     sizes = tuple(shape)
     check_asked(math.prod(sizes) * np.dtype(dtype).itemsize, f"onnx, shape {sizes}", held=held)
     check_shape(sizes, "onnx")
 
 
 def expression(value: Value) -> Expr:
-    """An array as an expression, so that it can be cut like one."""
+    """Return an array as an expression, so that it can be sliced like one."""
     return value if isinstance(value, Expr) else op.reshape(value, value.shape)
 
 
@@ -127,14 +127,14 @@ def all_known(value: Value) -> Value:
 
 
 def is_known(value: Value) -> bool:
-    """Whether there is no expression in it."""
+    """Return True if a value contains no expression."""
     if isinstance(value, list):
         return all(is_known(each) for each in value)
     return not isinstance(value, Expr)
 
 
 def is_foreign(value: Value) -> bool:
-    """Whether it holds elements that Caldera has no dtype for."""
+    """Return True if a value has elements without a Caldera dtype."""
     if isinstance(value, list):
         return any(is_foreign(each) for each in value)
     return isinstance(value, np.ndarray) and not is_ours(value.dtype)
@@ -166,12 +166,12 @@ def axis_of(axis: int, rank: int) -> int:
 
 
 def laid_out(x: Value, axis: int, rank: int) -> Value:
-    """A vector along one of `rank` axes; the others have size 1."""
+    """Lay a vector along one of `rank` axes; the remaining axes have size 1."""
     return op.reshape(x, [-1 if each == axis_of(axis, rank) else 1 for each in range(rank)])
 
 
 def axis_moved(x: Value, source: int, target: int) -> Expr:
-    """x with one axis at another place, the others in their order."""
+    """Move an axis of x to another position; the remaining axes keep their order."""
     rank = len(x.shape)
     order = [axis for axis in range(rank) if axis != axis_of(source, rank)]
     order.insert(axis_of(target, rank), axis_of(source, rank))
@@ -187,7 +187,7 @@ _ASKED_FOR = ("opset", "wanted", "scope")
 
 @dataclass(frozen=True)
 class Operator:
-    """How an operator is translated."""
+    """Translation of an operator."""
 
     name: str
     function: Function
@@ -210,7 +210,7 @@ def operator(
 ) -> Callable[[Function], Function]:
     """Register a translator under these names of operators.
 
-    `further` names attributes that it hands on to others (as `**how`).
+    `further` names attributes that it passes on to other functions (as `**how`).
     """
 
     def register(function: Function) -> Function:
@@ -236,7 +236,7 @@ def evaluated(*names: str, domain: str = "") -> Callable[[Function], Function]:
 
 @dataclass(frozen=True)
 class CallContext:
-    """What a translator may ask for besides inputs and attributes."""
+    """Additional information for translators, besides inputs and attributes."""
 
     opset: int
     wanted: int
@@ -270,8 +270,8 @@ def apply(
         return _on_foreign(found, inputs, named), True
     results = _tuple(found.function(*inputs, **named))
     if all(is_known(each) for each in inputs):
-        # Known at once: what depends on it may have to be known as well. (A graph inside of an
-        # attribute may still name what is not.)
+        # Evaluated now: values that depend on it may have to be known as well. (A graph in an
+        # attribute may still refer to unknown values.)
         results = tuple(known_if_possible(each) for each in results)
     return results, met_foreign or any(is_foreign(each) for each in results)
 

@@ -41,7 +41,7 @@ def _fetch(x: Value, padding: str, is_aligned: bool) -> Fetch:
 
 
 def _inside(places: Sequence[Expr], sizes: Sequence[int], beyond: int) -> Expr:
-    """Which places lie in an image, or up to `beyond` elements outside."""
+    """Return True for positions in an image, or up to `beyond` elements outside."""
     limits = [(-beyond, n - 1 + beyond) for n in sizes]
     fits = [
         op.logical_and(op.greater_equal(place, low), op.less_equal(place, high))
@@ -92,7 +92,7 @@ def sampled(x: Value, places: Sequence[Expr], mode: str, padding: str, is_aligne
 def _corners(
     read: Fetch, bases: Sequence[Expr], weights: Sequence[Sequence[Expr]], first: int
 ) -> Iterator[Expr]:
-    """The elements around a place, from `first` beside its base on, times their weights."""
+    """Yield the weighted elements around a position, starting at offset `first` from its base."""
     for corner in itertools.product(range(len(weights[0])), repeat=len(bases)):
         found = read([op.add(base, step + first) for base, step in zip(bases, corner, strict=True)])
         for axis, step in enumerate(corner):
@@ -136,7 +136,7 @@ def grid_sample(
 
 @operator("AffineGrid")
 def affine_grid(theta: Value, size: Value, *, align_corners: int = 0) -> Expr:
-    """The places that an affine map gives to the elements of an image."""
+    """Return the positions to which an affine map takes the elements of an image."""
     count, _, *sizes = integers(size, "a shape")
     rank = len(sizes)
     check_size((*sizes, rank + 1))
@@ -166,7 +166,7 @@ def deform_conv(
     pads: tuple[int, ...] | None = None,
     strides: tuple[int, ...] | None = None,
 ) -> Expr:
-    """A convolution whose kernel reads at places that are moved, each by an offset of its own."""
+    """Convolution whose kernel reads at positions with individual offsets."""
     count, channels, *sizes = x.shape
     kernel = kernel_shape or w.shape[2:]
     windows = lay_windows(sizes, kernel, strides=strides, dilations=dilations, pads=pads)
@@ -199,7 +199,7 @@ def deform_conv(
 
 @dataclass(frozen=True)
 class _Regions:
-    """How regions are pooled: rows and columns of parts, and of the places in each part."""
+    """Pooling of regions: rows and columns of parts, and the sampling points in each part."""
 
     rows: int
     columns: int
@@ -226,7 +226,7 @@ class _Regions:
         return op.mean(parts, (3, 5)) if self.mode == "avg" else op.max(parts, (3, 5))
 
     def _line(self, start: Expr, end: Expr, number: int) -> Expr:
-        """So many places in the middles of equal parts."""
+        """Return `number` positions at the centres of equal parts."""
         length = op.sub(end, start)
         if not self.keeps_small:
             length = op.maximum(length, 1.0)

@@ -19,7 +19,7 @@ def _length_changed(x: Value, axis: int, length: int) -> Value:
 
 
 def _complex(x: Value) -> Value:
-    """Complex numbers from pairs, or from real parts alone."""
+    """Return complex numbers from pairs, or from real parts only."""
     return op.view_as_complex(x) if x.shape[-1] == 2 else op.squeeze(x, -1)
 
 

@@ -1,4 +1,4 @@
-"""From a file of ONNX to plain values: calls of operators, and arrays. Nothing is run."""
+"""Parsing of ONNX files into plain values: calls of operators, and arrays, without execution."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Protobuf messages become plain values: graphs, calls and functions. Sizes and offsets in a model are
 compared with the bytes that are present before memory is allocated. A file with external data must
-be in the folder of the model: a path that leads out of it, absolute or through a link, is rejected.
+be in the folder of the model: a path that leads elsewhere, absolute or through a link, is rejected.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from caldera.onnx.library import BY_NUMBER, STRING, dtype_of, numpy_helper, onnx
 
 @dataclass(frozen=True)
 class Reference:
-    """An attribute whose value is an attribute of the function that it stands in."""
+    """An attribute whose value is an attribute of the enclosing function."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Declared:
-    """An input or output: its name and, for a tensor, what the model says of it.
+    """An input or output: its name and, for a tensor, its declared dtype and shape.
 
-    A size that is not fixed is the name it has there, or None; `shape` is None where nothing is
-    said. `kind` is "tensor", "sequence", "optional" or "other".
+    A size that is not fixed is its symbolic name, or None; `shape` is None if it is not declared.
+    `kind` is "tensor", "sequence", "optional" or "other".
     """
 
     name: str
@@ -84,7 +84,7 @@ class ModelFunction:
 
 @dataclass(frozen=True, eq=False)
 class OnnxModel:
-    """A whole model: its graph, the version of each set of operators, functions of its own."""
+    """A whole model: its graph, the versions of operator sets, and its functions."""
 
     graph: ModelGraph
     versions: Mapping[str, int]
@@ -97,7 +97,7 @@ _PACKED_BITS |= {"float6_e2m3fn": 6, "float6_e3m2fn": 6}
 
 
 class Folder:
-    """Where files beside a model may lie, and how much of each has been read."""
+    """Folder of a model with external data, and the bytes read from each file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
@@ -121,7 +121,7 @@ class Folder:
 
 
 def array_of(tensor: Any, folder: Folder | None, where: str) -> np.ndarray:
-    """The array of a TensorProto; `folder` is where files beside the model may lie."""
+    """Return the array of a TensorProto; `folder` is the folder of external data."""
     place = f"{where}, {tensor.name!r}"
     dtype = dtype_of(tensor.data_type)
     shape = tuple(int(n) for n in tensor.dims)
@@ -178,7 +178,7 @@ def _check_length(there: int, shape: tuple[int, ...], dtype: DType, where: str) 
 
 
 def _stored_bytes(tensor: Any, shape: tuple[int, ...], dtype: DType) -> int:
-    """How much there is: bytes, or elements counted as the bytes they make."""
+    """Return the number of stored bytes, or of stored elements converted to bytes."""
     if dtype == STRING:
         return len(tensor.string_data)
     if tensor.HasField("raw_data"):
@@ -188,14 +188,14 @@ def _stored_bytes(tensor: Any, shape: tuple[int, ...], dtype: DType) -> int:
         return elements * dtype.itemsize // 2
     fields = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data")
     elements = sum(len(getattr(tensor, field)) for field in fields)
-    # Numbers of less than a byte come several in an element, but those of 6 bits.
+    # Numbers of 2 and 4 bits are packed, several in an element; numbers of 6 bits are not.
     if _PACKED_BITS.get(dtype.name) in (2, 4):
         return elements
     return elements * dtype.itemsize if elements != size(shape) else _needed_bytes(shape, dtype)
 
 
 def _beside(tensor: Any, folder: Folder | None, where: str) -> bytes:
-    """The bytes of a tensor that lies in a file of its own."""
+    """Return the bytes of a tensor in an external file."""
     said = {entry.key: entry.value for entry in tensor.external_data}
     if folder is None or not said.get("location") or not set(said) <= _EXTERNAL_KEYS:
         raise DataError.build(
@@ -218,7 +218,7 @@ _DEEPEST = 64
 
 
 def parse(model: Any, folder: Path | None = None, where: str = "onnx") -> OnnxModel:
-    """What a ModelProto says. `folder` is where arrays that it keeps in other files may lie."""
+    """Parse a ModelProto. `folder` is the folder of external data."""
     reader = _Reader(None if folder is None else Folder(folder), where)
     functions = {
         (plain_domain(each.domain), each.name): reader.function(each) for each in model.functions
@@ -329,11 +329,11 @@ def _size(dimension: Any) -> int | str | None:
 
 
 LARGEST_FILE = (1 << 31) - 1
-"""What protobuf can read; larger models keep their arrays in files beside them."""
+"""Largest file that protobuf can read; larger models store their arrays in external files."""
 
 
 def read_model(path: str | os.PathLike[str]) -> OnnxModel:
-    """What a model file says.
+    """Read a model file.
 
     >>> read_model("no/such/model.onnx")
     Traceback (most recent call last):

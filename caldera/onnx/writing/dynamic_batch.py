@@ -1,6 +1,6 @@
 """Export of a graph with a dynamic batch axis, from two traces with different batch sizes.
 
-Shapes of Caldera are fixed, those of ONNX need not be. A model is therefore traced twice; the two
+Shapes are fixed in Caldera, and may be dynamic in ONNX. A model is therefore traced twice; the two
 graphs differ only in the sizes and numbers that follow from the number of samples.
 
 A model may also create arrays while it is traced: zeros for the first state of each sample, the
@@ -10,8 +10,7 @@ them is recovered if it is one of the following, and the file computes it:
 - an axis as long as the samples, along which values are constant or change by equal steps;
 - numbers that grow with the number of samples (a + b n), or that it divides (a / n).
 
-Any other difference is an error: a file with the first array would be wrong for all other
-batches.
+Any other difference is an error: a file with the first array would be wrong for all other batches.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ FIRST, SECOND = 13, 17
 
 @dataclass(frozen=True)
 class BatchMultiple:
-    """A size that is so many times the number of samples."""
+    """A size that is a multiple of the number of samples."""
 
     times: int
 
@@ -82,7 +81,7 @@ class Pair:
         return [name for name in a if not (a[name] == b[name] or _both_nan(a[name], b[name]))]
 
     def parts(self) -> tuple[Pair, ...]:
-        """What a composite op is made of."""
+        """Parts of a composite op."""
         assert self.node.op.decompose is not None
         firsts, seconds = (
             as_tuple(each.op.decompose(*each.inputs, **each.attrs))  # type: ignore[misc]
@@ -144,7 +143,7 @@ Both = tuple[np.ndarray, np.ndarray]
 
 
 def array_by_samples(write: Any, both: Both, node: Node) -> str:
-    """An array that is the first for one number of samples and the second for the other."""
+    """Write an array that has the first or second value, depending on the number of samples."""
     first, second = both
     if _same(first, second):
         return write.array(first)
@@ -164,7 +163,7 @@ def array_by_samples(write: Any, both: Both, node: Node) -> str:
 
 
 def counting(write: Any, length: Size, axis: int, rank: int, dtype: DType) -> str:
-    """0, 1, 2, ... along one of `rank` axes; the others have size 1."""
+    """Write 0, 1, 2, ... along one of `rank` axes; the remaining axes have size 1."""
     line = [1] * rank
     if not isinstance(length, BatchMultiple):
         line[axis] = length
@@ -183,7 +182,7 @@ def _same(first: np.ndarray, second: np.ndarray) -> bool:
 
 
 def _start_and_step(both: Both, axis: int, node: Node) -> tuple[Both, Both]:
-    """What is at the start of an axis, and by how much it changes from each index to the next."""
+    """Return the start of an axis, and its step from each index to the next."""
     starts, steps = [], []
     for array in both:
         start = array.take([0], axis)
@@ -192,7 +191,7 @@ def _start_and_step(both: Both, axis: int, node: Node) -> tuple[Both, Both]:
             line = [1] * array.ndim
             line[axis] = -1
             positions = np.arange(array.shape[axis]).astype(array.dtype).reshape(line)
-            # Truth values have no steps, and those of fractions are rounded.
+            # Booleans have no steps, and steps of fractions are rounded.
             if array.dtype.kind in "iu":
                 step = array.take([1], axis) - start
             if not _same(array, start + positions * step):

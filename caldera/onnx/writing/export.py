@@ -34,7 +34,7 @@ _SPREADS = (16, 2, 1)
 """Whole numbers that are fed are below these: a table may have few rows."""
 
 _DIGITS = {2: 3e-2, 4: 1e-3, 8: 1e-6}
-"""How far numbers of so many bytes may differ, relative to the largest."""
+"""Allowed difference relative to the largest value, by the bytes of a number."""
 
 _MUCH = 10**11
 """Operations from which on a plan is compiled; less is done before one would be ready."""
@@ -60,7 +60,7 @@ def check(raw: bytes, model: Model, batch_size: int | None = None) -> None:
 
 @contextmanager
 def _refusing(expected: str) -> Iterator[None]:
-    """Whatever another program may raise: the file is not what it should be."""
+    """Raise an error with `expected` for any exception inside: the file is not as it should be."""
     try:
         yield
     except Exception as problem:
@@ -70,7 +70,7 @@ def _refusing(expected: str) -> Iterator[None]:
 def _example(
     inputs: Sequence[Expr], outputs: Mapping[str, Expr]
 ) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
-    """Inputs of the model, in order, and what it gives for them."""
+    """Return inputs of the model, in order, and its outputs for them."""
     compute = _evaluator(inputs, list(outputs.values()))
     for spread in _SPREADS:
         values = _random([each.node for each in inputs], spread)
@@ -85,7 +85,7 @@ def _example(
 
 
 def _evaluator(inputs: Sequence[Expr], outputs: Sequence[Expr]) -> Runner:
-    """What computes these expressions, once: reference functions, or a plan where it pays."""
+    """Return a runner that computes expressions once: reference functions, or a plan if it pays."""
     fed, roots = [each.node for each in inputs], [each.node for each in outputs]
     order = topological(roots)
     if sum(node.op.count_flops(node) for node in order) > _MUCH:
@@ -125,7 +125,7 @@ def _by_caldera(raw: bytes) -> Runner:
 
 
 def _by_onnxruntime(raw: bytes) -> Runner:
-    """What onnxruntime computes; what Caldera does where it has no kernel for a dtype."""
+    """Return a runner by onnxruntime; by Caldera if onnxruntime has no kernel for a dtype."""
     runtime = optional_import("onnxruntime", "onnxruntime", "onnx export")
     options = runtime.SessionOptions()
     options.log_severity_level = 4
@@ -149,7 +149,7 @@ def _compare(name: str, found: Any, expected: np.ndarray, count: int) -> None:
         a, b = found.astype(np.float64), expected.astype(np.float64)
         largest = float(np.abs(b[np.isfinite(b)]).max(initial=0))
         digits = _DIGITS[expected.dtype.itemsize]
-        # Results that cancel to nothing are as inexact as what they were made of.
+        # Results after cancellation are as inexact as the terms they were computed from.
         agrees = np.allclose(a, b, rtol=0, atol=digits * largest + 0.01 * digits, equal_nan=True)
     if not agrees:
         raise _wrong(f"the model's own output {name!r} for {count} samples", "other numbers")
@@ -169,13 +169,13 @@ _IR_VERSION = 8
 
 
 def export(model: Model, path: str | os.PathLike[str], *, batch_size: int | None = None) -> Path:
-    """Write a model, as it is in evaluation, to a file of ONNX; gives back the path.
+    """Write a model in evaluation mode to an ONNX file; return the path.
 
     The number of samples stays open unless `batch_size` fixes it. Parameters and running statistics
-    keep their names. The file says what the outputs are called; with auxiliary heads it holds the
-    main output alone, as `predict` gives it. Before it is written it is run, by onnxruntime where
-    that is installed, for two numbers of samples; where it gives anything else than the model, that
-    is an error, and there is no file.
+    keep their names, and the file names the outputs. With auxiliary heads it contains only the main
+    output, as `predict` does. Before it is written it is run, by onnxruntime if that is installed,
+    for two numbers of samples. If the results differ from the model's, an error is raised and no
+    file is written.
 
     >>> import tempfile
     >>> from pathlib import Path

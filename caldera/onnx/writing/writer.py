@@ -39,7 +39,7 @@ class Writer:
     # --- names
 
     def unique(self, stem: str) -> str:
-        """A name that nothing else has."""
+        """Return a name that is not in use."""
         self._taken[stem] += 1
         count = self._taken[stem]
         return stem if count == 1 else self.unique(f"{stem}_{count - 1}")
@@ -70,7 +70,7 @@ class Writer:
         return names[0] if outputs == 1 else tuple(names)
 
     def array(self, value: np.ndarray) -> str:
-        """An array that never changes (so it is none of those that could be trained)."""
+        """Write an array that never changes, so it is not trainable."""
         if value.size > _SMALL:
             return self._constant(value)
         key = (value.dtype.name, value.shape, value.tobytes())
@@ -112,7 +112,7 @@ class Writer:
         return parts[0] if len(parts) == 1 else self.add("Concat", *parts, axis=0)
 
     def samples(self, times: int) -> str:
-        """So many times the number of samples, as a vector of one element."""
+        """Write a multiple of the number of samples, as a vector with one element."""
         count = self._number_of_samples()
         return count if times == 1 else self.add("Mul", count, self.integers([times]))
 
@@ -149,12 +149,12 @@ class Writer:
     def body(
         self, arguments: Sequence[Pair], constants: Sequence[str], count: int, roots: Sequence[Pair]
     ) -> Any:
-        """A graph inside: its first `count` arguments are fed, the others are names outside."""
+        """Write an inner graph: its first `count` arguments are fed, the rest are names outside."""
         inside = Writer(self)
         names = [self.unique("step_input") for _ in range(count)]
         for pair, name in zip(arguments, [*names, *constants], strict=True):
             inside.names[pair] = (name,)
-        # Outputs need names of their own, also where they are inputs, or twice the same.
+        # Outputs need distinct names, even if they are inputs or the same value twice.
         results = [inside.add("Identity", name) for name in inside.write(roots)]
         return helper.make_graph(
             inside.nodes,
@@ -206,7 +206,7 @@ class Writer:
 
 
 def _takes_bias(product: Pair, bias: Pair) -> bool:
-    """Whether this sum has a form of its own: Gemm, or Conv with a bias."""
+    """Return True if this sum has a specific operator: Gemm, or Conv with a bias."""
     if product.name == "matmul":
         is_matrix = len(product.spec.shape) == 2 and len(bias.spec.shape) == 1
         return is_matrix and is_float(product.spec.dtype)
@@ -219,5 +219,5 @@ def _takes_bias(product: Pair, bias: Pair) -> bool:
 
 def as_proto(name: str, array: np.ndarray) -> Any:
     """An array as ONNX's files hold it."""
-    # Not `ascontiguousarray`, which gives a number an axis.
+    # Not `ascontiguousarray`, which adds an axis to a scalar.
     return numpy_helper.from_array(np.asarray(array, order="C"), name)

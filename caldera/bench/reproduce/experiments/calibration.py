@@ -85,8 +85,8 @@ def held_out(
 ) -> list[tuple[float, float]]:
     """Return the prediction of each row by the constants that best fit the remaining groups.
 
-    `predicted` has a row for each choice of constants. The error of a prediction is a factor of two
-    standard deviations.
+    `predicted` has a row for each choice of constants. The error of a prediction is
+    a factor: the exponential of two standard deviations.
 
     >>> held_out(np.array([[1.0, 2.0, 3.0], [2.0, 4.0, 9.0]]), [2.0, 4.0, 6.0], ["a", "b", "c"])
     [(2.0, 1.774...), (4.0, 1.774...), (9.0, 1.0)]

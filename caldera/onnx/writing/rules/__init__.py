@@ -1,4 +1,4 @@
-"""How each op of Caldera is written in ONNX, by family. Importing this fills the table `RULES`."""
+"""Rules to write each op of Caldera in ONNX, by family. Importing this fills the table `RULES`."""
 
 # ruff: noqa: F401 - families are imported for what they register
 

@@ -93,7 +93,7 @@ _FORMULAS: dict[str, Callable[..., str]] = {
     "erfc": lambda add, number, x: add("Sub", number(1), add("Erf", x)),
     "copysign": lambda add, number, a, b: add(
         "Where",
-        # A negative zero is below nothing, but its reciprocal is.
+        # A negative zero is not less than zero, but its reciprocal is.
         add("Or", add("Less", b, number(0)), add("Less", add("Reciprocal", b), number(0))),
         add("Neg", add("Abs", a)),
         add("Abs", a),
@@ -144,7 +144,7 @@ def _shift(write: Any, pair: Any) -> str:
     beyond = write.add("Or", write.add("Less", count, none), write.add("Greater", count, bits))
     sign = none
     if not to_left and dtype != uint64:
-        # A negative number goes to the right as its complement, which is not negative.
+        # A negative number is shifted right as its complement, which is not negative.
         sign = write.add("Where", write.add("Less", x, none), number(-1), none)
         x = write.add("BitwiseXor", x, sign)
     moved = write.add(
@@ -161,7 +161,7 @@ def _shift(write: Any, pair: Any) -> str:
 def _reduced(write: Any, pair: Any) -> str:
     axes, keepdims = list(pair.attrs["axis"]), int(pair.attrs["keepdims"])
     if not axes:
-        # Without axes ONNX would take all of them.
+        # Without axes ONNX would reduce all axes.
         return NotImplemented
     over = write.integers(axes)
     return write.add(_REDUCTIONS[pair.name], *inputs(write, pair), over, keepdims=keepdims)
@@ -172,7 +172,7 @@ def _floor_div(write: Any, pair: Any) -> str:
     a, b = inputs(write, pair)
     if is_float(pair.spec.dtype):
         return write.add("Floor", write.add("Div", a, b))
-    # ONNX divides whole numbers towards zero; what is over goes away first.
+    # ONNX rounds integer division towards zero; the remainder is subtracted first.
     return write.add("Div", write.add("Sub", a, write.add("Mod", a, b)), b)
 
 

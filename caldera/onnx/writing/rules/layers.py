@@ -28,7 +28,7 @@ def _matmul(write: Any, pair: Any) -> str:
     operands = [_turned(write, x) if turned else write.name(x) for x, turned in turns]
     dtype = pair.spec.dtype
     if is_integer(dtype) and dtype.itemsize < 4:
-        # `MatMul` has none so narrow; the low bits of a sum are those of its terms.
+        # `MatMul` supports no such narrow integers; a wider sum has the same low bits.
         operands = [write.add("Cast", each, to=write.element_type(int32)) for each in operands]
         return write.add("Cast", write.add("MatMul", *operands), to=write.element_type(dtype))
     return write.add("MatMul", *operands)
@@ -117,7 +117,7 @@ def _layer_norm(write: Any, pair: Any) -> Any:
     axes, rank = pair.attrs["axis"], len(pair.node.inputs[0].shape)
     if axes != tuple(range(axes[0], rank)):
         return NotImplemented
-    # Mean and variance, the other two outputs, are for gradients.
+    # Mean and variance, its further outputs, are for gradients.
     how = {"axis": axes[0], "epsilon": pair.attrs["eps"]}
     return (write.add("LayerNormalization", *inputs(write, pair), **how),)
 
@@ -142,7 +142,7 @@ def _attention(write: Any, pair: Any) -> Any:
     queries, keys = q.spec.shape[-2], k.spec.shape[-2]
     if any(isinstance(each.shape[-2], BatchMultiple) for each in (q, k)):
         return NotImplemented
-    # With a mask of the model's own, or more queries than keys, a row may see nothing at all; its
+    # With the model's own mask, or more queries than keys, a row may have no visible key; its
     # result of 0 is part of the decomposition.
     if len(pair.inputs) > 3 or (pair.attrs["causal"] and queries > keys):
         return NotImplemented
@@ -157,7 +157,7 @@ def _attention(write: Any, pair: Any) -> Any:
 
 
 _END = 2**63 - 1
-"""Where a slice ends that goes to the end of its axis, however long that is."""
+"""End index of a slice that extends to the end of an axis of any length."""
 
 
 @writes("reshape", by_samples=("shape",))
@@ -165,7 +165,7 @@ def _reshape(write: Any, pair: Any) -> str:
     wanted = pair.sizes("shape")
     open_sizes = [i for i, each in enumerate(wanted) if isinstance(each, BatchMultiple)]
     if len(open_sizes) == 1:
-        # ONNX finds one size by itself.
+        # ONNX infers one size.
         wanted = tuple(-1 if i == open_sizes[0] else each for i, each in enumerate(wanted))
     return write.add("Reshape", *inputs(write, pair), write.shape(wanted), allowzero=0)
 
@@ -250,7 +250,7 @@ def _scatter_add(write: Any, pair: Any) -> str:
     if axis == 0:
         names = write.name(x), places, write.name(updates)
         return write.add("ScatterND", *names, reduction="add")
-    # ONNX adds rows: the axis comes first, and goes back.
+    # ONNX adds rows: the axis is moved to the front, and back afterwards.
     order = [axis, *range(axis), *range(axis + 1, rank)]
     rows = [*range(axis, axis + more), *range(axis), *range(axis + more, rank + more - 1)]
     turned = write.add("Transpose", write.name(x), perm=order)

@@ -29,7 +29,7 @@ RULES: dict[str, ExportRule] = {}
 
 @dataclass(frozen=True)
 class ExportRule:
-    """How an op is written, and which of its attributes may follow from the number of samples."""
+    """Rule to write an op, and the attributes that may depend on the number of samples."""
 
     function: Function
     by_samples: frozenset[str]
@@ -71,7 +71,7 @@ def _array(write: Any, pair: Any) -> str:
 def _held(write: Any, pair: Any) -> str:
     symbol = pair.attrs["symbol"]
     if symbol is not pair.twin.attrs["symbol"]:
-        # Made while the model was written down, and so each time anew.
+        # The array was created during tracing, separately in each trace.
         return _array(write, pair)
     return write.held(np.array(symbol.value.numpy()), symbol.name or "tensor")
 
