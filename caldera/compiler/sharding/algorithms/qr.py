@@ -1,9 +1,9 @@
 """QR and bidiagonal matrices by reflections.
 
 On a grid the ranks of a column gather a panel and factorise it redundantly, by LAPACK, which needs
-one message per panel instead of one per column. (On grids with few rows, TSQR along the column
-would compute the same amount: its tree factorises triangles, and its Q has to be converted to
-reflections.) The ranks update the matrix right of the panel as in LAPACK: H = I - Y T Yᴴ, only by
+a single message per panel instead of a message per column. On grids with few rows, TSQR along the
+column would save no work. Its tree factorises triangles, and its Q has to be converted to
+reflections. The ranks update the matrix right of the panel as in LAPACK: H = I - Y T Yᴴ, only by
 products. A panel is factorised and sent while all ranks reflect the columns behind it (look-ahead).
 
 TSQR (Demmel et al., 2012): each rank factorises its own rows, and the triangles are factorised in
