@@ -107,7 +107,7 @@ class AxisSplit:
         return AxisSplit(self.parts, tuple(cut // factor for cut in self.cuts), self.owners)
 
     def repeated(self, times: int) -> AxisSplit | None:
-        """Return the split of the indices repeated `times` times; None if it has too many blocks."""
+        """Return the split repeated `times` times; None if it has too many blocks."""
         if times * len(self.owners) > MOST_BLOCKS:
             return None
         cuts = [0]

@@ -210,7 +210,7 @@ class Propagation:
         return known
 
     def messaging(self) -> AbstractContextManager[None]:
-        """Return a context in which collective nodes are pinned to their device, if there is one."""
+        """Return a context that pins collective nodes to their device, if there is one."""
         return nullcontext() if self.messages_on is None else pinned(self.messages_on)
 
     def together(self, op: Op, *parts: Node, **attrs: Any) -> tuple[Node, ...]:
