@@ -1,4 +1,4 @@
-"""Operations on lazy values: each gives an expression that is computed when asked for."""
+"""Operations on lazy values: each returns an expression that is computed on request."""
 # ruff: noqa: F403 - each family says which of its names are operations
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ __all__ = [
 
 _guard(globals(), where=_location)
 for _name in __all__:
-    # Outside of the doors: what comes to them has known sizes.
+    # Wrapped outside the guards: these then receive known sizes.
     if _name in globals() and _name not in ("input", "var"):
         globals()[_name] = _takes_open_sizes(globals()[_name])
 _answer_foreign(globals(), _provided_attributes("op"))

@@ -1,5 +1,4 @@
-"""What several families of functions share: checks of plain numbers and names, where they fail, and
-functions of floating-point numbers."""
+"""Checks shared by families of functions: numbers and names, and floating-point functions."""
 
 from __future__ import annotations
 
@@ -55,8 +54,11 @@ def float_function(function: Op, *operands: Any, **attrs: Any) -> Expr:
 
 
 def along_an_axis(function: Function) -> Function:
-    """Decorate a function of `x` along an axis: a scalar is taken for the one element of a vector,
-    and what has the shape of that vector is a scalar again."""
+    """Decorate a function of `x` along an axis to accept scalars.
+
+    A scalar is passed as a vector of one element, and results of that vector's shape become
+    scalars.
+    """
 
     @wraps(function)
     def run(x: Any, *further: Any, **named: Any) -> Any:
@@ -68,7 +70,7 @@ def along_an_axis(function: Function) -> Function:
             return tuple(map(_as_scalar, results))
         return _as_scalar(results)
 
-    # Like any other function: what is wrapped would be left without a door.
+    # The wrapper is guarded like any other function: a guard would unwrap it otherwise.
     del run.__wrapped__
     run.__signature__ = signature(function)  # type: ignore[attr-defined]
     return cast(Function, run)

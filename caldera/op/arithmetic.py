@@ -1,7 +1,7 @@
 """Elementwise arithmetic, and complex numbers with their parts.
 
 The functions have the meaning of the operators `+ - * / ** // %`. Operands broadcast as in NumPy
-and are converted to their common dtype; Python numbers take the dtype of the other operand. The
+and are converted to their common dtype; Python numbers take the dtype of the array operand. The
 imaginary part of real numbers is 0.
 """
 
@@ -73,7 +73,7 @@ def mul(a: Any, b: Any) -> Expr:
 
 
 def div(a: Any, b: Any) -> Expr:
-    """The quotient, as `a / b`; that of integers is computed in float32.
+    """Return the quotient, as `a / b`; quotients of integers are computed in float32.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -84,9 +84,10 @@ def div(a: Any, b: Any) -> Expr:
 
 
 def pow(a: Any, b: Any) -> Expr:
-    """`a` to the power of `b`, as `a ** b`.
+    """Return `a` to the power of `b`, as `a ** b`.
 
-    The derivative of `a ** 0` is 0 everywhere, and so is that of `0 ** b` with respect to `b`.
+    The derivative of `a ** 0` is 0 everywhere, and so is the derivative of `0 ** b` with respect to
+    `b`.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -143,7 +144,7 @@ def positive(x: Any) -> Expr:
 
 
 def copysign(a: Any, b: Any) -> Expr:
-    """The magnitude of `a` with the sign of `b`, that of a zero or a nan too.
+    """Return the magnitude of `a` with the sign of `b`, including the sign of a zero or a nan.
 
     The derivative with respect to `a` is 1 or -1, 0 at 0, and the one with respect to `b` is 0.
 
@@ -156,9 +157,9 @@ def copysign(a: Any, b: Any) -> Expr:
 
 
 def maximum(a: Any, b: Any) -> Expr:
-    """The larger of two, element by element; equal ones share the derivative half and half.
+    """Return the larger of two, element by element; equal ones share the derivative equally.
 
-    A nan on either side gives nan, and no derivative.
+    A nan on either side results in nan, and has no derivative.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -169,9 +170,9 @@ def maximum(a: Any, b: Any) -> Expr:
 
 
 def minimum(a: Any, b: Any) -> Expr:
-    """The smaller of two, element by element; equal ones share the derivative half and half.
+    """Return the smaller of two, element by element; equal ones share the derivative equally.
 
-    A nan on either side gives nan, and no derivative.
+    A nan on either side results in nan, and has no derivative.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -203,7 +204,7 @@ def clip(x: Any, low: Any = None, high: Any = None) -> Expr:
 
 
 def complex(real: Any, imag: Any) -> Expr:
-    """The numbers with these parts: complex128 if one of them is float64, else complex64.
+    """Return complex numbers with these parts: complex128 if either is float64, else complex64.
 
     >>> from caldera import op
     >>> op.complex([1.0, 2.0], [0.0, -1.0]).tolist()
@@ -238,7 +239,7 @@ def imag(x: Any) -> Expr:
 
 
 def conj(x: Any) -> Expr:
-    """The conjugate: the imaginary part with the other sign.
+    """Return the complex conjugate: the imaginary part with its sign reversed.
 
     >>> from caldera import op
     >>> op.conj([1.0 + 2.0j]).tolist()

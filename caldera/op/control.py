@@ -51,16 +51,16 @@ def scan(
     reverse: bool = False,
     length: int | None = None,
 ) -> tuple[Any, Any]:
-    """A loop over axis 0 of `xs`: `body(carry, x) -> (carry, y)` for each step.
+    """Loop over axis 0 of `xs`: `body(carry, x) -> (carry, y)` for each step.
 
     The result is the last carry and all `y`, stacked along axis 0. Carry, x and y are each one
-    expression, or tuples of them (also nested); y may be None. A step must give back the carry with
-    the shapes and dtypes it came in. Without `xs` the number of steps is `length`, and x is None.
-    `reverse` goes through the steps from the last to the first; y of step t still stands at t.
+    expression, or (nested) tuples of expressions; y may be None. A step must return the carry with
+    unchanged shapes and dtypes. Without `xs` the number of steps is `length`, and x is None.
+    `reverse` runs the steps from last to first; y of step t still has index t.
 
-    The body is called once, to write it down: it may read any expression from outside, all of which
-    are the same at every step, random numbers too (give them an `offset` made from the carry or x
-    for new ones). It may not assign variables.
+    The body is called once, to record it. It may read any expression from outside, with the same
+    value at every step. This includes random numbers: for new ones at each step, pass them an
+    `offset` computed from the carry or x. It must not assign variables.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -115,11 +115,12 @@ def _checked_outcome(where: str, outcome: Any, init: Any) -> tuple[Any, Any]:
 def while_loop(
     condition: Callable[[Any], Any], body: Callable[[Any], Any], init: Any, steps: int
 ) -> Any:
-    """`body(carry) -> carry` as long as `condition(carry)` is true, but at most `steps` times.
+    """Apply `body(carry) -> carry` while `condition(carry)` is true, at most `steps` times.
 
-    The carry is one expression, or tuples of them, as for `op.scan`; the condition is one truth
-    value. All steps are computed, and those behind the end change nothing: so it has derivatives,
-    to which the steps behind the end add nothing, and takes the time of `steps` steps.
+    The carry is one expression, or tuples of expressions, as for `op.scan`; the condition is one
+    truth value. All steps are computed, and steps after the end leave the carry unchanged. So the
+    loop has derivatives, to which these steps do not contribute, and takes the time of `steps`
+    steps.
 
     >>> from caldera import op
     >>> op.while_loop(lambda x: x < 100.0, lambda x: x * 2.0, 3.0, steps=20).item()
@@ -145,11 +146,12 @@ def while_loop(
 def cond(
     predicate: Any, when_true: Callable[..., Any], when_false: Callable[..., Any], *operands: Any
 ) -> Any:
-    """`when_true(*operands)` or `when_false(*operands)`, as one truth value says.
+    """Return `when_true(*operands)` or `when_false(*operands)`, depending on one truth value.
 
-    Results are expressions, or tuples of them, with the same shapes on both sides. Both are
-    computed, and one is chosen: the derivative goes to that side alone, also where that of the
-    other is infinite or nan. (For a choice element by element, use `op.where`.)
+    Results are expressions, or tuples of expressions, with the same shapes on both sides. Both are
+    computed, and one is selected. The derivative flows only through the selected side, even if the
+    derivative of the unselected side is infinite or nan. (For a selection element by element, use
+    `op.where`.)
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -174,10 +176,11 @@ def cond(
 
 
 def _side(taken: Node, write: Callable[..., Any], *operands: Any) -> Any:
-    """What a side of a choice returns, written so that it does no harm where it is not taken.
+    """Rewrite the result of one side of a choice so that it is harmless if not selected.
 
-    What it reads from outside has no derivative then, which might be infinite or nan. Positions
-    beyond the end of an axis are errors, as are singular matrices: they are 0 and the identity.
+    Expressions read from outside then have no derivative, which might be infinite or nan. Positions
+    beyond the end of an axis and singular matrices, which would raise errors, are replaced by 0 and
+    by the identity.
     """
     with written() as made:
         outcome = write(*operands)
@@ -191,7 +194,7 @@ def _side(taken: Node, write: Callable[..., Any], *operands: Any) -> Any:
             pending += node.inputs
     new: dict[Node, Node] = {}
     for node in sorted(needed, key=lambda each: each.serial):
-        # Items of a node from outside, and what random numbers and variables are known by.
+        # Items of a node from outside, and identifiers of random numbers and variables.
         if node.op is not ITEM or node.inputs[0] in new:
             keeps = node.op is ITEM or node.op.kind in ("random", "state")
             inputs = [
@@ -300,8 +303,8 @@ def _skeleton(value: Any) -> Any:
 
 
 def argument(name: str, spec: Spec) -> Node:
-    """A node that stands for an argument of a body."""
-    # A symbol of its own, so that arguments of loops inside loops are never taken for each other.
+    """Return a placeholder node for an argument of a body."""
+    # A separate symbol, so that arguments of nested loops are never confused.
     return input_(symbol=Symbol(name, spec, "parameter"))
 
 
@@ -323,7 +326,7 @@ def _length(where: str, sequences: Sequence[Node], length: int | None) -> int:
 def _check_body(where: str, arguments: Sequence[Node], outputs: Sequence[Node]) -> None:
     if not outputs:
         raise CalderaError.build(where, expected="a carry or a y", got="neither")
-    # The arguments are younger than everything outside, so what is younger was made by the body.
+    # The arguments are newer than all outside nodes, so newer nodes were created by the body.
     start = min((node.serial for node in arguments), default=0)
     for node in topological(outputs):
         if node.op.name == "assign" and node.serial > start:
@@ -336,7 +339,7 @@ def _check_body(where: str, arguments: Sequence[Node], outputs: Sequence[Node]) 
 
 
 def assign(target: Variable, value: Any) -> Expr:
-    """The new value of a variable: evaluating this (or anything made of it) stores it.
+    """Assign a new value to a variable: evaluating this or a dependent expression stores it.
 
     All reads in one run see the old values; all assignments are committed together at its end.
 
@@ -360,9 +363,9 @@ def assign(target: Variable, value: Any) -> Expr:
 
 
 def all_sum(x: Any, axis: str = "data") -> Expr:
-    """The sum of `x` over all ranks along a named axis of the mesh; alone, `x` itself.
+    """Return the sum of `x` over all ranks along a named axis of the mesh; `x` without ranks.
 
-    The plan is given its communicator by `cd.compile(..., communicator=)`.
+    The plan receives its communicator from `cd.compile(..., communicator=)`.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -373,9 +376,9 @@ def all_sum(x: Any, axis: str = "data") -> Expr:
 
 
 def all_gather(x: Any, sizes: Sequence[int], rank: int, dim: int = 0, axis: str = "model") -> Expr:
-    """The parts of all ranks along a named axis of the mesh, one after the other along `dim`.
+    """Concatenate the parts of all ranks along a named axis of the mesh, along axis `dim`.
 
-    `sizes` has the length of each rank's part, of which this one, `rank`, has `x`.
+    `sizes` has the length of each rank's part; `x` is the part of `rank`.
 
     >>> import caldera as cd
     >>> from caldera import op

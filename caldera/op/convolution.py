@@ -1,13 +1,13 @@
 """Convolutions: images (N, C, H, W), kernels (K, C / groups, kernel H, kernel W), as in PyTorch.
 
-What is called convolution here is, as everywhere in deep learning, cross-correlation: the kernel is
-not flipped. `stride` and `dilation` are an int or a pair (vertical, horizontal). `padding` is
+As everywhere in deep learning, convolution means cross-correlation: the kernel is not flipped.
+`stride` and `dilation` are an int or a pair (vertical, horizontal). `padding` is
 
-- an int, or a pair (vertical, horizontal): that many zeros on both sides,
-- ((top, bottom), (left, right)): each side by itself,
+- an int, or a pair (vertical, horizontal): number of zeros on both sides,
+- ((top, bottom), (left, right)): number of zeros for each side,
 - "valid": none,
-- "same": so many that the output has ceil(length / stride) elements along each axis; if their
-  number is odd, the odd one comes after the image.
+- "same": the number of zeros for which the output has ceil(length / stride) elements along each
+  axis; an odd number has one more zero after the image.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def conv2d(
 ) -> Expr:
     """Convolve images (N, C, H, W) with K kernels (K, C / groups, h, w) to (N, K, H', W').
 
-    With `groups`, the channels are cut into that many parts, each convolved with its own K / groups
-    kernels; groups = C is a depthwise convolution.
+    With `groups`, the channels are split into that number of parts, each convolved with a separate
+    set of K / groups kernels; groups = C is a depthwise convolution.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -148,7 +148,7 @@ def conv3d(
     """Convolve volumes (N, C, D, H, W) with kernels (K, C / groups, d, h, w) to (N, K, D', H', W').
 
     `stride` and `dilation` are an int or one for each axis, `padding` also a pair for each axis. It
-    is one `conv2d`, whose channels are those of all the layers that a kernel meets.
+    is one `conv2d`, whose channels are the channels of all layers that a kernel covers.
 
     >>> import caldera as cd
     >>> from caldera import op

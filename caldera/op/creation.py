@@ -1,6 +1,6 @@
-"""Values that follow from a shape alone: one number everywhere, counting, diagonals.
+"""Values determined only by a shape: constants, ranges, diagonals.
 
-They are computed where they are used, and take no memory of their own in an expression.
+They are computed on use, and take no memory in an expression.
 """
 
 from __future__ import annotations

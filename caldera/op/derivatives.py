@@ -18,12 +18,12 @@ __all__ = ["custom_gradient"]
 def custom_gradient(
     function: Callable[..., Any], backward: Callable[..., Any], *inputs: Any
 ) -> Any:
-    """`function(*inputs)`, with gradients that `backward(gradient, result, *inputs)` computes.
+    """Return `function(*inputs)` with gradients from `backward(gradient, result, *inputs)`.
 
-    `backward` returns a gradient for each input, or None where it is zero; of a single input it may
-    return the gradient alone. Where the function returns a tuple, `gradient` and `result` are
-    tuples. Both functions are called once, to write them down. What they compute is an expression
-    like any other, also in layers and loops, and the gradient can be differentiated again.
+    `backward` returns a gradient for each input, or None for a zero gradient; for a single input it
+    may return the gradient itself. If the function returns a tuple, `gradient` and `result` are
+    tuples. Both functions are called once, to record them. Their results are expressions like any
+    other, also in layers and loops, and the gradient can be differentiated again.
 
     Variables that the function reads have to be among the inputs, or behind `op.stop_gradient`.
 

@@ -1,7 +1,8 @@
 """Fourier transforms, as in `numpy.fft`: of real or complex signals, with complex frequencies.
 
-`n` cuts a signal or lengthens it with zeros. `norm` says which way divides: "backward" (the inverse
-transforms divide by n), "forward" (the others do) or "ortho" (both divide by the root of n).
+`n` truncates a signal or pads it with zeros. `norm` is the direction that divides: "backward" (the
+inverse transforms divide by n), "forward" (the forward transforms do) or "ortho" (both divide by
+the root of n).
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def ifft(x: Any, n: int | None = None, axis: int = -1, norm: Norm = "backward") 
 
 
 def rfft(x: Any, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Expr:
-    """The frequencies 0 to n // 2 of a real signal: the others are conjugates of these.
+    """Return the frequencies 0 to n // 2 of a real signal; the rest are their conjugates.
 
     >>> from caldera import op
     >>> op.rfft([1.0, 0.0, 2.0, 0.0]).tolist()
@@ -76,7 +77,7 @@ def irfft(x: Any, n: int | None = None, axis: int = -1, norm: Norm = "backward")
 
 
 def fftn(x: Any, axes: Axes = None, norm: Norm = "backward") -> Expr:
-    """The transform of `op.fft` along several axes, all of them if none is named.
+    """Return the transform of `op.fft` along several axes, by default all axes.
 
     >>> from caldera import op
     >>> op.fftn([[1.0, 2.0], [3.0, 4.0]]).tolist()
@@ -145,7 +146,7 @@ def irfft2(x: Any, n: int | None = None, norm: Norm = "backward") -> Expr:
 
 
 def _real(x: Any) -> Node:
-    """What the real transforms take; complex numbers are refused by these."""
+    """Convert to the dtype of real transforms; complex numbers raise an error."""
     node = as_float(lift(x))
     return cast(node, part_of(complex_of(node.dtype))) if node.dtype.kind != "c" else node
 
@@ -184,8 +185,11 @@ def _along(where: str, x: Any, axes: Axes, norm: Norm, *, inverse: bool) -> Expr
 
 
 def _transformed(node: Node, axes: tuple[int, ...], *, inverse: bool) -> Node:
-    """The last axis first, as NumPy does: where rows are shared out over ranks, it is whole. Real
-    signals have half of the work, and ranks half of the bytes: the other frequencies follow."""
+    """Transform the last axis first, as in NumPy: it is whole if rows are partitioned over ranks.
+
+    Real signals have half of the work, and ranks half of the bytes: the remaining frequencies
+    follow.
+    """
     if not axes:
         return view_as_real(cast(node, complex_of(node.dtype)))
     *before, last = axes

@@ -50,7 +50,7 @@ __all__ = [
 
 
 def gather(x: Any, indices: Any, axis: int = 0) -> Expr:
-    """The parts of `x` at `indices` along `axis`, as `numpy.take` gives them.
+    """Return the parts of `x` at `indices` along `axis`, as `numpy.take` does.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -82,9 +82,10 @@ def scatter_add(x: Any, indices: Any, updates: Any, axis: int = 0) -> Expr:
 
 
 def take_along_axis(x: Any, indices: Any, axis: int) -> Expr:
-    """For each element of `indices`, the element of `x` at that index along `axis`.
+    """Return, for each element of `indices`, the element of `x` at that index along `axis`.
 
-    The other axes of `x` and `indices` correspond (or broadcast), as in `numpy.take_along_axis`.
+    The remaining axes of `x` and `indices` correspond (or broadcast), as in
+    `numpy.take_along_axis`.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -117,9 +118,9 @@ def put_along_axis_add(x: Any, indices: Any, updates: Any, axis: int) -> Expr:
 
 
 def one_hot(indices: Any, classes: int, dtype: Any = "float32") -> Expr:
-    """1 at each index of a new last axis of length `classes`, and 0 elsewhere.
+    """Return 1 at each index of a new last axis of length `classes`, and 0 elsewhere.
 
-    An index outside 0 to classes - 1 gives zeros only.
+    An index outside 0 to classes - 1 results in only zeros.
 
     >>> from caldera import op
     >>> op.one_hot([1, 0, -1], 3).tolist()
@@ -182,9 +183,9 @@ def axis_of(node: Node, axis: int, name: str) -> int:
 
 
 def stretched(updates: Node, shape: tuple[int, ...], name: str) -> Node:
-    """Updates in the shape of the places they go to, if they broadcast to it."""
+    """Return updates in the shape of their target positions, if they broadcast to it."""
     whole = broadcast_shapes(updates.shape, shape, where=f"op.{name}")
-    # Updates may be broadcast, the places they go to may not: the op refuses what is too large.
+    # Updates may be broadcast, but not their targets: the op rejects updates that are too large.
     return broadcast_to(updates, shape) if whole == shape else updates
 
 
@@ -227,7 +228,7 @@ def _counted(indices: Node, length: int) -> Node:
 
 
 def last_of_equal(ordered: Node, axis: int) -> Node:
-    """Whether an element is the last of its run along an axis that is in order."""
+    """Return True for each element that is the last of its run along a sorted axis."""
     length = ordered.shape[axis]
     if length == 0:
         return full(ordered.shape, True, bool_)
@@ -238,7 +239,7 @@ def last_of_equal(ordered: Node, axis: int) -> Node:
 
 
 def scatter(x: Any, indices: Any, updates: Any, axis: int = 0) -> Expr:
-    """`x` with `updates` in place of what was at `indices` along `axis`.
+    """Return `x` with the slices at `indices` along `axis` replaced by `updates`.
 
     `updates` has the shape of `op.gather(x, indices, axis)`, or broadcasts to it. Of equal indices
     the last one wins. (To add instead, use `op.scatter_add`.)
@@ -259,7 +260,7 @@ def scatter(x: Any, indices: Any, updates: Any, axis: int = 0) -> Expr:
 
 
 def put_along_axis(x: Any, indices: Any, updates: Any, axis: int) -> Expr:
-    """`x` with each element of `updates` in place of what was at its index along `axis`.
+    """Return `x` with each element at its index along `axis` replaced by `updates`.
 
     As `numpy.put_along_axis`, but into a copy; of equal indices the last one wins. (To add instead,
     use `op.put_along_axis_add`.)

@@ -138,14 +138,15 @@ def _check_bias(x: Node, bias: Node, axis: int, name: str) -> None:
 def scaled_dot_product_attention(
     q: Any, k: Any, v: Any, mask: Any = None, causal: bool = False, scale: float | None = None
 ) -> Expr:
-    """softmax(scale * q k^T) v for queries (..., T, D), keys (..., S, D), values (..., S, E).
+    """Return softmax(scale * q k^T) v for queries (..., T, D), keys (..., S, D), values (..., S,
+    E).
 
     The axes before the last two broadcast (batches, heads). `scale` is 1 / sqrt(D) unless given.
 
-    `mask` broadcasts to (..., T, S): truth values say which keys a query may see, numbers are added
-    to the scores. `causal` lets a query see no key that comes after it; the last query and the last
-    key come together, so with S > T the first S - T keys are the past (a cache, say). A query that
-    may see no key gets 0, not NaN.
+    `mask` broadcasts to (..., T, S): truth values select the keys that a query attends to, numbers
+    are added to the scores. `causal` masks the keys after each query. The last query and the last
+    key have the same position, so with S > T the first S - T keys are the past (a cache, for
+    example). A query without visible keys results in 0, not NaN.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -198,11 +199,11 @@ def batch_norm(
     eps: float = 1e-5,
     axis: int = 1,
 ) -> Expr | tuple[Expr, Expr, Expr]:
-    """(x - mean) / sqrt(variance + eps) * scale + shift, for each channel along `axis`.
+    """Return (x - mean) / sqrt(variance + eps) * scale + shift, for each channel along `axis`.
 
-    To train, give no mean and variance: they are taken from x, over all axes but `axis`, and the
-    result is (y, mean, variance), the latter two for running averages. The variance is that of the
-    batch (divided by n, not n - 1). To use the network, give both, and the result is y.
+    For training, omit mean and variance: they are computed from x, over all axes but `axis`, and
+    the result is (y, mean, variance), the latter two for running averages. The variance is the
+    batch variance (divided by n, not n - 1). For inference, pass both, and the result is y.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -238,10 +239,11 @@ def batch_norm_over_ranks(
     axis: int = 1,
     mesh: str = "data",
 ) -> tuple[Expr, Expr, Expr, Expr]:
-    """As `batch_norm` while training, with the mean and the variance of the samples of all ranks.
+    """Return `batch_norm` for training, with mean and variance of the samples of all ranks.
 
-    x has those of this rank, of which there may be none. The result is (y, mean, variance, count),
-    the last being how many elements of a channel all ranks along this axis of the mesh have.
+    x has the samples of this rank, of which there may be none. The result is (y, mean, variance,
+    count); the count is the number of elements of a channel on all ranks along this axis of the
+    mesh.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -299,7 +301,7 @@ def group_norm(x: Any, groups: int, scale: Any, shift: Any, eps: float = 1e-5) -
 
 
 def instance_norm(x: Any, scale: Any = None, shift: Any = None, eps: float = 1e-5) -> Expr:
-    """(N, C, ...) normalised over each channel of each sample by itself.
+    """Normalise (N, C, ...) separately over each channel of each sample.
 
     `scale` and `shift` have one number a channel; without them they are 1 and 0.
 
@@ -348,11 +350,12 @@ def rms_norm(x: Any, scale: Any = None, axis: int | Sequence[int] = -1, eps: flo
 def local_response_norm(
     x: Any, size: int = 5, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
 ) -> Expr:
-    """x / (k + alpha / size * sum(x^2 over `size` neighbouring channels)) ** beta, for (N, C, ...).
+    """Return x / (k + alpha / size * s) ** beta, with s = sum(x^2 over `size` channels).
 
-    These are PyTorch's meaning and defaults. AlexNet's paper has k = 2 and does not divide alpha by
-    the size: there it is local_response_norm(x, 5, 5 * 1e-4, 0.75, 2.0). Channels outside count as
-    0; of an even number of neighbours, one more lies below than above.
+    x has shape (N, C, ...), and s is the sum over neighbouring channels. Meaning and defaults are
+    as in PyTorch. AlexNet's paper has k = 2 and does not divide alpha by the size: there it is
+    local_response_norm(x, 5, 5 * 1e-4, 0.75, 2.0). Channels outside count as 0; an even number of
+    neighbours includes one more below than above.
 
     >>> import caldera as cd
     >>> from caldera import op

@@ -1,11 +1,11 @@
-"""Linear algebra on matrices or batches of them: the last two axes are the rows and columns.
+"""Linear algebra on matrices or batches: the last two axes are the rows and columns.
 
 Signs that a factorisation leaves open are fixed: R of a QR has no negative number on its diagonal;
 of each column of U and of each eigenvector the first component within 1% of its largest is
 positive. A matrix that cannot be inverted or factorised is an error when the value is computed.
 
-For complex matrices the factorisations have the conjugate transpose where aᵀ is written here: a
-Hermitian matrix is what a symmetric one is among real ones, and U, V and Q are unitary.
+For complex matrices the factorisations have the conjugate transpose in place of aᵀ. Hermitian
+matrices take the place of symmetric ones, and U, V and Q are unitary.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def inverse(a: Any) -> Expr:
 
 
 def solve(a: Any, b: Any) -> Expr:
-    """The x of a x = b. `b` with one axis is a vector, with more a matrix or a batch of them.
+    """Return the x of a x = b; `b` with one axis is a vector, with more a (batch of) matrices.
 
     >>> from caldera import op
     >>> op.solve([[2.0, 0.0], [0.0, 4.0]], [2.0, 2.0]).tolist()
@@ -83,9 +83,10 @@ def solve(a: Any, b: Any) -> Expr:
 def triangular_solve(
     a: Any, b: Any, lower: bool = True, transpose: bool = False, unit_diagonal: bool = False
 ) -> Expr:
-    """The x of a x = b (or aᵀ x = b), for triangular matrices: the other triangle is not read.
+    """Return the x of a x = b (or aᵀ x = b), for triangular matrices.
 
-    With `unit_diagonal` the diagonal counts as ones. `b` is as for `op.solve`.
+    The opposite triangle is not read. With `unit_diagonal` the diagonal counts as ones. `b` is as
+    for `op.solve`.
 
     >>> from caldera import op
     >>> op.triangular_solve([[2.0, 9.0], [1.0, 4.0]], [2.0, 5.0]).tolist()
@@ -105,7 +106,7 @@ def triangular_solve(
     if not lower:
         result = linalg.solve(half, right)
     else:
-        # Upside down it is an upper one: elimination finds nothing to do, and never pivots.
+        # Reversed, it is upper triangular: elimination has no work, and never pivots.
         axes = len(half.shape) - 2, len(half.shape) - 1
         turned = linalg.solve(flip(half, axes), flip(right, (len(right.shape) - 2,)))
         result = flip(turned, (len(turned.shape) - 2,))
@@ -113,10 +114,10 @@ def triangular_solve(
 
 
 def pinv(a: Any, rtol: float | None = None) -> Expr:
-    """The pseudo-inverse of each matrix (Moore and Penrose), also of those that are not square.
+    """Return the (Moore-Penrose) pseudo-inverse of each matrix, which need not be square.
 
     Singular values up to `rtol` times the largest count as 0; without it, that is the larger size
-    times the dtype's precision. The derivative is that for matrices of the same rank.
+    times the dtype's precision. The derivative is valid for matrices of constant rank.
 
     >>> from caldera import op
     >>> op.pinv([[2.0, 0.0], [0.0, 0.0], [0.0, 4.0]]).tolist()
@@ -129,7 +130,7 @@ def pinv(a: Any, rtol: float | None = None) -> Expr:
 
 
 def lstsq(a: Any, b: Any, rtol: float | None = None) -> Expr:
-    """The x with the least squares of a x - b and, if there are several, the shortest of them.
+    """Return the x with the least squares of a x - b; if there are several, the shortest x.
 
     `b` with one axis is a vector, with more a matrix or a batch; `rtol` is as for `op.pinv`.
 
@@ -175,9 +176,9 @@ def slogdet(a: Any) -> tuple[Expr, Expr]:
 
 
 def cholesky(a: Any) -> Expr:
-    """The lower triangular L with L Lᵀ = a, for symmetric positive definite matrices.
+    """Return the lower triangular L with L Lᵀ = a, for symmetric positive definite matrices.
 
-    What is not symmetric in `a` is ignored: (a + aᵀ) / 2 is factorised.
+    The antisymmetric part of `a` is ignored: (a + aᵀ) / 2 is factorised.
 
     >>> from caldera import op
     >>> op.cholesky([[4.0, 2.0], [2.0, 10.0]]).tolist()
@@ -203,10 +204,10 @@ def qr(a: Any) -> tuple[Expr, Expr]:
 
 
 def svd(a: Any) -> tuple[Expr, Expr, Expr]:
-    """U, s and Vᵀ with a = U diag(s) Vᵀ (reduced); the singular values s descend.
+    """Return U, s and Vᵀ with a = U diag(s) Vᵀ (reduced); the singular values s descend.
 
     For m x n matrices U is m x k and Vᵀ is k x n, with k = min(m, n). The derivative of U and Vᵀ
-    needs distinct singular values (none of them 0, unless m = n); that of s does not.
+    needs distinct singular values (all nonzero, unless m = n); the derivative of s does not.
 
     >>> from caldera import op
     >>> u, s, vt = op.svd([[0.0, 2.0], [3.0, 0.0], [0.0, 0.0]])
@@ -217,10 +218,10 @@ def svd(a: Any) -> tuple[Expr, Expr, Expr]:
 
 
 def eigh(a: Any) -> tuple[Expr, Expr]:
-    """Eigenvalues, ascending, and eigenvectors (columns) of symmetric matrices.
+    """Return eigenvalues, ascending, and eigenvectors (columns) of symmetric matrices.
 
-    What is not symmetric in `a` is ignored: it is (a + aᵀ) / 2 that counts. The derivative of the
-    eigenvectors needs distinct eigenvalues; that of the eigenvalues does not.
+    The antisymmetric part of `a` is ignored: the result is for (a + aᵀ) / 2. The derivative of the
+    eigenvectors needs distinct eigenvalues; the derivative of the eigenvalues does not.
 
     >>> from caldera import op
     >>> w, v = op.eigh([[2.0, 1.0], [1.0, 2.0]])
@@ -233,12 +234,12 @@ def eigh(a: Any) -> tuple[Expr, Expr]:
 
 
 def eig(a: Any) -> tuple[Expr, Expr]:
-    """Eigenvalues and eigenvectors (columns of length 1) of square matrices: always complex.
+    """Return complex eigenvalues and eigenvectors (columns of length 1) of square matrices.
 
-    They come in the order in which the library finds them. The derivative of the eigenvectors needs
-    distinct eigenvalues and is not finite elsewhere; that of the eigenvalues needs eigenvectors
-    that are linearly independent, and grows without bound towards such that are not. For symmetric
-    (Hermitian) matrices use `op.eigh`.
+    They are in the order in which the library finds them. The derivative of the eigenvectors needs
+    distinct eigenvalues and is not finite elsewhere. The derivative of the eigenvalues needs
+    linearly independent eigenvectors, and grows without bound as they become dependent. For
+    symmetric (Hermitian) matrices use `op.eigh`.
 
     >>> from caldera import op
     >>> w, v = op.eig([[0.0, -2.0], [2.0, 0.0]])
@@ -279,7 +280,7 @@ def triu(x: Any, offset: int = 0) -> Expr:
 
 
 def diagonal(x: Any, offset: int = 0) -> Expr:
-    """A diagonal of each matrix: the main one, or the one `offset` to the right of it.
+    """Return a diagonal of each matrix: the main diagonal, or the one `offset` further right.
 
     >>> from caldera import op
     >>> op.diagonal([[1.0, 2.0], [3.0, 4.0]]).tolist()

@@ -1,8 +1,8 @@
-"""Comparison, logic, tests of numbers, and bits of integers: none of them has a derivative.
+"""Comparison, logic, tests of numbers, and bits of integers, all without derivatives.
 
 Comparison, logic and tests return truth values (bool). The functions `bitwise_...` have the meaning
 of the operators `& | ^ ~ << >>`. A shift by a negative number of bits, or by all bits of the dtype
-or more, is one by all of them, as in NumPy.
+or more, shifts out all bits, as in NumPy.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
 
 
 def equal(a: Any, b: Any) -> Expr:
-    """Whether two are equal, as `a == b`; nan equals nothing.
+    """Return True where two are equal, as `a == b`; nan is not equal to any number.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -52,7 +52,7 @@ def equal(a: Any, b: Any) -> Expr:
 
 
 def not_equal(a: Any, b: Any) -> Expr:
-    """Whether two differ, as `a != b`.
+    """Return True where two differ, as `a != b`.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -63,7 +63,7 @@ def not_equal(a: Any, b: Any) -> Expr:
 
 
 def less(a: Any, b: Any) -> Expr:
-    """Whether the first is smaller, as `a < b`.
+    """Return True where the first is smaller, as `a < b`.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -74,7 +74,7 @@ def less(a: Any, b: Any) -> Expr:
 
 
 def less_equal(a: Any, b: Any) -> Expr:
-    """Whether the first is smaller or equal, as `a <= b`.
+    """Return True where the first is smaller or equal, as `a <= b`.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -85,7 +85,7 @@ def less_equal(a: Any, b: Any) -> Expr:
 
 
 def greater(a: Any, b: Any) -> Expr:
-    """Whether the first is larger, as `a > b`.
+    """Return True where the first is larger, as `a > b`.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -96,7 +96,7 @@ def greater(a: Any, b: Any) -> Expr:
 
 
 def greater_equal(a: Any, b: Any) -> Expr:
-    """Whether the first is larger or equal, as `a >= b`.
+    """Return True where the first is larger or equal, as `a >= b`.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -107,7 +107,7 @@ def greater_equal(a: Any, b: Any) -> Expr:
 
 
 def logical_and(a: Any, b: Any) -> Expr:
-    """Whether both are true, as `a & b`.
+    """Return True where both are true, as `a & b`.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -119,7 +119,7 @@ def logical_and(a: Any, b: Any) -> Expr:
 
 
 def logical_or(a: Any, b: Any) -> Expr:
-    """Whether one or both are true, as `a | b`.
+    """Return True where one or both are true, as `a | b`.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -131,7 +131,7 @@ def logical_or(a: Any, b: Any) -> Expr:
 
 
 def logical_xor(a: Any, b: Any) -> Expr:
-    """Whether exactly one is true, as `a ^ b`.
+    """Return True where exactly one is true, as `a ^ b`.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -142,7 +142,7 @@ def logical_xor(a: Any, b: Any) -> Expr:
 
 
 def logical_not(x: Any) -> Expr:
-    """Whether it is false, as `~x`.
+    """Return True where `x` is false, as `~x`.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -219,7 +219,7 @@ def bitwise_right_shift(a: Any, b: Any) -> Expr:
 
 
 def signbit(x: Any) -> Expr:
-    """Return True where the sign is negative, that of a zero or a nan too.
+    """Return True where the sign is negative, including the sign of a zero or a nan.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -233,7 +233,7 @@ def signbit(x: Any) -> Expr:
 
 
 def isfinite(x: Any) -> Expr:
-    """Whether it is neither infinite nor nan.
+    """Return True where `x` is neither infinite nor nan.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -244,7 +244,7 @@ def isfinite(x: Any) -> Expr:
 
 
 def isnan(x: Any) -> Expr:
-    """Whether it is nan.
+    """Return True where `x` is nan.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -255,7 +255,7 @@ def isnan(x: Any) -> Expr:
 
 
 def isinf(x: Any) -> Expr:
-    """Whether it is infinite, on either side.
+    """Return True where `x` is positive or negative infinity.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -272,7 +272,9 @@ def isinf(x: Any) -> Expr:
 def isclose(
     a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
 ) -> Expr:
-    """Whether |a - b| <= atol + rtol |b|, as NumPy has it: an infinity is close to itself alone.
+    """Return True where |a - b| <= atol + rtol |b|, as in NumPy.
+
+    An infinity is close only to itself.
 
     >>> import caldera as cd
     >>> from caldera import op

@@ -1,7 +1,7 @@
 """Loss functions, with `reduction` "mean" (over all samples or elements), "sum" or "none".
 
 Targets have the shape of the predictions and are converted to their dtype. Before the reduction,
-losses over classes and CTC return one value per sample, the other losses one per element.
+losses over classes and CTC return one value per sample, all remaining losses one per element.
 Connectionist temporal classification (CTC) is a loss for labels without positions.
 """
 
@@ -54,13 +54,14 @@ REDUCTIONS = ("mean", "sum", "none")
 def cross_entropy(
     logits: Any, labels: Any, reduction: str = "mean", weights: Any = None, axis: int = -1
 ) -> Expr:
-    """-log(softmax(logits)) at the labels, the loss of a classifier, without overflow.
+    """Return -log(softmax(logits)) at the labels, the loss of a classifier, without overflow.
 
-    The classes lie along `axis` (use axis=1 for images of logits, (N, classes, H, W)). `labels` are
-    class indices, one a sample, or probabilities in the shape of the logits. An index that is no
-    class is refused where it can be seen, and gives NaN otherwise.
+    The classes are along `axis` (use axis=1 for images of logits, (N, classes, H, W)). `labels` are
+    class indices, one per sample, or probabilities in the shape of the logits. An index that is not
+    a class raises an error if its value is known when the expression is built, and results in NaN
+    otherwise.
 
-    `weights` has one number a sample; the mean is then the weighted one, sum(w * loss) / sum(w).
+    `weights` has one number per sample; the mean is then the weighted one, sum(w * loss) / sum(w).
     Weights by class are `weights=op.gather(class_weights, labels)`; 0 leaves a sample out.
 
     >>> import caldera as cd
@@ -121,10 +122,10 @@ def cross_entropy_epsilon(
 def kl_divergence(
     log_probabilities: Any, targets: Any, reduction: str = "mean", axis: int = -1
 ) -> Expr:
-    """The Kullback-Leibler divergence from a prediction to the targets, summed along `axis`.
+    """Return the Kullback-Leibler divergence from a prediction to the targets, along `axis`.
 
-    The prediction comes as log-probabilities (as `op.log_softmax` gives them), the targets as
-    probabilities: sum(t * (log(t) - log_p)). A target of 0 adds nothing.
+    The prediction is log-probabilities (as returned by `op.log_softmax`), the targets are
+    probabilities: sum(t * (log(t) - log_p)). Targets of 0 add 0.
 
     >>> import numpy as np
     >>> from caldera import op
@@ -221,7 +222,7 @@ def _check_shapes(predictions: Node, targets: Node, name: str) -> None:
 
 
 def _check_range(labels: Any, classes: int, name: str) -> None:
-    """Refuse labels out of range, where they are written as a plain array that never changes."""
+    """Raise an error for labels out of range, if they are a plain constant array."""
     if isinstance(labels, Expr | Tensor):
         return
     array = np.asarray(labels)
@@ -239,7 +240,7 @@ def _elementwise(
 
 
 def reduced(losses: Node, reduction: str, name: str, weights: Any = None) -> Expr:
-    """Losses as `reduction` says: their (weighted) mean, their sum, or all of them."""
+    """Return the (weighted) mean of losses, their sum, or all losses, as `reduction` specifies."""
     if reduction not in REDUCTIONS:
         raise ConfigError.build(
             location(name),
@@ -278,17 +279,19 @@ def ctc_loss(
     reduction: str = "mean",
     zero_infinity: bool = False,
 ) -> Expr:
-    """-log of the likelihood of labels that stand somewhere in a sequence of frames, in this order.
+    """Return -log of the likelihood of labels in this order at any positions in a sequence.
 
     `logits` are (samples, frames, classes); log-probabilities are logits too. `labels` are
-    (samples, most labels), padded with -1, or with anything if `label_lengths` says how many there
-    are. `input_lengths` says how many frames of each sample count; by default all do. The class
-    `blank` stands for no label, and a label that follows an equal one needs a blank between them.
+    (samples, most labels), padded with -1, or with any values if `label_lengths` has the numbers of
+    labels. `input_lengths` has the number of frames of each sample, by default all. The class
+    `blank` represents the absence of a label, and a label that follows an equal one needs a blank
+    between them.
 
-    The mean is that of PyTorch: over samples, of the loss divided by the number of labels (at least
-    1). Labels that need more frames than there are have an infinite loss and no gradient; they are
-    refused where labels and lengths are plain arrays, unless `zero_infinity` makes their loss 0.
-    Labels that are no class, or the blank, are refused there too, and give NaN otherwise.
+    The mean is as in PyTorch: over samples, of the loss divided by the number of labels (at least
+    1). Labels that need more frames than there are have an infinite loss and no gradient; they
+    raise an error if labels and lengths are plain arrays, unless `zero_infinity` makes their loss
+    0. Labels that are not a class, or are the blank, raise an error in the same cases, and result
+    in NaN otherwise.
 
     >>> import caldera as cd
     >>> from caldera import op

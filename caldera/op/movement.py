@@ -60,7 +60,7 @@ def reshape(x: Any, shape: Sizes) -> Expr:
 
 
 def flatten(x: Any, start_axis: int = 0) -> Expr:
-    """The axes from `start_axis` on as one: 1 keeps the samples of a batch apart.
+    """Merge the axes from `start_axis` on into one; 1 keeps the samples of a batch separate.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -178,7 +178,7 @@ def broadcast(x: Any, shape: Sizes) -> Expr:
 
 
 def concat(parts: Sequence[Any], axis: int = 0) -> Expr:
-    """The parts one after the other along an axis; their other sizes must be equal.
+    """Concatenate the parts along an axis; their remaining sizes must be equal.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -248,10 +248,10 @@ def split(x: Any, parts: Sizes, axis: int = 0) -> tuple[Expr, ...]:
 
 
 def slice(x: Any, start: Bound = None, stop: Bound = None, step: Bound = None) -> Expr:
-    """A regular part: one start, stop and step for axis 0, or one for each of the first axes.
+    """Return a regular part: one start, stop and step for axis 0, or for each of the first axes.
 
     It is `x[start:stop:step]`, or `x[start[0]:stop[0]:step[0], start[1]:stop[1]:step[1], ...]`;
-    None and negative numbers mean what they mean there.
+    None and negative numbers have the same meaning.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -277,7 +277,7 @@ def slice(x: Any, start: Bound = None, stop: Bound = None, step: Bound = None) -
 
 
 def flip(x: Any, axis: Sizes | None = None) -> Expr:
-    """The elements in reverse order along an axis, several, or all of them.
+    """Return the elements in reverse order along an axis, several axes, or all axes.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -289,9 +289,9 @@ def flip(x: Any, axis: Sizes | None = None) -> Expr:
 
 
 def roll(x: Any, shift: Sizes, axis: Sizes | None = None) -> Expr:
-    """The elements moved on along an axis; those that leave at its end come in at its start.
+    """Roll the elements along an axis; elements beyond its end reappear at its start.
 
-    Without an axis they move on in row-major order, over all axes.
+    Without an axis they are rolled in row-major order, over all axes.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -328,10 +328,10 @@ def _rolled(node: Node, axis: int, shift: int) -> Node:
 
 
 def meshgrid(*lines: Any, indexing: str = "xy") -> tuple[Expr, ...]:
-    """The coordinates of a grid: each vector along an axis of its own, repeated along the others.
+    """Return the coordinates of a grid: each vector along a separate axis, repeated along the rest.
 
-    As in NumPy the first vector runs along the columns; with `indexing="ij"` each has the axis of
-    its number.
+    As in NumPy the first vector runs along the columns; with `indexing="ij"` vector i runs along
+    axis i.
 
     >>> from caldera import op
     >>> x, y = op.meshgrid([1.0, 2.0, 3.0], [4.0, 5.0])
@@ -357,7 +357,7 @@ def meshgrid(*lines: Any, indexing: str = "xy") -> tuple[Expr, ...]:
 
 
 def tile(x: Any, repeats: Sizes) -> Expr:
-    """Copies of `x` side by side: so many along each axis, the last ones if there are fewer.
+    """Repeat `x` side by side, `times` along each axis; fewer numbers are for the last axes.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -372,7 +372,7 @@ def tile(x: Any, repeats: Sizes) -> Expr:
 
 
 def repeat(x: Any, repeats: int, axis: int) -> Expr:
-    """Each element so many times in a row along an axis.
+    """Repeat each element `times` times in a row along an axis.
 
     >>> import caldera as cd
     >>> from caldera import op

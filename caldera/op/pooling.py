@@ -2,7 +2,7 @@
 
 `size`, `stride` and `dilation` are an int, or one for each axis; without a stride the windows lie
 side by side. `padding` is written as for the convolutions, and must be narrower than the window.
-Windows that would stick out at the end are left out, unless `ceil_mode` says that they count.
+Windows that would extend beyond the end are omitted, unless `ceil_mode` is set.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LAYOUTS = {1: "(N, C, L)", 2: "(N, C, H, W)", 3: "(N, C, D, H, W)"}
 
 @dataclass(frozen=True)
 class _Windows:
-    """One entry an axis. `beyond` is how far the last window sticks out of the padding."""
+    """One entry per axis. `beyond` is the length of the last window outside the padding."""
 
     size: Shape
     stride: Shape
@@ -147,9 +147,9 @@ def max_pool2d(
     dilation: Sizes = 1,
     ceil_mode: bool = False,
 ) -> Expr:
-    """The largest element of each window; padding never wins.
+    """Return the largest element of each window; padding is never the largest.
 
-    The gradient goes to that element; of equal ones, to the first in row-major order. A nan in a
+    Its element receives the gradient; of equal ones, the first in row-major order. A nan in a
     window is its result.
 
     >>> import caldera as cd
@@ -207,10 +207,10 @@ def avg_pool2d(
     count_padding: bool = True,
     ceil_mode: bool = False,
 ) -> Expr:
-    """The mean of each window.
+    """Return the mean of each window.
 
-    Padding counts as elements of 0, as in PyTorch; with `count_padding=False` the mean is taken
-    over the elements of the image alone. What sticks out in `ceil_mode` never counts.
+    Padding counts as elements of 0, as in PyTorch; with `count_padding=False` the mean is only over
+    the elements of the image. Positions beyond the padding in `ceil_mode` never count.
 
     >>> import caldera as cd
     >>> from caldera import op

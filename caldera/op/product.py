@@ -101,7 +101,7 @@ def _parsed(
 
 
 def _diagonal(term: _Term, where: str) -> _Term:
-    """A term in which each label stands once: along several axes of one label, the diagonal."""
+    """Return a term in which each label occurs once; repeated labels select the diagonal."""
     for label in term.labels:
         axes = [axis for axis, each in enumerate(term.labels) if each == label]
         if len(axes) == 1:
@@ -124,9 +124,9 @@ def _diagonal(term: _Term, where: str) -> _Term:
 
 
 def _labels(text: str, rank: int, where: str) -> tuple[str, ...]:
-    """A label for each axis: a letter, or dots for those that "..." stands for.
+    """Return a label for each axis: a letter, or dots for the axes that "..." represents.
 
-    These are counted from the right, as they broadcast: the last has two dots, the one before
+    These are counted from the right, as they broadcast: the last has two dots, the second last
     three, and so on.
     """
     before, dots, after = text.partition(ELLIPSIS)
@@ -137,7 +137,7 @@ def _labels(text: str, rank: int, where: str) -> tuple[str, ...]:
 
 
 def _sizes(terms: Sequence[_Term], where: str) -> dict[str, int]:
-    """The size of each label; a size of 1 gives way to any other, as in broadcasting."""
+    """Return the size of each label; a size of 1 yields to any size, as in broadcasting."""
     sizes: dict[str, int] = {}
     for term in terms:
         for label, length in zip(term.labels, term.node.shape, strict=True):
@@ -163,7 +163,7 @@ def _needed(terms: Sequence[_Term], result: Sequence[str], term: _Term) -> set[s
 
 
 def _summed(term: _Term, needed: set[str], sizes: dict[str, int]) -> _Term:
-    """The term without the labels nobody needs, its other axes stretched to their full size."""
+    """Return the term without unused labels, its remaining axes broadcast to their full size."""
     dropped = tuple(i for i, label in enumerate(term.labels) if label not in needed)
     kept = tuple(label for label in term.labels if label in needed)
     return _Term(broadcast_to(sum_(term.node, dropped), tuple(sizes[k] for k in kept)), kept)
@@ -179,7 +179,7 @@ def _cheapest_pair(terms: Sequence[_Term], sizes: dict[str, int]) -> tuple[_Term
 
 
 def _product(a: _Term, b: _Term, needed: set[str], sizes: dict[str, int]) -> _Term:
-    """The product of two factors, summed over the labels nobody else needs."""
+    """Return the product of two factors, summed over the labels not used elsewhere."""
     shared = [label for label in a.labels if label in b.labels]
     batch = [label for label in shared if label in needed]
     inner = [label for label in shared if label not in needed]
@@ -217,7 +217,7 @@ def _aligned(term: _Term, labels: Sequence[str]) -> Node:
 
 
 def matmul(a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False) -> Expr:
-    """The matrix product, as `a @ b`: of matrices, of batches of them, and of vectors.
+    """Return the matrix product, as `a @ b`: of matrices, of batches of matrices, and of vectors.
 
     `transpose_a` and `transpose_b` exchange the last two axes first, at no cost. A vector is a row
     on the left and a column on the right; axes before the last two broadcast.
@@ -248,7 +248,7 @@ def dot(a: Any, b: Any) -> Expr:
 
 
 def outer(a: Any, b: Any) -> Expr:
-    """The product of each element of one vector with each element of another.
+    """Return the products of all pairs of elements of two vectors.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -261,9 +261,10 @@ def outer(a: Any, b: Any) -> Expr:
 
 
 def tensordot(a: Any, b: Any, axes: int | Sequence[Any] = 2) -> Expr:
-    """Products summed over axes of both: so many of the last of `a` and the first of `b`, or a pair
-    (axes of `a`, axes of `b`), each an int or several. An axis of size 1 broadcasts. It is one
-    matrix product.
+    """Return products summed over axes of both.
+
+    `axes` is the number of last axes of `a` and of first axes of `b`, or a pair (axes of `a`, axes
+    of `b`), each an int or several. An axis of size 1 broadcasts. It is one matrix product.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -314,7 +315,7 @@ def _summed_axes(left: Node, right: Node, axes: int | Sequence[Any]) -> tuple[Ax
 
 
 def _alone(node: Node, other: Node, summed: Axes, others: Axes) -> Node:
-    """The node summed over the axes along which the other has but one element."""
+    """Sum the node over the axes along which the second operand has a single element."""
     axes = [
         axis
         for axis, beside in zip(summed, others, strict=True)
@@ -341,7 +342,7 @@ def kron(a: Any, b: Any) -> Expr:
 
 
 def cross(a: Any, b: Any, axis: int = -1) -> Expr:
-    """The cross product of vectors of three components along `axis`; the other axes broadcast.
+    """Return the cross product of vectors of three components along `axis`; the rest broadcast.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -366,9 +367,9 @@ def cross(a: Any, b: Any, axis: int = -1) -> Expr:
 
 
 def cdist(a: Any, b: Any, order: float = 2) -> Expr:
-    """The distance of each row of `a` (..., m, d) to each row of `b` (..., n, d), as (..., m, n).
+    """Return the distances of rows of `a` (..., m, d) to rows of `b` (..., n, d): (..., m, n).
 
-    `order` is that of `op.norm`: 1, 2 or infinity. The derivative of a distance of 0 is taken as 0.
+    `order` is as for `op.norm`: 1, 2 or infinity. The derivative of a distance of 0 is taken as 0.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -398,12 +399,12 @@ def _check_ranks(
 
 
 def einsum(subscripts: str, *operands: Any) -> Expr:
-    """Products summed over the axes that share a letter: "ij,jk->ik" is the matrix product.
+    """Return products summed over the axes that share a letter, as "ij,jk->ik" (matrix product).
 
-    As in NumPy: each operand has a letter an axis, the result those after "->" (without it, the
-    letters that occur once, in alphabetical order); the others are summed over. "..." stands for
-    further axes, which broadcast. A letter twice in one operand is its diagonal: "ii->i".
-    Sums of products become matrix products wherever that is possible.
+    As in NumPy: each operand has one letter per axis, and the result has the letters after "->"
+    (without it, the letters that occur once, in alphabetical order). The remaining letters are
+    summed over. "..." represents further axes, which broadcast. A letter twice in one operand is
+    its diagonal: "ii->i". Sums of products become matrix products if possible.
 
     >>> import caldera as cd
     >>> from caldera import op

@@ -1,9 +1,9 @@
 """Random numbers, permutations and samples, as expressions that are fixed within a step.
 
-A number is a function of (seed, step, stream, index): the seed and the step come from `state`,
-each call of a function here takes the next stream (or the given one), and the index is the
-position of the element, counted from `offset`. So results depend neither on the device nor on the
-way a batch or a plan is split.
+A number is a function of (seed, step, stream, index). The seed and the step come from `state`. Each
+call of a function here takes the next stream (or the given one). The index is the position of the
+element, counted from `offset`. So results depend neither on the device nor on the way a batch or a
+plan is split.
 """
 
 from __future__ import annotations
@@ -67,10 +67,11 @@ _lock = threading.Lock()
 
 
 def random_state() -> Variable:
-    """The variable (seed, step) that random expressions read unless they are given another.
+    """Return the variable (seed, step) that random expressions read by default.
 
-    It can be saved and restored like any variable. A seed above 2**63 - 1 is held as the int64 of
-    the same bits. A thread that has set a seed has its own, and a training step that of its model.
+    It can be saved and restored like any variable. A seed above 2**63 - 1 is stored as the int64
+    with the same bits. A thread that has set a seed has a separate state, and a training step uses
+    the state of its model.
 
     >>> from caldera import op
     >>> op.seed(5)
@@ -92,9 +93,9 @@ def _bits(seed_: int, step: int) -> np.ndarray:
 def seed(number: int) -> None:
     """Set the seed of all random numbers, and start again at the first step and stream.
 
-    The seed is an int from 0 to 2**64 - 1; a program that never sets it has seed 0. In the main
-    thread it is that of the program; another thread that calls this has a seed of its own. Models
-    have theirs, and neither follow this seed nor change it.
+    The seed is an int from 0 to 2**64 - 1; the default is 0. In the main thread it is the seed of
+    the program; any other thread that calls this has a separate seed. Models have their own seeds,
+    which neither follow this seed nor change it.
 
     >>> from caldera import op
     >>> op.seed(3)
@@ -149,7 +150,7 @@ def _source(state: Any, offset: Any) -> tuple[Node, Node]:
 
 
 def _number(stream: int | None) -> int:
-    """The number of a random stream: the one given, or one that nobody has."""
+    """Return the number of a random stream: the given one, or a new one."""
     return seeding.next_stream() if stream is None else stream
 
 
@@ -306,10 +307,11 @@ def multinomial(
     offset: Any = 0,
     stream: int | None = None,
 ) -> Expr:
-    """So many random indices (int64) along the last axis, each drawn with its probability.
+    """Draw `count` random indices (int64) along the last axis, each with its probability.
 
-    Probabilities are 0 or more and need not add up to 1; other axes are rows of their own. Without
-    `replacement` no index is drawn twice (those of probability 0 come last, if nothing is left).
+    Probabilities must be >= 0 and are normalised; the remaining axes are independent rows. Without
+    `replacement` no index is drawn twice; indices of probability 0 are drawn only after all others
+    run out.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -337,7 +339,7 @@ def multinomial(
         found = searchsorted(Expr(running), Expr(mul(draws, total)), "right")
         # Rounding may reach the total, but never an index of probability 0 behind the last.
         return Expr(minimum(found.node, _last_positive(node)))
-    # The largest of log(p) and Gumbel noise (Yellott, 1977); p = 0 gives -inf.
+    # The largest of log(p) and Gumbel noise (Yellott, 1977); p = 0 results in -inf.
     draws = random_uniform((*batch, length), dtype=float64, **how).node
     exponential = neg(log1p(neg(draws)))
     keys = sub(log(cast(node, float64)), log(exponential))

@@ -1,8 +1,8 @@
 """Reductions and statistics.
 
-`axis` is None (all axes), an int or a tuple; `keepdims` as in NumPy. Sums and products of
-integers are int64, so that they do not overflow as soon as their parts would (those of uint64
-stay uint64); truth values are counted. Means and similar reductions of integers are float32.
+`axis` is None (all axes), an int or a tuple; `keepdims` as in NumPy. Sums and products of integers
+are int64, so that they do not overflow as soon as their parts would (uint64 stays uint64); truth
+values are counted. Means and similar reductions of integers are float32.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _axes(name: str, node: Node, axis: Axis) -> Axes:
 def _reduced(
     op: Op, node: Node, axis: Axis, keepdims: bool, *, name: str = "", **attrs: Any
 ) -> Expr:
-    """A reduction over axes; `name` is that of the function, if it is not the op's."""
+    """Return a reduction over axes; `name` is the function's name, if it differs from the op's."""
     axes = _axes(name or op.name, node, axis)
     return Expr(op(node, axis=axes, keepdims=bool(keepdims), **attrs))
 
@@ -95,7 +95,7 @@ def sum(x: Any, axis: Axis = None, keepdims: bool = False) -> Expr:
 
 
 def mean(x: Any, axis: Axis = None, keepdims: bool = False) -> Expr:
-    """The mean over `axis`; nan where there is nothing to average.
+    """Return the mean over `axis`; nan for zero elements.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -139,9 +139,9 @@ def prod(x: Any, axis: Axis = None, keepdims: bool = False) -> Expr:
 
 
 def variance(x: Any, axis: Axis = None, keepdims: bool = False, correction: int = 0) -> Expr:
-    """The variance over `axis`: squared distances to the mean, divided by n - `correction`.
+    """Return the variance over `axis`: squared distances to the mean, over n - `correction`.
 
-    That of complex numbers is real. (`op.var` makes a variable.)
+    The variance of complex numbers is real. (`op.var` makes a variable.)
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -165,11 +165,10 @@ def logsumexp(x: Any, axis: Axis = None, keepdims: bool = False) -> Expr:
 
 
 def norm(x: Any, order: float = 2, axis: Axis = None, keepdims: bool = False) -> Expr:
-    """The norm over `axis`: `order` 1 (sum of sizes), 2 (length) or infinity (largest size).
+    """Return the norm over `axis`: `order` 1 (sum of sizes), 2 (length) or infinity (largest).
 
-    That of complex numbers is real.
-    All elements along the axes form one vector. The derivative of the length of a vector of zeros
-    is taken as 0.
+    The norm of complex numbers is real. All elements along the axes form one vector. The derivative
+    of the length of a vector of zeros is taken as 0.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -190,9 +189,9 @@ def norm(x: Any, order: float = 2, axis: Axis = None, keepdims: bool = False) ->
 
 @along_an_axis
 def argmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Expr:
-    """Where the largest element along `axis` is, the first of equal ones (int64).
+    """Return the index of the largest element along `axis`, the first of equal ones (int64).
 
-    Without an axis it is the place in the flattened `x`.
+    Without an axis it is the index in the flattened `x`.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -204,9 +203,9 @@ def argmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Expr:
 
 @along_an_axis
 def argmin(x: Any, axis: int | None = None, keepdims: bool = False) -> Expr:
-    """Where the smallest element along `axis` is, the first of equal ones (int64).
+    """Return the index of the smallest element along `axis`, the first of equal ones (int64).
 
-    Without an axis it is the place in the flattened `x`.
+    Without an axis it is the index in the flattened `x`.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -228,7 +227,7 @@ def _position(name: str, x: Any, axis: int | None, keepdims: bool) -> Expr:
 
 
 def any(x: Any, axis: Axis = None, keepdims: bool = False) -> Expr:
-    """Whether at least one element over `axis` is true (or not zero).
+    """Return True if at least one element over `axis` is true (or not zero).
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -241,7 +240,7 @@ def any(x: Any, axis: Axis = None, keepdims: bool = False) -> Expr:
 
 
 def all(x: Any, axis: Axis = None, keepdims: bool = False) -> Expr:
-    """Whether every element over `axis` is true (or not zero); so it is where there are none.
+    """Return True if every element over `axis` is true (or not zero), or if there are none.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -277,7 +276,7 @@ def std(x: Any, axis: Axis = None, keepdims: bool = False, correction: int = 0) 
 
 
 def median(x: Any, axis: Axis = None, keepdims: bool = False) -> Expr:
-    """The element in the middle over `axis`, or the mean of the two there; nan beside a nan.
+    """Return the median over `axis`: the middle element, or the mean of both; nan with any nan.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -294,10 +293,11 @@ def quantile(
     keepdims: bool = False,
     method: Method = "linear",
 ) -> Expr:
-    """What a fraction `q` of the elements over `axis` lies below; nan beside a nan.
+    """Return the value below which a fraction `q` of the elements over `axis` is; nan with any nan.
 
-    Between two elements the result is interpolated; `method` says how, as in NumPy. Several `q` are
-    several results, along a new first axis. The derivative goes to the elements that count.
+    The result is interpolated between two elements; `method` selects the interpolation, as in
+    NumPy. Several `q` have several results, along a new first axis. The derivative flows to the
+    elements that determine the result.
 
     >>> import caldera as cd
     >>> from caldera import op

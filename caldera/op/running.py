@@ -94,13 +94,13 @@ def cumprod(x: Any, axis: int, reverse: bool = False) -> Expr:
 def associative_scan(
     function: Callable[[Any, Any], Any], xs: Any, axis: int = 0, *, reverse: bool = False
 ) -> Any:
-    """All results of `function(earlier, later)` over the elements up to each one along `axis`.
+    """Return all results of `function(earlier, later)` over the elements up to each along `axis`.
 
-    `xs` is one expression, or tuples of them whose elements belong together, of the same length
-    along the axis. The function takes whole arrays of earlier and of later elements, works on each
-    element by itself and has to be associative. It is called log2(n) times, where `op.scan` takes n
-    steps. With `reverse` results are over the elements from each one to the end, and `earlier` is
-    what comes after `later`.
+    `xs` is one expression, or tuples of corresponding expressions, of the same length along the
+    axis. The function takes whole arrays of earlier and of later elements, must work element by
+    element, and has to be associative. It is called log2(n) times, while `op.scan` takes n steps.
+    With `reverse` results are over the elements from each one to the end, and `earlier` follows
+    `later` in the array.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -145,7 +145,7 @@ def associative_scan(
 
 @along_an_axis
 def cummax(x: Any, axis: int) -> tuple[Expr, Expr]:
-    """The largest element so far along `axis`, and where it is (int64): the first of equal ones.
+    """Return the running maximum along `axis` and its index (int64), the first of equal ones.
 
     From a nan on, the result is that nan.
 
@@ -160,7 +160,7 @@ def cummax(x: Any, axis: int) -> tuple[Expr, Expr]:
 
 @along_an_axis
 def cummin(x: Any, axis: int) -> tuple[Expr, Expr]:
-    """The smallest element so far along `axis`, and where it is (int64): the first of equal ones.
+    """Return the running minimum along `axis` and its index (int64), the first of equal ones.
 
     From a nan on, the result is that nan.
 

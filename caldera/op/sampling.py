@@ -26,13 +26,13 @@ def grid_sample(
     padding: str = "zeros",
     align_corners: bool = False,
 ) -> Expr:
-    """Images (N, C, H, W) read at the places of `grid` (N, P, Q, 2): the result is (N, C, P, Q).
+    """Sample images (N, C, H, W) at the positions of `grid` (N, P, Q, 2), as (N, C, P, Q).
 
-    A place is (x, y), from -1 at the left and upper edge to 1 at the right and lower one: the edges
-    are those of the outer pixels, with `align_corners` their centres. `mode` is "bilinear" or
-    "nearest". `padding` decides about places outside: "zeros", the nearest pixel ("border") or the
-    image mirrored at its edges ("reflection"). The result has derivatives with respect to images
-    and places, as that of PyTorch's function of this name.
+    A position is (x, y), from -1 at the left and upper edge to 1 at the right and lower one. The
+    edges are the edges of the outer pixels, with `align_corners` their centres. `mode` is
+    "bilinear" or "nearest". `padding` determines positions outside: "zeros", the nearest pixel
+    ("border") or the image mirrored at its edges ("reflection"). The result has derivatives with
+    respect to images and positions, as in PyTorch's function of this name.
 
     >>> import caldera as cd
     >>> from caldera import op

@@ -1,7 +1,7 @@
 """Sets, counts and positions: results whose length depends on the values.
 
 Shapes are known before anything is computed, so a result of unknown length has a given `size`, and
-reports how many elements count.
+is returned with its number of valid elements.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ __all__ = [
 
 
 def _first_true(truths: Node, size: int) -> tuple[Node, Node]:
-    """The positions of the first `size` true elements of a vector, and how many are true.
+    """Return the positions of the first `size` true elements of a vector, and the true count.
 
-    Behind the last true one stand positions that are not true.
+    The remaining entries are positions of elements that are not true.
     """
     length = truths.shape[0]
     order = indexing.sort.outputs(cast(truths, int64), axis=0, descending=True)[1]
@@ -57,9 +57,9 @@ def _first_true(truths: Node, size: int) -> tuple[Node, Node]:
 
 
 def nonzero(x: Any, size: int, fill: int = -1) -> tuple[Expr, Expr]:
-    """Where elements are not 0: a row of indices for each, in order, and how many there are.
+    """Return the indices of nonzero elements, a row for each in order, and their number.
 
-    There are `size` rows; behind the last one that counts they hold `fill`.
+    There are `size` rows; rows after the last valid one contain `fill`.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -81,11 +81,11 @@ def nonzero(x: Any, size: int, fill: int = -1) -> tuple[Expr, Expr]:
 
 
 def unique(x: Any, size: int, fill: float = 0) -> tuple[Expr, Expr, Expr, Expr]:
-    """The different elements in ascending order, where each element of `x` stands among them, how
-    often each occurs, and how many they are.
+    """Return the unique elements, their inverse indices, their counts, and their number.
 
-    There are places for `size` of them; behind the last one that counts stands `fill`, which occurs
-    0 times. If there are more, the largest are left out. Every nan is different from all others.
+    The elements are in ascending order. There is room for `size` elements; entries after the last
+    valid one are `fill` and occur 0 times. If there are more, the largest are omitted. Every nan
+    differs from every number and from every nan.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -128,7 +128,7 @@ def _fitting(fill: float, node: Node) -> float:
 
 
 def bincount(x: Any, length: int, weights: Any = None) -> Expr:
-    """How often each of the numbers 0 to length - 1 occurs in `x`, or the sum of its weights there.
+    """Count each of the numbers 0 to length - 1 in `x`, or sum their weights.
 
     A number outside is an error when the value is computed.
 
@@ -146,10 +146,10 @@ def bincount(x: Any, length: int, weights: Any = None) -> Expr:
 
 
 def searchsorted(ordered: Any, values: Any, side: Literal["left", "right"] = "left") -> Expr:
-    """Where `values` would stand in a vector in ascending order: before equal ones, or behind them.
+    """Return the insertion indices of `values` in a sorted vector: before equal ones, or behind.
 
     `ordered` may also be a batch (..., n); `values` are then (..., m), with the same axes before. A
-    nan stands behind all numbers.
+    nan is greater than all numbers.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -173,7 +173,7 @@ def searchsorted(ordered: Any, values: Any, side: Literal["left", "right"] = "le
     low, high = full(rows.shape, 0, int64), full(rows.shape, length, int64)
     axis = len(rows.shape) - 1
     for _ in range(length.bit_length()):
-        # Bisection: what is sought lies from low to high; where they meet, nothing moves.
+        # Bisection: the result is between low and high; once they are equal, both stay constant.
         middle = elementwise.floor_div(elementwise.add(low, high), constant(2, int64))
         at = elementwise.minimum(middle, constant(length - 1, int64))
         found = indexing.take_along_axis(line, at, axis=axis)
@@ -185,7 +185,7 @@ def searchsorted(ordered: Any, values: Any, side: Literal["left", "right"] = "le
 
 
 def _comes_before(found: Node, wanted: Node, equal_too: bool) -> Node:
-    """Whether an element stands before a value, with nan behind all numbers."""
+    """Return True where an element precedes a value, with nan after all numbers."""
     compare = elementwise.less_equal if equal_too else elementwise.less
     nan = elementwise.isnan(wanted)
     if not equal_too:

@@ -378,9 +378,9 @@ def rbf(x: Any, eps: float = 1.0) -> Expr:
 
 @along_an_axis
 def softmax(x: Any, axis: int = -1) -> Expr:
-    """exp(x) / sum(exp(x)) along `axis`, without overflow.
+    """Return exp(x) / sum(exp(x)) along `axis`, without overflow.
 
-    A row that holds +inf puts everything there; one of nothing but -inf gives NaN.
+    A row with +inf has its whole weight there; a row of only -inf results in NaN.
 
     >>> import caldera as cd
     >>> from caldera import op

@@ -29,12 +29,12 @@ def conv_transpose2d(
     dilation: Pairs = 1,
     groups: int = 1,
 ) -> Expr:
-    """The transpose of a convolution: images (N, C, H, W), kernels (C, K / groups, h, w).
+    """Return the transpose of a convolution: images (N, C, H, W), kernels (C, K / groups, h, w).
 
     The output is as large as the image from which `conv2d` with the same stride, padding, dilation
     and kernel makes one of the size of `x`: (H - 1) * stride + dilation * (h - 1) + 1 less the
     padding. With a stride several sizes are possible; `output_padding`, smaller than the stride or
-    the dilation, is how many rows and columns more it has at the bottom and right. With
+    the dilation, is the number of additional rows and columns at the bottom and right. With
     padding="same" the output is `stride` times as large as `x`.
 
     >>> import caldera as cd
@@ -115,7 +115,7 @@ def _padding_of_transpose(
                 hint="the output is as large as the input, times the stride; give padding= as "
                 "numbers for another size",
             )
-        # That of the convolution which makes the input of an image `stride` times as large.
+        # Padding of the convolution that computes the input from an image `stride` times as large.
         images = tuple(strides)
         widths = as_widths("same", where, images, window, strides, dilations)
         reaches = (gap * (n - 1) + 1 for n, gap in zip(window, dilations, strict=True))
@@ -134,10 +134,10 @@ def _padding_of_transpose(
 def _reached(
     widths: Sequence[Pair], extra: Pair, strides: Pair
 ) -> tuple[tuple[Pair, Pair], Pair, Pair]:
-    """Padding and output padding, where that is smaller than the stride, and how many rows and
-    columns behind that no element of a kernel reaches.
+    """Return padding, output padding below the stride, and the rows and columns of zeros behind.
 
-    Output padding of a stride and more gives back what the padding had cut off, and then zeros.
+    Output padding >= stride restores the rows and columns that the padding had removed, followed by
+    zeros, which no element of a kernel reaches.
     """
     kept, smaller, beyond = [], [], []
     for (before, after), more, stride in zip(widths, extra, strides, strict=True):
@@ -157,10 +157,10 @@ def conv_transpose1d(
     dilation: int = 1,
     groups: int = 1,
 ) -> Expr:
-    """The transpose of `conv1d`: sequences (N, C, L), kernels (C, K / groups, l).
+    """Return the transpose of `conv1d`: sequences (N, C, L), kernels (C, K / groups, l).
 
-    `output_padding` is how many elements more the output has at its end, fewer than the stride
-    or the dilation.
+    `output_padding` is the number of additional elements at the end of the output, fewer than the
+    stride or the dilation.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -183,9 +183,9 @@ def conv_transpose3d(
     dilation: Pairs = 1,
     groups: int = 1,
 ) -> Expr:
-    """The transpose of `conv3d`: volumes (N, C, D, H, W), kernels (C, K / groups, d, h, w).
+    """Return the transpose of `conv3d`: volumes (N, C, D, H, W), kernels (C, K / groups, d, h, w).
 
-    The settings are those of `conv_transpose2d`. It is one `conv_transpose2d` for all the layers of
+    The parameters are as for `conv_transpose2d`. It is one `conv_transpose2d` for all the layers of
     a kernel, whose results are added along the depth.
 
     >>> import caldera as cd

@@ -1,4 +1,4 @@
-"""Functions of one argument, element by element. Integers are computed in float32 where needed."""
+"""Elementwise functions of a single argument; integers are computed in float32 if needed."""
 
 from __future__ import annotations
 
@@ -331,9 +331,9 @@ def sigmoid(x: Any) -> Expr:
 
 
 def cast(x: Any, dtype: Any) -> Expr:
-    """The same values in another dtype: towards zero to integers, "is not zero" to bool.
+    """Return the same values in another dtype: towards zero to integers, `x != 0` to bool.
 
-    A complex number has no real value: take `op.real` or `op.abs` of it.
+    Complex numbers have no real value: use `op.real` or `op.abs`.
 
     >>> import caldera as cd
     >>> from caldera import op

@@ -39,7 +39,7 @@ _SIDES = {1: "(before, after)", 2: "((top, bottom), (left, right))", 3: "a pair 
 
 
 def as_sizes(value: Any, count: int, name: str, where: str, minimum: int = 1) -> Shape:
-    """So many whole numbers, from one number for all or one for each."""
+    """Return `count` integers, from one number for all or one for each."""
     values = value if isinstance(value, Sequence) else (value,) * count
     try:
         sizes = tuple(index(each) for each in values)
@@ -95,9 +95,9 @@ def _same(length: int, window: int, stride: int, dilation: int) -> Pair:
 
 
 def beyond_padding(length: int, reach: int, stride: int, padding: Pair) -> int:
-    """How far the last window sticks out of the padding where such a window counts.
+    """Return the length of the last window beyond the padding, if that window counts.
 
-    One that would begin behind the image, and cover nothing of it, does not.
+    A window that would start behind the image, without any part inside, does not count.
 
     >>> beyond_padding(5, 2, 2, (0, 0)), beyond_padding(6, 2, 2, (0, 0))
     (1, 0)
@@ -121,12 +121,12 @@ def pad(
     value: complex = 0,
     mode: str = "constant",
 ) -> Expr:
-    """`x` with `value` around it, or with more of itself.
+    """Pad `x` with `value`, or with its own elements.
 
     `widths` is a number (for both ends of every axis), a pair (before, after) for every axis, or a
     pair for each axis. `mode` is "constant" (the value), "reflect" (mirrored at the elements at the
     ends, which are not repeated), "replicate" (the elements at the ends) or "circular" (from the
-    other end).
+    opposite end).
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -161,7 +161,7 @@ def pad(
 
 
 _LONGEST = {"reflect": -1, "circular": 0}
-"""How much longer than an axis its padding may be; that of "replicate" may have any length."""
+"""Maximum padding relative to the length of the axis; unlimited for "replicate"."""
 
 
 def _extended(x: Node, axis: int, widths: tuple[int, int], mode: str) -> Node:
@@ -215,7 +215,7 @@ def _widths(widths: Any, node: Node) -> moves.Widths:
 
 
 LARGEST = 2**24
-"""Pixels of a side of what `interpolate` makes."""
+"""Maximum side length in pixels of results of `interpolate`."""
 MODES = ("nearest", "linear", "bilinear", "bicubic")
 _CUBIC = -0.75
 """The slope of the cubic kernel at 1, as in PyTorch."""

@@ -68,11 +68,11 @@ class AxisSplit:
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """How many indices each part has."""
+        """Number of indices in each part."""
         return tuple(map(total, self.intervals))
 
     def sliced(self, start: int, stop: int, step: int = 1) -> AxisSplit:
-        """That of the indices `start:stop:step` (a step above 0), numbered from nought.
+        """Return the split of the indices `start:stop:step` (step > 0), renumbered from 0.
 
         >>> from caldera.compiler.sharding.axis_split import even_split
         >>> even_split(10, 2).sliced(1, 10, 3)
@@ -85,29 +85,29 @@ class AxisSplit:
         return AxisSplit(self.parts, tuple(cuts), self.owners)
 
     def flipped(self) -> AxisSplit:
-        """That of the indices in reverse order."""
+        """Return the split of the indices in reverse order."""
         cuts = tuple(self.length - cut for cut in reversed(self.cuts))
         return AxisSplit(self.parts, cuts, tuple(reversed(self.owners)))
 
     def joined(self, other: AxisSplit) -> AxisSplit:
-        """That of the indices of both, one after the other."""
+        """Return the split of the concatenated axes."""
         cuts = (*self.cuts, *(self.length + cut for cut in other.cuts[1:]))
         return AxisSplit(self.parts, cuts, (*self.owners, *other.owners))
 
     # --- what a reshape needs
 
     def scaled(self, factor: int) -> AxisSplit:
-        """That of an axis in which `factor` indices stand for each of these."""
+        """Return the split of an axis with `factor` indices in place of each index."""
         return AxisSplit(self.parts, tuple(cut * factor for cut in self.cuts), self.owners)
 
     def divided(self, factor: int) -> AxisSplit | None:
-        """That of which this one is `scaled` by a factor; None if there is none."""
+        """Return the split that `scaled(factor)` turns into this split; None if there is none."""
         if any(cut % factor for cut in self.cuts):
             return None
         return AxisSplit(self.parts, tuple(cut // factor for cut in self.cuts), self.owners)
 
     def repeated(self, times: int) -> AxisSplit | None:
-        """That of the indices so many times in a row; None if that is too many blocks."""
+        """Return the split repeated `times` times; None if it has too many blocks."""
         if times * len(self.owners) > MOST_BLOCKS:
             return None
         cuts = [0]
@@ -116,7 +116,7 @@ class AxisSplit:
         return AxisSplit(self.parts, tuple(cuts), self.owners * times)
 
     def period(self, times: int) -> AxisSplit | None:
-        """That which is this one if it is `repeated`; None if there is none."""
+        """Return the split that `repeated(times)` turns into this split; None if there is none."""
         each, rest = divmod(self.length, times)
         if rest:
             return None
@@ -152,7 +152,7 @@ def even_split(length: int, parts: int, unit: int = 1) -> AxisSplit:
 
 
 def cyclic_split(length: int, parts: int, block: int) -> AxisSplit:
-    """Blocks of one length in turn to all parts, as ScaLAPACK has it.
+    """Return the split with blocks of equal length dealt to all parts in turn, as in ScaLAPACK.
 
     >>> from caldera.compiler.sharding.axis_split import cyclic_split
     >>> cyclic_split(7, 2, 2)
@@ -166,7 +166,7 @@ def cyclic_split(length: int, parts: int, block: int) -> AxisSplit:
 
 
 def total(intervals: Sequence[Interval]) -> int:
-    """How many indices there are in these."""
+    """Return the number of indices in intervals."""
     return sum(end - begin for begin, end in intervals)
 
 
@@ -189,7 +189,9 @@ def overlap(first: Intervals, second: Intervals) -> Intervals:
 
 
 def positions(part: Intervals, wanted: Intervals) -> slice | np.ndarray:
-    """Where in what a part has these indices lie: all of them are there, in order.
+    """Return the local positions of the indices `wanted` in a part.
+
+    All indices must be in the part, in order.
 
     >>> positions(((0, 4), (6, 9)), ((2, 4), (6, 7)))
     slice(2, 5, None)
@@ -224,7 +226,7 @@ def _runs(part: Intervals, wanted: Intervals) -> Iterator[Interval]:
 
 
 def indices(intervals: Intervals) -> np.ndarray:
-    """All of them as an array."""
+    """Return all indices as an array."""
     if not intervals:
         return np.empty(0, np.int64)
     return np.concatenate([np.arange(begin, end) for begin, end in intervals])

@@ -1,13 +1,14 @@
-"""What messages and products take here, measured now and then and remembered on this machine.
+"""Measured cost of messages and products, repeated occasionally and stored on this machine.
 
-Ranks measure together, and the slowest of them counts. Rank 0 keeps what was found beside what
-`comm` has measured of its algorithms, and says what all of them use, so they never disagree.
+Ranks measure together, and the slowest rank counts. Rank 0 stores the results next to the
+measurements of algorithms in `comm`, and sends all ranks the numbers to use, so they never
+disagree.
 
-What is asked is how long things will take, not how short they can be: cores share their power and
-their memory, so all ranks compute at once, on what caches do not have, since large arrays go
-through them from step to step; and the median of what is remembered counts. Others who
-compute here make all of it slower for a while: so it is measured again after a pause, the longer
-the more is known.
+The aim is the typical time, not the shortest: cores share their power and their memory. So all
+ranks compute simultaneously, on data outside the caches, since large arrays pass through them from
+step to step, and the median of the stored measurements counts. Other processes on this machine slow
+down all measurements for a while. So the measurement is repeated after a pause, which gets longer
+with the number of stored measurements.
 """
 
 from __future__ import annotations
@@ -33,30 +34,32 @@ from caldera.compiler.sharding.transfer import redistributed
 from caldera.compiler.sharding.volume import Links, volume
 
 CLEARLY = 1.1
-"""How many times as good something has to be for ways to be chosen anew."""
+"""Minimum improvement, as a factor, for which variants are chosen again."""
 LONG_BYTES, GATHERED_BYTES, COPIED_BYTES = 8 << 20, 16 << 20, 4 << 20
-"""What each rank has of a matrix that is moved, what all ranks get of one, and what each copies:
-more than its caches keep for it."""
+"""Sizes for measurements, larger than the caches.
+
+Each rank's part of a moved matrix, the result of an allgather, and each rank's copied array.
+"""
 SHARED_BYTES = 4 << 20
-"""What each rank has of a matrix that is moved through memory that ranks share."""
+"""Size of each rank's part of a matrix moved through shared memory."""
 EVICTED_BYTES = 32 << 20
-"""What each rank writes before it measures, so that caches have nothing of what it will read."""
+"""Size of the array each rank writes before a measurement, to evict its data from caches."""
 PRODUCT, SLICE = 768, 256
 """Rows and columns of a block to which the product of two slices is added, and their width."""
 PANELS, NARROW = 16, 8
 """Of a small matrix: panels, and the columns of each."""
 SIGNALS, LENGTH = 128, 2048
-"""Transforms of that length, one after the other."""
+"""Number of contiguous signals to transform, and their length."""
 NEAR, FAR = (1024, 32), (4096, 128)
-"""The length of transforms side by side and how many they are, of NEAR_BYTES and of FAR_BYTES."""
+"""Length and number of interleaved signals with NEAR_BYTES and with FAR_BYTES in total."""
 _TABLE = MeasuredTable("links", Links, may_be_zero=("meeting", "shared", "starting"))
 
 
 def measured_links(comm: Communicator) -> Links:
-    """What messages and products take between the ranks of a communicator; all of them have to ask.
+    """Return the measured cost of messages and products between ranks; a collective call.
 
-    Threads of one process share what they compute with: for them, and where choices have to be the
-    same in each run (`settings.deterministic`), it is what `Links` says by itself.
+    Threads of one process share their cores. For threads, and if choices must be the same in each
+    run (`settings.deterministic`), the defaults of `Links` are returned.
 
     >>> from caldera.comm import run_virtual_ranks
     >>> run_virtual_ranks(2, measured_links)[0] == Links()
@@ -69,7 +72,7 @@ def measured_links(comm: Communicator) -> Links:
 
 
 def is_clearly_other(links: Links, before: Links) -> bool:
-    """Whether anything differs by more than what two measurements do.
+    """Return True if any number differs by more than two measurements usually do.
 
     >>> is_clearly_other(Links(flops=31e9), Links(flops=30e9))
     False
@@ -121,7 +124,7 @@ def _sweep(comm: Communicator) -> Links:
 
 
 def _size(nbytes: int, ranks: int) -> int:
-    """Of a matrix of which each rank has so many bytes."""
+    """Return the order of a square matrix of which each rank has `nbytes` bytes."""
     return int((nbytes * ranks / 8) ** 0.5) // ranks * ranks
 
 
@@ -136,8 +139,10 @@ def _products(comm: Communicator, before: Callable[[], object]) -> float:
 def _transforms(
     shape: tuple[int, int], axis: int, comm: Communicator, before: Callable[[], object] = int
 ) -> float:
-    """Operations a second in Fourier transforms along an axis, those of real numbers as well if
-    they lie one after the other."""
+    """Return operations per second in Fourier transforms along an axis.
+
+    Transforms of real numbers are included if signals are contiguous.
+    """
     draw = np.random.default_rng(0).standard_normal
     real = draw(shape)
     signals, n = real.astype(np.complex128), shape[axis]
@@ -188,7 +193,7 @@ def _moving(
 def _seconds(
     comm: Communicator, work: Callable[[], object], before: Callable[[], object] = int
 ) -> float:
-    """As long as the slowest rank takes, the second time, after what it does before."""
+    """Return the time of the slowest rank, on the second run, with `before` called before each."""
     taken = 0.0
     for _ in range(2):
         before()

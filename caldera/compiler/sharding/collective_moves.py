@@ -1,8 +1,7 @@
-"""From one layout to another by collectives that have gradients: what is written, what it takes.
+"""Redistribution by collectives with gradients: the nodes to write, and their cost.
 
-What every rank has is cut where it is wanted. Terms of a sum that all ranks have are summed, for
-all of them or each rank's own part; parts along one axis are gathered. Anything else goes from rank
-to rank.
+Replicated values are sliced locally. Terms of a sum on all ranks are added up, for all ranks or for
+each rank's own part. Parts along one axis are gathered. Any other move is sent from rank to rank.
 """
 
 from __future__ import annotations
@@ -26,8 +25,11 @@ from caldera.core.tensor.shape import Shape
 
 @dataclass(frozen=True)
 class CollectiveMoves:
-    """Of one of the ranks along an axis of the mesh. With `direct`, parts along one axis go from
-    rank to rank if they are wanted along another, instead of all of them to everybody first."""
+    """Redistribution by collectives for a rank along an axis of the mesh.
+
+    With `direct`, parts along an axis are sent from rank to rank if they are needed along another
+    axis, instead of being gathered on all ranks first.
+    """
 
     rank: int
     ranks: int
@@ -39,7 +41,7 @@ class CollectiveMoves:
     # --- facts
 
     def is_everywhere(self, layout: ShardLayout) -> bool:
-        """Whether every rank has everything."""
+        """Return True if the value is whole on every rank."""
         return (
             isinstance(layout, CartesianLayout)
             and not layout.split_axes
@@ -47,11 +49,11 @@ class CollectiveMoves:
         )
 
     def is_sum(self, where: ShardPlacement) -> bool:
-        """Whether every rank has a term of all of it."""
+        """Return True if every rank has a term of the whole value."""
         return where.terms == self.ranks > 1 and self.is_everywhere(where.layout)
 
     def is_free(self, where: ShardPlacement) -> bool:
-        """Whether nothing has to be sent, wherever it goes."""
+        """Return True if no layout requires communication."""
         return where.terms == 1 and self.is_everywhere(where.layout)
 
     def _is_along_one_axis(self, layout: ShardLayout) -> bool:
@@ -65,7 +67,7 @@ class CollectiveMoves:
         return (axis, split) if _is_straight(split) else None
 
     def seconds(self, where: ShardPlacement, layout: ShardLayout, spec: Spec) -> float:
-        """What a value takes from where it is to a layout."""
+        """Return the seconds to move a value from its current placement to a layout."""
         if self.is_free(where) or (where.layout == layout and where.terms == 1):
             return 0.0
         if not (self.is_sum(where) or self._is_along_one_axis(where.layout)):
@@ -96,7 +98,7 @@ class CollectiveMoves:
         if isinstance(layout, CartesianLayout) and self.rank in layout.ranks:
             return part_of(whole, layout, self.rank)
         if isinstance(layout, CartesianLayout):
-            # Nothing, but of this value: gradients go the same way on all ranks.
+            # An empty slice, but of this value: gradients then follow the same path on all ranks.
             return take(whole, [[] for _ in whole.shape])
         everywhere = ShardPlacement(replicated(layout.shape, range(self.ranks)))
         return self._redistributed(whole, everywhere, layout)
@@ -111,7 +113,7 @@ class CollectiveMoves:
         )
 
     def _gathered(self, part: Node, layout: ShardLayout) -> Node:
-        """All of what ranks have along one axis: each may have several blocks."""
+        """Gather the parts along an axis on all ranks; each part may have several blocks."""
         axis, split = _only_split(layout)
         node = all_gather(
             part, axis=self.axis, dim=axis, sizes=split.sizes, rank=self.rank, number=next_number()
@@ -141,7 +143,7 @@ class CollectiveMoves:
 
 
 def is_plain(layout: ShardLayout, ranks: int) -> bool:
-    """Whether all ranks share out one axis, in their order, or each has everything."""
+    """Return True if all ranks partition one axis, in their order, or each has the whole."""
     if not isinstance(layout, CartesianLayout) or len(layout.ranks) != ranks:
         return False
     in_order = layout.ranks == tuple(range(ranks)) and layout.replicas == 1
@@ -166,5 +168,5 @@ def _only_split(layout: ShardLayout) -> tuple[int, AxisSplit]:
 
 
 def _is_straight(split: AxisSplit) -> bool:
-    """Whether the parts lie in their order."""
+    """Return True if the parts are contiguous and in order."""
     return list(split.owners) == sorted(split.owners)

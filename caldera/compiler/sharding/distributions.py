@@ -1,7 +1,7 @@
-"""Layouts as a user writes them: for any shape, on any ranks.
+"""User-facing layouts for any shape and any ranks.
 
-Each has `of(shape, ranks)`, the `ShardLayout` of an array of that shape. `ranks` says which
-of them take part; a distribution that names ranks of its own takes those.
+`of(shape, ranks)` returns the `ShardLayout` of an array of that shape on the given ranks. A
+distribution constructed with explicit ranks uses those instead.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Distribution(ABC):
 
     @abstractmethod
     def of(self, shape: Shape, ranks: Iterable[int]) -> ShardLayout:
-        """The layout of an array of this shape; `ranks` are those that there are."""
+        """Return the layout of an array of this shape on the available `ranks`."""
 
 
 def as_layout(given: ShardLayout | Distribution, shape: Shape, ranks: Iterable[int]) -> ShardLayout:
-    """The layout that somebody means who gives one, or a distribution."""
+    """Return the layout for a user's argument: a layout or a distribution."""
     if isinstance(given, Distribution):
         return given.of(tuple(shape), ranks)
     if not isinstance(given, ShardLayout) or given.shape != tuple(shape):
@@ -57,7 +57,7 @@ def _own(ranks: Sequence[int] | None, others: Iterable[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Axis(Distribution):
-    """One block a rank along an axis, as evenly as whole `unit`s go; `cuts` says where instead.
+    """One block per rank along an axis, split as evenly as whole `unit`s allow, or at `cuts`.
 
     >>> from caldera.compiler.sharding.distributions import Axis
     >>> Axis(1).of((2, 10), range(3)).cuts
@@ -115,9 +115,10 @@ def _tuple(values: Iterable[int] | None) -> tuple[int, ...] | None:
 
 
 class Grid(Distribution):
-    """Ranks as a mesh, the first axis of which is along the array's first, and so on.
+    """Ranks as a mesh whose axes correspond to the first axes of the array.
 
-    Ranks beyond the mesh's are replicas where a whole number of meshes fits, or have nothing.
+    Ranks beyond the mesh are replicas if their number is a multiple of the mesh size; otherwise
+    they have no part.
 
     >>> from caldera.compiler.sharding.distributions import Grid
     >>> Grid(2, 2).of((4, 6), range(4)).local_shape(3)
@@ -157,7 +158,7 @@ class Grid(Distribution):
         for axis, (parts, length) in enumerate(zip(mesh, block, strict=True)):
             n = shape[axis]
             splits[axis] = even_split(n, parts) if not length else cyclic_split(n, parts, length)
-        # Replicas are a whole mesh apart.
+        # Replicas differ by a multiple of the mesh size.
         meshes = np.array(own[:taken]).reshape(-1, prod(mesh)).T.reshape(-1)
         return CartesianLayout(shape, tuple(splits), tuple(meshes.tolist()))
 
@@ -165,7 +166,7 @@ class Grid(Distribution):
 def BlockCyclic(
     block: int | Sequence[int], *, grid: Sequence[int], ranks: Iterable[int] | None = None
 ) -> Grid:
-    """Blocks of one size in turn to the ranks of a mesh, as ScaLAPACK has them.
+    """Blocks of equal size dealt to the ranks of a mesh in turn, as in ScaLAPACK.
 
     >>> from caldera.compiler.sharding.distributions import BlockCyclic
     >>> BlockCyclic(2, grid=(2,)).of((7,), range(2)).cuts
@@ -192,10 +193,10 @@ class Replicated(Distribution):
 class Blocks(Distribution):
     """Blocks of any sizes on any ranks.
 
-    Along an axis blocks are given by their length, by where they begin (and the last ends), or are
-    one. `rows` and `columns` are the first axes; more follow in `others`. `owners` has a rank for
-    each block, or several that are replicas: nested as the blocks are, or a function of the block's
-    numbers; without it, blocks go round the ranks.
+    Along an axis, blocks are specified by their lengths, by their boundaries (including the end),
+    or as a single block. `rows` and `columns` are the first axes; more follow in `others`. `owners`
+    has a rank for each block, or several replica ranks: nested like the blocks, or a function of
+    the block's indices. Without `owners`, blocks are assigned to the ranks in turn.
 
     >>> from caldera.compiler.sharding.distributions import Blocks
     >>> blocks = Blocks(rows=[0, 1, 4], columns=2, owners=[[0, 1], [1, (0, 2)]])

@@ -1,10 +1,10 @@
-"""Layouts: which ranks have which elements of an array. Small values, apart from any data.
+"""Layouts: small values that map elements of an array to ranks, independent of any data.
 
 There are two kinds. In a `CartesianLayout` ranks are a mesh, and each axis of the array is split
 along an axis of the mesh, or not at all: rows, columns, grids, block-cyclic, replicated. A rank's
 part is one array, with its indices along each axis in their order. In a `TableLayout` any block
-belongs to any ranks; a rank's part is its blocks one after the other, flat. What several ranks have
-they all have whole.
+belongs to any ranks; a rank's part is the flat concatenation of its blocks. Replicas of a part are
+complete on each of their ranks.
 """
 
 from __future__ import annotations
@@ -34,20 +34,22 @@ Bounds = Sequence[tuple[int, int, int]]
 
 @dataclass(frozen=True)
 class IndexBlock:
-    """Elements that lie together: along each axis these indices; `offset` is where they begin in
-    the part of a rank, counted in elements."""
+    """Contiguous elements of a rank's part, with their indices along each axis.
+
+    `offset` is the first element's position in the part, in elements.
+    """
 
     axes: tuple[Intervals, ...]
     offset: int = 0
 
     @cached_property
     def shape(self) -> Shape:
-        """How many indices there are along each axis."""
+        """Number of indices along each axis."""
         return tuple(map(total, self.axes))
 
     @property
     def size(self) -> int:
-        """How many elements there are."""
+        """Number of elements."""
         return size(self.shape)
 
     def overlap(self, other: IndexBlock) -> IndexBlock | None:
@@ -61,7 +63,7 @@ class IndexBlock:
         return IndexBlock(tuple(axes))
 
     def index_of(self, wanted: IndexBlock) -> tuple[slice | np.ndarray, ...]:
-        """What takes these elements, all of which are here, of an array that has this block."""
+        """Return the index of the block `wanted` in an array of this block, which contains it."""
         pairs = zip(self.axes, wanted.axes, strict=True)
         index = tuple(positions(own, each) for own, each in pairs)
         if all(isinstance(each, slice) for each in index):
@@ -88,12 +90,15 @@ class ShardLayout(ABC):
 
     @abstractmethod
     def local_shape(self, rank: int) -> Shape:
-        """The shape of a rank's part. A rank without any has room for nothing, but for a number,
-        which has no axis along which it could be empty."""
+        """Return the shape of a rank's part.
+
+        A rank without a part has an empty array, except for scalars, which have no axis that could
+        be empty.
+        """
 
     @abstractmethod
     def pieces(self, rank: int) -> tuple[IndexBlock, ...]:
-        """What a rank has, as pieces one after the other in its part."""
+        """Return the blocks of a rank, in the order of its part."""
 
     @property
     @abstractmethod
@@ -111,16 +116,16 @@ class ShardLayout(ABC):
     # --- facts
 
     def elements(self, rank: int) -> int:
-        """How many elements a rank has."""
+        """Return the number of elements of a rank."""
         return sum(piece.size for piece in self.pieces(rank))
 
     def nbytes(self, rank: int, dtype: DType) -> int:
-        """How many bytes a rank's part takes."""
+        """Return the size of a rank's part in bytes."""
         return self.elements(rank) * np.dtype(dtype).itemsize
 
     @property
     def is_replicated(self) -> bool:
-        """Whether each of its ranks has everything."""
+        """True if each rank of the layout has the whole array."""
         if not size(self.shape):
             # Parts without elements may still have other shapes than the whole.
             return all(self.local_shape(rank) == self.shape for rank in self.ranks)
@@ -138,7 +143,7 @@ class ShardLayout(ABC):
         return np.concatenate(taken).reshape(self.local_shape(rank))
 
     def put(self, whole: np.ndarray, rank: int, part: np.ndarray) -> None:
-        """Write a rank's part to where it belongs in an array."""
+        """Write a rank's part to its position in an array."""
         flat = np.ascontiguousarray(part).reshape(-1)
         for piece in self.pieces(rank):
             whole[index_of(piece.axes)] = piece.view(flat)
@@ -168,10 +173,10 @@ def check_ranks(ranks: Sequence[int]) -> None:
 
 @dataclass(frozen=True)
 class CartesianLayout(ShardLayout):
-    """Axis by axis: `splits` has how each is shared out, None where nobody shares it.
+    """Layout by axes: `splits` has the split of each axis, None if it is not partitioned.
 
     The ranks are a mesh in row-major order: one axis for each split, in the order of the splits,
-    and a last one along which everything is replicated.
+    and a last axis for replicas.
 
     >>> import numpy as np
     >>> from caldera.compiler.sharding.axis_split import even_split
@@ -220,7 +225,7 @@ class CartesianLayout(ShardLayout):
 
     @cached_property
     def replicas(self) -> int:
-        """How many ranks have the same part."""
+        """Number of ranks that have the same part."""
         return len(self.ranks) // prod(self._parts)
 
     @cached_property
@@ -238,7 +243,7 @@ class CartesianLayout(ShardLayout):
         return {rank: place for place, rank in enumerate(self.ranks)}
 
     def coordinates(self, rank: int) -> tuple[int, ...] | None:
-        """Where in the mesh a rank is; None if it is not there."""
+        """Return the coordinates of a rank in the mesh; None if it is not in the mesh."""
         place = self._place.get(rank)
         if place is None:
             return None
@@ -256,7 +261,7 @@ class CartesianLayout(ShardLayout):
     # --- what a layout says
 
     def axis_intervals(self, rank: int, axis: int) -> Intervals:
-        """What a rank has along an axis."""
+        """Return the indices of a rank along an axis, as intervals."""
         split = self.splits[axis]
         if rank not in self._place:
             return ()
@@ -271,7 +276,7 @@ class CartesianLayout(ShardLayout):
         return 0 if self.splits[axis] is None else place[self.split_axes.index(axis)]
 
     def axis_indices(self, rank: int, axis: int) -> np.ndarray:
-        """From a rank's own number along an axis to that of the whole array."""
+        """Return the global indices of a rank's part along an axis."""
         return indices(self.axis_intervals(rank, axis))
 
     def local_shape(self, rank: int) -> Shape:
@@ -303,10 +308,10 @@ class CartesianLayout(ShardLayout):
     # --- other layouts
 
     def transposed(self, axes: Sequence[int]) -> CartesianLayout:
-        """The layout with these axes in this order; what was shared out along others is replicated.
+        """Return the layout with these axes in this order; partitions of dropped axes are
+        replicated.
 
-        Along the mesh's last axis ranks that differed come first: those with other indices along
-        the axes that went are one after the other.
+        Ranks that differed along the dropped axes are adjacent along the last axis of the mesh.
         """
         order = [self.split_axes.index(axis) for axis in axes if self.splits[axis] is not None]
         gone = [place for place in range(len(self._parts)) if place not in order]
@@ -318,7 +323,7 @@ class CartesianLayout(ShardLayout):
         )
 
     def sliced(self, bounds: Bounds) -> CartesianLayout:
-        """The layout of a slice, if every rank keeps what it has of it."""
+        """Return the layout of a slice, if every rank slices its part."""
         splits = tuple(
             None if split is None else split.sliced(*bound)
             for split, bound in zip(self.splits, bounds, strict=True)
@@ -332,18 +337,18 @@ class CartesianLayout(ShardLayout):
         )
 
     def without(self, axes: Sequence[int]) -> CartesianLayout:
-        """The layout without some axes: what was shared out along them is replicated."""
+        """Return the layout without some axes; their partitions are replicated."""
         return self.transposed([axis for axis in range(len(self.shape)) if axis not in axes])
 
     def unsplit(self, axes: Sequence[int]) -> CartesianLayout:
-        """The layout with some axes whole on every rank: replicated where they were shared out."""
+        """Return the layout with some axes whole on every rank; their partitions are replicated."""
         less = self.without(axes)
         for axis in sorted(axes):
             less = less.expanded(axis, self.shape[axis])
         return less
 
     def expanded(self, axis: int, length: int = 1) -> CartesianLayout:
-        """The layout with one more axis, which nobody shares."""
+        """Return the layout with one more axis, which is not partitioned."""
         return CartesianLayout(
             (*self.shape[:axis], length, *self.shape[axis:]),
             (*self.splits[:axis], None, *self.splits[axis:]),
@@ -385,14 +390,14 @@ def _replicated(shape: Shape, ranks: tuple[int, ...]) -> CartesianLayout:
 
 
 def index_of(axes: Sequence[Intervals]) -> tuple[slice | np.ndarray, ...]:
-    """What takes these indices of an array: slices where that is enough."""
+    """Return the index of these intervals in an array: slices if possible."""
     if all(len(each) == 1 for each in axes):
         return tuple(slice(*each[0]) for each in axes)
     return np.ix_(*map(indices, axes))
 
 
 def _taken(held: Intervals, bound: tuple[int, int, int]) -> tuple[slice, ...]:
-    """Which of the indices that are held a slice takes, in their own numbers."""
+    """Return the local slices of a part's indices that a slice selects."""
     start, stop, step = bound
     found, place = [], 0
     for begin, end in held:

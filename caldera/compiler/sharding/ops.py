@@ -1,9 +1,9 @@
 """Ops on layouts, and their CPU kernels: placement, redistribution, random parts and halos.
 
-`place` is written into a graph of whole values: it changes nothing but the location of elements.
-`caldera.compiler.sharding.propagation` writes the other ops for one rank. `redistribute` converts
-a part from one layout to another; a token passes through all nodes that communicate, which keeps
-all ranks in one order. `random_part` returns a rank's part of an array of random numbers.
+`place` is written into a graph of whole values and changes only the location of elements.
+`caldera.compiler.sharding.propagation` writes the remaining ops for one rank. `redistribute`
+converts a part from one layout to another; a token passes through all nodes that communicate, which
+keeps all ranks in one order. `random_part` returns a rank's part of an array of random numbers.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from caldera.core.tensor.philox import normal, uniform01
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 EVERYONE = "all"
-"""As the axis of a message: all ranks."""
+"""Name of the message axis that contains all ranks."""
 
 
 def copies(layout: ShardLayout) -> int:
-    """How many ranks have the same part of a layout, of which all parts have as many."""
+    """Return the number of replicas of each part, which must be the same for all parts."""
     if isinstance(layout, CartesianLayout):
         return layout.replicas
     counts = {
@@ -50,12 +50,12 @@ def _place(x: Spec, *, layout: ShardLayout | None) -> Spec:
 
 @_place.gradient
 def _(g: Node, y: Node, x: Node, *, layout: ShardLayout | None) -> Nodes:
-    # The gradient is where the value is, unless what follows says something else.
+    # The gradient has the layout of the value, unless later ops determine another.
     return (place(g, layout),)
 
 
 def place(x: Node, layout: ShardLayout | None) -> Node:
-    """The same value, in this layout; None says that ranks have it, wherever that is best."""
+    """Return the same value in this layout; None leaves the choice of the layout open."""
     return _place(x, layout=layout)
 
 
@@ -95,9 +95,11 @@ def _(
     axis: str,
     number: int | Number,
 ) -> tuple[Node | None, ...]:
-    """The redistribution back. What a part does to the loss happens on all ranks that were given
-    it, so their gradients are added up; where several ranks had the same part, each of them counts
-    for its share of that."""
+    """Redistribute the gradient back.
+
+    A part affects the loss on all ranks that received it, so their gradients are added up. If the
+    source has replicas of a part, each replica counts for an equal share.
+    """
     if reduce != "sum":
         refuse_shape("a sum of terms, which alone has a gradient", f"reduce={reduce!r}")
     given = inputs[0]
@@ -132,8 +134,10 @@ def random_part(
     stream: int,
     normal: bool,
 ) -> Spec:
-    """A rank's part of the array of this layout's shape that `random_uniform` (or
-    `random_normal`) gives."""
+    """A rank's part of an array of random numbers.
+
+    The whole array is the result of `random_uniform` (or `random_normal`) for the layout's shape.
+    """
     return Spec(layout.local_shape(rank), dtype)
 
 
@@ -151,7 +155,7 @@ def largest_singular(
 
 @op("ordered_sum", kind="distributed")
 def ordered_sum(x: Spec, *, axis: int) -> Spec:
-    """The sum of a matrix along an axis, in an order that nothing but its length decides."""
+    """The sum of a matrix along an axis, in an order that depends only on its length."""
     if x.rank != 2 or axis not in (0, 1):
         refuse_shape("a matrix, and axis 0 or 1")
     return Spec((x.shape[1 - axis],), x.dtype)
@@ -173,8 +177,11 @@ def halo(
     rank: int,
     number: int,
 ) -> tuple[Spec, ...]:
-    """A rank's part of an axis with what it wants beside it, and a token: `peers` have the parts
-    between `cuts`, and get `wanted`. A rank that is none of them keeps what it has."""
+    """A rank's part of an axis extended to its range of `wanted`, and a token.
+
+    The ranks `peers` have the parts between `cuts`, and receive the ranges `wanted`. A rank outside
+    `peers` keeps its part.
+    """
     shape = list(inputs[0].shape)
     if rank in peers:
         begin, end = wanted[peers.index(rank)]
@@ -183,11 +190,11 @@ def halo(
 
 
 SHORT_RUN = 1024
-"""Numbers in a row that are worth a call of their own."""
+"""Number of contiguous elements for which a separate call is worthwhile."""
 
 
 def _order(number: int | Number) -> int:
-    """The place of an op among those of its program that communicate."""
+    """Return the position of an op among the communicating ops of its program."""
     return number if isinstance(number, int) else number[0]
 
 

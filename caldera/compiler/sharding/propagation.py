@@ -50,8 +50,10 @@ from caldera.errors import ConfigError
 
 @dataclass(frozen=True)
 class MoveCost:
-    """A way to compute an op: seconds, and bytes that move between ranks, both with what it takes
-    to bring its inputs there and to add up its terms."""
+    """Cost of a variant of an op: seconds, and bytes that move between ranks.
+
+    Both include the redistribution of its inputs and the reduction of its terms.
+    """
 
     name: str
     seconds: float
@@ -60,8 +62,11 @@ class MoveCost:
 
 @dataclass(frozen=True)
 class ShardingStrategy:
-    """How an op is computed, and the ways that it was chosen among. `seconds` and `nbytes` are
-    those of computing alone: what moves before and after is among the moves."""
+    """Chosen variant of an op, and the alternatives.
+
+    `seconds` and `nbytes` cover the computation only: redistribution before and after is among the
+    moves.
+    """
 
     what: str
     chosen: MoveCost
@@ -72,9 +77,11 @@ class ShardingStrategy:
 
 @dataclass(frozen=True)
 class Distributed:
-    """What one rank runs: its nodes for the outputs, the symbols of its parts of leaves, and the
-    layouts of the outputs. `roots` has to be compiled: with what keeps ranks to one order. `views`
-    are the numbers of the moves of leaves, the same on every rank."""
+    """Graph of a rank: its outputs, the symbols of its parts of leaves, and output layouts.
+
+    `roots` must be compiled: they include the token that keeps ranks in one order. `views` are the
+    numbers of the moves of leaves, the same on every rank.
+    """
 
     outputs: tuple[Node, ...]
     leaves: dict[Symbol, Symbol]
@@ -100,11 +107,11 @@ def distribute(
     links: Links | None = None,
     messages_on: str | None = None,
 ) -> Distributed:
-    """The graph that a rank runs for these outputs, and where the results are.
+    """Return the graph that a rank runs for these outputs, and the layouts of the results.
 
-    `leaves` says which `tensor` leaves are shared out, and how; all others are the same on every
-    rank. `wanted` has a layout for each output, or None for whatever is cheapest. What ranks run
-    together is pinned to the device `messages_on`, if one is given.
+    `leaves` has the layouts of partitioned `tensor` leaves; the remaining leaves are the same on
+    every rank. `wanted` has a layout for each output, or None for the cheapest layout. Collective
+    nodes are pinned to the device `messages_on`, if one is given.
     """
     graph = Propagation(ranks, rank, leaves, links or Links(), messages_on)
     asked = [None] * len(outputs) if wanted is None else list(wanted)
@@ -127,7 +134,7 @@ def distribute(
 
 @dataclass(eq=False)
 class Propagation:
-    """Writes the graph of one rank, node by node."""
+    """Graph writer for a single rank, node by node."""
 
     ranks: int
     rank: int
@@ -144,16 +151,16 @@ class Propagation:
     _keep: list[Node] = field(default_factory=list)
 
     may_exchange: ClassVar[bool] = True
-    """Whether rules may write nodes that ranks run together, with messages of their own."""
+    """True if rules may write collective nodes that send messages."""
 
     # --- what rules ask
 
     def value(self, node: Node) -> DistributedValue:
-        """What a rank has in place of a whole value."""
+        """Return a rank's counterpart of a whole value."""
         return self._values[node][0]
 
     def layout(self, node: Node) -> ShardLayout:
-        """The layout a value is in, or goes to if nobody wants another."""
+        """Return the layout of a value, or its default if no layout is requested."""
         value = self.value(node)
         if value.lazy is not None:
             return value.lazy.like or self.default(node.spec)
@@ -162,7 +169,7 @@ class Propagation:
         return self.resting(value.placement, node.spec)
 
     def suited(self, node: Node) -> CartesianLayout | None:
-        """A cartesian layout that a value has, or is near to; None for what is made anywhere."""
+        """Return a cartesian layout equal or near to a value's layout; None if it has none yet."""
         value = self.value(node)
         layout = value.lazy.like if value.lazy is not None else self.layout(node)
         if layout is None or isinstance(layout, CartesianLayout):
@@ -170,11 +177,11 @@ class Propagation:
         return default_layout(node.shape, layout.ranks, node.dtype.itemsize)
 
     def default(self, spec: Spec) -> CartesianLayout:
-        """Where an array goes if nothing else says so."""
+        """Return the default layout of an array."""
         return default_layout(spec.shape, range(self.ranks), spec.dtype.itemsize)
 
     def seconds(self, node: Node, layout: ShardLayout) -> float:
-        """What it takes to have a value in a layout."""
+        """Return the seconds to bring a value to a layout."""
         return self._moving(node, layout)[0]
 
     def _moving(self, node: Node, layout: ShardLayout) -> tuple[float, int]:
@@ -203,12 +210,14 @@ class Propagation:
         return known
 
     def messaging(self) -> AbstractContextManager[None]:
-        """Where nodes are written that ranks run together: on their device, if that is told."""
+        """Return a context that pins collective nodes to their device, if there is one."""
         return nullcontext() if self.messages_on is None else pinned(self.messages_on)
 
     def together(self, op: Op, *parts: Node, **attrs: Any) -> tuple[Node, ...]:
-        """What an op gives that ranks run together: its last input and its last output are tokens,
-        which keep all ranks to one order."""
+        """Return the outputs of a collective op.
+
+        Its last input and its last output are tokens, which keep all ranks in one order.
+        """
         tokens = () if self.token is None else (self.token,)
         with self.messaging():
             node = op.node(*parts, *tokens, rank=self.rank, number=len(self.moves), **attrs)
@@ -216,11 +225,11 @@ class Propagation:
         return tuple(made)
 
     def empty(self, layout: ShardLayout, dtype: DType) -> Node:
-        """What a rank has of a value of which it has nothing."""
+        """Return the part of a rank that has no elements of a value."""
         return full(layout.local_shape(self.rank), 0, dtype)
 
     def depending(self, made: Node, parts: Sequence[Node]) -> Node:
-        """What a rank computes of a value that follows from these parts."""
+        """Return the node `made`, which depends on these parts."""
         return made
 
     # --- rewriting
@@ -248,7 +257,7 @@ class Propagation:
         return self._computed(node, found) if found else self._without_rule(node)
 
     def rule(self, node: Node) -> Rule | None:
-        """What knows how ranks can compute a node."""
+        """Return the sharding rule of a node."""
         return RULES.get(node.op.name) or KINDS.get(node.op.kind)
 
     def _without_rule(self, node: Node) -> list[DistributedValue]:
@@ -257,8 +266,11 @@ class Propagation:
         return self._computed(node, [self._whole(node)])
 
     def resting(self, where: ShardPlacement, spec: Spec) -> CartesianLayout:
-        """Where the sum of terms goes: each of those that have a term gets a share of it, along an
-        axis that nobody shares yet; small ones go to all of them."""
+        """Return the layout of the sum of terms.
+
+        Each rank with a term gets a share, along an axis that is not partitioned yet. Small sums
+        are replicated on all ranks.
+        """
         layout = where.layout
         assert isinstance(layout, CartesianLayout)
         if spec.nbytes <= SMALL_BYTES:
@@ -266,7 +278,7 @@ class Propagation:
         for axis, n in enumerate(layout.shape):
             if layout.splits[axis] is None and n >= where.terms:
                 before = len([each for each in layout.split_axes if each < axis])
-                # The ranks if those of one term after the other are an axis of the mesh there.
+                # The ranks, if the terms are an axis of the mesh at this position.
                 mesh = np.array(layout.ranks).reshape(*layout.mesh[:-1], where.terms, -1)
                 ranks = tuple(np.moveaxis(mesh, -2, before).reshape(-1).tolist())
                 split = even_split(n, where.terms)
@@ -361,7 +373,8 @@ class Propagation:
             and isinstance(layout, CartesianLayout)
             and layout.replicas > 1
         ):
-            # Everybody adds up a share, and gives it to the others: less than all terms to all.
+            # Each rank reduces a share, which is then gathered: cheaper than sending all terms to
+            # all.
             share = self.resting(where, node.spec)
             part = self._sent(node, value.node, where, share, node.dtype)
             return self._sent(node, part, ShardPlacement(share), layout, dtype)
@@ -402,8 +415,11 @@ class Propagation:
         return sent
 
     def _is_leaf(self, node: Node) -> bool:
-        """Return True for a leaf, wherever it was placed. A rank's own part does not decide: a cut
-        that leaves all of one rank's part of a leaf is no leaf on the other ranks."""
+        """Return True for a leaf, regardless of its placement.
+
+        A rank's own part is not decisive: a slice that contains one rank's whole part of a leaf is
+        not a leaf on other ranks.
+        """
         while node.op.name == "place" and node.attrs["layout"] is None:
             (node,) = node.inputs
         return node.attrs.get("symbol") in self.layouts

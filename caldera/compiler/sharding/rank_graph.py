@@ -1,11 +1,11 @@
 """The graph that one rank computes of a network, with gradients.
 
-Here layouts are followed through the forward pass alone, by the same rules as everywhere, and what
-moves is written as collectives that have gradients. So `op.grad` of what a rank computes is its
-part of the gradient, and what is parallel forwards is so backwards. The loss of the whole job is
-the sum of what the ranks compute (see `graph.ops.collective`).
+Here layouts are propagated only through the forward pass, by the same rules as everywhere, and
+moves are written as collectives with gradients. So `op.grad` of a rank's results is its part of the
+gradient, and the backward pass is parallel like the forward pass. The loss of the whole job is the
+sum of the losses that the ranks compute (see `graph.ops.collective`).
 
-Parameters of which ranks have parts stay where they are: rather than them, activations move.
+Partitioned parameters stay in place: activations move instead.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from caldera.core.tensor.dtype import DType, is_complex
 
 LEAVES = frozenset({"input", "tensor", "variable"})
 DRAWN = frozenset({"random_uniform", "random_normal"})
-"""What all ranks compute alike: their parts have no kernel on most devices."""
+"""Ops that all ranks compute redundantly: most devices lack kernels for parts."""
 OF_SUMS = frozenset({"mean", "var", "norm"})
-"""Reductions that are made of sums, of which ranks can have terms."""
+"""Reductions composed of sums, of which ranks can have terms."""
 INHERITING = ("movement", "elementwise")
 """Kinds of ops after which a parameter still is one, in another shape or dtype."""
 LINEAR = frozenset({"add", "sub", "mul", "div", "neg"})
@@ -41,11 +41,12 @@ STAYS = 1e3
 
 
 class RankGraph(Propagation):
-    """Rewrites a graph bit by bit, for one of the ranks along an axis of the mesh.
+    """Incremental rewriter of a graph, for one of the ranks along an axis of the mesh.
 
-    `parts` has the leaves of which a rank has parts: the node for its own, and their layout. All
-    other leaves every rank has. With `direct`, what is no sum or gather goes straight from rank to
-    rank, instead of through all of them; only hosts can do that. `links` are what moves cost.
+    `parts` has the partitioned leaves: the node for this rank's part, and the layout. The remaining
+    leaves are replicated. With `direct`, moves other than sums and gathers are sent from rank to
+    rank, instead of through a gather on all ranks; only hosts support this. `links` are the cost of
+    moves.
     """
 
     may_exchange: ClassVar[bool] = False
@@ -77,7 +78,7 @@ class RankGraph(Propagation):
         self._forget(leaf)
 
     def settle_again(self, nodes: Iterable[Node]) -> None:
-        """These depend on what has been split since they were met."""
+        """Settle nodes again that depend on leaves split since they were settled."""
         for node in nodes:
             self._values.pop(node, None)
             self._forget(node)
@@ -90,13 +91,13 @@ class RankGraph(Propagation):
                 self._values.setdefault(node, self._everywhere(node))
 
     def here(self, nodes: Iterable[Node]) -> list[Node]:
-        """What this rank computes in place of each: all of it, or a part."""
+        """Return this rank's counterparts of nodes: whole values or parts."""
         wanted = list(nodes)
         self.settle(each for each in wanted if each not in self._values)
         return [self.placed(node, self.layout(node)) for node in wanted]
 
     def written(self, roots: Collection[Node]) -> list[Node]:
-        """What ranks compute in place of these nodes: all of each, on every rank."""
+        """Return the counterparts of these nodes, whole on every rank."""
         self.settle(roots)
         return [self.whole(root) for root in roots]
 
@@ -105,7 +106,7 @@ class RankGraph(Propagation):
         return self.placed(node, replicated(node.shape, self._everyone))
 
     def share(self, number: Node) -> Node:
-        """What this rank adds to a number, such that all ranks together have it once."""
+        """Return this rank's contribution to a number; the contributions sum to the number."""
         self.settle([number])
         value = self.value(number)
         if value.node is not None and self._collectives.is_sum(value.placement):
@@ -113,7 +114,7 @@ class RankGraph(Propagation):
         return mul(self.whole(number), constant(1 / self.ranks, number.dtype))
 
     def is_whole(self, node: Node) -> bool:
-        """Whether every rank has all of a value."""
+        """Return True if a value is whole on every rank."""
         value = self.value(node)
         if value.lazy is not None or value.placement.terms > 1:
             return False
@@ -180,13 +181,13 @@ class RankGraph(Propagation):
         )
 
     def _is_of_wholes(self, node: Node) -> bool:
-        """Whether every rank has all of what a node is given."""
+        """Return True if all inputs of a node are whole on every rank."""
         if node.op is ITEM or not any(map(self.is_whole, node.inputs)):
             return False
         return all(self.is_whole(each) or self._is_free(each) for each in node.inputs)
 
     def depending(self, made: Node, parts: Sequence[Node]) -> Node:
-        # A rank without a part of the result, or of one input, would leave out collectives.
+        # Without this, a rank without a part of the result or of an input would omit collectives.
         reached = set(parts)
         topological([made], reached)
         used = {given for node in reached for given in node.inputs} | {made}
@@ -197,7 +198,7 @@ class RankGraph(Propagation):
         return None if node.op.name in DRAWN else super().rule(node)
 
     def _without_rule(self, node: Node) -> list[DistributedValue]:
-        """Everybody computes all of it, unless it comes to sums."""
+        """Compute the whole op on every rank, except for sums."""
         if node.op.name in OF_SUMS and not self._is_of_wholes(node):
             return self._in_parts(node)
         return self._everywhere(
@@ -217,7 +218,7 @@ class RankGraph(Propagation):
         return super()._computed(node, possible) if possible else self._without_rule(node)
 
     def suited(self, node: Node) -> CartesianLayout | None:
-        # All ranks take part in everything, so that gradients go the same way on all of them.
+        # All ranks take part in every op, so that gradients follow the same path on all ranks.
         layout = super().suited(node)
         if layout is None or len(layout.ranks) == self.ranks:
             return layout
@@ -252,7 +253,7 @@ class RankGraph(Propagation):
             and (node, everywhere) in self._placed
             and isinstance(layout, CartesianLayout)
         ):
-            # Who has all of it has every part.
+            # A rank with the whole value has every part.
             whole = self._placed[node, everywhere]
             self._placed[node, layout] = self._collectives.cut(whole, layout)
         return super().placed(node, layout, dtype)
@@ -283,7 +284,7 @@ class RankGraph(Propagation):
     # --- facts
 
     def _is_free(self, node: Node) -> bool:
-        """Whether a value is made wherever it is wanted, and nobody has a part of it."""
+        """Return True if a value can be generated in any layout, and has no preferred one."""
         value = self.value(node)
         return value.lazy is not None and value.lazy.like is None
 

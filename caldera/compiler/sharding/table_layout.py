@@ -104,8 +104,9 @@ class TableLayout(ShardLayout):
 
 
 def reshaped(layout: CartesianLayout, shape: Shape) -> CartesianLayout | None:
-    """The layout of the array in another shape, if every rank reshapes its part; None if what
-    ranks have would be no part of it.
+    """Return the layout of the array in another shape, if every rank reshapes its part.
+
+    Return None if the ranks' elements would not form parts of the reshaped array.
 
     >>> from caldera.compiler.sharding.axis_split import even_split
     >>> from caldera.compiler.sharding.layout import CartesianLayout
@@ -132,7 +133,7 @@ def reshaped(layout: CartesianLayout, shape: Shape) -> CartesianLayout | None:
 
 
 def _groups(old: Shape, new: Shape) -> Iterator[tuple[list[int], list[int]]]:
-    """Axes of one that together are axes of the other."""
+    """Yield groups of axes of the old and the new shape with equal sizes."""
     i = j = 0
     while i < len(old) or j < len(new):
         before: list[int] = []
@@ -155,7 +156,7 @@ def _groups(old: Shape, new: Shape) -> Iterator[tuple[list[int], list[int]]]:
 def _moved(
     layout: CartesianLayout, axis: int, before: list[int], after: list[int], shape: Shape
 ) -> tuple[int, AxisSplit] | None:
-    """The new axis along which what was shared along an old one is shared, and how."""
+    """Return the new axis that replaces a partitioned old axis, and its split."""
     split = layout.splits[axis]
     assert split is not None
     outer = size(tuple(layout.shape[each] for each in before if each < axis))
@@ -176,8 +177,9 @@ def _moved(
 
 
 def joined(layouts: Sequence[CartesianLayout], axis: int) -> CartesianLayout | None:
-    """The layout of arrays one after the other along an axis, if every rank joins its parts; None
-    if their other axes are shared out in different ways.
+    """Return the layout of concatenated arrays, if every rank concatenates its parts.
+
+    Return None if the remaining axes are partitioned in different ways.
 
     >>> from caldera.compiler.sharding.axis_split import even_split
     >>> from caldera.compiler.sharding.layout import CartesianLayout

@@ -1,12 +1,13 @@
-"""Redistribution: what ranks send to each other, and its transfer in bounded memory.
+"""Redistribution: messages between ranks, and their transfer in bounded memory.
 
-What goes between two ranks is cut into messages that fit into a buffer of bounded size, in the same
-way at both ends, so that nobody has to be told what comes.
+The elements sent between two ranks are split into messages that fit into a buffer of bounded size.
+Both ranks compute the same split, so no sizes are sent.
 
-Ranks go round in pairs: in round k a rank sends to the k-th after it and receives from the k-th
-before it, one message at a time each way. No order of the ranks can block that: whoever is furthest
-behind finds its partner waiting. Where all messages of a rank fit into a buffer together they are
-under way at once, or need not be sent: ranks of one machine leave them where the others find them.
+Ranks communicate in rounds: in round k a rank sends to the k-th rank after it and receives from the
+k-th rank before it, one message at a time in each direction. No order of the ranks can block that:
+the rank furthest behind always finds its partner waiting. If all messages of a rank fit into a
+buffer together, they are sent simultaneously. Ranks of one machine leave them in shared memory
+instead.
 """
 
 from __future__ import annotations
@@ -34,8 +35,10 @@ Index = tuple[slice | np.ndarray, ...]
 
 @dataclass(frozen=True)
 class TransferPiece:
-    """Elements of a rank's part: from `offset` on, a block of `shape` in which `index` points to
-    them. `size` is how many they are, `term` which term of a sum."""
+    """Elements of a rank's part: in the block of `shape` at `offset`, the elements at `index`.
+
+    `size` is the number of elements, `term` the index of a term of a sum.
+    """
 
     offset: int
     shape: Shape
@@ -45,7 +48,7 @@ class TransferPiece:
 
     @cached_property
     def size(self) -> int:
-        """How many elements."""
+        """Number of elements."""
         return prod(self.box)
 
     def view(self, part: np.ndarray) -> np.ndarray:
@@ -59,8 +62,11 @@ Message = tuple[TransferPiece, ...]
 
 @dataclass
 class RankTransfer:
-    """What one rank does: `stays` goes from its old part to its new one, `sends` and `receives`
-    have messages for each rank, in order. `moved` is what all ranks do together."""
+    """Transfers of a rank: `stays` is copied from its old part to its new part.
+
+    `sends` and `receives` have messages for each rank, in order. `moved` is the volume of all
+    ranks.
+    """
 
     stays: list[tuple[TransferPiece, TransferPiece]] = field(default_factory=list)
     sends: dict[int, list[Message]] = field(default_factory=dict)
@@ -69,8 +75,10 @@ class RankTransfer:
 
     @cached_property
     def in_order(self) -> tuple[Message, list[int], list[Message], list[int]]:
-        """What is sent, rank by rank as one message, and how much to each; the same of what is
-        received, with a message for each rank."""
+        """Outgoing message with its size for each rank, and incoming messages with their sizes.
+
+        The outgoing message is ordered by rank. There is one incoming message for each rank.
+        """
         leaving, arriving = (
             [tuple(chain.from_iterable(plan.get(rank, ()))) for rank in range(self.moved.ranks)]
             for plan in (self.sends, self.receives)
@@ -84,7 +92,7 @@ class RankTransfer:
 def exchange(
     source: ShardLayout, target: ShardLayout, rank: int, itemsize: int, terms: int = 1
 ) -> RankTransfer:
-    """What a rank does when an array goes from one layout to another."""
+    """Return the transfers of a rank for a redistribution from one layout to another."""
     found = RankTransfer()
     leaving: dict[int, list[TransferPiece]] = {}
     arriving: dict[int, list[TransferPiece]] = {}
@@ -104,9 +112,9 @@ def exchange(
 def _crossings(
     source: ShardLayout, target: ShardLayout, rank: int, terms: int
 ) -> Iterator[tuple[IndexBlock, int, int, IndexBlock, IndexBlock, int]]:
-    """(old piece, sender, receiver, new piece, what is in both, term) that concern a rank.
+    """Yield (old piece, sender, receiver, new piece, overlap, term) for transfers of a rank.
 
-    Between two ranks they come in the same order, whoever asks.
+    Both ranks of a pair compute the same order.
     """
     places = {each: place for place, each in enumerate(target.ranks)}
     for old in source.ranks:
@@ -129,7 +137,7 @@ def _at(piece: IndexBlock, wanted: IndexBlock, term: int) -> TransferPiece:
 
 
 def _messages(places: list[TransferPiece], itemsize: int) -> list[Message]:
-    """Places one after the other, as many in a message as fit."""
+    """Return messages for these places in order, each filled as far as possible."""
     found: list[Message] = []
     now: list[TransferPiece] = []
     filled = 0
@@ -144,7 +152,7 @@ def _messages(places: list[TransferPiece], itemsize: int) -> list[Message]:
 
 
 def _cut(place: TransferPiece, most: int) -> Iterator[TransferPiece]:
-    """The same elements in pieces of at most so many, along their longest axis."""
+    """Yield the same elements in pieces of at most `most`, split along their longest axis."""
     if place.size <= most:
         yield place
         return
@@ -166,18 +174,18 @@ def _cut(place: TransferPiece, most: int) -> Iterator[TransferPiece]:
 
 
 AT_ONCE_BYTES = 16 << 20
-"""What all messages of a rank may take for being under way together."""
+"""Maximum size of all messages of a rank for sending them simultaneously."""
 TAG = 3
-"""Of these messages where no number is given; whoever communicates beside them uses another."""
+"""Tag of messages without a number; concurrent communication must use another tag."""
 NUMBERED_TAGS = range(1 << 12, 1 << 13)
-"""By the number of a transfer in its program: a message of one is never received by another."""
+"""Tags by the number of a transfer in its program, which keep transfers separate."""
 REDUCTIONS: dict[str, Callable[..., Any]] = {
     "sum": np.add,
     "max": np.maximum,
     "min": np.minimum,
     "prod": np.multiply,
 }
-"""What becomes of terms, by name."""
+"""Reductions of terms, by name."""
 
 
 def redistributed(
@@ -194,11 +202,12 @@ def redistributed(
     in_memory: bool = True,
     number: int | None = None,
 ) -> np.ndarray:
-    """A rank's part of an array in another layout, perhaps in another dtype.
+    """Return a rank's part of an array in another layout, optionally in another dtype.
 
-    `terms` of the source's replicas have to be reduced (added, say), in their order. All ranks of
-    the communicator call this, also those without any part. Unless it may go `in_memory` that they
-    share everything is sent. The `number` of the transfer, the same on all ranks, selects its tag.
+    `terms` of the source's replicas are reduced (added, for example), in their order. All ranks of
+    the communicator call this, including ranks without a part. With `in_memory`, ranks use shared
+    memory if they have it instead of messages. The `number` of the transfer, the same on all ranks,
+    selects its tag.
 
     >>> import numpy as np
     >>> from caldera.comm import run_virtual_ranks
@@ -237,7 +246,7 @@ def redistributed(
 
 @dataclass
 class _Transfer:
-    """One redistribution of one rank."""
+    """State of a redistribution on one rank."""
 
     plan: RankTransfer
     part: np.ndarray
@@ -248,7 +257,7 @@ class _Transfer:
     tag: int
 
     def run(self, place: Callable[[int], np.ndarray]) -> None:
-        """Move everything; `place` gives the flat array that the elements of a term go to."""
+        """Move all elements; `place` returns the flat target array for a term's elements."""
         for old, new in self.plan.stays:
             values = old.view(self.part)[old.index]
             new.view(place(new.term))[new.index] = values.astype(self.wire, copy=False)
@@ -256,7 +265,7 @@ class _Transfer:
         comm = self.communicator
         if comm is None or not (sends or receives):
             return
-        # Whether all ranks take part and have room in common: all of them find the same.
+        # True if all ranks take part and share enough memory: the same on all ranks.
         fits = self.plan.moved.can_share(self.wire.itemsize, comm.size)
         if fits and self.may_share and comm.shares_memory:
             self._in_memory(comm, place)
@@ -274,7 +283,7 @@ class _Transfer:
                 self._exchange(comm, sent, received, place)
 
     def _in_memory(self, comm: Communicator, place: Callable[[int], np.ndarray]) -> None:
-        """No messages: each rank leaves what it packs in memory that the others see."""
+        """Exchange without messages: each rank packs its elements into shared memory."""
         leaving, to_each, arriving, from_each = self.plan.in_order
         found = shared_exchange(comm).run(
             to_each, from_each, self.wire, partial(_pack, leaving, self.part)
@@ -289,7 +298,7 @@ class _Transfer:
         receives: Mapping[int, Sequence[Message]],
         place: Callable[[int], np.ndarray],
     ) -> None:
-        """Messages that are under way at once. As bytes: not every library knows every dtype."""
+        """Exchange messages simultaneously, as bytes: not every library supports every dtype."""
         arriving, leaving = [], []
         for peer, messages in receives.items():
             for message in messages:
@@ -312,7 +321,7 @@ def _packed(message: Message, part: np.ndarray, wire: Any) -> np.ndarray:
     if len(message) == 1:
         (place,) = message
         values = place.view(part)[place.index]
-        # What lies together already is sent from where it is.
+        # Contiguous elements are sent without a copy.
         return np.ascontiguousarray(values, dtype=wire).reshape(-1)
     buffer = np.empty(sum(place.size for place in message), wire)
     _pack(message, part, buffer)

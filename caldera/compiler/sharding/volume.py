@@ -1,6 +1,6 @@
-"""How much moves between two layouts, and what that takes: no data, only counting.
+"""Volume and time of redistributions: only counts, without data.
 
-An element moves to a rank that has it in the target and did not have it in the source. Where the
+An element moves to a rank that has it in the target and did not have it in the source. If the
 source's replicas are terms of a sum, the rank needs all terms that it does not have.
 """
 
@@ -23,24 +23,24 @@ from caldera.compiler.sharding.layout import CartesianLayout, ShardLayout
 from caldera.core.tensor.shape import size
 
 NEAR_BYTES, FAR_BYTES = 1 << 19, 1 << 23
-"""Of signals that lie side by side: what caches of a core keep, and what they do not."""
+"""Sizes of interleaved signals that fit and that do not fit into a core's caches."""
 
 
 @dataclass(frozen=True)
 class Links(Link):
-    """What a rank takes while all of them are at work; `calibration` measures it.
+    """Speed of a rank while all ranks work; `calibration` measures it.
 
-    - `latency`, `bandwidth`: those of the link between ranks; `starting`: seconds for the calls of
-      a change of layouts; `packing`: bytes a second that are taken apart and put together there;
-      `collective`: bytes a second where parts of a product travel along the ranks.
-    - `meeting`, `shared`: seconds for an exchange in which all ranks have something for others, and
-      bytes a second that each leaves there, where they have memory in common, or else 0.
-    - `flops`: operations a second in products; `copying`: bytes a second that it reads and writes.
-    - `transforms`: operations a second in Fourier transforms, counted as 5 n log2 n, of signals
-      that lie one after the other; `columns_near`, `columns_far`: of signals side by side, where
-      they have `NEAR_BYTES` together, which caches keep, and where they have `FAR_BYTES`.
-    - `cholesky_panel`, `qr_panel`, `solve_panel`: seconds for the messages and calls that a panel
-      takes, however small it is; `reflection`: the same of a column that is made bidiagonal.
+    - `latency`, `bandwidth`: of the link between ranks; `starting`: seconds for the calls of a
+      change of layouts; `packing`: bytes packed and unpacked per second; `collective`: bytes per
+      second when parts of a product travel along the ranks.
+    - `meeting`, `shared`: seconds for an exchange in shared memory in which all ranks have data for
+      other ranks, and bytes per second that each rank writes; 0 without shared memory.
+    - `flops`: operations per second in products; `copying`: bytes read and written per second.
+    - `transforms`: operations per second in Fourier transforms of contiguous signals, counted as 5
+      n log2 n; `columns_near`, `columns_far`: the same for interleaved signals with `NEAR_BYTES` in
+      total, which fit into caches, and with `FAR_BYTES`.
+    - `cholesky_panel`, `qr_panel`, `solve_panel`: seconds for the messages and calls of a panel of
+      any size; `reflection`: the same for a column in a bidiagonalisation.
     """
 
     latency: float = 2e-5
@@ -62,7 +62,7 @@ class Links(Link):
 
     @classmethod
     def between(cls, communicator: Communicator) -> Links:
-        """Return the defaults with the measured link of a communicator, where there is one.
+        """Return the defaults with the measured link of a communicator, if it has been measured.
 
         All ranks have to call this.
         """
@@ -70,7 +70,7 @@ class Links(Link):
         return cls() if link is None else cls(link.latency, link.bandwidth)
 
     def columns(self, nbytes: int) -> float:
-        """Operations a second in transforms of columns that have so many bytes together.
+        """Return the operations per second in transforms of columns with `nbytes` bytes in total.
 
         >>> round(Links().columns(1 << 21) / 1e9, 2)
         1.41
@@ -80,7 +80,7 @@ class Links(Link):
         return float(self.columns_near ** (1 - share) * self.columns_far**share)
 
     def panel(self, name: str) -> float:
-        """What a panel of a factorisation takes: "cholesky", "qr", "solve" or "reflection"."""
+        """Return the seconds for a panel: "cholesky", "qr", "solve" or "reflection"."""
         return {
             "cholesky": self.cholesky_panel,
             "qr": self.qr_panel,
@@ -91,9 +91,14 @@ class Links(Link):
 
 @dataclass(frozen=True)
 class TransferVolume:
-    """Elements that move: all of them, the most that one rank sends or receives, and messages of
-    the rank that has the most; how many ranks there are, if each of them sends something and
-    receives something, else 0, and the most that one of them sends."""
+    """Volume of a redistribution in elements.
+
+    - `elements`: total number that move.
+    - `most`: maximum that a rank sends or receives.
+    - `messages`: maximum number of messages of a rank.
+    - `ranks`: number of ranks, if each rank sends and receives elements, else 0.
+    - `sent`: maximum that a rank sends.
+    """
 
     elements: int
     most: int
@@ -102,11 +107,11 @@ class TransferVolume:
     sent: int = 0
 
     def can_share(self, itemsize: int, ranks: int) -> bool:
-        """Whether all ranks have something for others, and room for it in memory they share."""
+        """Return True if all ranks exchange elements and their shared memory is large enough."""
         return self.ranks == ranks > 0 and self.sent * itemsize <= room_bytes(ranks)
 
     def seconds(self, itemsize: int, links: Links) -> float:
-        """What moving them takes, all ranks at once."""
+        """Return the seconds of the transfer, with all ranks working simultaneously."""
         if links.shared and self.can_share(itemsize, self.ranks):
             return links.meeting + self.most * itemsize / links.shared
         if not self.messages:
@@ -120,7 +125,7 @@ NOTHING = TransferVolume(0, 0, 0)
 
 @lru_cache(maxsize=4096)
 def volume(source: ShardLayout, target: ShardLayout, terms: int = 1) -> TransferVolume:
-    """What moves from one layout to another; `terms` of each group of replicas are to be added.
+    """Return the volume between two layouts; `terms` of each group of replicas are summed.
 
     >>> from caldera.compiler.sharding.distributions import Columns, Rows
     >>> from caldera.compiler.sharding.volume import volume
@@ -146,7 +151,7 @@ def volume(source: ShardLayout, target: ShardLayout, terms: int = 1) -> Transfer
 
 
 def moves(source: ShardLayout, target: ShardLayout, terms: int = 1) -> np.ndarray:
-    """How many elements go from each rank (row) to each (column); what stays is on the diagonal."""
+    """Return the elements sent from each rank (row) to each rank (column), or kept (diagonal)."""
     count = max((*source.ranks, *target.ranks)) + 1
     found = np.zeros((count, count), np.int64)
     if not size(source.shape):
@@ -155,7 +160,7 @@ def moves(source: ShardLayout, target: ShardLayout, terms: int = 1) -> np.ndarra
         shared = _shared(source, target)
     else:
         shared = _shared_pieces(source, target)
-    # As `sender_to` says, for all ranks of the target at once: there may be thousands.
+    # `sender_to` for all ranks of the target, vectorised: there may be thousands.
     receivers, places = np.array(target.ranks), np.arange(len(target.ranks))
     for row, owners in enumerate(groups(source)):
         for term in range(terms):
@@ -181,18 +186,18 @@ def groups(layout: ShardLayout) -> list[tuple[int, ...]]:
 
 
 def copies_of(owners: tuple[int, ...], term: int, terms: int) -> tuple[int, ...]:
-    """Those of some replicas that have a term of the sum."""
+    """Return the replicas that have a term of the sum."""
     each = len(owners) // terms
     return owners[term * each : (term + 1) * each]
 
 
 def sender_to(rank: int, copies: tuple[int, ...], place: int) -> int:
-    """Who gives a rank what these have: itself, or else they take turns."""
+    """Return the rank that sends copies to a rank: itself if it has one, else in turns."""
     return rank if rank in copies else copies[place % len(copies)]
 
 
 def _shared(source: CartesianLayout, target: CartesianLayout) -> np.ndarray:
-    """How many elements each part of the source has in common with each rank of the target."""
+    """Return the number of elements shared by each source part and each rank of the target."""
     one_of_each = [group[0] for group in groups(source)]
     found = np.ones((len(one_of_each), len(target.ranks)), np.int64)
     for axis, n in enumerate(source.shape):
@@ -222,7 +227,7 @@ def _shared_pieces(source: ShardLayout, target: ShardLayout) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Move:
-    """What is brought from one layout to another: what it is, and how many bytes move."""
+    """Redistribution of a value: its description, the layouts, and the bytes that move."""
 
     what: str
     source: ShardLayout
@@ -254,7 +259,7 @@ def summary(layout: ShardLayout) -> str:
 
 
 def moves_table(moves: Sequence[Move]) -> list[str]:
-    """Lines that say what moves, from where to where, how many bytes that is and what it takes."""
+    """Return a table of moves: the values, their layouts, bytes and seconds."""
     lines = [f"{'what moves':44}  {'from':22}  {'to':22}  {'bytes':>10}  seconds"]
     for move in moves:
         terms = f"{move.terms} terms, " if move.terms > 1 else ""

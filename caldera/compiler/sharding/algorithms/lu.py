@@ -1,9 +1,10 @@
 """LU with partial pivoting on a grid of ranks, block-cyclic, right-looking; solving with it.
 
 The ranks in a column of the grid gather a panel and factorise it redundantly, by LAPACK. This sends
-one message per panel instead of one per column, and finds exactly the pivots of a single process.
-Rows are then exchanged along the columns of the grid, all exchanges of a panel in one message. A
-panel is factorised and sent while all ranks update the matrix behind it (look-ahead).
+a single message per panel instead of a message per column, and finds exactly the pivots of
+single-process LU. Rows are then exchanged along the columns of the grid, all exchanges of a panel
+in a single message. A panel is factorised and sent while all ranks update the matrix behind it
+(look-ahead).
 """
 
 from __future__ import annotations

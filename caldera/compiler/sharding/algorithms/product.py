@@ -14,13 +14,13 @@ With several layers (Solomonik and Demmel, 2011) each layer takes a part of the 
 layers' sums are added up. With one layer for each rank this is the inner product in one dimension:
 neither A nor B travel.
 
-If sums travel, panels take a piece from every owner, so that all ranks send as much as they
-receive. Sums over ranks are formed in the order of `ReduceScatter`: the same bits in each run.
+If sums travel, panels take a piece from every owner, so that each rank sends and receives the same
+amount. Sums over ranks are formed in the order of `ReduceScatter`: the same bits in each run.
 
 With shared memory no slices travel. In each step the ranks of a row of the grid write a panel of A
-side by side to the shared memory, and the ranks of a column write a panel of B below each other.
-After one synchronisation, each rank multiplies the two panels in place: one product per step, so
-that the block of C is read and written as seldom as possible.
+to the shared memory side by side. The ranks of a column write a panel of B below each other. After
+one synchronisation, each rank multiplies the two panels in place. There is one product per step, so
+the block of C is read and written as seldom as possible.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class Factors:
         return self.b[part.begin - first : part.end - first]
 
     def panels(self, slices: list[InnerSlice], room: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the panel of A for this rank's row of the grid, and the panel of B for its column."""
+        """Return the panels of A for this rank's row of the grid and of B for its column."""
         width = sum(each.end - each.begin for each in slices)
         first, last = self.rows[self.grid.row], self.rows[self.grid.row + 1]
         left, right = self.columns[self.grid.column], self.columns[self.grid.column + 1]
@@ -231,7 +231,7 @@ class _TravellingSlices:
         self.steps = len(self._stretches) * self._each
 
     def _slice_of(self, row: int, column: int, step: int) -> InnerSlice:
-        """Return the slice a rank multiplies in a step, different for all ranks of a row or column."""
+        """Return a rank's slice in a step, different for all ranks of a row or column."""
         stretch = self._stretches[(row + column + step // self._each) % len(self._stretches)]
         return stretch[step % self._each]
 
@@ -249,7 +249,7 @@ class _TravellingSlices:
         return found
 
     def receive(self, step: int) -> tuple[np.ndarray, np.ndarray, list[Request]]:
-        """Return the slices this rank multiplies in a step; they are complete after the requests."""
+        """Return this rank's slices of a step; they are complete after the requests."""
         own, grid = self._own, self._own.grid
         part = self._slice_of(grid.row, grid.column, step)
         arriving: list[Request] = []

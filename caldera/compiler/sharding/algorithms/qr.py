@@ -1,9 +1,9 @@
 """QR and bidiagonal matrices by reflections.
 
-On a grid the ranks of a column gather a panel and factorise it redundantly, by LAPACK: one message
-for each panel instead of one for each of its columns. (TSQR along the column would compute the same
-amount on grids with few rows: its tree factorises triangles, and its Q has to be converted to
-reflections.) The ranks update the matrix right of the panel as in LAPACK: H = I - Y T Yᴴ, only by
+On a grid the ranks of a column gather a panel and factorise it redundantly, by LAPACK, which needs
+a single message per panel instead of a message per column. On grids with few rows, TSQR along the
+column would save no work. Its tree factorises triangles, and its Q has to be converted to
+reflections. The ranks update the matrix right of the panel as in LAPACK: H = I - Y T Yᴴ, only by
 products. A panel is factorised and sent while all ranks reflect the columns behind it (look-ahead).
 
 TSQR (Demmel et al., 2012): each rank factorises its own rows, and the triangles are factorised in
@@ -11,8 +11,8 @@ pairs along a binary tree. This sends log2(p) messages of n² numbers up the tre
 the tree for Q. Parts may be empty.
 
 Reflections from both sides make the matrix bidiagonal (Golub and Kahan, 1965). In each step, ranks
-add up two columns once, which is the only communication. One is the next column, from which each
-rank computes the next reflection. The other is the matrix times the next row to reflect: its
+add up two columns once, which is the only communication. The first is the next column, from which
+each rank computes the next reflection. The second is the matrix times the next row to reflect: its
 product with the reflection follows from it for any length of the row. LAPACK decomposes the
 bidiagonal matrix on every rank, and each rank reflects its own vectors back.
 """

@@ -337,7 +337,7 @@ def _with_signs(u: LocalMatrix, s: np.ndarray, vh: LocalMatrix) -> Factors:
 
 
 def sign_of_columns(vectors: np.ndarray) -> np.ndarray:
-    """Return the sign (or phase) of each column: that of its first largest component."""
+    """Return the sign (or phase) of each column's first largest component."""
     if vectors.size == 0:
         return np.ones(vectors.shape[1], vectors.dtype)
     size = np.abs(vectors)

@@ -1,4 +1,4 @@
-"""What becomes of values of which ranks have parts, op by op: a file for each family."""
+"""Rules for propagating partitioned values through ops: a file for each family of ops."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from caldera.compiler.sharding.rules import (
 from caldera.compiler.sharding.rules.registry import RULES, Rule
 
 KINDS: dict[str, Rule] = {"elementwise": loops.elementwise, "reduction": loops.reduction}
-"""For all ops of a kind that have no rule of their own."""
+"""Rules for ops of a kind that have no separate rule."""
 
 __all__ = [
     "KINDS",

@@ -1,5 +1,7 @@
-"""Ops for which there are algorithms on ranks: each of their ways is one to choose, beside those in
-which ranks compute by themselves what they have."""
+"""Rules for ops with distributed algorithms.
+
+Each variant of an algorithm is an alternative to local computation on the ranks' parts.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from caldera.compiler.sharding.propagation import Propagation
 
 WHOLE_BYTES = 1 << 20
-"""What is no larger may be computed by every rank for itself, if that takes less time."""
+"""Maximum size of inputs that may be gathered and computed redundantly on every rank."""
 STARTING = 3e-5
 """Seconds that an algorithm takes before it does anything."""
 AFTER = (loops, products)
@@ -38,7 +40,7 @@ AFTER = (loops, products)
 def _rule(
     before: Rule | None, graph: Propagation, node: Node
 ) -> list[ShardingRule] | Lazy | Node | None:
-    """What ranks can do by themselves, and what they can do together."""
+    """Return the variants that compute locally and the variants of distributed algorithms."""
     only_together = node.op.kind == "distributed"
     alone = None if only_together else (before or _alone)(graph, node)
     by_itself = graph.ranks == 1 or not graph.may_exchange
@@ -54,14 +56,14 @@ def _rule(
 def without_gathering(
     node: Node, ways: list[ShardingRule], layouts: Sequence[ShardLayout]
 ) -> list[ShardingRule]:
-    """Those in which nobody need have room for everything, if that is a lot."""
+    """Return the variants that do not gather large inputs on any rank."""
     if sum(given.spec.nbytes for given in node.inputs) <= WHOLE_BYTES:
         return ways
     return [way for way in ways if not _gathers(way, layouts)]
 
 
 def _gathers(way: ShardingRule, layouts: Sequence[ShardLayout]) -> bool:
-    """Whether everything goes to every rank that was not there before."""
+    """Return True if a variant moves inputs to become whole on every rank."""
     moves = any(wanted != given for wanted, given in zip(way.inputs, layouts, strict=True))
     return moves and all(layout.is_replicated for layout in way.inputs)
 
@@ -79,7 +81,7 @@ def _write(graph: Propagation, node: Node, variant: Variant, parts: Sequence[Nod
 
 
 def _alone(graph: Propagation, node: Node) -> list[ShardingRule]:
-    """Matrices of a batch that is shared out, or all of it."""
+    """Return the variants by matrices of a partitioned batch, or with whole inputs."""
     axes = max(len(each.shape) for each in node.inputs) - 2
     whole, batch = node.outputs[0].shape[:axes], tuple(names(axes))
     inputs = [matching_letters(batch, whole, given.shape[:-2]) for given in node.inputs]

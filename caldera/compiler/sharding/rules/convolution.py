@@ -1,8 +1,9 @@
-"""Convolutions of images that are shared out along height or width: ranks exchange halos.
+"""Convolutions of images partitioned along height or width: ranks exchange halos.
 
-Each rank computes some rows and columns of the result, and gets what they see of the input from its
-neighbours; padding is only where the image ends. The gradients are the same with their own windows:
-that for the input sees outputs, that for the weight adds up what all ranks have found.
+Each rank computes some rows and columns of the result, and receives the input that they depend on
+from its neighbours; padding is applied only at the borders of the image. The gradients are the same
+with their own windows: the input gradient reads outputs, the weight gradient is summed over all
+ranks.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def _rule(before: Rule, graph: Propagation, node: Node) -> list[ShardingRule] | 
 
 
 def _spatial(graph: Propagation, node: Node) -> Spatial | None:
-    """As one of the images is shared out; None if none is along space."""
+    """Return the spatial partition of one of the images; None if no image has one."""
     images, kernel, results = _shapes(node)
     attrs = node.attrs
     windows = tuple(
@@ -127,7 +128,7 @@ def _shared_out(
 def _with_halo(
     graph: Propagation, part: Node, layout: CartesianLayout, axis: int, wanted: Sequence[Range]
 ) -> Node:
-    """This rank's part with what it wants along an axis: its parts want `wanted`."""
+    """Return this rank's part with its halo along an axis; `wanted` has the range of each part."""
     if layout.splits[axis] is None:
         begin, end = wanted[0]
         return narrow(part, axis, begin, end - begin)
@@ -142,7 +143,7 @@ def _with_halo(
 
 
 def _cuts(layout: CartesianLayout, axis: int) -> Cuts:
-    """Where the parts of an axis begin, each of which is in one piece."""
+    """Return the cuts of an axis, whose parts must be contiguous."""
     split = layout.splits[axis]
     found = cuts_of(layout, axis, 1 if split is None else split.parts)
     assert found is not None
@@ -150,7 +151,7 @@ def _cuts(layout: CartesianLayout, axis: int) -> Cuts:
 
 
 def _parts(layout: CartesianLayout, axis: int) -> list[Range]:
-    """What each part has along an axis."""
+    """Return the range of each part along an axis."""
     return list(pairwise(_cuts(layout, axis)))
 
 
@@ -174,7 +175,7 @@ def _way(
     output: ShardPlacement,
     make: Callable[[Sequence[Node]], Node],
 ) -> ShardingRule:
-    """What halos on both sides take, and a share of the work."""
+    """Return a variant, with the cost of halos on both sides and of a share of the work."""
     images, shares = spatial.images, prod(spatial.images.mesh[:-1])
     seconds, sent = node.op.count_flops(node) / shares / graph.links.flops, 0
     for axis, window in zip(SPACE, spatial.windows, strict=True):
@@ -239,7 +240,7 @@ def _input(graph: Propagation, node: Node, spatial: Spatial) -> ShardingRule:
 
 
 def _window(x: Node, axis: int, begin: int, own: Range) -> Node:
-    """Indices `own` of something that begins at index `begin`, with zeros where it is not."""
+    """Return the indices `own` of an array that starts at index `begin`, padded with zeros."""
     end = begin + x.shape[axis]
     before, behind = max(begin - own[0], 0), max(own[1] - end, 0)
     amounts = tuple((before, behind) if each == axis else (0, 0) for each in range(len(x.shape)))

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def elementwise(graph: Propagation, node: Node) -> list[ShardingRule] | Lazy:
-    """Every rank computes what it has all operands of; operands come to where one of them is."""
+    """Compute locally where all operands are; operands move to the layout of one operand."""
     inputs, output = broadcast_letters(node)
     if all(graph.value(given).lazy is not None for given in node.inputs):
         return _lazy(graph, node, inputs, output)
@@ -184,7 +184,7 @@ def _flat_terms(graph: Propagation, node: Node) -> list[ShardingRule]:
 
 
 def _position(graph: Propagation, node: Node) -> list[ShardingRule] | Node:
-    """Where the largest is: along an axis that is shared out, the first place that has it."""
+    """Compute argmax or argmin; along a partitioned axis, as the first index of the extreme."""
     (x,) = node.inputs
     axis = node.attrs["axis"]
     layout = graph.suited(x)
@@ -194,7 +194,7 @@ def _position(graph: Propagation, node: Node) -> list[ShardingRule] | Node:
     best = extreme(x, axis=(axis,), keepdims=True)
     there = equal(x, best)
     if is_float(x.dtype):
-        # The extreme of numbers among which is a nan is nan, and the first of them is meant.
+        # With a nan among the numbers the extreme is nan, and the index is that of the first nan.
         there = logical_or(there, isnan(x))
     places = iota(shape=x.shape, axis=axis, dtype=int64)
     found = where(there, places, full(x.shape, x.shape[axis], int64))
@@ -279,7 +279,7 @@ def _(graph: Propagation, node: Node) -> list[ShardingRule]:
     )
 
     def make(parts: Sequence[Node]) -> Node:
-        """A rank's own stretch of what is mirrored; its parts follow each other in order."""
+        """Mirror a rank's own stretch; its parts follow each other in order."""
         part = given.part_along(axis, graph.rank)
         before = sum(min(e, begin) - min(b, begin) for b, e in split.intervals[part])
         until = sum(min(e, end) - min(b, end) for b, e in split.intervals[part])
@@ -295,7 +295,7 @@ def _(graph: Propagation, node: Node) -> list[ShardingRule]:
 
 @rule("fft", "rfft", "irfft")
 def _(graph: Propagation, node: Node) -> list[ShardingRule]:
-    """The axis whole; pairs of numbers stand along the last axis of what is complex."""
+    """Transform a whole axis; complex arrays have pairs of numbers along the last axis."""
     (x,) = node.inputs
     axes = len(x.shape) if node.op.name == "rfft" else len(x.shape) - 1
     free, _ = letters_without(names(axes), _axes(node))

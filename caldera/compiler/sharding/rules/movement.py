@@ -1,7 +1,7 @@
-"""Values that nobody has to send, and ops that move elements.
+"""Rules for values generated without communication, and for ops that move elements.
 
-Constants, ranges, random numbers and what is broadcast are made where they are wanted, each rank
-its part. Where a rank can, it moves its own elements; nothing else is sent.
+Constants, ranges, random numbers and broadcast values are generated on demand, each rank its part.
+If possible, a rank moves elements locally, and only the remaining elements are sent.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _(graph: Propagation, node: Node) -> Lazy:
 
 @rule("tensor", "variable", "input")
 def _(graph: Propagation, node: Node) -> Lazy:
-    """What is the same on every rank: each takes its part."""
+    """Slice each rank's part from a value that is the same on every rank."""
     return Lazy(lambda parts, layout: part(node, layout, graph.rank))
 
 
@@ -85,7 +85,7 @@ def _(graph: Propagation, node: Node) -> Lazy:
         if layout.is_replicated:
             return node.op(*parts, **node.attrs)
         with graph.messaging():
-            # Its kernel is the host's, as are those that send.
+            # Its kernel runs on the host, like the kernels that send messages.
             return random_part(
                 *parts,
                 layout=layout,
@@ -116,7 +116,7 @@ def _(graph: Propagation, node: Node) -> Lazy:
     like = graph.suited(x)
     if like is None or not like.split_axes or repeated:
         return Lazy(make, node.inputs, sources)
-    # What is broadcast follows its layout, where it is shared out at all.
+    # A broadcast value follows the layout of its input, if that is partitioned.
     for axis in range(extra):
         like = like.expanded(axis, node.shape[axis])
     return Lazy(make, node.inputs, sources, like)
@@ -127,7 +127,7 @@ def _(graph: Propagation, node: Node) -> Lazy:
 
 @rule("place")
 def _(graph: Propagation, node: Node) -> list[ShardingRule] | Lazy:
-    """What a user asks for. A wider dtype is made where the value arrives."""
+    """Place a value in the user's layout. A wider dtype is converted after the move."""
     (x,) = node.inputs
     layout: ShardLayout | None = node.attrs["layout"]
     if layout is None:
@@ -215,7 +215,7 @@ def _(graph: Propagation, node: Node) -> Lazy:
 
 
 def _embedded(graph: Propagation, node: Node, bounds: Bounds, value: complex) -> Lazy:
-    """A value within a larger one: what is around it nobody has to send."""
+    """Embed a value in a larger one; the surrounding elements are generated locally."""
 
     def make(parts: Sequence[Node], layout: CartesianLayout) -> Node:
         stretches = layout.local_slices(bounds, graph.rank)
@@ -245,7 +245,7 @@ def _(graph: Propagation, node: Node) -> list[ShardingRule]:
 
 
 def _bounds(shape: Shape, axis: int, sizes: Sequence[int]) -> list[Bounds]:
-    """The bounds of pieces that lie one after the other along an axis."""
+    """Return the bounds of pieces concatenated along an axis."""
     return [
         [(end - n, end, 1) if each == axis else (0, m, 1) for each, m in enumerate(shape)]
         for n, end in zip(sizes, accumulate(sizes), strict=True)
@@ -312,7 +312,7 @@ def _others(
 
 
 def take(node: Node, stretches: Sequence[Sequence[slice]]) -> Node:
-    """Along each axis these stretches of a node, one after the other."""
+    """Concatenate these stretches of a node along each axis."""
     for axis, slices in enumerate(stretches):
         pieces = [_cut(node, axis, each) for each in slices] or [_cut(node, axis, slice(0, 0, 1))]
         node = concat(tuple(pieces), axis)

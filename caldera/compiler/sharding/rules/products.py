@@ -1,5 +1,6 @@
-"""Products of matrices and images, and what else layers and losses are made of: normalisation,
-attention, dropout, entropy."""
+"""Rules for products of matrices and images, and for other parts of layers and losses:
+normalisation, attention, dropout, entropy.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +96,7 @@ SAMPLES = 0
 
 @rule("layer_norm")
 def _(graph: Propagation, node: Node) -> list[ShardingRule] | None:
-    """Each sample by itself, if it is whole."""
+    """Normalise locally by samples, if each sample is whole."""
     axes = node.attrs["axis"]
     if _shares(graph, node, axes):
         return None
@@ -125,7 +126,7 @@ def _(graph: Propagation, node: Node) -> list[ShardingRule]:
 
 @rule("batch_norm")
 def _(graph: Propagation, node: Node) -> list[ShardingRule] | None:
-    """Channels by themselves; samples of all ranks together are another op's."""
+    """Normalise locally by channels; `batch_norm_over_ranks` handles samples of all ranks."""
     letters = names(len(node.inputs[0].shape))
     others = [each for each in range(len(letters)) if each != node.attrs["axis"]]
     if _shares(graph, node, others):
@@ -143,7 +144,8 @@ def _(graph: Propagation, node: Node) -> list[ShardingRule] | None:
     if layout is None or layout.replicas > 1:
         return None
     if layout.split_axes == (SAMPLES,):
-        # The samples of a group of ranks are spread over it: the batch is that of all ranks.
+        # The samples of a group of ranks are partitioned over it: the batch is the batch of all
+        # ranks.
         number = replicated(node.outputs[1].shape, layout.ranks)
         everywhere = [
             ShardPlacement(number),
@@ -209,7 +211,7 @@ def _dropped(
         skipped = stretches[0][0] * size(layout.shape[1:]) if stretches else 0
         first = add(start, constant(skipped, int64))
         return node.op(own, state, first, **node.attrs)
-    # The numbers of a part do not follow each other: it is cut out of all of them.
+    # The random numbers of a part are not contiguous: the part is sliced from all numbers.
     rate = node.attrs["rate"]
     chance = constant(1 - rate, float32)
     kept = bernoulli(state, start, layout.shape, chance, node.attrs["stream"])
@@ -218,7 +220,7 @@ def _dropped(
 
 @rule("cross_entropy", "cross_entropy_probabilities", "cross_entropy_epsilon", "kl_divergence")
 def _(graph: Propagation, node: Node) -> list[ShardingRule] | None:
-    """Each sample by itself, if all of its classes are there."""
+    """Compute the loss locally by samples, if all classes of a sample are on one rank."""
     classes = node.attrs["axis"]
     if _shares(graph, node, [classes]):
         return None
@@ -234,7 +236,7 @@ def _(graph: Propagation, node: Node) -> list[ShardingRule]:
 
 
 def _shares(graph: Propagation, node: Node, axes: Sequence[int]) -> bool:
-    """Whether ranks have parts of the first input along some axes, or nobody knows."""
+    """Return True if the first input is or may be partitioned along any of the axes."""
     layout = graph.suited(node.inputs[0])
     return layout is None or bool(set(axes) & set(layout.split_axes))
 

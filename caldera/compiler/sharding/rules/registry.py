@@ -4,10 +4,10 @@ A way states the layouts of the inputs, the computation of a rank on its parts, 
 the results. The cheapest way is chosen; for an op without a rule, every rank receives the whole
 inputs, which is always correct.
 
-Most ops are loops over named axes. `matmul` is "bmk,bkn->bmn": for any distributed letters, a
-rank that has the same indices in all inputs can compute its part. A letter missing from the
-results is reduced, and the values that ranks compute for their indices of it are terms. An axis
-without a letter must be whole.
+Most ops are loops over named axes. `matmul` is "bmk,bkn->bmn": for any distributed letters, a rank
+that has the same indices in all inputs can compute its part. A letter missing from the results is
+reduced, and the values that ranks compute for their indices are terms. An axis without a letter
+must be whole.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 
 SMALL_BYTES = 1 << 14
-"""What is no larger goes to everybody rather than being shared out."""
+"""Maximum size of arrays that are replicated rather than partitioned."""
 
 
 @dataclass(frozen=True)
 class ShardPlacement:
-    """Where a result is: `terms` of the layout's replicas still have to be reduced."""
+    """Layout of a result; `terms` of its replicas still have to be reduced."""
 
     layout: ShardLayout
     terms: int = 1
@@ -45,9 +45,11 @@ class ShardPlacement:
 
 @dataclass(frozen=True)
 class Lazy:
-    """A value that is made where it is wanted: `make` returns this rank's part in any cartesian
-    layout from the parts of `inputs`, in the layouts that `sources` lists for that. `like` is a
-    layout that suits it, if any does."""
+    """A value generated on demand, in any cartesian layout.
+
+    `make` returns this rank's part in a layout from the parts of `inputs`, in the layouts that
+    `sources` lists for it. `like` is a preferred layout, if there is one.
+    """
 
     make: Callable[[Sequence[Node], CartesianLayout], Node]
     inputs: tuple[Node, ...] = ()
@@ -57,7 +59,7 @@ class Lazy:
 
 @dataclass(frozen=True)
 class DistributedValue:
-    """What a rank has in place of a whole value: its part, or a way to make it."""
+    """A rank's counterpart of a whole value: its part, or a function that generates it."""
 
     placement: ShardPlacement
     node: Node | None = None
@@ -66,9 +68,11 @@ class DistributedValue:
 
 @dataclass(frozen=True)
 class ShardingRule:
-    """One way to compute a node: `make` is given this rank's parts of the inputs in their layouts,
-    and gives its parts of the results. `seconds` is what computing takes, with the `nbytes` that
-    ranks send meanwhile."""
+    """Variant for computing a node.
+
+    `make` returns this rank's parts of the results from its parts of the inputs in their layouts.
+    `seconds` is the time of the computation, including `nbytes` that ranks send during it.
+    """
 
     name: str
     inputs: tuple[ShardLayout, ...]
@@ -97,8 +101,10 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 def default_layout(shape: Shape, ranks: Sequence[int], itemsize: int = 8) -> CartesianLayout:
-    """Where an array goes if nobody says so: shared out along its first axis that is long enough,
-    or along the longest; small ones to everybody.
+    """Return the default layout of an array.
+
+    It is partitioned along its first axis that is long enough, or along its longest axis. Small
+    arrays are replicated.
 
     >>> from caldera.compiler.sharding.rules.registry import default_layout
     >>> default_layout((2, 4096), range(4)).local_shape(0)
@@ -116,8 +122,10 @@ Letters = tuple[str | None, ...]
 
 @dataclass(frozen=True)
 class AxisSignature:
-    """The letters of the axes of inputs and outputs, and what is done over those that no output
-    has: "sum", "max", "min" or "prod"."""
+    """Letters of the axes of inputs and outputs, and the reduction of letters without output.
+
+    `reduce` is "sum", "max", "min" or "prod".
+    """
 
     inputs: tuple[Letters, ...]
     outputs: tuple[Letters, ...]
@@ -135,7 +143,7 @@ class Assignment:
 
     @classmethod
     def of(cls, layout: CartesianLayout, letters: Letters) -> Assignment:
-        """That of a layout whose axes have these letters; axes without one become whole."""
+        """Return the assignment of a layout with these letters; axes without a letter become whole."""
         free = [axis for axis in layout.split_axes if letters[axis] is None]
         kept = layout.unsplit(free) if free else layout
         splits = {}
@@ -148,8 +156,11 @@ class Assignment:
 
     @classmethod
     def turned(cls, layout: CartesianLayout, letters: Letters) -> Iterator[Assignment]:
-        """Those in which axes without a letter become whole, and another axis is shared out over
-        the same ranks instead: as in a transform along each axis in turn."""
+        """Yield assignments that partition another axis instead of the axes without a letter.
+
+        The other axis is partitioned over the same ranks, as in a transform along each axis in
+        turn.
+        """
         split = layout.split_axes
         kept = [place for place, axis in enumerate(split) if letters[axis] is not None]
         free = [place for place, axis in enumerate(split) if letters[axis] is None]
@@ -170,8 +181,10 @@ class Assignment:
     def layout(
         self, shape: Shape, letters: Letters, first: frozenset[str] = frozenset()
     ) -> CartesianLayout:
-        """The layout of an operand with these letters; among its replicas those that differ in a
-        letter of `first` come first."""
+        """Return the layout of an operand with these letters.
+
+        Among its replicas, ranks that differ in a letter of `first` come first.
+        """
         names = list(self.splits)
         used = [names.index(each) for each in letters if each in self.splits]
         ahead = [i for i, name in enumerate(names) if name in first and i not in used]
@@ -182,7 +195,7 @@ class Assignment:
 
     @property
     def share(self) -> int:
-        """How many ranks compute different things."""
+        """Number of ranks that compute different parts."""
         return prod(split.parts for split in self.splits.values())
 
     def __str__(self) -> str:
@@ -194,7 +207,7 @@ class Assignment:
 def _layout(
     shape: Shape, splits: tuple[AxisSplit | None, ...], ranks: tuple[int, ...]
 ) -> CartesianLayout:
-    """Layers repeat, and a layout remembers what it was asked."""
+    """Return a layout, cached: layers repeat, and layouts cache their properties."""
     return CartesianLayout(shape, splits, ranks)
 
 
@@ -230,7 +243,7 @@ def letter_ways(
 
 
 def _computing(graph: Propagation, node: Node, layouts: Sequence[ShardLayout], share: int) -> float:
-    """Seconds for a rank's share: what is computed, or only reading and writing it."""
+    """Return the seconds for a rank's share: computing, or only reading and writing it."""
     specs = (*(given.spec for given in node.inputs), *node.outputs)
     nbytes = sum(
         prod(layout.local_shape(layout.ranks[0])) * spec.dtype.itemsize
@@ -247,8 +260,11 @@ def _maker(node: Node, make: Any, layouts: Any) -> Callable[[Sequence[Node]], An
 
 
 def _assignments(graph: Propagation, node: Node, signature: AxisSignature) -> Iterator[Assignment]:
-    """What may be shared out: as each input is, or another axis where that one has to be whole; as
-    two of them are together; or nothing."""
+    """Yield the assignments to consider.
+
+    They follow the layout of each input, partition another axis if an axis must be whole, combine
+    the assignments of two inputs, or partition no axis.
+    """
     seen = set()
     made: list[Assignment] = []
     for given, letters in zip(node.inputs, signature.inputs, strict=True):
@@ -268,8 +284,10 @@ def _assignments(graph: Propagation, node: Node, signature: AxisSignature) -> It
 
 
 def _combined(first: Assignment, second: Assignment) -> Assignment | None:
-    """On one mesh the first letter of the one and the second of the other: results stay where they
-    are then, and both operands move."""
+    """Combine the first letter of one assignment with the second letter of another.
+
+    Both must have the same mesh. Results then stay in place, and both operands move.
+    """
     if len(first.splits) != 2 or first.mesh.shape != second.mesh.shape:
         return None
     if len(second.splits) != 2 or not np.array_equal(first.mesh, second.mesh):
@@ -287,21 +305,23 @@ def names(count: int, start: int = 0) -> list[str]:
 
 
 def letters_without(letters: Sequence[str], axes: Collection[int]) -> tuple[Letters, Letters]:
-    """The letters of a value that is whole along some axes, and of one without these axes."""
+    """Return the letters of a value that is whole along some axes, with and without these axes."""
     kept = tuple(None if axis in axes else n for axis, n in enumerate(letters))
     return kept, tuple(n for n in kept if n is not None)
 
 
 def broadcast_letters(node: Node) -> tuple[tuple[Letters, ...], Letters]:
-    """Those of inputs that are broadcast to a result, as NumPy does."""
+    """Return the letters of inputs and of their result under NumPy broadcasting."""
     shape = node.outputs[0].shape
     output = tuple(names(len(shape)))
     return tuple(matching_letters(output, shape, given.shape) for given in node.inputs), output
 
 
 def matching_letters(letters: Sequence[str], whole: Shape, shape: Shape) -> Letters:
-    """Those of a value that is broadcast to one with these letters: axes of another length are
-    repeated, and have none."""
+    """Return the letters of a value that is broadcast to one with these letters.
+
+    Axes of a different length are repeated, and have no letter.
+    """
     extra = len(whole) - len(shape)
     return tuple(
         letters[extra + axis] if n == whole[extra + axis] else None for axis, n in enumerate(shape)
