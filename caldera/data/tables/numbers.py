@@ -1,8 +1,8 @@
 """Numbers as written by people: decimal marks, groups of digits, signs, exponents and units.
 
 "1,234" is 1234 if commas separate thousands, and 1.234 if the comma is the decimal mark. An
-ambiguous text is resolved by the other texts of its column, then by the remaining columns of its
-table, and for a new table by the format of the training column. A column that is still ambiguous is
+ambiguous text is resolved by the rest of its column, then by the remaining columns of its table,
+and for a new table by the format of the training column. A column that is still ambiguous is
 rejected.
 """
 
