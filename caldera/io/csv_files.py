@@ -52,10 +52,9 @@ def read_csv(
 ) -> Tensor:
     """Read a matrix from a file with one row per line.
 
-    `header` is True if the first line contains names; "auto" assumes names if no field of it is a
-    number. `columns` selects columns by name or number, in that order; unselected columns may
-    contain other values than numbers. Empty lines are skipped, and fields may be enclosed in double
-    quotes.
+    `header` is True if the first line contains names; "auto" assumes names if the line contains no
+    number. `columns` selects columns by name or number, in that order; only selected columns must
+    be numbers. Empty lines are skipped, and fields may be enclosed in double quotes.
 
     >>> import tempfile, pathlib
     >>> import caldera as cd

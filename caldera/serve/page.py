@@ -50,7 +50,10 @@ def page(contract: Contract) -> bytes:
 
 @cache
 def policy() -> str:
-    """Return the content security policy: only the page's own script and requests to this service."""
+    """Return the content security policy of the page.
+
+    It allows the page's own script, and requests to this service.
+    """
     script, style = digest(file_beside(__file__, "page.js")), digest(_style())
     return (
         f"default-src 'none'; script-src {script}; style-src {style};"

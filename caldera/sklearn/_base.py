@@ -250,14 +250,12 @@ class NetworkEstimator(BaseEstimator, ABC):
 
 @dataclass(frozen=True)
 class StandardScale:
-    """A mean and a deviation for each column.
+    """Mean and deviation of each column.
 
-        >>> import numpy as np
-
-    from caldera.core.tensor.dtype import refuse_masked
-        >>> scale = StandardScale.of(np.array([[1.0, 5.0], [3.0, 5.0]]), None)
-        >>> scale.applied(np.array([[3.0, 6.0]])).tolist()
-        [[1.0, 1.0]]
+    >>> import numpy as np
+    >>> scale = StandardScale.of(np.array([[1.0, 5.0], [3.0, 5.0]]), None)
+    >>> scale.applied(np.array([[3.0, 6.0]])).tolist()
+    [[1.0, 1.0]]
     """
 
     mean: np.ndarray
