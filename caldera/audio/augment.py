@@ -71,10 +71,11 @@ def spec_augment(
     time_width: int = 100,
     time_part: float = 1.0,
 ) -> Expr:
-    """Set random bands and stretches of time of features (N, frames, bins) to 0 (SpecAugment).
+    """Mask random bands and stretches of time with zeros (SpecAugment).
 
-    The widths are drawn uniformly up to the largest, at every step and for each sample; no stretch
-    is longer than `time_part` of all frames. Use it only in training, on features of mean 0.
+    Features are (N, frames, bins). The widths are drawn uniformly up to the largest, at every step
+    and for each sample; no stretch is longer than `time_part` of all frames. Use it only in
+    training, on features of mean 0.
 
     >>> import caldera as cd
     >>> from caldera import audio

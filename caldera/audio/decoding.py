@@ -88,12 +88,13 @@ def beam_search(
     bonus: float = 0.5,
     lengths: Any = None,
 ) -> list[str]:
-    """Return the most likely text of each sample of (N, frames, classes), by prefix beam search.
+    """Return the most likely text of each sample by prefix beam search.
 
-    The probabilities of all alignments of a prefix are summed, and the `width` best prefixes are
-    kept at each frame. `alphabet` contains the text of each class, with any text for the blank.
-    With a `language` model, each whole word (up to a space) adds `weight` times its logarithm, and
-    `bonus` for being a word. `lengths` contains the number of valid frames of each sample.
+    `logits` is (N, frames, classes). The probabilities of all alignments of a prefix are summed,
+    and the `width` best prefixes are kept at each frame. `alphabet` contains the text of each
+    class, with any text for the blank. With a `language` model, each whole word (up to a space)
+    adds `weight` times its logarithm, and `bonus` for being a word. `lengths` contains the number
+    of valid frames of each sample.
 
     >>> import numpy as np
     >>> from caldera import audio

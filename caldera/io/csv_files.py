@@ -247,7 +247,7 @@ def column_number(wanted: int | str, names: Sequence[str], width: int, where: st
 
 
 def way_out(text: str, leave_out: str = "columns=") -> str:
-    """Return a hint for a field without a number; `leave_out` names the option to skip columns.
+    """Return a hint for a field without a number; `leave_out` is the option to skip columns.
 
     >>> way_out("1,250.5")
     'write numbers with a point for the fraction, and nothing between thousands'

@@ -258,8 +258,8 @@ def run(
 
     With `host="0.0.0.0"`, the service is also reachable from other machines. Requests to hosts
     other than this and `allow_hosts` are rejected. Port 0 selects a free port; `ready` is called
-    with the address once requests are answered. The remaining arguments are those `application`
-    accepts. Needs `pip install 'caldera[serve]'`.
+    with the address once requests are answered. See `application` for the remaining arguments.
+    Needs `pip install 'caldera[serve]'`.
 
     >>> import caldera as cd
     >>> from caldera import nn, serve

@@ -102,7 +102,7 @@ def _table_fields(contract: Contract) -> Safe:
 
 
 def _field(column: Column, anchor: str, number: int) -> Safe:
-    """Return the input of a column: a text field, or a choice of categories; empty is missing."""
+    """Return the input field of a column: a text or a choice of categories; empty is missing."""
     if column.category is not None:
         options = [tag("option", each, value=each) for each in column.category.categories]
         return tag(

@@ -297,7 +297,7 @@ def _kind_of(value: Any) -> str:
 
 
 def _leaf_types(lists: Sequence[Any]) -> set[type]:
-    """Return the types of the leaves of nested lists, without a Python loop over the innermost."""
+    """Return the types of the leaves of nested lists, with no Python loop at the innermost."""
     found = set(map(type, lists))
     if list not in found:
         return found

@@ -315,7 +315,7 @@ def small_values(comm: Communicator) -> None:
 
 @_check
 def in_the_background(comm: Communicator) -> None:
-    """Started operations proceed in order, concurrently with blocking calls of the same group."""
+    """Started operations proceed in order, concurrently with blocking calls of the group."""
     sends = [of_rank(comm.rank, size) for size in SIZES]
     totals = [np.empty(size) for size in SIZES]
     requests = [comm.Iallreduce(s, t) for s, t in zip(sends, totals, strict=True)]

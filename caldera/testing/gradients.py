@@ -121,7 +121,10 @@ class _Oracle:
         self._values = dict(zip(single, values, strict=True))
 
     def of(self, variable: Variable) -> Callable[[np.ndarray], float]:
-        """Return the value as a function of a variable; nodes that do not depend on it are cached."""
+        """Return the value as a function of a variable.
+
+        Nodes that do not depend on it are computed only once.
+        """
         changed = {variable.node}
         for node in self._order:
             if not changed.isdisjoint(node.inputs):

@@ -102,7 +102,7 @@ class SettingWindow:
 
 
 Search: TypeAlias = Generator[LoaderSetting, SettingWindow, SettingWindow]
-"""Generator that yields settings to try, receives their times, and returns the best window."""
+"""Generator that yields settings to try, receives their times, and returns the best."""
 
 
 class Tuner:

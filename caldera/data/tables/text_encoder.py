@@ -22,7 +22,7 @@ _SHOWN = 6
 _LEAST_WORDS = 4
 """Texts of fewer words, in the mean, are names or codes."""
 _LENGTH = 2.0
-"""Norm of the features of a text; a number has norm 1 on average, and is less informative."""
+"""Norm of the features of a text; a number has norm 1 and is less informative."""
 
 
 @dataclass(frozen=True)
