@@ -71,11 +71,11 @@ def spec_augment(
     time_width: int = 100,
     time_part: float = 1.0,
 ) -> Expr:
-    """Features (N, frames, bins) with some bands and some stretches of time set to 0 (SpecAugment).
+    """Mask random bands and stretches of time with zeros (SpecAugment).
 
-    The widths are drawn evenly up to the largest, anew at every step and for each sample; no
-    stretch is longer than `time_part` of all frames. Use it in training alone, on features of mean
-    0.
+    Features are (N, frames, bins). The widths are drawn uniformly up to the largest, at every step
+    and for each sample; no stretch is longer than `time_part` of all frames. Use it only in
+    training, on features of mean 0.
 
     >>> import caldera as cd
     >>> from caldera import audio
@@ -90,7 +90,7 @@ def spec_augment(
             "audio.spec_augment", expected="features (N, frames, bins)", got=f"shape {x.shape}"
         )
     samples, frames, bins = x.shape
-    # More bands than bins would take no more of them.
+    # More bands than bins would have no further effect.
     within("audio.spec_augment", "bands", bands, 0, bins)
     within("audio.spec_augment", "times", times, 0, frames)
     longest = min(time_width, int(time_part * frames))

@@ -16,7 +16,7 @@ from caldera.errors import DataError
 
 
 class Utterance(NamedTuple):
-    """A recording with what was said and by whom.
+    """Recording with its transcript and speaker.
 
     >>> from pathlib import Path
     >>> from caldera import audio
@@ -40,11 +40,11 @@ def speech_commands(
     seconds: float = 1.0,
     words: tuple[str, ...] | None = None,
 ) -> data.Dataset:
-    """Spoken words: a folder for each, with files `SPEAKER_nohash_N.wav`.
+    """Load spoken words: a folder for each, with files `SPEAKER_nohash_N.wav`.
 
-    `testing_list.txt` and `validation_list.txt` name those to test and to choose by, with speakers
-    of their own; a speaker that is both in them and in training is refused. Sounds are cut or
-    filled with zeros to `seconds`. `words` are the classes, by default all folders.
+    `testing_list.txt` and `validation_list.txt` name the test and validation samples. Their
+    speakers must not occur in the training samples: otherwise an error is raised. Sounds are
+    truncated or padded with zeros to `seconds`. `words` are the classes, by default all folders.
 
     >>> from pathlib import Path
     >>> from caldera import audio
@@ -108,8 +108,10 @@ def _speaker(path: Path) -> str:
 
 
 def librispeech(folder: str | PathLike[str]) -> Iterator[Utterance]:
-    """Read sentences: `SPEAKER/CHAPTER/SPEAKER-CHAPTER.trans.txt` has a line for each recording
-    beside it, flac or wav.
+    """Read sentences of LibriSpeech.
+
+    `SPEAKER/CHAPTER/SPEAKER-CHAPTER.trans.txt` has a line for each recording in the same folder,
+    flac or wav.
 
     >>> from pathlib import Path
     >>> from caldera import audio

@@ -19,7 +19,7 @@ _NEVER = -math.inf
 
 
 class NGram:
-    """A word n-gram model, interpolated as Witten and Bell do: what is likely to follow.
+    """Word n-gram model for the next word, with Witten-Bell interpolation.
 
     >>> from caldera import audio
     >>> model = audio.NGram(["the cat sat", "the cat ran", "a dog ran"], order=2)
@@ -63,10 +63,10 @@ class NGram:
 
 
 def greedy(logits: Any, blank: int = 0, *, lengths: Any = None) -> list[list[int]]:
-    """For each sample of (N, frames, classes) the most likely class of each frame, without blanks
-    and repetitions.
+    """Return the most likely class of each frame, without blanks and repetitions.
 
-    `lengths` says how many frames of each sample count; by default all do.
+    `logits` is (N, frames, classes). `lengths` contains the number of valid frames of each sample;
+    by default all are valid.
 
     >>> import numpy as np
     >>> from caldera import audio
@@ -88,12 +88,13 @@ def beam_search(
     bonus: float = 0.5,
     lengths: Any = None,
 ) -> list[str]:
-    """The likeliest text of each sample of (N, frames, classes), by prefix beam search.
+    """Return the most likely text of each sample by prefix beam search.
 
-    All ways to write a prefix over the frames are added up, and the `width` best prefixes are kept
-    at each frame. `alphabet` has what each class stands for, with anything for the blank. With a
-    `language` model each whole word (up to a space) adds `weight` times its logarithm, and `bonus`
-    for being a word. `lengths` says how many frames of each sample count.
+    `logits` is (N, frames, classes). The probabilities of all alignments of a prefix are summed,
+    and the `width` best prefixes are kept at each frame. `alphabet` contains the text of each
+    class, with any text for the blank. With a `language` model, each whole word (up to a space)
+    adds `weight` times its logarithm, and `bonus` for being a word. `lengths` contains the number
+    of valid frames of each sample.
 
     >>> import numpy as np
     >>> from caldera import audio
@@ -119,14 +120,14 @@ def beam_search(
 
 
 class _Language:
-    """What a language model adds to prefixes, remembered."""
+    """Cached scores of a language model for prefixes."""
 
     def __init__(self, model: NGram | None, weight: float, bonus: float) -> None:
         self.model, self.weight, self.bonus = model, weight, bonus
         self._known: dict[str, float] = {}
 
     def of(self, text: str) -> float:
-        """For all whole words of a text: those that a space follows."""
+        """Return the score of all whole words of a text, which end with a space."""
         if self.model is None or " " not in text:
             return 0.0
         whole = text[: text.rindex(" ")]

@@ -1,6 +1,6 @@
-"""Features of sound as expressions: they have gradients, and run wherever a network does.
+"""Features of sound as expressions: they have gradients, and run on every device.
 
-Samples are (N, samples) or (samples,); time is the last but one axis of what comes out. `fbank` and
+Samples are (N, samples) or (samples,); time is the last but one axis of the result. `fbank` and
 `mfcc` are Kaldi's, number by number (`compute-fbank-feats`, `compute-mfcc-feats` without dither);
 `stft` and `mel_spectrogram` are librosa's, and `cepstra(power_to_db(mel_spectrogram(x, rate)), 20)`
 is its `mfcc`. Kaldi's take samples as 16-bit numbers: `audio.read(..., scale=32768)`.
@@ -230,14 +230,14 @@ def deltas(x: Any, order: int = 2, window: int = 2) -> Expr:
 
 
 def _shifted(frames: int, offset: int) -> np.ndarray:
-    """The frames so many places on; the ends are repeated."""
+    """Return the frame indices shifted by `offset`; the ends are repeated."""
     return np.clip(np.arange(frames) + offset, 0, frames - 1)
 
 
 def normalise(x: Any, lengths: Any = None, *, variance: bool = True, eps: float = 1e-5) -> Expr:
-    """Features with mean 0 and variance 1 over the frames of each sample (CMVN).
+    """Normalise features to mean 0 and variance 1 over the frames of each sample (CMVN).
 
-    `lengths` says how many frames of each sample count; those behind become 0.
+    `lengths` contains the number of valid frames of each sample; later frames become 0.
 
     >>> import caldera as cd
     >>> from caldera import audio

@@ -26,13 +26,13 @@ Channels = Literal["mean", "first", "all"]
 _ZEROS = 16
 """Zero crossings of the filter on each side: what resampling keeps is right to about 1e-4."""
 _BLOCK = 1 << 20
-"""Elements of windows that resampling makes at once."""
+"""Maximum number of elements of windows that are resampled as a block."""
 _KEPT = 0.97
 """The part of the frequencies below half the lower rate that resampling keeps."""
 
 
 class Sound(NamedTuple):
-    """Samples with their rate; samples are float32 from -1 to 1 unless another scale was asked.
+    """Samples with their rate; float32 from -1 to 1 unless another scale was requested.
 
     >>> import numpy as np
     >>> from caldera import audio
@@ -50,10 +50,10 @@ def read(
     channels: Channels = "mean",
     scale: float = 1.0,
 ) -> Sound:
-    """The samples of a file, (samples,), in `rate` samples a second if one is given.
+    """Read the samples of a file, (samples,), resampled to `rate` samples a second if set.
 
-    Channels are averaged, or the first is taken; "all" gives (channels, samples). The loudest sound
-    that a file can hold is `scale`; Kaldi's features take 32768.
+    Channels are averaged, or the first is used; "all" returns (channels, samples). `scale` is the
+    value of the loudest sound that a file can contain; Kaldi's features require 32768.
 
     >>> import numpy as np
     >>> from caldera import audio
@@ -83,7 +83,7 @@ def read(
 def write(path: str | PathLike[str], samples: Any, rate: int) -> None:
     """Write samples from -1 to 1, (samples,) or (channels, samples), as a wav file of 16 bits.
 
-    What is louder is cut off.
+    Larger values are clipped.
 
     >>> from caldera import audio
     >>> audio.write("two.wav", [0.5, -2.0], rate=8000)
@@ -114,7 +114,7 @@ def _read_wav(path: Path) -> tuple[np.ndarray, int]:
             check_asked(file.getnframes() * channels * 8, f"{path}", held=path.stat().st_size)
             raw = file.readframes(file.getnframes())
     except (wave.Error, EOFError):
-        # What the standard library does not know (floats, compressed samples) others may.
+        # Other packages may support formats that the standard library lacks (floats, compression).
         return _read_other(path)
     usable = len(raw) // (width * channels) * width * channels
     return _wide(np.frombuffer(raw[:usable], np.uint8), width).reshape(-1, channels).T, rate
@@ -173,10 +173,10 @@ def resample(samples: Any, old: int, new: int) -> np.ndarray:
     windows = np.lib.stride_tricks.sliding_window_view(padded, taps.shape[1], axis=-1)
     taps = taps.astype(array.dtype)
     found = np.empty((*array.shape[:-1], length), array.dtype)
-    # In blocks, since each new sample needs a window of its own.
+    # In blocks, since each new sample needs a separate window.
     block = max(1, _BLOCK // taps.shape[1])
     for start in range(0, length, block):
-        # New sample k lies between two old ones; which weights it takes repeats after `up` of them.
+        # New sample k is between two old ones; its weights repeat with period `up`.
         k = np.arange(start, min(start + block, length))
         weighted = windows[..., k * down // up, :], taps[k % up]
         found[..., start : start + block] = np.einsum("...kw,kw->...k", *weighted)
@@ -194,7 +194,7 @@ def _check_resampled(path: Path, samples: np.ndarray, old: int, new: int) -> Non
 
 
 def _reach(ratio: Fraction) -> int:
-    """How many old samples on each side a new one is made of."""
+    """Return the number of old samples on each side that contribute to a new one."""
     return math.ceil(_ZEROS / (min(1.0, float(ratio)) * _KEPT))
 
 
@@ -209,7 +209,7 @@ def _check_rates(where: str, *rates: int) -> None:
 
 @lru_cache(maxsize=32)
 def _filters(up: int, down: int) -> tuple[np.ndarray, int]:
-    """For each of `up` new samples the weights of old ones, and how many lie before the first."""
+    """Return the weights of old samples for `up` new ones, and the number before the first."""
     cut, reach = min(1.0, up / down) * _KEPT, _reach(Fraction(up, down))
     places = np.arange(2 * reach + 2)[None, :] - reach
     when = places - (np.arange(up) * down % up / up)[:, None]

@@ -1,11 +1,12 @@
-"""Kaldi's files: archives (ark) of matrices, vectors and alignments, and the scripts (scp) that say
-where each of their entries is.
+"""Kaldi's files: archives (ark) of matrices, vectors and alignments, and scripts (scp).
+
+A script contains the location of each entry of an archive.
 
     features = dict(audio.kaldi.read_ark("feats.ark"))           # or read_scp("feats.scp")
     audio.kaldi.write_ark("post.ark", posteriors, scp="post.scp")   # for Kaldi's decoders
 
-Binary and text forms are told apart entry by entry, as Kaldi does. Matrices and vectors of floats
-come as float32 or float64, vectors of integers (alignments) as int32.
+The binary and text forms are distinguished entry by entry, as Kaldi does. Matrices and vectors of
+floats are read as float32 or float64, vectors of integers (alignments) as int32.
 """
 
 from __future__ import annotations
@@ -55,11 +56,10 @@ def read_ark(path: str | PathLike[str]) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def read_scp(path: str | PathLike[str]) -> Iterator[tuple[str, np.ndarray]]:
-    """The entries that a script names, in its order. Only files are opened: lines with commands are
-    refused.
+    """Iterate over the entries that a script names, in order.
 
-    Paths that are not absolute are looked for from where the program runs, as Kaldi does, and then
-    beside the script.
+    Only files are opened: lines with commands are rejected. Relative paths are resolved from the
+    working directory, as in Kaldi, and then from the folder of the script.
     """
     name = Path(fspath(path))
     with opened(name, "r", "kaldi.read_scp", encoding="utf-8", errors="replace") as script:
@@ -142,14 +142,14 @@ def write_ark(
 
 @dataclass(frozen=True)
 class _Reader:
-    """An open archive: nothing is read beyond what it holds."""
+    """Reader of an open archive; it never reads beyond the end."""
 
     file: IO[bytes]
     where: str
     held: int
 
     def exactly(self, count: int) -> bytes:
-        """So many bytes."""
+        """Read exactly `count` bytes."""
         check_asked(count, self.where, held=self.held)
         found = self.file.read(min(count, self.held + 1))
         if len(found) != count:
@@ -157,7 +157,7 @@ class _Reader:
         return found
 
     def numbers(self, dtype: Any, *shape: int) -> np.ndarray:
-        """An array of so many elements, in row-major order."""
+        """Read an array of this shape, in row-major order."""
         raw = self.exactly(math.prod(shape) * np.dtype(dtype).itemsize)
         return np.frombuffer(raw, dtype).reshape(shape)
 
@@ -169,7 +169,7 @@ class _Reader:
         return int(value)
 
     def refused(self, expected: str, got: str, hint: str = "") -> DataError:
-        """The error about what was found."""
+        """Return an error about the contents."""
         return DataError.build(self.where, expected=expected, got=got, hint=hint)
 
 
@@ -273,7 +273,7 @@ def _text(reader: _Reader) -> np.ndarray:
 
 
 def _number(text: bytes) -> float:
-    """What C reads as a number: Python's underscores are none of it."""
+    """Parse a number as C does: unlike in Python, without underscores."""
     if b"_" in text:
         raise ValueError("an underscore")
     return float(text)
@@ -345,7 +345,7 @@ def _write_compressed(file: IO[bytes], array: np.ndarray) -> None:
     rows, columns = array.shape
     picks = np.sort(array, axis=0)[[0, rows // 4, (3 * rows) // 4, rows - 1]]
     marks = np.floor(np.clip((picks - low) / width, 0, 1) * 65535 + 0.499).astype(np.int64)
-    # Each above the one before it, with room for those that follow.
+    # Strictly increasing, with space for the following marks.
     for i in range(1, 4):
         marks[i] = np.maximum(marks[i], marks[i - 1] + 1)
     marks = np.minimum(marks, np.array([65532, 65533, 65534, 65535])[:, None])

@@ -142,8 +142,10 @@ class StatisticsPooling(nn.Layer):
 @nn.register
 @dataclass(eq=False)
 class ConformerBlock(nn.Layer):
-    """Half a feed-forward layer, attention, a convolution over time, and the other half: what
-    Conformers are made of (Gulati and others, 2020), for (N, frames, width).
+    """Conformer block (Gulati and others, 2020), for (N, frames, width).
+
+    It consists of half a feed-forward layer, attention, a convolution over time, and a second half
+    of a feed-forward layer.
 
     >>> from caldera import audio, op
     >>> audio.ConformerBlock(heads=4)(op.input("x", (2, 98, 64))).shape
@@ -240,7 +242,7 @@ def tdnn(
     pooled: bool = False,
     offsets: Sequence[Sequence[int]] = ((-2, -1, 0, 1, 2), (-2, 0, 2), (-3, 0, 3), (0,)),
 ) -> Layers:
-    """A time-delay network: layers whose frames come from ever further apart.
+    """Return a time-delay network: layers with increasing distance between their input frames.
 
     >>> from caldera import audio, nn
     >>> nn.count_parameters(audio.models.tdnn((98, 40), classes=10))
@@ -262,8 +264,10 @@ def blstm(
     depth: int = 2,
     pooled: bool = False,
 ) -> Layers:
-    """LSTMs in both directions. A second input, lengths or a mask, says which frames are real, as
-    sequences of different lengths (`data.RaggedData`) have it.
+    """Return LSTMs in both directions.
+
+    A second input, lengths or a mask, marks the valid frames, as for sequences of different lengths
+    (`data.RaggedData`).
 
     >>> from caldera import audio, nn
     >>> nn.count_parameters(audio.models.blstm((98, 40), classes=10))

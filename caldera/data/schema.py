@@ -97,7 +97,10 @@ class Schema:
 
     @property
     def category_spans(self) -> list[tuple[int, int]]:
-        """Ranges of features that encode categories or words of a column, for `nn.ColumnEmbedding`."""
+        """Ranges of features that encode the categories or words of a column.
+
+        They are the input of `nn.ColumnEmbedding`.
+        """
         return [
             (span.start, span.stop)
             for column, span in zip(self.columns, self.spans, strict=True)

@@ -1,7 +1,7 @@
 """Reading and writing files: CSV, NumPy's npy and npz, and safetensors.
 
-A file is never trusted: what it says about its size is compared with what it has before memory is
-taken, nothing in it is executed, and damage is reported with the file's name.
+Files are untrusted: the declared size is compared with the actual size before memory is allocated,
+their contents are never executed, and damage is reported with the file's name.
 """
 
 from __future__ import annotations

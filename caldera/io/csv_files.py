@@ -50,11 +50,11 @@ def read_csv(
     dtype: object = "float32",
     columns: Sequence[int | str] | None = None,
 ) -> Tensor:
-    """A matrix from a file with one row a line.
+    """Read a matrix from a file with one row per line.
 
-    `header` says whether the first line holds names; "auto" takes it for names if nothing on it is
-    a number. `columns` picks columns by name or number, in that order; the others need not be
-    numbers. Empty lines are skipped, fields may stand in double quotes.
+    `header` is True if the first line contains names; "auto" assumes names if the line contains no
+    number. `columns` selects columns by name or number, in that order; only selected columns must
+    be numbers. Empty lines are skipped, and fields may be enclosed in double quotes.
 
     >>> import tempfile, pathlib
     >>> import caldera as cd
@@ -84,9 +84,9 @@ def write_csv(
     header: Sequence[str] | None = None,
     delimiter: str = ",",
 ) -> None:
-    """Write a matrix with one row a line; a vector is written as one column.
+    """Write a matrix with one row per line; a vector is written as one column.
 
-    Floats have as many digits as it takes to read the same bits back; bools are 0 and 1.
+    Floats are written with enough digits to restore the same bits; bools are 0 and 1.
 
     >>> import tempfile, pathlib
     >>> import caldera as cd
@@ -123,7 +123,7 @@ def write_csv(
 
 
 class _Table:
-    """A CSV file that is open: what its first line says, and how to read the rest."""
+    """Open CSV file: the contents of its first line, and the parser of the rest."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class _Table:
             self._check_widths()
         with np.errstate(over="ignore"):
             result = parsed.astype(dtype, copy=False)
-        # Infinity may be what the file says, or a number that is too large; a bool may be a 2.
+        # Infinity may be in the file, or come from an overflow; a bool may be a 2.
         if (is_float(dtype) and np.isinf(result).any()) or (dtype == bool_ and parsed.max() > 1):
             self._check(dtype)
         return result
@@ -247,7 +247,7 @@ def column_number(wanted: int | str, names: Sequence[str], width: int, where: st
 
 
 def way_out(text: str, leave_out: str = "columns=") -> str:
-    """What to do about a field that holds no number; `leave_out` is what leaves its column out.
+    """Return a hint for a field without a number; `leave_out` is the option to skip columns.
 
     >>> way_out("1,250.5")
     'write numbers with a point for the fraction, and nothing between thousands'
@@ -260,7 +260,7 @@ def way_out(text: str, leave_out: str = "columns=") -> str:
 
 
 def has_grouped_digits(text: str) -> bool:
-    """Whether a text would be a number, if a comma or the groups of its digits were understood.
+    """Return True if a text is a number with a comma or with groups of digits.
 
     >>> [has_grouped_digits(text) for text in ("1,5", "1'250", "1.5 kg")]
     [True, True, False]
@@ -279,7 +279,7 @@ def _refuse_complex(dtype: DType, where: str) -> None:
 
 
 def _problem(text: str, dtype: DType) -> str:
-    """What was expected instead of this text; nothing if it is a value of the dtype."""
+    """Return the expected value in place of this text; "" if it is a value of the dtype."""
     if is_float(dtype):
         number = as_float(text)
         if number is None:

@@ -4,10 +4,10 @@ TensorBoard shows the files of a folder as one run. A record is a length, bytes,
 both: CRC-32C (Castagnoli), rotated and offset so that a record may contain records.
 
 The messages are scalars, histograms, texts, hyper-parameters and graphs. The field numbers are
-those of TensorBoard's own `event.proto`, `summary.proto`, `tensor.proto`, `graph.proto` and of
-the hparams plugin's `plugin_data.proto`. The encoder covers only the types used here (see the
-encoding guide of Protocol Buffers): integers as varints, floating-point numbers of 4 and 8 bytes,
-texts, bytes and nested messages.
+taken from TensorBoard's `event.proto`, `summary.proto`, `tensor.proto`, `graph.proto` and of the
+hparams plugin's `plugin_data.proto`. The encoder covers only the types used here (see the encoding
+guide of Protocol Buffers): integers as varints, floating-point numbers of 4 and 8 bytes, texts,
+bytes and nested messages.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def whole(field: int, value: int) -> bytes:
 
 def single(field: int, value: float) -> bytes:
     """A field that is a number of 4 bytes."""
-    # NumPy turns what is too large into infinity, where struct would refuse it.
+    # NumPy converts too large values to infinity; struct would raise an error.
     with np.errstate(over="ignore"):
         return varint(field << 3 | _FOUR_BYTES) + np.float32(value).tobytes()
 
@@ -80,7 +80,7 @@ def text(field: int, value: str) -> bytes:
 
 
 def message(field: int, *parts: bytes) -> bytes:
-    """A field that is a message made of these fields, or bytes."""
+    """Return a field with a message of these fields, or with bytes."""
     content = b"".join(parts)
     return varint(field << 3 | _BYTES) + varint(len(content)) + content
 
@@ -115,9 +115,9 @@ def scalar(tag: str, value: float) -> bytes:
 
 
 def histogram(tag: str, values: np.ndarray) -> bytes:
-    """How values are distributed, in equal steps from the least to the largest.
+    """Return the histogram of values, in equal steps from the least to the largest.
 
-    Values that are not finite have no place among them, and are left out.
+    Values that are not finite are left out.
     """
     finite = values[np.isfinite(values)].astype(np.float64)
     finite = finite if finite.size else np.zeros(1)
@@ -128,7 +128,7 @@ def histogram(tag: str, values: np.ndarray) -> bytes:
         double(3, finite.size),
         double(4, finite.sum()),
         double(5, np.square(finite).sum()),
-        # A bucket reaches from the limit of the one before to its own: the first is empty.
+        # A bucket extends from the limit of its predecessor to its own limit: the first is empty.
         doubles(6, edges),
         doubles(7, [0, *counts]),
     ]
@@ -142,7 +142,7 @@ def words(tag: str, content: str) -> bytes:
 
 
 def _of_hparams(tag: str, content: bytes) -> bytes:
-    # The plugin wants a tensor, but looks only at the metadata.
+    # The plugin requires a tensor, but reads only the metadata.
     nothing = whole(1, _FLOAT) + message(2, message(2, whole(1, 0)))
     return text(1, tag) + message(8, nothing) + _metadata("hparams", content)
 
@@ -177,7 +177,7 @@ _numbers = itertools.count()
 
 
 class EventFile:
-    """A new file of events in a folder. What was written is on its way to the disk after `flush`.
+    """New file of events in a folder; `flush` makes written events visible to readers.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -193,7 +193,7 @@ class EventFile:
         self.path = Path(folder) / f"events.out.tfevents.{name}"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self.path.open("wb")
-        # What the first event of a file has to say.
+        # The first event of a file must contain the version.
         self._write(0, text(3, "brain.Event:2"))
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
@@ -201,7 +201,7 @@ class EventFile:
         self._summary(step, [scalar(tag, value) for tag, value in values.items()])
 
     def histograms(self, step: int, values: Mapping[str, np.ndarray]) -> None:
-        """How the elements of arrays are distributed, by tag."""
+        """Write the histograms of arrays, by tag."""
         self._summary(step, [histogram(tag, array) for tag, array in values.items()])
 
     def texts(self, step: int, values: Mapping[str, str]) -> None:
@@ -209,7 +209,7 @@ class EventFile:
         self._summary(step, [words(tag, content) for tag, content in values.items()])
 
     def hyper_parameters(self, settings: Mapping[str, Setting]) -> None:
-        """What this run is made with, for the table that compares runs; see `ended`."""
+        """Write the settings of this run, for the table that compares runs; see `ended`."""
         entries = [message(1, text(1, name), message(2, _value(v))) for name, v in settings.items()]
         started = message(3, *entries, double(5, time.time()))
         self._summary(0, [_of_hparams("_hparams_/session_start_info", started)])
@@ -224,7 +224,7 @@ class EventFile:
         self._write(0, graph(nodes))
 
     def restart(self, step: int) -> None:
-        """From this step on, nothing counts that other files of the folder have."""
+        """Invalidate events of earlier files of the folder from this step on."""
         self._write(step, message(7, whole(1, _STARTED)))
 
     def flush(self) -> None:
@@ -232,7 +232,7 @@ class EventFile:
         self._file.flush()
 
     def close(self) -> None:
-        """Nothing more will be written."""
+        """Close the file."""
         self._file.close()
 
     def __enter__(self) -> EventFile:

@@ -1,4 +1,4 @@
-"""What all file formats share: opening with errors a user understands, and reading raw elements."""
+"""Common code of all file formats: opening with clear errors, and reading raw elements."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from caldera.errors import DataError
 
 PathLike: TypeAlias = str | os.PathLike[str]
 Source: TypeAlias = PathLike | IO[bytes]
-"""A file by its path, or one that is open: then all of it counts, from its beginning."""
+"""Path of a file, or an open file, which is read from its beginning to its end."""
 T = TypeVar("T")
 Read: TypeAlias = Callable[[IO[bytes], Shape, DType, str], T]
 """Reads raw elements in row-major order: `read_tensor` or `read_array`."""
@@ -49,8 +49,9 @@ def opened(path: Source, mode: str, where: str, **options: Any) -> Iterator[IO[A
 
 @contextmanager
 def created(path: Source, mode: str, where: str, **options: Any) -> Iterator[IO[Any]]:
-    """A file open for writing, which takes its place when all of it is written: if that fails, a
-    file that was there is as it was. A place that cannot be written to is a `DataError`.
+    """Open a file for writing that replaces the target only when it is complete.
+
+    If writing fails, an existing file is unchanged. A path that cannot be written is a `DataError`.
 
     >>> with created("no/such/file.csv", "w", "write_csv"):
     ...     pass
@@ -77,7 +78,7 @@ def created(path: Source, mode: str, where: str, **options: Any) -> Iterator[IO[
 
 
 def named(function: str, path: Source) -> str:
-    """How an error message about a file begins.
+    """Return the start of an error message about a file.
 
     >>> named("read_csv", "data/iris.csv")
     'read_csv iris.csv'
@@ -86,7 +87,7 @@ def named(function: str, path: Source) -> str:
 
 
 def file_name_of(path: Source) -> str:
-    """What a file is called, without its folder.
+    """Return the name of a file, without its folder.
 
     >>> import io
     >>> file_name_of("data/iris.csv"), file_name_of(io.BytesIO())
@@ -160,8 +161,9 @@ def read_tensor(file: IO[bytes], shape: Shape, dtype: DType, where: str) -> Tens
 
 
 def read_array(file: IO[bytes], shape: Shape, dtype: DType, where: str) -> NDArray[Any]:
-    """The same as an array of the host, for which nobody has to ask what cards there are: a process
-    that has asked can no longer be copied.
+    """Read raw elements as an array of the host, without querying the GPUs.
+
+    A process that has queried them can no longer be forked.
 
     >>> import io
     >>> read_array(io.BytesIO(b"ab"), (2,), np.dtype("uint8"), "load")

@@ -70,7 +70,7 @@ def load_npy(path: PathLike) -> Tensor:
 
 
 def map_npy(path: PathLike) -> NDArray[Any]:
-    """The array of an npy file, which stays there: only what is read is brought to memory.
+    """Return the array of an npy file as a memory map: only accessed parts are read.
 
     >>> import tempfile, pathlib
     >>> import numpy as np

@@ -1,9 +1,9 @@
 """safetensors files: named tensors after a JSON header, with text metadata.
 
 The layout: eight bytes with the length of the header, the header, then the elements of all tensors
-without gaps. The header maps names to dtype, shape and the range of bytes. All numbers have their
-lowest byte first, whatever the machine. Read and written here
-without the safetensors package, so that elements go straight to and from a tensor's memory.
+without gaps. The header maps names to dtype, shape and the range of bytes. All numbers are
+little-endian on every machine. The safetensors package is not used, so that elements are read
+directly into a tensor's memory and written from it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _PICKLES = tuple(b"\x80" + bytes([protocol]) for protocol in range(2, 6))
 
 
 class _Entry(NamedTuple):
-    """What the header says about one tensor; the range counts from the end of the header."""
+    """Header entry of a tensor; the range is relative to the end of the header."""
 
     dtype: dtypes.DType
     shape: Shape
@@ -104,7 +104,7 @@ def save_safetensors(
                 got=str(array.dtype),
                 hint="save_npz has it; or take its real and imaginary part",
             )
-    # The widest elements first: so all of them are aligned.
+    # Sorted by decreasing element size, so that all tensors are aligned.
     order = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))
     header: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
     end = 0
@@ -167,7 +167,7 @@ def _entries(path: Source, read: Read[T]) -> dict[str, T]:
 
 
 def map_safetensors(path: PathLike) -> dict[str, NDArray[Any]]:
-    """The tensors of a file as arrays that stay there: only what is read is brought to memory.
+    """Return the tensors of a file as memory maps: only accessed parts are read.
 
     >>> import tempfile, pathlib
     >>> import caldera as cd

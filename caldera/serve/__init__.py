@@ -9,8 +9,8 @@ or from Python:
     serve.run(model, port=8000)
 
 `run` needs `pip install 'caldera[serve]'`. `application` is the same service for any ASGI server.
-Requests that come at the same time are computed together. What comes from outside is data, never a
-path or code; each limit on its size and time is a field of `Limits`.
+Simultaneous requests are computed as a batch. Input from clients is data, never a path or code;
+each limit on its size and time is a field of `Limits`.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class Application:
         }
 
     def end(self) -> None:
-        """Tell the service to end, as a signal does: what has come is still answered."""
+        """Stop the service, as a signal does: received requests are still answered."""
         self.ending = True
 
     def __repr__(self) -> str:
@@ -121,9 +121,9 @@ class Application:
             answer = Answer.refused(
                 Refusal.build(500, "server", got="an error of its own", hint="its log says more")
             )
-        # What nobody has to know is counted under one name: a client must not make new ones.
+        # Unknown paths are counted under a single name: clients must not create new ones.
         self.metrics.requests[(path if path in self._routes else "other", answer.status)] += 1
-        # Who has gone away meanwhile gets nothing; uvloop says so by a RuntimeError.
+        # A client that has disconnected gets no response; uvloop raises a RuntimeError for it.
         with suppress(OSError, RuntimeError):
             await answer.send(send, close=self.ending)
         if path == "/predict":
@@ -170,7 +170,7 @@ class Application:
                 hint="send fewer samples, or try again later",
             ) from None
         if wants_csv:
-            # CSV has no place for words beside the table.
+            # CSV cannot contain notes next to the table, so they are sent in a header.
             said = {"caldera-notes": json.dumps(found.notes)} if found.notes else {}
             text = csv_answer(outputs, self._contract, keep_formulas=self._keep_formulas)
             return Answer(200, text, f"{CSV}; charset=utf-8", said)
@@ -184,7 +184,7 @@ class Application:
         return Answer(200, json.dumps(found).encode())
 
     async def _health(self, scope: Mapping[str, Any], receive: Receive) -> Answer:
-        """Ready, or about to end: whoever shares requests out then sends no more of them here."""
+        """Report ready or stopping: a load balancer then sends no more requests here."""
         if self.ending:
             return Answer(503, b'{"status":"ending"}')
         return Answer(200, b'{"status":"ready"}')
@@ -199,7 +199,7 @@ class Application:
 
 
 def _wants_csv(accept: str) -> bool:
-    """Whether a client asks for CSV rather than JSON."""
+    """Return True if a client accepts CSV rather than JSON."""
     kinds = {part.partition(";")[0].strip().lower() for part in accept.split(",")}
     return CSV in kinds and JSON not in kinds
 
@@ -214,12 +214,12 @@ def application(
     token: str = "",
     keep_formulas: bool = False,
 ) -> Application:
-    """A model as an ASGI application, for any ASGI server or framework; `run` serves it.
+    """Return a model as an ASGI application, for any ASGI server or framework; see `run`.
 
-    `class_names` are used where the model itself does not know how its classes are called. With
-    `allow_hosts` only requests to these names are answered, with a `token` only those that bring
-    it (`Authorization: Bearer ...`; /health needs none). Texts in CSV that a spreadsheet would take
-    for formulas get an apostrophe in front, unless `keep_formulas`.
+    `class_names` are used if the model does not contain the names of its classes. With
+    `allow_hosts`, only requests to these names are answered; with a `token`, only requests that
+    contain it (`Authorization: Bearer ...`; not required for /health). Texts in CSV that a
+    spreadsheet would interpret as formulas are prefixed with an apostrophe, unless `keep_formulas`.
 
     >>> import caldera as cd
     >>> from caldera import nn, serve
@@ -254,11 +254,12 @@ def run(
     keep_formulas: bool = False,
     ready: Callable[[str], None] | None = None,
 ) -> int:
-    """Serve a model until Ctrl-C or SIGTERM; how many requests were answered.
+    """Serve a model until Ctrl-C or SIGTERM; return the number of answered requests.
 
-    With `host="0.0.0.0"` other machines reach it too. Requests to other hosts than this and
-    `allow_hosts` are refused. Port 0 is any that is free; `ready` is called with the address, once
-    requests are answered. The rest is as in `application`. Needs `pip install 'caldera[serve]'`.
+    With `host="0.0.0.0"`, the service is also reachable from other machines. Requests to hosts
+    other than this and `allow_hosts` are rejected. Port 0 selects a free port; `ready` is called
+    with the address once requests are answered. See `application` for the remaining arguments.
+    Needs `pip install 'caldera[serve]'`.
 
     >>> import caldera as cd
     >>> from caldera import nn, serve
@@ -291,7 +292,10 @@ def run(
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Taken before the model is made ready: a port that is in use is told at once."""
+    """Return a listening socket.
+
+    It is opened before the model is prepared, so that a port in use is reported immediately.
+    """
     if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port < 1 << 16:
         raise ConfigError.build("port", expected="a number from 0 to 65535", got=repr(port))
     try:

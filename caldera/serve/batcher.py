@@ -1,9 +1,9 @@
-"""Requests that come at the same time are computed together.
+"""Dynamic batching: simultaneous requests are computed together.
 
-Nobody waits for others to come: whoever finds the model free is computed at once, and those who
-come meanwhile are the next batch. So a service without much to do answers as soon as it can, and
-one with much to do computes large batches, each sample of which takes less time.
-The counters of the service are here as well, in the text that Prometheus reads.
+No request waits for later ones: a request is computed immediately if the model is free, and the
+requests that arrive during a computation form the next batch. A service with little load therefore
+has the lowest latency, and a busy service computes large batches, which take less time per sample.
+This module also contains the counters of the service, in the text format of Prometheus.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Histogram:
-    """How often a value was at most each bound.
+    """Histogram: the number of values up to each bound.
 
     >>> seconds = Histogram((0.1, 1.0))
     >>> for value in (0.05, 0.1, 0.5, 3.0):
@@ -48,7 +48,7 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """How many values there were."""
+        """Number of values."""
         return sum(self._counts)
 
     def add(self, value: float) -> None:
@@ -124,9 +124,9 @@ class _Waiting:
 
 
 class Batcher:
-    """Computes what waits, as much at once as a batch holds.
+    """Queue that computes waiting samples in batches.
 
-    `predict` is only ever asked for sizes of `sizes_up_to`, so that there are few plans.
+    `predict` is called only with the sizes of `sizes_up_to`, to limit the number of plans.
     """
 
     def __init__(self, predict: Predict, limits: Limits, metrics: Metrics) -> None:
@@ -202,13 +202,13 @@ class Batcher:
             done.add_done_callback(answered)
 
     def _take(self) -> list[_Waiting]:
-        """Those at the front, as many as fit together; one that is too large goes alone."""
+        """Take the first requests that fit into a batch; an oversized one is taken separately."""
         batch: list[_Waiting] = []
         total = 0
         while self._queue:
             first = self._queue[0]
             if first.answer.done():
-                # Whoever asked has given up.
+                # The client has given up.
                 self.waiting -= len(self._queue.popleft().x)
                 continue
             if batch and total + len(first.x) > self._limits.batch_size:
@@ -218,14 +218,14 @@ class Batcher:
         return batch
 
     def _outcomes(self, batch: list[_Waiting]) -> list[np.ndarray | Exception]:
-        """The outputs for each request, or what was wrong with it."""
+        """Return the outputs or the exception for each request."""
         try:
             x = batch[0].x if len(batch) == 1 else np.concatenate([each.x for each in batch])
             outputs = self._in_parts(x)
         except Exception as error:
             if len(batch) == 1:
                 return [error]
-            # What one asks for must not spoil the answers to the others.
+            # Computed separately: an invalid request must not affect the rest of the batch.
             return [outcome for each in batch for outcome in self._outcomes([each])]
         ends = np.cumsum([len(each.x) for each in batch])[:-1]
         return list(np.split(outputs, ends))

@@ -18,18 +18,18 @@ from caldera.errors import CalderaError, ConfigError
 
 @dataclass(frozen=True)
 class Limits:
-    """How much a request may ask for, and how many of them are computed together.
+    """Limits of requests and of batches.
 
-    - `batch_size`: samples that are computed at once.
+    - `batch_size`: maximum number of samples in a batch.
     - `body`: bytes of a request.
     - `samples`: samples of a request.
-    - `pixels`: of an image before it is brought to the size that the model takes.
-    - `waiting`: samples that may wait for their turn; who comes then is told to try again.
-    - `seconds`: a request has to have come, and its answer has to have been computed, in that time.
-    - `connections`: clients at the same time.
-    - `drain`: seconds for which a service that has been told to end still takes requests, so that
-      clients that are connected learn of it.
-    - `strict`: whether rows that are unlike those of training are refused.
+    - `pixels`: pixels of an image before it is resized for the model.
+    - `waiting`: samples that may wait; further requests are rejected with a hint to retry.
+    - `seconds`: time limit for receiving a request, and for computing its answer.
+    - `connections`: simultaneous clients.
+    - `drain`: seconds during which a stopping service still accepts requests, so that connected
+      clients notice that it is stopping.
+    - `strict`: True to reject rows that are unlike the training rows.
 
     >>> from caldera import serve
     >>> serve.Limits(batch_size=0)
@@ -68,10 +68,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class Access:
-    """Who is answered: requests to one of some hosts (any, if None), with a token (none, if empty).
+    """Access rules: allowed hosts (None allows any) and a token (empty allows all requests).
 
-    The name that a browser was given for this service must be one of its own: otherwise a page of
-    another site could lead its name here, and read the answers.
+    The host name in a request must belong to this service: otherwise a page of another site could
+    map its own name to this address and read the answers.
 
     >>> Access.of("127.0.0.1", ["api.example"]).is_own("api.example:8000")
     True
@@ -91,11 +91,11 @@ class Access:
         return cls(frozenset(map(plain_host, own)), token)
 
     def is_own(self, name: str) -> bool:
-        """Whether the host of a request is one of this service's."""
+        """Return True if the host of a request belongs to this service."""
         if self.hosts is None or not name:
             return True
         plain = plain_host(name)
-        # No name leads to an address of numbers: whoever wrote it meant this machine.
+        # No name can be mapped to a numeric address, so the client meant this machine.
         return plain in self.hosts or ("*" in self.hosts and _is_address(plain))
 
     def check(self, scope: Mapping[str, Any]) -> None:
@@ -123,7 +123,7 @@ class Access:
 
 
 def _is_address(text: str, what: str = "version") -> bool:
-    """Whether a text is an address of numbers, and of what kind."""
+    """Return True if a text is a numeric address with the property `what`."""
     try:
         return bool(getattr(ip_address(text), what))
     except ValueError:
@@ -152,7 +152,7 @@ def checked_token(token: str) -> str:
 
 
 class Refusal(Exception):
-    """A request that is refused; `status` is that of HTTP.
+    """Rejected request; `status` is an HTTP status.
 
     >>> str(Refusal.build(415, "content-type", expected="application/json", got="text/html"))
     'content-type: expected application/json, got text/html'
@@ -180,7 +180,7 @@ class Refusal(Exception):
 
 
 def shown(value: object, most: int = 60) -> str:
-    """What came, as short as a message can have it.
+    """Return a value as short text for messages.
 
     >>> shown("x" * 100, 10)
     "'xxxxxx..."
@@ -195,8 +195,10 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 _ALWAYS = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
 _MOST_DISCARDED = 4
-"""How many times what a body may have is read on before a body that is too large is refused: a
-client that still sends does not see the answer."""
+"""Maximum size, in units of `Limits.body`, that is read before a request is rejected.
+
+A client that is still sending does not see the answer.
+"""
 
 
 class Gone(Exception):
@@ -205,7 +207,7 @@ class Gone(Exception):
 
 @dataclass(frozen=True)
 class Answer:
-    """What is sent back."""
+    """HTTP response."""
 
     status: int
     body: bytes
@@ -219,7 +221,7 @@ class Answer:
         return cls(refusal.status, body, headers=refusal.headers)
 
     async def send(self, send: Send, *, close: bool) -> None:
-        """Send it; with `close`, the client is told that the connection ends with it."""
+        """Send the response; `close` announces that the connection ends with it."""
         headers = [
             (b"content-type", self.content_type.encode("latin-1")),
             (b"content-length", str(len(self.body)).encode()),
@@ -238,7 +240,7 @@ def header(scope: Mapping[str, Any], name: bytes) -> str:
 
 
 async def read_body(scope: Mapping[str, Any], receive: Receive, limits: Limits) -> bytes:
-    """The body of a request, if it is small enough and comes in time."""
+    """Return the body of a request, if it is small enough and arrives in time."""
     waits_for_us = header(scope, b"expect").lower() == "100-continue"
     most = limits.body if waits_for_us else _MOST_DISCARDED * limits.body
     parts: list[bytes] = []

@@ -75,7 +75,7 @@ def _get(summary: str, schema: Plain) -> Plain:
 
 
 def _sample(contract: Contract) -> Plain:
-    """The schema of one sample."""
+    """Return the schema of a single sample."""
     if contract.kind == "text":
         return {"type": "string"}
     if contract.kind == "table" and contract.schema is not None:

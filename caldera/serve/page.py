@@ -50,7 +50,10 @@ def page(contract: Contract) -> bytes:
 
 @cache
 def policy() -> str:
-    """What the page may do: run its own script, and ask this service."""
+    """Return the content security policy of the page.
+
+    It allows the page's own script, and requests to this service.
+    """
     script, style = digest(file_beside(__file__, "page.js")), digest(_style())
     return (
         f"default-src 'none'; script-src {script}; style-src {style};"
@@ -99,7 +102,7 @@ def _table_fields(contract: Contract) -> Safe:
 
 
 def _field(column: Column, anchor: str, number: int) -> Safe:
-    """Where a value is written, or chosen among categories; empty is missing, where that may be."""
+    """Return the input field of a column: a text or a choice of categories; empty is missing."""
     if column.category is not None:
         options = [tag("option", each, value=each) for each in column.category.categories]
         return tag(
@@ -190,7 +193,7 @@ def _result() -> Safe:
 
 
 def _usage(contract: Contract) -> Safe:
-    """How a program asks for the same."""
+    """Return examples of requests from programs."""
     sample = json.dumps({"samples": [contract.example()]}, ensure_ascii=False)
     if len(sample) > _LONGEST_LINE and contract.kind != "table":
         sample = '{"samples": [[...], ...]}'

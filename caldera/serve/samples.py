@@ -1,4 +1,4 @@
-"""The samples of a request, as the arrays that a model takes. Whatever is wrong is told."""
+"""Conversion of requests to model inputs, with an error for each invalid part."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RequestReader:
         self._decoder = Decoder(contract.shape[0], "image") if contract.kind == "image" else None
 
     def read(self, content_type: str, body: bytes) -> Features:
-        """The samples, one a row, and what had to be made up for values that rows lack."""
+        """Return the samples, one per row, and notes about filled values."""
         kind = content_type.partition(";")[0].strip().lower()
         if kind == JSON or kind.endswith("+json"):
             return self._from_json(body)
@@ -113,7 +113,7 @@ class RequestReader:
             columns = [list(each) for each in zip(*samples, strict=True)]
             known = self._contract.schema.names if self._contract.schema is not None else ()
             if len(known) == len(columns):
-                # In their order: what is wrong is told by name all the same.
+                # The columns are in the schema's order; the names are used in error messages.
                 names = list(known)
         found = [
             column_of(each, f"column {shown(place)}")
@@ -290,14 +290,14 @@ def _number_or_text(text: str) -> float | str:
 
 
 def _kind_of(value: Any) -> str:
-    """What a message calls a value."""
+    """Return a description of a value for messages."""
     if isinstance(value, dict):
         return f"an object with {shown(list(value))}" if value else "an empty object"
     return {list: "a list", type(None): "null"}.get(type(value)) or shown(value)
 
 
 def _leaf_types(lists: Sequence[Any]) -> set[type]:
-    """The types of what is in lists of lists; for the innermost ones without a loop in Python."""
+    """Return the types of the leaves of nested lists, with no Python loop at the innermost."""
     found = set(map(type, lists))
     if list not in found:
         return found

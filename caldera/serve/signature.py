@@ -22,12 +22,12 @@ Kind = Literal["table", "text", "image", "array"]
 
 @dataclass(frozen=True)
 class Contract:
-    """What a model takes and gives.
+    """Inputs and outputs of a model.
 
     - `kind`: rows of a table, texts, images, or arrays of numbers.
-    - `shape`, `dtype`: of one sample.
+    - `shape`, `dtype`: shape and dtype of a single sample.
     - `schema`: the columns of a table, the words of texts.
-    - `classes`: the name of each class; none where values are predicted.
+    - `classes`: the name of each class; empty if values are predicted.
     """
 
     name: str
@@ -69,23 +69,23 @@ class Contract:
 
     @property
     def target(self) -> str:
-        """What the column is called that is predicted; empty if nobody knows."""
+        """Name of the predicted column; empty if unknown."""
         return self.schema.target.name if self.schema is not None and self.schema.target else ""
 
     @property
     def content_types(self) -> tuple[str, ...]:
-        """What the body of a request may be."""
+        """Accepted content types of requests."""
         more = {"image": ("image/*",), "text": ("text/plain",)}.get(self.kind, ())
         return ("application/json", "text/csv", *more)
 
     @property
     def text_column(self) -> str:
-        """What the column of texts is called, for a model that takes those."""
+        """Name of the column of texts, for a model of texts."""
         text = self.schema.text if self.schema is not None else None
         return (text.column if text is not None else "") or "text"
 
     def example(self) -> Any:
-        """A sample as it may stand in a request."""
+        """Return an example of a sample in a request."""
         if self.kind == "table" and self.schema is not None:
             values = [each.encoder.example() if each.encoder else 0 for each in self.schema.columns]
             names = self.schema.names
@@ -95,7 +95,7 @@ class Contract:
         return np.zeros(self.shape, np.int64).tolist()
 
     def to_plain(self) -> dict[str, Any]:
-        """As what JSON can hold."""
+        """Return a JSON-serialisable value."""
         found: dict[str, Any] = {
             "model": self.name,
             "kind": self.kind,
@@ -116,7 +116,7 @@ class Contract:
 
 
 def _column(column: Column) -> dict[str, Any]:
-    """What a client has to know of a column."""
+    """Return the description of a column for clients."""
     found: dict[str, Any] = {"name": column.name, "kind": column.kind}
     if column.category is not None:
         found["categories"] = list(column.category.categories)
@@ -126,17 +126,17 @@ def _column(column: Column) -> dict[str, Any]:
 
 
 def is_classifier(model: Model) -> bool:
-    """Whether the outputs of a model are the logits of classes."""
+    """Return True if the outputs of a model are the logits of classes."""
     first = next(iter(model.objective.losses.values()))
     return type(first).__name__ == "CrossEntropy"
 
 
 MOST_CLASSES = 20
-"""Classes whose probability is told, the most probable first."""
+"""Number of classes whose probability is reported, the most probable first."""
 
 
 def json_answer(outputs: np.ndarray, contract: Contract, notes: Sequence[str] = ()) -> bytes:
-    """Predictions as JSON; `notes` say what was made up for values that rows lack."""
+    """Return predictions as JSON; `notes` report filled values."""
     found: dict[str, Any] = {
         "predictions": _classes(outputs, contract) if contract.classes else _values(outputs)
     }
@@ -200,7 +200,7 @@ def _values(outputs: np.ndarray) -> list[dict[str, Any]]:
 
 
 def _finite(value: Any) -> Any:
-    """The value as JSON can hold it: what is no finite number is null."""
+    """Return a JSON-serialisable value, with null for numbers that are not finite."""
     if isinstance(value, list):
         return [_finite(each) for each in value]
     return value if -np.inf < value < np.inf else None

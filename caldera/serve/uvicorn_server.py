@@ -1,8 +1,8 @@
 """uvicorn's server and HTTP protocol with idle clients closed and an end that loses no request.
 
 uvicorn has options for the number of clients, not for the size of headers read by httptools, for
-clients that send nothing, or for an end that first drains connections. So two of its classes are
-extended; a test checks the versions and the methods of uvicorn that this module relies on.
+idle clients, or for draining connections before the end. So two of its classes are extended; a test
+checks the versions and the methods of uvicorn that this module relies on.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ class HttpConnection(HttpToolsProtocol):
         super().connection_made(transport)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """A client that sends no more still gets its answer, if it has sent all of it."""
+        """Keep the connection for the response if the client has sent a complete request."""
         waits = self.running is not None and not self.running.response_complete
         if not waits or self.running.more_body:
             return False
         if self.cycle.more_body:
-            # The last of several was cut off.
+            # The last of several requests was incomplete.
             self.pipeline.popleft()
         last = self.pipeline[0][0] if self.pipeline else self.running
         last.keep_alive = False
         return True
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        # Not always the last that was read: clients may send several requests at once.
+        # Not always the last one read: clients may send several requests without waiting.
         self.running = cycle
         super()._start_asgi_task(cycle, app)
 
@@ -71,21 +71,21 @@ class HttpConnection(HttpToolsProtocol):
         super().on_header(name, value)
 
     def _count(self, *parts: bytes) -> None:
-        # What a header takes beside its text counts as well.
+        # The memory of a header in addition to its text is counted as well.
         self.header_bytes += _A_HEADER + sum(map(len, parts))
         if self.header_bytes > _MOST_HEADERS:
-            # httptools makes an error of its own of it, and that is answered with 400.
+            # httptools converts it to its own exception, which is answered with 400.
             raise ValueError("too many headers")
 
     def send_400_response(self, msg: str) -> None:
         if self.running is not None and not self.running.response_complete:
             if not self.running.more_body:
-                # What came before this was a request: it is answered, and nothing after it.
+                # The preceding bytes were a request: it is answered, and later bytes are ignored.
                 self.running.keep_alive = False
                 self.pipeline.clear()
                 self.flow.pause_reading()
                 return
-            # The body of a request that will never be whole: nobody waits for it.
+            # The body of this request will never be complete, so it is not awaited.
             self.running.disconnected = True
             self.running.message_event.set()
         body = json.dumps({"error": str(_NO_REQUEST)}).encode()
@@ -101,8 +101,8 @@ class DrainingServer(uvicorn.Server):
     """Server that drains its connections before it ends.
 
     First it still accepts clients, and each response closes its connection. Once no client is
-    connected, or after `Limits.drain` seconds, it stops listening. Clients that were accepted by
-    then and have sent nothing have a moment to do so, and the last response ends the server.
+    connected, or after `Limits.drain` seconds, it stops listening. Accepted clients that have not
+    sent a request yet have a moment to do so, and the last response ends the server.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class DrainingServer(uvicorn.Server):
         return any(each.cycle is None and each.connected_at > since for each in self._connections())
 
     def _close_idle(self) -> None:
-        """End connections that have sent nothing, or less than the head of a request."""
+        """Abort idle connections, and connections with an incomplete request head."""
         now = time.monotonic()
         seen: dict[Any, tuple[Any, float]] = {}
         for each in self._connections():

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from caldera.base.registry import optional_import as _optional_import
 
-# The error says what to install.
+# The error names the package to install.
 _optional_import("sklearn", "'caldera[sklearn]'", "caldera.sklearn")
 
 from caldera.sklearn.estimators import CalderaClassifier, CalderaRegressor

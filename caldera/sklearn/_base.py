@@ -1,7 +1,8 @@
-"""What the two estimators share: their parameters and training.
+"""Parameters and training, shared by both estimators.
 
-They keep scikit-learn's rules: the constructor only stores, `fit` starts anew, what was learned
-ends in an underscore, and equal data with an equal `random_state` give equal results.
+They follow scikit-learn's rules: the constructor only stores parameters, `fit` starts from scratch,
+learnt attributes end in an underscore, and equal data with an equal `random_state` lead to equal
+results.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from caldera.train.callbacks import EarlyStopping
 from caldera.train.neural_network import NeuralNetwork
 
 DTYPES = (np.float64, np.float32)
-"""As in scikit-learn itself, float32 is computed in float32 and everything else in float64."""
+"""Supported dtypes, as in scikit-learn: float32 stays float32, all else becomes float64."""
 ENOUGH_TO_HOLD_OUT = 1000
 """Samples from which on `early_stopping="auto"` sets some aside: of fewer, the part that is set
 aside would be too small to tell anything."""
@@ -90,14 +91,14 @@ class NetworkEstimator(BaseEstimator, ABC):
 
     @abstractmethod
     def _outputs(self) -> int:
-        """How many numbers the network gives for a sample."""
+        """Return the number of outputs per sample."""
 
     @abstractmethod
     def _metrics(self) -> list[str]:
-        """What the history has besides the loss."""
+        """Return the metrics in the history, in addition to the loss."""
 
     def _strata(self, targets: np.ndarray) -> np.ndarray | None:
-        """What both parts should have in equal shares where samples are set aside."""
+        """Return the labels for a stratified split of held-out samples, or None."""
         return None
 
     # --- training
@@ -140,7 +141,7 @@ class NetworkEstimator(BaseEstimator, ABC):
     def _checked(
         self, X: Any, y: Any, sample_weight: Any, *, first: bool
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Rows, targets and weights; those of no weight are left out, as if they were not there."""
+        """Return rows, targets and weights; samples with weight 0 are removed."""
         where = f"{type(self).__name__}.fit"
         for name, each in (("X", X), ("y", y), ("sample_weight", sample_weight)):
             refuse_masked(each, f"{type(self).__name__} {name}")
@@ -202,7 +203,7 @@ class NetworkEstimator(BaseEstimator, ABC):
         given = {"learning_rate": self.learning_rate, "weight_decay": self.weight_decay}
         arguments = {name: value for name, value in given.items() if value is not None}
         if isinstance(self.optimizer, Optimizer) and not arguments:
-            # A new one: what it keeps of an earlier run must not reach this one.
+            # A copy: the state of an earlier run must not affect this one.
             return optimizers.from_config(self.optimizer.config())
         return optimizers.make(self.optimizer, **arguments)
 
@@ -238,25 +239,23 @@ class NetworkEstimator(BaseEstimator, ABC):
         return scaled if self.input_shape is None else scaled.reshape(-1, *self.input_shape)
 
     def _network_outputs(self, X: Any) -> np.ndarray:
-        """What the network gives for each sample."""
+        """Return the network's outputs for each sample."""
         check_is_fitted(self, "model_")
         refuse_masked(X, type(self).__name__)
         rows = validate_data(self, X, dtype=DTYPES, reset=False)
-        # In the network's own dtype, so that a sample has one result whatever type it comes as.
+        # Converted to the network's dtype, so that the result does not depend on the dtype of X.
         inputs = self._inputs(rows).astype(self.model_.dtype, copy=False)
         return self.model_.predict(inputs)
 
 
 @dataclass(frozen=True)
 class StandardScale:
-    """A mean and a deviation for each column.
+    """Mean and deviation of each column.
 
-        >>> import numpy as np
-
-    from caldera.core.tensor.dtype import refuse_masked
-        >>> scale = StandardScale.of(np.array([[1.0, 5.0], [3.0, 5.0]]), None)
-        >>> scale.applied(np.array([[3.0, 6.0]])).tolist()
-        [[1.0, 1.0]]
+    >>> import numpy as np
+    >>> scale = StandardScale.of(np.array([[1.0, 5.0], [3.0, 5.0]]), None)
+    >>> scale.applied(np.array([[3.0, 6.0]])).tolist()
+    [[1.0, 1.0]]
     """
 
     mean: np.ndarray
@@ -264,17 +263,17 @@ class StandardScale:
 
     @classmethod
     def of(cls, values: np.ndarray, weights: np.ndarray | None) -> Self:
-        """That of these rows, each of which counts as much as its weight."""
+        """Return the scale of these rows, with optional weights."""
         wide = values.astype(np.float64, copy=False)
         mean = np.average(wide, axis=0, weights=weights)
         deviation = np.sqrt(np.average((wide - mean) ** 2, axis=0, weights=weights))
-        # A column that never changes has nothing to say; rounding must not make it speak.
+        # A constant column carries no information; rounding errors must not be amplified.
         constant = deviation <= 10 * np.finfo(np.float64).eps * np.abs(mean)
         return cls(mean, np.where(constant, 1.0, deviation))
 
     @classmethod
     def none(cls, columns: int) -> Self:
-        """One that changes nothing."""
+        """Return the identity scale."""
         return cls(np.zeros(columns), np.ones(columns))
 
     def applied(self, values: np.ndarray) -> np.ndarray:

@@ -14,24 +14,24 @@ from caldera.sklearn._base import NetworkEstimator, StandardScale
 
 
 class CalderaClassifier(ClassifierMixin, NetworkEstimator):
-    """A network that tells classes apart. Labels may be numbers or texts.
+    """Neural-network classifier. Labels may be numbers or texts.
 
-    - `hidden`: units of the hidden layers; `activation` and `dropout` belong to them.
-    - `network`: a function of `input_shape` and `classes` that gives a list of layers, such as
+    - `hidden`: units of the hidden layers; `activation` and `dropout` apply to them.
+    - `network`: a function of `input_shape` and `classes` that returns a list of layers, such as
       `nn.models.lenet5`, in place of hidden layers.
-    - `input_shape`: the shape that a row of `X` is brought to for it, such as (1, 8, 8).
-    - `standardise`: bring each column of `X` to mean 0 and deviation 1 first.
-    - `optimizer`: a name or an object; `learning_rate` and `weight_decay` go with a name.
-    - `batch_size`, `epochs`: samples in a step; the most passes over the data.
-    - `early_stopping`: whether to set `validation_fraction` of the samples aside and stop once the
-      loss on them has not sunk by `tol` for `patience` epochs, keeping the best. "auto" does so
-      from 1000 samples on. Without it, the loss on the training data decides.
+    - `input_shape`: the shape to which each row of `X` is reshaped, such as (1, 8, 8).
+    - `standardise`: scale each column of `X` to mean 0 and deviation 1 first.
+    - `optimizer`: a name or an object; `learning_rate` and `weight_decay` apply to a name.
+    - `batch_size`, `epochs`: samples per step; maximum number of passes over the data.
+    - `early_stopping`: True to hold out `validation_fraction` of the samples, stop once the loss on
+      them has not decreased by `tol` for `patience` epochs, and keep the best weights. "auto" does
+      so from 1000 samples on. Otherwise, the loss on the training data decides.
     - `random_state`: a number for the same result each time.
-    - `device`, `verbose`: as in `Model`: where to compute; what to print.
+    - `device`, `verbose`: as in `Model`: the device for computing; the amount of printed output.
 
     After `fit`: `classes_`, `model_` (the `NeuralNetwork`), `history_`, `n_iter_` (epochs). A
-    fitted one is pickled with its network as a model file; what the optimizer remembers is not
-    kept, so `partial_fit` begins with a new one.
+    fitted estimator is pickled with its network as a model file. The state of the optimizer is not
+    saved, so `partial_fit` starts with a new optimizer.
 
     >>> import numpy as np
     >>> from caldera.sklearn import CalderaClassifier
@@ -66,7 +66,7 @@ class CalderaClassifier(ClassifierMixin, NetworkEstimator):
         return self.classes_[outputs.argmax(axis=1)]
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """How likely each class is for each sample, in the order of `classes_`."""
+        """Return the class probabilities of each sample, in the order of `classes_`."""
         outputs = self._network_outputs(X).astype(np.float64)
         odds = np.exp(outputs - outputs.max(axis=1, keepdims=True))
         return odds / odds.sum(axis=1, keepdims=True)
@@ -106,11 +106,11 @@ def _labels(y: np.ndarray) -> np.ndarray:
 
 
 class CalderaRegressor(RegressorMixin, NetworkEstimator):
-    """A network that predicts a value for each sample, or several.
+    """Neural-network regressor for one or several targets per sample.
 
-    The parameters are those of `CalderaClassifier`. Targets are brought to mean 0 and deviation 1
-    while training, and predictions back, so that neither the learning rate nor `tol` depends on
-    their unit.
+    The parameters are the same as for `CalderaClassifier`. Targets are scaled to mean 0 and
+    deviation 1 for training, and predictions are scaled back, so that neither the learning rate nor
+    `tol` depends on their unit.
 
     >>> import numpy as np
     >>> from caldera.sklearn import CalderaRegressor
@@ -131,7 +131,7 @@ class CalderaRegressor(RegressorMixin, NetworkEstimator):
         return self._partial_fit(X, y, sample_weight)
 
     def predict(self, X: Any) -> np.ndarray:
-        """The value of each sample, or a row of them if there were several in `fit`."""
+        """Return the prediction of each sample: a value, or a row for several targets."""
         outputs = self._network_outputs(X)
         values = self.target_scale_.undone(outputs)
         return values[:, 0] if self._flat else values

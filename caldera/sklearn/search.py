@@ -14,27 +14,28 @@ from caldera.errors import ConfigError
 
 
 class CalderaSearchCV(BaseSearchCV):
-    """Searches the parameters of any estimator of scikit-learn, with cross-validation.
+    """Hyper-parameter search for any estimator of scikit-learn, with cross-validation.
 
-    - `estimator`: what is searched: a `CalderaClassifier`, a pipeline, or any other estimator.
-    - `space`: its parameters by name, as in `search.run`:
-      `{"hidden": search.choice([(32,), (64,)]), "learning_rate": search.log(1e-3, 1e-1)}`; those of
-      a step in a pipeline as `step__name`.
-    - `method`, `trials`: what proposes parameters, and how many. A grid ends by itself.
-    - `stop`: what ends candidates that are not worth going on with, such as "asha", after fits with
-      less of `resource`: a parameter of the estimator that counts, "epochs" unless told. Its value
-      in the estimator is that of a whole fit, and each fit begins anew, as in scikit-learn's
-      `HalvingRandomSearchCV`; `cv_results_["n_resources"]` says how much each fit had, and the best
-      is one of those that had all.
+    - `estimator`: the estimator to tune: a `CalderaClassifier`, a pipeline, or any other estimator.
+    - `space`: its parameters by name, as in `search.run`: `{"hidden": search.choice([(32,),
+      (64,)]), "learning_rate": search.log(1e-3, 1e-1)}`; parameters of a step in a pipeline as
+      `step__name`.
+    - `method`, `trials`: the search method, and the number of trials. A grid ends when it is
+      complete.
+    - `stop`: the method that stops candidates early, such as "asha", after fits with less of
+      `resource`. This is a numeric parameter of the estimator, "epochs" by default; its value in
+      the estimator is used for a complete fit. Each fit starts from scratch, as in scikit-learn's
+      `HalvingRandomSearchCV`. `cv_results_["n_resources"]` contains the resource of each fit, and
+      the best candidate is chosen among complete fits.
     - `scoring`, `n_jobs`, `refit`, `cv`, `verbose`, `pre_dispatch`, `error_score`,
-      `return_train_score`: as in `GridSearchCV`. Of several scorings `refit` names the one that
-      counts.
+      `return_train_score`: as in `GridSearchCV`. For several scorings, `refit` names the decisive
+      one.
     - `random_state`: a number for the same trials each time.
 
-    After `fit`: all that `GridSearchCV` has (`best_estimator_`, `best_params_`, `best_score_`,
-    `cv_results_`, ...), and `study_`, with its table, pictures and page, which also has candidates
-    none of whose fits succeeded; it is not pickled. For searches that keep a folder, use many
-    processes or stop trials without beginning anew there is `search.run`.
+    After `fit`: all attributes of `GridSearchCV` (`best_estimator_`, `best_params_`, `best_score_`,
+    `cv_results_`, ...), and `study_`, with its table, pictures and page. `study_` also contains
+    candidates whose fits all failed; it is not pickled. Use `search.run` for searches that keep a
+    folder, use many processes, or stop trials without restarting them.
 
     >>> import numpy as np
     >>> from sklearn.linear_model import Ridge
@@ -122,7 +123,7 @@ class CalderaSearchCV(BaseSearchCV):
             return float(results[name][-1])
 
         def scores(**parameters: Any) -> Iterator[float]:
-            """A step for each unit of what is counted, with the score of the next fit."""
+            """Yield a score for each unit of the resource, from the next fit that reaches it."""
             before = 0
             for amount in amounts:
                 found = score(parameters, amount)
@@ -152,8 +153,7 @@ class CalderaSearchCV(BaseSearchCV):
             raise errors[0]
 
     def _amounts(self) -> tuple[search.Method | None, list[int]]:
-        """What stops, and with how much of the resource a candidate is fitted, one after the
-        other."""
+        """Return the stopping method, and the increasing amounts of the resource per candidate."""
         if self.stop is None:
             return None, []
         stopper: search.Method = search.methods.make(self.stop)
@@ -182,7 +182,7 @@ class CalderaSearchCV(BaseSearchCV):
     def _select_best_index(refit: Any, refit_metric: str, results: Mapping[str, Any]) -> int:
         if callable(refit) or "n_resources" not in results:
             return BaseSearchCV._select_best_index(refit, refit_metric, results)
-        # What was fitted with less than others is not compared with them.
+        # Candidates that were stopped early are excluded from the comparison.
         amounts = np.asarray(results["n_resources"])
         ranks = np.asarray(results[f"rank_test_{refit_metric}"], dtype=float)
         return int(np.where(amounts == amounts.max(), ranks, np.inf).argmin())

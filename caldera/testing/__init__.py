@@ -1,4 +1,4 @@
-"""Tools for testing what is built on Caldera."""
+"""Tools for testing code that is built on Caldera."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""What every communicator must do, as checks that run on all its ranks.
+"""Checks of the behaviour of a communicator, which run on all its ranks.
 
     for check in CONTRACT:
         check(communicator)
 
-Each check is called by all ranks at once and raises on those that see something wrong.
+Each check is called by all ranks simultaneously and raises an error on each rank that detects a
+fault.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ def _everybody(comm: Communicator, size: int, dtype: str | np.dtype = "float64")
 
 
 def _uneven(comm: Communicator, scale: int = 1) -> list[int]:
-    """Rank 1 has nothing, the others something each."""
+    """Return uneven counts: rank 1 has no elements, the remaining ranks some."""
     return [0 if rank == 1 else scale * (rank + 1) for rank in range(comm.size)]
 
 
 @_check
 def point_to_point(comm: Communicator) -> None:
-    """Messages arrive whole, in order, and are told apart by tag and sender."""
+    """Messages arrive whole and in order, and are distinguished by tag and sender."""
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     for size in SIZES:
         leaving = [of_rank(comm.rank, size) + tag for tag in range(3)]
@@ -76,7 +77,7 @@ def point_to_point(comm: Communicator) -> None:
 
 @_check
 def messages_from_anybody(comm: Communicator) -> None:
-    """A receive may take what comes, and says whose it was."""
+    """A receive may accept any message, and returns its sender."""
     if comm.rank == 0:
         seen = []
         for _ in range(comm.size - 1):
@@ -136,7 +137,7 @@ def reductions(comm: Communicator) -> None:
 
 @_check
 def allreduce_algorithms(comm: Communicator) -> None:
-    """Each of them, at every size: the sum, and the same bits on all ranks."""
+    """Each algorithm, at every size: the sum, and the same bits on all ranks."""
     before = comm.algorithm
     for name in comm.algorithms():
         comm.algorithm = name
@@ -148,7 +149,7 @@ def allreduce_algorithms(comm: Communicator) -> None:
         comm.Allreduce(rough, rough, "mean")
         _same_everywhere(comm, rough, name)
         for dtype in HALVES:
-            # One that is too small to count alone, but not together with others.
+            # A value too small to change the sum individually, but not in total.
             least = float(ml_dtypes.finfo(dtype).eps) / 2
             half = np.full(9, 1.0 if comm.rank == 0 else least, dtype)
             comm.Allreduce(half, half)
@@ -207,7 +208,7 @@ def halves_that_move(comm: Communicator) -> None:
 
 @_check
 def scattered_reductions(comm: Communicator) -> None:
-    """Equal parts, uneven ones, and ranks with nothing."""
+    """Equal parts, uneven parts, and ranks without elements."""
     for scale in (1, 3, 9_001):
         for counts in (None, _uneven(comm, scale)):
             whole = comm.size * scale if counts is None else sum(counts)
@@ -223,7 +224,7 @@ def scattered_reductions(comm: Communicator) -> None:
 
 @_check
 def gathering(comm: Communicator) -> None:
-    """Equal parts, uneven ones, ranks with nothing, and a part that lies in its place already."""
+    """Equal parts, uneven parts, ranks without elements, and parts already in place."""
     for scale in (1, 3, 9_001):
         receive = np.empty(comm.size * scale, np.float32)
         comm.Allgather(of_rank(comm.rank, scale, "float32"), receive)
@@ -314,7 +315,7 @@ def small_values(comm: Communicator) -> None:
 
 @_check
 def in_the_background(comm: Communicator) -> None:
-    """What was started goes on by itself, in order, beside blocking calls of the same group."""
+    """Started operations proceed in order, concurrently with blocking calls of the group."""
     sends = [of_rank(comm.rank, size) for size in SIZES]
     totals = [np.empty(size) for size in SIZES]
     requests = [comm.Iallreduce(s, t) for s, t in zip(sends, totals, strict=True)]

@@ -32,9 +32,9 @@ def check_gradients(
 
     The derivatives are computed as in training, the differences by the reference kernels.
 
-    `function` takes one expression for each input and gives one (or several). Floating-point and
+    `function` takes one expression for each input and returns one (or several). Floating-point and
     complex inputs are differentiated, others are passed as they are. `order=2` checks the second
-    derivatives as well. Gives back the largest relative error; raises AssertionError if it exceeds
+    derivatives as well. Returns the largest relative error; raises AssertionError if it exceeds
     `tolerance`.
 
     >>> import numpy as np
@@ -105,8 +105,10 @@ def _compare(scalar: Expr, variables: Sequence[Variable], tolerance: float, whic
 
 
 class _Oracle:
-    """The value of an expression node by node with the reference kernels: another way than that of
-    the gradients, and nothing has to be compiled."""
+    """Value of an expression, computed node by node with the reference kernels.
+
+    This is independent of the computation of the gradients, and requires no compilation.
+    """
 
     def __init__(self, scalar: Expr) -> None:
         (self._root,) = lower(Program((scalar.node,)), has_kernel=lambda name: False).outputs
@@ -119,7 +121,10 @@ class _Oracle:
         self._values = dict(zip(single, values, strict=True))
 
     def of(self, variable: Variable) -> Callable[[np.ndarray], float]:
-        """The value as a function of one variable: what does not depend on it stays."""
+        """Return the value as a function of a variable.
+
+        Nodes that do not depend on it are computed only once.
+        """
         changed = {variable.node}
         for node in self._order:
             if not changed.isdisjoint(node.inputs):

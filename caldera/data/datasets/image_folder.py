@@ -43,8 +43,9 @@ def images(
     in_memory: bool = True,
     skip_broken: bool = False,
 ) -> Dataset:
-    """Read images from `folder/train/<class>/*` and `folder/test/<class>/*`, or `folder/<class>/*`.
+    """Read images from a folder with one subfolder per class.
 
+    The files are `folder/train/<class>/*` and `folder/test/<class>/*`, or `folder/<class>/*`.
     Without a test folder, `test` is the fraction to hold out. Images are resized to `size` (height,
     width). Without `size`, they are left unchanged if all have the same size; otherwise they are
     resized to the median height and width, at most 256, which a warning and `notes` report.

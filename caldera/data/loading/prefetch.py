@@ -1,8 +1,7 @@
 """Ordered prefetching of batches on threads.
 
 These threads do not belong to the compute pool: they also wait for disks and for free memory, and
-there may be many of them. They run only while the consumer reads, and the tuner sets their
-number.
+their number may be large. They run only while the consumer reads, and the tuner sets their number.
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ Made = TypeVar("Made")
 
 @dataclass
 class _Failure:
-    """Instead of what should have been made: why it was not."""
+    """Result of a failed job: the exception."""
 
     error: BaseException
 
 
 class Prefetcher(Generic[Job, Made]):
-    """What `make` makes of each job, in their order; jobs are asked for by one thread at a time.
+    """Iterator over `make(job)` for each job, in order; one thread at a time reads jobs.
 
-    With no workers it is the caller who asks and makes. An error is raised where the thing that
-    could not be made would have come. `close` ends all threads and waits for them.
+    Without workers, the consumer reads and makes each job. An exception is raised at the position
+    of the failed result. `close` stops all threads and waits for them.
 
     >>> from caldera.data.loading.prefetch import Prefetcher
     >>> with Prefetcher(iter(range(5)), lambda number: number**2) as feeder:
@@ -52,14 +51,14 @@ class Prefetcher(Generic[Job, Made]):
         self._jobs = jobs
         self._make = make
         self._threads: list[threading.Thread] = []
-        # How many threads there shall be, and how many there are that have not decided to go.
+        # Requested number of threads, and number of threads that have not decided to stop.
         self._wanted = 0
         self._active = 0
         self._prefetch = 0
-        # Jobs that somebody has begun, and things that were handed out.
+        # Number of jobs started, and of results returned.
         self._claimed = 0
         self._taken = 0
-        # How many jobs there are, once that is known.
+        # Total number of jobs, once it is known.
         self._end: int | None = None
         self._made: dict[int, Made | _Failure] = {}
         self._asking = threading.Lock()
@@ -68,7 +67,7 @@ class Prefetcher(Generic[Job, Made]):
         self._ready = threading.Condition(lock)
 
     def resize(self, workers: int, prefetch: int) -> None:
-        """Go on with so many threads, which may be so many things ahead."""
+        """Set the number of threads, and of jobs started ahead of the consumer."""
         with self._not_full:
             self._wanted = workers
             self._prefetch = max(prefetch, 1)
@@ -82,7 +81,7 @@ class Prefetcher(Generic[Job, Made]):
             thread.start()
 
     def __next__(self) -> Made:
-        # Without workers nobody else claims anything, so that these numbers do not change.
+        # Without workers no thread claims jobs, so these numbers do not change.
         if not self._wanted and self._claimed == self._taken:
             job = next(self._jobs)
             self._claimed += 1
@@ -104,7 +103,7 @@ class Prefetcher(Generic[Job, Made]):
         return self
 
     def close(self) -> None:
-        """End all threads, and wait until each has finished what it is making."""
+        """Stop all threads, and wait until each has finished its current job."""
         with self._not_full:
             self._wanted = 0
             self._not_full.notify_all()
@@ -169,7 +168,7 @@ _UNKNOWN_MEMORY = 1 << 33
 # Neither is frozen: both are made for each batch, and freezing would triple their cost.
 @dataclass(slots=True)
 class BatchJob:
-    """A batch that is to be made; `arrays` are there where it has been read already."""
+    """Batch to make; `arrays` is set if it has been read already."""
 
     share: Share
     indices: NDArray[np.integer]
@@ -193,7 +192,7 @@ class PreparedBatch:
 def prefetched(
     pipeline: Pipeline, jobs: Iterator[BatchJob], tuner: Tuner
 ) -> Generator[PreparedBatch, None, None]:
-    """What a pipeline makes of jobs, in their order. No thread is left when it is closed."""
+    """Iterate over the batches of jobs, in order; no thread remains after closing."""
 
     def make(job: BatchJob) -> PreparedBatch:
         started, processor = time.perf_counter(), time.thread_time()
@@ -216,7 +215,7 @@ def prefetched(
             came = time.perf_counter()
             pipeline.usage.add(ready.made.seconds, came - asked, setting)
             if left is not None:
-                # The first batch of an epoch has nobody to make it in advance.
+                # The first batch of an epoch cannot be made in advance.
                 size = sum(array.nbytes for array in ready.made.arrays)
                 cost = BatchTime(ready.seconds, ready.processor, came - asked, asked - left, size)
                 tuner.observe(cost)

@@ -1,10 +1,10 @@
-"""Self-tuning of the input pipeline: number of workers and batches ahead, found while training.
+"""Self-tuning of the input pipeline: number of workers and of batches ahead.
 
 The objective is the time from one batch to the next. The training thread makes the first batches;
-their elapsed and CPU time, compared with the time of a step, estimate how many workers could help.
-The search starts there after a few batches, tries more and fewer, keeps what is measurably better,
-and starts again when something changes. The contents of batches do not depend on it, so a run has
-the same results for every setting.
+their elapsed and CPU time, compared with the time of a step, estimate the useful number of workers.
+The search starts there after a few batches, tries more and fewer, keeps settings that are
+measurably better, and starts again when the timing changes. The contents of batches do not depend
+on it, so a run has the same results for every setting.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from typing import TypeAlias
 
 MOST_WORKERS = 32
 _SPARE = 2
-"""Batches that may lie ready beside those that are being made."""
+"""Finished batches that may wait in addition to the batches in progress."""
 _HAND_OVER_S = 5e-5
-"""What it costs to get a batch from another thread."""
+"""Seconds to receive a batch from another thread."""
 _WORTH_IT_S = 2.5e-4
 """A batch that is made in less time than this is not worth another thread."""
 _BETTER = 0.95
-"""What costs threads, memory or a new plan has to bring the time of a batch down to this part."""
+"""Required ratio of batch times for a change that costs threads, memory or a new plan."""
 _AS_GOOD = 1.02
-"""What saves threads may take this much longer."""
+"""Allowed ratio of batch times for a change that saves threads."""
 _STARVED = 0.03
 """The part of the time in which training waits that is worth a search."""
 _IDLE = 0.15
 _CROWDED = 0.8
 _CHANGED = 1.25
 _STEP = 1.5
-"""How many times as many workers are tried next."""
+"""Ratio of consecutive numbers of workers to try."""
 _HOLD, _LONGEST_HOLD = 8, 512
 _FIRST_BATCHES, _LEAST_BATCHES, _LEAST_S = 3, 4, 0.02
 
 
 @dataclass(frozen=True)
 class LoaderSetting:
-    """How batches are made.
+    """Setting of the input pipeline.
 
-    - `workers`: threads that make them; with 0 it is the thread that trains, when it wants one.
-    - `prefetch`: how many batches may be made ahead.
-    - `host_stages`: how many stages of the pipeline run on the host, the others on the device.
+    - `workers`: number of threads that make batches; with 0 the training thread makes them.
+    - `prefetch`: maximum number of batches made ahead.
+    - `host_stages`: number of stages on the host; the device runs the rest. None means all.
 
     >>> from caldera.data.loading.tuner import LoaderSetting
     >>> LoaderSetting(workers=2, prefetch=4)
@@ -59,7 +59,7 @@ class LoaderSetting:
 # Not frozen: one is made for each batch, and freezing would triple its cost.
 @dataclass(slots=True)
 class BatchTime:
-    """What one batch took in seconds: making it, waiting for it, and the step before it."""
+    """Times of a batch in seconds: making it, waiting for it, and the step before it."""
 
     making: float
     processor: float
@@ -70,7 +70,7 @@ class BatchTime:
 
 @dataclass
 class SettingWindow:
-    """What some batches in a row took under one setting."""
+    """Times of consecutive batches with the same setting."""
 
     setting: LoaderSetting
     least_batches: int = _LEAST_BATCHES
@@ -87,12 +87,12 @@ class SettingWindow:
         return len(self.costs) >= least and self.seconds >= self.least_s
 
     def close(self) -> SettingWindow:
-        """Compute what is asked for; called once all costs are there."""
+        """Compute the statistics; called once all times are recorded."""
         self.step = median(cost.step for cost in self.costs)
         self.making = median(cost.making for cost in self.costs)
         self.processor = median(cost.processor for cost in self.costs)
         waiting = fmean(cost.waiting for cost in self.costs)
-        # A step that was held up by something else, such as a checkpoint, says nothing about us.
+        # Steps are clipped: a checkpoint or another delay is unrelated to the pipeline.
         steps = fmean(min(cost.step, 4 * self.step) for cost in self.costs)
         self.interval = max(steps + waiting, 1e-9)
         self.starved = waiting / self.interval
@@ -102,15 +102,15 @@ class SettingWindow:
 
 
 Search: TypeAlias = Generator[LoaderSetting, SettingWindow, SettingWindow]
-"""Gives settings to be tried, is sent what they cost, and ends with the one to stay with."""
+"""Generator that yields settings to try, receives their times, and returns the best."""
 
 
 class Tuner:
-    """Chooses the setting: `observe` is told what each batch cost, `setting` is how to go on.
+    """Search for the best setting: `observe` receives the times of each batch.
 
-    `workers` and `prefetch` hold where they are given. `splits` are the numbers of stages that may
-    run on the host; the first of them is where it begins. `memory` is what batches that are made
-    ahead may take.
+    `workers` and `prefetch` fix their values. `splits` contains the numbers of stages that may run
+    on the host; the search starts with the first. `memory` is the number of bytes available to
+    batches made ahead.
 
     >>> from caldera.data.loading.tuner import BatchTime, Tuner
     >>> tuner = Tuner(cores=2)
@@ -138,16 +138,16 @@ class Tuner:
         self._split = splits[0]
         self._search = self._tuning()
         self._window = SettingWindow(next(self._search), _FIRST_BATCHES, 0.0)
-        # Batches that were made ahead under another setting say nothing about this one.
+        # Number of batches to ignore, which were made ahead under another setting.
         self._skip = 0
 
     @property
     def setting(self) -> LoaderSetting:
-        """How batches are to be made now."""
+        """Current setting."""
         return self._window.setting
 
     def observe(self, cost: BatchTime) -> None:
-        """Note what a batch cost, and perhaps change the setting."""
+        """Record the times of a batch, and change the setting if the search requires it."""
         if self._skip:
             self._skip -= 1
             return
@@ -160,7 +160,7 @@ class Tuner:
                 self._skip = before.prefetch + (4 if self._moved(before) else 1)
 
     def _moved(self, before: LoaderSetting) -> bool:
-        """Whether stages changed their place: the plans for that are made in the next steps."""
+        """Return True if stages moved: their plans are compiled in the next steps."""
         return self.setting.host_stages != before.host_stages
 
     # --- the search
@@ -202,7 +202,7 @@ class Tuner:
         return window
 
     def _useful(self, window: SettingWindow) -> int:
-        """How many workers should help, from what batches cost without any."""
+        """Return the useful number of workers, estimated from batches made without any."""
         if window.making < _WORTH_IT_S:
             return 0
         by_step = window.step + _HAND_OVER_S
@@ -242,7 +242,8 @@ class Tuner:
         while self._workers is None and (window.idle > 2 * _IDLE or self._crowded(window)):
             now = window.setting
             count = math.floor(now.workers / _STEP)
-            # Nobody is faster alone if the work itself takes longer than the two of them together.
+            # Working without threads cannot be faster if making a batch and its step together take
+            # longer.
             if not count and window.making + window.step > _AS_GOOD * window.interval:
                 break
             tried = yield self._of(count, now)
@@ -254,7 +255,7 @@ class Tuner:
         return window
 
     def _crowded(self, window: SettingWindow) -> bool:
-        """Whether workers stand in each other's way: more of them than cores, all of them busy."""
+        """Return True if workers compete: more workers than cores, and all busy."""
         cores = window.processor / window.interval
         return window.setting.workers > self._cores and cores > _CROWDED * self._cores
 
@@ -270,8 +271,8 @@ class Tuner:
     # --- what is possible
 
     def _of(self, workers: int, now: LoaderSetting | None = None) -> LoaderSetting:
-        """A setting with so many workers, and a queue that keeps them busy."""
-        # What was gained by a longer queue is not given up.
+        """Return a setting with this number of workers, and a queue that keeps them busy."""
+        # A longer queue from an earlier step of the search is kept.
         longer = 0 if now is None else now.prefetch - now.workers + workers
         prefetch = min(max(workers + _SPARE, longer), self._most_prefetch()) if workers else 0
         fixed = self._prefetch
@@ -307,7 +308,7 @@ class PipelineStatistics:
     setting: LoaderSetting = field(default_factory=lambda: LoaderSetting(0, 0))
 
     def add(self, seconds: tuple[float, ...], waiting: float, setting: LoaderSetting) -> None:
-        """Note a batch: the seconds of each stage, and how long training waited for it."""
+        """Record a batch: the seconds of each stage, and the seconds that training waited."""
         self.batches += 1
         self.waited += waiting
         self.setting = setting

@@ -77,7 +77,7 @@ class Data(ABC):
         return f"sample {index}"
 
     overlap: int | None = None
-    """Number of neighbours that share some targets, for samples in the order of time; else None.
+    """Number of neighbours that share targets, for samples in the order of time; else None.
 
     Such samples are split at the end and not at random.
     """

@@ -1,8 +1,8 @@
-"""Parquet and Feather files, whose few bytes may stand for a great many values.
+"""Readers of Parquet and Feather files, whose few bytes may expand to very many values.
 
-A run of equal values takes no room in such a file, so its size says nothing about the memory that
-a table takes. The values and buffers that the file declares are counted before any is made, and
-compared with the limit of all files (`base.file_access`). Texts stay in dictionaries: a long one
+A run of equal values takes no space in such a file, so its size does not bound the memory of the
+table. The values and buffers that the file declares are counted before any is allocated, and
+compared with the limit of all files (`base.file_access`). Texts remain in dictionaries: a long text
 that occurs in each row is in memory once.
 """
 
@@ -37,7 +37,7 @@ def arrow_columns(content: bytes, suffix: str, where: str) -> dict[str, Any]:
         return table_columns(read(content, where))
     except CalderaError:
         raise
-    except Exception as error:  # those of Arrow are of many kinds
+    except Exception as error:  # Arrow raises exceptions of many types
         said = str(error).splitlines() or [type(error).__name__]
         raise DataError.build(where, expected=f"a {suffix} file", got=said[0][:160]) from None
 
@@ -57,7 +57,8 @@ def _values(column: Any) -> Any:
     if column.null_count == 0 and kind in ("double", "float", "int64", "int32"):
         return column.to_numpy()
     if kind.startswith(("list", "large_list", "fixed_size_list", "struct", "map")):
-        # No column of a table can hold them; what is refused must not take any memory first.
+        # Tables do not support nested values; they are rejected later, so they must not take memory
+        # here.
         return [[]] * len(column)
     return [value for chunk in column.chunks for value in _listed(chunk)]
 
@@ -75,7 +76,7 @@ def _parquet(content: bytes, where: str) -> Any:
     leaves = [about.schema.column(i) for i in range(len(about.schema))]
     nested = next((leaf.path for leaf in leaves if leaf.path != leaf.name), None)
     if nested is not None:
-        # No column of a table can hold lists, and a row of them may have any number of values.
+        # Tables do not support lists, and a list in a single row may have any number of values.
         raise DataError.build(
             f"{where}, column {nested.partition('.')[0]!r}",
             expected="numbers, texts, dates and truth values",
@@ -107,7 +108,7 @@ def _pages(content: bytes, chunk: Any) -> Iterator[int]:
 
 
 def _thrift_fields(raw: bytes, at: int) -> tuple[dict[int, int], int]:
-    """The integers of a structure in Thrift's compact form, by their fields, and where it ends."""
+    """Return the integers of a Thrift compact structure by field, and the end offset."""
     fields: dict[int, int] = {}
     number = 0
     while head := raw[at]:
@@ -188,7 +189,7 @@ def _buffers(content: bytes) -> Iterator[int]:
 
 
 def _field(head: bytes, table: int, number: int) -> int:
-    """Where a field of a table of FlatBuffers is; 0 if the table does not have it."""
+    """Return the offset of a field of a FlatBuffers table; 0 if the table does not have it."""
     names = table - struct.unpack_from("<i", head, table)[0]
     size, at = struct.unpack_from("<H", head, names)[0], 4 + 2 * number
     offset = struct.unpack_from("<H", head, names + at)[0] if at < size else 0
@@ -196,7 +197,7 @@ def _field(head: bytes, table: int, number: int) -> int:
 
 
 def _target(head: bytes, at: int) -> int:
-    """Where the offset that is stored there leads."""
+    """Return the target of the relative offset stored at `at`."""
     return int(at + struct.unpack_from("<I", head, at)[0])
 
 

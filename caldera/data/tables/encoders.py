@@ -1,8 +1,8 @@
-"""What becomes of a column before a network sees it: learnt from the training rows, and plain data.
+"""Encoders of columns as network inputs: plain data, fitted to the training rows.
 
-Each encoder is a frozen dataclass that JSON can hold. `parse` makes values of its kind of a column
-that was read, `fit` learns from such values, and `transform` makes numbers of them: none of them
-NaN, whatever was missing or unknown. `notes` says in words what transform had to make up.
+Each encoder is a frozen, JSON-serialisable dataclass. `parse` converts a column to values of its
+type, `fit` learns from such values, and `transform` converts them to numbers, which are never NaN,
+even for missing or unknown values. `notes` describes the values that `transform` had to fill in.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LEAST_SEEN = 5
 _FEW = 20
 """Number of categories up to which each has a feature, however rare it is."""
 _MOST_CELLS = 1 << 27
-"""Features of all rows of one column: half a GiB."""
+"""Maximum number of features of all rows of a column: half a GiB."""
 _ALWAYS_KEPT = 100
 _SHOWN = 6
 _DAY = np.timedelta64(1, "D")
@@ -53,8 +53,11 @@ CYCLES = {"year": 365.2425, "week": 7.0, "day": 1.0}
 
 @dataclass(frozen=True)
 class NumberEncoder:
-    """Numbers with mean 0 and deviation 1; the median stands for those that are missing, and a
-    second feature says so, if some were missing from the training rows."""
+    """Numbers with mean 0 and deviation 1.
+
+    Missing values become the median. If some training values were missing, a second feature marks
+    missing values.
+    """
 
     kind = "number"
     mean: float
@@ -83,7 +86,7 @@ class NumberEncoder:
 
     @classmethod
     def fit(cls, values: Values, form: NumberFormat = AS_IN_PYTHON) -> Self:
-        """Learn mean, deviation and median; infinite numbers count for nothing."""
+        """Learn mean, deviation and median; infinite numbers are ignored."""
         known = values[np.isfinite(values)]
         # Of numbers near the end of float64 the sum, and even more the square, is infinite.
         largest = float(np.abs(known).max(initial=0.0)) or 1.0
@@ -101,11 +104,11 @@ class NumberEncoder:
 
     @property
     def width(self) -> int:
-        """How many features a value becomes."""
+        """Number of features per value."""
         return 1 + self.marks_missing
 
     def features(self, name: str) -> list[str]:
-        """What these are called."""
+        """Return the names of the features."""
         return [name, f"{name} is missing"][: self.width]
 
     def transform(self, values: Values) -> Values:
@@ -116,7 +119,7 @@ class NumberEncoder:
         return np.stack([found, missing], axis=1)[:, : self.width]
 
     def measure(self, values: Values) -> Values:
-        """What is compared with values that training saw."""
+        """Return the values to compare with the training range."""
         return values
 
     def shown(self, measure: float) -> str:
@@ -124,44 +127,47 @@ class NumberEncoder:
         return f"{measure:.6g}"
 
     def notes(self, values: Values) -> str:
-        """What had to be made up."""
+        """Return a note about filled values."""
         missing = int(np.isnan(values).sum())
         return f"{missing} missing, taken for the median {self.median:.6g}" if missing else ""
 
     @property
     def detail(self) -> NumberFormat:
-        """How its values are written."""
+        """Format of the values."""
         return NumberFormat(self.decimal)
 
     def problem(self) -> str:
-        """What is wrong with one that came from a file; nothing if it can be used."""
+        """Return the fault of an encoder that was read from a file; "" if it is valid."""
         if not np.isfinite((self.mean, self.scale, self.median)).all() or self.scale <= 0:
             return f"a scale of {self.scale}"
         known = self.decimal in (POINT, COMMA)
         return "" if known else f"the decimal mark {self.decimal[:10]!r}"
 
     def describe(self) -> str:
-        """What was learnt, in words."""
+        """Return a description of the learnt values."""
         said = f"mean {self.mean:.4g}, deviation {self.scale:.4g}"
         said += ", with decimal commas" if self.decimal == COMMA else ""
         return said + (f"; missing: {self.median:.4g}, and said so" if self.marks_missing else "")
 
     def example(self) -> Any:
-        """A value as it may stand in a row."""
+        """Return an example of a value in a row."""
         return float(f"{self.median:.4g}")
 
 
 @dataclass(frozen=True)
 class CategoryEncoder:
-    """A feature for each category, 1 where a value is of it. What is missing is a category too, if
-    some were missing from the training rows; a category that is unknown, or rare, has no 1."""
+    """One-hot encoding of categories.
+
+    Missing values are a category if some training values were missing. An unknown or rare category
+    has zeros everywhere.
+    """
 
     kind = "category"
     detail = ""
     categories: tuple[str, ...]
     marks_missing: bool = False
     rare: int = 0
-    """How many categories of the training rows have no feature."""
+    """Number of categories of the training rows without a feature."""
 
     @staticmethod
     def parse(table: Table, column: int, detail: str = "") -> Values:
@@ -184,11 +190,11 @@ class CategoryEncoder:
 
     @property
     def width(self) -> int:
-        """How many features a value becomes."""
+        """Number of features per value."""
         return len(self.categories) + self.marks_missing
 
     def features(self, name: str) -> list[str]:
-        """What these are called."""
+        """Return the names of the features."""
         return [*(f"{name}={each}" for each in self.categories), f"{name} is missing"][: self.width]
 
     def transform(self, values: Values) -> Values:
@@ -201,11 +207,11 @@ class CategoryEncoder:
         return found
 
     def measure(self, values: Values) -> Values:
-        """Nothing: a category that is unknown is told of for itself."""
+        """Return an empty array: categories have no range, and `notes` reports unknown ones."""
         return np.zeros(0)
 
     def shown(self, measure: float) -> str:
-        """Nothing in words."""
+        """Return an empty text."""
         return ""
 
     def _place(self, value: str | None, place: dict[str, int]) -> int:
@@ -217,7 +223,7 @@ class CategoryEncoder:
         return -1 if found is None else found
 
     def notes(self, values: Values) -> str:
-        """What is unknown or missing."""
+        """Return a note about unknown and missing categories."""
         place = {name: number for number, name in enumerate(self.categories)}
         unknown = Counter(
             each for each in values if each is not None and self._place(each, place) < 0
@@ -231,11 +237,11 @@ class CategoryEncoder:
         return " and ".join([*parts, *strangely_missing(values, self.marks_missing)])
 
     def problem(self) -> str:
-        """What is wrong with one that came from a file: any categories can be used."""
+        """Return "": categories that were read from a file are always valid."""
         return ""
 
     def describe(self) -> str:
-        """What was learnt, in words."""
+        """Return a description of the learnt values."""
         names = ", ".join(each[:40] for each in self.categories[:_SHOWN])
         more = len(self.categories) - _SHOWN
         said = names + (f" and {more} more" if more > 0 else "")
@@ -243,7 +249,7 @@ class CategoryEncoder:
         return said + ("; missing is one too" if self.marks_missing else "")
 
     def example(self) -> Any:
-        """A value as it may stand in a row."""
+        """Return an example of a value in a row."""
         return self.categories[0] if self.categories else ""
 
 
@@ -283,11 +289,11 @@ class DateEncoder:
 
     @property
     def width(self) -> int:
-        """How many features a value becomes."""
+        """Number of features per value."""
         return self.days.width + 2 * len(self.cycles)
 
     def features(self, name: str) -> list[str]:
-        """What these are called."""
+        """Return the names of the features."""
         waves = [f"{name}: {wave} of {each}" for each in self.cycles for wave in ("sine", "cosine")]
         return [*self.days.features(name), *waves]
 
@@ -300,7 +306,7 @@ class DateEncoder:
         return np.concatenate([self.days.transform(days), *waves], axis=1)
 
     def measure(self, values: Values) -> Values:
-        """What is compared with values that training saw: days."""
+        """Return the values to compare with the training range, in days."""
         return _days(values)
 
     def shown(self, measure: float) -> str:
@@ -308,29 +314,29 @@ class DateEncoder:
         return str(np.datetime64(0, "D") + np.timedelta64(int(measure), "D"))
 
     def notes(self, values: Values) -> str:
-        """What had to be made up."""
+        """Return a note about filled values."""
         missing = int(np.isnat(values).sum())
         return f"{missing} missing, taken for {self.example()}" if missing else ""
 
     @property
     def detail(self) -> str:
-        """How its values are written."""
+        """Format of the values."""
         return self.format
 
     def problem(self) -> str:
-        """What is wrong with one that came from a file; nothing if it can be used."""
+        """Return the fault of an encoder that was read from a file; "" if it is valid."""
         known = is_format(self.format) and set(self.cycles) <= set(CYCLES)
         return self.days.problem() or ("" if known else f"dates as {self.format[:40]!r}")
 
     def describe(self) -> str:
-        """What was learnt, in words."""
+        """Return a description of the learnt values."""
         parts = f"; parts of {', '.join(self.cycles)}" if self.cycles else ""
         said = "" if self.format == ISO else f" as {self.format}"
         missing = "; missing: said so" if self.days.marks_missing else ""
         return f"around {self.shown(self.days.median)}{said}{parts}{missing}"
 
     def example(self) -> Any:
-        """A value as it may stand in a row."""
+        """Return an example of a value in a row."""
         middle = self.shown(self.days.median)
         if self.format == ISO:
             return middle
@@ -342,7 +348,7 @@ Encoder = NumberEncoder | CategoryEncoder | DateEncoder | TextEncoder
 ENCODERS: Mapping[str, type[Encoder]] = {
     each.kind: each for each in (NumberEncoder, CategoryEncoder, DateEncoder, TextEncoder)
 }
-"""Encoders by the kind of column that each of them is for."""
+"""Encoders by type of column."""
 
 
 def _days(values: Values) -> Values:
@@ -350,12 +356,15 @@ def _days(values: Values) -> Values:
 
 
 def _phase(days: Values, length: float) -> Values:
-    """Where in a cycle: from 0 to 1. Weeks begin on Mondays; day 0 was a Thursday."""
+    """Return the phase in a cycle, from 0 to 1.
+
+    Weeks start on Mondays; day 0 was a Thursday.
+    """
     return ((days + (3 if length == CYCLES["week"] else 0)) / length) % 1.0
 
 
 def _varies(days: Values, length: float) -> bool:
-    """Whether days are at different places of a cycle; leap years alone do not count."""
+    """Return True if days differ in phase by more than the shift of leap years."""
     turn = 2 * np.pi * _phase(days, length)
     return len(days) > 0 and max(np.ptp(np.sin(turn)), np.ptp(np.cos(turn))) > 0.1
 

@@ -1,5 +1,4 @@
-"""What a column holds: numbers, categories, dates, texts, or nothing to learn from. Guessed, and
-told."""
+"""Types of columns, given or guessed: number, category, date, text or ignored."""
 
 from __future__ import annotations
 
@@ -30,15 +29,17 @@ KINDS = (*ENCODERS, IGNORED)
 _MOST_CATEGORIES = 20
 """More different texts than this, and than half of the rows, are no categories."""
 _MOSTLY = 0.9
-"""If so many texts are numbers, the others are mistakes."""
+"""If more than this fraction of texts are numbers, the remaining texts are errors."""
 _IDENTIFIER = re.compile(
     r"(^|[\s_.-])(id|ids|index|uuid|guid|rownames|row)$|[a-z]I[dD]$|^Unnamed: 0$"
 )
 
 
 class ColumnKind(NamedTuple):
-    """What a column holds; `detail` is the format of numbers or of dates, and `reason` says why,
-    where it is not plain to see."""
+    """Type of a column; `detail` is the format of numbers or dates.
+
+    `reason` explains the type if it is not obvious.
+    """
 
     name: str
     detail: Any = ""
@@ -56,7 +57,7 @@ class ColumnKind(NamedTuple):
 def given_kinds(
     given: Mapping[int | str, str] | None, table: Table, decimal: str | None
 ) -> dict[int, ColumnKind]:
-    """The kinds that somebody has said, by the numbers of columns."""
+    """Return the types that the user has specified, by number of column."""
     found = {}
     for wanted, text in (given or {}).items():
         name, _, given_format = str(text).partition(":")
@@ -80,7 +81,7 @@ def given_kinds(
 
 
 def guess_kind(table: Table, column: int, decimal: str | None = None) -> ColumnKind:
-    """What a column seems to hold.
+    """Guess the type of a column from its values.
 
     >>> from caldera.data.tables.table import table_of
     >>> table = table_of({"a": [1, 2], "b": ["x", "y"], "c": ["2024-01-01", None]}, "t")
@@ -171,7 +172,7 @@ class Chosen(NamedTuple):
 def choose_columns(
     table: Table, wanted: Sequence[int], kinds: Mapping[int, ColumnKind], decimal: str | None
 ) -> Chosen:
-    """What the columns hold: as told, or else as guessed."""
+    """Return the types of the columns, as given or else as guessed."""
     found = {each: kinds.get(each) or guess_kind(table, each, decimal) for each in wanted}
     left_out = {column: kind.reason for column, kind in found.items() if kind.name == IGNORED}
     return Chosen({each: found[each] for each in found if each not in left_out}, left_out)

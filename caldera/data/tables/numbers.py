@@ -1,8 +1,9 @@
-"""Numbers as people write them: decimal marks, groups of digits, signs, exponents and units.
+"""Numbers as written by people: decimal marks, groups of digits, signs, exponents and units.
 
-"1,234" is 1234 where commas divide thousands, and 1.234 where a comma is the decimal mark. What a
-text alone leaves open is decided by the other texts of its column, then by the other columns of its
-table, and for a new table by what the training column had; what is left open then is refused.
+"1,234" is 1234 if commas separate thousands, and 1.234 if the comma is the decimal mark. An
+ambiguous text is resolved by the rest of its column, then by the remaining columns of its table,
+and for a new table by the format of the training column. A column that is still ambiguous is
+rejected.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ MARKS_OF_FRACTIONS = (POINT, COMMA)
 _PRIOR = {",": POINT, ";": COMMA}
 """The decimal mark that the delimiter of a text file suggests."""
 _NOT_A_NUMBER = MARKS | {"-", "--", ".", "none", "missing", "unknown", "n.a.", "k.a."}
-"""How a column of numbers says that one is missing."""
+"""Texts for a missing value in a column of numbers."""
 _GAPS = "' \u00a0\u2009\u202f\u2019"
 _MINUS = str.maketrans("\u2212", "-")
 _PARTS = re.compile(
@@ -61,8 +62,11 @@ _CORES = {POINT: _core(POINT, COMMA), COMMA: _core(COMMA, POINT)}
 
 
 class WrittenNumber(NamedTuple):
-    """A number as Python writes it; `grouped` if a comma or a point divided its thousands, and
-    `places` digits of a fraction, -1 beside an exponent."""
+    """Number in the notation of Python.
+
+    `grouped` is True if a comma or a point separated its thousands. `places` is the number of
+    digits of the fraction, -1 with an exponent.
+    """
 
     plain: str
     grouped: bool = False
@@ -72,13 +76,13 @@ class WrittenNumber(NamedTuple):
 
 @dataclass(frozen=True)
 class NumberFormat:
-    """How the numbers of a column are written.
+    """Format of the numbers of a column.
 
     - `decimal`: the decimal mark.
-    - `grouped`: whether the other mark divided thousands in some of them.
-    - `unit`: the text beside each number; per cent are hundredths.
-    - `whole`: whether some of them had no fraction.
-    - `places`: the most digits of a fraction; 3 may be more, and 1 may be 2.
+    - `grouped`: True if the opposite mark separated thousands in some numbers.
+    - `unit`: the text before or after each number; per cent are hundredths.
+    - `whole`: True if some numbers had no fraction.
+    - `places`: the maximum number of digits of a fraction; 3 may mean more, and 1 may mean 2.
 
     >>> NumberFormat(",", unit="kg").decimal
     ','
@@ -135,7 +139,7 @@ def plain_number(text: str, decimal: str) -> str | None:
 
 
 def is_plain(text: str) -> bool:
-    """Whether Python reads it as a number; 1_000 is none."""
+    """Return True if Python reads a text as a number without underscores."""
     try:
         float(text)
     except ValueError:
@@ -144,7 +148,7 @@ def is_plain(text: str) -> bool:
 
 
 def is_number(text: str) -> bool:
-    """Whether a text is a number with some decimal mark.
+    """Return True if a text is a number with some decimal mark.
 
     >>> is_number("0,5"), is_number("0.5"), is_number("width")
     (True, True, False)
@@ -156,7 +160,7 @@ def is_number(text: str) -> bool:
 
 
 def is_code(text: str) -> bool:
-    """Whether digits with a leading zero are a code, which is no number.
+    """Return True for digits with a leading zero, which are a code and not a number.
 
     >>> is_code("01234"), is_code("0"), is_code("0.5")
     (True, False, False)
@@ -165,7 +169,7 @@ def is_code(text: str) -> bool:
 
 
 def says_missing(text: str) -> bool:
-    """Whether a text among numbers says that there is none.
+    """Return True if a text in a column of numbers marks a missing value.
 
     >>> says_missing("-"), says_missing("-1")
     (True, False)
@@ -174,7 +178,7 @@ def says_missing(text: str) -> bool:
 
 
 def numbers_of(texts: Values, form: NumberFormat) -> Values:
-    """Texts as float64; NaN for those that hold no number of this format, or are missing."""
+    """Return texts as float64; NaN for missing values and texts in a different format."""
     if not form.unit:
         written = ["nan" if each is None else each for each in texts]
         plain = _plain_numbers(written, "\n".join(written), form.decimal)
@@ -206,8 +210,11 @@ def undoubted_numbers(values: Values, form: NumberFormat) -> Values | None:
 
 
 def _plain_numbers(texts: Sequence[str], joined: str, decimal: str = POINT) -> Values | None:
-    """Texts, also given as lines, as float64 if Python reads all of them once their decimal mark is
-    a point: faster than one by one."""
+    """Return texts as float64, or None if Python rejects some text.
+
+    `joined` contains the texts as lines, in which the decimal mark is replaced in a single pass:
+    faster than text by text.
+    """
     if "_" in joined or (decimal == COMMA and POINT in joined):
         return None
     try:
@@ -220,7 +227,7 @@ def _plain_numbers(texts: Sequence[str], joined: str, decimal: str = POINT) -> V
 
 
 def format_of(texts: Iterable[str], decimal: str) -> NumberFormat:
-    """How most of the texts that are numbers with this decimal mark are written."""
+    """Return the most common format of the texts that are numbers with this decimal mark."""
     read = {each: found for each in set(texts) if (found := read_number(each, decimal)) is not None}
     units = Counter(read[each].unit for each in texts if each in read)
     unit = units.most_common(1)[0][0] if units else ""
@@ -245,20 +252,21 @@ def typed_format(numbers: Values) -> NumberFormat:
 
 
 class Reading(NamedTuple):
-    """The texts of a column as numbers of one format."""
+    """Texts of a column as numbers of a single format."""
 
     form: NumberFormat
     values: Values
 
     def lies_in(self, seen: Sequence[float]) -> bool:
-        """Whether all numbers are in the range of those that training saw."""
+        """Return True if all numbers are in the range seen in training."""
         low, high = self.values.min(initial=np.inf), self.values.max(initial=-np.inf)
         return bool(seen) and seen[0] <= low and high <= seen[-1]
 
 
 def readings(texts: Sequence[str]) -> dict[str, Reading]:
-    """The decimal marks with which all texts are numbers, and these numbers; only the point where
-    it makes no difference.
+    """Return the numbers for each decimal mark with which all texts are numbers.
+
+    If both marks result in the same numbers, only the point is returned.
 
     >>> sorted(readings(["1,234", "2,5"])), sorted(readings(["1,234"])), sorted(readings(["1"]))
     ([','], [',', '.'], ['.'])
@@ -307,10 +315,10 @@ def find_number_format(
     known: NumberFormat | None = None,
     seen: Sequence[float] = (),
 ) -> NumberFormat:
-    """How the numbers of a column are written; `given` is the decimal mark that a user has said.
+    """Return the format of the numbers of a column; `given` is the user's decimal mark.
 
-    `known` is the format of the training column, and `seen` has the least and the largest number
-    of it. A column that can be read in two ways, between which nothing decides, is refused.
+    `known` is the format of the training column, and `seen` contains its quantiles, from the
+    minimum to the maximum. A column that remains ambiguous is rejected.
     """
     if given not in (None, *MARKS_OF_FRACTIONS):
         raise ConfigError.build("decimal", expected="'.' or ','", got=repr(given))
@@ -357,7 +365,7 @@ def check_typed(table: Table, column: int, form: NumberFormat) -> None:
 
 
 def _likely_format(texts: Sequence[str]) -> NumberFormat:
-    """The format in which the most texts are numbers, where not all of them are."""
+    """Return the format in which the most texts are numbers, if some are not."""
     point, comma = (format_of(texts, mark) for mark in MARKS_OF_FRACTIONS)
     counts = [
         int(np.isfinite(numbers_of(np.array(texts, object), form)).sum()) for form in (point, comma)

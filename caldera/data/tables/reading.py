@@ -1,4 +1,4 @@
-"""Where tables come from: text files, Parquet, Excel, JSON, databases, and frames in memory."""
+"""Readers of tables: text files, Parquet, Excel, JSON, databases, and frames in memory."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _BLOCK = 1 << 20
 _A_LETTER, _A_CELL = 4, 64
 """Bytes that a workbook takes in memory for each of its XML, and for each cell of its rows."""
 _A_BYTE, _A_LINE = 8, 256
-"""Bytes that text takes in memory for each of its own, and for each line; for cells as above."""
+"""Bytes of memory for each byte and for each line of text; for cells as above."""
 _BETWEEN_CELLS = ",;\t|[{"
 """Characters between the values of compressed text, CSV or JSON."""
 _MOST_ROWS = 1 << 20
@@ -54,7 +54,7 @@ _LONGEST_VALUE = 1_000_000_000
 
 @dataclass(frozen=True)
 class TableFormat:
-    """How a table is to be read, where that is not plain to see."""
+    """Options for reading a table that cannot be derived from the file."""
 
     delimiter: str | None = None
     header: Header = "auto"
@@ -70,7 +70,7 @@ class TableFormat:
 
 
 def is_table_file(path: str | os.PathLike[str]) -> bool:
-    """Whether a file is a table, by its name.
+    """Return True if a file is a table, judged by its name.
 
     >>> is_table_file("a.csv.gz"), is_table_file("a.parquet"), is_table_file("a.npz")
     (True, True, False)
@@ -79,7 +79,7 @@ def is_table_file(path: str | os.PathLike[str]) -> bool:
 
 
 def suffix_of(path: str | os.PathLike[str]) -> str:
-    """How the name of a file ends, but for its compression."""
+    """Return the suffix of a file name, without the suffix of its compression."""
     return unpacked_name(path).suffix.lower()
 
 
@@ -94,7 +94,7 @@ def unpacked_name(path: str | os.PathLike[str]) -> Path:
 
 
 def is_table(value: Any) -> bool:
-    """Whether a value is a table in memory, a connection to a database, or the path of a file."""
+    """Return True for a table in memory, a connection to a database, or the path of a file."""
     are_rows = isinstance(value, list | tuple) and all(isinstance(each, Mapping) for each in value)
     is_file_or_columns = isinstance(value, str | os.PathLike | Mapping)
     return (
@@ -136,7 +136,7 @@ def read_table(source: Any, where: str, reading: TableFormat) -> Table:
 def table_of_rows(
     rows: Sequence[Mapping[str, Any]], where: str, marks: Collection[str] = MARKS
 ) -> Table:
-    """A table of rows with the names of their columns; what a row does not have is missing.
+    """Return a table from rows that map column names to values; absent values are missing.
 
     >>> table_of_rows([{"a": 1}, {"b": "x"}], "rows").names
     ('a', 'b')
@@ -155,7 +155,7 @@ def _read_file(path: Path, where: str, reading: TableFormat) -> Table:
     if suffix in DATABASES:
         return _database(path, where, reading)
     if suffix not in SUFFIXES:
-        # Whatever else a file is called: text is tried, and says what is wrong with it.
+        # Unknown suffix: read as text, so that the error describes the contents.
         suffix = ".csv"
     content = _content(path, where, reading)
     if suffix in ARROW:
@@ -202,7 +202,7 @@ def _workbook(content: bytes, where: str, reading: TableFormat) -> Table:
         rows = _sheet_rows(content, where, reading)
     except CalderaError:
         raise
-    except Exception as error:  # it raises whatever zipfile, its XML parser or its own code do
+    except Exception as error:  # zipfile, its XML parser or openpyxl raise exceptions of many types
         raise DataError.build(
             where,
             expected="an Excel workbook (.xlsx)",
@@ -210,7 +210,7 @@ def _workbook(content: bytes, where: str, reading: TableFormat) -> Table:
         ) from None
     if not rows:
         raise DataError.build(where, expected="rows of a table", got="an empty sheet")
-    # Sheets often have columns that are empty from top to bottom, and rows end where they do.
+    # Sheets often have entirely empty columns and rows of different lengths.
     columns = list(zip_longest(*rows))
     used = [place for place, each in enumerate(columns) if any(x is not None for x in each)]
     if reading.header is False:
@@ -279,7 +279,7 @@ def _json(content: bytes, where: str, reading: TableFormat) -> Table:
 def _database(path: Path, where: str, reading: TableFormat) -> Table:
     if not path.is_file():
         raise DataError.build(where, expected=f"a file at {path}", got="nothing there")
-    # Read only: to look at data changes nothing.
+    # Read-only: reading must not change the database.
     address = f"{path.resolve().as_uri()}?mode=ro"
     with closing(sqlite3.connect(address, uri=True)) as connection:
         # A column may be computed, and then be of any length.
@@ -290,7 +290,7 @@ def _database(path: Path, where: str, reading: TableFormat) -> Table:
 def _query(
     connection: Any, where: str, reading: TableFormat, demand: Demand | None = None
 ) -> Table:
-    """What a query gives, from any connection with Python's interface to databases (DB-API 2)."""
+    """Return the result of a query over any DB-API 2 connection."""
     cursor = connection.cursor()
     try:
         query = reading.query or _only_table(connection, cursor, where)
@@ -303,7 +303,7 @@ def _query(
             rows.append(row)
     except DataError:
         raise
-    except Exception as error:  # each database has errors of its own
+    except Exception as error:  # each database raises its own exceptions
         raise DataError.build(where, expected="a query that works", got=str(error)[:160]) from None
     finally:
         cursor.close()
@@ -333,7 +333,7 @@ def _only_table(connection: Any, cursor: Any, where: str) -> str:
 def _of_lists(
     names: list[str], columns: list[list[Any]], where: str, reading: TableFormat
 ) -> Table:
-    """A table of columns whose names may be twice the same: whoever uses one of them is told."""
+    """Return a table of columns with possibly repeated names, which raise an error when used."""
     numbered = {str(place): each for place, each in enumerate(columns)}
     found = table_of(numbered, where, reading.marks)
     return replace(found, names=tuple(name.strip() for name in names))

@@ -1,4 +1,4 @@
-"""Rows of a table beside their features: the columns that a model does not read, and its values."""
+"""Rows of a table with their features: unused columns, and values as texts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from caldera.data.tables.table import Table, Values
 
 MISSING = "missing"
-"""The text that stands for a missing value in words about a row."""
+"""Text for a missing value in messages about a row."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""A table as it was read: columns of numbers, of dates or of texts, each with its missing values.
+"""Table as read: columns of numbers, dates or texts, each with its missing values.
 
-Whatever a table comes from, a column is one of three arrays: float64 (NaN is missing), datetime64
-in microseconds (NaT is missing), or objects that are texts (None is missing). What a column means
-is decided later, by its kind.
+Independently of the source, a column is one of three arrays: float64 (NaN is missing), datetime64
+in microseconds (NaT is missing), or objects that are texts (None is missing). The meaning of a
+column is decided later, by its type.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from caldera.errors import DataError
 from caldera.io.csv_files import column_number
 
 MARKS = frozenset({"", "nan", "na", "n/a", "#n/a", "<na>", "null", "?"})
-"""How people and programs write that there is no value."""
+"""Common texts for a missing value."""
 Values = NDArray[Any]
 """A column: float64, datetime64 or texts."""
 _EXACT = 1 << 53
@@ -32,7 +32,7 @@ _EXACT = 1 << 53
 
 
 def is_missing(text: str, marks: Collection[str] = MARKS) -> bool:
-    """Whether a field says that there is no value.
+    """Return True if a field marks a missing value.
 
     >>> is_missing(" NaN"), is_missing("0"), is_missing("none of these")
     (True, False, False)
@@ -49,7 +49,7 @@ class TypedNumber(str):
 
 @dataclass(frozen=True)
 class Table:
-    """Names and columns; `rows` has the number of each row where it comes from, for messages."""
+    """Names and columns; `rows` contains the row numbers in the source, for messages."""
 
     names: tuple[str, ...]
     """Empty where the table has none."""
@@ -59,15 +59,15 @@ class Table:
     row_word: str = "row"
     """What `rows` counts: the rows of a frame, or the lines of a file."""
     notes: tuple[str, ...] = ()
-    """What was guessed about the file as a whole, and should be known."""
+    """Guesses about the file as a whole that the user should see."""
     delimiter: str = ""
-    """What divides the columns of a text file."""
+    """Delimiter of the columns of a text file."""
     gaps: tuple[Mapping[int, str], ...] = ()
-    """For each column the texts that stand for missing values, by the number of the row."""
+    """Texts of missing values by row number, for each column."""
 
     @property
     def width(self) -> int:
-        """How many columns there are."""
+        """Number of columns."""
         return len(self.columns)
 
     def __len__(self) -> int:
@@ -89,7 +89,7 @@ class Table:
         return found
 
     def check_names(self, columns: Sequence[int]) -> None:
-        """Refuse columns that a name cannot tell apart from others, where there are names."""
+        """Raise an error if the name of a column is missing or ambiguous in a table with names."""
         for column in columns if self.names else ():
             name = self.names[column]
             if is_missing(name):
@@ -111,7 +111,7 @@ class Table:
                 )
 
     def label(self, column: int) -> str:
-        """What a message calls a column."""
+        """Return the label of a column for messages."""
         return f"{column} ({self.names[column]!r})" if self.names else str(column)
 
     def missing(self, column: int) -> NDArray[np.bool_]:
@@ -119,7 +119,7 @@ class Table:
         return missing_values(self.columns[column])
 
     def texts(self, column: int) -> Values:
-        """The values of a column as texts; None for those that are missing."""
+        """Return the values of a column as texts; None for missing values."""
         values = self.columns[column]
         listed = values.tolist() if values.dtype.kind == "f" else values
         missing = missing_values(values)
@@ -128,7 +128,7 @@ class Table:
         )
 
     def with_words(self, column: int) -> Table:
-        """The table with the texts of a column that stand for missing values as values."""
+        """Return the table with the texts of missing values in a column as values."""
         said = self.gaps[column] if self.gaps else {}
         if not said:
             return self
@@ -140,7 +140,7 @@ class Table:
         return replace(self, columns=columns)
 
     def missing_by_text(self, column: int) -> Counter[str]:
-        """How often each text stands for a missing value; the empty one for nothing at all."""
+        """Return the count of each text of a missing value; "" counts empty fields."""
         said = self.gaps[column] if self.gaps else {}
         return Counter(said.get(row, "") for row in self.rows[self.missing(column)].tolist())
 
@@ -173,7 +173,7 @@ def missing_values(column: Values) -> NDArray[np.bool_]:
 
 
 def text_column(texts: Iterable[str], marks: Collection[str] = MARKS) -> Values:
-    """A column of texts without spaces around them; those that say so are missing."""
+    """Return a column of stripped texts; texts in `marks` are missing."""
     stripped = [each.strip() for each in texts]
     kept = [None if each.lower() in marks else each for each in stripped]
     return objects(kept)
@@ -190,7 +190,7 @@ def texts_of_gaps(given: Sequence[Any], column: Values, rows: NDArray[np.int64])
 
 
 def column_of(values: Any, where: str, marks: Collection[str] = MARKS) -> Values:
-    """A column of any values: numbers, dates, texts, truth values, and None for what is missing.
+    """Convert values to a column: numbers, dates, texts, truth values, and None for missing.
 
     >>> column_of([1, None, 2.5], "age").tolist()
     [1.0, nan, 2.5]
@@ -261,7 +261,7 @@ def value_text(value: Any) -> str:
 
 
 def number_name(number: Decimal) -> str:
-    """What a category is called that is a number: the same for 1, 1.0 and 1e0.
+    """Return the category name of a number: the same for 1, 1.0 and 1e0.
 
     >>> number_name(Decimal("1.50")), number_name(Decimal("2e1")), number_name(Decimal("-0"))
     ('1.5', '20', '0')
@@ -306,7 +306,7 @@ def _plain(value: Any, where: str) -> Any:
 
 
 def category_name(text: str) -> str:
-    """What a category is called: truth values are the same from every source."""
+    """Return the name of a category; truth values have the same name from every source."""
     return text.lower() if text.lower() in ("true", "false") else text
 
 

@@ -1,4 +1,4 @@
-"""What the column to predict holds: classes or values, told from its texts or numbers."""
+"""Targets of a table: classes or values, determined from texts or numbers."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def read_labels(
     decimal: str | None = None,
     known: NumberFormat | None = None,
 ) -> Labels:
-    """The targets of a table without missing ones; `classes` says what they are, where that should
-    not be guessed.
+    """Return the targets of a table without missing targets.
 
-    Numbers are classes if there are at most 20 different ones and all are whole. Texts are classes
-    if they are not all different, and none of them is a number; digits with a leading zero are
-    codes, which are texts. Classes are those that occur.
+    `classes` selects classes (True) or values (False); None guesses. Numbers are classes if at most
+    20 are different and all are integers. Texts are classes if they are not all different and none
+    is a number; digits with a leading zero are codes, which are texts. Only classes that occur are
+    numbered.
     """
     values = table.columns[column]
     if values.dtype.kind == "M":
@@ -79,7 +79,7 @@ def read_labels(
 
 
 def _are_codes(values: Values, exact: Sequence[Decimal], classes: bool | None) -> bool:
-    """Whether texts that are numbers differ where the numbers do not, as 01 and 1 do."""
+    """Return True if some texts differ while their numbers are equal, as 01 and 1 do."""
     if first_code(values):
         return True
     different = len(set(exact))
@@ -144,7 +144,7 @@ def _check_texts(
     numbers: Sequence[str | None],
     classes: bool | None,
 ) -> None:
-    """Refuse texts that are no classes; those that somebody has said to be classes are."""
+    """Raise an error for texts that are not classes, unless the user specified classes."""
     if classes:
         return
     row = next(place for place, number in enumerate(numbers) if number is None)

@@ -17,34 +17,37 @@ from caldera.data.tables.table import Table, Values
 from caldera.data.text.tokenizer import FIRST, LONGEST_CHOSEN, Tokenizer
 
 MOST_WORDS = 500
-"""The words with a feature of their own: those that most texts have."""
+"""Maximum number of words with a feature: the most frequent ones."""
 _SHOWN = 6
 _LEAST_WORDS = 4
 """Texts of fewer words, in the mean, are names or codes."""
 _LENGTH = 2.0
-"""Of the features of a text together; a number has 1 in the mean, and tells less."""
+"""Norm of the features of a text; a number has norm 1 and is less informative."""
 
 
 @dataclass(frozen=True)
 class TextEncoder:
-    """A feature for each word of a vocabulary: more for a word that few texts have, as in tf-idf,
-    and of one length for all texts. What is missing has a feature too, if some training row was."""
+    """Tf-idf features: one for each word of a vocabulary, with the same norm for all texts.
+
+    A word that few texts contain has a larger weight. Missing texts have a feature if some training
+    texts were missing.
+    """
 
     kind = "text"
     detail = ""
     tokenizer: Tokenizer
     weights: tuple[float, ...]
-    """How much each word counts."""
+    """Weight of each word."""
     marks_missing: bool = False
 
     @staticmethod
     def parse(table: Table, column: int, detail: str = "") -> Values:
-        """The texts of a column; None for those that are missing."""
+        """Return the texts of a column; None for missing texts."""
         return table.texts(column)
 
     @classmethod
     def fit(cls, values: Values, detail: str = "") -> Self:
-        """Learn which words texts have; of one that a single text has, nothing can be learnt."""
+        """Learn the vocabulary of texts; a word in only a single text is not informative."""
         texts = [each for each in values if each is not None]
         counts: Counter[str] = Counter()
         if texts:
@@ -59,11 +62,11 @@ class TextEncoder:
 
     @property
     def width(self) -> int:
-        """How many features a text becomes."""
+        """Number of features per text."""
         return len(self.weights) + self.marks_missing
 
     def features(self, name: str) -> list[str]:
-        """What these are called."""
+        """Return the names of the features."""
         words = (f"{name}: {word}" for word in self.tokenizer.vocabulary)
         return [*words, f"{name} is missing"][: self.width]
 
@@ -85,7 +88,7 @@ class TextEncoder:
         return found
 
     def measure(self, values: Values) -> Values:
-        """What is compared with texts that training saw: their numbers of words."""
+        """Return the number of words of each text, to compare with the training range."""
         lengths = [len(each) for each in self.tokenizer.encode([each or "" for each in values])]
         return np.array(lengths, np.float64)
 
@@ -94,7 +97,7 @@ class TextEncoder:
         return f"{measure:.0f} words"
 
     def notes(self, values: Values) -> str:
-        """What is unknown or missing."""
+        """Return a note about texts without known words and missing texts."""
         texts = [each for each in values if each is not None]
         strange = sum(
             not any(number >= FIRST for number in row) for row in self.tokenizer.encode(texts)
@@ -103,18 +106,18 @@ class TextEncoder:
         return " and ".join([*parts, *strangely_missing(values, self.marks_missing)])
 
     def describe(self) -> str:
-        """What was learnt, in words."""
+        """Return a description of the learnt values."""
         words = ", ".join(self.tokenizer.vocabulary[:_SHOWN])
         said = f"{len(self.weights)} words: {words}" if words else "no word that two texts have"
         said += ", ..." if len(self.weights) > _SHOWN else ""
         return said + ("; missing: said so" if self.marks_missing else "")
 
     def example(self) -> Any:
-        """A value as it may stand in a row."""
+        """Return an example of a value in a row."""
         return " ".join(self.tokenizer.vocabulary[:3])
 
     def problem(self) -> str:
-        """What is wrong with one that came from a file; nothing if it can be used."""
+        """Return the fault of an encoder that was read from a file; "" if it is valid."""
         if len(self.weights) != len(self.tokenizer.vocabulary):
             return f"{len(self.weights)} weights for {len(self.tokenizer.vocabulary)} words"
         if self.tokenizer.kind != "words" or not np.isfinite(self.weights).all():
@@ -129,7 +132,7 @@ def strangely_missing(values: Values, is_known: bool) -> list[str]:
 
 
 def is_free_text(texts: Sequence[str]) -> bool:
-    """Whether texts are sentences rather than names: varied, and of several words.
+    """Return True if texts are sentences rather than names: varied, and of several words.
 
     >>> is_free_text(["the heating is broken again", "a very quiet flat, near the river"])
     True

@@ -30,7 +30,7 @@ _BOMS = (
 )
 _WINDOWS = "cp1252"
 _LOOKED_AT = 50
-"""Lines by which the delimiter is told."""
+"""Number of lines that determine the delimiter."""
 
 
 def parse_text(
@@ -130,7 +130,7 @@ def _rows(text: str, delimiter: str, where: str) -> tuple[list[list[str]], list[
 
 
 def _decoded(content: bytes, encoding: str | None, where: str) -> tuple[str, tuple[str, ...]]:
-    """The text, and what was guessed about its encoding."""
+    """Return the text, and notes on its guessed encoding."""
     if encoding is not None:
         try:
             codecs.lookup(encoding)
@@ -167,7 +167,10 @@ def _decoded(content: bytes, encoding: str | None, where: str) -> tuple[str, tup
 
 
 def _delimiter(text: str) -> str:
-    """The character that divides the first lines into the most columns, as many in each."""
+    """Return the delimiter that splits the first lines into the most columns.
+
+    All lines must have the same number of columns.
+    """
     best, most = ",", 1
     for each in DELIMITERS:
         reader = csv_reader(StringIO(text, newline=""), delimiter=each, skipinitialspace=True)
@@ -225,7 +228,7 @@ class Found(NamedTuple):
 
 
 def is_format(text: str) -> bool:
-    """Whether a text is a format of dates, as `strptime` has them.
+    """Return True if a text is a date format of `strptime`.
 
     >>> is_format("%d/%m/%Y"), is_format("%Q"), is_format("iso")
     (True, False, True)
@@ -255,7 +258,9 @@ def find_format(texts: Sequence[str]) -> Found | None:
 
 
 def parse_date(text: str, format_: str) -> np.datetime64 | None:
-    """A date in a format; None if it is none. Times of known zones become those of UTC.
+    """Return a text as a date in a format; None if it is not a date.
+
+    Times with a known zone are converted to UTC.
 
     >>> str(parse_date("2024-05-01T12:00:00+02:00", "iso"))
     '2024-05-01T10:00:00.000000'
@@ -274,7 +279,7 @@ def parse_date(text: str, format_: str) -> np.datetime64 | None:
 
 
 def parse_dates(texts: Values, format_: str) -> tuple[Values, np.ndarray]:
-    """The dates of a column of texts, and which of them are none although there is a text."""
+    """Return the dates of a column of texts, and a mask of texts that are not dates."""
     known = {text: parse_date(text, format_) for text in set(texts) - {None}}
     nothing = np.datetime64("NaT")
     found = np.array(

@@ -1,7 +1,7 @@
-"""Texts to rows of whole numbers, and back.
+"""Conversion between texts and rows of integers.
 
-Number 0 is padding and 1 stands for all that is unknown; the vocabulary begins with 2. What a
-tokenizer has learnt is plain data, so it lies in the schema of a model, and in the model's file.
+Number 0 is padding and 1 is unknown; the vocabulary starts at 2. The learnt values of a tokenizer
+are plain data, so it is stored in the schema of a model and in the model's file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PADDING, UNKNOWN = 0, 1
 FIRST = 2
 """The number of the first token of a vocabulary."""
 LONGEST_CHOSEN = {"words": 256, "letters": 1024, "byte_pairs": 256}
-"""How many tokens of a text are kept where nobody says."""
+"""Default maximum number of tokens of a text."""
 _MOST_TOKENS = 1 << 20
 _LONGEST = 1 << 16
 _LONG_ENOUGH = 0.95
@@ -38,12 +38,12 @@ _WORD = re.compile(r"\w+(?:['\u2019]\w+)*|[^\w\s]")
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """Makes rows of `length` whole numbers of texts; see `fit`.
+    """Converter of texts to rows of `length` integers; see `fit`.
 
-    - `kind`: "words", "letters", or "byte_pairs" of UTF-8, which leave nothing unknown.
+    - `kind`: "words", "letters", or "byte_pairs" of UTF-8, which have no unknown tokens.
     - `vocabulary`: its tokens, from number 2 on, the most frequent first.
-    - `merges`: for byte pairs, which of them are joined, in order.
-    - `column`: the column of a table that has the texts.
+    - `merges`: for byte pairs, the pairs to merge, in order.
+    - `column`: the column of a table that contains the texts.
 
     >>> from caldera import data
     >>> words = data.Tokenizer.fit(["The cat sat.", "A cat!"], length=4)
@@ -73,9 +73,8 @@ class Tokenizer:
     ) -> Tokenizer:
         """Learn a vocabulary of at most `size` tokens from texts.
 
-        `length` is how many tokens of a text are kept; without it, as many as 95% of the texts
-        have, and at most 256 words or byte pairs, or 1024 letters. Byte pairs need the package
-        tokenizers.
+        `length` is the number of tokens of a text to keep. By default, it covers 95% of the texts,
+        up to 256 words or byte pairs, or 1024 letters. Byte pairs need the package tokenizers.
         """
         where = "data.Tokenizer.fit"
         if not isinstance(kind, str) or kind not in KINDS:
@@ -107,7 +106,7 @@ class Tokenizer:
 
     @property
     def size(self) -> int:
-        """How many different numbers there are, with those for padding and the unknown."""
+        """Number of different tokens, including padding and unknown."""
         return FIRST + len(self.vocabulary)
 
     def encode(self, texts: str | Sequence[str]) -> list[list[int]]:
@@ -129,7 +128,7 @@ class Tokenizer:
         ]
 
     def transform(self, texts: str | Sequence[str]) -> NDArray[np.int64]:
-        """Rows of `length` numbers: longer texts are cut, shorter ones padded with 0."""
+        """Return rows of `length` numbers: longer texts are truncated, shorter padded with 0."""
         encoded = self.encode(texts)
         rows = np.zeros((len(encoded), self.length), np.int64)
         for row, numbers in zip(rows, encoded, strict=True):
@@ -138,7 +137,10 @@ class Tokenizer:
         return rows
 
     def decode(self, numbers: Iterable[int]) -> str:
-        """The text that numbers stand for: words with spaces between them; � for the unknown."""
+        """Return the text of a row of numbers, with words separated by spaces.
+
+        An unknown token becomes �.
+        """
         try:
             given = np.asarray(list(numbers))
         except (TypeError, ValueError):
@@ -154,7 +156,7 @@ class Tokenizer:
         return (" " if self.kind == "words" else "").join(tokens)
 
     def to_plain(self) -> dict[str, Any]:
-        """As what JSON can hold."""
+        """Return a JSON-serialisable value."""
         return cast("dict[str, Any]", to_plain(self))
 
     @classmethod
@@ -170,7 +172,7 @@ class Tokenizer:
         return found
 
     def check(self, where: str) -> None:
-        """Refuse what only a damaged file says."""
+        """Raise an error for values that only a damaged file can contain."""
         fine = (
             self.kind in KINDS
             and 1 <= self.length <= _LONGEST
@@ -254,7 +256,7 @@ def _merges_of(engine: Any) -> list[str]:
 
 
 def _engine(vocabulary: tuple[str, ...], merges: tuple[str, ...], where: str) -> Any:
-    """What encodes, made of the parts that a model's file has, and of nothing else."""
+    """Return the byte-pair encoder, constructed only from data in a model's file."""
     package = optional_import("tokenizers", "'caldera[text]'", where)
     numbers = {token: number for number, token in enumerate(vocabulary)}
     pairs = [tuple(merge.split(" ")) for merge in merges]

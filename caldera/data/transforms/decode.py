@@ -22,7 +22,7 @@ from caldera.errors import ConfigError, DataError
 
 # Only these are tried: for some others Pillow starts programs.
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
-# Eight bits a channel; deeper pixels would be cut off silently.
+# Eight bits per channel; deeper pixels would be truncated silently.
 _MODES = frozenset({"1", "CMYK", "L", "LA", "P", "RGB", "RGBA", "YCbCr"})
 _MODE_OF_CHANNELS = {1: "L", 3: "RGB"}
 # As it is in the file, in the colours that are wanted, and as an array.
@@ -53,10 +53,11 @@ def decode_all(
     where: str,
     broken: dict[str, str] | None = None,
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Images as (samples, channels, height, width), and their class numbers.
+    """Decode images to (samples, channels, height, width), and return their class numbers.
 
-    All must have the size of the first, or `size`; with `resize` they are brought to it. Those that
-    cannot be read are named in one error; or left out and put into `broken`, with the reason.
+    All must have the size of the first image, or `size`; with `resize` they are resized. All
+    unreadable images are named in a single error; or left out and added to `broken`, with the
+    reason.
     """
     decode = Decoder(channels, where)
     size = size or decode.size(images[0].read(), images[0].name)
@@ -166,7 +167,7 @@ class Decode(Transform):
 
 
 def check_decoding(where: str, size: tuple[int, int] | None, channels: int) -> None:
-    """Whether images can be decoded to this.
+    """Raise an error unless images can be decoded to this size and number of channels.
 
     >>> check_decoding("data.Decode", (32, 32), 2)
     Traceback (most recent call last):
@@ -179,7 +180,7 @@ def check_decoding(where: str, size: tuple[int, int] | None, channels: int) -> N
 
 
 class Decoder:
-    """Decodes images with Pillow; whatever is wrong with one is a `DataError` with its name."""
+    """Image decoder with Pillow; every fault of an image is a `DataError` with its name."""
 
     def __init__(self, channels: int, where: str) -> None:
         self._pillow = optional_import("PIL.Image", "pillow", where)
@@ -216,7 +217,7 @@ class Decoder:
         where = f"{self._where} {name}".rstrip()
         try:
             with self._pillow.open(io.BytesIO(content), formats=_FORMATS) as image:
-                # The header alone has been read so far.
+                # Only the header has been read so far.
                 check_asked(_BYTES_A_PIXEL * image.width * image.height, where, held=len(content))
                 if image.mode not in _MODES:
                     raise DataError.build(

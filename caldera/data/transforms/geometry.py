@@ -1,7 +1,7 @@
 """Geometric image transforms: crop, mirror, cutout and rotation by a random angle.
 
-All of them keep the dtype. In rotations, positions are integer multiples of 1/65536 pixel and
-weights of 1/256, so bytes are computed in integers alone, with the same result on every device.
+All keep the dtype. In rotations, positions are integer multiples of 1/65536 pixel and weights of
+1/256. Bytes therefore need only integer arithmetic, with the same result on every device.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Crop(Transform):
             )
 
     def _places(self, size: tuple[int, int]) -> tuple[int, int]:
-        """How many places there are for the window, in height and width."""
+        """Return the number of positions of the window, in height and width."""
         wanted = pair("data.Crop", self.size)
         height, width = (
             have + 2 * self.padding - want + 1 for have, want in zip(size, wanted, strict=True)
@@ -222,7 +222,7 @@ class Cutout(Transform):
 
 
 _ANGLES = 4096
-"""How many angles there are to choose from."""
+"""Number of possible angles."""
 _UNIT = 1 << 16
 _WEIGHT = 1 << 8
 _FRAME = 2
@@ -231,9 +231,9 @@ _FRAME = 2
 
 @dataclass(frozen=True)
 class Rotate(Transform):
-    """Each image is turned about its centre by an angle of at most this many degrees.
+    """Rotation of each image about its centre by a random angle of at most `degrees`.
 
-    Pixels are mixed from the four nearest (bilinear); what comes from outside is 0.
+    Pixels are interpolated from the four nearest (bilinear); pixels outside the image are 0.
 
     >>> import numpy as np
     >>> from caldera import data
@@ -306,11 +306,12 @@ class Rotate(Transform):
 
 
 def _corners(xp: Any, cosine: Any, sine: Any, height: int, width: int) -> list[tuple[Any, Any]]:
-    """Where the pixels of turned images come from, with the functions of NumPy or of `op`.
+    """Return the source pixels of rotated images, with the functions of NumPy or of `op`.
 
-    For each of the four neighbours, its place in a framed image and its weight: (samples, pixels).
+    For each of the four neighbours, these are its index in a framed image and its weight: (samples,
+    pixels).
     """
-    # Twice the distance from the centre, which lies on a pixel or between two.
+    # Twice the distance from the centre, which is on a pixel or between two.
     down = np.repeat(2 * np.arange(height) - (height - 1), width)
     right = np.tile(2 * np.arange(width) - (width - 1), height)
     row, to_next_row = _floor_and_rest(xp, sine * right + cosine * down, height)
@@ -326,7 +327,7 @@ def _corners(xp: Any, cosine: Any, sine: Any, height: int, width: int) -> list[t
 
 
 def _floor_and_rest(xp: Any, twice: Any, length: int) -> tuple[Any, Any]:
-    """A place in the framed image, and how far it is from there to the next, in 1/256."""
+    """Return an index in the framed image and the distance to the next pixel, in 1/256."""
     place = (twice + (length - 1) * _UNIT) // 2
     whole = place // _UNIT
     rest = (place - whole * _UNIT) // (_UNIT // _WEIGHT)

@@ -69,9 +69,9 @@ class _Linear(Transform):
 
 @dataclass(frozen=True)
 class Normalise(_Linear):
-    """(x - mean) / std as floats, for each channel (axis 1) or with one number for all.
+    """(x - mean) / std as floats, per channel (axis 1) or with a single number for all.
 
-    Bytes are divided by 255 first, so mean and std are those of images from 0 to 1.
+    Bytes are divided by 255 first, so mean and std refer to images from 0 to 1.
 
     >>> import numpy as np
     >>> from caldera import data
@@ -97,9 +97,9 @@ class Normalise(_Linear):
 
     @classmethod
     def of(cls, data: Data) -> Normalise:
-        """What makes mean 0 and standard deviation 1 of each channel of `data`.
+        """Return the transform to mean 0 and standard deviation 1 for each channel of `data`.
 
-        A channel that never changes is only shifted.
+        A constant channel is only shifted.
 
         >>> import numpy as np
         >>> from caldera import data
@@ -138,7 +138,7 @@ class Normalise(_Linear):
 class SubtractMean(_Linear):
     """x - mean as floats: the mean of a whole sample, of each channel (axis 1), or one number.
 
-    Bytes are divided by 255 first, so the mean is that of images from 0 to 1.
+    Bytes are divided by 255 first, so the mean refers to images from 0 to 1.
 
     >>> import numpy as np
     >>> from caldera import data
@@ -158,7 +158,7 @@ class SubtractMean(_Linear):
 
     @classmethod
     def of(cls, data: Data) -> SubtractMean:
-        """What makes the mean of each element of a sample 0."""
+        """Return the transform to mean 0 for each element of a sample."""
         if not len(data):
             raise DataError.build("data.SubtractMean.of", expected="samples", got="none")
         total = np.zeros(data.shape)
@@ -220,19 +220,19 @@ def _channel_statistics(data: Data, batch_size: int = 1000) -> tuple[Array, Arra
 
 
 _UNIT = 256
-"""Factors are whole multiples of 1/256, so that bytes need whole numbers alone."""
+"""Factors are integer multiples of 1/256, so that bytes need only integer arithmetic."""
 _GREY = (77, 150, 29)
-"""How bright red, green and blue are, in units of 1/256."""
+"""Luminance weights of red, green and blue, in units of 1/256."""
 
 
 @dataclass(frozen=True)
 class Colour(Transform):
-    """Each image gets another brightness, contrast and saturation, in this order.
+    """Random change of brightness, contrast and saturation of each image, in this order.
 
-    Each is multiplied by a factor between 1 - a and 1 + a, evenly drawn; contrast is the distance
-    from the image's mean, saturation that from the pixel's grey. Bytes are rounded and stay between
-    0 and 255 after each step; floats are neither rounded nor bounded. Saturation needs three
-    channels and leaves images of one as they are.
+    Each is multiplied by a factor drawn uniformly from 1 - a to 1 + a. Contrast is the distance
+    from the image's mean, saturation the distance from the pixel's grey. Bytes are rounded and
+    clipped to 0 and 255 after each step; floats are neither rounded nor clipped. Saturation needs
+    three channels and leaves images with a single channel unchanged.
 
     >>> import numpy as np
     >>> from caldera import data
@@ -272,7 +272,7 @@ class Colour(Transform):
         return op.cast(self._whole_numbers(op, op.cast(x, "int32"), factors), uint8)
 
     def _range(self) -> tuple[NDArray[np.int64], tuple[int, ...]]:
-        """The smallest factors, in 1/256, and how many there are to choose from."""
+        """Return the smallest factors, in 1/256, and the number of possible factors."""
         reach = np.rint(np.array([self.brightness, self.contrast, self.saturation]) * _UNIT)
         whole = reach.astype(np.int64)
         return _UNIT - whole, tuple((2 * whole + 1).tolist())

@@ -1,8 +1,8 @@
-"""What a pipeline is made of: stages, each a function from a batch to a batch.
+"""Stages of a pipeline, each a function from a batch to a batch.
 
-A stage gets all arrays of a batch and the `Draw` that names its random numbers. It returns new
-arrays and leaves its arguments alone, so that several threads may use it at once. Where batches are
-made on a device, a stage is written as an expression; the numbers drawn are the same.
+A stage receives all arrays of a batch and the `Draw` that names its random numbers. It returns new
+arrays and does not modify its arguments, so that several threads may use it simultaneously. If
+batches are made on a device, a stage is written as an expression; the random numbers are the same.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Exprs: TypeAlias = tuple[Expr, ...]
 
 
 class BatchStage(ABC):
-    """A change to a whole batch: its inputs, and its targets. A new one needs `apply` alone.
+    """Transform of a whole batch, inputs and targets; a subclass needs only `apply`.
 
-    What becomes of a sample depends on that sample and on the numbers drawn for its place, never
-    on the others of its batch; a stage that mixes samples says how many it needs (`following`).
+    The result for a sample depends on that sample and on the random numbers of its position, never
+    on the rest of its batch; a stage that mixes samples declares the number it needs (`following`).
 
     >>> import numpy as np
     >>> from caldera import data
@@ -37,10 +37,10 @@ class BatchStage(ABC):
     """
 
     is_random: ClassVar[bool] = False
-    """Whether it changes samples at random, as is done to those to train with and to no others."""
+    """True if it changes samples at random, as is done to training samples only."""
 
     following: ClassVar[int] = 0
-    """How many samples that come after a batch it needs to make the batch."""
+    """Number of samples after a batch that are needed to make the batch."""
 
     @abstractmethod
     def apply(self, arrays: Arrays, draw: Draw) -> Arrays:
@@ -52,12 +52,12 @@ class BatchStage(ABC):
 
     @property
     def name(self) -> str:
-        """How messages and reports call it."""
+        """Name in messages and reports."""
         return type(self).__name__
 
 
 class Transform(BatchStage):
-    """A stage that changes the first array alone, x; a new one needs `__call__` alone.
+    """Stage that changes only the first array, x; a subclass needs only `__call__`.
 
     >>> import numpy as np
     >>> from caldera import data
@@ -108,7 +108,7 @@ class _Called(Transform):
 
 
 class Stages(Sequence[BatchStage]):
-    """Stages one after the other; each draws numbers of its own.
+    """Sequence of stages; each draws separate random numbers.
 
     >>> import numpy as np
     >>> from caldera.data import Crop, Draw, Mirror
@@ -135,13 +135,13 @@ class Stages(Sequence[BatchStage]):
         """How many samples that come after a batch its making needs."""
 
     def apply(self, arrays: Arrays, draw: Draw, first: int = 0, end: int | None = None) -> Arrays:
-        """What the stages from `first` to `end` make of a batch."""
+        """Apply the stages from `first` to `end` to a batch."""
         for number in range(first, len(self) if end is None else end):
             arrays = self._stages[number].apply(arrays, draw.of_stage(number))
         return arrays
 
     def expressions(self, arrays: Exprs, draw: LazyDraw, first: int = 0) -> Exprs | None:
-        """What the stages from `first` on make of a batch on a device; None if one cannot."""
+        """Apply the stages from `first` on to a batch on a device; None if one cannot run there."""
         for number in range(first, len(self)):
             changed = self._stages[number].expressions(arrays, draw.of_stage(number))
             if changed is None:

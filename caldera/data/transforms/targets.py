@@ -18,7 +18,7 @@ from caldera.data.transforms.stage import BatchStage, Exprs
 from caldera.errors import ConfigError, DataError, DtypeError, ShapeError
 
 _QUANTILES = 4096
-"""How many parts there are to choose from when samples are mixed."""
+"""Number of possible mixing weights."""
 _POINTS = 1 << 16
 
 
@@ -81,12 +81,12 @@ class OneHot(BatchStage):
 
 @dataclass(frozen=True)
 class Mixup(BatchStage):
-    """Each sample is mixed with the next one of the epoch, and its target with the other's.
+    """Mixture of each sample with the next sample of the epoch, and of their targets.
 
-    The part of the first is drawn from Beta(alpha, alpha). Since the order is random, the next
-    sample is any other; and since it does not depend on batches, batches of any size on any number
-    of ranks hold the same samples. Bytes are divided by 255 first. Class numbers cannot be mixed:
-    `OneHot` goes before.
+    The weight of the first is drawn from Beta(alpha, alpha). Since the order is random, the next
+    sample is an arbitrary one; and since it does not depend on batches, batches of any size on any
+    number of ranks contain the same samples. Bytes are divided by 255 first. Class numbers cannot
+    be mixed: put `OneHot` first.
 
     >>> import numpy as np
     >>> from caldera import data
@@ -135,7 +135,7 @@ def _floats(xp: Any, array: Any) -> Any:
 
 
 def _mixed(xp: Any, array: Any, parts: Any) -> Any:
-    """Each row with its part of it and the rest of the next row."""
+    """Return the weighted mean of each row and the next row."""
     parts = xp.reshape(parts, (len(parts), *(1,) * (array.ndim - 1)))
     parts = parts.astype(array.dtype) if xp is np else op.cast(parts, array.dtype)
     return array[:-1] * parts + array[1:] * (1 - parts)
