@@ -139,7 +139,7 @@ class _Tiling:
 
     @classmethod
     def of(cls, node: Node) -> _Tiling | None:
-        """Return the tiling; None if the registers of a thread cannot hold a filter and its inputs."""
+        """Return the tiling; None if a filter and its inputs exceed a thread's registers."""
         geometry, backward = Geometry.of(node), node.op.name == "conv2d_input"
         rows, columns = (
             (*each, backward)

@@ -160,7 +160,7 @@ def _bind_gradient(call: Call) -> Runner:
     g, x, scale, mean, variance, *more = call.inputs
     dx, for_scale, for_shift, *rest = call.outputs
     rounds, sums = _ending(call.node)
-    # Placeholders stand for absent operands and results, which are not accessed.
+    # Placeholders replace absent operands and results, and are not accessed.
     other, rounded = more[0] if more else g, rest[0] if rounds else dx
     totals = [for_scale, for_shift, *(rest[-1:] if sums else ())]
     axes, length = call.node.attrs["axis"], scale.size
