@@ -4,8 +4,8 @@ Depthwise convolutions have no work for tensor cores; their cost is reading and 
 has neighbouring channels of a strip of pixels, moves down the strip and reads each row once. Images
 are channels last and filters have the layout of variables; other kernels serve other layouts.
 
-Pointwise convolutions are matrix products, by cuBLASLt where it is installed. Channels-last images
-are one tall matrix, row-major images a batch of matrices.
+Pointwise convolutions are matrix products, by cuBLASLt if installed. Channels-last images are one
+tall matrix, row-major images a batch of matrices.
 """
 
 from __future__ import annotations

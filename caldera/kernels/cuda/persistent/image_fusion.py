@@ -103,7 +103,7 @@ class FusedImages:
     def _near(self) -> tuple[list[SharedTile], list[SharedImage]]:
         """Return the arrays loaded to shared memory, and the arrays written there.
 
-        Results of one work that another reads are all written there, as long as they fit.
+        All results passed between works are written there, as long as they fit.
         """
         brought: list[SharedTile] = []
         made: list[SharedImage] = []

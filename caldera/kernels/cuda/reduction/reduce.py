@@ -1,7 +1,7 @@
 """Reductions on a GPU: loops over any axes and any layout, and products with a row of ones.
 
-A loop is launched separately or belongs to a fused body. Its division depends only on its shape,
-never on the GPU: results are the same everywhere and from run to run.
+A loop is a separate launch or part of a fused body. Its division depends only on its shape, never
+on the GPU: results are the same everywhere and from run to run.
 
 Sums of columns may also be products with a row of ones. cuBLASLt has kernels for them that need one
 launch where a loop in parts needs two, and that read a matrix at the speed of its memory. They add
