@@ -154,7 +154,7 @@ def _bind_reshape(call: Call) -> Runner:
     try:
         return CudaRunner(copy_calls(target.reshape(source.shape, copy=False), source))
     except ValueError:
-        # Neither array can be reshaped to the other's shape without a copy.
+        # Neither array can be reshaped to match the second one without a copy.
         return CudaRunner([_by_number(target, source)])
 
 

@@ -283,7 +283,7 @@ def kernel_source(
     body: str,
     resident: int | None = None,
 ) -> str:
-    """Return the source of one kernel.
+    """Return the source of a kernel.
 
     Blocks of up to `threads` threads are guaranteed to fit in a multiprocessor, for any code that
     the compiler generates; if `resident` is given, that number of blocks fits. None leaves the

@@ -184,7 +184,7 @@ def divisor(by: int) -> tuple[int, int, int]:
 
 @dataclass
 class LaunchIntegers:
-    """Integers of a launch, passed as one parameter: a struct of integers of one width."""
+    """Integers of a launch, passed as one parameter: a struct of integers of the same width."""
 
     wide: bool
     values: list[int] = field(default_factory=list)

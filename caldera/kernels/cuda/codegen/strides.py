@@ -126,7 +126,7 @@ def _extent(array: DeviceArray) -> int:
 def neighbours(length: int, arrays: Sequence[tuple[DeviceArray, Iterable[int]]]) -> int:
     """Return the number of neighbours moved per access: a power of 2 that divides the length.
 
-    Each array comes with the strides that its indices depend on, except the stride between
+    Each array is paired with the strides that its indices depend on, except the stride between
     neighbours. The element size of the first array determines the size of a full access.
     """
     count = _WIDEST // arrays[0][0].itemsize

@@ -224,8 +224,7 @@ def _supports(rank: int, node: Node) -> bool:
     if node.attrs.get("activation") not in (None, *ACTIVATIONS):
         return False
     if any(before != after for before, after in node.attrs["padding"]):
-        # Some cuDNN engines then apply the padding of one side to both, which produces wrong
-        # results.
+        # Some cuDNN engines then apply one side's padding to both, which produces wrong results.
         return False
     if any(0 in spec.shape for spec in (*(each.outputs[0] for each in node.inputs), node.spec)):
         return False

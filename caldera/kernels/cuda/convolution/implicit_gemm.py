@@ -366,7 +366,7 @@ class FilterGradient:
         return tiling(work.results, self.terms, pixels, work.groups, itemsize, most_splits)
 
     def splits(self, most: int | None = None) -> int:
-        """Return the number of parts of each sum if every element is computed by separate threads."""
+        """Return the number of parts of each sum if separate threads compute every element."""
         pixels = self.work.batch * size(self.work.target)
         card = driver().card
         fill = card.multiprocessors * card.threads

@@ -4,8 +4,8 @@ Depthwise convolutions have no work for tensor cores; their cost is reading and 
 has neighbouring channels of a strip of pixels, moves down the strip and reads each row once. Images
 are channels last and filters have the layout of variables; other kernels serve other layouts.
 
-Pointwise convolutions are matrix products, by cuBLASLt where it is installed. Channels-last images
-are one tall matrix, row-major images a batch of matrices.
+Pointwise convolutions are matrix products, by cuBLASLt if installed. Channels-last images are one
+tall matrix, row-major images a batch of matrices.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class _Tiling:
 
     @classmethod
     def of(cls, node: Node) -> _Tiling | None:
-        """Return the tiling; None if the registers of a thread cannot hold a filter and its inputs."""
+        """Return the tiling; None if a filter and its inputs exceed a thread's registers."""
         geometry, backward = Geometry.of(node), node.op.name == "conv2d_input"
         rows, columns = (
             (*each, backward)

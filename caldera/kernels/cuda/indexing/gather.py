@@ -151,7 +151,7 @@ def _reading(
 
 
 def _unit_bytes(out: Array, x: Array, distances: Sequence[int]) -> int:
-    """Return the maximum number of bytes per access: all rows must start at a multiple of it."""
+    """Return the maximum number of bytes per access, to which all rows must be aligned."""
     size = x.itemsize
     places = [address_of(out), address_of(x), *[distance * size for distance in distances]]
     return next(

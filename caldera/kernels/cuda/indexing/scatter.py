@@ -368,7 +368,7 @@ def _shared_vector(shape: _Geometry) -> int:
 
 
 def _item_bytes(additions: int) -> int:
-    """Return the bytes of a buffer of items, rounded up so that the next buffer is 16-byte aligned."""
+    """Return the bytes of a buffer of items, rounded up to a multiple of 16."""
     return -(-additions * _ITEM // _VECTOR) * _VECTOR
 
 

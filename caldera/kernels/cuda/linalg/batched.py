@@ -60,7 +60,10 @@ BlocksOf = Callable[[Node], tuple[int, int]]
 
 
 def _batch(shape: Shape, arrays: Sequence[tuple[Array, int]]) -> Parameter:
-    """Return the layout of all matrices; arrays are given with the number of axes of their results."""
+    """Return the layout of all matrices.
+
+    Arrays are given with the number of axes of their results.
+    """
     strides = []
     for array, own in arrays:
         lengths = array.shape[: array.ndim - own]

@@ -116,7 +116,7 @@ def bind(call: Call) -> Runner:
 
 
 def supports(node: Node) -> bool:
-    """Return True if the library supports this node: all but bfloat16, which CuPy does not support."""
+    """Return True if the library supports this node; CuPy does not support bfloat16."""
     sizes = [given.spec.size for given in node.inputs]
     dtype = part_of(node.inputs[0].dtype)
     return card_count() > 0 and dtype in FLOATS - {bfloat16} and min(sizes) > 0

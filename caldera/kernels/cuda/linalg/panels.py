@@ -1,8 +1,8 @@
 """Panel factorisations on a GPU: products by cuBLASLt, and a custom kernel for diagonal blocks.
 
-A panel is some columns of a matrix. cuSOLVER spends most of its time on dependent steps of one
-column. Here a small block takes these steps in the registers of one multiprocessor, which produces
-the inverse as well; all remaining work is products.
+A panel is some columns of a matrix. cuSOLVER spends most of its time on dependent steps for single
+columns. Here a small block takes these steps in a multiprocessor's registers, which produces the
+inverse as well; all remaining work is products.
 """
 
 from __future__ import annotations

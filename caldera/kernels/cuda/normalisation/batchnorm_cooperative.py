@@ -1,7 +1,7 @@
 """Batch normalisation of small images, channels last, and its gradient: one launch each.
 
-Three launches take longer than the work of a small network's layer. Here all blocks are on the card
-at once and keep what they read until they have met, see
+Three launches take longer than the work of a small network's layer. Here all blocks are resident
+simultaneously and keep the elements they have read until a barrier of the whole grid, see
 include/normalisation/batchnorm_cooperative.cuh.
 """
 
@@ -38,33 +38,35 @@ from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
 THREADS = ((256, 4), (512, 8))
-"""Threads of a block, and pieces of an image that each keeps at most. Few threads are
-faster where they suffice, as measured on an H200."""
+"""Threads of a block, and the maximum number of pieces of an image that each keeps.
+
+Fewer threads are faster if they suffice, as measured on an H200.
+"""
 PIECE = 16
-"""Bytes that a thread reads at once."""
+"""Number of bytes that a thread reads per access."""
 _FEWEST = 1 << 10
 """Elements of an image."""
 _BARRIERS = 4096
-"""As in batchnorm_cooperative.cuh."""
+"""Number of barriers, the same as in batchnorm_cooperative.cuh."""
 _KNOWN = 16 * 5 * 4
-"""Bytes of what is known about up to 16 channels."""
+"""Bytes of the values stored for up to 16 channels."""
 _places = count()
 
 
 @dataclass(frozen=True)
 class Shares:
-    """How blocks share images of so many rows and channels."""
+    """Distribution of images with `rows` rows and `channels` channels among blocks."""
 
     rows: int
     channels: int
     many: int
     """Channels of a piece."""
     most: int
-    """Blocks that the card has at once."""
+    """Number of blocks that are resident on the GPU simultaneously."""
 
     @property
     def across(self) -> int:
-        """Pieces of a row that a block has: two of them are what the card moves at once."""
+        """Pieces of a row that a block has: two pieces fill a memory transaction of the GPU."""
         return 1 if self.channels // self.many % 2 else 2
 
     @property
@@ -73,7 +75,7 @@ class Shares:
         return self.channels // (self.many * self.across)
 
     def split(self, most: int) -> Split | None:
-        """How the rows are shared if no thread keeps more than `most` pieces of an image."""
+        """Return the split of the rows if no thread keeps more than `most` pieces of an image."""
         for threads, many in THREADS:
             kept = 1
             while kept <= min(most, many):
@@ -115,7 +117,7 @@ def _split(node: Node) -> Split | None:
 
 
 def _is_small(node: Node) -> bool:
-    """Whether images are small and lie channels last."""
+    """Return True if images are small and channels last."""
     image = node.outputs[0]
     if len(image.shape) != len(NHWC) or node.attrs["axis"] != 1 or image.order != NHWC:
         return False
@@ -152,7 +154,7 @@ def _launch(
     shares, split, spec = _shares(node.outputs[0]), _split(node), _partial(node)
     assert split is not None
     partial = Scratch(call.workspace).array(spec.shape, spec.dtype)
-    # A launch meets where no other that may run beside it does.
+    # A launch uses a barrier that no concurrent launch uses.
     signature = KernelSignature(
         {
             "partial": pointer(partial),
@@ -176,7 +178,7 @@ def _launch(
         f"{', '.join(images)}, rows, channels, eps, {strided(*vectors)}, partial, barrier, "
         "shared);\n}\n"
     )
-    # A sum of each thread, and what is known.
+    # A sum per thread, and the values of the channels.
     shared = 8 * split.threads + _KNOWN
     grid = (split.chunks, shares.groups, 1)
     return CudaRunner(
@@ -204,7 +206,7 @@ def _bind_gradient(call: Call) -> Runner:
     dx, for_scale, for_shift = call.outputs
     if not _lie_well([x, g, dx]):
         return channel_norms.bind_gradient(call)
-    # Without a relu nothing looks at the shift.
+    # The shift is read only with a relu.
     shift = shifts[0] if shifts else scale
     vectors = {
         "scale": const_pointer(scale),
@@ -226,7 +228,7 @@ for _op in _MOST_KEPT:
             "at once",
             _bind_gradient if _op.endswith("grad") else _bind,
             _is_small,
-            # Two of them beside each other might wait for blocks that find no room.
+            # Two concurrent launches might each wait for blocks that do not fit on the GPU.
             lambda node: max(workspace_bytes(_partial(node)), workspace(node)),
             priority=1,
             in_place=in_place,

@@ -155,7 +155,7 @@ def bind_gradient(call: Call) -> Runner:
     g, x, scale, *shifts, mean, variance = call.inputs
     dx, for_scale, for_shift = call.outputs
     relu = bool(shifts)
-    # Without a relu nothing looks at the shift.
+    # The shift is read only with a relu.
     shift = shifts[0] if relu else scale
     layout = layout_of([x, g, dx], call.node.attrs["axis"], by_image=False)
     partial, factors = in_workspace(call, _specs(call.node))
@@ -261,7 +261,7 @@ def _bind_group_gradient(call: Call) -> Runner:
                 "variance_group, factors);",
             ),
         ]
-    # Images lie `chunks` sums apart.
+    # The stride between images is `chunks` sums.
     calls.append(
         parameter_gradients(
             partial,
@@ -312,7 +312,7 @@ def _over_groups(node: Node, name: str, signature: KernelSignature, body: str) -
 
 
 def has_relu(node: Node) -> bool:
-    """Whether a relu follows."""
+    """Return True if a relu follows."""
     return node.op.name.endswith("relu")
 
 
@@ -339,8 +339,8 @@ def _no_workspace(node: Node) -> int:
 
 
 def in_place(node: Node) -> bool:
-    """Whether outputs may take the place of inputs."""
-    # Every element is read before it is written, and vectors before any of them.
+    """Return True if outputs may replace inputs."""
+    # Every element is read before it is written, and vectors are read before the first write.
     return len(node.outputs[0].shape) > 1
 
 

@@ -1,8 +1,8 @@
 """Layer normalisation and its gradient: a sample is a row, read once and kept in registers.
 
-The gradients of scale and shift are sums over samples. Every block adds up those of its rows while
-it computes the gradient of x, and a second kernel adds up the blocks. What a residual block adds to
-x, or to its gradient, is added on the way.
+The gradients of scale and shift are sums over samples. Every block adds up the sums of its rows
+while it computes the gradient of x, and a second kernel adds up the blocks. The addition of a
+residual block to x, or to its gradient, is part of the same kernel.
 """
 
 from __future__ import annotations
@@ -39,14 +39,20 @@ from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
 _HEADER = "layernorm.cuh"
 _MOST_KEPT, _MOST_KEPT_OF_BLOCK = 32, 16
-"""Elements of a row that a thread keeps, and those of a gradient that one of a large block does:
-each has several numbers there."""
+"""Maximum number of elements of a row that a thread keeps, and for gradients in a large block.
+
+For gradients, a thread keeps several numbers per element.
+"""
 _FEW_BLOCKS, _MOST_BLOCKS = 3, 8
-"""Blocks of a multiprocessor that share the rows of a gradient: three, and more where a block would
-else have many rows one after the other."""
+"""Blocks per multiprocessor that share the rows of a gradient.
+
+There are three, and more if a block would otherwise process many rows sequentially.
+"""
 _ROWS_IN_TURN = 8
-"""Rows that a group has at least where there are more blocks: each leaves sums behind, which are
-read again."""
+"""Minimum number of rows of a group if there are more blocks.
+
+Each group writes sums, which are read again.
+"""
 
 Axes = tuple[int, ...]
 
@@ -59,7 +65,7 @@ def _spread(array: Array, axes: Axes, rank: int) -> Strides:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Arrays as rows: the walk over rows, and that inside of one."""
+    """Arrays as rows: the layout over rows, and the layout within a row."""
 
     rows: StridedLayout
     row: StridedLayout
@@ -75,7 +81,7 @@ class _Rows:
     def parameters(
         self, row: StridedLayout, count: int, length: int, node: Node
     ) -> dict[str, Parameter]:
-        """So many rows of this length, and eps."""
+        """Return the parameters for `count` rows of this length, and eps."""
         return {
             "rows": self.rows.parameter(self.large),
             "row": row.parameter(self.large),
@@ -93,7 +99,11 @@ def _rows(
     parameters: Sequence[Array],
     most: int,
 ) -> _Rows:
-    """How to see these: `images` are whole, `samples` have a number a row, `parameters` a row."""
+    """Return the arrays as rows.
+
+    `images` are whole arrays, `samples` have a number per row, and `parameters` have the length of
+    a row.
+    """
     rank = len(shape)
     others = tuple(axis for axis in range(rank) if axis not in axes)
     whole = [strides_of(array) for array in images]
@@ -105,7 +115,7 @@ def _rows(
     dense = row.rank == 1 and (length <= 1 or all(step == 1 for step in row.inner))
     together = 1
     if dense:
-        # The walk goes on with samples, whose rows are single numbers.
+        # The remaining strides belong to samples, whose rows are single numbers.
         whole_rows = zip(images, rows.strides[: len(images)], strict=True)
         together = neighbours(length, [*whole_rows, *((each, ()) for each in parameters)])
     large = is_large(*images)
@@ -117,7 +127,7 @@ def _rows(
 def _bind(call: Call) -> Runner:
     x, *more, scale, shift = call.inputs
     *total, y, mean, variance = call.outputs
-    # Where nothing is added these two are not looked at.
+    # These two are read only if there is an addition.
     other, whole = (more[0], total[0]) if more else (x, x)
     axes = call.node.attrs["axis"]
     seen = _rows(x.shape, axes, [x, other, whole, y], [mean, variance], [scale, shift], _MOST_KEPT)
@@ -150,7 +160,7 @@ def _bind_gradient(call: Call) -> Runner:
     g, x, scale, mean, variance, *more = call.inputs
     dx, for_scale, for_shift, *rest = call.outputs
     rounds, sums = _ending(call.node)
-    # What is not added or not written is not looked at.
+    # Placeholders replace absent operands and results, and are not accessed.
     other, rounded = more[0] if more else g, rest[0] if rounds else dx
     totals = [for_scale, for_shift, *(rest[-1:] if sums else ())]
     axes, length = call.node.attrs["axis"], scale.size
@@ -200,7 +210,7 @@ def _bind_gradient(call: Call) -> Runner:
 
 
 def _ending(node: Node) -> tuple[bool, bool]:
-    """Whether a gradient is rounded as well, and whether it is added up."""
+    """Return two flags: if a gradient is rounded as well, and if it is summed."""
     return node.attrs.get("dtype") is not None, node.attrs.get("summed", False)
 
 

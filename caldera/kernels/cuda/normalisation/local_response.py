@@ -61,8 +61,10 @@ class _Work:
         return flags(self.last)
 
     def signature(self, names: Sequence[str], node: Node, tile: tuple[int, int]) -> KernelSignature:
-        """For arrays of these names, the last of which is written, and tiles of so many rows and
-        channels."""
+        """Return the signature for arrays of these names, and tiles of `tile` rows and channels.
+
+        The last array is written.
+        """
         attrs, channels = node.attrs, self.arrays[0].shape[1]
         before, after = _window(node)
         kind = computed_type(self.arrays[0].dtype.name)
@@ -85,7 +87,7 @@ class _Work:
 
 
 def _window(node: Node) -> tuple[int, int]:
-    """The channels below and above that count; where there is none, nothing is missed."""
+    """Return the numbers of channels below and above in the window, limited to existing channels."""
     window, channels = node.attrs["window"], node.outputs[0].shape[1]
     return min(window // 2, channels), min((window - 1) // 2, channels)
 

@@ -1,7 +1,7 @@
 """Layouts of images in batch and group normalisation, their row sums, and the normalisation.
 
 Statistics and gradients derive from the sums. The number of chunks of rows depends on shapes and on
-the card's multiprocessors. Sources: include/normalisation/norm_statistics.cuh and
+the number of multiprocessors. Sources: include/normalisation/norm_statistics.cuh and
 include/normalisation/norm_apply.cuh.
 """
 
@@ -49,7 +49,8 @@ _LANES = 32
 RESIDENT = 4
 """Blocks that a multiprocessor has at the same time."""
 _MORE = 4
-"""How many times as many there are where none leaves sums behind, so that more cost nothing."""
+"""Factor for the number of blocks in kernels without sums, where more blocks cost no extra memory.
+"""
 _ROUNDS = 4
 """Rows a thread takes, at least, before a second chunk pays."""
 _MOST_TOGETHER = 8
@@ -79,7 +80,7 @@ class NormSizes:
         return Spec((self.images * self.most_chunks() * 2 * self.channels,), float64)
 
     def factors(self, node: Node, count: int) -> Spec:
-        """So many numbers for each channel of each image."""
+        """Return the specification of `count` numbers for each channel of each image."""
         return Spec((self.images * count * self.channels,), compute_dtype(node.outputs[0].dtype))
 
 
@@ -97,7 +98,7 @@ class ChannelLayout:
     blocks: int
 
     def of_elements(self) -> ChannelLayout:
-        """For kernels that have nothing to add up."""
+        """Return the layout for kernels without sums."""
         return replace(self, blocks=_MORE * self.blocks)
 
     @property
@@ -154,7 +155,7 @@ class ChannelLayout:
         return index_type(self.large)
 
     def images(self, *arrays: int) -> Parameter:
-        """What a kernel has to know about these of the arrays."""
+        """Return the parameter that describes these arrays to a kernel."""
         rows = [step for each in arrays for step in self.rows.strides[each]]
         others = [group[each] for group in (self.image, self.channel) for each in arrays]
         return indices(
@@ -194,9 +195,10 @@ def strided(*names: str) -> str:
 
 
 def layout_of(arrays: Sequence[Array], axis: int, *, by_image: bool) -> ChannelLayout:
-    """How images with their channels along `axis` lie; the first array decides.
+    """Return the layout of images with their channels along `axis`; the first array decides.
 
-    `by_image`: axis 0 counts images that are normalised one by one, else all of them are one.
+    If `by_image`, axis 0 counts images that are normalised separately; otherwise all are normalised
+    together.
     """
     shape = arrays[0].shape
     strides = [strides_of(array) for array in arrays]
@@ -346,8 +348,10 @@ def over_channels(
     given: Mapping[str, Parameter],
     each: str,
 ) -> KernelLaunch:
-    """A launch with some threads for each channel of a batch: they add up the sums of its chunks,
-    of which `each` makes what is needed."""
+    """Return a launch with several threads for each channel of a batch.
+
+    They add up the sums of its chunks; `each` computes the results from the sums.
+    """
     blocks = -(-layout.sizes.channels // TOTALS_BLOCK[0])
     return header_launch(
         HEADER,
@@ -386,7 +390,10 @@ def normalise(
     *,
     relu: bool = False,
 ) -> KernelLaunch:
-    """x to y by factors: `arrays` are x, y and what is added, `apart` lies between images."""
+    """Return the launch that normalises x to y by factors.
+
+    `arrays` are x, y and an optional addend; `apart` is the stride between images.
+    """
     layout = layout.of_elements()
     x, y, *more = arrays
     signature = KernelSignature(
@@ -402,7 +409,7 @@ def normalise(
 
 
 def images(layout: ChannelLayout, x: Array, y: Array, more: Sequence[Array]) -> KernelSignature:
-    """What is read and written, and where it lies; without anything to add, `more` is not read."""
+    """Return the arrays to read and write, with their strides; `more` is read only for an addition."""
     return KernelSignature(
         {
             "x": const_pointer(x),

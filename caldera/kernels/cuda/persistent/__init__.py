@@ -1,4 +1,4 @@
-"""Training steps of small networks as one kernel that stays on the card."""
+"""Training steps of small networks as one kernel that stays on the GPU."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A product with few columns, what is done with its rows, and a product with the result: one part.
+"""A product with few columns, work on its rows, and a product with the result, as one part.
 
-That is the head of a classifier: its scores, the loss and its gradient, and the gradient of the
-layer below. Each block does all of it for 16 rows, and only then takes some columns of the last
-product: to do the first product many times is cheaper than to meet twice.
+This is the head of a classifier: its scores, the loss and its gradient, and the gradient of the
+layer below. Each block does all of this work for 16 rows, and then computes some columns of the
+last product. Repeating the first product in every block is cheaper than two more barriers.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ MOST_COLUMNS = 32
 
 @dataclass(eq=False)
 class ClassifierHead:
-    """`first`, then `works` on its rows, then `second`, whose left operand is what they made."""
+    """A product `first`, then `works` on its rows, then a product `second` with their result on the
+    left.
+    """
 
     first: FusedProduct
     works: list[RowWork]
@@ -57,24 +59,24 @@ class ClassifierHead:
 
     @property
     def members(self) -> list[FusedProduct | RowWork]:
-        """All of it."""
+        """All pieces in order."""
         return [self.first, *self.works, self.second]
 
     @property
     def writes(self) -> list[Array]:
-        """What is written."""
+        """Arrays that are written."""
         return [array for each in self.members for array in each.writes]
 
     @property
     def reads(self) -> list[Array]:
-        """What is read, less what was made here."""
+        """Arrays that are read, except those computed here."""
         made = self.writes
         found = [array for each in self.members for array in each.reads]
         return [array for array in found if not any(same(array, each) for each in made)]
 
     @property
     def is_sound(self) -> bool:
-        """Whether no block reads what another makes."""
+        """True if no block reads results of another block."""
         left = self.second.left
         before = self.members[:-1]
         given = [array for each in before for array in each.reads]
@@ -108,7 +110,7 @@ class ClassifierHead:
 
 
 def fuse_classifier_heads(pieces: Sequence[Any]) -> list[Any]:
-    """The pieces with heads in place of what they are made of."""
+    """Return the pieces, with heads in place of their components."""
     found = list(pieces)
     for piece in pieces:
         if isinstance(piece, RowWork) and piece in found:
@@ -133,7 +135,7 @@ def _head(pieces: list[Any], work: RowWork) -> ClassifierHead | None:
         return None
     rows, columns = first.result.shape
     fits = columns <= MOST_COLUMNS and second.result.shape[0] == rows == work.rows
-    # Others that look at the same rows are no hindrance: they become part of it.
+    # Further works on the same rows do not prevent a head: they become part of the head.
     others = [
         each
         for each in pieces
@@ -157,7 +159,7 @@ def _head(pieces: list[Any], work: RowWork) -> ClassifierHead | None:
 
 
 def _can_move(pieces: list[Any], piece: Any, to: RowWork) -> bool:
-    """Whether a piece may be done where another is, as far as those in between are concerned."""
+    """Return True if no piece in between prevents moving a piece to the position of another."""
     start, end = sorted((pieces.index(piece), pieces.index(to)))
     return not any(conflict(piece, each) for each in pieces[start + 1 : end])
 
@@ -207,7 +209,7 @@ class _Writer:
         return all(map(self._early, operand.reads))
 
     def _depth(self) -> int:
-        """How many inner indices of the first product are brought at once."""
+        """Return the number of inner indices of the first product that are loaded together."""
         left, right, weights = self._sides
         floats = dynamic_floats() - self._sums - 2 * ROWS * self._stride
         floats -= weights.floats(self._jobs[1].inner)
@@ -218,7 +220,7 @@ class _Writer:
         return max(each.parts * ROWS * apart(each.columns) for each in self._tilings)
 
     def _layout(self, start: int | None) -> SharedMemoryMap:
-        """Where everything lies; sums lie over operands that are late, where there are any."""
+        """Return the layout of shared memory; sums overlap late operands, if there are any."""
         layout, depth = SharedMemoryMap(), self._depth()
         depths = (depth, depth, self._jobs[1].inner)
         for name, operand, side, deep in zip(
@@ -270,7 +272,7 @@ class _Writer:
         return [*self._types(), *lines] if lines else []
 
     def text(self, start: int | None) -> tuple[TaskText, Zones]:
-        """The statements, and how much shared memory they use."""
+        """Return the statements, and the zones of shared memory that they use."""
         layout = self._layout(start)
         first, second = self._jobs
         rows, columns = second.result.shape

@@ -51,7 +51,7 @@ class ImageWindows:
 
     @property
     def apart(self) -> int:
-        """How far apart pixels lie: warps that read some channels of eight find all banks."""
+        """Stride between pixels: warps that read some channels of eight use all banks."""
         few = self.channels < 8
         return self.channels if few else 8 * units_of(self.channels - 4, 8) + 4
 
@@ -78,7 +78,7 @@ class ImageWindows:
 
     @property
     def line(self) -> int:
-        """How far apart lines of the right operand and of the sums lie."""
+        """Stride between lines of the right operand and of the sums."""
         return apart(8 * units_of(self.results, 8))
 
     @property
@@ -102,7 +102,7 @@ class ImageWindows:
 
     @property
     def scratch(self) -> int:
-        """Floats of shared memory beside the operands."""
+        """Floats of shared memory in addition to the operands."""
         return sum(self._sizes().values())
 
     def sum_text(self, row: str, result: str) -> str:
@@ -199,7 +199,7 @@ def _tiled_filter_gradient(
 
 
 def correlation(call: Call, fresh: Fresh) -> list[Any] | None:
-    """A convolution or a gradient of one as pieces; None for what cannot be done."""
+    """Return a convolution or its gradient as pieces; None if it is not supported."""
     name, attrs = call.node.op.name, call.node.attrs
     plain = attrs["stride"] == attrs["dilation"] == (1, 1) and attrs["groups"] == 1
     if not plain or any(array.dtype != np.float32 for array in (*call.inputs, *call.outputs)):

@@ -1,10 +1,10 @@
 """Memory that parts of a step touch: phases, and loops fused into the products they follow.
 
-Between two phases all blocks meet, which costs about a microsecond; within a phase parts run side
-by side. A part goes to the first phase in which nothing that it reads is still to be written, and
-nothing that it writes is still to be read; one that is `late` goes to the last such phase.
-Element-wise work done with each result of a product or a reduction, as soon as it is computed,
-saves a phase and a round through memory.
+All blocks synchronise between two phases, which costs about a microsecond; within a phase parts run
+concurrently. A part is placed in the first phase in which all its inputs have been written and its
+outputs are no longer read. A `late` part is placed in the last such phase. Element-wise work on
+each result of a product or a reduction, done as soon as it is computed, saves a phase and a round
+trip through memory.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _overlap(some: Sequence[Range], others: Sequence[Range]) -> bool:
 
 
 def meet(some: Iterable[Array], others: Iterable[Array]) -> bool:
-    """Return True if an array of one group shares memory with an array of the other."""
+    """Return True if arrays of the two groups share memory."""
     return _overlap(_spans(some), _spans(others))
 
 
@@ -104,16 +104,17 @@ def in_phases(parts: Sequence[T], late: Callable[[T], bool] = lambda part: False
 
 
 def early_in(phases: Sequence[Sequence[Touching]], number: int) -> Callable[[Array], bool]:
-    """Whether an array is as a phase wants it before the phase before has ended.
+    """Return a predicate: True for arrays that a phase may read before the previous phase has
+    ended.
 
-    The first phase of a step comes after the last one of the step before.
+    The predecessor of a step's first phase is the last phase of the previous step.
     """
     written = [span(array) for part in phases[number - 1] for array in part.writes]
     return lambda array: not _overlap([span(array)], written)
 
 
 class RowLoop(Protocol):
-    """Something that makes rows from what it reads."""
+    """Loop that computes rows from the arrays it reads."""
 
     @property
     def reads(self) -> Sequence[Array]: ...
@@ -130,12 +131,12 @@ class FusedLoop:
 
     @property
     def reads(self) -> Sequence[Array]:
-        """What is read."""
+        """Arrays that are read."""
         return self.inputs
 
     @property
     def writes(self) -> Sequence[Array]:
-        """What is written."""
+        """Arrays that are written."""
         return self.outputs
 
 
@@ -147,28 +148,28 @@ class Producer:
     result: Array
     epilogues: list[FusedLoop] = field(default_factory=list, kw_only=True)
     stores: bool = field(default=True, kw_only=True)
-    """Whether anybody else wants the array itself."""
+    """True if other pieces read the array."""
 
     @property
     def reads(self) -> list[Array]:
-        """What is read, less what stays in registers."""
+        """Arrays that are read, except values that stay in registers."""
         more = [array for loop in self.epilogues for array in loop.inputs]
         return [*self.given, *(each for each in more if not same(each, self.result))]
 
     @property
     def writes(self) -> list[Array]:
-        """What is written."""
+        """Arrays that are written."""
         own = [self.result] if self.stores else []
         return [*own, *(array for loop in self.epilogues for array in loop.outputs)]
 
 
 @dataclass(eq=False)
 class FusedProduct(Producer):
-    """A matrix product with what its op does to the sums."""
+    """Matrix product with its op's epilogue."""
 
     call: Call
     rows: RowLoop | None = field(default=None, kw_only=True)
-    """What gathers the rows of the left operand, if they are looked up where they come from."""
+    """Gather of the left operand's rows, if they are read directly from the table."""
 
     @property
     def left(self) -> Array | None:
@@ -178,7 +179,7 @@ class FusedProduct(Producer):
 
     @property
     def reads(self) -> list[Array]:
-        """What is read; not what the rows of the left operand were gathered into."""
+        """Arrays that are read, except the destination of gathered rows of the left operand."""
         found = super().reads
         left = self.left
         if self.rows is None or left is None:
@@ -188,7 +189,7 @@ class FusedProduct(Producer):
 
 @dataclass(eq=False)
 class Reduction(Producer):
-    """One reduction of a loop over `shape`; the result has the kept axes alone."""
+    """One reduction of a loop over `shape`; the result has only the kept axes."""
 
     loop_body: LoopBody
     shape: tuple[int, ...]
@@ -196,7 +197,7 @@ class Reduction(Producer):
 
 
 def same(one: Array, other: Array) -> bool:
-    """Whether two arrays are the same elements in the same order.
+    """Return True if two arrays are the same elements in the same order.
 
     >>> import numpy as np
     >>> line = np.zeros((1, 4))
@@ -210,11 +211,11 @@ def same(one: Array, other: Array) -> bool:
 
 
 def fuse_epilogues(pieces: Sequence[Any], is_scratch: Any) -> list[Any]:
-    """The pieces with loops taken in by the products and reductions they follow.
+    """Return the pieces, with loops fused into the products and reductions they follow.
 
-    A producer moves down to the loop that follows it, or that moves up, so nothing in between may
-    depend on who moves, or write what he reads. The producer's own result is not stored if it lies
-    in scratch memory and nobody else reads it before it is written again.
+    A producer moves down to the loop that follows it, or the loop moves up. No piece in between may
+    depend on the moved piece or write its inputs. The producer's result is not stored if it is in
+    scratch memory and no other piece reads it before the next write.
     """
     found = list(pieces)
     index = 0
@@ -249,7 +250,7 @@ def _epilogue_of(pieces: list[Any], index: int) -> tuple[FusedLoop, int] | None:
 
 
 def _follows(loop: FusedLoop, producer: Producer) -> bool:
-    """Whether a loop reads a producer's result, element by element."""
+    """Return True if a loop reads a producer's result, element by element."""
     result = producer.result
     return (
         loop.shape == result.shape
@@ -261,16 +262,16 @@ def _follows(loop: FusedLoop, producer: Producer) -> bool:
 
 
 def _overwrites(loop: FusedLoop, producer: Producer) -> bool:
-    """Whether a loop writes what the producer still reads for other elements."""
+    """Return True if a loop overwrites inputs that the producer still reads for other elements."""
     inputs = producer.given
     if isinstance(producer, FusedProduct) and producer.call.node.op.name == "matmul_accumulate":
-        # What is added to is read for the same element alone.
+        # The addend is read only for the same element.
         inputs = inputs[1:]
     return meet(loop.outputs, inputs)
 
 
 def _fits_others(loop: FusedLoop, producer: Producer) -> bool:
-    """Whether a loop shares only whole elements with the loops that follow already."""
+    """Return True if a loop shares only whole elements with the loops already fused."""
     return all(
         same(one, other) or not meet([one], [other])
         for earlier in producer.epilogues
@@ -285,7 +286,7 @@ def _fits_others(loop: FusedLoop, producer: Producer) -> bool:
 
 
 def _is_wanted(pieces: list[Any], place: int, result: Array, is_scratch: Any) -> bool:
-    """Whether a result is read by a piece from `place` on, or lies where others can see it."""
+    """Return True if a result is read by a piece from `place` on, or is outside scratch memory."""
     if not is_scratch(result):
         return True
     for piece in pieces[place:]:

@@ -1,7 +1,7 @@
-"""Rows of a table by their numbers: how a step fetches its batch from data that lie on the card.
+"""Rows of a table by their indices: how a step fetches its batch from data on the GPU.
 
-The numbers of a batch are rows of a table themselves, the order of the epoch. Instead of waiting
-until they are there, who wants them looks them up where they come from.
+The indices of a batch are themselves rows of a table, the order of the epoch. Instead of waiting
+for a gather of the indices, readers take them directly from that table.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from caldera.kernels.cuda.persistent.tasks import (
 from caldera.kernels.table import Call
 
 VECTOR = 16
-"""Bytes that a thread moves at once where rows allow it."""
+"""Number of bytes that a thread moves per access if the rows permit it."""
 TURNS = 4
-"""Elements or vectors that a thread reads before it writes the first of them."""
+"""Number of elements or vectors that a thread reads before the first write."""
 
 
 @dataclass(eq=False)
@@ -44,13 +44,13 @@ class Gather:
 
     @property
     def reads(self) -> Sequence[Array]:
-        """What is read."""
+        """Arrays that are read."""
         numbers = [self.numbers] if self.through is None else self.through.reads
         return [self.table, *numbers]
 
     @property
     def writes(self) -> Sequence[Array]:
-        """What is written."""
+        """Arrays that are written."""
         return [self.output]
 
     def number(self, places: TileAccess, names: Sequence[str], name: str) -> list[str]:
@@ -73,7 +73,7 @@ class Gather:
         ]
 
     def task(self) -> TileTask:
-        """A thread moves one element, or as many of a row as fit into a vector."""
+        """Return the task; a thread moves single elements, or vectors of elements of a row."""
         axes = self.numbers.ndim
         wide = self._elements_at_once()
         rows, length = self.output.shape[:axes], size(self.output.shape[axes:])
@@ -122,13 +122,13 @@ class Gather:
 
     @property
     def has_plain_rows(self) -> bool:
-        """Whether it takes dense rows of a matrix of float32, one for each of a list of numbers."""
+        """True for dense rows of a float32 matrix and a one-dimensional array of indices."""
         table = self.table
         dense = table.ndim == 2 and table.strides[1] == 4 and table.strides[0] >= 4 * table.shape[1]
         return dense and table.dtype == np.float32 and self.numbers.ndim == 1
 
     def _elements_at_once(self) -> int:
-        """How many elements of a row may be moved as one."""
+        """Return the number of elements of a row that may be moved as one."""
         axes, item = self.numbers.ndim, self.output.itemsize
         row = self.table.shape[1:]
         wanted = dense_strides(row, None, item)
@@ -163,7 +163,7 @@ def fuse_gathers(pieces: Iterable[Any]) -> None:
 
 
 def _rows_of(product: FusedProduct, known: list[Gather]) -> Gather | None:
-    """What gathers the rows of a product's left operand, and of nothing else in it."""
+    """Return the gather of a product's left operand, if the product reads its output only there."""
     left = product.left
     if left is None or sum(same(each, left) for each in product.given) != 1:
         return None

@@ -1,5 +1,6 @@
-"""Works on the same images, one after the other, as one part: a block does all of them for its
-image, and need not wait for the others in between.
+"""Chains of works on the same images as one part.
+
+A block does all works for its image, without waiting for other blocks in between.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from caldera.kernels.cuda.persistent.tasks import (
 )
 
 LOAD = 1 << 18
-"""Multiplications for an image that are as much work as a unit of other parts, or more."""
+"""Minimum number of multiplications for an image that count as a unit of other parts."""
 
 
 @dataclass(eq=False)
@@ -47,30 +48,30 @@ class FusedImages:
 
     works: list[ImageWork]
     hidden: list[Array] = field(default_factory=list)
-    """What nobody else reads."""
+    """Arrays that no other piece reads."""
 
     @property
     def images(self) -> int:
-        """How many there are."""
+        """Number of images."""
         return self.works[0].images
 
     @property
     def reads(self) -> list[Array]:
-        """What is read."""
+        """Arrays that are read."""
         return [array for work in self.works for array in work.reads]
 
     @property
     def writes(self) -> list[Array]:
-        """What is written."""
+        """Arrays that are written."""
         return [array for work in self.works for array in work.writes]
 
     @property
     def common(self) -> list[Array]:
-        """What is read not only at the place of the own image."""
+        """Arrays read not only at the position of the block's image."""
         return [array for work in self.works for array in work.common]
 
     def takes(self, work: ImageWork) -> bool:
-        """Whether a block can do this work for its image as soon as it has done the rest."""
+        """Return True if a block can do this work for its image directly after the previous works."""
         if work.images != self.images:
             return False
         if meet(self.writes, work.common) or meet(work.writes, self.common):
@@ -91,7 +92,7 @@ class FusedImages:
 
     @property
     def fits(self) -> bool:
-        """Whether all that its works want fits into shared memory."""
+        """True if the data of its works fit into shared memory."""
         near = [each for work in self.works for each in work.near]
         return self._scratch + sum(each.padded_floats for each in near) <= dynamic_floats()
 
@@ -100,9 +101,9 @@ class FusedImages:
         return max(work.scratch for work in self.works)
 
     def _near(self) -> tuple[list[SharedTile], list[SharedImage]]:
-        """What is brought to shared memory, and what is written there.
+        """Return the arrays loaded to shared memory, and the arrays written there.
 
-        That is all that a work makes and another reads, as long as it fits.
+        All results passed between works are written there, as long as they fit.
         """
         brought: list[SharedTile] = []
         made: list[SharedImage] = []
@@ -128,7 +129,7 @@ class FusedImages:
         return brought, made
 
     def hide(self, is_scratch: Callable[[Array], bool], others: Sequence[Array]) -> None:
-        """Note what nobody but its works reads, and these as it was written."""
+        """Record arrays that only its works read, if they read them as written."""
         for array in self.writes:
             seen = [each for each in self.reads if meet([each], [array])]
             if (
@@ -186,8 +187,10 @@ def _among(array: Array, others: Sequence[Array]) -> bool:
 
 
 def _same_images(one: Array, other: Array) -> bool:
-    """Whether an image of the one array lies where the same image of the other does, and apart from
-    all other images."""
+    """Return True if images of equal index share their memory in both arrays.
+
+    Different images must not overlap.
+    """
     return (
         address_of(one) == address_of(other)
         and one.shape[:1] == other.shape[:1]
@@ -227,8 +230,11 @@ def fuse_images(pieces: Sequence[Any], is_scratch: Callable[[Array], bool]) -> l
 
 
 def _moved(pieces: list[Any], chain: FusedImages, work: ImageWork) -> list[Any] | None:
-    """The pieces in an order in which the chain comes last of all that the work waits for; None if
-    the work waits for something that waits for the chain, or cannot be part of it."""
+    """Return the pieces reordered such that the chain follows all requirements of the work.
+
+    The result is None if a requirement of the work depends on the chain, or if the work cannot be
+    part of the chain.
+    """
     place = pieces.index(chain)
     ready: list[Any] = []
     waiting: list[Any] = []
@@ -241,7 +247,7 @@ def _moved(pieces: list[Any], chain: FusedImages, work: ImageWork) -> list[Any] 
 
 
 def _alone(piece: Any) -> Any:
-    """A loop or a gather that is a chain by itself as what it was before."""
+    """Return the original loop or gather for a chain that consists only of this work."""
     if isinstance(piece, FusedImages) and len(piece.works) == 1:
         (work,) = piece.works
         if isinstance(work, ImageTask) and work.alone is not None:

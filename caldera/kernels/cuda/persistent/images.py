@@ -1,8 +1,8 @@
 """Work on images, one at a time: pooling, loops, sums, and the images of a batch.
 
-An image is done by one block, so that what follows on the same image need not wait for others; see
-`image_fusion.py`. Images are arrays (N, C, H, W), however they lie. Windows of pooling lie side by
-side.
+An image is processed by one block, so that later work on the same image does not wait for other
+blocks; see `image_fusion.py`. Images are arrays (N, C, H, W) of any layout. Windows of pooling do
+not overlap.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ Epilogue = Callable[[Producer, TileAccess, str, Sequence[str]], list[str]]
 """Statements for a value that a producer has made: given its name and its coordinates."""
 AXES = 4
 AT_ONCE = 8
-"""Elements that a thread reads before it uses the first of them."""
+"""Number of elements that a thread reads before it uses the first."""
 
 
 def shared_by_all(arrays: Sequence[Array], images: int) -> list[Array]:
-    """The operands of a loop over images that are the same for all of them."""
+    """Return the operands of a loop over images that are the same for all images."""
     return [
         array
         for array in arrays
@@ -51,9 +51,9 @@ def shared_by_all(arrays: Sequence[Array], images: int) -> list[Array]:
 def each_pixel(
     places: SharedAccess, laid: Array, body: Callable[[SharedAccess, list[str]], list[str]]
 ) -> list[str]:
-    """A loop of a block's threads over the elements of one image, in the order of an array.
+    """Return a loop of a block's threads over the elements of an image, in an array's memory order.
 
-    What `body` reads from far is read ahead for several elements.
+    Remote reads of `body` are prefetched for several elements.
     """
     axes = sorted(range(1, laid.ndim), key=lambda axis: -abs(laid.strides[axis]))
     split, names = unravelled("e", [laid.shape[axis] for axis in axes], "i")
@@ -84,7 +84,7 @@ def each_pixel(
 
 @dataclass(eq=False)
 class PixelProducer(Producer):
-    """Images made element by element: `element` gives statements for the value of that name."""
+    """Images computed element by element; `element` returns statements for the value of that name."""
 
     element: Callable[[SharedAccess, Sequence[str]], list[str]]
     shared: Sequence[Array]
@@ -108,12 +108,12 @@ class PixelProducer(Producer):
 
     @property
     def writes(self) -> list[Array]:
-        """What is written."""
+        """Arrays that are written."""
         return [*super().writes, *self.also]
 
     @property
     def common(self) -> Sequence[Array]:
-        """The operands not read at the place of the own image alone."""
+        """Operands read not only at the position of the block's image."""
         more = [array for loop in self.epilogues for array in loop.inputs]
         return [*self.shared, *shared_by_all(more, self.images)]
 
@@ -128,7 +128,7 @@ class PixelProducer(Producer):
 
 @dataclass(eq=False)
 class ImageTask:
-    """Work on images whose statements, those of `write`, store all results."""
+    """Work on images whose statements, returned by `write`, store all results."""
 
     name: str
     reads: Sequence[Array]
@@ -216,7 +216,7 @@ def _sums_of_image(
 
 
 def image_sums(reduction: Reduction, fresh: Fresh) -> list[Any] | None:
-    """A reduction over images as one of each image and one of what these give; None for others."""
+    """Return a reduction over images as one per image and one of their results; None for others."""
     shape, axes = reduction.shape, reduction.axes
     if len(shape) != AXES or 0 not in axes or len(axes) == 1:
         return None
@@ -246,7 +246,7 @@ def image_work(piece: Any) -> ImageWork | None:
 
 
 def _is_plain(node: Node) -> bool:
-    """Whether windows neither overlap nor leave the image."""
+    """Return True if windows neither overlap nor leave the image."""
     attrs = node.attrs
     inside = attrs["padding"] == ((0, 0), (0, 0)) and attrs["size"] == attrs["stride"]
     return inside and attrs.get("dilation", (1, 1)) == (1, 1)
@@ -264,8 +264,10 @@ def _window(node: Node, here: Sequence[str]) -> list[list[str]]:
 
 
 def _place(node: Node, here: Sequence[str], pooled: Array) -> tuple[list[str], str, str]:
-    """Where the window lies that an element is in, whether there is one, and the element's number
-    in it."""
+    """Return the position of an element's window, if it has one, and the element's index in it.
+
+    The second result is a condition: it holds if the element is inside a window.
+    """
     image, channel, y, x = here
     rows, columns = node.attrs["size"]
     down, across = pooled.shape[2:]
@@ -333,7 +335,7 @@ def max_pool(call: Call) -> Element:
 
 
 def pool_scatter(call: Call) -> Element:
-    """The gradient of a window for the element that won, 0 for the others."""
+    """Return the gradient of a window for its maximum, and 0 for the remaining elements."""
     given, index = call.inputs
 
     def element(places: TileAccess, here: Sequence[str]) -> list[str]:
@@ -354,7 +356,7 @@ _BUILDERS: dict[str, Callable[[Call], Element]] = {
 
 
 def pool(call: Call) -> PixelProducer | None:
-    """The call as work on images; None for what is no pooling, or one of another kind."""
+    """Return the call as work on images; None for other ops and for unsupported pooling."""
     builder = _BUILDERS.get(call.node.op.name)
     if builder is None or not _is_plain(call.node) or call.outputs[0].dtype != np.float32:
         return None

@@ -1,9 +1,9 @@
-"""Whole steps as one kernel whose blocks stay and meet between phases.
+"""Whole steps as one persistent kernel whose blocks synchronise between phases.
 
-A network whose layers are too small to fill a card spends its time on launches: inside a CUDA graph
-an element-wise kernel takes about 2 us, of which next to nothing is work. Here the calls of a plan
-become phases of one kernel, generated for exactly these arrays, and any number of steps is one
-launch. Every block must be on the card at once, so there is one for each multiprocessor.
+A network whose layers are too small to fill a GPU spends its time on launches: inside a CUDA graph
+an element-wise kernel takes about 2 us, of which almost no time is work. Here the calls of a plan
+become phases of a kernel generated for exactly these arrays, and any number of steps is one launch.
+All blocks must be resident simultaneously, so there is one block per multiprocessor.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ Piece = Gather | FusedLoop | Reduction | FusedProduct | RowWork | ImageTask | Pi
 
 
 def lower_copy(call: Call) -> FusedLoop:
-    """A plain copy of one array, of whatever shape."""
+    """Return a loop that copies an array of any shape."""
     (given,), (target,) = call.inputs, call.outputs
     if target.shape != given.shape:
         target = target.reshape(given.shape)
@@ -70,9 +70,9 @@ def lower_copy(call: Call) -> FusedLoop:
 
 
 def lower(call: Call, fresh: Fresh) -> list[Piece] | None:
-    """What a call is made of, in order; None if a persistent kernel cannot do it.
+    """Return the pieces of a call, in order; None if a persistent kernel does not support it.
 
-    `fresh` gives memory for what is between the pieces of a call.
+    `fresh` allocates memory for intermediate values between the pieces of a call.
     """
     if not all(array.size for array in (*call.inputs, *call.outputs)):
         return None
@@ -149,7 +149,7 @@ def _fused(call: Call) -> list[Piece] | None:
         inputs = call.inputs
         reference = loop_body_of(call.node, (index,)).reductions[0][2]
         if reference in written:
-            # What the loop has written need not be computed again.
+            # Values that the loop has written are not computed again.
             loop_body = LoopBody((dtype,), (), (), ((op, dtype, ("in", 0)),))
             inputs = (written[reference],)
         found.append(Reduction(inputs, output, loop_body, shape, axes))
@@ -164,13 +164,14 @@ def _without(output: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
 
 
 Other = Gather | FusedLoop | Reduction | RowWork | FusedImages
-"""What is no product."""
+"""Pieces that are not products."""
 WAVES = 8
-"""Units a block may have to do in a phase; with more, kernels of their own are as good."""
+"""Maximum number of units per block and phase; with more, separate kernels are as fast."""
 LEFT_TO_OTHERS = 8
-"""The part of the blocks, at most, that products leave to what is smaller: one in so many."""
+"""Reciprocal of the maximum share of blocks that products leave to smaller parts."""
 UNITS_OF_OTHERS = 2
-"""Of what is smaller, units that such a block does at least: each is much less than a tile."""
+"""Minimum number of units of smaller parts in such a block: a unit is much less work than a tile.
+"""
 MOST_POINTERS = 3000
 """A kernel's parameters may take 32 KiB."""
 MOST_PARTS = 32 * MASKS
@@ -184,9 +185,10 @@ class PersistentStep:
     counters: Array
 
     def launch(self, steps: int) -> KernelLaunch:
-        """What runs this many steps."""
+        """Return the launch that runs this number of steps."""
         program = self.program
-        # Two blocks of one multiprocessor would take turns, while another one is idle.
+        # Two blocks on the same multiprocessor would take turns, while another multiprocessor is
+        # idle.
         return KernelLaunch(
             program.source,
             STEPS.name,
@@ -200,7 +202,7 @@ class PersistentStep:
 
     @property
     def is_small(self) -> bool:
-        """Whether no phase keeps all blocks busy for long: what this kind of kernel is for."""
+        """True if no phase keeps all blocks busy for long: persistent kernels serve such steps."""
         phases = self.program.phases
         most = max(sum(max(part.units, part.load) for part in phase) for phase in phases)
         fits = (
@@ -217,10 +219,11 @@ class PersistentStep:
 def persistent_step(
     calls: Sequence[tuple[str, Call]], fresh: Fresh, is_scratch: Callable[[Array], bool]
 ) -> PersistentStep | None:
-    """One kernel for all calls, each with the op of its kernel; None if one of them cannot be done.
+    """Return one kernel for all calls, each with the op of its kernel; None if one is not
+    supported.
 
-    `fresh` gives memory on the card that is 0. `is_scratch` says whether an array lies in memory
-    that nobody looks at after the step.
+    `fresh` allocates zeroed memory on the GPU. `is_scratch` returns True for an array in memory
+    that is not read after the step.
     """
     blocks = driver().multiprocessors
     pieces: list[Piece] = []
@@ -230,7 +233,7 @@ def persistent_step(
             return None
         pieces += found
     fuse_gathers(pieces)
-    # Products that nobody waits for, those of gradients of weights, are done together at the end.
+    # Products that no piece waits for (gradients of weights) run together at the end.
     phases = in_phases(
         fuse_classifier_heads(fuse_images(fuse_epilogues(pieces, is_scratch), is_scratch)),
         late=lambda piece: isinstance(piece, FusedProduct),
@@ -242,9 +245,9 @@ def persistent_step(
 def _tasks(
     phases: list[list[Other | FusedProduct | ClassifierHead]], blocks: int
 ) -> list[list[TileTask]]:
-    """The pieces of each phase as parts; products share the blocks by the work they are.
+    """Return the pieces of each phase as parts; products get blocks in proportion to their work.
 
-    Some blocks are left to what else is in a phase.
+    Some blocks are left to the remaining pieces of a phase.
     """
     found = []
     for number, phase in enumerate(phases):
@@ -291,14 +294,14 @@ def _job(product: FusedProduct) -> ProductJob:
 
 
 def _finished(product: FusedProduct, places: TileAccess, value: str) -> list[str]:
-    """What becomes of a sum: the op's own ending, then the loops that follow."""
+    """Return the statements after a sum: the op's epilogue, then the fused loops."""
     call = product.call
     here = ["row", "column"]
     lines = [f"float x = {value};"]
     result = "x"
     if call.node.op.name == "matmul_accumulate":
         before, _, _, alpha, beta = call.inputs
-        # What is multiplied by 0 is not looked at: a nan there has no influence.
+        # An operand multiplied by 0 is not read: a nan there has no influence.
         lines += [
             f"float alpha = {places.load(alpha, [])}, beta = {places.load(beta, [])};",
             f"float kept = beta == 0.0f ? 0.0f : beta * {places.load(before, here)};",
@@ -316,7 +319,7 @@ def _finished(product: FusedProduct, places: TileAccess, value: str) -> list[str
 
 
 def _followed(producer: Producer, places: TileAccess, value: str, here: Sequence[str]) -> list[str]:
-    """The result itself, if somebody wants it, and the loops that follow it."""
+    """Return the statements that store the result, if required, and the loops that follow it."""
     lines = []
     result = producer.result
     if producer.stores:
@@ -332,7 +335,7 @@ def _followed(producer: Producer, places: TileAccess, value: str, here: Sequence
 def joined(
     calls: Sequence[tuple[str, Call]], fresh: Fresh, is_scratch: Callable[[Array], bool]
 ) -> Steps | None:
-    """The launches of a small network's steps; None for what is not small, or cannot be joined."""
+    """Return the launches of a small network's steps; None for large or unsupported steps."""
     step = persistent_step(calls, fresh, is_scratch)
     return None if step is None or not step.is_small else step.launch
 

@@ -26,11 +26,11 @@ from caldera.kernels.cuda.persistent.tasks import (
 from caldera.kernels.table import Call
 
 COMBINED = {"sum": "op_add", "prod": "op_mul", "max": "op_maximum", "min": "op_minimum"}
-"""What makes one of two partial results."""
+"""Functions that combine two partial results."""
 LANES = 32
 MOST_GROUPS = 4
 MOST_AT_ONCE = 32
-"""Elements that a thread reads before it uses the first of them."""
+"""Number of elements that a thread reads before it uses the first."""
 
 
 def loop_task(loop: FusedLoop) -> TileTask:
@@ -69,7 +69,7 @@ def evaluated(
     coordinates: Sequence[str],
     known: dict[int, str],
 ) -> tuple[list[str], Any]:
-    """The statements of a loop body for one element, and the names of what they find."""
+    """Return the statements of a loop body for one element, and the names of their results."""
     operands = [known.get(index, f"x{index}") for index in range(len(inputs))]
     lines = [
         f"auto x{index} = {places.load(array, aligned_coordinates(array, coordinates))};"
@@ -86,7 +86,7 @@ Epilogue = Callable[[TileAccess, str, Sequence[str]], list[str]]
 
 @dataclass(frozen=True)
 class _Job:
-    """A reduction, and what is known about it."""
+    """Reduction with derived properties."""
 
     reduction: Reduction
     finish: Epilogue
@@ -103,17 +103,17 @@ class _Job:
 
     @property
     def results(self) -> int:
-        """How many results there are."""
+        """Number of results."""
         return size(tuple(self.shape[axis] for axis in self.kept))
 
     @property
     def length(self) -> int:
-        """How many elements make one result."""
+        """Number of elements reduced to one result."""
         return size(tuple(self.shape[axis] for axis in self.reduction.axes))
 
     @property
     def what(self) -> tuple[str, str]:
-        """The op and the dtype of what it reduces."""
+        """Op of the reduction, and dtype of its operand."""
         return self.reduction.loop_body.reductions[0][:2]
 
     @property
@@ -128,24 +128,24 @@ class _Job:
 
     @property
     def start(self) -> str:
-        """The result of nothing."""
+        """Result of a reduction over no elements."""
         return literal(identity(*self.what), accumulator_dtype(*self.what))
 
     def side_by_side(self) -> bool:
-        """Whether neighbouring results come from neighbouring elements."""
+        """Return True if neighbouring results are computed from neighbouring elements."""
         kept = self.kept
         full = [array for array in self.reduction.given if array.shape == tuple(self.shape)]
         return self.results > 1 and any(array.strides[kept[-1]] == array.itemsize for array in full)
 
     @property
     def groups(self) -> int:
-        """How many times 32 results a block makes side by side; its warps share each of them."""
+        """Number of groups of 32 adjacent results in a block; its warps share each group."""
         return min(MOST_GROUPS, 1 << (units_of(self.results, LANES) - 1).bit_length())
 
     def loop(self, places: TileAccess, first: str, apart: int) -> list[str]:
-        """Statements that add elements `first`, first + apart, ... of `result` to `total`.
+        """Return statements that add elements `first`, first + `apart`, ... of `result` to `total`.
 
-        Several are read before the first of them is used, so that they come together.
+        Several elements are read before the first is used, so that the reads overlap.
         """
         outer, outer_names = unravelled("result", [self.shape[a] for a in self.kept], "o")
         inner, inner_names = unravelled("k", [self.shape[a] for a in self.reduction.axes], "r")
@@ -180,10 +180,10 @@ class _Job:
 
 
 def reduction_task(reduction: Reduction, finish: Epilogue) -> TileTask:
-    """A reduction; `finish` writes what becomes of each result.
+    """Return the task of a reduction; `finish` writes the statements for each result.
 
-    Where neighbouring results come from neighbouring elements, a lane takes a result and some warps
-    of a block share what is reduced; else a warp takes a result.
+    If neighbouring results are computed from neighbouring elements, a lane computes a result and
+    some warps of a block share the reduced elements; otherwise a warp computes a result.
     """
     job = _Job(reduction, finish)
     write, each = (_columns, LANES * job.groups) if job.side_by_side() else (_rows, WARPS)
@@ -234,9 +234,9 @@ def _columns(job: _Job, places: TileAccess) -> list[str]:
 
 @dataclass(eq=False)
 class RowWork:
-    """What a call does with each row of a matrix.
+    """Work of a call on each row of a matrix.
 
-    `body` is run by all lanes of a warp, with the row's number in `row` and theirs in `lane`.
+    `body` is run by all lanes of a warp, with the row's index in `row` and the lane's in `lane`.
     """
 
     call: Call
@@ -245,12 +245,12 @@ class RowWork:
 
     @property
     def reads(self) -> Sequence[Array]:
-        """What is read."""
+        """Arrays that are read."""
         return self.call.inputs
 
     @property
     def writes(self) -> Sequence[Array]:
-        """What is written."""
+        """Arrays that are written."""
         return self.call.outputs
 
     def task(self) -> TileTask:
@@ -272,7 +272,7 @@ Builder = Callable[[Call], RowWork | None]
 
 
 def _has_rows(call: Call, logits: int) -> bool:
-    """Whether the classes lie along the last axis of a matrix of float32."""
+    """Return True if the classes are along the last axis of a float32 matrix."""
     array = call.inputs[logits]
     last = call.node.attrs["axis"] == array.ndim - 1
     return array.ndim == 2 and last and array.dtype == np.float32
@@ -293,7 +293,7 @@ def _softmax_of_row(places: TileAccess, logits: Array) -> list[str]:
 
 
 def cross_entropy(call: Call) -> RowWork | None:
-    """The loss of each row. A label that is no class gives nan."""
+    """Return the loss of each row. The loss is nan for a label outside the classes."""
     if not _has_rows(call, 0):
         return None
     logits, labels = call.inputs
@@ -337,7 +337,7 @@ def cross_entropy_grad(call: Call) -> RowWork | None:
 
 
 def argmax(call: Call) -> RowWork | None:
-    """Where each row is largest: the first such place, and a nan is larger than all."""
+    """Return the position of each row's maximum: the first one, with nan above all numbers."""
     (scores,) = call.inputs
     if not _has_rows(call, 0) or call.outputs[0].ndim != 1:
         return None

@@ -1,4 +1,4 @@
-"""Products as parts: tiles on tensor cores, with what follows them done on the way out."""
+"""Products as parts: tiles on tensor cores, with fused epilogues."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from caldera.kernels.table import Call
 Epilogue = Callable[[TileAccess, str], list[str]]
 """Statements for one element of a product, whose coordinates are `row` and `column`."""
 LOAD = 64 * 64
-"""Sums that are as much work as a unit of other parts, or more."""
+"""Minimum number of sums that count as a unit of other parts."""
 MOST_UNROLLED = 4
-"""Elements of a thread that are ended side by side; more of them make the code too long."""
+"""Maximum number of elements per thread with an unrolled epilogue; more make the code too long."""
 
 
 @dataclass(frozen=True)
 class ProductOperand:
-    """A matrix in memory, seen with the rows and columns that the product wants.
+    """Matrix in memory, seen with the rows and columns of the product.
 
-    `rows` is the gather that makes its rows, if they are looked up where they come from.
+    `rows` is the gather of its rows, if they are read directly from the table.
     """
 
     array: Array
@@ -51,11 +51,11 @@ class ProductOperand:
 
     @property
     def reads(self) -> list[Array]:
-        """What must be there before it can be brought."""
+        """Arrays that must be complete before the operand can be loaded."""
         return [self.array] if self.rows is None else list(self.rows.reads)
 
     def type_text(self, side: TileSide, count: int, depth: int) -> str:
-        """The C++ type of so much of it."""
+        """Return the C++ type of a part with `count` rows or columns and `depth` inner indices."""
         aligned = self.lead % 4 == 0 and address_of(self.array) % 16 == 0
         options = flags(side.along, aligned, self.rows is not None, side.paired)
         return f"Staged<{self.lead}, {count}, {options}, {side.wide}, {depth}>"
@@ -93,9 +93,10 @@ def gathered(left: ProductOperand, rows: Gather | None) -> ProductOperand:
 
 @dataclass(frozen=True)
 class TileSide:
-    """An operand's part of a tile: how wide it is, and whether its lines lie along the sums.
+    """An operand's part of a tile: its width, and a flag that is True if its lines are along the
+    sums.
 
-    Where those of both operands do, they are paired.
+    If the lines of both operands are along the sums, they are paired.
     """
 
     wide: int
@@ -103,7 +104,7 @@ class TileSide:
     paired: bool = False
 
     def floats(self, depth: int) -> int:
-        """The floats of shared memory for so many inner indices."""
+        """Return the floats of shared memory for `depth` inner indices."""
         rounded = units_of(depth, 8) * 8
         if self.along:
             return self.wide * (apart(rounded) if self.paired else rounded + 4)
@@ -117,7 +118,7 @@ def sides(left: tuple[int, bool], right: tuple[int, bool]) -> list[TileSide]:
 
 
 def fitting(sides: Sequence[TileSide], inner: int, floats: int) -> int:
-    """How many of the inner indices fit into so many floats."""
+    """Return the number of inner indices that fit into this number of floats."""
     depth = inner
     while depth > 8 and sum(side.floats(depth) for side in sides) > floats:
         depth = (depth - 1) // 8 * 8
@@ -126,7 +127,7 @@ def fitting(sides: Sequence[TileSide], inner: int, floats: int) -> int:
 
 @dataclass(frozen=True)
 class ProductJob:
-    """A product to be done, the array it makes, and what becomes of each sum."""
+    """Product to compute, its result, and the epilogue of each sum."""
 
     node: Node
     left: ProductOperand
@@ -147,17 +148,17 @@ class ProductJob:
 
     @property
     def exact(self) -> bool:
-        """Whether all bits of a float count."""
+        """True if products use full float32 precision."""
         return bool(self.node.attrs.get("compute") != "tf32")
 
     def size(self, early: Early) -> ProductSize:
-        """What its tiling depends on."""
+        """Return the properties that determine the tiling."""
         rows, columns = self.result.shape
         left, right = (not all(map(early, each.reads)) for each in (self.left, self.right))
         return ProductSize(rows, columns, self.inner, left, right, exact=self.exact)
 
     def task(self, blocks: int, early: Early, reads: list[Array], writes: list[Array]) -> TileTask:
-        """The product by about so many blocks."""
+        """Return the product as a task for about this number of blocks."""
         # The tiling that is thought to be fastest of those whose tiles fit into shared memory.
         tiling = next(
             each
@@ -191,11 +192,11 @@ class _Writer:
 
     @property
     def _tile(self) -> int:
-        """The floats of a tile beside the operands, and of a layer of sums."""
+        """Floats of a tile in addition to the operands, and of a layer of sums."""
         return self._tiling.rows * apart(self._tiling.columns)
 
     def _depth(self) -> int:
-        """How many inner indices are brought to shared memory at once."""
+        """Return the number of inner indices that are loaded to shared memory together."""
         floats = dynamic_floats() - (len(self._held.tiles) + self._tiling.parts) * self._tile
         return fitting(self._sides, self._job.inner, floats)
 
@@ -211,11 +212,11 @@ class _Writer:
 
     @property
     def fits(self) -> bool:
-        """Whether a block has enough shared memory for it."""
+        """True if a block has enough shared memory for it."""
         return self._layout(None).zones.end(None) <= dynamic_floats()
 
     def _layout(self, start: int | None) -> SharedMemoryMap:
-        """Where everything lies."""
+        """Return the layout of shared memory."""
         job, depth, layout = self._job, self._depth(), SharedMemoryMap()
         sums = self._tiling.parts * self._tile
         sided = zip("ab", (job.left, job.right), self._sides, strict=True)
@@ -248,7 +249,7 @@ class _Writer:
         ]
 
     def _begin(self, layout: SharedMemoryMap, *, ahead: bool) -> list[str]:
-        """Statements that bring what is there early, or what is not."""
+        """Return statements that load the early operands if `ahead`, otherwise the late ones."""
         job, lines, name = self._job, list[str](), self._places.name
         depth = self._depth()
         if self._is_early(job.left) == ahead:
@@ -272,7 +273,7 @@ class _Writer:
         return [*self._types(), *lines] if lines else []
 
     def _numbers(self) -> list[str]:
-        """Statements that look up which rows of a table the tile wants."""
+        """Return statements that read the table rows of the tile."""
         rows = self._job.left.rows
         if rows is None:
             return []
@@ -286,7 +287,7 @@ class _Writer:
         ]
 
     def text(self, start: int | None) -> tuple[TaskText, Zones]:
-        """The statements, and how much shared memory they use."""
+        """Return the statements, and the zones of shared memory that they use."""
         job, held, layout = self._job, self._held, self._layout(start)
         rows, columns = job.result.shape
         operands = ", ".join(self._places.name(each.array) for each in (job.left, job.right))
@@ -319,7 +320,7 @@ class _Writer:
 
 
 def is_product(node: Node) -> bool:
-    """Whether a node is one of the ops that this file knows."""
+    """Return True if a node is one of the ops that this module supports."""
     return node.op.name in ("matmul", "matmul_epilogue", "matmul_accumulate")
 
 
@@ -336,7 +337,7 @@ def each_element(index: str, tiling: str, first: str, rows: int, columns: int) -
 
 
 def each_line(rows: int, columns: int) -> list[str]:
-    """The same for many elements: a thread takes those of one column, lines apart."""
+    """Return the loop for many elements: a thread computes strided elements of a column."""
     return [
         "i32 across = thread % T::N, column = first_column + across;",
         "#pragma unroll 4",
@@ -353,5 +354,5 @@ def tiling_text(tiling: WarpTiling, exact: bool) -> str:
 
 
 def apart(wide: int) -> int:
-    """How far apart lines of so many elements lie in shared memory: as in CUDA's `apart`."""
+    """Return the stride of lines of `wide` elements in shared memory, as in CUDA's `apart`."""
     return wide if wide // 8 % 2 else wide + 8

@@ -1,7 +1,7 @@
 """The text of a kernel that runs the phases of a step, and its shared memory.
 
 Parts whose code is the same but for the arrays are one piece of code: layers of a network are
-alike, and code that is shorter is fetched in less time. A table says which code runs in which
+alike, and code that is shorter is fetched in less time. A table defines which code runs in which
 phase, by which blocks, on which arrays.
 
 Data prefetched before its phase is placed in shared memory at an address that no part of the
@@ -38,9 +38,9 @@ from caldera.kernels.cuda.persistent.tasks import (
 
 @dataclass
 class SharedMemoryMap:
-    """The places of a part, by name: those of `late` things, then those that come early.
+    """Offsets of a part's buffers by name: first the late buffers, then the early ones.
 
-    The shared memory that a kernel asks for is counted from these places, and from nothing else.
+    A kernel's request for shared memory is computed only from these offsets.
 
     >>> layout = SharedMemoryMap()
     >>> layout.add("a", 100, early=False)
@@ -61,7 +61,7 @@ class SharedMemoryMap:
     _early: set[str] = field(default_factory=set)
 
     def add(self, name: str, floats: int, *, early: bool) -> None:
-        """One more thing of so many floats."""
+        """Add a buffer of `floats` floats."""
         self._floats[name] = floats
         if early:
             self.places[name] = self.early
@@ -83,13 +83,13 @@ class SharedMemoryMap:
             self.late = max(self.late, floats)
 
     def end(self, start: int | None) -> None:
-        """All is there; what comes early lies from `start` on, or where the rest ends."""
+        """Complete the layout; early buffers start at `start`, or at the end of the late ones."""
         self.start = self.late if start is None else start
         for name in self._early:
             self.places[name] += self.start
 
     def place(self, name: str) -> str:
-        """Where something lies, in CUDA."""
+        """Return the address of a buffer, in CUDA."""
         return f"scratch + {self.places[name]}"
 
     def checks(self, used: Mapping[str, str]) -> list[str]:
@@ -108,13 +108,14 @@ class SharedMemoryMap:
 
     @property
     def zones(self) -> Zones:
-        """What is used."""
+        """Zones that are used."""
         return Zones(self.late, self.early, self.soon)
 
 
 def starts(phases: Sequence[Sequence[Zones]], floats: int) -> list[int | None]:
-    """For each phase, where in so many floats what is brought ahead goes; None if it must wait
-    until the phase before has ended.
+    """Return the offset of prefetched data for each phase, within `floats` floats.
+
+    The offset is None if the prefetch must wait until the previous phase has ended.
 
     >>> starts([[Zones(10000, 20000)], [Zones(8000, 20000)], [Zones(10000, 50000)]], 56032)
     [None, 36032, None]
@@ -156,7 +157,7 @@ class SharedTile(ABC):
     @property
     @abstractmethod
     def floats(self) -> int:
-        """How much that takes."""
+        """Number of floats that it takes."""
 
     @property
     def padded_floats(self) -> int:
@@ -183,7 +184,7 @@ class SharedImage(SharedTile):
 
     @property
     def is_framed(self) -> bool:
-        """Whether there is any border."""
+        """True if there is a border."""
         return self.padded != self.array.shape[2:]
 
     def bring(self, places: TileAccess, to: str) -> str:
@@ -204,7 +205,9 @@ class SharedImage(SharedTile):
         return f"block_bring_image<{', '.join(map(str, numbers))}>({to}, &{start});"
 
     def element(self, to: str, here: Sequence[str]) -> str:
-        """An element, to be read or written; one pixel or channel may stand for all of a loop."""
+        """Return an element, to be read or written; a single pixel or channel is broadcast over a
+        loop.
+        """
         counts = self.array.shape[1:]
         channel, y, x = ("0" if n == 1 else at for n, at in zip(counts, here[1:], strict=True))
         top, left = self.border
@@ -214,7 +217,7 @@ class SharedImage(SharedTile):
 
 @dataclass(frozen=True, eq=False)
 class SharedFilters(SharedTile):
-    """Filters: a line for each tap; `turned` for the gradient of what they were applied to."""
+    """Filters: a line for each tap; `turned` for the gradient of the convolution's input."""
 
     line: int
     turned: bool
@@ -226,7 +229,7 @@ class SharedFilters(SharedTile):
         return (results if self.turned else channels) * size(tuple(taps)) * self.line
 
     def bring(self, places: TileAccess, to: str) -> str:
-        """The statement that begins to bring all of them."""
+        """Return the statement that starts to load all filters."""
         strides = [stride // 4 for stride in self.array.strides]
         numbers = (*self.array.shape, *strides, self.line, str(self.turned).lower(), THREADS)
         return f"block_bring_taps<{', '.join(map(str, numbers))}>({to}, {places.name(self.array)});"
@@ -255,7 +258,7 @@ class SharedAccess(DelegatingAccess):
         return self._places
 
     def place(self, near: SharedTile) -> str:
-        """Where something lies."""
+        """Return the address of a tile."""
         return next(to for each, to in self._found if each is near)
 
     def load(self, array: Array, coordinates: Sequence[str]) -> str:
@@ -285,8 +288,10 @@ STEPS = KernelTemplate(
     },
     "{body}",
 )
-"""The kernel: so many steps in a row; two counters, which are 0 before the first launch, are where
-blocks meet."""
+"""Kernel that runs `count` steps in order.
+
+Blocks synchronise by two counters, which are 0 before the first launch.
+"""
 _POINTER = re.compile(r"\bp(\d+)\b")
 
 
@@ -304,8 +309,10 @@ class TaskRow:
 
 
 class PersistentKernel:
-    """A kernel for the phases of a step on so many blocks, with so many floats of shared memory for
-    its parts."""
+    """Kernel for the phases of a step on `blocks` blocks.
+
+    Its parts have `floats` floats of shared memory.
+    """
 
     def __init__(self, phases: list[list[TileTask]], blocks: int, floats: int) -> None:
         self.phases = phases
@@ -365,7 +372,7 @@ class PersistentKernel:
 
     @property
     def arrays(self) -> list[Array]:
-        """What the kernel touches."""
+        """Arrays that the kernel touches."""
         return self._places.arrays
 
     @property

@@ -69,9 +69,10 @@ class DelegatingAccess(TileAccess):
 
 
 class PrefetchingAccess(DelegatingAccess, ABC):
-    """Access to elements that are read ahead of their use; what is the same for all is read once.
+    """Access to elements that are prefetched; values shared by all elements are read once.
 
-    What the thread writes before it reads it is not read ahead. `mark` is part of all names.
+    Elements that the thread writes before it reads them are not prefetched. `mark` is part of all
+    names.
     """
 
     def __init__(self, places: TileAccess, mark: str = "") -> None:
@@ -101,12 +102,13 @@ class PrefetchingAccess(DelegatingAccess, ABC):
         return super().store(array, coordinates, value)
 
     def statements(self, each: Sequence[str], count: str) -> list[str]:
-        """What reads ahead; `each` begins a loop over `count` elements, and two brackets end it."""
+        """Return the prefetch; `each` starts a loop over `count` elements, and two brackets end it.
+        """
         return [f"{kind} {name} = {value};" for value, (name, kind) in self._once.items()]
 
 
 class RegisterPrefetch(PrefetchingAccess):
-    """What differs from one of a thread's elements to the next is held in registers.
+    """Prefetch to registers of values that differ between a thread's elements.
 
     They are arrays over `index`.
     """
@@ -133,7 +135,7 @@ class RegisterPrefetch(PrefetchingAccess):
 
 
 class TilePrefetch(PrefetchingAccess):
-    """Arrays of this shape are found in shared memory, where `T` says how tiles lie."""
+    """Access to arrays of this shape in shared memory, where `T` defines the layout of tiles."""
 
     def __init__(self, places: TileAccess, shape: tuple[int, ...]) -> None:
         super().__init__(places)
@@ -152,7 +154,7 @@ class TilePrefetch(PrefetchingAccess):
 
 
 class RowPrefetch(PrefetchingAccess):
-    """What there is one of for each row is read ahead, for `row`."""
+    """Prefetch, for `row`, of values that exist once per row."""
 
     def _ahead(self, array: Array, coordinates: Sequence[str], value: str) -> str:
         if list(coordinates) != ["row"]:
@@ -165,8 +167,8 @@ class RowPrefetch(PrefetchingAccess):
 class LocalRows(DelegatingAccess):
     """Access to matrices of which some rows, from `first_row` on, are in shared memory too.
 
-    What is written goes to memory only from the blocks with the first columns; the others do the
-    same work for themselves.
+    Only the blocks with the first columns write to memory; the remaining blocks repeat the same
+    work for their own use.
     """
 
     def __init__(self, places: TileAccess, matrices: Sequence[tuple[Array, str, int]]) -> None:
@@ -194,7 +196,7 @@ class LocalRows(DelegatingAccess):
 
 
 def offset(array: Array, coordinates: Sequence[str]) -> str:
-    """Where an element lies, counted in elements from the first.
+    """Return the offset of an element, counted in elements from the first.
 
     >>> import numpy as np
     >>> offset(np.zeros((3, 4, 5))[:, 0], ["i", "j"])
@@ -233,35 +235,35 @@ def unravelled(index: str, shape: Sequence[int], prefix: str) -> tuple[list[str]
 WARPS = 16
 THREADS = 32 * WARPS
 NUMBERS = 256
-"""Row numbers that a part may keep in shared memory beside what it keeps in `scratch`."""
+"""Row numbers that a part may keep in shared memory in addition to `scratch`."""
 MASKS = 32
 """Words at the beginning of shared memory, with a bit for each part."""
 
 
 def shared_floats() -> int:
-    """Shared memory that a block may have: most of what a multiprocessor has.
+    """Return the shared memory that a block may have: most of a multiprocessor's.
 
-    A few KiB are left to the cache, which has what is not in shared memory.
+    A few KiB are left to the cache, for data outside shared memory.
     """
     return (driver().shared_bytes // (4 << 10) - 1) << 10
 
 
 def dynamic_floats() -> int:
-    """What is left of it for a part, at most."""
+    """Return the maximum shared memory of a part."""
     return shared_floats() - NUMBERS - MASKS
 
 
 Early = Callable[[Array], bool]
-"""Whether an array is as it must be before the phase before has ended."""
+"""Predicate: True for arrays that are final before the previous phase has ended."""
 
 
 @dataclass(frozen=True)
 class TaskText:
-    """Statements that do the unit whose number is in `unit`.
+    """Statements that compute the unit whose number is in `unit`.
 
-    They are run by all threads of a block, so they may meet. What is `ahead` is run before the
-    blocks meet, or even while the phase before is at work, and may only read what is there early;
-    what is `late` begins to bring the rest, and `main` is run after that.
+    They are run by all threads of a block, so they may synchronise. `ahead` runs before the blocks
+    synchronise, or even during the previous phase, and may read only early data. `late` starts to
+    load the remaining data, and `main` runs after it.
     """
 
     main: Sequence[str]
@@ -271,10 +273,10 @@ class TaskText:
 
 @dataclass(frozen=True)
 class Zones:
-    """How much of `scratch`, counted in floats, a part uses: from its beginning on, and elsewhere.
+    """Floats of `scratch` that a part uses: from its start on, and in a second zone.
 
-    Only what is brought ahead goes to the second place. `soon`: that may be done while the phase
-    before is at work.
+    Only prefetched data is in the second zone. `soon` permits the prefetch during the previous
+    phase.
     """
 
     late: int = 4 * THREADS
@@ -282,8 +284,7 @@ class Zones:
     soon: bool = True
 
     def end(self, start: int | None) -> int:
-        """Where the last of it ends, if what is brought ahead lies from `start` on, or after the
-        rest."""
+        """Return the end of the zones; prefetched data starts at `start`, or after the rest."""
         return max(self.late, (self.late if start is None else start) + self.early)
 
 
@@ -292,11 +293,12 @@ Code = Callable[[TileAccess, Early, int | None], tuple[TaskText, Zones]]
 
 @dataclass(frozen=True, eq=False)
 class TileTask:
-    """`code(places, early, start)` gives the statements, and what they use of `scratch`.
+    """Part of a step: `code(places, early, start)` returns the statements and their zones of
+    `scratch`.
 
-    `start` is where what is brought ahead goes, None for a place of the code's choice. A heavy task
-    wants blocks for itself. `load` is how long it keeps one block busy: in units, if these are not
-    unusually large.
+    `start` is the offset of prefetched data, None if the code may choose it. A heavy task requires
+    separate blocks. `load` is the time for which it keeps one block busy: in units, if these are
+    not unusually large.
     """
 
     what: str
@@ -309,15 +311,15 @@ class TileTask:
 
 
 def plain(lines: Callable[[TileAccess], list[str]]) -> Code:
-    """The code of a task that does nothing ahead."""
+    """Return the code of a task without prefetch."""
     return lambda places, early, start: (TaskText(lines(places)), Zones())
 
 
 def assign_blocks(phase: Sequence[TileTask], blocks: int) -> list[tuple[TileTask, int, int]]:
-    """The parts of a phase, each with its first block and over how many blocks it goes.
+    """Return the parts of a phase, each with its first block and its number of blocks.
 
-    Products come first, one after the other; what else there is goes to the blocks that are left,
-    unless these are too few.
+    Products are first, in order; the remaining parts share the remaining blocks, unless these are
+    too few.
     """
     products = [part for part in phase if part.heavy]
     others = [part for part in phase if not part.heavy]
@@ -340,7 +342,7 @@ def assign_blocks(phase: Sequence[TileTask], blocks: int) -> list[tuple[TileTask
 
 
 def units_of(count: int, each: int) -> int:
-    """How many units of `each` it takes to do `count`."""
+    """Return the number of units of `each` that `count` requires."""
     return -(-count // each)
 
 
@@ -370,13 +372,13 @@ class WarpTiling:
         return units_of(self.rows * self.columns, THREADS)
 
     def units(self, rows: int, columns: int) -> int:
-        """How many tiles a result takes."""
+        """Return the number of tiles of a result."""
         return units_of(rows, self.rows) * units_of(columns, self.columns)
 
 
 @dataclass(frozen=True)
 class ProductSize:
-    """A product, and how much of its operands is only there when its phase begins."""
+    """Sizes of a product, and flags for operands that are available only when its phase starts."""
 
     rows: int
     columns: int
@@ -391,9 +393,9 @@ class ProductSize:
         return self.rows * self.columns * self.inner
 
     def cycles(self, tiling: WarpTiling, blocks: int) -> float:
-        """What it is thought to take: from measurements on an H200, roughly.
+        """Return the estimated time in cycles, roughly, from measurements on an H200.
 
-        What must be fetched after the blocks have met counts more than what is fetched before.
+        Data fetched after the blocks have synchronised costs more than prefetched data.
         """
         waves = units_of(tiling.units(self.rows, self.columns), blocks)
         fetched = sum(
@@ -413,7 +415,8 @@ class ProductSize:
 
 @lru_cache(maxsize=4096)
 def tilings_for(size: ProductSize, blocks: int) -> list[WarpTiling]:
-    """All tilings; first comes the one that is thought to be fastest on so many blocks.
+    """Return all tilings, starting with the one estimated to be the fastest on this number of
+    blocks.
 
     >>> tiling = tilings_for(ProductSize(100, 528, 784, late_right=False), 132)[0]
     >>> tiling.rows, tiling.columns, tiling.parts

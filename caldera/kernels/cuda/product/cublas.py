@@ -1,11 +1,11 @@
-"""Matrix products by cuBLASLt, and their epilogues by kernels of our own.
+"""Matrix products by cuBLASLt, and their epilogues by custom kernels.
 
-Of the epilogues only the bias is left to the library. Its relu turns a nan into 0, and its gelu an
-infinite argument into a nan; with `settings.accuracy = "fast"` they serve nevertheless.
+Only the bias is left to the library. Its relu turns a nan into 0, and its gelu an infinite argument
+into a nan; they are used only with `settings.accuracy = "fast"`.
 
-Tensor cores are fed by an engine that takes only sides of multiples of 16 bytes, and without it
-cuBLASLt needs several times as long. Other operands, as those of 100 numbers in half precision, can
-be copied to the workspace with zeros beside them, and results from there.
+The engine that feeds tensor cores supports only sides that are multiples of 16 bytes, and without
+it cuBLASLt takes several times as long. Other operands, such as 100 numbers in half precision, can
+be copied to the workspace and padded with zeros, and results from there.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from caldera.kernels.cuda.runtime.cublaslt import (
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
 MOST_CALLS = 16
-"""Calls into which a product may be cut whose batch has several axes."""
+"""Maximum number of calls for a product whose batch has several axes."""
 MOST_WORKSPACE = 32 << 20
-"""What NVIDIA recommends for Hopper."""
+"""Workspace that NVIDIA recommends for Hopper."""
 WORKSPACE_ALIGNMENT = 256
 """Bytes: the library refuses a workspace at other addresses."""
 EPILOGUES = {"relu": "RELU", "gelu": "GELU"}
@@ -54,17 +54,17 @@ EPILOGUES = {"relu": "RELU", "gelu": "GELU"}
 
 @dataclass(frozen=True)
 class LibraryPlan:
-    """What the library computes, and what is left to a launch of our own."""
+    """Part of a product that the library computes, and the remainder for a custom launch."""
 
     epilogue: str = "DEFAULT"
     rest: Multiplication | None = None
-    """What ends the product once its terms are there."""
+    """Epilogue of the product, computed after its terms."""
     terms: DType | None = None
-    """The dtype of terms that lie in the workspace; None if they lie where the result will."""
+    """Dtype of terms in the workspace; None if the terms are stored in the result's memory."""
 
 
 def library_plan(product: Multiplication) -> LibraryPlan:
-    """How a product is shared out between the library and ourselves."""
+    """Return the division of a product between the library and custom kernels."""
     sums = compute_dtype(product.dtype)
     if product.accumulation is not None:
         return LibraryPlan(rest=product, terms=sums)
@@ -128,7 +128,8 @@ def bind_product(product: Multiplication, workspace: Array, rank: int = 0) -> li
         return None
     calls: list[Any] = []
     spare = _aligned_part(scratch.rest)
-    # Asked for what just fits, the library would name others than when the workspace was measured.
+    # A limit of exactly this size would select other algorithms than when the workspace was
+    # measured.
     limit = _limit(0 if plan.terms is None else workspace_bytes(Spec(terms.shape, plan.terms)))
     for part in parts:
         problem = problem_of(part, plan.epilogue, limit)
@@ -146,7 +147,7 @@ def bind_product(product: Multiplication, workspace: Array, rank: int = 0) -> li
 
 
 def _rest_calls(rest: Multiplication, terms: Array) -> list[Any]:
-    """What ends a product whose terms are there."""
+    """Return the calls of the epilogue, after the terms have been computed."""
     if rest.accumulation is not None or terms.dtype != rest.dtype:
         return [tiled.epilogue_launch(rest, terms.reshape(1, -1))]
     biases = [] if rest.bias is None else [rest.bias]
@@ -165,7 +166,7 @@ def _bind(rank: int, call: Call) -> Runner:
 
 
 def workspace(product: Multiplication) -> tuple[int, int]:
-    """The workspace for a product, and how many algorithms there are for it."""
+    """Return the workspace for a product, and the number of its algorithms."""
     product = _turned(product)
     plan = library_plan(product)
     terms = 0
@@ -210,8 +211,7 @@ FEWEST_FLOPS = 1 << 27
 
 @dataclass(frozen=True)
 class _Padded:
-    """Memory for an array of a product and what is beside it: its rows, or its columns if it is
-    `transposed`."""
+    """Memory for an array of a product with padding for its rows, or its columns if `transposed`."""
 
     spec: Spec
     transposed: bool
@@ -222,12 +222,14 @@ class _Padded:
 
 
 def _paddings(product: Multiplication) -> dict[str, _Padded]:
-    """By their names, the arrays of a product that are made larger; none if the library cannot take
-    one of them as it lies."""
+    """Return the arrays of a product that are padded, by name.
+
+    The result is empty if the library does not support the layout of an array.
+    """
     rows, columns, length = product.extent
     step = SIDE_ALIGNMENT // product.out.itemsize
     sides = {"left": (rows, length), "right": (length, columns), "out": (rows, columns)}
-    # Equal sides are one side here: to make one more of them longer does no harm.
+    # Equal sides are treated as the same side: padding an additional side does no harm.
     longer: dict[int, int] = {}
     transposed: dict[str, bool] = {}
     for name, (down, across) in sides.items():
@@ -254,7 +256,7 @@ def _bytes(padded: dict[str, _Padded]) -> int:
 def _in_memory(
     product: Multiplication, padded: dict[str, _Padded], place: Callable[[Spec], Array]
 ) -> Multiplication:
-    """The same product with arrays that lie where `place` puts them."""
+    """Return the same product with arrays in the memory that `place` returns."""
     arrays = {name: each.within(place(each.spec)) for name, each in padded.items()}
     return replace(product, **arrays)
 

@@ -44,7 +44,7 @@ FIRST_OPERAND = {"matmul": 0, "matmul_epilogue": 0, "matmul_accumulate": 1}
 
 
 def described(spec: Spec) -> np.ndarray:
-    """An array that lies as a value does, without its memory: only its strides may be asked for."""
+    """Return an array with the layout of a value, without its memory: only its strides are valid."""
     strides = dense_strides(spec.shape, spec.order, spec.dtype.itemsize)
     return as_strided(np.empty(1, spec.dtype), spec.shape, strides)
 
@@ -57,7 +57,7 @@ def described_call(node: Node) -> Call:
 
 @dataclass(frozen=True)
 class BetaAccumulation:
-    """beta start + alpha (the product): alpha and beta are arrays of one number."""
+    """Scalars of beta start + alpha (the product): alpha and beta are arrays with a single number."""
 
     start: Array
     alpha: Array
@@ -111,7 +111,7 @@ class Multiplication:
 
     @property
     def count(self) -> int:
-        """How many products there are."""
+        """Number of products."""
         return elements(self.batch)
 
     def parts(self) -> list[Multiplication]:
@@ -155,13 +155,13 @@ FEWEST = 64
 """Steps that a part of a split sum has at least."""
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 ENOUGH = 4
-"""Tiles for each multiprocessor from which on no sum is cut."""
+"""Tiles per multiprocessor from which sums are not split."""
 LATENCY = 700
 """Cycles from asking for operands to having used them."""
 SECOND_LAUNCH = 5000
 """Cycles that adding up the parts takes at least."""
 BYTES_A_CYCLE = 21
-"""What a multiprocessor moves."""
+"""Bytes per cycle that a multiprocessor moves."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class ThreadTile:
     side: int
     per: int
     depth: int
-    """Steps of the sum that are in shared memory at once."""
+    """Steps of the sum that are in shared memory simultaneously."""
     resident: int
     """Blocks that a multiprocessor has room for."""
     efficiency: float
@@ -184,7 +184,7 @@ class ThreadTile:
 
     @property
     def carried(self) -> int:
-        """Elements of each operand that a thread brings to shared memory at once."""
+        """Elements of each operand that a thread copies to shared memory per stage."""
         return self.side * self.depth // self.threads
 
     @property
@@ -193,7 +193,9 @@ class ThreadTile:
         return f"Tile<{self.side}, {self.per}, {self.depth}>"
 
     def bounds(self, sums: str) -> str:
-        """How many threads a block has, and how many blocks with sums of this type must fit."""
+        """Return the launch bounds: threads of a block, and blocks that must fit with sums of this
+        type.
+        """
         resident = self.resident // 2 if sums == "double" else self.resident
         return f"__launch_bounds__({self.threads}, {resident})"
 
@@ -213,7 +215,7 @@ class TileSchedulerNumbers(ctypes.Structure):
 
 @dataclass(frozen=True)
 class ProductTiling:
-    """The tiles of `count` products, and into how many parts their sums are split."""
+    """Tiles of `count` products, and the number of parts of their sums."""
 
     tile: ThreadTile
     across: int
@@ -230,7 +232,7 @@ class ProductTiling:
 
     @property
     def scheduler(self) -> TileSchedulerNumbers:
-        """What the kernel is told."""
+        """Numbers of the tile scheduler that are passed to the kernel."""
         return TileSchedulerNumbers(
             across=self.across,
             down=self.down,
@@ -240,7 +242,7 @@ class ProductTiling:
         )
 
     def cycles(self, itemsize: int, processors: int) -> float:
-        """How long it takes on so many multiprocessors, roughly."""
+        """Return the approximate time on this number of multiprocessors."""
         steps = self.span // self.tile.depth
         rate = (128 if itemsize < 8 else 64) * self.tile.efficiency
         a_step = self.tile.side**2 * self.tile.depth / rate
@@ -257,7 +259,10 @@ class ProductTiling:
 def tiling(
     rows: int, columns: int, length: int, count: int, itemsize: int, most_splits: int = SPLITS[-1]
 ) -> ProductTiling:
-    """The cut that should be fastest on the card in use; `itemsize` is that of the sums."""
+    """Return the tiling with the least estimated time on the GPU in use.
+
+    `itemsize` is the item size of the sums.
+    """
     return _tiling(rows, columns, length, count, itemsize, most_splits, driver().multiprocessors)
 
 
@@ -289,7 +294,7 @@ def _tiling(
 
 @dataclass(frozen=True)
 class EpilogueCode:
-    """How sums of products become stored results."""
+    """Conversion of sums of products to stored results."""
 
     dtype: str
     epilogue: Epilogue = NOTHING
@@ -297,7 +302,7 @@ class EpilogueCode:
 
     @classmethod
     def of(cls, product: Multiplication) -> EpilogueCode:
-        """What a product ends with."""
+        """Return the epilogue of a product."""
         return cls(product.dtype.name, product.epilogue, product.accumulation is not None)
 
     def text(self) -> str:
@@ -305,7 +310,7 @@ class EpilogueCode:
         kind = computed_type(self.dtype)
         lines = []
         if self.accumulates:
-            # What is multiplied by 0 is not looked at: a nan there has no influence.
+            # With beta = 0 the start is not read: a nan there has no influence.
             lines += [
                 "S alpha = (S)wide(*given.alpha), beta = (S)wide(*given.beta);",
                 "S before = beta == (S)0 ? (S)0 : beta * "
@@ -340,7 +345,7 @@ __device__ __forceinline__ T epilogue(S x, i64 row, i64 column, const EpilogueAr
 
 @cache
 def activation_lines(name: str, attributes: Attributes, kind: str) -> tuple[tuple[str, ...], str]:
-    """The lines that compute an activation of x, and the name of what they find."""
+    """Return the lines that compute an activation of x, and the name of their result."""
     dtype = {"float": "float32", "double": "float64"}[kind]
     x = parameter(0, Spec((), BY_NAME[dtype]))
     result = _in_parts(OPS[name](x, **dict(attributes)))
@@ -362,7 +367,7 @@ def epilogue_loop_body(dtype: DType, epilogue: Epilogue) -> LoopBody:
 
 
 def _in_parts(node: Node) -> Node:
-    """The same made of ops that are not made of others."""
+    """Return an equivalent node of ops that have no decomposition."""
     inputs = tuple(_in_parts(given) for given in node.inputs)
     if node.op.decompose is not None:
         return _in_parts(node.op.decompose(*inputs, **node.attrs))

@@ -1,5 +1,6 @@
-"""Matrix products by kernels of our own: tiles through shared memory, or a thread for each result
-where the matrices are very small. They take every dtype and whatever lies anyhow in memory.
+"""Matrix products by custom kernels: tiles in shared memory, or a thread per result.
+
+Very small matrices have a thread per result. All dtypes and layouts are supported.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
 THREADS = 256
 SMALL = 16
-"""Rows, columns and length up to which every result has a thread of its own."""
+"""Rows, columns and length up to which every result is computed by a separate thread."""
 WIDEST = 16
-"""Bytes that a thread reads at once."""
+"""Maximum number of bytes that a thread reads per access."""
 
 
 # --- what kernels are told
@@ -73,7 +74,7 @@ class BatchNumbers(ctypes.Structure):
 
 
 class EpilogueArguments(ctypes.Structure):
-    """What the epilogue reads; whoever makes one keeps the arrays whose addresses it holds."""
+    """Arguments of the epilogue; the creator keeps alive the arrays whose addresses it stores."""
 
     _fields_ = [
         *[(name, ctypes.c_void_p) for name in ("bias", "start", "alpha", "beta")],
@@ -82,7 +83,7 @@ class EpilogueArguments(ctypes.Structure):
 
 
 def places_of(product: Multiplication) -> StrideParameters:
-    """Where the elements of the matrices lie."""
+    """Return the strides of the matrices."""
     rows, columns, _ = product.extent
     left, right, out = (
         element_strides(each)[-2:] for each in (product.left, product.right, product.out)
@@ -110,7 +111,7 @@ def batch_numbers(axes: Sequence[StridedAxis]) -> BatchNumbers:
 
 
 def epilogue_arguments(product: Multiplication) -> EpilogueArguments:
-    """What the end of a product reads."""
+    """Return the arguments of a product's epilogue."""
     given: Any = EpilogueArguments()
     if product.bias is not None:
         given.bias, given.bias_step = address_of(product.bias), element_strides(product.bias)[0]
@@ -128,8 +129,11 @@ def epilogue_arguments(product: Multiplication) -> EpilogueArguments:
 
 
 def _access(array: Array, axis: int, tile: ThreadTile) -> tuple[bool, int]:
-    """Whether neighbours in memory follow each other along `axis`, which is that of the sum, and
-    how many of them are read at once."""
+    """Return the memory access for an operand.
+
+    The first result is True if neighbours in memory are neighbours along `axis`, the axis of the
+    sum. The second is the number of neighbours per access.
+    """
     steps = element_strides(array)
     other = -3 - axis
     along = array.shape[axis] > 1 and (steps[axis] == 1 or abs(steps[axis]) <= abs(steps[other]))
@@ -296,7 +300,7 @@ def _text(kernel: KernelTemplate, epilogue: EpilogueCode, **words: str) -> str:
 
 
 def launches(product: Multiplication, workspace: Array = None) -> list[KernelLaunch]:
-    """What computes a product; the workspace says how far its sums may be split."""
+    """Return the launches of a product; the workspace limits the number of parts of its sums."""
     if product.out.size == 0:
         return []
     return [call for part in product.parts() for call in _launches(part, workspace)]
@@ -327,9 +331,10 @@ def _launches(product: Multiplication, workspace: Array) -> list[KernelLaunch]:
 
 
 def epilogue_launch(product: Multiplication, terms: Array) -> KernelLaunch:
-    """Adds up the terms (splits, results in a row) of a product and stores what its epilogue gives.
+    """Return the launch that adds up the terms of a product and stores the epilogue's results.
 
-    The terms have the dtype of the sums, or that of the results.
+    The terms have the shape (splits, results in a row), and the dtype of the sums or of the
+    results.
     """
     count = product.out.size
     kind = computed_type(product.dtype.name) if terms.dtype != product.dtype else "T"

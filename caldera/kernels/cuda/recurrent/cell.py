@@ -1,9 +1,9 @@
-"""The body of a loop as a recurrent cell: what a thread does for one unit of one row at a step.
+"""Loop bodies as recurrent cells: the work of a thread for one unit of a row at a step.
 
-All layers of `nn.recurrent` are loops whose body multiplies something by fixed weights once, and
-else works element by element on vectors of `units` numbers, some of them side by side in one array
-(gates). So do their gradients. Here such a body is recognised, and what comes before its product
-and after it is written as statements; `cell_source` makes a struct of them.
+All layers of `nn.recurrent` are loops whose body has one product with fixed weights. All other
+operations are element-wise, on vectors of `units` numbers, several of which may be adjacent in one
+array (gates). The same holds for their gradients. This module recognises such a body and writes the
+operations before and after its product as statements; `cell_source` makes a struct from them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _KINDS = {"float16": "Half", "bfloat16": "Bfloat"}
 
 @dataclass(frozen=True)
 class Leaf:
-    """A vector of one of the body's parameters."""
+    """Vector of a parameter of the body."""
 
     number: int
     vector: int
@@ -42,16 +42,16 @@ class Leaf:
 
 @dataclass(frozen=True)
 class RecurrentCell:
-    """What a step does for a unit of a row.
+    """Computation of a step for a unit of a row.
 
     `left` has the values that are multiplied, one for each vector; the product has `right` vectors.
-    `outputs` has the values of each output of the body, with the phase in which they are known.
+    `outputs` has the values of each output of the body, with the phase in which they are computed.
     """
 
     rows: int
     units: int
     kind: str
-    """How tensor cores multiply: the struct of recurrent.cuh."""
+    """Multiplication on tensor cores: the struct of recurrent.cuh."""
     weights: int
     """Number of the parameter that is multiplied by."""
     transposed: bool
@@ -62,9 +62,9 @@ class RecurrentCell:
     kept: dict[str, str]
     """Values from before the product that are needed after it, with their types."""
     leaves: tuple[Leaf, ...]
-    """What is read, besides the weights."""
+    """Vectors that are read, besides the weights."""
     ahead: tuple[Leaf, ...]
-    """Those of them that can be on their way to shared memory while a step is computed."""
+    """Leaves that can be copied to shared memory while the previous step is computed."""
 
 
 def cell_of(node: Node) -> RecurrentCell | None:
@@ -90,7 +90,7 @@ def _expect(condition: bool) -> None:
 
 
 def _inlined(node: Node) -> Node | None:
-    """Fused bodies and epilogues as the ops they are made of."""
+    """Expand fused bodies and epilogues to their component ops."""
     if node.op is ITEM and node.inputs[0].op is fused:
         whole = node.inputs[0]
         results: Sequence[Node] = whole.attrs["body"](*whole.inputs)
@@ -146,7 +146,7 @@ class _Writer:
 
     def _is_ahead(self, leaf: Leaf) -> bool:
         is_given = self.carries <= leaf.number < self.carries + self.sequences
-        # A card copies no less than four bytes by itself.
+        # Asynchronous copies of a GPU have at least four bytes.
         return is_given and self.body.parameters[leaf.number].dtype.itemsize == WORD
 
     def _weights(self) -> tuple[int, bool]:
@@ -167,7 +167,7 @@ class _Writer:
         return _KINDS[first.name]
 
     def _vectors(self, node: Node) -> int:
-        """How many vectors of all units lie side by side in the rows of a node."""
+        """Return the number of vectors of all units in the rows of a node."""
         _expect(len(node.shape) == 2 and node.shape[0] == self.rows)
         _expect(node.shape[1] % self.units == 0)
         return int(node.shape[1]) // self.units
@@ -179,7 +179,7 @@ class _Writer:
     # --- values
 
     def _value(self, node: Node, vector: int, phase: Phase) -> str:
-        """What a node is for this unit, in a vector of its own, as `phase` calls it."""
+        """Return the expression for a node's value for this unit in a vector, as named in `phase`."""
         key = (node, vector)
         made: Phase = "after" if node in self.late else "before"
         if key not in self.known:
@@ -220,14 +220,14 @@ class _Writer:
         _expect(len(shape) < 2 or shape[0] in (1, self.rows))
         if vector != SINGLE:
             _expect(shape[-1] % self.units == 0 and vector < shape[-1] // self.units)
-        # A carry is held as it was declared, however it is looked at.
+        # A carry is stored as declared, independent of the shape in which it is read.
         leaf = Leaf(number, max(vector, 0) if number < self.carries else vector)
         self.leaves[leaf] = None
         held = "given" if number < self.carries + self.sequences else "fixed"
         return f"{'carry' if number < self.carries else held}.{leaf.name}"
 
     def _aligned(self, given: Node, node: Node, vector: int) -> int:
-        """The vector of an operand that goes with this one of a node."""
+        """Return the vector of an operand that corresponds to this vector of a node."""
         shape = given.shape
         if not shape or (shape[-1] == 1 and node.shape[-1:] != (1,)):
             return SINGLE
@@ -235,7 +235,7 @@ class _Writer:
         return vector
 
     def _moved(self, node: Node, vector: int) -> tuple[Node, int]:
-        """Where a value that is only moved comes from."""
+        """Return the source of a value that is only moved."""
         op, first = node.op.name, node.inputs[0]
         if op == "reshape":
             _expect(_without_ones(first.shape) == _without_ones(node.shape))

@@ -1,14 +1,14 @@
 """Recurrent layers in one launch for all steps: blocks keep their part of the weights in registers.
 
-Step by step a loop is two or three launches a step, each of which reads the weights anew. Here all
-blocks are on the card at once, and what they wait for is what the others found in the step before,
-see include/recurrent/recurrent.cuh. The product of all inputs with their weights is made before the
-loop, and the gradients of weights after it; neither is a part of it.
+A loop run step by step has two or three launches per step, each of which reads all weights. Here
+all blocks are resident simultaneously, and wait only for each other's results of the previous step,
+see include/recurrent/recurrent.cuh. The product of all inputs with their weights is computed before
+the loop, and the gradients of weights after it.
 
-Where one launch has all rows it takes a tenth of the loop's time or less (H200: 128 steps of an
-LSTM in 0.2 ms instead of 6.9), so nobody measures: to capture a loop of some thousand launches
-takes longer than all else. Rows in turns are measured beside the loop, whose products are better
-then.
+If one launch covers all rows it takes a tenth of the loop's time or less (H200: 128 steps of an
+LSTM in 0.2 ms instead of 6.9). It is therefore not measured: capturing a loop of some thousand
+launches takes longer than everything else. Several launches for groups of rows are measured against
+the loop, whose products are more efficient then.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 UNITS, WARPS, TILE_ROWS = 16, 8, 8
-"""As in recurrent_weights.cuh: units of a block, warps that share a product, rows of a tile."""
+"""Units of a block, warps that share a product, and rows of a tile, as in recurrent_weights.cuh."""
 THREADS = 32 * WARPS
 MOST_WEIGHTS = 128
 """Registers of a thread that hold weights; it has 255."""
@@ -47,14 +47,17 @@ MOST_TILES = 8
 MOST_AT_ONCE = 8
 """Tiles, each of which takes four registers."""
 _BARRIERS = 4096
-"""As in grid_barrier.cuh."""
+"""Number of barriers, as in grid_barrier.cuh."""
 _places = count()
 
 
 @dataclass(frozen=True)
 class RecurrentGeometry:
-    """How blocks share a layer: `blocks` have units of the same rows, and there are `groups` of
-    them, each with `tiles` times eight rows. What these do not reach needs further launches."""
+    """Distribution of a layer among blocks.
+
+    A group consists of `blocks` blocks with units of the same rows. There are `groups` groups, each
+    with `tiles` times eight rows. The remaining rows require further launches.
+    """
 
     cell: RecurrentCell
     blocks: int
@@ -68,7 +71,9 @@ class RecurrentGeometry:
 
     @property
     def gathers(self) -> bool:
-        """Whether blocks tell each other what is multiplied, rather than parts of the results."""
+        """True if blocks exchange the operands of the product, False if they exchange partial
+        results.
+        """
         return len(self.cell.left) <= self.cell.right
 
     @property
@@ -85,7 +90,7 @@ class RecurrentGeometry:
 
     @property
     def kept(self) -> int:
-        """How many of these are kept in registers; the others are in shared memory."""
+        """Number of these pieces kept in registers; the remaining pieces are in shared memory."""
         return max(1, min(self.share, MOST_WEIGHTS // self._words))
 
     @property
@@ -104,7 +109,7 @@ class RecurrentGeometry:
 
     @property
     def batch(self) -> int:
-        """Tiles that a warp reads at once to add them up."""
+        """Number of tiles that a warp reads together to add them up."""
         return min(MOST_AT_ONCE, -(-self.blocks // self.parts))
 
     @property
@@ -117,8 +122,7 @@ class RecurrentGeometry:
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory: those sums, what a block multiplies itself, weights, data of the
-        next step."""
+        """Bytes of shared memory: partial sums, own operands, weights, and data of the next step."""
         rows = self.tiles * TILE_ROWS
         floats = self.parts * self.cell.right * UNITS * (rows + 2)
         floats += 0 if self.gathers else rows * (len(self.cell.left) * UNITS + 4)
@@ -127,12 +131,12 @@ class RecurrentGeometry:
 
     @property
     def fits(self) -> bool:
-        """Whether there is room for it."""
+        """True if the shared memory suffices."""
         return self.groups > 0 and self.shared <= driver().shared_bytes
 
 
 def geometry_of(cell: RecurrentCell) -> RecurrentGeometry:
-    """As many groups as find room on the card: the fewer rows a block has, the faster it is."""
+    """Return the geometry with the maximum number of groups: blocks with fewer rows are faster."""
     blocks = -(-cell.units // UNITS)
     most = driver().multiprocessors // blocks
     if not most:
@@ -147,7 +151,7 @@ def geometry_of(cell: RecurrentCell) -> RecurrentGeometry:
 
 
 def supports(node: Node) -> bool:
-    """Whether a loop is that of a recurrent layer whose weights fit on the card."""
+    """Return True if a loop is a recurrent layer whose weights fit on the GPU."""
     if not node.attrs["length"] or any(spec.order is not None for spec in node.outputs):
         return False
     cell = cell_of(node)
@@ -205,11 +209,12 @@ def _bind(call: Call) -> Runner:
                 "begin": i32(begin),
                 "end": i32(min(begin + geometry.rows, cell.rows)),
                 "count": i32(node.attrs["length"]),
-                # A launch meets where no other that may run beside it does.
+                # A launch uses a barrier that no concurrent launch uses.
                 "barrier": u32(next(_places) * geometry.groups % _BARRIERS),
             }
         )
-        # Two blocks of one multiprocessor would take turns, while another one is idle.
+        # Two blocks on the same multiprocessor would take turns, while another multiprocessor is
+        # idle.
         return KernelLaunch(
             source_of(node, geometry, fields, signature),
             "recurrent",
@@ -228,7 +233,7 @@ def _both(steps: Sequence[int], transposed: bool) -> tuple[int, int]:
     return (columns, rows) if transposed else (rows, columns)
 
 
-# Two of them beside each other might wait for blocks that find no room.
+# Two concurrent launches might each wait for blocks that do not fit on the GPU.
 _SHARES = frozenset({"barriers"})
 TABLE.add(
     Kernel(

@@ -42,7 +42,7 @@ class CellSource:
         return "given" if number < self._carries + self.node.attrs["sequences"] else "fixed"
 
     def _carried(self) -> list[Leaf]:
-        """All of what goes from step to step."""
+        """Return all values passed from step to step."""
         return [
             Leaf(number, vector)
             for number in range(self._carries)
@@ -66,7 +66,7 @@ class CellSource:
     # --- parameters
 
     def signature(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> KernelSignature:
-        """The fields of the struct, and what a launch passes for them."""
+        """Return the fields of the struct, with the arguments that a launch passes for them."""
         reverse = i32(self.node.attrs["reverse"])
         found = KernelSignature({"units": i32(self.cell.units), "reverse": reverse})
         numbers = {leaf.number for leaf in (*self._carried(), *self.cell.leaves)}
@@ -151,11 +151,11 @@ class CellSource:
         ]
 
     def _direct(self) -> list[Leaf]:
-        """Data of a step that do not go through shared memory."""
+        """Return the data of a step that bypass shared memory."""
         return [leaf for leaf in self._leaves("given") if leaf not in self.cell.ahead]
 
     def _reads_ahead(self) -> Iterator[str]:
-        """Ask for the data of the step at which the cursors are; they go on."""
+        """Yield the statements that request the data of the cursors' step; the cursors advance."""
         for slot, leaf in enumerate(self.cell.ahead):
             place = _here(f"a{leaf.number}", leaf.vector)
             yield f"copy_ahead4(slots + {slot} * apart, &{place}, true);"
@@ -189,7 +189,7 @@ class CellSource:
         yield from (f"{kind} {name} = kept.{name};" for name, kind in self.cell.kept.items())
         yield from self.cell.statements["after"]
         yield from (f"late.y{n}_{v} = {value};" for n, v, value in self._found("after"))
-        # What is carried may be another part of what was: all of it is taken before any is changed.
+        # A new carry may read another part of an old one: all are read before the first is changed.
         carried = [
             (leaf, self.cell.outputs[leaf.number][leaf.vector][1]) for leaf in self._carried()
         ]
@@ -200,7 +200,7 @@ class CellSource:
 
 
 def _steps(name: str, array: Array, *, stacked: bool) -> KernelSignature:
-    """How far neighbours are apart: steps, rows, units. Where there is but one, 0."""
+    """Return the strides of steps, rows and units; 0 for missing axes."""
     steps = list(strides_of(array))
     of_step = steps.pop(0) if stacked else 0
     steps = [0] * (2 - len(steps)) + steps

@@ -1,8 +1,8 @@
-"""Running sums on a card, along any axis.
+"""Running sums on a GPU, along any axis.
 
-A row is summed up tile by tile by the threads of a block, or column by column by one thread each.
-Few long rows are cut into parts as for a reduction: their totals come first, and each part starts
-with the sum of those before it.
+A row is summed tile by tile by the threads of a block, or column by column by one thread each. Few
+long rows are split into parts as for a reduction: their totals are computed first, and each part
+starts with the sum of the previous parts.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _bind(call: Call) -> Runner:
         x, out = x[turned], out[turned]
     name = x.dtype.name
     loop_body = LoopBody((name,), (), (), (("sum", name, ("in", 0)),))
-    # The first element stands for where the totals of parts would go.
+    # The first element is a placeholder for the destination of the parts' totals.
     total = out[(slice(None),) * axis + (slice(0, 1),)]
     task = ReductionTask(loop_body, x.shape, (axis,), [x], [], [total])
     plan = planned(task)
@@ -112,7 +112,7 @@ def _scan(
 
 
 def _output(plan: Planned, total: np.ndarray, out: np.ndarray, axis: int) -> LoopOperand:
-    """Where the output lies: along kept axes as its first element does."""
+    """Return the output as an operand, with the strides of its first element along kept axes."""
     loop = plan.loop
     (result,) = loop.results
     strides = [0] * len(loop.lengths)

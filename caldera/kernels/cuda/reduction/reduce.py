@@ -1,11 +1,11 @@
-"""Reductions on a card: loops over any axes and any layout, and products with a row of ones.
+"""Reductions on a GPU: loops over any axes and any layout, and products with a row of ones.
 
-A loop stands alone or at the end of a fused body. Its cut depends on its shape alone, never on the
-card: results are the same everywhere and from run to run.
+A loop is a separate launch or part of a fused body. Its division depends only on its shape, never
+on the GPU: results are the same everywhere and from run to run.
 
-Sums of columns may also be products with a row of ones: cuBLASLt has kernels that need one launch
-where a loop in parts needs two, and read a matrix at the speed of its memory. They add up in
-float32, so such sums are not long.
+Sums of columns may also be products with a row of ones. cuBLASLt has kernels for them that need one
+launch where a loop in parts needs two, and that read a matrix at the speed of its memory. They add
+up in float32, so only short sums use them.
 """
 
 from __future__ import annotations
@@ -48,25 +48,30 @@ from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
 MOST_THREADS = 1024
 PLENTY = 1 << 16
-"""Threads that keep a card busy: with fewer, more of them share a total."""
+"""Number of threads that keep a GPU busy: with fewer totals, more threads share each total."""
 ENOUGH_BLOCKS = 1 << 10
-"""Blocks that keep a card busy: with fewer, reduced axes are cut into parts."""
+"""Number of blocks that keep a GPU busy: with fewer, reduced axes are split into parts."""
 LONGEST_ROW, SHORTEST_PART = 1 << 16, 1 << 14
 """Elements of a row that one block reduces, and the least that are worth a part."""
 MOST_ROWS, FEWEST_ROWS, ROW_BLOCKS = 512, 16, 512
-"""The same for rows that are taken together column by column, and blocks that are enough for them:
-what more of them leave to the second launch takes longer than what they save."""
+"""The same limits for rows reduced column by column, and the sufficient number of blocks for them.
+
+With more blocks, the second launch would take longer than they save.
+"""
 BUSY_ROWS, FEWEST_BUSY_ROWS = 128, 32
-"""Those rows of a loop that has more to do with each element than to reduce it."""
+"""The same limits for a loop whose work per element exceeds the reduction."""
 COLUMNS, MOST_LANES = 32, 16
-"""Items side by side that a block takes, and the most elements of one of them."""
+"""Number of adjacent items of a block, and the maximum number of elements per item."""
 NARROW, NARROW_ROWS, NARROW_BLOCKS, NARROW_ELEMENTS = 2, 4096, 48, 1 << 18
-"""Items side by side in blocks that have so many rows at most to themselves, how many of these
-blocks are as good as more blocks and a second launch, and of how many elements at most."""
+"""Limits of blocks with few columns, which need no parts.
+
+They are the adjacent items of a block, the maximum number of its rows, the number of blocks that
+are as good as more blocks with a second launch, and the maximum number of elements.
+"""
 
 
 def _parts(kept: int, reduced: int, lanes: int = 1, *, along: bool, busy: bool) -> int:
-    """How many parts reduced elements are cut into, at most, in items of so many elements."""
+    """Return the maximum number of parts of the reduced elements, in items of `lanes` elements."""
     if along:
         if reduced <= LONGEST_ROW:
             return 1
@@ -83,7 +88,7 @@ def _parts(kept: int, reduced: int, lanes: int = 1, *, along: bool, busy: bool) 
 
 
 def _is_narrow(kept: int, reduced: int, lanes: int) -> bool:
-    """Whether blocks of few columns do without parts; `kept` counts items."""
+    """Return True if blocks of few columns need no parts; `kept` counts items."""
     is_small = kept * lanes * reduced <= NARROW_ELEMENTS
     return is_small and MOST_ROWS < reduced <= NARROW_ROWS and kept >= NARROW * NARROW_BLOCKS
 
@@ -93,7 +98,7 @@ def _total_bytes(op: str) -> int:
 
 
 def _is_busy(loop: ReductionLoop) -> bool:
-    """Whether a loop computes much, and writes elements besides: few blocks would take long."""
+    """Return True if a loop computes much and also writes elements: few blocks would take long."""
     return bool(loop.loop_body.heavy) and len(loop.operands) > len(loop.loop_body.inputs)
 
 
@@ -126,7 +131,7 @@ def reduction_calls(task: ReductionTask, workspace: np.ndarray | None) -> list[K
 
 @dataclass(frozen=True)
 class Planned:
-    """A loop, how it is cut, and the threads of a block."""
+    """Loop with its division into parts, and the threads of a block."""
 
     loop: ReductionLoop
     cut: Cut
@@ -134,12 +139,12 @@ class Planned:
 
     @property
     def totals(self) -> int:
-        """How many results there are."""
+        """Number of results."""
         return prod(self.loop.lengths[axis] for axis in self.loop.kept)
 
 
 def planned(task: ReductionTask) -> Planned:
-    """How a task is done."""
+    """Return the plan of a task."""
     arrays = [*task.inputs, *task.outputs]
     axes = axes_of(task.shape, [*arrays, *task.results], task.axes)
     loop, lanes = _loop(task, axes, arrays)
@@ -222,7 +227,7 @@ def _block(loop: ReductionLoop, cut: Cut) -> tuple[int, int]:
 
 
 def _places(loop_body: LoopBody, workspace: np.ndarray, totals: int) -> list[np.ndarray]:
-    """Where the parts' totals lie, one reduction after the other."""
+    """Return the memory of the parts' totals, for each reduction in order."""
     found = []
     start = 0
     for op, *_ in loop_body.reductions:
@@ -246,14 +251,14 @@ def _joining(task: ReductionTask, plan: Planned, places: Sequence[np.ndarray]) -
 
 
 def of_nothing(node: Node, result: np.ndarray) -> list[KernelLaunch]:
-    """The launches that write what a reduction of no elements gives."""
+    """Return the launches that write the result of a reduction over no elements."""
     number = ("number", 1 if node.op.name == "prod" else 0, node.dtype.name)
     return loop_calls(LoopBody((), (), ((node.dtype.name, number),)), result.shape, [], [result])
 
 
 @unless_empty
 def bind(call: Call) -> Runner:
-    """What runs a reduction as a loop."""
+    """Return a runner that computes a reduction as a loop."""
     node, (x,), (out,) = call.node, call.inputs, call.outputs
     if not x.size:
         return CudaRunner(of_nothing(node, out))
@@ -281,10 +286,10 @@ FEWEST_ELEMENTS = 1 << 16
 
 
 class _Ones:
-    """A row of ones on the card, which lives as long as somebody multiplies with it."""
+    """Row of ones on the GPU, kept as long as a product uses it."""
 
     def __init__(self, terms: int, dtype: DType) -> None:
-        # What plays a card has the host's memory.
+        # A simulated GPU uses the host's memory.
         place = device(f"cuda:{libraries.current_card()}" if card_count() else "cpu")
         self._block = place.allocate(terms * dtype.itemsize, owner="ones")
         place.copy_in(self._block, 0, np.ones(terms, dtype).view(np.uint8), place.stream)
@@ -296,7 +301,7 @@ _known: WeakValueDictionary[tuple[int, int, str], _Ones] = WeakValueDictionary()
 
 
 def _ones(terms: int, dtype: DType) -> _Ones:
-    """Such a row; products of one length share it."""
+    """Return such a row; products of the same length share it."""
     key = libraries.current_card(), terms, dtype.name
     found = _known.get(key)
     if found is None:
@@ -305,7 +310,7 @@ def _ones(terms: int, dtype: DType) -> _Ones:
 
 
 class _ProductRunner(CudaRunner):
-    """A product, and the ones that it reads."""
+    """Product, and the row of ones that it reads."""
 
     def __init__(self, ones: _Ones, product: Multiplication, call: Call, rank: int) -> None:
         calls = cublas.bind_product(product, call.workspace, rank)
@@ -314,7 +319,7 @@ class _ProductRunner(CudaRunner):
 
 
 def _sides(node: Node) -> tuple[int, int] | None:
-    """Terms and results, where the terms of each result lie at the beginning of the shape."""
+    """Return the numbers of terms and results if the reduced axes are the first ones."""
     found = lengths(node)
     if found is None:
         return None
@@ -335,7 +340,7 @@ def _bind(rank: int, call: Call) -> Runner:
 
 @lru_cache(maxsize=4096)
 def _found(node: Node, accuracy: str, limit: int) -> tuple[int, int]:
-    """The library's workspace for a sum under these settings, and how many algorithms it has."""
+    """Return the library's workspace for a sum under these settings, and its number of algorithms."""
     sides = _sides(node)
     if sides is None or node.dtype not in (float16, bfloat16, float32):
         return 0, 0

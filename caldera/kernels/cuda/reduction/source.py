@@ -1,10 +1,10 @@
-"""The source of loops that reduce, besides writing what is computed element by element.
+"""Source of loops that reduce and may also write element-wise results.
 
-Threads go over two groups of axes: those that are kept and those that are reduced. `along` means
-that the innermost axis is reduced, so neighbours add to one total and the threads of a row share
-it; else neighbours have totals of their own, and the threads of a column share each of them. Where
-few totals come from many elements, these are cut into parts whose totals lie in the workspace until
-a second kernel joins them.
+Threads iterate over two groups of axes: kept axes and reduced axes. `along` means that the
+innermost axis is reduced: neighbours add to the same total and the threads of a row share it.
+Otherwise neighbours have separate totals, and the threads of a column share each total. Where few
+totals are computed from many elements, the elements are split into parts. Totals of parts are
+stored in the workspace until a second kernel joins them.
 """
 
 from __future__ import annotations
@@ -61,15 +61,18 @@ class ReductionLoop:
     along: bool
 
     def axes(self, which: Sequence[int], lanes: int) -> list[int]:
-        """The lengths of some axes, the innermost of the loop in items of so many elements."""
+        """Return the lengths of some axes, the innermost of the loop in items of `lanes` elements."""
         last = len(self.lengths) - 1
         return [self.lengths[axis] // (lanes if axis == last else 1) for axis in which]
 
 
 @dataclass(frozen=True)
 class Cut:
-    """How a loop is cut: elements of an item, items that are kept, items that are reduced, how
-    many of those make a part, the blocks beside each other, and how often loops are unrolled."""
+    """Division of a loop among threads.
+
+    The fields are the elements of an item, the kept items, the reduced items, the reduced items of
+    a part, the number of blocks per part, and the unroll factor of the loops.
+    """
 
     lanes: int
     kept: int
@@ -80,7 +83,7 @@ class Cut:
 
     @property
     def parts(self) -> int:
-        """How many parts the reduced items are cut into."""
+        """Number of parts of the reduced items."""
         return -(-self.reduced // self.chunk)
 
 
@@ -165,8 +168,10 @@ def _unrolled(count: int) -> str:
 
 
 def _taking(loop: ReductionLoop, cut: Cut, numbers: LaunchIntegers, groups: Sequence[int]) -> str:
-    """The function that takes U reduced items, `step` apart: all are read before one is used, so
-    that a thread does not wait for each of them in turn."""
+    """Return the function that processes U reduced items with stride `step`.
+
+    All items are read before the first is used, so that a thread does not wait for each in turn.
+    """
     loop_body, along, count = loop.loop_body, loop.along, len(loop.loop_body.inputs)
     offsets_of = OffsetEmitter(
         numbers,

@@ -25,7 +25,7 @@ from caldera.errors import DeviceError
 
 @dataclass(frozen=True)
 class CardProperties:
-    """A card as its driver describes it.
+    """Properties of a GPU as reported by its driver.
 
     >>> turing = CardProperties((7, 5), 46, 64 << 10, 1024)
     >>> turing.architecture, turing.has_bfloat16
@@ -41,11 +41,11 @@ class CardProperties:
     registers: int = 65536
     """Registers of a multiprocessor: all cards from 5.0 on have as many."""
     memory: int = 0
-    """Bytes of the card's memory; 0 if nobody has asked."""
+    """Bytes of the GPU's memory; 0 if unknown."""
 
     @classmethod
     def of(cls, capability: str, attributes: Mapping[str, Any], memory: int) -> CardProperties:
-        """The card with these attributes, as CuPy names them, and a capability such as "90"."""
+        """Return the GPU with these attributes, named as in CuPy, and a capability such as "90"."""
         return cls(
             (int(capability[:-1]), int(capability[-1])),
             int(attributes["MultiProcessorCount"]),
@@ -56,26 +56,26 @@ class CardProperties:
 
     @property
     def architecture(self) -> str:
-        """What compilers call it."""
+        """Name of the architecture for compilers."""
         return f"sm_{self.capability[0]}{self.capability[1]}"
 
     @property
     def has_bfloat16(self) -> bool:
-        """Whether its tensor cores multiply bfloat16."""
+        """True if its tensor cores multiply bfloat16."""
         return self.capability >= (8, 0)
 
     @property
     def has_tf32(self) -> bool:
-        """Whether its tensor cores multiply float32 rounded to tf32."""
+        """True if its tensor cores multiply float32 rounded to tf32."""
         return self.capability >= (8, 0)
 
     @property
     def has_float8(self) -> bool:
-        """Whether its tensor cores multiply numbers of 8 bits."""
+        """True if its tensor cores multiply numbers of 8 bits."""
         return self.capability >= (8, 9)
 
     def refuse_precision(self, precision: str) -> None:
-        """Raise where products in this precision would need tensor cores that the card has not."""
+        """Raise if products in this precision require tensor cores that the GPU lacks."""
         if {"bfloat16": self.has_bfloat16, "tf32": self.has_tf32}.get(precision, True):
             return
         capability = ".".join(map(str, self.capability))
@@ -87,7 +87,7 @@ class CardProperties:
         )
 
     def rows(self) -> dict[str, int | str]:
-        """What `caldera info` says of it.
+        """Return the rows that `caldera info` prints for the GPU.
 
         >>> CardProperties((8, 6), 84, 99 << 10, 1536).rows()["tensor cores multiply"]
         'float16, bfloat16, tf32'
@@ -111,8 +111,9 @@ class CardProperties:
         }
 
     def resident_blocks(self, shared: int, threads: int, registers: int) -> int:
-        """Blocks on one multiprocessor, of which each takes so much shared memory, and so many
-        registers a thread.
+        """Return the number of resident blocks of a multiprocessor.
+
+        Each block takes `shared` bytes of shared memory, and `registers` registers per thread.
 
         >>> CardProperties((9, 0), 132, 227 << 10, 2048).resident_blocks(50 << 10, 256, 64)
         4
@@ -122,18 +123,18 @@ class CardProperties:
 
 
 RESERVED = 1 << 10
-"""Bytes of shared memory that each block takes beside what it asks for."""
+"""Bytes of shared memory that each block takes in addition to its request."""
 
 
 @cache
 def cublas_lt() -> Any:
-    """The module nvmath.bindings.cublasLt, or None where it or a card is missing."""
+    """Return the module nvmath.bindings.cublasLt, or None if the module or a GPU is missing."""
     return _usable("nvmath", "nvmath.bindings.cublasLt", "get_version")
 
 
 @cache
 def cudnn() -> Any:
-    """The module cudnn (NVIDIA's cudnn-frontend), or None where it or a card is missing."""
+    """Return the module cudnn (NVIDIA's cudnn-frontend), or None if the module or a GPU is missing."""
     return _usable("cudnn", "cudnn", "backend_version")
 
 
@@ -145,18 +146,18 @@ def _usable(package: str, module: str, version: str) -> Any:
         found = optional_import(module, PACKAGE, f"kernels by {package}")
         getattr(found, version)()
     except Exception:
-        # Each package has errors of its own for a library that it cannot load; our kernels serve.
+        # Each package raises different errors for a library that it cannot load; our kernels serve.
         return None
     return found
 
 
 def current_card() -> int:
-    """The number of the card that is in use; 0 where there is none."""
+    """Return the index of the GPU in use; 0 without a GPU."""
     return int(cupy().cuda.Device().id) if card_count() else 0
 
 
 def may_measure() -> bool:
-    """Whether kernels may be timed against each other: only then are second choices worth having.
+    """Return True if kernels may be timed; only then are second choices useful.
 
     >>> import caldera as cd
     >>> with cd.settings.override(deterministic=True):
@@ -167,7 +168,7 @@ def may_measure() -> bool:
 
 
 def facts(card: int | None = None) -> dict[str, str]:
-    """The model of a card, the one in use if none is said, and the versions of what runs on it."""
+    """Return the model of a GPU, by default the one in use, and the versions of its software."""
     if not card_count():
         return {"card": f"none, on {platform.machine()}"}
     runtime = cupy().cuda.runtime
@@ -186,7 +187,7 @@ def facts(card: int | None = None) -> dict[str, str]:
 
 def cupy_array(array: np.ndarray[Any, np.dtype[Any]]) -> Any:
     """A cupy.ndarray over the same memory, with the same strides; it keeps the array alive."""
-    # How far views reach is the caller's business: CuPy only wants to know whose memory it is.
+    # The caller is responsible for the extent of views: CuPy only needs the owner of the memory.
     memory = cupy().cuda.UnownedMemory(address_of(array), max(array.nbytes, 1), array)
     pointer = cupy().cuda.MemoryPointer(memory, 0)
     return cupy().ndarray(array.shape, array.dtype, pointer, array.strides)

@@ -1,11 +1,11 @@
 """Driver that compiles and launches CUDA source, and NVRTC through ctypes.
 
-There is one driver at a time. Kernels pass only a source, a function and its arguments. The
-driver of a real GPU compiles with NVRTC, caches the machine code on disk and launches through
-CuPy; tests provide a driver that needs no GPU.
+There is one driver at a time. Kernels pass only a source, a function and its arguments. The driver
+of a real GPU compiles with NVRTC, caches the machine code on disk and launches through CuPy; tests
+provide a driver that needs no GPU.
 
-NVRTC, NVIDIA's run-time compiler, needs neither a GPU nor CuPy. The library comes with the wheel
-nvidia-cuda-nvrtc, with CuPy's CUDA packages or with the toolkit.
+NVRTC, NVIDIA's run-time compiler, needs neither a GPU nor CuPy. The library is part of the wheel
+nvidia-cuda-nvrtc, of CuPy's CUDA packages and of the toolkit.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from caldera.kernels.cuda.runtime.device import CardProperties
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The library, or None where there is none."""
+    """Return the library, or None if it is not installed."""
     for place in _places():
         try:
             return ctypes.CDLL(place)
@@ -130,7 +130,8 @@ def _bytes(get: object, get_size: object, program: ctypes.c_void_p) -> bytes:
 
 Size = tuple[int, int, int]
 MOST_LOADED = 4096
-"""Functions that stay on a card for the next plan; those that plans use stay anyway."""
+"""Maximum number of functions kept loaded for the next plan; functions that plans use always stay.
+"""
 COMPILERS = 8
 """Sources that are compiled at the same time: the compiler does not hold Python's lock."""
 
@@ -153,16 +154,16 @@ class Driver(ABC):
     def launch_cooperative(
         self, function: Any, grid: Size, block: Size, shared: int, parameters: Any
     ) -> None:
-        """The same with all blocks at once: they may wait for each other."""
+        """Launch a function with all blocks resident simultaneously: they may wait for each other."""
 
     @property
     @abstractmethod
     def card(self) -> CardProperties:
-        """The card in use."""
+        """Properties of the GPU in use."""
 
     @property
     def multiprocessors(self) -> int:
-        """How many blocks run at the same time, at least."""
+        """Minimum number of blocks that run at the same time."""
         return self.card.multiprocessors
 
     @property
@@ -173,12 +174,12 @@ class Driver(ABC):
     @property
     @abstractmethod
     def lonely_bytes(self) -> int:
-        """Shared memory with which a block is alone on its multiprocessor."""
+        """Bytes of shared memory with which a block occupies a whole multiprocessor."""
 
 
 @cache
 def headers() -> Mapping[str, str]:
-    """The CUDA headers of this package, by name; they lie in folders as their families do."""
+    """Return the CUDA headers of this package, by name; each family has a folder."""
     return dict(sorted(_headers(resources.files("caldera.kernels.cuda") / "include")))
 
 
@@ -195,7 +196,7 @@ _MOST_SHARED = 96 << 10
 
 
 def fits_in_shared(nbytes: int) -> bool:
-    """Whether a block can have this much shared memory; what needs more works in the workspace."""
+    """Return True if a block can have this much shared memory; larger blocks use the workspace."""
     return nbytes <= min(_MOST_SHARED, driver().shared_bytes // 2)
 
 
@@ -220,7 +221,7 @@ class CupyDriver(Driver):
 
     def _load(self, card: int, source: str, name: str) -> Any:
         with cupy().cuda.Device(card):
-            # The machine code is bound to the card on which it is loaded.
+            # The machine code is bound to the GPU on which it is loaded.
             code = compiled(source, self.card.architecture)
             module = cupy().cuda.function.Module()
             module.load(code)
@@ -254,7 +255,7 @@ class CupyDriver(Driver):
 
 @cache
 def properties_of(card: int) -> CardProperties:
-    """What is fixed about a card of this number: asking takes the driver a hundred calls."""
+    """Return the fixed properties of a GPU, cached since a query takes a hundred driver calls."""
     device = cupy().cuda.Device(card)
     memory = int(device.mem_info[1])
     return CardProperties.of(str(device.compute_capability), device.attributes, memory)
@@ -289,6 +290,6 @@ def driver() -> Driver:
 
 
 def use(other: Driver | None) -> None:
-    """Use another driver from now on; None for that of the real card."""
+    """Use another driver from now on; None for the driver of the real GPU."""
     global _driver
     _driver = other

@@ -1,9 +1,8 @@
-"""Timing kernels on a card, by its own clock and without Python in between: calls are captured once
-and replayed.
+"""Timing of kernels on a GPU, by its clock and without Python in between.
 
-Every kernel is checked once. Where the oracle would take too long, the judge is our own kernel,
-which tests hold against the oracle. Without a card, kernels run where the tests run them, and the
-host's clock decides.
+Calls are captured once and replayed. Every kernel is checked once. Where the oracle would take too
+long, our own kernel is the reference; tests check it against the oracle. Without a GPU, kernels run
+where the tests run them, and the host's clock decides.
 """
 
 from __future__ import annotations
@@ -47,12 +46,16 @@ ORACLE_BYTES = 64 << 20
 PATTERN = (1 << 20) + 7
 """Different numbers in an input; a larger one repeats them."""
 WINDOW = 1 << 17
-"""Bytes of a large result that are looked at, at its beginning, middle and end: to compare more
-takes longer than everything else."""
+"""Bytes of a large result that are compared, at its start, middle and end.
+
+Comparing more takes longer than everything else.
+"""
 CAPTURED = 8
 REPLAY_S = 1e-3
-"""Calls of a kernel that are replayed together, at most, and what they should last: by then it no
-longer counts how long a launch takes."""
+"""Maximum number of calls replayed together, and their target duration.
+
+With this duration the launch time is negligible.
+"""
 
 
 def measure(
@@ -65,8 +68,8 @@ def measure(
 ) -> TuningResult:
     """Time the kernels on this node for about `seconds`, at least twice each.
 
-    `values` are its inputs, if made-up ones say nothing about these kernels. With `thorough` none
-    is left out of the race for being just as fast as another.
+    `values` are its inputs, if generated values are not representative for these kernels. With
+    `thorough`, kernels that are as fast as another one are measured as well.
     """
     if not card_count():
         return on_host.measure(node, kernels, seconds, values, thorough=thorough)
@@ -89,7 +92,7 @@ def _pattern(index: int, dtype: DType) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Value:
-    """A value on the card: its memory, and the array that kernels are given."""
+    """Value on the GPU: its memory, and the array that kernels receive."""
 
     spec: Spec
     block: Block
@@ -103,7 +106,7 @@ def _value(place: Device, spec: Spec) -> _Value:
 
 
 def _fill(place: Device, value: _Value, pattern: np.ndarray) -> None:
-    """Repeat a pattern until the value is full: the copies double on the card."""
+    """Repeat a pattern until the value is full: the copied part doubles with each copy on the GPU."""
     total, filled = value.spec.nbytes, min(value.spec.nbytes, pattern.nbytes)
     if not total:
         return
@@ -115,7 +118,7 @@ def _fill(place: Device, value: _Value, pattern: np.ndarray) -> None:
 
 
 def _windows(nbytes: int) -> Iterator[tuple[int, int]]:
-    """Where a result is looked at: all of it, unless it is large."""
+    """Yield the parts of a result to compare: the whole result, unless it is large."""
     if nbytes <= 3 * WINDOW:
         yield 0, nbytes
         return
@@ -143,7 +146,7 @@ def _windows_of(array: np.ndarray, spec: Spec) -> list[np.ndarray]:
 
 
 def _as_stored(array: np.ndarray, spec: Spec) -> np.ndarray:
-    """The elements in the order in which they lie in memory."""
+    """Return the elements in memory order."""
     return np.ascontiguousarray(array if spec.order is None else array.transpose(spec.order))
 
 
@@ -151,7 +154,7 @@ def _as_stored(array: np.ndarray, spec: Spec) -> np.ndarray:
 
 
 class _Course:
-    """All that the kernels of one node have in common."""
+    """Common state for measuring all kernels of a node."""
 
     def __init__(
         self,
@@ -162,7 +165,7 @@ class _Course:
     ) -> None:
         self._place = place
         self._node = node
-        # Our own kernel goes first: it may have to judge the others.
+        # Our own kernel runs first: it may be the reference for the remaining kernels.
         self._kernels = sorted(kernels, key=lambda kernel: kernel.name not in OWN)
         specs = [given.outputs[0] for given in node.inputs]
         self._patterns = [
@@ -214,14 +217,15 @@ class _Course:
                 once = _seconds(self._place, (partial(self._place.stream.launch, runner), 1), 1)
                 replayed = self._replayed(kernel, runner, once)
                 clock = clocks[kernel.name] = partial(_seconds, self._place, replayed)
-                # A library may keep the host busy for longer than the card, but not for long.
+                # A library may keep the host busy for longer than the GPU, but only for a short
+                # time.
                 outcome.times[kernel.name] = once if once > REPLAY_S else min(once, clock(1))
             except MemoryError:
                 raise
             except Exception as problem:
-                # Whatever a candidate raises, the others can still serve.
+                # After any error of a candidate, the remaining candidates can still serve.
                 outcome.failures[kernel.name] = f"{type(problem).__name__}: {problem}"
-        # Of a kernel that takes long, one call tells whether it is worth another.
+        # For a slow kernel, the first call decides if a second one is worthwhile.
         limit = max(HOPELESS * min(outcome.times.values(), default=0.0), SAMPLE_S)
         race(
             {name: clocks[name] for name in clocks if outcome.times[name] <= limit},
@@ -229,14 +233,14 @@ class _Course:
             deadline,
             thorough=thorough,
         )
-        # Memory goes back to the pool only when nothing uses it any more.
+        # Memory is returned to the pool only after its last use.
         self._place.stream.synchronize()
         return outcome
 
     def _checked(self, kernel: Kernel) -> Runner:
-        """The kernel, bound, if it computes what it should."""
+        """Return the bound kernel if its results are correct."""
         for value in self._outputs:
-            # What the kernel before it left here must not pass for its own result.
+            # The previous kernel's results must not be mistaken for results of this kernel.
             self._spoil(value)
         runner = kernel.bind(self._call)
         self._place.stream.launch(runner)
@@ -259,7 +263,10 @@ class _Course:
         )
 
     def _replayed(self, kernel: Kernel, runner: Runner, once: float) -> tuple[Runner, int]:
-        """What replays a few calls of the kernel, of which one takes `once`, and how many."""
+        """Return a runner that replays several calls of the kernel, and the number of calls.
+
+        `once` is the time of a call.
+        """
         stream = self._place.stream
         if not kernel.capturable:
             return partial(stream.launch, runner), 1
@@ -273,11 +280,11 @@ class _Course:
 
 
 def _seconds(place: Device, replayed: tuple[Runner, int], count: int) -> float:
-    """Seconds of a call, by the card's own clock."""
+    """Return the seconds per call, measured by the GPU's clock."""
     replay, calls = replayed
     before, after = cupy().cuda.Event(), cupy().cuda.Event()
     rounds = max(1, count // calls)
-    # A launch makes its stream the one that events are recorded on.
+    # A launch makes its stream the current one, on which events are recorded.
     place.stream.launch(before.record)
     for _ in range(rounds):
         replay()
@@ -289,6 +296,6 @@ def _seconds(place: Device, replayed: tuple[Runner, int], count: int) -> float:
 
 TIMERS["cuda"] = measure
 PRECISION_CHECKS["cuda"] = lambda precision: driver().card.refuse_precision(precision)
-# What plays a card in tests is slow.
+# The simulated GPU of the tests is slow.
 SLOW_FLOPS["cuda"] = lambda: 1e13 if card_count() else 1e7
 FACTS["cuda"] = libraries.facts
