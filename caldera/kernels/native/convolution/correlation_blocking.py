@@ -6,7 +6,7 @@ inputs are loaded as vectors and used lane by lane. On other machines (x86), sin
 loaded into all lanes of a register.
 
 Sums over pixels traverse a strip once for every few channels. In blocks of channels, each with all
-pixels of the strip, the data of one traversal is contiguous: few pages, and few cache lines, which
+pixels of the strip, the data of a traversal is contiguous: few pages, and few cache lines, which
 contain no other channels.
 """
 
@@ -185,7 +185,7 @@ class Packing:
 
     @cached_property
     def window(self) -> Correlation:
-        """Correlation whose windows cover those of all parts."""
+        """Correlation whose windows cover the windows of all parts."""
         works = [part.work for part in self.parts]
         if len(works) == 1:
             return works[0]

@@ -69,7 +69,7 @@ class Columns:
 
     @property
     def by_image(self) -> bool:
-        """True if a worker has whole images: where it adds to pixels, no other worker may write."""
+        """True if a worker has whole images, because only a single worker may add to a pixel."""
         return self.op == "conv2d_input" and not self.in_place
 
     @property
@@ -113,7 +113,7 @@ class Columns:
 
     @property
     def blocks(self) -> int:
-        """Number of blocks in the whole batch, or in an image if images are processed separately."""
+        """Number of blocks in the whole batch, or in an image if images are kept separate."""
         return -(-(self.unit or self.geometry.pixels) // self.rows)
 
     @property
