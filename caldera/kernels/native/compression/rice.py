@@ -1,13 +1,13 @@
 """Rice codes of increasing indices: byte layout, packing of several messages, decoding.
 
 A packed index set is the number of indices and the number of runs (both uint32), then a string of
-indices; or, if there are runs, a string of their starts and a string of their ends. A string
+indices. If there are runs, a string of their starts and a string of their ends replace it. A string
 encodes the gap before each index in Rice code, as gap // 2**r in unary and the remainder in r bits:
 
     r, bits of the unary part (uint32); the remainders, lowest bits first; the unary part
 
-In the unary part, every index is a one, preceded by a number of zeros equal to the quotient. With r
-= 0 that is a bitmap of all elements up to the last index.
+In the unary part, every index is a one, preceded by a number of zeros equal to the quotient. For `r
+= 0` this is a bitmap of all elements up to the last index.
 
 A message may be damaged: decoding never returns an index outside its part.
 """

@@ -1,9 +1,10 @@
 """Stochastic rounding of float32: to floating-point formats, and to a few levels per bucket.
 
 The expectation of the rounded value is the original. A value between two neighbours of the format
-becomes the upper one with probability proportional to its distance from the lower one: a random
-number is added below the last kept bit, and the bits after it are dropped. In the subnormal range
-of the format, neighbours are equally spaced, and the same is done with numbers instead of bits.
+becomes the upper one with probability proportional to its distance from the lower one. To this end,
+a random number is added below the last kept bit, and the bits after it are dropped. In the
+subnormal range of the format, neighbours are equally spaced, and the same is done with numbers
+instead of bits.
 
 The quantiser of QSGD, with the largest magnitude M as scale: a bucket of elements shares one scale.
 An element x is between two of the levels M * i / s for i = -s, ..., s. It becomes the upper one

@@ -148,7 +148,7 @@ class StripNumbers:
 class StripPixels:
     """A strip in a kernel: its first image and output row, and the number of images.
 
-    Other properties are computed where they are used, to keep registers free.
+    Other properties are recomputed at each use, to keep registers free.
     """
 
     k: Emitter
