@@ -183,7 +183,7 @@ class Arguments:
         number: RegisterValue,
         only: int | None = None,
     ) -> None:
-        """Transform the next tiles of an image to all their points, or to a single row of points."""
+        """Transform the next tiles of an image to all points, or to a single row of points."""
         transform_tiles(
             self.k, name, self.tiles, image, points, cursor, number, self.borders, self.lanes, only
         )
