@@ -108,7 +108,10 @@ class _Sample:
             after.store(s, total + self.emissions.load(s, self.lanes))
 
     def retreat(self, after: Pointer, before: Pointer) -> None:
-        """Compute the backward variables of a frame from the next frame's, which include emissions."""
+        """Compute the backward variables of a frame from the next frame's.
+
+        The next frame's variables include its emissions.
+        """
         with self.k.loop(0, self.width, self.lanes) as s:
             stay, follow = after.load(s, self.lanes), after.load(s + 1, self.lanes)
             skip = after.load(s + 2, self.lanes) + self.skips.load(s + 2, self.lanes)

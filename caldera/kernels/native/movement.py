@@ -242,7 +242,7 @@ def transposed(k: Emitter, block: Sequence[RegisterValue]) -> list[RegisterValue
 
 
 def copying(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> Runner:
-    """Return a runner that copies sources to targets, given (target, source) pairs of equal dtype."""
+    """Return a runner that copies arrays, given (target, source) pairs of equal dtype."""
     calls: list[NativeCall] = []
     for target, source in pairs:
         made = copy_calls(target, source) if target.itemsize in INTEGERS else None

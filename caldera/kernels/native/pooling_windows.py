@@ -58,7 +58,10 @@ def image_memory(array: np.ndarray) -> dict[str, np.ndarray | int]:
 
 
 def tiles_image(call: Call) -> bool:
-    """Return True if an average's windows, or its gradient's, are small and cover each pixel once."""
+    """Return True if the windows are small and cover each pixel once.
+
+    The node is an average or its gradient.
+    """
     attrs = call.node.attrs
     windows, pixels = sorted((call.inputs[0].shape[2:], call.outputs[0].shape[2:]))
     covered = tuple(n * size for n, size in zip(windows, attrs["size"], strict=True))
@@ -80,7 +83,7 @@ def average_windows(
     lanes: tuple[int, ...],
     is_masked: bool,
 ) -> None:
-    """Compute the mean of each window or, if it `spreads`, write each pixel's share of its window."""
+    """Compute the mean of each window or, if it `spreads`, each pixel's share of its window."""
     places = list(product(range(size[0]), range(size[1])))
     with k.loop(*k.part_range(images * rows)) as number:
         image, row = number // rows, number % rows

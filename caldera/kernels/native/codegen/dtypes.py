@@ -3,10 +3,10 @@
 Halves are stored in 16 bits and computed in float32. Truth values are computed as single bits. A
 result of half precision is rounded immediately, so that it does not depend on which ops were fused.
 
-Widening is exact. Narrowing rounds to the nearest, ties to even; overflow becomes infinity, and a
-NaN stays one. bfloat16 is the upper half of a float32, so integer arithmetic suffices. float16 uses
-the processor's conversion if available and integer arithmetic otherwise. LLVM's own conversion
-would call, for every element, a function that some C libraries lack.
+Widening is exact. Narrowing rounds to the nearest value, ties to even. Overflow becomes infinity,
+and a NaN stays a NaN. bfloat16 is the upper half of a float32, so integer arithmetic suffices.
+float16 uses the processor's conversion if available and integer arithmetic otherwise. LLVM's own
+conversion would call, for every element, a function that some C libraries lack.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Rice codes of increasing indices: byte layout, packing of several messages, decoding.
 
 A packed index set is the number of indices and the number of runs (both uint32), then a string of
-indices; or, if there are runs, one string of their starts and one of their ends. A string has, in
-Rice code, the gap before each index divided by 2**r in unary, and the remainder in r bits:
+indices. If there are runs, a string of their starts and a string of their ends replace it. A string
+encodes the gap before each index in Rice code, as gap // 2**r in unary and the remainder in r bits:
 
     r, bits of the unary part (uint32); the remainders, lowest bits first; the unary part
 
-In the unary part every index has a one, preceded by as many zeros as the quotient. With r = 0
-that is a bitmap of all elements up to the last index.
+In the unary part, every index is a one, preceded by a number of zeros equal to the quotient. For `r
+= 0` this is a bitmap of all elements up to the last index.
 
 A message may be damaged: decoding never returns an index outside its part.
 """
@@ -59,8 +59,11 @@ def unpack_places(
     spare: Pointer,
     most: Integer,
 ) -> None:
-    """The places of messages, each in its part of a vector (`reach`), and how many bytes of each
-    were taken; there is room for a string, and for two times as many runs as one has at most."""
+    """Decode the indices of messages and the number of bytes that each index set occupied.
+
+    The indices of each message are in its part of a vector (`reach`). `scratch` has the capacity of
+    a string, and `spare` twice the maximum number of runs of a message.
+    """
     starts, stops = spare, spare.at(most)
     read = k.internal_function(
         "read", [POINTER, I64, I64, I64, I64, POINTER, POINTER, POINTER], _read
@@ -120,10 +123,10 @@ def _read(
         rest, unary = get_word(k, source), get_word(k, source.at(4))
         low_size = (count * rest + 7) // 8
         whole = low_size + (unary + 7) // 8 + STRING_HEADER
-        # With these bounds no place is too large for 64 bits, whatever a message says.
+        # With these bounds, no index overflows 64 bits, even if the message is damaged.
         sane = (rest < 32) & (unary - count <= end - begin)
         with k.if_then(sane & (whole <= size)):
-            # Eight bytes are read at once, also the last ones.
+            # Eight bytes are read per step, even at the end.
             k.copy_bytes(low, source.at(STRING_HEADER), low_size)
             store_wide(k, low.at(low_size), k.constant(0, I64))
             ones = source.at(low_size + STRING_HEADER)
@@ -141,7 +144,7 @@ def _read_bits(
     begin: RegisterValue,
     target: Pointer,
 ) -> tuple[RegisterValue, RegisterValue]:
-    """How many places there are, none of them written beyond `count`, and the last."""
+    """Return the number of indices and the last index; at most `count` are written."""
     mask = (k.constant(1, I64) << rest) - 1
     found, bit = k.variable(0, I64), k.variable(0, I64)
     # A place is the zeros before it times 2**r, all that was left over so far, and the places.
@@ -184,7 +187,7 @@ def _spread(
     count: RegisterValue,
     places: RegisterValue,
 ) -> None:
-    """The places of runs, from what `_split` made of them."""
+    """Expand the runs that `_split` encoded into indices."""
     first, last = Pointer(k, starts.raw, I32), Pointer(k, stops.raw, I32)
     target = Pointer(k, places.raw, I32)
     from_here = k.variable(0, I64)
@@ -203,8 +206,10 @@ Span = tuple[int, int]
 def pack(
     places: np.ndarray, spans: Sequence[Span], parts: Sequence[Span], free: Sequence[int]
 ) -> list[np.ndarray]:
-    """A message for each span of places (int32, increasing), all of which lie in that part of a
-    vector; so many bytes are free behind the places.
+    """Return a message for each span of increasing int32 indices.
+
+    The indices of a message are all in its part of a vector. Each message leaves `free` bytes
+    unused behind its indices.
 
     >>> import numpy as np
     >>> from caldera.kernels.native.compression.rice import pack, unpack
@@ -241,8 +246,11 @@ def pack(
 def unpack(
     messages: Sequence[np.ndarray], parts: Sequence[Span]
 ) -> tuple[np.ndarray, list[int], list[int]]:
-    """The places of all messages, each in its part of a vector; how many a message has, and how
-    many of its bytes these took. Messages that cannot be are refused."""
+    """Decode the indices of all messages, each in its part of a vector.
+
+    Return the indices, the number of indices of each message, and the number of bytes they
+    occupied. Invalid messages are rejected.
+    """
     lengths = [end - begin for begin, end in parts]
     counts = [
         int.from_bytes(each[:4].tobytes(), "little") if each.size >= HEADER else -1

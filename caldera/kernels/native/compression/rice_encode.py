@@ -22,10 +22,10 @@ HEADER = 16
 """Bytes before the places, if there are no runs."""
 STRING_HEADER = 8
 _TRIED = 3
-"""How many r are compared: around the mean gap, where the best is."""
+"""Number of values of r to compare; the best one is near the mean gap."""
 _WIDEST = 28
 _REST, _UNARY, _SIZE, _RUNS = range(4)
-"""What is known of places before they are written."""
+"""Properties of an index set that are computed before it is written."""
 
 
 @native_kernel
@@ -112,8 +112,10 @@ def _fit(
 def _gaps(
     k: Emitter, places: Pointer, count: RegisterValue, begin: RegisterValue, guess: RegisterValue
 ) -> tuple[list[RegisterValue], RegisterValue]:
-    """The gaps before all places, divided by 2**r for each r that is tried and added up; and how
-    many runs there are. No sum is larger than the last place."""
+    """Return the sum of gap // 2**r for each candidate r, and the number of runs.
+
+    No sum is larger than the last index.
+    """
     lanes = natural_lanes(I32)
     several = [k.variable(0, vector(I32, lanes)) for _ in range(_TRIED + 1)]
     single = [k.variable(0, I32) for _ in range(_TRIED + 1)]
@@ -126,7 +128,7 @@ def _gaps(
 
     with k.if_then(count > 0):
         add(places.load(0) - k.convert(begin, I32), single)
-        # The first place begins a run even where there is no gap before it.
+        # The first index starts a run even without a gap before it.
         first = k.convert(places.load(0), I64).equals(begin)
         single[-1].value = single[-1].value + k.convert(first, I32)
     for i, width in k.vectors(1, count, lanes, 1):
@@ -195,8 +197,11 @@ def _split(
     starts: RegisterValue,
     stops: RegisterValue,
 ) -> None:
-    """The runs of neighbours: where they would begin if each were one place long, and the number
-    of the last place in each. Both increase as places do."""
+    """Split indices into runs of consecutive ones.
+
+    `starts` receives the start of each run as if every previous run were a single index long.
+    `stops` receives the number of the last index in each run. Both increase as indices do.
+    """
     source = Pointer(k, places.raw, I32)
     first, last = Pointer(k, starts.raw, I32), Pointer(k, stops.raw, I32)
     runs = k.variable(0, I64)

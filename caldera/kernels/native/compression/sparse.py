@@ -1,6 +1,6 @@
-"""Sparse vectors, as places and values: taken out of dense ones, written, added to them, merged.
+"""Sparse vectors (indices and values): extraction, encoding, scatter-add, merging.
 
-Whoever calls has seen to it that all places lie inside.
+The caller must ensure that all indices are in range.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ def _merge(
         left, right = a_places.load(a.value), b_places.load(b.value)
         takes_left, takes_right = left <= right, right <= left
         x, y = a_values.load(a.value), b_values.load(b.value)
-        # Not x + 0: the sum of one number is that number, whatever its sign.
+        # Not x + 0, which would change the sign of a negative zero.
         total = k.select(takes_left, k.select(takes_right, x + y, x), y)
         places.store(out.value, k.minimum(left, right))
         values.store(out.value, total)

@@ -1,16 +1,16 @@
 """Stochastic rounding of float32: to floating-point formats, and to a few levels per bucket.
 
 The expectation of the rounded value is the original. A value between two neighbours of the format
-becomes the upper one with probability proportional to its distance from the lower one: a random
-number is added below the last kept bit, and the bits after it are cut off. In the subnormal range
-of the format the neighbours are equally far apart, and the same is done with numbers instead of
-bits.
+becomes the upper one with probability proportional to its distance from the lower one. To this end,
+a random number is added below the last kept bit, and the bits after it are dropped. In the
+subnormal range of the format, neighbours are equally spaced, and the same is done with numbers
+instead of bits.
 
 The quantiser of QSGD, with the largest magnitude M as scale: a bucket of elements shares one scale.
-An element x lies between two of the levels M * i / s for i = -s, ..., s; it becomes the upper one
-with the probability that makes the expectation x. A message has the scales of its buckets
-(float32), then the codes i + s, each of a few bits, the lowest bits of a byte first. A bucket that
-holds an infinity or a nan has it as its scale, and comes back without a number in it.
+An element x is between two of the levels M * i / s for i = -s, ..., s. It becomes the upper one
+with the probability that makes the expectation x. A message contains the scales of its buckets
+(float32), then the codes i + s of a few bits each, the lowest bits of a byte first. A bucket that
+contains an infinity or a NaN has it as its scale, and decodes to no finite number.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Draws(NamedTuple):
     first: int = 0
 
     def after(self, count: int) -> Draws:
-        """The draws that follow so many.
+        """Return the draws that follow `count` draws.
 
         >>> Draws(0, 0, 0).after(65)
         Draws(seed=0, step=0, stream=0, first=2)
@@ -106,7 +106,7 @@ def with_draws(
     with k.loop(begin, whole, numbers) as start:
         step(start, source, target)
     with k.if_then(whole < end):
-        # The last few go through vectors of their own: what lies behind them is not ours.
+        # The last few elements use separate buffers: memory behind them belongs to other data.
         taken, given = k.alloca(source.type, numbers), k.alloca(target.type, numbers)
         k.clear_bytes(taken, numbers * itemsize(source.type))
         k.copy_bytes(taken, source.at(whole), (end - whole) * itemsize(source.type))
@@ -135,9 +135,9 @@ FORMATS = {
 
 
 def round_stochastically(values: np.ndarray, name: str, draws: Draws) -> np.ndarray:
-    """float32 numbers that the format can hold, near `values` and equal to them on average.
+    """Round float32 values to numbers of the format that are equal to them on average.
 
-    What is larger than the largest number becomes that; infinities and nans stay.
+    Values beyond the largest number are clipped to it; infinities and NaNs are unchanged.
 
     >>> import numpy as np
     >>> from caldera.kernels.native.compression import round_stochastically
@@ -200,7 +200,7 @@ def _subnormal(
 
 _CODES_AT_ONCE = 16
 _SMALLEST_SCALE = 2.0**-100
-"""Below it a bucket is nothing but zeros: 1 / scale must stay a number."""
+"""Minimum scale of a bucket that is not all zeros: 1 / scale must stay finite."""
 
 
 def quantise(
@@ -213,11 +213,11 @@ def quantise(
     width: int,
     bucket: int,
 ) -> np.ndarray:
-    """Write a message for each span of float32 values; what each value has lost by that.
+    """Write a message for each span of float32 values, and return the rounding errors.
 
-    Codes have a `width` of 2, 4 or 8 bits. `bucket` is a multiple of 64, and each message begins
-    with a bucket of its own. The same draws give the same codes. What was lost to an infinity or
-    a nan counts as nothing.
+    Codes have a `width` of 2, 4 or 8 bits. `bucket` is a multiple of 64, and each message starts a
+    new bucket. The same draws produce the same codes. The error of values in a bucket with an
+    infinity or a NaN counts as 0.
 
     >>> import numpy as np
     >>> from caldera.kernels.native.compression import dequantise, quantise
@@ -256,7 +256,7 @@ def dequantise(
     width: int,
     bucket: int,
 ) -> np.ndarray:
-    """The float32 values of messages that have so many each, one after the other."""
+    """Return the float32 values of messages with `counts` values each, concatenated."""
     total = sum(counts)
     values = np.empty(total, np.float32)
     run_now(
@@ -338,7 +338,7 @@ def _code(
 
 
 def _pack(k: Emitter, codes: Pointer, target: Pointer, count: RegisterValue, width: int) -> None:
-    """So many of 64 codes, a byte each and zeros behind them, as bytes without a gap."""
+    """Pack the first `count` of 64 codes, stored one per byte, into adjacent bits."""
     in_byte = 8 // width
     packed = k.alloca(I8, ALIGNED)
     for start in range(0, ALIGNED, _CODES_AT_ONCE * in_byte):
@@ -375,7 +375,7 @@ def _value(k: Emitter, codes: RegisterValue, unit: RegisterValue, levels: int) -
 def _largest_magnitude(
     k: Emitter, values: Pointer, first: RegisterValue, last: RegisterValue
 ) -> RegisterValue:
-    """As integers: an infinity is larger than all numbers, and a nan larger still."""
+    """Return the largest magnitude, compared as integers: finite < infinity < NaN."""
     lanes = natural_lanes(I32)
     bits = values.cast(I32)
     several = k.variable(0, vector(I32, lanes))

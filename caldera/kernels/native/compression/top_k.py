@@ -1,11 +1,11 @@
-"""The k largest magnitudes of every block of a vector: what block-wise top-k selects.
+"""The k largest magnitudes of every block of a vector: the selection of block-wise top-k.
 
-A block is read twice. The first time gives the maxima of some groups of its elements: the k-th
-largest of these is a lower bound of the k-th largest of all, since k groups hold one that is not
-smaller. The second time collects the few candidates that reach the bound; the exact threshold is
-then found among these alone. Magnitudes are compared as the integers that their bits are, which
-orders them like numbers and puts infinities and nans last, so those are selected first. Of equal
-magnitudes those that come first are taken. Zeros never are.
+A block is read twice. The first pass computes the maxima of some groups of its elements. The k-th
+largest of these is a lower bound of the k-th largest element, since k groups contain an element at
+least that large. The second pass collects the few candidates that reach the bound, among which the
+exact threshold is found. Magnitudes are compared as the integers of their bits. This orders them
+like numbers and puts infinities and NaNs last, so those are selected first. Of equal magnitudes,
+the first are selected. Zeros are never selected.
 """
 
 from __future__ import annotations
@@ -39,17 +39,18 @@ from caldera.kernels.native.codegen import (
 
 _MAGNITUDE = 0x7FFFFFFF
 _AT_ONCE = 64
-"""Elements of which one mask tells the candidates; blocks are padded to a multiple of it."""
+"""Number of elements per mask of candidates; blocks are padded to a multiple of this."""
 _USUAL = 4
-"""Candidates among so many at once that are hardly ever more."""
+"""Number of candidates per mask that is rarely exceeded."""
 _WORTH_SPLITTING = 1 << 15
 """Elements from which on a second thread pays."""
 
 
 def top_k_in_blocks(values: np.ndarray, count: int, block: int) -> np.ndarray:
-    """The places of the `count` largest magnitudes of every `block` elements, in order, as int32.
+    """Return the indices of the `count` largest magnitudes per block, in order, as int32.
 
-    A shorter last block gives its share, rounded up. Zeros are left out, so there may be fewer.
+    A shorter last block contributes a proportional number, rounded up. Zeros are left out, so there
+    may be fewer.
 
     >>> import numpy as np
     >>> from caldera.kernels.native.compression import top_k_in_blocks
@@ -62,9 +63,11 @@ def top_k_in_blocks(values: np.ndarray, count: int, block: int) -> np.ndarray:
 def take_top_k_in_blocks(
     values: np.ndarray, added: Sequence[np.ndarray], count: int, block: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Add float32 vectors, one behind the other, to float32 values, and take the largest of every
-    block of each vector out: their places, and what they were; in `values` they are zero after
-    that. Block by block, so that memory is read once.
+    """Add concatenated vectors to float32 values and extract the largest of every block.
+
+    Return the indices and the values of the extracted elements, which become zero in `values`.
+    Blocks are formed within each vector, and both steps are done block by block, so that memory is
+    read once.
 
     >>> import numpy as np
     >>> from caldera.kernels.native.compression import take_top_k_in_blocks
@@ -88,7 +91,7 @@ def _largest_of(
 ) -> tuple[np.ndarray, np.ndarray | None]:
     parts = thread_count() if values.size >= _WORTH_SPLITTING else 1
     padded = -(-block // _AT_ONCE) * _AT_ONCE
-    # Each part writes one place beyond its last, before it knows whether it is taken.
+    # Each part writes one index beyond its last, before testing whether that index is selected.
     most = sum(ceil(ceil(size / block) / parts) * count for size in sizes) + 1
     found = np.empty((parts, most), np.int32)
     taken = None if added is None else np.empty((parts, most), np.float32)
@@ -122,14 +125,14 @@ def _largest_of(
 
 
 def _kept(array: np.ndarray, reach: Sequence[tuple[int, slice]]) -> np.ndarray:
-    """What was written, in the order of the vectors and in each of the parts."""
+    """Return the written elements, ordered by vector and then by part."""
     if len(array) == 1:
         return array[0, : reach[-1][1].stop]
     return np.concatenate([array[part, span] for part, span in reach])
 
 
 def _groups(count: int, padded: int) -> int:
-    """How many groups' maxima bound the threshold; 0 where a bound would not leave much out."""
+    """Return the number of groups whose maxima bound the threshold; 0 if not selective enough."""
     groups = 16
     while groups < 2 * count:
         groups *= 2
@@ -154,10 +157,12 @@ def _select(
     taken: Pointer | None,
     groups: int,
 ) -> None:
-    """The largest of the blocks of vectors, which begin at `edges`. Each part has `most` elements
-    of `found` (and `taken`) to write to, and some of `scratch`; where its elements of each vector
-    end is written to `ends`. With `added`, which has addresses of vectors, these are added first,
-    and those that are selected are taken out."""
+    """Select the largest magnitudes in the blocks of vectors, which start at `edges`.
+
+    Each part writes to `most` elements of `found` (and `taken`), uses a section of `scratch`, and
+    writes the end of its elements of each vector to `ends`. With `added`, the addresses of vectors,
+    these are added first, and selected elements are extracted.
+    """
     values = values.cast(I32)
     found = found.at(most * k.part)
     taken_out = None if taken is None else taken.cast(I32).at(most * k.part)
@@ -166,7 +171,7 @@ def _select(
     whole = padded + _AT_ONCE
     aside, places, magnitudes = scratch, scratch.at(whole), scratch.at(whole * 2)
     maxima = k.alloca(I32, max(groups, 1))
-    # What bounds one block is often near what bounds the next; and so is what is reached.
+    # The bound and the threshold of a block are often close to those in the next block.
     near, reached = k.variable(1, I32), k.variable(1, I32)
     out = k.variable(0, I64)
 
@@ -205,7 +210,7 @@ def _keep(
     place: RegisterValue,
     taken: RegisterValue,
 ) -> None:
-    """Write an element's index, and go on to the next if it is taken; take its value out."""
+    """Write an element's index and value; if it is `taken`, keep them and zero the element."""
     at = first + k.convert(place, I64)
     found.store(out.value, k.convert(at, I32))
     if taken_out is not None:
@@ -275,11 +280,12 @@ def _threshold(
     first: RegisterValue,
     surplus: int = 0,
 ) -> RegisterValue:
-    """The `wanted`-th largest of some magnitudes, or less if as many reach that (up to `surplus`
-    more may); at least `low`.
+    """Return a threshold for the `wanted` largest magnitudes, at least `low`.
 
-    Halves the interval until exactly as many as wanted reach its lower end, or nothing is left
-    of it; `first` is tried first. `length` is a multiple of the vector's lanes.
+    It is the `wanted`-th largest magnitude, or less if the same number of magnitudes reach it (or
+    up to `surplus` more). The search bisects an interval until its lower end selects the right
+    number or the interval is empty. `first` is tried first. `length` is a multiple of the vector's
+    lanes.
     """
     # One less than the largest integer if there is something that is no number.
     largest = k.minimum(_folded(k, magnitudes, length, k.maximum), 0x7FFFFFFE)
@@ -315,7 +321,7 @@ def _folded(
 def _reaching(
     k: Emitter, magnitudes: Pointer, length: Number, least: RegisterValue
 ) -> RegisterValue:
-    """How many magnitudes are at least that large."""
+    """Return the number of magnitudes that are at least `least`."""
     counts = k.variable(0, vector(I32, natural_lanes(I32)))
     for some in _vectors(k, magnitudes, length):
         counts.value = counts.value + k.convert(some >= least, I32)
@@ -323,7 +329,7 @@ def _reaching(
 
 
 def _vectors(k: Emitter, magnitudes: Pointer, length: Number) -> Iterator[RegisterValue]:
-    """Magnitudes in vectors: one after the other, or in a loop if their number is not known."""
+    """Yield magnitudes in vectors: unrolled, or in a loop if `length` is not constant."""
     lanes = natural_lanes(I32)
     if isinstance(length, RegisterValue):
         with k.loop(0, length, lanes) as i:
@@ -341,8 +347,11 @@ def _candidates(
     places: Pointer,
     magnitudes: Pointer,
 ) -> RegisterValue:
-    """Elements that reach the bound, in order; how many. Zeros follow up to a whole vector."""
-    # All masks first: what is done with them depends on each, and would keep the next waiting.
+    """Collect the elements that reach the bound, in order, and return their number.
+
+    Zeros follow up to a whole vector.
+    """
+    # All masks first: the processing of a mask depends on its content and would delay the next one.
     masks = magnitudes.cast(I64)
     with k.loop(0, padded, _AT_ONCE) as start:
         some = source.load(start, _AT_ONCE) & _MAGNITUDE
@@ -357,7 +366,7 @@ def _candidates(
     with k.loop(0, padded, _AT_ONCE) as start:
         left.value = masks.load(start // _AT_ONCE)
         several = RegisterValue(k, k.ir.ctpop(left.value.raw))
-        # A few are written whether there are as many or not, which is quicker than to ask.
+        # A fixed small number is always written: faster than a loop over the actual number.
         for number in range(_USUAL):
             next_place(start, number)
         with k.loop(_USUAL, several) as one_more:

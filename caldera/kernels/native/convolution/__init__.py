@@ -1,12 +1,12 @@
-"""Convolutions compiled to machine code: direct, or as products of matrices.
+"""Convolutions compiled to machine code: direct, or as matrix products.
 
-Forward there are products for filters of one tap alone: rows of a matrix that are made first took
-1.3 to 15 times as long as the best other way at every size that was measured, see
-benchmarks/results/kernels-x86_64.md. For the gradients they are ahead here and there.
+In the forward direction, matrix products are offered only for filters with a single tap. Building a
+matrix first took 1.3 to 15 times as long as the best alternative at every measured size, see
+benchmarks/results/kernels-x86_64.md. For the gradients, such products are faster in some cases.
 
-Estimates say roughly how long a method takes: which is tried first, or at all if there is no time
-to measure. Seconds are those of one core that does 36 billion operations a second; only their
-ratios matter.
+Estimates predict the approximate time of a method. They determine which method is tried first, or
+used if there is no time to measure. Seconds refer to a core that does 36 billion operations a
+second; only their ratios matter.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def columns_seconds(node: Node) -> float:
     if not geometry.is_pointwise:
         columns = geometry.pixels * geometry.groups * geometry.terms * geometry.dtype.itemsize
     rows = geometry.pixels * geometry.groups * geometry.taps[0] * 4e-9 if columns else 0.0
-    # Each part of the output channels makes all of them.
+    # Each part of the output channels creates all rows.
     making = own.grid[0] * (columns / MEMORY + rows)
     # With each block BLAS packs the filters, or reads and writes their gradient.
     blocks = own.blocks * (geometry.batch if own.by_image else 1)
@@ -94,7 +94,7 @@ def columns_seconds(node: Node) -> float:
 
 
 PRIORITY = 12
-"""Of all ways to convolve: which of them is tried first is a matter of their estimates."""
+"""Priority of all convolution methods: their estimates decide which is tried first."""
 
 
 def _is_product(node: Node) -> bool:

@@ -1,13 +1,13 @@
 """Blocking of direct convolution: register tiles, packed memory, strips in channel blocks.
 
 Images are channels-last. The innermost loops compute a few pixels by a few vectors of output
-channels, all in registers. Where an instruction can multiply by one lane of a vector (arm), inputs
-are loaded as vectors, which are then used lane by lane; elsewhere (x86) single inputs are loaded
-into all lanes of a register.
+channels, all in registers. Where an instruction can multiply by a single lane of a vector (arm),
+inputs are loaded as vectors and used lane by lane. On other machines (x86), single inputs are
+loaded into all lanes of a register.
 
 Sums over pixels traverse a strip once for every few channels. In blocks of channels, each with all
-pixels of the strip, the data of one traversal is contiguous: few pages, few cache lines, and none
-of them shared with other channels.
+pixels of the strip, the data of a traversal is contiguous: few pages, and few cache lines, which
+contain no other channels.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from caldera.kernels.native.convolution.tiling import PaddedImages, Strips, cut,
 
 @lru_cache(maxsize=1)
 def by_lanes() -> bool:
-    """Whether this machine multiplies by one lane of a vector."""
+    """Return True if this machine multiplies by one lane of a vector."""
     return host_target().triple.startswith(("aarch64", "arm64"))
 
 
@@ -66,7 +66,7 @@ def best_shape(results: int, pixels: int, lanes: int) -> tuple[int, int]:
 
 
 def depthwise_shape(channels: int, lanes: int) -> tuple[int, int]:
-    """The tile for filters of one channel: every product takes an input of its own."""
+    """Return the tile for filters of a single channel: every product has a different input."""
     vectors = max(1, min(2 if host_target().registers < 32 else 4, channels // lanes))
     return (4 if vectors > 1 else 6), vectors
 
@@ -113,7 +113,7 @@ class PixelTile:
             self._multiply(self._singles(place + index), filters.at(index * self.width))
 
     def add_alike(self, filters: Pointer, place: RegisterValue) -> None:
-        """Add the products of vectors of inputs with as many filters, channel by channel."""
+        """Add the products of vectors of inputs and vectors of filters, channel by channel."""
         for vector_index in range(self.vectors):
             start = vector_index * self.lanes
             weight = filters.load(start, self.lanes)
@@ -127,8 +127,10 @@ class PixelTile:
         self.k.add_outer_product(self.sums, inputs, weights)
 
     def _singles(self, place: RegisterValue) -> Iterator[RegisterValue]:
-        """The one input at `place` of each pixel, loaded just before it is used: all of them at
-        once would take more registers than there are."""
+        """Return the input at `place` of each pixel, loaded just before its use.
+
+        Loading all inputs first would need more registers than there are.
+        """
         return (self.k.splat(source.load(place), self.lanes) for source in self.source)
 
     def clear(self, kept: Pointer) -> None:
@@ -137,14 +139,14 @@ class PixelTile:
             kept.store(index * self.lanes, self._zero)
 
     def keep(self, kept: Pointer) -> None:
-        """Add the sums to those that were kept, and begin new ones."""
+        """Add the sums to the stored sums, and reset them."""
         for index, total in enumerate(total for row in self.sums for total in row):
             together = kept.load(index * self.lanes, self.lanes) + total.value
             kept.store(index * self.lanes, together)
             total.value = self._zero
 
     def take_back(self, kept: Pointer) -> None:
-        """Add what was kept to the sums."""
+        """Add the stored sums to the sums."""
         for index, total in enumerate(total for row in self.sums for total in row):
             total.value = kept.load(index * self.lanes, self.lanes) + total.value
 
@@ -172,21 +174,23 @@ class CorrelationBlock:
 
 @dataclass(frozen=True)
 class Packing:
-    """Correlations of the same images, with the tile they are computed by, and the memory they
-    take. They differ in the pixels that they compute, in their taps and where those begin; all are
-    computed for a strip before the next one, while it and what is written are in the cache."""
+    """Correlations of the same images, with their common tile and their memory.
+
+    They differ in their output pixels, and in the number and position of their taps. All are
+    computed for a strip before the next one, while the strip and its outputs are in the cache.
+    """
 
     parts: tuple[CorrelationBlock, ...]
     dtype: DType
 
     @cached_property
     def window(self) -> Correlation:
-        """A correlation that sees whatever one of the parts does."""
+        """Correlation whose windows cover the windows of all parts."""
         works = [part.work for part in self.parts]
         if len(works) == 1:
             return works[0]
         targets = zip(*(work.target for work in works), strict=True)
-        # Those without taps see nothing, wherever they begin.
+        # Parts without taps read no pixels, so their position does not matter.
         works = [work for work in works if work.taps[0]] or works[:1]
         start = tuple(map(min, zip(*(work.start for work in works), strict=True)))
         reach = [
@@ -203,12 +207,12 @@ class Packing:
 
     @property
     def is_depthwise(self) -> bool:
-        """Whether channels are the lanes of vectors on both sides."""
+        """True if channels are the lanes of vectors on both sides."""
         return self.window.channels == self.window.results == 1 and self.window.groups > 1
 
     @property
     def groups(self) -> int:
-        """Parts of the channels that are convolved by themselves."""
+        """Number of groups of channels that are convolved separately."""
         return 1 if self.is_depthwise else self.window.groups
 
     @property
@@ -245,7 +249,7 @@ class Packing:
 
     @cached_property
     def starts(self) -> list[int]:
-        """Where the packed filters of each part begin, and where all of them end."""
+        """Offsets of the packed filters of each part, and the end of all filters."""
         blocks = self.groups * self.blocks
         return [0, *accumulate(blocks * self.panel(part.work) for part in self.parts)]
 
@@ -256,7 +260,7 @@ class Packing:
 
     @property
     def products(self) -> int:
-        """Multiplications, those with zeros that fill up a block among them."""
+        """Number of multiplications, including those by the zeros that pad a block."""
         sizes = (end - start for start, end in pairwise(self.starts))
         return sum(
             part.work.batch * part.work.target[0] * part.work.target[1] * size
@@ -265,7 +269,7 @@ class Packing:
 
     @cached_property
     def strips(self) -> Strips:
-        """How the batch is cut. Vectors that hang over the last channel read what lies behind."""
+        """Split of the batch. Vectors beyond the last channel read the memory behind it."""
         slack = 4 * self.lanes if self.is_depthwise else 0
         channels = self.window.groups * self.window.channels
         wanted = ITEMS_A_THREAD * thread_count()
@@ -273,19 +277,19 @@ class Packing:
 
     @property
     def reads_in_place(self) -> bool:
-        """Whether strips need not be copied."""
+        """True if strips are read without a copy."""
         hangs_over = self.is_depthwise and self.results % self.width != 0
         return self.window.needs_no_padding and not hangs_over
 
     @property
     def chunks(self) -> int:
-        """Parts that the blocks are shared out in, where there are not enough strips."""
+        """Number of parts into which the blocks are split, if there are not enough strips."""
         wanted, items = self._wanted, self.strips.items
         return 1 if items >= wanted else min(self.groups * self.blocks, -(-wanted // max(1, items)))
 
     @property
     def workers(self) -> int:
-        """Workers that may take part, each with a strip of its own."""
+        """Maximum number of workers, each with a separate strip."""
         if self.products < WORTH_SPLITTING:
             return 1
         return max(1, min(self._wanted, self.strips.items * self.chunks))
@@ -340,7 +344,7 @@ class StripBlocks:
 
 @dataclass(frozen=True)
 class BlockedFilling:
-    """What filling goes by: the blocks, and the images that they are filled from."""
+    """Arguments of filling: the blocks, and the images from which they are filled."""
 
     groups: Integer
     channels: Integer
@@ -362,8 +366,10 @@ class BlockedFilling:
         row_count: RegisterValue,
         blocks: tuple[RegisterValue, RegisterValue] | None = None,
     ) -> None:
-        """Copy `row_count` padded rows of some images into a strip, from row `first_row` on; of
-        each group all blocks, or those of a range."""
+        """Copy `row_count` padded rows of some images into a strip, starting at row `first_row`.
+
+        All blocks of each group are copied, or only the blocks of a range.
+        """
         begin_block, end_block = blocks or (0, self.count)
         own = self.images
         left, inside = own.columns(k, self.columns)

@@ -1,10 +1,10 @@
-"""Direct convolution of images that lie channels last: no matrix of windows, no other detour.
+"""Direct convolution of channels-last images, without a matrix of windows.
 
-Filters are packed into blocks of as many output channels as a tile has; a strip of the input meets
-one block after the other, and within a block one tile of pixels after the other.
+Filters are packed into blocks with the number of output channels of a tile. A strip of the input is
+processed block by block, and within a block tile by tile.
 
-The gradient for those image pixels that lie at one place of the stride's grid is a convolution of
-the output's gradient with some of the taps in reverse order; a stride of 1 has one such place.
+The gradient for the image pixels at one offset of the stride's grid is a convolution of the
+output's gradient with some of the taps in reverse order. A stride of 1 has only one such offset.
 """
 
 from __future__ import annotations
@@ -47,8 +47,10 @@ from caldera.kernels.native.convolution.tiling import Filling, StripNumbers, fil
 from caldera.kernels.table import Call, Runner
 
 FEW, FEW_SINGLE = 12, 32
-"""Inputs of a tap (or a row of taps) for which it pays to compile a kernel without inner loops,
-where they are used lane by lane, and where they are loaded one by one."""
+"""Maximum number of inputs of a tap (or row of taps) for a kernel without inner loops.
+
+The first number is for inputs that are used lane by lane, the second for inputs loaded one by one.
+"""
 LONGEST_SUM = 512
 """Terms after which a sum is put aside, and another one begun."""
 
@@ -93,8 +95,10 @@ _Numbers = Annotated[
 
 @dataclass(frozen=True)
 class _PartNumbers:
-    """One of the correlations, as a row of a table: its pixels, where it begins in the strip, in
-    the target, in the filters and in the tables of pixels, and its taps."""
+    """A correlation as a row of a table: its pixels, offsets and taps.
+
+    Offsets refer to the strip, the target, the filters and the tables of pixels.
+    """
 
     rows: RegisterValue
     columns: RegisterValue
@@ -228,7 +232,7 @@ def _part_numbers(
 
 
 def _known_length(rows: list[dict[str, int]], width: int) -> int:
-    """The length of runs of inputs, if all are of one that is worth a kernel of its own, else 0."""
+    """Return the common length of runs of inputs if a specialised kernel pays, else 0."""
     few = FEW if by_lanes() else FEW_SINGLE
     lengths = {row["length"] for row in rows if row["tap_rows"]}
     is_known = len(lengths) == 1 and max(row["panel"] for row in rows) <= LONGEST_SUM * width
@@ -254,8 +258,11 @@ def _correlate(
     length: int,
     several: bool,
 ) -> None:
-    """`length` is that of a run of inputs if the kernel is made for it, else 0; `several` is
-    whether there is more than one part."""
+    """Convolve the strips of this part.
+
+    `length` is the length of a run of inputs if the kernel is specialised for it, else 0. `several`
+    is True if there is more than one part.
+    """
     width = vectors * natural_lanes(source.type)
     aside = k.alloca(source.type, pixels * width)
     strip = scratch.at(k.part * n.strip_length)
@@ -316,7 +323,7 @@ def _taps(
             else:
                 tile.add_known(taps, place, length)
         return
-    # Long sums are made of parts, as BLAS does, so that they round no more than there.
+    # Long sums are split, as in BLAS, so that rounding errors are no larger.
     is_long = n.panel > LONGEST_SUM * tile.width
     kept = k.alloca(tile.kind, tile.pixels * tile.width)
     with k.if_then(is_long):

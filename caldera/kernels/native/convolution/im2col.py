@@ -1,8 +1,8 @@
-"""Convolution as a product of matrices: what every output pixel sees is the row of a matrix.
+"""Convolution as a matrix product: each row of the matrix is the window of an output pixel.
 
-With filters of one tap that meet every pixel, the image is that matrix. For the gradients of others
-it is made for a block of pixels at a time, small enough to stay in the cache, by each worker for
-itself.
+For filters with a single tap and no stride, the image is that matrix. For the gradients of other
+filters, each worker builds the matrix for a block of pixels at a time, small enough to stay in the
+cache.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ from caldera.kernels.native.product import problem
 from caldera.kernels.table import Call, Runner
 
 COLUMN_BYTES = 3 << 17
-"""What a block of the matrix may take: it should stay in the second-level cache."""
+"""Maximum bytes of a block of the matrix: it should stay in the second-level cache."""
 FEWEST_ROWS, MOST_ROWS = 160, 2048
 SUM_BYTES = 1 << 23
-"""What all partial sums of a weight gradient may take."""
+"""Maximum bytes of all partial sums of a weight gradient."""
 MOST_SUMS = 4
 PIXELS_A_SUM = 1024
-"""Pixels of a partial sum that make up for adding it to the others."""
+"""Number of pixels of a partial sum that outweighs the cost of adding the sum."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """How the pixels of a convolution are cut into blocks (lengths in elements)."""
+    """Split of the pixels of a convolution into blocks (lengths in elements)."""
 
     geometry: Geometry
     op: str
 
     @property
     def in_place(self) -> bool:
-        """Whether the image is the matrix itself."""
+        """True if the image is the matrix itself."""
         return self.geometry.is_pointwise
 
     @property
@@ -69,12 +69,12 @@ class Columns:
 
     @property
     def by_image(self) -> bool:
-        """Whether a worker has whole images: where it adds to pixels, nobody else may."""
+        """True if a worker has whole images, because only a single worker may add to a pixel."""
         return self.op == "conv2d_input" and not self.in_place
 
     @property
     def unit(self) -> int:
-        """Pixels that must not be torn apart between two workers, nor joined to others."""
+        """Pixels that must stay in one worker, without pixels of other units; 0 if unrestricted."""
         return self.geometry.pixels // max(1, self.geometry.batch) if self.by_image else 0
 
     @property
@@ -98,8 +98,10 @@ class Columns:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Parts of the output and of the input channels, where there are more threads than partial
-        sums. Rows that are made first are not cut: each part would make them again."""
+        """Number of parts of the output and input channels, for more threads than partial sums.
+
+        Rows that are built first are not split: each part would build them again.
+        """
         if self.op != "conv2d_weight":
             return 1, 1
         results, terms = self.geometry.results, self.geometry.terms
@@ -111,7 +113,7 @@ class Columns:
 
     @property
     def blocks(self) -> int:
-        """Blocks of the whole batch, or of an image if these are kept apart."""
+        """Number of blocks in the whole batch, or in an image if images are kept separate."""
         return -(-(self.unit or self.geometry.pixels) // self.rows)
 
     @property
@@ -190,7 +192,7 @@ def _call(
 
 
 def _distance(images: np.ndarray) -> int:
-    """From one pixel to the next, also where there is but one in a row."""
+    """Return the distance between pixels, also for rows with a single pixel."""
     own = steps(images)
     lengths = images.shape
     if lengths[3] > 1:
@@ -253,7 +255,7 @@ def _written(columns: Columns, partial: np.ndarray, out: np.ndarray) -> list[Nat
 
 
 def is_offered(node: Node) -> bool:
-    """Whether there is a BLAS to multiply with."""
+    """Return True if a BLAS is available and the convolution is supported."""
     return blas() is not None and Geometry.of(node).is_usual
 
 

@@ -53,8 +53,10 @@ class _Rows:
     def runs(
         self, first: RegisterValue, count: RegisterValue, group: RegisterValue, *, clears: bool
     ) -> Iterator[tuple[Pointer, Pointer, RegisterValue]]:
-        """Loops over the pieces of the matrix that lie in the image, for a `for` statement:
-        (column, pixel, length). If it `clears`, pieces that are padding become zeros."""
+        """Loop over the pieces of the matrix that are inside the image, for a `for` statement.
+
+        Yield (column, pixel, length). If it `clears`, pieces of padding become zeros.
+        """
         k, n = self.k, self.n
         source = self.image.at(group * n.channels)
         with k.loop(0, count) as index:
@@ -92,8 +94,8 @@ class _Rows:
         """Add the rows of `count` pixels to the image."""
         widths, masked = (natural_lanes(self.image.type), 1), host_target().has_masks
         for source, target, length in self.runs(first, count, group, clears=False):
-            # The next pixel's row begins inside this one: what was written piece by piece would
-            # have to reach the cache before it can be read in one piece.
+            # The next pixel's row starts inside this one. Data written piece by piece would have to
+            # reach the cache before it can be read in a single load.
             for i, some, mask in self.k.masked_vectors(length, widths, masked=masked):
                 target.store(i, target.load(i, some, mask) + source.load(i, some, mask), mask)
 

@@ -1,8 +1,9 @@
-"""Convolutions that also give what batch normalisation needs of their result: the mean and the
-variance of each channel, or, for the input gradient, the gradients of scale and shift.
+"""Convolutions that also compute the sums for batch normalisation of their result.
 
-Every way to convolve is offered. Winograd's takes the sums of a block of rows as soon as that is
-written, while it is in the worker's cache; behind the others a call of its own takes them.
+These are the mean and the variance of each channel or, for the input gradient, the gradients of
+scale and shift. Every convolution method is offered. Winograd's algorithm adds up a block of rows
+as soon as it is written, while it is in the worker's cache. After all other methods, a separate
+call computes the sums.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from caldera.kernels.native.codegen import (
     shares_for,
 )
 
-# All that convolve register first: what they offer is offered here as well.
+# All convolution methods register first, as they are offered here as well.
 from caldera.kernels.native.convolution import (
     fourier,  # noqa: F401
     planes,  # noqa: F401
@@ -44,15 +45,15 @@ from caldera.kernels.native.normalisation.loops import (
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
 CONVOLUTIONS = {"conv2d_moments": conv2d, "conv2d_input_norm_reduce": conv2d_input}
-"""What the ops convolve by."""
+"""Convolution ops on which the fused ops are based."""
 _OWN = ("added", "mask", "eps")
 """Attributes that are not the convolution's."""
 Convolve = Callable[[Call, "_Sums"], tuple[Runner, bool]]
-"""Convolves, and says whether it took the sums as well."""
+"""Function that convolves and returns True if it also computed the sums."""
 
 
 def convolution_of(node: Node) -> Node:
-    """The convolution alone."""
+    """Return the convolution without the sums."""
     attrs = {name: value for name, value in node.attrs.items() if name not in _OWN}
     return intern(CONVOLUTIONS[node.op.name], node.inputs[:2], attrs, node.outputs[:1])
 
@@ -65,7 +66,7 @@ def _block_length(spec: Spec) -> int:
 
 
 def _specs(node: Node) -> tuple[Spec, Spec, Spec]:
-    """Sums of blocks, their totals, and the factors that a relu's mask comes from."""
+    """Return the specs of block sums, their totals, and the factors of a relu's mask."""
     image = node.outputs[0]
     channels = image.shape[1]
     dtype = compute_dtype(image.dtype)
@@ -78,7 +79,7 @@ def _specs(node: Node) -> tuple[Spec, Spec, Spec]:
 
 
 class _Sums:
-    """The sums of one call: what kernels are given, and the calls before and after."""
+    """The sums of a call: arguments of kernels, and the calls before and after."""
 
     def __init__(self, call: Call, scratch: Scratch) -> None:
         self.call = call
@@ -141,7 +142,7 @@ class _Sums:
         }
 
     def taken(self) -> NativeCall:
-        """All sums in a call of their own."""
+        """Return a separate call that computes all sums."""
         return sums_of_blocks.call(sums=self.arguments, parts=shares_for(self.call.outputs[0].size))
 
     def after(self) -> NativeCall:

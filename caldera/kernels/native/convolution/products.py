@@ -1,14 +1,14 @@
-"""Convolutions as products of our own, by how the rows of the left matrix are gathered.
+"""Convolutions as built-in matrix products, which gather the rows of the left matrix.
 
-With filters of one pixel the rows are pixels: those of images that lie channels last are a matrix
-as they are. Nothing is copied unless they are parts of something larger, or a stride leaves some of
-them out. bfloat16 matrices are multiplied in tile registers, float32 ones by packed micro-kernels
-where filters are differentiated: their sums are long, and cut. `im2col.py` does it by the BLAS.
+With filters of a single pixel, the rows are pixels: channels-last images already form a matrix. A
+copy is needed only if the images are parts of a larger array, or if a stride skips pixels. bfloat16
+matrices are multiplied in tile registers. For the gradient of filters, whose sums are long and are
+split, packed micro-kernels multiply float32 matrices. `im2col.py` uses the BLAS instead.
 
-With larger filters and bfloat16 the rows are windows. Where channels come in blocks of 32, they are
-gathered from the images as they are packed. Else their matrix is written first, which takes longer
-than to multiply it in tile registers, and less than to convolve in float32. The gradient of the
-images is a convolution of the outputs' gradient with filters that are turned, by phases.
+With larger filters and bfloat16, the rows are windows. If channels come in blocks of 32, windows
+are gathered from the images during packing. Otherwise their matrix is written first, which takes
+longer than multiplying it in tile registers, and less than a convolution in float32. The gradient
+of the images is a convolution of the outputs' gradient with rotated filters, by phases.
 """
 
 from __future__ import annotations
@@ -37,9 +37,11 @@ _TRANSPOSED = {
     "conv2d_input": (False, False),
     "conv2d_weight": (True, False),
 }
-"""Whether the matrix on the left, and that on the right, is turned: images times filters, the
-outputs' gradient times filters, and that gradient times images, whose inputs come the other way
-round."""
+"""Transposition of the left and the right matrix, by op.
+
+The products are images times filters, the outputs' gradient times filters, and that gradient times
+images. The latter has its inputs in reverse order.
+"""
 
 _PACKED = ("packed, sums cut in 4", "packed together", "packed")
 """Products that multiply the matrices: the first of these that can."""
@@ -47,17 +49,17 @@ _PIXELS_A_CHANNEL = 8
 _FEWEST_ELEMENTS = 16
 """With fewer side by side, windows are copied too slowly."""
 _FASTER = 8
-"""How many times as fast as by vectors of float32 numbers matrices are multiplied, about."""
+"""Approximate speedup of tile registers over vectors of float32 numbers."""
 
 
 def _is_product(node: Node) -> bool:
-    """Whether each result sees one pixel, and none beside the image."""
+    """Return True if each result reads a single pixel, and no padding."""
     geometry = Geometry.of(node)
     return geometry.unstrided.is_pointwise and geometry.groups == 1
 
 
 def _has_rows(node: Node) -> bool:
-    """Whether images lie channels last, and all is of one dtype."""
+    """Return True if images are channels-last, and all arrays have the same dtype."""
     images = [node.inputs[0].outputs[0]]
     images.append(node.inputs[1].outputs[0] if node.op.name == "conv2d_weight" else node.outputs[0])
     is_alike = len({each.dtype for each in (*node.inputs, node)}) == 1
@@ -88,9 +90,12 @@ def _supports_pixels(node: Node, names: tuple[str, ...]) -> bool:
 
 
 def _supports_packed(node: Node) -> bool:
-    """Whether the sums are not much longer than the filters are wide: parts of small filters read
-    too much for what they multiply. With 64 and 256 channels and 50,176 pixels sixteen threads take
-    3.4 ms, 2.3 directly; with 256 and 1,024 and 3,136 pixels 1.7 ms, and 2.8 by the BLAS."""
+    """Return True if the sums are not much longer than the filters are wide.
+
+    Otherwise, parts of small filters read too much per multiplication. With 64 and 256 channels and
+    50,176 pixels, sixteen threads take 3.4 ms, compared with 2.3 ms for the direct kernel. With 256
+    and 1,024 channels and 3,136 pixels, they take 1.7 ms, compared with 2.8 ms by the BLAS.
+    """
     geometry = Geometry.of(node)
     is_short = geometry.pixels <= _PIXELS_A_CHANNEL * max(geometry.filters[:2])
     return node.dtype == float32 and is_short and _supports_pixels(node, _PACKED)
@@ -112,7 +117,7 @@ def _matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _as_pixels(array: np.ndarray, scratch: Scratch) -> tuple[np.ndarray, np.ndarray | None]:
-    """Pixels by channels: the same memory, or other memory and how the array lies beside it."""
+    """Return pixels by channels: a view and None, or new memory and the array in that layout."""
     images, shape = array.transpose(0, 2, 3, 1), _matrix_shape(array.shape)
     try:
         return np.reshape(images, shape, copy=False), None
@@ -121,13 +126,13 @@ def _as_pixels(array: np.ndarray, scratch: Scratch) -> tuple[np.ndarray, np.ndar
 
 
 def _read_pixels(array: np.ndarray, scratch: Scratch) -> tuple[np.ndarray, list[NativeCall]]:
-    """An input as a matrix, and what must run before it can be read."""
+    """Return an input as a matrix, and the calls that copy it, if any."""
     matrix, images = _as_pixels(array, scratch)
     return matrix, [] if images is None else copied(images, matrix.reshape(images.shape))
 
 
 def _written_pixels(array: np.ndarray, scratch: Scratch) -> tuple[np.ndarray, list[NativeCall]]:
-    """A matrix for an output, and what must run when it is written."""
+    """Return a matrix for an output, and the calls that copy the result back, if any."""
     matrix, images = _as_pixels(array, scratch)
     return matrix, [] if images is None else copied(matrix.reshape(images.shape), images)
 
@@ -166,7 +171,7 @@ def _pixels_workspace(node: Node, names: tuple[str, ...]) -> int:
 
 @dataclass(frozen=True)
 class _Windows:
-    """Windows of images (N, H, W, C) with a border, `taps` of them dilated, at every stride."""
+    """Windows of padded images (N, H, W, C), with dilated taps, at every stride."""
 
     images: Shape
     origin: tuple[int, int]
@@ -178,7 +183,7 @@ class _Windows:
 
     @classmethod
     def of(cls, node: Node) -> _Windows:
-        """Those that a convolution, or the gradient of its filters, sees."""
+        """Return the windows of a convolution, or of the gradient of its filters."""
         geometry = Geometry.of(node)
         batch, channels, height, width = geometry.image
         return cls(
@@ -193,7 +198,7 @@ class _Windows:
 
     @property
     def padded(self) -> Shape:
-        """The images with as much around them as windows see."""
+        """Shape of the images with the padding that windows cover."""
         sides = [
             (count - 1) * step + (taps - 1) * reach + 1
             for count, step, taps, reach in zip(
@@ -204,12 +209,12 @@ class _Windows:
 
     @property
     def shape(self) -> Shape:
-        """All windows: of which image, where, and what is in them."""
+        """Shape of all windows: image, position, taps and channels."""
         return self.images[0], *self.target, *self.taps, self.images[3]
 
     @property
     def side_by_side(self) -> int:
-        """Elements of a window that lie side by side: a row of it, or the channels of a tap."""
+        """Number of contiguous elements of a window: a row, or the channels of a tap."""
         return self.images[3] * (self.taps[1] if self.dilation[1] == 1 else 1)
 
     @property
@@ -220,18 +225,18 @@ class _Windows:
 
     @property
     def is_gathered(self) -> bool:
-        """Whether blocks of windows lie side by side in the images."""
+        """True if blocks of windows are contiguous in the images."""
         return self.images[3] % SIDE == 0
 
     def pad(self, images: np.ndarray, padded: np.ndarray) -> list[NativeCall]:
         """The calls that put a border around images."""
         height, width = padded.shape[1:3]
         top, left = (max(0, each) for each in self.origin)
-        # Windows of a gradient may begin inside of it.
+        # Windows of a gradient may start inside the image.
         first_row, first_column = (max(0, -each) for each in self.origin)
         nothing = np.zeros((), padded.dtype)
         calls = copied(np.broadcast_to(nothing, padded.shape), padded)
-        # Windows need not see the last rows and columns of an image.
+        # Windows may leave out the last rows and columns of an image.
         rows, columns = max(0, height - top), max(0, width - left)
         seen = images[:, first_row : first_row + rows, first_column : first_column + columns]
         inside = padded[:, top : top + seen.shape[1], left : left + seen.shape[2]]
@@ -258,7 +263,7 @@ class _Windows:
         return [each for row in rows for each in copied(windows[:, :, :, row], goal[:, :, :, row])]
 
     def gathered(self, padded: np.ndarray) -> amx.Gathered:
-        """The matrix, left where it is."""
+        """Return the matrix as offsets into the images, without a copy."""
         sizes, steps = self.shape, [step // padded.itemsize for step in self._strides(padded)]
         places = [np.arange(n, dtype=np.int64) * step for n, step in zip(sizes, steps, strict=True)]
         rows = places[0][:, None, None] + places[1][:, None] + places[2]
@@ -309,7 +314,7 @@ def _taps(phase: Phase) -> slice:
 def _product_of_windows(name: str, windows: _Windows) -> Node:
     """The product of the matrix of windows with the filters, or of the gradient with it."""
     pixels, length = windows.matrix
-    # Filters are turned, or not, so that the copy of them goes along their own rows.
+    # Filters are transposed or not such that copying them follows their rows.
     shapes = {
         "conv2d": [(pixels, length), (windows.results, length)],
         "conv2d_input": [(pixels, length), (length, windows.results)],
@@ -319,14 +324,14 @@ def _product_of_windows(name: str, windows: _Windows) -> Node:
 
 
 def _scratch_specs(windows: _Windows) -> list[Spec]:
-    """Padded images, the matrix of the filters, and that of windows if it is written."""
+    """Return the specs of padded images, filters, and the matrix of windows if it is written."""
     filters = (windows.matrix[1] * windows.results,)
     written = [] if windows.is_gathered else [windows.matrix]
     return [Spec(each, bfloat16) for each in (windows.padded, filters, *written)]
 
 
 class _Workspace:
-    """What a convolution has in its workspace, and the calls that make the windows ready."""
+    """Workspace of a convolution, and the calls that prepare the windows."""
 
     def __init__(self, call: Call, windows: _Windows) -> None:
         self._windows = windows
@@ -340,7 +345,7 @@ class _Workspace:
             self.calls += windows.fill(padded, self._matrix)
         else:
             self._gathered = windows.gathered(padded)
-            # Only its shape is looked at.
+            # Only its shape is used.
             self._matrix = np.broadcast_to(np.zeros((), bfloat16), windows.matrix)
 
     def multiply(self, name: str, other: np.ndarray, out: np.ndarray) -> list[NativeCall]:
@@ -358,7 +363,7 @@ def _windows_workspace(node: Node) -> int:
     position = 1 if name == "conv2d_weight" else 0
     needed = []
     for each in found:
-        # The results of a phase, before they are put among the others.
+        # The results of a phase, before they are interleaved with the remaining phases.
         results = [Spec((each.matrix[0], each.results), bfloat16)] if len(found) > 1 else []
         multiplying = _product_of_windows(name, each), position if each.is_gathered else None
         specs = [*_scratch_specs(each), *results]
@@ -396,7 +401,7 @@ def _gradient_calls(call: Call, phase: _Phase) -> list[NativeCall]:
 
 
 def _phase_calls(call: Call, phase: _Phase) -> list[NativeCall]:
-    """The pixels of one phase."""
+    """Return the calls that compute the pixels of a phase."""
     name, windows, out = call.node.op.name, phase.windows, call.outputs[0]
     workspace = _Workspace(call, windows)
     rows, columns = phase.taps
@@ -412,7 +417,7 @@ def _phase_calls(call: Call, phase: _Phase) -> list[NativeCall]:
 
 
 def _seconds(node: Node) -> float:
-    """How long it will take, beside the estimates of others."""
+    """Return the estimated time, comparable with the estimates of other methods."""
     windows = [phase.windows for phase in _phases(node)]
     elements = sum(math.prod(each.padded if each.is_gathered else each.matrix) for each in windows)
     return Geometry.of(node).flops / (_FASTER * PEAK) + 2 * elements / COPY

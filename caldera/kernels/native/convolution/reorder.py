@@ -66,8 +66,11 @@ def gather(
     block_step: int,
     padded: bool,
 ) -> NativeCall:
-    """Write `length` elements, `neighbour` apart in the source, side by side in blocks of `width`,
-    `block_step` apart; the last block is filled up with zeros if it is `padded`."""
+    """Gather `length` elements with a stride of `neighbour` into contiguous blocks of `width`.
+
+    The stride between blocks is `block_step`; the last block is padded with zeros if it is
+    `padded`.
+    """
     return _gather.call(
         source=source,
         target=target,
@@ -123,7 +126,7 @@ def _gather(
 def _nested(
     k: Emitter, loops: Sequence[LoopArgument]
 ) -> Iterator[tuple[RegisterValue, RegisterValue]]:
-    """The three inner loops: how far on they are in the source and in the target."""
+    """Emit the three inner loops; yield the offsets in the source and in the target."""
     a, b, c = loops
     with k.loop(0, a.count) as i, k.loop(0, b.count) as j, k.loop(0, c.count) as m:
         yield (
@@ -135,7 +138,7 @@ def _nested(
 def _collect(
     k: Emitter, read: ElementPointer, start: int, step: RegisterValue | None, count: int
 ) -> RegisterValue:
-    """Elements `start`, `start + 1`, ... of those that are `step` apart (None: neighbours)."""
+    """Load elements `start`, `start + 1`, ... with a stride of `step` (None: contiguous)."""
     if step is None:
         return read.load(start, count)
     return k.vector_of([read.load(step * (start + lane)) for lane in range(count)])
@@ -153,9 +156,11 @@ def scatter(
     sums: int = 1,
     sum_step: int = 0,
 ) -> NativeCall:
-    """Spread `length` elements, which lie side by side in blocks of `width` (whole vectors),
-    `block_step` apart, over the target, `neighbour` apart. Each is the sum of as many as `sums`
-    says, `sum_step` apart, added in their order."""
+    """Scatter `length` elements from blocks of `width` to a target with a stride of `neighbour`.
+
+    Blocks consist of whole vectors, with a stride of `block_step`. Each element is the sum of
+    `sums` elements with a stride of `sum_step`, added in their order.
+    """
     return _scatter.call(
         source=source,
         target=target,
@@ -225,7 +230,7 @@ class ScratchMemory:
         self._scratch = Scratch(workspace)
 
     def array(self, length: int, dtype: DType) -> np.ndarray:
-        """The next `length` elements; what they hold is not defined."""
+        """Return the next `length` elements, with undefined content."""
         if length * dtype.itemsize <= self._scratch.rest.nbytes:
             return self._scratch.array((length,), dtype)
         block = np.empty(length * dtype.itemsize + ALIGNMENT, np.uint8)
@@ -239,7 +244,7 @@ def scratch_bytes(lengths: Sequence[int], dtype: DType) -> int:
 
 
 def staging_bytes(node: Node) -> int:
-    """The workspace for images that will have to be copied, as far as the node says."""
+    """Return the workspace for copies of images, as far as specs show that copies are needed."""
     inputs, writes_image = IMAGES[node.op.name]
     specs = [node.inputs[index].outputs[0] for index in inputs]
     specs += [node.outputs[0]] if writes_image else []
@@ -258,7 +263,7 @@ def _fits(image: np.ndarray) -> bool:
 
 
 def is_uniform(image: np.ndarray) -> bool:
-    """Whether pixels also follow each other in one piece, without gaps or repetition."""
+    """Return True if pixels are also contiguous, without gaps or repetition."""
     if not _fits(image) or image.size == 0:
         return _fits(image)
     _, channels, height, width = image.shape
@@ -280,7 +285,7 @@ def bind_staged(
     `lengths` is the scratch memory that `compute` will take; images come after it.
     """
     if not all(array.size for array in call.inputs):
-        # No images give no result, or a gradient of nothing: zeros.
+        # Without images, the result is empty, or a gradient of zeros.
         nothing = [np.broadcast_to(np.zeros((), out.dtype), out.shape) for out in call.outputs]
         return copying(list(zip(call.outputs, nothing, strict=True)))
     inputs, writes_image = IMAGES[call.node.op.name]

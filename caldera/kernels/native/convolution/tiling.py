@@ -1,9 +1,9 @@
 """Strip mining of convolution batches, zero padding, and the base of tiled layouts.
 
-A strip is the work of one worker at a time: some output rows of an image, or several small
-images, with all their input. If padding is needed, the input is copied with zeros around it into
-the worker's own memory, so that the innermost loops need no bounds checks. Convolutions in tiles
-of transformed images share `TiledLayout`.
+A strip is a unit of work for a worker: some output rows of an image, or several small images, with
+all their input. If padding is needed, the input is copied with zeros around it into the worker's
+own memory, so that the innermost loops need no bounds checks. Convolutions in tiles of transformed
+images share `TiledLayout`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class PaddedImages:
         return images.at(self.image_step * image + down + right)
 
     def columns(self, k: Emitter, count: RegisterValue) -> tuple[RegisterValue, RegisterValue]:
-        """Those columns of a strip that lie inside: the first, and the one behind the last."""
+        """Return the range of a strip's columns that are inside the image, as (first, end)."""
         first = between(k, -self.start_column, count)
         return first, k.maximum(between(k, self.width - self.start_column, count), first)
 
@@ -71,21 +71,21 @@ def between(k: Emitter, value: RegisterValue, most: Number) -> RegisterValue:
 
 
 STRIP_BYTES = 1 << 18
-"""What a strip may take: it should stay in the second-level cache, beside a block of filters."""
+"""Maximum bytes of a strip: it should stay in the second-level cache with a block of filters."""
 FEWEST_PIXELS = 48
 """Output pixels a strip should have at least, or reading the filters costs more than computing."""
 
 
 @dataclass(frozen=True)
 class Strips:
-    """How a batch is cut, and how a strip lies in memory (all lengths in elements)."""
+    """Split of a batch into strips, and memory layout of a strip (all lengths in elements)."""
 
     images: int
-    """Images of a strip; 1 if an image is cut."""
+    """Number of images in a strip; 1 if an image is split."""
     rows: int
     """Output rows of a strip."""
     a_image: int
-    """Strips that an image is cut into."""
+    """Number of strips per image."""
     items: int
     """Strips of the whole batch."""
     source_rows: int
@@ -94,7 +94,7 @@ class Strips:
     pitch: int
     """From one pixel of a strip to the next."""
     slack: int
-    """Elements behind the last pixel that may be read, whatever they are."""
+    """Number of elements behind the last pixel that may be read, with arbitrary content."""
 
     @property
     def row_step(self) -> int:
@@ -127,7 +127,7 @@ class Strips:
 
 @dataclass(frozen=True)
 class StripNumbers:
-    """How a batch is cut into strips, in a kernel; see `Strips` and `Correlation`."""
+    """Split of a batch into strips, in a kernel; see `Strips` and `Correlation`."""
 
     items: Integer
     images: Integer
@@ -146,8 +146,10 @@ class StripNumbers:
 
 @dataclass(frozen=True)
 class StripPixels:
-    """One strip in a kernel: its first image and output row, and the number of images. The rest is
-    computed where it is used: in registers all the time, it would cost others theirs."""
+    """A strip in a kernel: its first image and output row, and the number of images.
+
+    Other properties are recomputed at each use, to keep registers free.
+    """
 
     k: Emitter
     strips: StripNumbers
@@ -196,7 +198,7 @@ def cut(
         # Strips of an image should have about the same number of rows.
         rows = -(-height // -(-height // rows))
     else:
-        # About as many for each worker.
+        # Distribute strips evenly: about the same number for each worker.
         items = -(-work.batch // images)
         images = -(-work.batch // (-(-items // wanted) * wanted))
     a_image = -(-height // rows)
@@ -205,7 +207,7 @@ def cut(
 
 
 def pixel_table(images: int, rows: int, columns: int, steps: tuple[int, int, int]) -> np.ndarray:
-    """Where the output pixels of a strip lie, one after the other."""
+    """Return the offsets of the output pixels of a strip, in order."""
     image, row, column = np.meshgrid(
         np.arange(images), np.arange(rows), np.arange(columns), indexing="ij"
     )
@@ -215,8 +217,10 @@ def pixel_table(images: int, rows: int, columns: int, steps: tuple[int, int, int
 
 @dataclass(frozen=True)
 class Filling:
-    """What filling a strip goes by: its rows from image to image, its columns and pitch, and the
-    images that it is filled from."""
+    """Arguments for filling a strip from images.
+
+    They are its rows per image, its columns and pitch, and the images from which it is filled.
+    """
 
     rows: Integer
     columns: Integer
@@ -268,7 +272,7 @@ def filling(strips: Strips, images: np.ndarray, channels: int, start: Pair) -> d
 
 @dataclass(frozen=True)
 class TiledLayout:
-    """Which images of a call are transformed, and which are the others."""
+    """Roles of the images of a call: the images to transform, and the second set of images."""
 
     node: Node
 
@@ -279,12 +283,12 @@ class TiledLayout:
 
     @cached_property
     def is_gradient(self) -> bool:
-        """Whether it is the input gradient: a convolution of the output's gradient."""
+        """True for the input gradient: a convolution of the output's gradient."""
         return self.node.op.name == "conv2d_input"
 
     @cached_property
     def is_sum(self) -> bool:
-        """Whether it is the weight gradient: sums over all tiles."""
+        """True for the weight gradient: sums over all tiles."""
         return self.node.op.name == "conv2d_weight"
 
     @property
@@ -301,13 +305,17 @@ class TiledLayout:
 
     @cached_property
     def columns(self) -> int:
-        """Channels of the other images: those that are written, or, for the weight gradient, the
-        output's gradient."""
+        """Number of channels of the second set of images.
+
+        It contains the images that are written or, for the weight gradient, the output's gradient.
+        """
         return self.geometry.channels if self.is_gradient else self.geometry.results
 
     def _step(self, elements: int) -> int:
-        """Whole cache lines, an odd number of them: else the same row of all matrices would be in
-        the same place of the cache."""
+        """Round a matrix up to an odd number of cache lines.
+
+        With an even number, the same row of all matrices would map to the same cache set.
+        """
         itemsize = self.geometry.dtype.itemsize
         lines = -(-elements * itemsize // CACHE_LINE)
         return (lines + 1 - lines % 2) * CACHE_LINE // itemsize

@@ -33,7 +33,7 @@ from caldera.kernels.native.convolution.tiling import (
 )
 
 SUM_BYTES = 1 << 24
-"""What all partial sums may take."""
+"""Maximum bytes of all partial sums."""
 FEW_SUMS, MOST_SUMS = 8, 16
 """Partial sums of many output channels, which more threads can share out, and of few."""
 PIXELS_A_STRIP = 256
@@ -41,7 +41,7 @@ PIXELS_A_STRIP = 256
 
 
 def strips_wanted(work: Correlation) -> int:
-    """Into how many strips a batch should be cut at least; the same for any number of threads."""
+    """Return the minimum number of strips of a batch; the same for any number of threads."""
     pixels = work.batch * work.target[0] * work.target[1]
     return max(2, min(MOST_SUMS, pixels // PIXELS_A_STRIP))
 
@@ -61,7 +61,7 @@ class StripGradient(ABC):
     @cached_property
     @abstractmethod
     def tile(self) -> tuple[int, int]:
-        """Inputs and vectors of output channels that are summed at once."""
+        """Inputs and vectors of output channels in a register tile of sums."""
 
     @property
     def step(self) -> int:
@@ -71,7 +71,7 @@ class StripGradient(ABC):
     @property
     @abstractmethod
     def output_channels(self) -> tuple[int, int]:
-        """Groups of output channels that lie in blocks, and the channels of a group."""
+        """Number of groups of output channels stored in blocks, and channels per group."""
 
     @property
     @abstractmethod
@@ -85,9 +85,11 @@ class StripGradient(ABC):
 
     @property
     def workers(self) -> int:
-        """Workers that the partial sums are dealt to, each with strips of its own: no more than
-        keep all threads busy to the end, as memory that a worker has used before is in its
-        cache."""
+        """Number of workers for the partial sums, each with separate strips.
+
+        It is the smallest number that keeps all threads busy to the end: memory that a worker has
+        used before is in its cache.
+        """
         return max(1, min(self.sums, part_count(thread_count(), each=2)))
 
     @property
@@ -97,7 +99,7 @@ class StripGradient(ABC):
 
     @cached_property
     def strips(self) -> Strips:
-        """How the batch is cut."""
+        """Split of the batch."""
         channels = self.work.groups * self.work.channels
         return cut(self.work, channels, self.dtype.itemsize, strips_wanted(self.work))
 
@@ -122,7 +124,7 @@ class StripGradient(ABC):
         ]
 
     def arguments(self, x: np.ndarray, y: np.ndarray, scratch: list[np.ndarray]) -> dict[str, Any]:
-        """What a kernel takes that sums over strips of the image `x` and of the gradient `y`."""
+        """Return the arguments of a kernel that sums over strips of image `x` and gradient `y`."""
         work, strips, blocks = self.work, self.strips, self.input_blocks
         by_output = (
             blocks.image_step,
@@ -191,7 +193,7 @@ class WeightGradientTile(StripGradient):
 
     @property
     def joined(self) -> bool:
-        """Whether a row of taps is one row of neighbours, the channels of several pixels."""
+        """True if a row of taps is contiguous: the channels of several pixels."""
         return self.work.groups == 1 and self.work.dilation[1] == 1 and self.inputs < 32
 
     @property
@@ -206,7 +208,7 @@ class WeightGradientTile(StripGradient):
 
     @cached_property
     def tile(self) -> tuple[int, int]:
-        """Neighbours and vectors of output channels that are summed at once."""
+        """Neighbours and vectors of output channels in a register tile of sums."""
         return best_tile(self.length, self.width // self.lanes, self.lanes)
 
     @cached_property
@@ -218,7 +220,7 @@ class WeightGradientTile(StripGradient):
 
     @property
     def tiles(self) -> int:
-        """Tiles that the output channels of a group are cut into."""
+        """Number of tiles of the output channels of a group."""
         return -(-self.width // self.step)
 
     @property
@@ -240,7 +242,7 @@ class WeightGradientTile(StripGradient):
 
     @property
     def splits(self) -> int:
-        """Parts of the output channels, where there are more threads than partial sums."""
+        """Number of parts of the output channels, for more threads than partial sums."""
         return max(1, min(self.tiles, -(-thread_count() // max(1, self.sums))))
 
     @property
@@ -265,7 +267,7 @@ class DepthwiseGradient(StripGradient):
 
     @cached_property
     def tile(self) -> tuple[int, int]:
-        """Taps and vectors of channels that are summed at once."""
+        """Taps and vectors of channels in a register tile of sums."""
         accumulators = 12 if host_target().registers >= 32 else 6
         vectors = min(4 if accumulators > 6 else 2, -(-self.channels // self.lanes))
         taps = self.work.taps[0] * self.work.taps[1]
@@ -296,7 +298,7 @@ class DepthwiseGradient(StripGradient):
         return min(strips_wanted(self.work), self.strips.items)
 
     def tap_table(self) -> np.ndarray:
-        """Where the input of each tap lies, from that of the first on; the last is repeated."""
+        """Return the offsets of the taps' inputs from the first one; the last is repeated."""
         rows, columns = self.work.taps
         held = self.input_blocks
         steps_of = (0, held.row_step * self.work.dilation[0], held.width * self.work.dilation[1])
@@ -305,7 +307,7 @@ class DepthwiseGradient(StripGradient):
 
 
 def best_tile(length: int, vectors: int, lanes: int) -> tuple[int, int]:
-    """The tile that takes the fewest cycles a pixel, what is left over at the edges included."""
+    """Return the tile that takes the fewest cycles per pixel, including partial tiles at edges."""
     registers = 24 if host_target().registers >= 32 else 12
 
     def cycles(neighbours: int, own: int) -> float:
@@ -316,7 +318,7 @@ def best_tile(length: int, vectors: int, lanes: int) -> tuple[int, int]:
         (whole, rest), (blocks, left) = divmod(length, tile[0]), divmod(vectors, tile[1])
         total = whole * blocks * cycles(*tile) + blocks * cycles(rest, tile[1])
         total += whole * cycles(tile[0], left) + cycles(rest, left)
-        # Code for what is left over has to be compiled as well: only if it is worth it.
+        # Code for partial tiles also has to be compiled: only if that pays.
         return total * (1.015 if rest else 1.0) * (1.015 if left else 1.0)
 
     tiles = [

@@ -1,11 +1,11 @@
 """Direct weight gradient of convolutions, depthwise or dense: pixel sums in registers.
 
-A tile is a few adjacent inputs of a pixel by a few vectors of output channels; of a depthwise
-gradient, a few taps by a few vectors of channels, so that a pixel of the output's gradient is
-loaded once for all taps of the tile. It iterates over all pixels of a strip before its sums are
-added to memory. Strips are assigned to a fixed number
-of partial sums, whatever the number of threads, and these are added up in a fixed order at the
-end: the result does not depend on the assignment of work to threads.
+A tile is a few adjacent inputs of a pixel by a few vectors of output channels. For a depthwise
+gradient, it is a few taps by a few vectors of channels, so that a pixel of the output's gradient is
+loaded once for all taps of the tile. The tile iterates over all pixels of a strip before its sums
+are added to memory. Strips are assigned to a fixed number of partial sums for any number of
+threads, and these are added in a fixed order at the end. The result therefore does not depend on
+the assignment of work to threads.
 """
 
 from __future__ import annotations
@@ -263,14 +263,14 @@ def _sum(
 
 @dataclass(frozen=True)
 class _Tap:
-    """What a strip adds to the gradient of a tap, or a row of taps, of a group."""
+    """Contribution of a strip to the gradient of a tap, or a row of taps, of a group."""
 
     k: Emitter
     n: _Numbers
     y_tile: RegisterValue
-    """From the gradients of a tile's output channels to those of the next."""
+    """Distance between the gradients of consecutive tiles of output channels."""
     neighbours: tuple[int, int]
-    """Of a tile, and how many are left over at the end."""
+    """Number of neighbours in a tile, and in the partial tile at the end."""
     step: int
     seen: Pointer
     given: Pointer
@@ -321,7 +321,7 @@ class _Sums:
             inputs = [k.broadcast_lane(loaded, lane) for lane in range(self.lanes)]
             for lane, value in enumerate(inputs):
                 self._multiply(first + lane, value, given)
-        # One by one, just before each is used: all at once would not fit into the registers.
+        # One by one, just before each is used: the registers are too few for all of the inputs.
         for index in range(start, self.neighbours):
             self._multiply(index, k.splat(x.load(index), self.lanes), given)
 
@@ -330,7 +330,7 @@ class _Sums:
             total.value = self.k.fma(value, outputs, total.value)
 
     def add_to(self, place: Pointer, row_step: int, adds: RegisterValue) -> None:
-        """Write the sums, or add them to what is there."""
+        """Write the sums, or add them to the stored sums."""
         k = self.k
 
         def each(store: Callable[[Pointer, int, RegisterValue], None]) -> None:

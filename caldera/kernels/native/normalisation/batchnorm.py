@@ -28,7 +28,7 @@ from caldera.kernels.table import Array, Call, Runner
 
 
 class _Work:
-    """What the three ways to bind share: layout, workspace, and arguments of kernels."""
+    """State shared by the three ways to bind: layout, workspace, and arguments of kernels."""
 
     def __init__(self, call: Call, layout: RowLayout) -> None:
         self.layout = layout
@@ -73,7 +73,7 @@ class _Work:
         )
 
     def applied(self, x: Array, y: Array, more: list[Array]) -> dict[str, Any]:
-        """The arrays of a forward pass, and what follows it."""
+        """Return the arrays of a forward pass and of the fused operations that follow it."""
         images = self.layout.images_of
         added = images(2, more[0]) if more else None
         return {"x": images(0, x), "y": images(1, y), "more": added, "relu": self.relu}
@@ -218,7 +218,7 @@ def _bind_elementwise(call: Call) -> Runner | None:
 
 
 def _specs(node: Node) -> tuple[Spec, Spec, Spec, Spec]:
-    """Sums of blocks, their totals, the factors, and those that a relu's mask comes from."""
+    """Return the specs of block sums, totals, factors, and the factors of a relu's mask."""
     image = node.outputs[0]
     channels = image.shape[node.attrs["axis"]]
     rows = image.size // max(channels, 1)
@@ -247,6 +247,6 @@ for _op, _its_bind in _BINDS.items():
         any_layout(_its_bind),
         workspace=lambda node: workspace_bytes(*_specs(node)),
         priority=10,
-        # Every element is read before it is written, and vectors before any of them.
+        # Every element is read before it is written, and the vectors before any element is written.
         in_place=lambda node: len(node.outputs[0].shape) > 1,
     )

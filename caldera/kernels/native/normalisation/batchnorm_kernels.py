@@ -1,8 +1,9 @@
-"""The kernels of batch normalisation.
+"""Kernels of batch normalisation.
 
-Channels last, as matrices are, there are three calls: sums of blocks of rows; from them the
-statistics and the factors of each channel; then all rows. Channels first it is one call, a channel
-at a time, whose second reading of the data comes from the cache.
+With channels last, as in matrices, there are three calls. The first computes sums of blocks of
+rows, the second the statistics and the factors of each channel, and the third processes all rows.
+With channels first, a single call processes one channel at a time, and reads the data for the
+second time from the cache.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def statistics(
         wide = moments(k, one, two, pivot, share)
         mean, variance = (k.convert(value, means.type) for value in wide)
         if scale is not None and shift is not None and factors is not None:
-            # Before the outputs, which may lie where scale and shift do.
+            # Before the outputs, which may share memory with scale and shift.
             factor = _factor_of(k, scale.load(channel), variance, eps)
             values = {MEAN: mean, FACTOR: factor, SHIFT: shift.load(channel)}
             store_factors(k, factors, sums.channels, channel, values)
@@ -119,7 +120,7 @@ def gradient_statistics(
     for_shift: ElementPointer,
     factors: Pointer | None,
 ) -> None:
-    """The gradients of scale and shift, and the factors of that of x."""
+    """Compute the gradients of scale and shift, and the factors for the gradient of x."""
     share = share_of(k, sums.rows)
     begin, end = sums.total(k, totals)
     with k.loop(begin, end) as channel:
@@ -128,7 +129,7 @@ def gradient_statistics(
         if factors is not None:
             gain = k.convert(scale.load(channel), F64)
             f, a, b = gradient_factors(one, two, gain, inverse, share)
-            # The outputs may lie where the statistics do: these are kept with the factors.
+            # The outputs may share memory with the statistics, so these are kept with the factors.
             values = {CENTRE: means.load(channel), SLOPE_FACTOR: f, LEVEL: a, SLANT: b}
             store_factors(k, factors, sums.channels, channel, values)
         for_scale.store(channel, k.convert(two * inverse, for_scale.computed))
@@ -148,7 +149,7 @@ def given_gradients(
     for_shift: Vector,
     factors: Pointer,
 ) -> None:
-    """The factors of the gradient of x from those of scale and shift."""
+    """Compute the factors for the gradient of x from the gradients of scale and shift."""
     share = share_of(k, rows)
     with k.loop(0, channels) as channel:
         gain, one, two = (
@@ -257,7 +258,10 @@ def normalise(
     relu: bool,
     last: bool,
 ) -> None:
-    """All elements; channels `last` are those of one image, whose rows follow each other."""
+    """Normalise all elements.
+
+    If channels are `last`, all rows are contiguous and treated as a single image.
+    """
     if last:
         first = k.constant(0, I64)
         added_rows = None if more is None else more.rows(first)

@@ -1,8 +1,10 @@
-"""Group normalisation and its gradient: an image (or a group of one) at a time, from the cache.
+"""Group normalisation and its gradient, one image (or group of an image) at a time.
 
-Channels last, the sums of each channel are taken over the rows (pixels) of an image and then joined
-by groups; channels first, a group is a run of planes. What the gradient adds to those of scale and
-shift is kept for each image, and added up by a second call.
+The data of an image is read again from the cache.
+
+With channels last, the sums of each channel are computed over the rows (pixels) of an image and
+then added by groups. With channels first, a group is a run of planes. The contributions of each
+image to the gradients of scale and shift are stored, and a second call adds them.
 """
 
 from __future__ import annotations
@@ -272,7 +274,7 @@ def _scratch(call: Call) -> list[Array]:
 def _given(
     call: Call, layout: RowLayout, scale: Array, statistics: tuple[Array, Array]
 ) -> dict[str, Any]:
-    """What all kernels are given."""
+    """Return the arguments common to all kernels."""
     mean, variance = statistics
     units = layout.images if layout.last else mean.size
     return {

@@ -1,4 +1,4 @@
-"""How the operands of normalisation lie, outside of kernels and inside."""
+"""Memory layout of the operands of normalisation, outside of kernels and inside."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ChannelRows:
 
 @dataclass(frozen=True)
 class Images:
-    """Images of rows (channels last), or of planes (channels first), that lie at some distance."""
+    """Images of rows (channels last), or of planes (channels first), at a fixed distance."""
 
     base: ElementPointer
     image: Integer
@@ -73,10 +73,10 @@ def vector(array: Array) -> dict[str, Array | int]:
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Channels last (a row a pixel) or first (a plane a channel of an image).
+    """Layout with channels last (a row per pixel) or first (a plane per channel of an image).
 
-    Of each array there is the distance of images, and that of rows or of planes. Where rows of all
-    images follow each other they are those of one image.
+    Each array has a distance between images, and a distance between rows or planes. If the rows of
+    all images are contiguous, they are treated as a single image.
     """
 
     last: bool

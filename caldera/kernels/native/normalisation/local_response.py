@@ -1,8 +1,8 @@
 """Local response normalisation and its gradient.
 
-Squares go to a small buffer with zeros for the channels outside, so every window is a few loads at
-neighbouring places. Channels last, a vector holds channels of a pixel; channels first, pixels of a
-channel. Each worker has buffers of its own.
+Squares are stored in a small buffer with zeros for the channels outside, so every window is a few
+loads at adjacent offsets. With channels last, a vector contains channels of a pixel; with channels
+first, pixels of a channel. Each worker has separate buffers.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ Each = Callable[[], Iterator[tuple[RegisterValue, int]]]
 
 @dataclass(frozen=True)
 class _Given:
-    """What both kernels are given: the channels, numbers of the op, and buffers."""
+    """Arguments of both kernels: the channels, numbers of the op, and buffers."""
 
     channels: Integer
     alpha: Real
@@ -98,7 +98,7 @@ class _Given:
 
 
 class _Writer:
-    """Writes the kernel for the channels of one pixel, or of several in the lanes."""
+    """Emitter of the kernel for the channels of a pixel, or of several pixels in the lanes."""
 
     def __init__(self, k: Emitter, given: _Given, unit: int, window: int, beta: float) -> None:
         self.k = k
@@ -200,7 +200,7 @@ def _unit(node: Node) -> int:
 
 
 def _buffer(node: Node, unit: int) -> Spec:
-    """The buffers of one worker."""
+    """Return the spec of a worker's buffers."""
     image = node.outputs[0]
     channels = image.shape[1] + node.attrs["window"]
     return Spec((channels * unit * _BUFFERS,), compute_dtype(image.dtype))

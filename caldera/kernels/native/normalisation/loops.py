@@ -1,11 +1,11 @@
 """Loops of normalisation: block sums for the statistics, and their application.
 
 Sums over blocks of rows are taken in a separate call, or by the kernel that writes the rows while
-they are still in its cache. The shape alone decides the block size, so sums are the same either
+they are still in its cache. The block size depends only on the shape, so sums are the same either
 way, and for any number of threads.
 
-Forward, y = (x - mean) * factor + shift, optionally with an added image and a relu; backward, dx
-= f * g - a - (x - mean) * b. Rows read their factors from memory, one of each type per channel; a
+Forward, y = (x - mean) * factor + shift, optionally with an added image and a relu; backward, dx =
+f * g - a - (x - mean) * b. Rows read their factors from memory, one of each type per channel; a
 plane has one of each.
 """
 
@@ -49,11 +49,11 @@ from caldera.kernels.native.normalisation.statistics import (
 )
 
 MEAN, FACTOR, SHIFT = range(3)
-"""Where the factors of a channel are."""
+"""Indices of the factors of a channel."""
 SLOPE_FACTOR, LEVEL, SLANT, CENTRE = range(4)
 """The same for the gradient: f, a, b and the mean."""
 FACTORS = 4
-"""How many there are at most."""
+"""Maximum number of factors."""
 
 
 def factors_of(
@@ -88,7 +88,7 @@ def _normalise(
     more: Operand | None,
     relu: bool,
 ) -> None:
-    """y = (x - mean) * factor + shift, and what follows."""
+    """y = (x - mean) * factor + shift, then an optional sum and relu."""
     mean, factor, shift = factors
     value = k.fma(x.load(*place, count) - mean, factor, shift)
     if more is not None:
@@ -136,7 +136,7 @@ def apply_to_rows(
     *,
     relu: bool = False,
 ) -> None:
-    """y = (x - mean) * factor + shift, and what follows."""
+    """y = (x - mean) * factor + shift, then an optional sum and relu."""
     for row, channel, count in over_rows(k, rows, channels, factors.type):
         own = factors_of(factors, channels, channel, range(3), count)
         _normalise(k, (row, channel), count, own, x, y, more, relu)
@@ -188,7 +188,7 @@ def apply_to_plane(
     *,
     relu: bool = False,
 ) -> None:
-    """y = (x - mean) * factor + shift, and what follows."""
+    """y = (x - mean) * factor + shift, then an optional sum and relu."""
     own = [k.convert(each, x.computed) for each in factors]
     for index, count in over_plane(k, pixels, x.computed):
         _normalise(k, (index,), count, own, x, y, more, relu)
@@ -209,14 +209,15 @@ def gradient_of_plane(
 
 
 SUMS = 3
-"""Numbers for each channel of a block: two sums, and what x is less in them."""
+"""Numbers for each channel of a block: two sums, and the pivot subtracted from x."""
 _MOST_ROWS = 1024
 """Rows of an image that is not cut, because its height is odd, at most."""
 
 
 def rows_of_image(height: int, width: int) -> int | None:
-    """How many rows of pixels of an image make a block, so that all blocks are alike: an even
-    number, or all of them. None if there is no such number.
+    """Return the number of image rows in a block such that all blocks are equal.
+
+    The number is even, or the height of the image. None if there is no such number.
 
     >>> rows_of_image(32, 32), rows_of_image(7, 7), rows_of_image(149, 149)
     (8, 7, None)
@@ -232,11 +233,11 @@ def rows_of_image(height: int, width: int) -> int | None:
 
 @dataclass(frozen=True)
 class Slopes:
-    """What the sums of a gradient take besides it: the x that was normalised, and its means.
+    """Additional inputs of the sums of a gradient: the normalised x and its means.
 
-    `more` is added to the gradient first. It is 0 where a relu let nothing through: where `y`, its
-    result, is not positive, or, by the factors that are `given`, what it was given. If it `writes`,
-    that takes the place of the gradient.
+    `more` is added to the gradient first. The sum is 0 where a relu was inactive: where its result
+    `y` is not positive or, with the `given` factors, where its input was not positive. If it
+    `writes`, the masked sum replaces the gradient.
     """
 
     x: ChannelRows
@@ -276,8 +277,11 @@ class Slopes:
 
 @dataclass(frozen=True)
 class BlockSums:
-    """Rows of channels, and the two sums of each block of them: of x less the first row of the
-    block and of the square of that, or those of a gradient."""
+    """Rows of channels, and two sums for each block of rows.
+
+    The sums are of x less the first row of the block, and of the square of this difference. For a
+    gradient, they are the sums of its terms.
+    """
 
     values: ChannelRows
     rows: Integer
@@ -287,20 +291,20 @@ class BlockSums:
     partial: Pointer
     slopes: Slopes | None
     known: int
-    """The number of channels, where code is made for so many; else 0."""
+    """Number of channels if it is a compile-time constant, else 0."""
 
     def with_channels(self, count: int) -> BlockSums:
-        """The same, if it is known when code is written how many there are."""
+        """Return the same sums with the number of channels as a compile-time constant."""
         return replace(self, channels=self.partial.k.constant(count, I64), known=count)
 
     @property
     def blocks(self) -> RegisterValue:
-        """How many there are."""
+        """Number of blocks."""
         return (self.rows + self.length - 1) // self.length
 
     @property
     def others(self) -> list[Pointer]:
-        """Where the images are that are read besides the values."""
+        """Pointers to the images that are read in addition to the values."""
         if self.slopes is None:
             return []
         images = (self.slopes.x, self.slopes.more, self.slopes.y)
@@ -308,11 +312,11 @@ class BlockSums:
 
     @property
     def width(self) -> RegisterValue:
-        """What a block has in `partial`: two sums of each channel, and the rows they are less."""
+        """Numbers per block in `partial`: two sums per channel, and the pivot row."""
         return self.channels * SUMS
 
     def add_up(self, k: Emitter, block: RegisterValue) -> None:
-        """The sums of one block."""
+        """Compute the sums of a block."""
         first = block * self.length
         last = k.minimum(first + self.length, self.rows)
         place = self.partial.at(block * self.width)
@@ -327,9 +331,9 @@ class BlockSums:
         column_sums(k, place, (first, last), self.channels, terms, self.known)
 
     def total(self, k: Emitter, totals: Pointer) -> tuple[RegisterValue, RegisterValue]:
-        """This worker's channels; their sums over all blocks go to `totals`, in float64.
+        """Store the sums of this worker's channels over all blocks in `totals`, in float64.
 
-        Those of x become sums of x less its first row.
+        Sums of x become sums of x less its first row.
         """
         lanes = 4 * natural_lanes(self.partial.type)
         begin, end = k.part_range(self.channels, lanes)
@@ -345,7 +349,7 @@ class BlockSums:
     def pivot(
         self, k: Emitter, block: Number, channel: RegisterValue, count: int = 1
     ) -> RegisterValue:
-        """What was taken from the rows of a block, in float64."""
+        """Return the pivot that was subtracted from the rows of a block, in float64."""
         place = self.width * block + self.channels * 2 + channel
         return k.convert(self.partial.load(place, count), F64)
 

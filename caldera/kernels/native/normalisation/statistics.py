@@ -1,9 +1,9 @@
-"""Statistics of normalisation: sums over rows of channels and over planes, and what they give.
+"""Statistics of normalisation, from sums over rows of channels and over planes.
 
-Forward, the sums are those of x less a pivot and of its square, so a mean that is large against the
-deviation costs no accuracy; backward, those of the gradient and of its product with x less the
-mean. They are taken in blocks of a fixed size, float32 inside a block and float64 between blocks,
-so they are accurate, and the same for any number of threads.
+The forward sums are of x less a pivot and of its square, so a mean that is large compared with the
+deviation costs no accuracy. The backward sums are of the gradient and of its product with x less
+the mean. Sums are computed in blocks of a fixed size, with float32 inside a block and float64
+between blocks. They are therefore accurate, and the same for any number of threads.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BLOCK_ROWS = 256
 BLOCK_ELEMENTS = 2048
 """Elements of a plane that are added up in float32."""
 VECTORS_TOGETHER = 4
-"""Vectors of a plane that are handled at once."""
+"""Number of vectors of a plane that are processed together."""
 _ROWS_TOGETHER = 4
 """Rows that are added up before a sum is touched."""
 _FEW_VECTORS = 4
@@ -44,15 +44,15 @@ _FEW_VECTORS = 4
 Terms = tuple[RegisterValue, RegisterValue, RegisterValue]
 """a, b, c: to the first sum goes a, to the second b * c."""
 OfRow = Callable[[RegisterValue], Terms]
-"""What a row adds to both sums."""
+"""Contribution of a row to both sums."""
 Prepare = Callable[[RegisterValue, int], OfRow]
 """For a channel and a number of lanes, what all rows share is prepared once."""
 OfVector = Callable[[RegisterValue, int], Terms]
-"""What some elements of a plane add to both sums."""
+"""Contribution of some elements of a plane to both sums."""
 Place = tuple[RegisterValue, ...]
 """Row and channel of `ChannelRows`, or the index of a pointer."""
 Mask = tuple[RegisterValue, RegisterValue]
-"""Factor and shift of what a relu was given."""
+"""Factor and shift from which a relu's input is recomputed."""
 Load = Callable[[RegisterValue, int], RegisterValue]
 """From an index and a number of lanes to the values there."""
 
@@ -165,9 +165,9 @@ def masked(
     centred: RegisterValue,
     factors: Mask | None,
 ) -> RegisterValue:
-    """The gradient before a relu: 0 where what the relu was given was not positive.
+    """Return the gradient before a relu: 0 where the input of the relu was not positive.
 
-    That is computed again, from the factor and shift that made it.
+    That input is recomputed from its factor and shift.
     """
     if factors is None:
         return slope
@@ -185,10 +185,10 @@ def column_sums(
     terms: Prepare,
     known: int = 0,
 ) -> None:
-    """Two sums over some rows for each channel, to totals[0:channels] and after these.
+    """Compute two sums over some rows for each channel, in totals[0:channels] and after these.
 
-    Sums of a few channels stay in registers, vector by vector; with many, rows are read one after
-    the other, as they lie in memory. Where `known` says how many there are, no other code is made.
+    Sums of a few channels stay in registers, vector by vector. With many channels, rows are read in
+    memory order. If the number of channels is `known`, only one of the two variants is compiled.
     """
     lanes = line_lanes(totals.type)
     if 0 < known <= _FEW_VECTORS * lanes:
@@ -210,7 +210,10 @@ def _sums_in_registers(
     *,
     whole: bool = False,
 ) -> None:
-    """`whole`: channels are a multiple of what a vector has."""
+    """Compute the sums of a few channels, with accumulators in registers.
+
+    `whole` means that the number of channels is a multiple of the lanes.
+    """
     lanes = line_lanes(totals.type)
     for channel, count in k.vectors(0, channels, *((lanes,) if whole else shrinking(lanes))):
         of_row = terms(channel, count)
@@ -249,7 +252,7 @@ def _over_rows(k: Emitter, rows: tuple[Number, Number]) -> Iterator[list[Registe
 
 
 def _added(k: Emitter, found: list[Terms]) -> tuple[RegisterValue, RegisterValue]:
-    """What a few rows add to both sums."""
+    """Return the contribution of a few rows to both sums."""
     halves = [_products(k, found[i::2]) for i in range(min(2, len(found)))]
     return pairwise([a for a, _, _ in found]), pairwise(halves)
 
@@ -280,7 +283,7 @@ def column_totals(
     products: ElementPointer,
     plain: ElementPointer,
 ) -> None:
-    """The sums of `column_sums` over all blocks: those of products, and the plain ones."""
+    """Add the sums of `column_sums` over all blocks: sums of products, and plain sums."""
     widest = line_lanes(partial.type)
     begin, end = k.part_range(channels, widest)
     for channel, count in k.vectors(begin, end, *shrinking(widest)):
@@ -297,7 +300,7 @@ def block_total(
     blocks: RegisterValue,
     width: RegisterValue,
 ) -> RegisterValue:
-    """The sum over all blocks, `width` apart, of what lies at `place` in each, in float64."""
+    """Return the float64 sum over all blocks of the numbers at `place`, with stride `width`."""
     total = k.variable(k.convert(partial.load(place, count), F64))
     with k.loop(1, blocks) as block:
         more = partial.load(block * width + place, count)

@@ -370,7 +370,7 @@ TERMS = 2
 
 @dataclass(frozen=True)
 class Lines:
-    """Groups of cache lines, with a stride of `step` elements in a group and `jump` between groups."""
+    """Groups of cache lines: strides of `step` elements in a group and `jump` between groups."""
 
     first: Pointer
     step: RegisterValue

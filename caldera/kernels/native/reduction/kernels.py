@@ -1,6 +1,6 @@
 """Kernels of loops with reductions, which may also write element-wise results.
 
-`along` reduces the innermost axis: a row, or a fixed stretch of it, becomes a single number.
+`along` reduces the innermost axis: a row, or a stretch of fixed length, becomes a single number.
 `across` reduces another axis: rows, or a fixed number of rows, are combined column by column. The
 partial results are stored in a small array, which the same kernels reduce further.
 

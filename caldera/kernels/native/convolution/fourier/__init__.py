@@ -83,7 +83,7 @@ class _Calls:
         padding: tuple[int, int],
         is_other: bool,
     ) -> NativeCall:
-        """Tiles of an image to points or back, for the tiles of one block."""
+        """Transform the tiles of a block from an image to frequencies or back."""
         layout, constants = self.layout, self.constants
         _, channels, height, width = image.shape
         steps_of_tiles = layout.steps(layout.length)
@@ -121,7 +121,7 @@ class _Calls:
     def product(
         self, kernel: NativeKernel, block: tuple[int, int], **parameters: Any
     ) -> NativeCall:
-        """The products of one block."""
+        """Compute the products of a block."""
         layout = self.layout
         values = {
             "gemm": self.gemm,

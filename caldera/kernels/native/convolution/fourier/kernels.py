@@ -34,7 +34,7 @@ from caldera.kernels.native.convolution.tiling import TiledLayout
 
 @dataclass(frozen=True, eq=False)
 class FourierMatrices:
-    """What tiles are multiplied with. Angles are positive in inverse transforms."""
+    """Matrices of the transforms of tiles. Angles are positive in inverse transforms."""
 
     down: np.ndarray
     """(frequency, part) by row: the forward transform along columns of a tile."""
@@ -51,7 +51,7 @@ class FourierMatrices:
 
 
 def frequencies(length: int) -> int:
-    """How many frequencies of a real signal are kept.
+    """Return the number of frequencies of a real signal that are kept.
 
     >>> frequencies(16)
     9
@@ -63,7 +63,7 @@ def frequencies(length: int) -> int:
 def matrices(length: int, taps: tuple[int, int], turned: bool, dtype: DType) -> FourierMatrices:
     """The matrices for tiles of this length and filters of this size.
 
-    `turned` transforms filters turned by 180 degrees, as the input gradient wants them.
+    `turned` transforms filters rotated by 180 degrees, as the input gradient requires.
 
     >>> found = matrices(16, (7, 7), False, np.dtype("float32"))
     >>> found.down.shape, found.across.shape, found.filters.shape
@@ -73,7 +73,7 @@ def matrices(length: int, taps: tuple[int, int], turned: bool, dtype: DType) -> 
     half = np.arange(frequencies(length))
     angles = 2 * np.pi / length * (np.outer(places, places) % length)
     cosines, sines = np.cos(angles), np.sin(angles)
-    # All but the first frequency and, for even lengths, the last stand for two.
+    # All frequencies except the first and, for even lengths, the last represent two.
     weights = np.where((half == 0) | (2 * half == length), 1.0, 2.0) / length**2
 
     down = np.stack([cosines[half], -sines[half]], axis=1)
@@ -113,7 +113,7 @@ _BLOCKS = (64, 32, 16, 8, 4)
 
 @dataclass(frozen=True)
 class FourierTiling(TiledLayout):
-    """What one call of an op needs."""
+    """Sizes and memory layout of a call."""
 
     @cached_property
     def length(self) -> int:
@@ -134,7 +134,7 @@ class FourierTiling(TiledLayout):
 
     @property
     def seconds(self) -> float:
-        """How long it will take, roughly, on one core of the same speed as all such estimates."""
+        """Estimated time on one core with the speed assumed by all estimates."""
         return self._seconds(self.length)
 
     def _seconds(self, length: int) -> float:
@@ -148,7 +148,7 @@ class FourierTiling(TiledLayout):
 
     @cached_property
     def tiles(self) -> int:
-        """How many there are in all images."""
+        """Number of tiles in all images."""
         down, across = self.grid(self.length)
         return self.geometry.batch * down * across
 
@@ -167,7 +167,7 @@ class FourierTiling(TiledLayout):
 
     @property
     def workers(self) -> int:
-        """How many parts the work is done in."""
+        """Number of parts of the work."""
         return thread_count()
 
     # --- memory, in elements
@@ -184,7 +184,7 @@ class FourierTiling(TiledLayout):
 
     @property
     def other_step(self) -> int:
-        """From one point of a block of the other tiles to the next."""
+        """Distance between points in a block of the second set of tiles."""
         return self._step(self.block * self.columns)
 
     @property
@@ -195,7 +195,7 @@ class FourierTiling(TiledLayout):
 
     @property
     def lengths(self) -> tuple[int, int, int, int]:
-        """Points of filters, of the transformed tiles and of the others, and workers' memory."""
+        """Lengths of the memory for filters, both sets of transformed tiles, and workers."""
         return self._lengths(self.block)
 
     def _lengths(self, block: int) -> tuple[int, int, int, int]:
@@ -274,7 +274,7 @@ class PointProducts:
 
 @dataclass(frozen=True)
 class Filters:
-    """Filters (count, taps), their points, and the matrix from the one to the other."""
+    """Filters (count, taps), their points, and the matrix that transforms them."""
 
     gemm: Integer
     filters: Pointer

@@ -1,10 +1,10 @@
-"""Convolution of few channels on planes: vectors are neighbouring pixels, not channels.
+"""Convolution of few channels on planes: vectors contain adjacent pixels, not channels.
 
-Kernels whose vectors are output channels leave most of a wide one empty where there are fewer
-channels than lanes (LeNet-5 has 6 beside 16). Here a strip of the image is taken apart into planes
-first, and what was computed is put together again, both in registers. Forward a tile is a few
-output channels by a few vectors of places. For the weight gradient every lane sums over places of
-its own, until the very end.
+Kernels whose vectors contain output channels leave most lanes of a wide vector empty if there are
+fewer channels than lanes (LeNet-5 has 6 channels for 16 lanes). Here a strip of the image is first
+split into planes, and the results are interleaved again, both in registers. In the forward
+direction, a tile is a few output channels by a few vectors of places. For the weight gradient,
+every lane sums over different places until the very end.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def pack_filters(
 
 
 def filling_of(planes: PlaneCorrelation, source: np.ndarray) -> dict[str, Any]:
-    """How a strip of the input becomes planes."""
+    """Return the arguments for splitting a strip of the input into planes."""
     work = planes.work
     return {
         "channels": work.channels,
@@ -263,8 +263,10 @@ def _sum_call(
 
 
 def _offsets(planes: PlaneCorrelation, count: int) -> np.ndarray:
-    """How far each tap of each channel lies from an output's place; the last once more, to fill up
-    a tile."""
+    """Return the offset of each tap of each channel from an output's place.
+
+    The last offset is repeated to fill up a tile.
+    """
     work = planes.work
     channel, row, column = np.meshgrid(
         np.arange(work.channels), np.arange(work.taps[0]), np.arange(work.taps[1]), indexing="ij"
@@ -368,7 +370,7 @@ def _write(
 MOST_TERMS = 512
 """Terms of a sum: longer ones round more than other kernels' do."""
 EFFICIENCY = 0.6
-"""Of a tile, beside what a core can do at most."""
+"""Efficiency of a tile relative to the peak of a core."""
 
 
 def _planes(node: Node) -> PlaneCorrelation:

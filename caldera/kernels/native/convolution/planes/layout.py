@@ -1,9 +1,9 @@
 """Images as planes, one per channel with padded rows, and conversion from channels-last.
 
-Rows are so far apart that a tap has the same distance from every output. An output's index in a
-plane is row * pitch + column. Between the last output of a row and the first of the next are
-indices without an output: their values are never read. Conversion moves whole vectors, which are
-transposed in registers.
+The pitch of rows is large enough that a tap has the same distance from every output. An output's
+index in a plane is row * pitch + column. Between the last output of a row and the first of the next
+are indices without an output: their values are never read. Conversion moves whole vectors, which
+are transposed in registers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from caldera.kernels.native.codegen import (
 from caldera.kernels.native.convolution.tiling import PaddedImages
 
 STRIP_BYTES = 1 << 17
-"""What the planes of a strip may take: they should stay near, in the second-level cache."""
+"""Maximum bytes of the planes of a strip: they should stay in the second-level cache."""
 SUMS = 16
 """Partial sums of a weight gradient; the same for any number of threads."""
 
@@ -69,7 +69,7 @@ class PlaneCorrelation:
 
     @property
     def a_image(self) -> int:
-        """Strips that an image is cut into."""
+        """Number of strips per image."""
         return -(-self.work.target[0] // self.rows)
 
     @property
@@ -84,7 +84,7 @@ class PlaneCorrelation:
 
     @cached_property
     def tile(self) -> tuple[int, int]:
-        """Output channels and vectors of places that are summed at once."""
+        """Output channels and vectors of places in a register tile of sums."""
 
         def cost(tile: tuple[int, int]) -> float:
             results, vectors = tile
@@ -96,7 +96,7 @@ class PlaneCorrelation:
 
     @cached_property
     def sum_tile(self) -> tuple[int, int]:
-        """Output channels and taps whose products are summed over places at once."""
+        """Output channels and taps in a register tile of sums over places."""
 
         def cost(tile: tuple[int, int]) -> float:
             results, taps = tile
@@ -111,8 +111,11 @@ class PlaneCorrelation:
 
     @cached_property
     def input_plane(self) -> int:
-        """Elements of a channel of the input, with what tiles over the end read, and what whole
-        vectors write behind the last row."""
+        """Number of elements of a channel of the input.
+
+        It includes elements read by tiles beyond the end, and written by whole vectors behind the
+        last row.
+        """
         places = -(-self.vectors // self.tile[1]) * self.tile[1] * self.lanes
         reach = self.work.reach
         return _in_lines(places + (reach[0] - 1) * self.pitch + reach[1] - 1 + self.lanes)
@@ -130,7 +133,7 @@ class PlaneCorrelation:
 
     @property
     def parts(self) -> int:
-        """Workers of a correlation, each with planes of its own."""
+        """Number of workers of a correlation, each with separate planes."""
         return max(1, min(2 * thread_count(), self.items))
 
     @property
@@ -157,7 +160,7 @@ def _in_lines(length: int) -> int:
 
 
 def _tiles() -> Iterator[tuple[int, int]]:
-    """Tiles that fit into the registers, beside what they are multiplied with."""
+    """Yield tiles that fit into the registers together with their factors."""
     registers = host_target().registers
     for one in range(1, 13):
         for other in range(1, 8):
@@ -166,15 +169,15 @@ def _tiles() -> Iterator[tuple[int, int]]:
 
 
 FEW = 8
-"""Channels up to which pixels are taken apart in registers; more are read one by one."""
+"""Maximum number of channels that are split in registers; more are read one by one."""
 
 Pick = tuple[int, int]
-"""A source, and a lane of it."""
+"""A source and one of its lanes."""
 
 
 @dataclass(frozen=True)
 class PlaneFilling:
-    """What filling goes by: the planes, and the images that they are filled from."""
+    """Arguments of filling: the planes, and the images from which they are filled."""
 
     channels: Integer
     plane: Integer
@@ -252,8 +255,11 @@ def write_row(
 def in_blocks(
     k: Emitter, count: RegisterValue, lanes: int, channels: int
 ) -> Iterator[tuple[RegisterValue, Sequence[RegisterValue | None]]]:
-    """Loops over blocks of as many pixels as there are lanes, for a `for` statement: (first pixel,
-    masks of the block's vectors), one vector for each channel. The last block may be cut short."""
+    """Loop over blocks of `lanes` pixels, for a `for` statement.
+
+    Yield (first pixel, masks of the block's vectors), with one vector per channel. The last block
+    may be incomplete.
+    """
     whole = count // lanes * lanes
     with k.loop(0, whole, lanes) as first:
         yield first, [None] * channels
@@ -276,7 +282,7 @@ def collected(k: Emitter, sources: Sequence[RegisterValue], picks: Sequence[Pick
         return found
     if not others:
         return k.shuffle(found, None, [lane for _, lane in picks])
-    # What came before stands at its place already, but for the first source's own lanes.
+    # Lanes of previous sources keep their position; the lanes of this source are inserted.
     places = [lane if source == first else 0 for source, lane in picks]
     for other in others:
         own = [

@@ -60,7 +60,7 @@ _WRITTEN_OUT = 16
 
 @dataclass(frozen=True)
 class _Arguments(Arguments):
-    """The images are the source and the target, the matrices those of the filters."""
+    """Arguments with source and target as images, and transformed filters as matrices."""
 
     def inverse_transform(self, products: Points, cursor: Cursor, number: RegisterValue) -> None:
         """Write the next tiles of the target."""
@@ -128,11 +128,11 @@ def _by_panels(
     channels: int,
     padded: bool,
 ) -> None:
-    """target = left @ right for a right matrix in panels as wide as the tile in registers.
+    """target = left @ right for a right matrix in panels of the width of the register tile.
 
-    Where the length of sums is known, as `channels`, one address serves all rows of a tile. If the
-    matrices are `padded` with rows up to a whole tile, these are multiplied as well, whatever they
-    hold: to find out where a last row is takes longer.
+    If the length of sums is known as `channels`, one address serves all rows of a tile. If the
+    matrices are `padded` with rows up to a whole tile, the padding is multiplied as well, with
+    arbitrary content: computing the address of a last row takes longer.
     """
     height, vectors = register_tile
     columns = vectors * natural_lanes(left.type)
@@ -140,7 +140,8 @@ def _by_panels(
         panel = right.at(number * columns * inner)
         first, goal = left.at(top * inner), target.at(top * width + number * columns)
         if vectors == 1:
-            # Each number is multiplied where it lies: once, so it is not loaded first.
+            # Each number is a memory operand of its multiplication: used once, so it is not loaded
+            # first.
             first = k.in_register(first)
 
         def multiply(lines: Sequence[Number], length: Number) -> None:
@@ -179,8 +180,11 @@ def _apart(
     grain: Integer,
     sums: BlockSums | None,
 ) -> None:
-    """Blocks of tiles, each by one worker from beginning to end. Parts have tiles by
-    `grain`; if there are `sums` to take, so many write a block of rows."""
+    """Process blocks of tiles, each in a single worker from start to end.
+
+    Parts have tiles in multiples of `grain`. If `sums` are computed, `grain` tiles write a block of
+    rows.
+    """
     given = given.known(numbers)
     if sums is not None and numbers is not None:
         sums = sums.with_channels(numbers.channels[1])
@@ -262,10 +266,10 @@ def convolution_calls(
     arrays: list[np.ndarray],
     sums: dict[str, Any] | None = None,
 ) -> list[NativeCall]:
-    """The calls that convolve one group: a source, filters and a target.
+    """Return the calls that convolve one group: a source, filters and a target.
 
-    Images lie channels last; `memory` has the lengths that the layout says. `sums` over blocks of
-    rows of the target are taken where the layout has such blocks.
+    Images are channels-last; `memory` has the lengths of the layout. `sums` over blocks of rows of
+    the target are computed if the layout has such blocks.
     """
     source, filters, target = arrays
     images = source, target
@@ -320,7 +324,7 @@ def _seconds(node: Node, size: int) -> float:
 
 
 def bind(call: Call, size: int, sums: dict[str, Any] | None = None) -> Runner:
-    """Tie the kernel to arrays; it takes `sums` of the image it writes if `takes_sums` says so."""
+    """Bind the kernel to arrays, with `sums` over the written image if `takes_sums` is True."""
     layout = WinogradTiling(call.node, size)
     if layout.is_sum:
         calls_for = weight_calls
@@ -328,7 +332,7 @@ def bind(call: Call, size: int, sums: dict[str, Any] | None = None) -> Runner:
         calls_for = partial(convolution_calls, sums=sums if layout.row_block else None)
 
     def compute(workspace: ScratchMemory, arrays: list[np.ndarray]) -> list[NativeCall]:
-        # Groups come one after the other, so the same memory serves all of them.
+        # Groups are processed in order, so the same memory serves all groups.
         memory = [workspace.array(length, layout.geometry.dtype) for length in layout.lengths]
         groups = zip(*_in_groups(layout, arrays), strict=True)
         return [each for group in groups for each in calls_for(layout, memory, list(group))]
@@ -337,7 +341,7 @@ def bind(call: Call, size: int, sums: dict[str, Any] | None = None) -> Runner:
 
 
 def takes_sums(node: Node, size: int) -> bool:
-    """Whether sums over blocks of rows are taken while the rows are written."""
+    """Return True if sums over blocks of rows are computed while the rows are written."""
     return WinogradTiling(node, size).row_block is not None
 
 

@@ -1,7 +1,7 @@
-"""What all kernels of Winograd's algorithm are given, which is the same, and how they are called.
+"""Arguments and calls common to all kernels of Winograd's algorithm.
 
-There are two images, which lie channels last, a row of matrices (one for each point), and scratch
-memories for the points of two sets of tiles.
+There are two channels-last images, a row of matrices (one for each point), and scratch memories for
+the points of two sets of tiles.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class WinogradSizes:
 
 
 def steps_of(layout: WinogradTiling, images: tuple[np.ndarray, np.ndarray]) -> WinogradSizes | None:
-    """Where it pays to make a kernel for them; else None."""
+    """Return the sizes for a specialised kernel if it pays, else None."""
     channels = images[0].shape[1], images[1].shape[1]
     if not layout.known_channels or tuple(steps(each)[3] for each in images) != channels:
         return None
@@ -61,7 +61,7 @@ def steps_of(layout: WinogradTiling, images: tuple[np.ndarray, np.ndarray]) -> W
 
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments of a kernel, and what its phases do with them."""
+    """The arguments of a kernel, and the phases that operate on them."""
 
     images: list[Image]
     down: Integer
@@ -75,13 +75,13 @@ class Arguments:
     borders: Pointer
     border_step: Integer
     taken: Pointer
-    """Whether a scratch memory is in use, each on a cache line of its own."""
+    """Flags of the scratch memories in use, each on a separate cache line."""
     scratches: Integer
     gemm: Integer
     area: Integer
     """Read, though it is known: LLVM would write loops over points out if it knew it."""
     kept: Integer
-    """How many points of a block are in memory at once."""
+    """Number of points of a block that are in memory together."""
     chunks: Integer
     size: int
     lanes: int
@@ -92,8 +92,11 @@ class Arguments:
         return self.borders.k
 
     def known(self, numbers: WinogradSizes | None) -> Self:
-        """The same with what is known when code is written: distances between points that are
-        numbers in instructions need no registers, of which there are too few for all of them."""
+        """Return the same arguments with sizes as compile-time constants.
+
+        Distances between points then are immediate operands. Registers are too few for these
+        distances.
+        """
         if numbers is None:
             return self
         pairs = zip(self.images, numbers.channels, strict=True)
@@ -106,17 +109,20 @@ class Arguments:
 
     @property
     def tiles(self) -> Tiles:
-        """How tiles are numbered."""
+        """Numbering of the tiles."""
         return Tiles(self.size, self.down, self.across)
 
     def with_border(self, number: Number) -> Self:
-        """The same with a room of its own for the channels of a pixel outside the image."""
+        """Return the same arguments with separate memory for a pixel outside the image."""
         return replace(self, borders=self.borders.at(self.border_step * number))
 
     @contextmanager
     def own_scratch(self) -> Iterator[RegisterValue]:
-        """The number of a scratch memory that nobody else uses meanwhile. Parts that follow each
-        other, which one worker does if nobody is ahead, take the same."""
+        """Reserve a scratch memory that no other worker uses, and yield its number.
+
+        Consecutive parts use the same memory, if it is free. A single worker runs them if no worker
+        is ahead.
+        """
         k = self.k
         number = k.variable(k.part * self.scratches // k.parts)
 
@@ -144,11 +150,13 @@ class Arguments:
         to_write: tuple[bool, bool],
         also: Sequence[Pointer] = (),
     ) -> None:
-        """Have the pixels brought nearer that the tiles after the block at `tile` will take, or,
-        if it is less than a row of them, those below it; `also` those of images like the second.
+        """Prefetch the pixels of the tiles that follow the block at `tile`.
 
-        It is done bit by bit, point by point: memory has time while products are computed. In
-        images that do not lie in one piece some are fetched in vain.
+        If a block is shorter than a row of tiles, the tiles below it are prefetched. `also` are
+        further images with the layout of the second one.
+
+        Each point prefetches a share, so that memory transfers overlap with the products. In images
+        that are not contiguous, some prefetches are useless.
         """
         first, second = self.images
         # Tiles of the first image reach a row further.
@@ -175,7 +183,7 @@ class Arguments:
         number: RegisterValue,
         only: int | None = None,
     ) -> None:
-        """Transform the next tiles of an image to all their points, or those of one row."""
+        """Transform the next tiles of an image to all points, or to a single row of points."""
         transform_tiles(
             self.k, name, self.tiles, image, points, cursor, number, self.borders, self.lanes, only
         )
@@ -190,7 +198,7 @@ def winograd_call(
     parts: int,
     **parameters: Any,
 ) -> NativeCall:
-    """Call a kernel for some of the tiles; `memory` has the lengths the layout says."""
+    """Call a kernel for some of the tiles; `memory` has the lengths of the layout."""
     matrices, points, others, border = memory
     if layout.in_place:
         others = points

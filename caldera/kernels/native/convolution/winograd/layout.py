@@ -1,9 +1,9 @@
-"""How the tiles of a convolution are cut into blocks, who computes what, and the memory for it.
+"""Split of a convolution's tiles into blocks, their assignment to workers, and memory sizes.
 
-Two ways to share the work. Apart: each worker takes blocks of tiles from pixels to outputs, in
-scratch memory of its own that stays in its cache. Together: all workers transform a block, then
-share its products point by point, then transform back: the matrices of the filters, which may be
-larger than any cache, are read once a block and not once a block and worker.
+There are two modes. With separate blocks, each worker transforms its tiles from pixels to outputs,
+in private scratch memory that stays in its cache. With shared blocks, all workers transform a
+block, then share its products point by point, then transform back. The matrices of the filters,
+which may be larger than any cache, are then read once per block, not once per block and worker.
 """
 
 from __future__ import annotations
@@ -33,17 +33,19 @@ _BLOCKS_OF_BLAS = (128, 64, 32, 16, 8)
 _BLOCKS_TOGETHER = (256, 128, 64, 32, 16, 8)
 """Tiles in a block, the most first."""
 _NEAREST_CACHE = 44 << 10
-"""Bytes of the nearest cache: a block's points and those of the filters stay there, if they can."""
+"""Bytes of the first-level cache, which should contain the points of a block and of the filters."""
 _MANY_FILTERS = 1 << 16
 """Channels in times channels out, from which on workers compute together."""
 _OUR_PRODUCTS = 1 << 15
 _OUR_SUMS = 1 << 12
-"""Up to so many, matrices are multiplied by a kernel of our own: BLAS would spend more time on
-rearranging them."""
+"""Maximum size of a matrix that the built-in kernel multiplies.
+
+BLAS would spend more time on packing such matrices.
+"""
 _FEW_SUMS = 1 << 8
-"""Up to so many, it pays to read a block's pixels again for each row of points."""
+"""Maximum size of matrices for which reading a block's pixels again per row of points pays."""
 _FEW_CHANNELS = 32
-"""Sums of at most so many terms take no longer than finding out where their rows begin."""
+"""Maximum number of terms of sums that take no longer than computing addresses of their rows."""
 _BLOCKS_OF_A_WORKER = 4
 """Blocks of rows that a worker has at least if it takes their sums: they are shared as a whole."""
 _TRANSFORMED = 0.4e-9
@@ -51,7 +53,7 @@ _TRANSFORMED = 0.4e-9
 _FILTER = 1e-9
 """Seconds for an element of a transformed filter."""
 _WORTH_SPLITTING = 1 << 10
-"""From so many filters on, several workers transform them sooner than one."""
+"""Number of filters from which on several workers transform them faster than one."""
 _TURNS = (4, 2)
 """Parts that a worker has, the most first: threads of a machine are not equally fast, and who is
 done sooner takes what others have not begun."""
@@ -65,26 +67,28 @@ _SUMS_OF_A_WORKER = 160 << 10
 
 @dataclass(frozen=True)
 class WinogradTiling(TiledLayout):
-    """What one call of an op needs, for each group of its channels."""
+    """Sizes and memory layout of a call, for each group of its channels."""
 
     size: int
     """Outputs that a tile has along an axis."""
 
     @cached_property
     def points(self) -> int:
-        """How many products of matrices there are."""
+        """Number of matrix products."""
         return reach(self.size) ** 2
 
     @property
     def by_rows(self) -> bool:
-        """Whether a block's points are computed row by row: then so few of them, and of their
-        sums, are in use at once that they stay in the nearest cache."""
+        """True if a block's points are computed row by row.
+
+        The points and sums of a row are few enough to stay in the nearest cache.
+        """
         few = self.size == 2 and self.inner * self.columns <= _FEW_SUMS
         return self.is_sum and few and self.is_apart and self.register_tile is not None
 
     @property
     def kept(self) -> int:
-        """How many points of a block are in memory at once."""
+        """Number of points of a block that are in memory together."""
         return reach(self.size) if self.by_rows else self.points
 
     @property
@@ -100,13 +104,15 @@ class WinogradTiling(TiledLayout):
 
     @cached_property
     def tiles(self) -> int:
-        """How many there are in all images."""
+        """Number of tiles in all images."""
         return self.geometry.batch * self.grid[0] * self.grid[1]
 
     @cached_property
     def row_block(self) -> int | None:
-        """How many tiles write a block of rows of pixels whose sums a worker takes at once; None
-        where rows of blocks are not written by one worker alone, or blocks are few."""
+        """Number of tiles that write a block of pixel rows whose sums one worker computes.
+
+        None if a block of rows is written by several workers, or if blocks are few.
+        """
         height, width = self.written
         rows = rows_of_image(height, width)
         if self.is_sum or not self.is_apart or self.geometry.groups > 1 or rows is None:
@@ -118,7 +124,7 @@ class WinogradTiling(TiledLayout):
 
     @cached_property
     def turns(self) -> int:
-        """How many parts a worker has, as long as none is ahead of others."""
+        """Number of parts per worker, if all workers are equally fast."""
         if thread_count() == 1 or is_limited() or not self.is_apart:
             return 1
         return next(filter(self._is_worth, _TURNS), 1)
@@ -135,7 +141,7 @@ class WinogradTiling(TiledLayout):
 
     @property
     def seconds(self) -> float:
-        """How long it will take, roughly, on one core of the same speed as all such estimates."""
+        """Estimated time on one core with the speed assumed by all estimates."""
         efficiency = 0.92
         for side in (self.inner, self.columns):
             efficiency *= side / (side + 1)
@@ -149,7 +155,7 @@ class WinogradTiling(TiledLayout):
 
     @cached_property
     def is_apart(self) -> bool:
-        """Whether each worker takes blocks of its own."""
+        """True if each worker has separate blocks."""
         few_tiles = self.tiles < thread_count() * _BLOCKS_OF_OUR_PRODUCTS[1]
         return self.inner * self.columns < _MANY_FILTERS and not few_tiles
 
@@ -168,7 +174,7 @@ class WinogradTiling(TiledLayout):
 
     @property
     def known_channels(self) -> int:
-        """Input channels, where it pays to compile a kernel for so many; else 0."""
+        """Number of input channels if compiling a kernel for this number pays, else 0."""
         few = self.register_tile is not None and self.inner <= _FEW_CHANNELS
         return self.inner if few else 0
 
@@ -178,26 +184,29 @@ class WinogradTiling(TiledLayout):
 
     @property
     def lanes(self) -> int:
-        """Channels that are transformed at once: a register full, if there are as many."""
+        """Number of channels that are transformed together: a full register if there are enough."""
         fewest = min(self.inner, self.columns)
         return min(self._lanes, 1 << (fewest.bit_length() - 1))
 
     @cached_property
     def panel(self) -> int:
-        """Columns of the filters' matrices that lie together."""
+        """Number of columns in a panel of the filters' matrices."""
         if self.register_tile is None or self.is_sum:
             return self.columns
         return self.register_tile[1] * self._lanes
 
     @cached_property
     def width(self) -> int:
-        """Columns of the matrices of the other images: whole panels."""
+        """Number of columns of the matrices of the second set of images: whole panels."""
         return -(-self.columns // self.panel) * self.panel
 
     @cached_property
     def in_place(self) -> bool:
-        """Whether products are written over the points they come from: rows of results as long as
-        those, each of which is in registers as a whole before it is written."""
+        """True if products overwrite the points from which they are computed.
+
+        This requires result rows with the same length as the rows of points, and registers for a
+        whole row before it is written.
+        """
         ours = self.register_tile is not None and not self.is_sum
         return ours and self.is_apart and self.inner == self.width == self.panel
 
@@ -227,25 +236,25 @@ class WinogradTiling(TiledLayout):
 
     @property
     def padded(self) -> bool:
-        """Whether a worker's scratch memory has room for whole tiles of registers."""
+        """True if a worker's scratch memory has the capacity for whole register tiles."""
         if self.register_tile is None or self.is_sum or not self.is_apart:
             return False
         return self.block % self.register_tile[0] == 0
 
     @cached_property
     def parts(self) -> int:
-        """How many parts transforms are done in."""
+        """Number of parts of the transforms."""
         count = -(-self.tiles // self.block) if self.is_apart else self.block
         return max(1, min(thread_count() * self.turns, count))
 
     @property
     def chunks(self) -> int:
-        """Into how many products a point's is cut, so that there is one for every worker."""
+        """Number of products into which the product of a point is split, for one per worker."""
         return -(-thread_count() // self.points)
 
     @property
     def filter_workers(self) -> int:
-        """How many workers transform filters, or add up the sums of their gradients."""
+        """Number of workers that transform filters, or add the sums of their gradients."""
         elements = self.inner * self.columns * self.sums
         return thread_count() if elements >= _WORTH_SPLITTING else 1
 
@@ -263,27 +272,27 @@ class WinogradTiling(TiledLayout):
 
     @property
     def other_step(self) -> int:
-        """From one point of a block of the other tiles to the next."""
+        """Distance between points in a block of the second set of tiles."""
         return self._step(self.block * self.width)
 
     @cached_property
     def border(self) -> int:
-        """Workspace for the pixel that stands for those outside of images."""
+        """Workspace for the pixel that represents all pixels outside the images."""
         return self._step(max(self.inner, self.columns))
 
     @property
     def scratches(self) -> int:
-        """How many blocks are in memory at once."""
+        """Number of blocks that are in memory together."""
         return min(thread_count(), self.parts) if self.is_apart else 1
 
     @property
     def sums(self) -> int:
-        """How many times the points of filters are kept: sums of several parts are added last."""
+        """Number of copies of the points of filters: sums of several parts are added last."""
         return self.parts if self.is_sum and self.is_apart else 1
 
     @property
     def lengths(self) -> tuple[int, int, int, int]:
-        """Points of filters, of the transformed tiles and of the others, and border pixels."""
+        """Lengths of the memory for filters, both sets of transformed tiles, and border pixels."""
         others = 0 if self.in_place else self.scratches * self.kept * self.other_step
         return (
             self.sums * self.points * self.filter_step,
@@ -293,7 +302,7 @@ class WinogradTiling(TiledLayout):
         )
 
     def _bytes(self, block: int) -> int:
-        """At most so many bytes are needed with blocks of this size."""
+        """Return the maximum number of bytes that blocks of this size need."""
         copies = thread_count() if self.is_apart else 1
         sums = copies * self.turns if self.is_sum else 1
         elements = self.points * sums * self.filter_step
@@ -301,7 +310,7 @@ class WinogradTiling(TiledLayout):
         return (elements + thread_count() * self.border) * self.geometry.dtype.itemsize
 
     def _block_bytes(self, block: int) -> int:
-        """What one worker goes through for a block."""
+        """Return the number of bytes that a worker accesses for a block."""
         elements = self.filter_step + self._tile_elements(block)
         return self.kept * elements * self.geometry.dtype.itemsize
 

@@ -33,7 +33,7 @@ from caldera.kernels.native.convolution.winograd.transforms import (
 )
 
 Pixels = list[list[Pointer]]
-"""Where the pixels of a tile are, column by column."""
+"""Addresses of the pixels of a tile, column by column."""
 
 
 def image_arguments(array: np.ndarray, top: int, left: int) -> dict[str, np.ndarray | int]:
@@ -71,8 +71,7 @@ class Image:
     left: Integer
 
     def with_channels(self, count: int) -> Image:
-        """The same, if it is known when code is written that so many channels lie side by side,
-        and pixels as well."""
+        """Return the same image with a compile-time number of channels and contiguous pixels."""
         number = self.memory.k.constant(count, I64)
         return replace(self, channels=number, pixel_step=number)
 
@@ -92,7 +91,7 @@ class Points:
         return Points(self.memory, *(self.memory.k.constant(each, I64) for each in (step, width)))
 
     def passed(self, number: RegisterValue) -> Points:
-        """The same behind so many matrices."""
+        """Return the points that begin `number` matrices further on."""
         return Points(self.memory.at(self.step * number), self.step, self.width)
 
     def at(self, row: RegisterValue) -> Points:
@@ -100,14 +99,17 @@ class Points:
         return Points(self.memory.at(row * self.width), self.step, self.width)
 
     def of(self, point: RegisterValue) -> Pointer:
-        """The matrix of one point."""
+        """Return the matrix of a point."""
         return self.memory.at(self.step * point)
 
 
 @dataclass(frozen=True)
 class TileRun:
-    """Neighbouring tiles of one row of them: how many came before, the number of their image, the
-    row and column of the first, both counted in tiles, and how many they are."""
+    """Adjacent tiles in a row of tiles.
+
+    `before` is the number of preceding tiles, `image` the number of their image, `row` and `column`
+    the position of the first tile, in tiles, and `count` the number of tiles.
+    """
 
     before: RegisterValue
     image: RegisterValue
@@ -118,7 +120,7 @@ class TileRun:
 
 @dataclass(frozen=True)
 class Cursor:
-    """Where a tile is: its image, its row and its column."""
+    """Position of a tile: its image, its row and its column."""
 
     image: MutableRegister
     row: MutableRegister
@@ -129,7 +131,7 @@ class Cursor:
         return Cursor(*(k.variable(each.value) for each in (self.image, self.row, self.column)))
 
     def move_to(self, other: Cursor) -> None:
-        """Go to the tile where another one is."""
+        """Move to the tile of another cursor."""
         self.image.value = other.image.value
         self.row.value = other.row.value
         self.column.value = other.column.value
@@ -137,7 +139,7 @@ class Cursor:
 
 @dataclass(frozen=True)
 class Tiles:
-    """How the tiles of all images are numbered: image by image, row by row."""
+    """Numbering of the tiles of all images: image by image, row by row."""
 
     size: int
     down: RegisterValue
@@ -154,7 +156,7 @@ class Tiles:
 
     @contextmanager
     def runs(self, k: Emitter, cursor: Cursor, count: RegisterValue) -> Iterator[TileRun]:
-        """A loop over the rows that the next `count` tiles lie in; the cursor passes them."""
+        """Loop over the rows that contain the next `count` tiles; advance the cursor past them."""
         image, row, column = cursor.image, cursor.row, cursor.column
         before = k.variable(0, I64)
         with k.while_loop(lambda: before.value < count):
@@ -178,11 +180,11 @@ def _quotient(a: RegisterValue, b: RegisterValue) -> RegisterValue:
 
 @dataclass(frozen=True)
 class Strip:
-    """The rows of an image that a run of tiles lies in, from the first column of the first tile on.
+    """Rows of an image that contain a run of tiles, starting at the first tile's first column.
 
-    A row outside of the image is one pixel of memory, `outside`, again and again. `within` says
-    from which tile on, and before which, tiles reach over neither end of a row, `right` before
-    which they do not reach over the right one.
+    A row outside the image is a single pixel of memory, `outside`, repeated. `within` is the range
+    (begin, end) of the tiles that are inside their rows at both ends. `right` is the end of the
+    tiles that do not extend beyond the right end.
     """
 
     size: int
@@ -200,7 +202,7 @@ class Strip:
     def of(
         cls, k: Emitter, size: int, side: int, image: Image, run: TileRun, outside: Pointer
     ) -> Self:
-        """Of tiles with `side` pixels along an axis, which begin `size` pixels apart."""
+        """Return the strip of tiles with `side` pixels and a stride of `size` along an axis."""
         top, left = run.row * size - image.top, run.column * size - image.left
         origin = image.memory.at(run.image * image.image_step + left * image.pixel_step)
         rows, steps = [], []
@@ -230,8 +232,10 @@ class Strip:
         return [k.either(inside, pixel, self.outside) for pixel in self.column(tile, number)]
 
     def end_of_inner(self, k: Emitter, number: int) -> RegisterValue:
-        """Before which tile no column from `number` on lies outside of the image; 0 if one of the
-        first tile lies left of it."""
+        """Return the end of the tiles whose columns from `number` on are inside the image.
+
+        It is 0 if such a column of the first tile is left of the image.
+        """
         return k.select(self.left + number < 0, 0, self.right)
 
     @contextmanager
@@ -255,11 +259,11 @@ def transform_tiles(
     lanes: int,
     only: int | None = None,
 ) -> None:
-    """Transform the next `number` tiles of an image; `zeros` is room for its channels.
+    """Transform the next `number` tiles of an image; `zeros` is memory for its channels.
 
-    `points` starts with the row of the first of them; it has all points, or those of one row if
-    `only` that is asked for. Where neighbouring tiles overlap, the columns that the next one shares
-    stay in registers, transformed.
+    `points` starts with the row of the first tile. It has all points, or only the points of row
+    `only`. If adjacent tiles overlap, the transformed columns that the next tile shares stay in
+    registers.
     """
     k.clear_bytes(zeros, image.channels * itemsize(zeros.type))
     side, count = lengths(name, tiles.size)
@@ -379,7 +383,10 @@ def inverse_transform(
 
 @contextmanager
 def overlapping(k: Emitter, count: RegisterValue, lanes: int) -> Iterator[RegisterValue]:
-    """A loop over vectors of `lanes` of at least as many elements; the last may do some of them
-    again, which takes less code than doing what is left one by one."""
+    """Loop over vectors of `lanes` elements, of which there must be at least `lanes`.
+
+    The last vector may overlap with the previous one, which needs less code than a loop over single
+    elements.
+    """
     with k.loop(0, count, lanes) as index:
         yield k.minimum(index, count - lanes)

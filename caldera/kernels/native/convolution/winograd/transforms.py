@@ -1,11 +1,11 @@
 """Winograd's transforms in one dimension and in two, on values in registers.
 
-F(m, 3) computes m outputs of a filter with 3 taps by m + 2 products: `points(d) * filter(g)`, and
-`outputs` of that. In two dimensions the transforms are applied to columns, then to rows. The
-transposes of the three matrices make the weight gradient: `gradient` is that of `outputs`, and
-`taps` that of `filter`.
+F(m, 3) computes m outputs of a filter with 3 taps by m + 2 products, `points(d) * filter(g)`, to
+which `outputs` is applied. In two dimensions the transforms are applied to columns, then to rows.
+The transposes of the three matrices compute the weight gradient: `gradient` is the transpose of
+`outputs`, and `taps` the transpose of `filter`.
 
-The points are 0, 1, -1 and infinity for m = 2, and 2, -2 besides for m = 4.
+The points are 0, 1, -1 and infinity for m = 2, and additionally 2, -2 for m = 4.
 """
 
 from __future__ import annotations
@@ -122,12 +122,15 @@ TRANSFORMS: dict[str, dict[int, Transform]] = {
     "filter": {2: _filter_2, 4: _filter_4},
     "taps": {2: _taps_2, 4: _taps_4},
 }
-"""By what they give, and the size of a tile. Tiles of pixels become `points`, tiles of output
-gradients `gradient`, filters `filter`; products of points become `outputs` or `taps`."""
+"""Transforms by the name of their result and the size of a tile.
+
+Tiles of pixels become `points`, tiles of output gradients `gradient`, filters `filter`; products of
+points become `outputs` or `taps`.
+"""
 
 
 def lengths(name: str, size: int) -> tuple[int, int]:
-    """How many values a transform takes along an axis, and how many it gives.
+    """Return the numbers of inputs and of outputs of a transform along an axis.
 
     >>> lengths("points", 4), lengths("outputs", 4), lengths("taps", 2)
     ((6, 6), (6, 4), (4, 3))
@@ -149,7 +152,7 @@ def in_two_dimensions(
     load: Callable[[int, int], RegisterValue],
     store: Store,
 ) -> None:
-    """Transform what `load(row, column)` gives, and `store(row, column, value)` the results."""
+    """Transform the values of `load(row, column)`; call `store(row, column, value)`."""
     taken, _ = lengths(name, size)
     transform = TRANSFORMS[name][size]
     columns = [transform(k, [load(row, column) for row in range(taken)]) for column in range(taken)]
@@ -159,7 +162,7 @@ def in_two_dimensions(
 def transform_rows(
     k: Emitter, name: str, size: int, columns: Sequence[Vector], store: Store
 ) -> None:
-    """The second half: from columns that are transformed, or some rows of them, to results."""
+    """Compute the second half of a transform, from (some rows of) transformed columns."""
     for row in range(len(columns[0])):
         results = TRANSFORMS[name][size](k, [column[row] for column in columns])
         for column, value in enumerate(results):

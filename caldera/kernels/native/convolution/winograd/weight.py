@@ -1,8 +1,8 @@
-"""The gradient of a convolution's filters by Winograd's algorithm, and the transforms of filters.
+"""Winograd's algorithm for the gradient of filters, and the transforms of filters.
 
-The transposed transforms: points of the image's tiles, times those of the output gradient's tiles,
-summed over all tiles; then the taps of the sums. Filters are stored in any layout and any
-floating-point dtype.
+The algorithm uses the transposed transforms. Points of the image's tiles are multiplied by points
+of the output gradient's tiles and summed over all tiles. The sums are then transformed to taps.
+Filters may have any layout and any floating-point dtype.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _CHUNK = 4
 def filter_points(filters: np.ndarray, points: np.ndarray, layout: WinogradTiling) -> NativeCall:
     """Transform filters (columns, inner, 3, 3) to matrices of `inner` rows, one for each point.
 
-    A matrix lies in panels of columns, one after the other, each row major.
+    A matrix is stored as consecutive panels of columns, each row major.
     """
     columns, inner = filters.shape[:2]
     of_column, of_inner, of_row, of_tap = steps(filters)
@@ -150,7 +150,7 @@ def _filter_gradient(
     count, _ = lengths("taps", size)
     with k.loop(*k.part_range(results)) as result:
         source = sums.at(result * channels)
-        # How many points there are is known, but LLVM would write the loop out if it knew it.
+        # The number of points is constant, but LLVM would unroll the loop if it were a literal.
         with k.loop(0, points) as point:
             _add_terms(k, source.at(step * point), channels, terms, term_step)
         with overlapping(k, channels, lanes) as channel:
@@ -271,7 +271,7 @@ def _apart(
     numbers: WinogradSizes | None,
     by_rows: bool,
 ) -> None:
-    """Blocks of tiles; each part has a sum of its own."""
+    """Process blocks of tiles; each part has separate sums."""
     given = given.known(numbers)
     with given.own_scratch() as number:
         scratch = given.scratch(number)
@@ -334,9 +334,9 @@ def _add_together(k: Emitter, given: _Arguments) -> None:
 def weight_calls(
     layout: WinogradTiling, memory: list[np.ndarray], arrays: list[np.ndarray]
 ) -> list[NativeCall]:
-    """The calls for one group: an image, the output's gradient, and the gradient of the filters.
+    """Return the calls for one group: an image, the output's gradient, the filters' gradient.
 
-    Images lie channels last; `memory` has the lengths that the layout says.
+    Images are channels-last; `memory` has the lengths of the layout.
     """
     image, gradient, result = arrays
     pair = image, gradient
