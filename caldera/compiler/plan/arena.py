@@ -1,7 +1,8 @@
-"""Where each intermediate value lives: lifetimes to offsets in one block of memory.
+"""Arena layout: from lifetimes of intermediate values to offsets in one memory block.
 
-Largest first, each at the lowest offset that is free during its whole life. On training graphs,
-whose lifetimes nest, this comes within a few percent of the largest live set.
+Buffers are placed in order of size, largest first, each at the lowest offset that is free during
+its whole life. On training graphs, whose lifetimes nest, this comes within a few percent of the
+largest live set.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ ALIGNMENT = 64
 
 
 def aligned(nbytes: int) -> int:
-    """`nbytes` rounded up to whole cache lines (nothing takes no room at all)."""
+    """Round `nbytes` up to whole cache lines; 0 bytes occupy one line."""
     return max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
 
 
@@ -60,7 +61,7 @@ class _FewPlaced:
         insort(self._spans, (*span, start, end))
 
     def during(self, start: int, end: int) -> list[Span]:
-        """Those that live at any of these steps, in order of offset."""
+        """Return the spans live during any of these steps, in order of offset."""
         return [
             (bottom, top)
             for bottom, top, born, dies in self._spans
@@ -69,10 +70,11 @@ class _FewPlaced:
 
 
 class _Placed:
-    """Buffers by the steps during which they live: only those that meet are looked at.
+    """Buffers indexed by lifetime, so that only overlapping lifetimes are examined.
 
-    A tree of spans of steps: each buffer is kept at the few nodes whose spans together are its
-    life, so the nodes above a step have exactly those that live then. Others begin later.
+    A tree of spans of steps: each buffer is stored at the few nodes whose spans together are its
+    life. The ancestors of a step contain exactly the buffers live at this step. Buffers with a
+    later start are found in a sorted list.
     """
 
     def __init__(self, steps: int) -> None:
@@ -92,7 +94,7 @@ class _Placed:
         insort(self._born, (start, span))
 
     def during(self, start: int, end: int) -> list[Span]:
-        """Those that live at any of these steps, in order of offset."""
+        """Return the spans live during any of these steps, in order of offset."""
         first, last = (bisect_right(self._born, (step, _LAST)) for step in (start, end))
         found = [span for _, span in self._born[first:last]]
         node = start + self._leaves
@@ -113,10 +115,10 @@ class ArenaUser(ABC):
 
 
 class SharedArena:
-    """The block that plans of one thread on one device use one after the other.
+    """Memory block shared by the plans that a thread runs sequentially on a device.
 
-    It is there as long as a plan is tied to it. One that is too small is given up by all of them:
-    it must not lie beside the larger one.
+    The block exists while a plan is bound to it. When it is too small, all plans release it: the
+    old block must not occupy memory in addition to the larger one.
     """
 
     _of_thread = threading.local()
@@ -176,5 +178,5 @@ def block_to_keep(device: Device, nbytes: int) -> Block:
     if device.is_host:
         # Threads run at the same time, and anyone may replay.
         return device.allocate(nbytes, owner="captured arena")
-    # All plans run on the device's one stream, one after the other, whoever launched them.
+    # All plans run sequentially on the device's one stream, regardless of the launching thread.
     return SharedArena.of(device).at_least(nbytes)

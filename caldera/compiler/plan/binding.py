@@ -3,7 +3,7 @@
 The calls that touch an output are bound twice, to two addresses. The difference shows where that
 output enters: in native calls these are addresses among their arguments, which can be overwritten
 before a run; an `AddressedRunner` states its addresses. Where anything else differs (most kernels
-of NumPy, one with memory of its own) the output stays at its address, and results are copied.
+of NumPy, kernels with private memory) the output stays at its address, and results are copied.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Patch(NamedTuple):
-    """A number of a native call that is an address in an output: so many bytes after its start."""
+    """An argument of a native call that is an address in an output, `offset` bytes after its start."""
 
     slots: np.ndarray
     position: int
@@ -45,9 +45,9 @@ class Placeholders:
         starts, end = [], ALIGNMENT
         for spec in specs:
             starts.append(end)
-            # One line more, so that no address belongs to two of them.
+            # One extra line, so that no address belongs to two outputs.
             end += (spec.nbytes // ALIGNMENT + 2) * ALIGNMENT
-        # The system gives no pages to what is never touched.
+        # The system allocates no pages for memory that is never touched.
         room = np.frombuffer(mmap.mmap(-1, end), np.uint8)
         self.arrays: list[Any] = []
         self.ranges: list[tuple[int, int]] = []
@@ -65,10 +65,10 @@ def bind_movable(
     communicator: Any,
     slots: Sequence[OutputSlot],
 ) -> tuple[list[tuple[Call, Runner]], list[list[Patch]]]:
-    """The calls of a schedule, and for each output what to write over when it moves.
+    """Return the calls of a schedule, and for each output the patches to apply when it moves.
 
-    `lookup(arrays)` finds arrays, those of outputs among the ones given. Slots of outputs that
-    cannot move get memory of their own, and are marked as copied.
+    `lookup(arrays)` finds arrays; outputs are taken from `arrays`. Slots of outputs that cannot
+    move get separate memory, and are marked as copied.
     """
     specs = [slot.spec for slot in slots]
     here, there = Placeholders(specs), Placeholders(specs)
@@ -105,7 +105,7 @@ def bind_movable(
 
 
 def _fix_addresses(slots: Sequence[OutputSlot], patches: list[list[Patch]]) -> None:
-    """Give memory to the outputs that stay where they are, and tell the calls that could move."""
+    """Allocate memory for outputs that cannot move, and write its address to the calls."""
     for slot, places in zip(slots, patches, strict=True):
         if slot.is_copied:
             if slot.is_empty:
@@ -126,7 +126,7 @@ def _outputs_of(step: Step) -> Iterator[int]:
 def _differing_patches(
     first: Runner, second: Runner, here: Placeholders, there: Placeholders
 ) -> list[tuple[int, Patch]] | None:
-    """Where addresses of outputs stand in the calls of `first`; None if not only they differ."""
+    """Return the positions of output addresses in the calls; None if anything else differs."""
     assert isinstance(first, NativeRunner)
     if not isinstance(second, NativeRunner) or len(first.calls) != len(second.calls):
         return None
@@ -151,7 +151,7 @@ def _differing_patches(
 
 
 def _addressed_patches(runner: AddressedRunner, here: Placeholders) -> Iterator[tuple[int, Patch]]:
-    """Where addresses of outputs stand in a runner."""
+    """Yield the positions of output addresses in a runner."""
     for position, address in enumerate(runner.slots.tolist()):
         for output, (begin, end) in enumerate(here.ranges):
             if begin <= address < end:
@@ -168,7 +168,7 @@ def _output_at(given: int, moved: int, here: Placeholders, there: Placeholders) 
 
 
 def _status(call: NativeCall) -> int | None:
-    """Where a call says whether it failed, which is its own in each binding."""
+    """Return the address of a call's status, which differs between bindings."""
     return None if call.status is None else address_of(call.status)
 
 

@@ -1,13 +1,13 @@
 """Input and output buffers of a plan.
 
 On a device with separate memory each input has two buffers, used alternately: while a step reads
-one, the batch of the next is copied to the other, on the copy stream. The host waits only before
-it writes to a buffer with an unfinished copy.
+one, the next batch is copied to the second buffer on the copy stream. The host waits only before it
+writes to a buffer with an unfinished copy.
 
 A result belongs to its holder, so it is never in the arena. The first result is written to memory
-that is then returned to the caller. Once it is released, the plan writes the next one to the same
-memory, and nothing has to be allocated or bound again. If a result is still held when the next
-run begins, outputs are no longer at the bound addresses: before each run native calls receive new
+that is then returned to the caller. Once it is released, the plan writes the next result to the
+same memory, without allocating or binding again. If a result is still held when the next run
+begins, outputs no longer have the bound addresses. Before each run, native calls then receive new
 addresses (`relocation`), and the output of other calls is copied out.
 """
 
@@ -63,12 +63,15 @@ def check_feeds(feeds: object) -> None:
 
 
 WORTH_SHARING = 1 << 19
-"""Bytes of a batch from which on threads share the copy, if it has to lie in another order."""
+"""Minimum bytes of a batch for which threads share a copy with a change of layout."""
 
 
 def _copy(target: np.ndarray, source: np.ndarray) -> None:
-    """target = source, both of one dtype. NumPy goes element by element where the two lie in
-    different orders; the workers that are called for a large batch then stay for the step."""
+    """Copy `source` to `target`, which have the same dtype.
+
+    NumPy copies element by element if the layouts differ. The workers called for a large batch then
+    stay for the step.
+    """
     moves = source.nbytes >= WORTH_SHARING and source.flags.aligned
     moves = moves and source.strides != target.strides
     moves = moves and all(step % source.itemsize == 0 for step in source.strides)
@@ -79,7 +82,7 @@ def _copy(target: np.ndarray, source: np.ndarray) -> None:
 
 
 class _Place:
-    """One place for one input: what the host writes, and what kernels read."""
+    """Memory for one input: the array that the host writes, and the array that kernels read."""
 
     def __init__(self, symbol: Symbol, order: Order | None, device: Device) -> None:
         spec, owner = symbol.spec, f"input {symbol.name}"
@@ -90,13 +93,13 @@ class _Place:
         if not device.is_host:
             self.block = device.allocate(spec.nbytes, owner)
             self.read = device.array(self.block, 0, stored, spec.dtype)
-        # Seen in the input's shape: it may lie in another order.
+        # Views in the input's shape; the memory layout may differ.
         self.target = laid_out(self.written, spec.shape, order)
         self.array = laid_out(self.read, spec.shape, order)
 
 
 class Inputs:
-    """All inputs of a plan. `turns` is the number of places, `turn` the one of the next run."""
+    """All inputs of a plan. `turns` is the number of buffers per input, `turn` the next one used."""
 
     def __init__(
         self, symbols: Sequence[Symbol], orders: Mapping[Symbol, Order | None], device: Device
@@ -128,11 +131,11 @@ class Inputs:
         return sides * sum(each.written.nbytes for each in places)
 
     def array(self, symbol: Symbol) -> Any:
-        """What kernels are given for an input in this turn."""
+        """Return the array that kernels read for an input in this turn."""
         return self._place(symbol).array
 
     def fed(self) -> dict[str, np.ndarray]:
-        """What was fed last, by name; zeros before that."""
+        """Return the last inputs by name; zeros before the first."""
         return {
             name: self._place(symbol, self._last).target for name, symbol in self.by_name.items()
         }
@@ -170,8 +173,8 @@ class Inputs:
         try:
             arrived.settle()
         except Exception:
-            # Copies wait for kernels and fail with them, and kernels with copies. Somebody is told
-            # now; neither stream need say it again.
+            # Copies wait for kernels and fail with them, and kernels with copies. The error is
+            # raised here, and suppressed on both streams.
             for stream in (self._device.stream, self._device.copy_stream):
                 with suppress(Exception):
                     stream.synchronize()
@@ -196,7 +199,7 @@ MOST_KEPT = 4 << 20
 
 
 class OutputSlot:
-    """Where one output of a plan goes; `is_copied` if results are copies of what is there."""
+    """Memory for one output of a plan; `is_copied` if results are copied from this memory."""
 
     def __init__(self, spec: Spec, device: Device) -> None:
         self.spec = spec
@@ -208,7 +211,7 @@ class OutputSlot:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has no memory."""
+        """True if it has no memory."""
         return self._memory is None
 
     @property
@@ -218,14 +221,14 @@ class OutputSlot:
 
     @property
     def address(self) -> int:
-        """Where its memory begins."""
+        """Start address of the memory."""
         assert self._memory is not None
         return self._memory.address
 
     def is_held(self) -> bool:
-        """Whether somebody else may still use the memory."""
+        """Return True if the memory may still be in use outside the plan."""
         if self._memory is None or self.is_copied or self.spec.size == 0:
-            # Of nothing, nobody can see that it was written over.
+            # For an empty result, overwriting cannot be observed.
             return False
         if not self._device.is_host:
             # A result has a host side too, whose readers cannot be counted here.
@@ -243,7 +246,7 @@ class OutputSlot:
         return memory, memory.on_device(write=True, discard=True)
 
     def release(self) -> None:
-        """Drop the memory: it belongs to the result alone."""
+        """Drop the memory, which then belongs to the result only."""
         self._memory = None
         self._flat = None
 
@@ -252,7 +255,7 @@ class OutputSlot:
         return laid_out(self._flat, self.spec.shape, self.spec.order)
 
     def settle(self) -> None:
-        """Note how many references there are that are not a user's."""
+        """Record the number of internal references, to distinguish them from a user's."""
         self._references = (sys.getrefcount(self._memory), sys.getrefcount(self._flat))
 
     def tensor(self) -> Tensor:
@@ -269,7 +272,7 @@ class OutputSlot:
 
 
 class Outputs:
-    """All outputs of a plan. `are_movable` once calls are no longer bound to where they go."""
+    """All outputs of a plan. `are_movable` once calls are no longer bound to output addresses."""
 
     def __init__(self, specs: Sequence[Spec], device: Device) -> None:
         self.slots = [OutputSlot(spec, device) for spec in specs]
@@ -280,39 +283,41 @@ class Outputs:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are held on to between runs."""
+        """Bytes retained between runs."""
         return sum(slot.nbytes for slot in self.slots)
 
     def must_move(self) -> bool:
-        """Whether a run would write over results that somebody holds. From then on it need not."""
+        """Return True if a run would overwrite results still in use, and make outputs movable."""
         if self.are_movable or not any(slot.is_held() for slot in self.slots):
             return False
         self.make_movable()
         return True
 
     def make_movable(self) -> None:
-        """Have results in memory of their own from now on; all calls must be bound anew."""
+        """Write results to separate memory from now on; all calls must be bound again."""
         self.are_movable = True
         for slot in self.slots:
             slot.release()
-            # What was launched on a device may still be queued, and must not be changed.
+            # Launched calls may still be queued on a device, and must not be changed.
             slot.is_copied = not self._device.is_host
 
     def release_movable(self) -> None:
-        """The next results go to new memory, but for those that are copied."""
+        """Release the memory of outputs that are not copied: their next results get new memory."""
         for slot in self.slots:
             if not slot.is_copied:
                 slot.release()
 
     def keep(self) -> None:
-        """Results are copies from now on, and places never change; calls must be bound anew."""
+        """Return results as copies from now on, with fixed output memory; calls must be bound
+        again.
+        """
         self.are_movable = True
         for slot in self.slots:
             slot.is_copied = True
             slot.renew()
 
     def allocate(self) -> None:
-        """Have memory for those that calls are bound to."""
+        """Allocate memory for the outputs that calls are bound to."""
         for slot in self.slots:
             if slot.is_empty:
                 slot.renew()
@@ -323,7 +328,9 @@ class Outputs:
             slot.settle()
 
     def move(self, patches: Sequence[Sequence[Patch]]) -> None:
-        """Take new memory where the last result is held, and tell the calls; patches by slot."""
+        """Allocate new memory where the last result is in use, and patch the calls; patches by
+        slot.
+        """
         for slot, places in zip(self.slots, patches, strict=True):
             if not slot.is_copied and (slot.is_empty or slot.is_held()):
                 slot.renew()
@@ -332,11 +339,11 @@ class Outputs:
                     slots[position] = address + offset
 
     def results(self) -> list[Tensor]:
-        """What the last run wrote."""
+        """Return the results of the last run."""
         return [slot.tensor() for slot in self.slots]
 
     def release(self) -> bool:
-        """Drop results that are too large to keep; whether calls must be bound anew for that."""
+        """Drop results that are too large to keep; return True if calls must be bound again."""
         if not self._releases:
             return False
         if not self.are_movable:

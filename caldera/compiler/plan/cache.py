@@ -1,7 +1,7 @@
-"""Plans that are kept for the next time, as many as there is room for: those used last.
+"""Cache of recently used plans.
 
-There is a limit to their number and one to the bytes they hold on to; a plan that goes and is asked
-for again is made again.
+Both the number of plans and the bytes they retain are limited; a dropped plan is built again when
+it is requested.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from caldera.core.memory.devices import add_to_report
 MOST_PLANS = 256
 MOST_BYTES = 256 << 20
 FEWEST = 4
-"""Plans that are kept however large they are: those that take turns must not be made again and
-again."""
+"""Number of plans that are kept regardless of size, so that alternating plans are not rebuilt."""
 _BETWEEN_COUNTS = 16
-"""How many are added before the bytes of all are counted again: to do it for each takes longer than
-all else that is done for a plan."""
+"""Number of plans added before all bytes are counted again.
+
+Counting for each plan takes longer than all other work for a plan.
+"""
 
 
 class RecentPlans:
-    """The plans used last, by some key; `most` is how many, `most_bytes` what they may hold."""
+    """The plans used last, by a key; at most `most` plans that retain at most `most_bytes`."""
 
     every: ClassVar[weakref.WeakSet[RecentPlans]] = weakref.WeakSet()
 
@@ -61,7 +62,7 @@ class RecentPlans:
                 self._drop(next(iter(self._plans)))
 
     def clear(self) -> None:
-        """Let go of all of them."""
+        """Drop all plans."""
         with self._lock:
             for key in list(self._plans):
                 self._drop(key)
@@ -76,11 +77,11 @@ class RecentPlans:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that all of them hold on to."""
+        """Bytes retained by all plans."""
         return sum(plan.held_bytes for plan in self)
 
     def _are_too_large(self) -> bool:
-        """Whether they hold more than they may; those that were counted may have grown since."""
+        """Return True if the plans exceed the limit of bytes; counted plans may have grown since."""
         if 0 < len(self._uncounted) < _BETWEEN_COUNTS:
             recent = [plan for plan in (find() for find in self._uncounted) if plan is not None]
             if self._counted + sum(plan.held_bytes for plan in recent) <= self._most_bytes:
@@ -97,10 +98,10 @@ class RecentPlans:
 
 
 class SharedPlans(RecentPlans):
-    """Plans by what they compute, for whoever asks for the same again.
+    """Plans by their computation, shared by callers that request the same again.
 
-    Nobody can ask for a plan without the variables and data it reads. So it is kept by the youngest
-    of these, and goes with it: what is no longer used is not held on to for the sake of a plan.
+    A plan cannot be requested without the variables and data it reads. Therefore the youngest of
+    these keeps it alive and releases it: a plan does not keep unused memory alive.
     """
 
     def __init__(self, most: int = MOST_PLANS, most_bytes: int = MOST_BYTES) -> None:

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepRow:
-    """One step of a plan, or (with `step` None and `depth` above 0) one of a loop's body.
+    """One step of a plan, or (with `step` None and `depth` above 0) one step of a loop's body.
 
-    `seconds`, `share` (of the whole run) and `roofline` (the least time this work can take on this
-    machine, divided by the time it took) are None where nothing was timed.
+    `seconds`, `share` (of the whole run) and `roofline` are None without timing. `roofline` is the
+    least time this work can take on this machine, divided by the measured time.
     """
 
     step: int | None
@@ -36,7 +36,7 @@ class StepRow:
     op: str
     kernel: str
     beaten: dict[str, float]
-    """The kernels it was measured against, and how many times as long each took."""
+    """Slower candidate kernels, with their times relative to the chosen kernel."""
     source: str
     """Why this kernel: "only", "fixed", "remembered", "measured", "predicted" or "guess"; "" if
     forgotten."""
@@ -50,16 +50,16 @@ class StepRow:
     share: float | None = None
     roofline: float | None = None
     is_again: bool = False
-    """Whether it computes what was dropped, for want of memory."""
+    """True if it recomputes a value dropped for lack of memory."""
     transfer: Literal["", "to host", "from host"] = ""
-    """Whether it copies a value to the host or back, for want of memory."""
+    """Direction of a copy to or from the host for lack of memory; empty for other steps."""
     device: str = ""
-    """Where it runs, if steps of the plan run on several devices."""
+    """Device of the step, if steps of the plan run on several devices."""
 
 
 @dataclass(frozen=True)
 class Copied:
-    """A value that goes from one device to another: what it is, how large, from where to where."""
+    """A value copied between devices: its description, size, source and target device."""
 
     what: str
     nbytes: int
@@ -89,7 +89,7 @@ class Explanation:
     workspaces: tuple[int, ...]
     """Bytes of scratch memory of each step."""
     in_place: int
-    """Steps that write a result over an input that nobody else reads any more."""
+    """Number of steps that write a result over an input without further readers."""
     device: str
     precision: tuple[str, ...]
     """The floating-point types the plan computes in."""
@@ -97,13 +97,13 @@ class Explanation:
     seconds: float | None
     peaks: Peaks | None = field(repr=False)
     copies: tuple[Copied, ...] = ()
-    """What goes from one device to another in a run."""
+    """Copies between devices in a run."""
     placement: str = ""
     """Why steps are on the devices they are on, if there are several."""
 
     @property
     def copied_bytes(self) -> int:
-        """Bytes that go from one device to another in a run."""
+        """Bytes copied between devices in a run."""
         return sum(copy.nbytes for copy in self.copies)
 
     @property
@@ -169,7 +169,7 @@ _MATRIX_PRODUCTS = ("matmul", "matmul_epilogue", "matmul_accumulate")
 
 
 def _computed_in(step: Step) -> DType:
-    """The dtype whose peak bounds the step: what is multiplied may be narrower than the sums."""
+    """Return the dtype whose peak bounds the step: factors may be narrower than the sums."""
     is_product = step.node.op.kind == "product"
     if is_product and any(each.dtype == bfloat16 for each in step.node.inputs):
         return bfloat16
@@ -229,7 +229,7 @@ def _rows(
     peaks: Peaks | None = None,
     depth: int = 0,
 ) -> Iterator[StepRow]:
-    """The rows of a schedule, and below those of loops the rows of their bodies."""
+    """Yield the rows of a schedule, with the rows of each loop's body below the loop."""
     total = None if seconds is None else sum(seconds)
     for index, step in enumerate(schedule.steps):
         time = None if seconds is None else seconds[index]
@@ -239,11 +239,11 @@ def _rows(
 
 
 def _reason(step: Step, device: Device) -> tuple[dict[str, float], str]:
-    """What the step's kernel was measured against, and why it was chosen."""
+    """Return the slower candidate kernels of a step, and the reason for its choice."""
     if step.kernel.op == COPY or isinstance(step.kernel, LoopKernel):
         return {}, "only"
     choice = choices.choose(step.node, device.kernels, measure=False, limit=step.kernel.limit)
-    # Somebody may have fixed another kernel since the plan was made.
+    # Another kernel may have been fixed since the plan was compiled.
     return (choice.beaten, choice.source) if choice.kernel is step.kernel else ({}, "")
 
 

@@ -57,7 +57,7 @@ def _cells(row: StepRow, timed: bool) -> list[str]:
 
 
 def _kernel_text(row: StepRow) -> str:
-    """The kernel and what it beat: `winograd (1.8x im2col)` took 1.8 times less than im2col."""
+    """Return the kernel and its rivals: in `winograd (1.8x im2col)`, im2col takes 1.8x the time."""
     if row.beaten:
         nearest = sorted(row.beaten.items(), key=lambda each: each[1])[:2]
         reason = ", ".join(f"{ratio:.1f}x {name}" for name, ratio in nearest)
@@ -78,7 +78,7 @@ def shapes_text(row: StepRow) -> str:
 
 
 def _specs_text(specs: Sequence[Spec], after: Spec | None) -> str:
-    """Specs as text; `after` is what follows them, whose dtype need not be said twice."""
+    """Return specs as text; a dtype equal to that in the following text `after` is omitted."""
     runs = [(spec, len(list(group))) for spec, group in groupby(specs)]
     words = []
     following = [spec for spec, _ in runs[1:]] + [after]

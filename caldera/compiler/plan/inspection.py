@@ -47,9 +47,9 @@ CALLS, COPIES = "calls", "copies"
 
 @dataclass(frozen=True)
 class TimelineSlice:
-    """Something that took time. `step` is the number of the plan's step, if it is one.
+    """A timed event. `step` is the number of the plan's step, if it is one.
 
-    `part` is (which, of how many) where threads share a step.
+    `part` is (index, count) where threads share a step.
     """
 
     what: str
@@ -79,7 +79,7 @@ class Timeline:
 
 
 def record_timeline(timed: TimedRun, schedule: StepSchedule, device: Device, runs: int) -> Timeline:
-    """Run the calls a few times, and write down when each of them ran."""
+    """Run the calls a few times, and record the time of each call."""
     run = _on_host if device.is_host else _on_stream
     found = Timeline()
     with single_threaded_blas, np.errstate(all="ignore"):
@@ -141,7 +141,7 @@ def _on_host(timed: TimedRun, device: Device, seen: Timeline, start: float) -> N
 
 
 def _recorded_runner(runner: Runner, step: int, notes: list[tuple[int, PartSpan]]) -> Runner:
-    """The same work; each part of it is written down, by whichever thread does it."""
+    """Return the same work with recording of each part, on whichever thread runs it."""
     if isinstance(runner, NativeRunner):
         return traced(runner, lambda part: notes.append((step, part)))
 
@@ -185,7 +185,7 @@ def _on_stream(timed: TimedRun, device: Device, seen: Timeline, start: float) ->
     stream = device.stream
     device.copy_stream.synchronize()
     with recorded(device) as trace:
-        # The trace counts from the moment when the stream came to its beginning: about now.
+        # The trace counts from the start of the stream's work, approximately the present.
         stream.synchronize()
         origin = perf_counter()
         calls = timed.prepare()

@@ -1,7 +1,7 @@
 """The kernel of `scan`: the body is scheduled once, then bound once for each step of the loop.
 
 All addresses are fixed when the plan is bound, so a loop is captured and replayed like any other
-sequence of calls. The carries alternate between two places, so a step never writes what it reads.
+sequence of calls. The carries alternate between two buffers, so a step never writes to its input.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _argument(node: Node) -> Key | None:
 
 @dataclass(frozen=True)
 class LoopKernel(Kernel):
-    """The kernel of one loop, and the schedule of its body."""
+    """Kernel of a loop, with the schedule of its body."""
 
     schedule: StepSchedule = field(kw_only=True)
 
@@ -42,7 +42,7 @@ def not_capturable(schedule: StepSchedule) -> Iterator[Kernel]:
 def loop_kernel(
     node: Node, choose: Chooser, constant: Callable[[Node], Any], family: str, *, in_place: bool
 ) -> LoopKernel:
-    """A kernel for this scan node; `constant` gives the array of a constant node."""
+    """Return a kernel for this scan node; `constant` returns the array of a constant node."""
     body: Body = node.attrs["body"]
     roots = [Root(output, ("result", i)) for i, output in enumerate(body.outputs)]
     schedule = schedule_steps(roots, choose, _argument, in_place, family)
@@ -107,8 +107,7 @@ def _bind_loop(call: Call, schedule: StepSchedule, constant: Callable[[Node], An
 
 
 def _put_where_kept(following: list[Any], call: Call, t: int) -> None:
-    """Let a step write those carries that the next one keeps (step t, for the gradients) where they
-    will be kept, so that they need not be copied there."""
+    """Write carries directly to their stacked outputs (step t, for the gradients), without a copy."""
     attrs = call.node.attrs
     carries, outputs = attrs["carries"], attrs["body"].outputs
     for stack, output in zip(call.outputs[carries:], outputs[carries:], strict=True):
@@ -118,7 +117,7 @@ def _put_where_kept(following: list[Any], call: Call, t: int) -> None:
 
 
 def _is_there(call: Call) -> bool:
-    """Whether what a copy is to write is in its place."""
+    """Return True if source and target of a copy are the same memory."""
     (source,), (target,) = call.inputs, call.outputs
     same = source.__array_interface__["data"] == target.__array_interface__["data"]
     return bool(same and source.strides == target.strides)

@@ -1,9 +1,8 @@
-"""A schedule that fits into the memory there is: `settings.memory_limit` less what others hold.
+"""Schedules within the memory limit: `settings.memory_limit` minus memory in use.
 
-What fits is left as it is. Else values are dropped and computed again, or moved to the host
-(`recompute`), by whichever policy costs the least time; the room that a policy is given shrinks
-until what it comes to fits when it is laid out. If none does, the error says how little would have
-been enough.
+A schedule that fits is unchanged. Otherwise values are dropped and computed again, or moved to the
+host (`recompute`), by the policy that costs the least time. The memory allowed to a policy shrinks
+until the resulting layout fits. If no policy fits, the error states the smallest sufficient size.
 """
 
 from __future__ import annotations
@@ -31,14 +30,16 @@ from caldera.core.memory import Device, find_device, size_class
 from caldera.errors import OutOfMemoryError
 
 ATTEMPTS = 8
-"""How often the room is made smaller when what was planned in it did not fit as it is laid out."""
+"""Maximum number of attempts with less memory, when the planned schedule does not fit once laid
+out.
+"""
 Build = Callable[[Sequence[Node | Transfer], bool], StepSchedule]
 """Makes a schedule of nodes in an order (none: the usual one), with reuse delayed or not."""
 
 
 @dataclass(frozen=True)
 class Room:
-    """Bytes that the arena of a plan may take, and what may be moved to the host, under a limit."""
+    """Bytes allowed to a plan's arena, and to values moved to the host, under a limit."""
 
     arena: int
     host: int
@@ -46,12 +47,12 @@ class Room:
 
 
 def room_for(program: Program, device: Device) -> Room | None:
-    """The room there is for a plan of this program; None if nobody has set a limit."""
+    """Return the memory available to a plan of this program; None without a limit."""
     limit = device.pool.capacity
     if limit is None or settings.memory_limit is None:
         return None
     if sum(spec.nbytes for node in program.order() for spec in node.outputs) > limit // 4:
-        # It may be tight: what is dead already, but waits for the collector, is in nobody's way.
+        # Memory may be scarce: unreferenced objects are collected first.
         gc.collect()
     symbols = {node.attrs["symbol"] for node in program.order() if "symbol" in node.attrs}
     symbols |= {symbol for symbol, _ in program.updates}
@@ -61,7 +62,7 @@ def room_for(program: Program, device: Device) -> Room | None:
         for each in symbols
         if each.role == "input" or not _is_there(each, device)
     )
-    # Results may be held while the next ones are written.
+    # Results may still be in use while the next ones are written.
     to_come += 2 * sum(size_class(node.spec.nbytes) for node in program.outputs)
     there = device.pool.in_use - SharedArena.of(device).nbytes
     host = 0 if device.is_host else settings.memory_limit - find_device("cpu").pool.in_use
@@ -69,7 +70,7 @@ def room_for(program: Program, device: Device) -> Room | None:
 
 
 def _is_there(symbol: Symbol, device: Device) -> bool:
-    """Whether a variable or an array has its memory on the device already."""
+    """Return True if a variable or an array already has memory on the device."""
     tensor = symbol.value
     return device.is_host or (tensor.device is device and tensor.memory.has_block)
 
@@ -77,7 +78,7 @@ def _is_there(symbol: Symbol, device: Device) -> bool:
 def within_limit(
     build: Build, room: Room | None, device: Device, *, delay_reuse: bool
 ) -> StepSchedule:
-    """The schedule, with as much computed again or moved as it takes to fit into the room."""
+    """Return a schedule that fits into the memory, with values recomputed or moved as needed."""
     plain = build((), delay_reuse)
     if room is None or _fits(plain, room.arena):
         return plain
@@ -91,7 +92,7 @@ def within_limit(
     found = [each for each in fitting if each is not None]
     if found:
         return min(found, key=lambda each: each[0])[1]
-    # By what does not vary: what is said to be enough must be enough the next time.
+    # Without measured times, which vary: a size reported as sufficient must suffice the next time.
     steady = ScheduleFacts.of(plain, StepSeconds(plain, device, measured=False), room.host)
     least = _smallest(build, plain, steady)
     if _fits(least, room.arena):
@@ -111,7 +112,7 @@ def _largest(room: int) -> int:
 def _with_policy(
     build: Build, plain: StepSchedule, facts: ScheduleFacts, largest: int, policy: Policy
 ) -> tuple[float, StepSchedule] | None:
-    """What it costs, and the schedule; None if it does not fit."""
+    """Return the cost and the schedule under a policy; None if it does not fit."""
     given = largest
     for _ in range(ATTEMPTS):
         try:

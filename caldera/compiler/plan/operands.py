@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Operands:
-    """Variables and tensors, wherever they are; inputs and constants, which the plan keeps."""
+    """Variables and tensors in any memory, and the plan's inputs and constants."""
 
     def __init__(self, program: Program, schedule: StepSchedule, device: Device) -> None:
         self._device = device
@@ -42,7 +42,7 @@ class Operands:
         self.inputs = Inputs(fed, self._orders, device)
         self._others = [symbol for symbol in self.symbols if symbol.role != "input"]
         self._read = {each.attrs.get("symbol") for each in program.order()}
-        # Constant arrays have no place of their own: they are kept on the device.
+        # Constant arrays without memory on the device are stored there.
         self._held: dict[Symbol, Tensor] = {
             symbol: _shared(symbol, ("constant", device), partial(symbol.value.to, device, MANAGED))
             for symbol in self._others
@@ -51,20 +51,20 @@ class Operands:
         self._constants: dict[Node, Any] = {}
         self._ready: object = None
         self._rebinds = Symbol.rebinds
-        # A plan of the host reads and writes the host's side of what belonged to a device when it
-        # was made.
+        # A host plan reads and writes the host's side of data that belonged to a device when the
+        # plan was compiled.
         self._foreign: set[Symbol] | None = None
         self._check()
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what the plan keeps itself."""
+        """Bytes of the plan's inputs, constants and arrays."""
         kept = [*self._held.values(), *list(self._constants.values())]
         return self.inputs.nbytes + sum(each.nbytes for each in kept)
 
     @property
     def are_stale(self) -> bool:
-        """Whether variables have moved since arrays were last asked for."""
+        """True if variables have moved since arrays were last requested."""
         return self._rebinds != Symbol.rebinds
 
     def renew(self) -> None:
@@ -73,12 +73,12 @@ class Operands:
         self._ready, self._rebinds = None, Symbol.rebinds
 
     def make_ready(self) -> None:
-        """Have everything on the device that a run reads, and what it writes marked as such."""
+        """Move all operands of a run to the device, and mark the ones it writes."""
         if self._device.is_host:
             self._make_ready_on_host()
             return
         touched = self._device.touched
-        # Step after step nobody else was there, and there is nothing to ask.
+        # Between consecutive steps without other activity on the device, no check is necessary.
         if self._ready is touched:
             return
         for symbol in self._others:
@@ -88,14 +88,14 @@ class Operands:
         self._ready = touched
 
     def _make_ready_on_host(self) -> None:
-        """Have those that belong to another device up to date in the memory of the host."""
+        """Update the host side of variables that belong to another device."""
         updated = set(self.updated)
         for symbol in self._foreign or ():
             written = symbol in updated
             self._tensor(symbol).host_array(written, written and symbol not in self._read)
 
     def array(self, symbol: Symbol) -> Any:
-        """What kernels are given for a symbol."""
+        """Return the array that kernels read for a symbol."""
         if symbol.role == "input":
             return self.inputs.array(symbol)
         tensor = self._tensor(symbol)
@@ -125,7 +125,7 @@ class Operands:
         if self._foreign is None:
             self._foreign = foreign
         for symbol, tensor in tensors.items():
-            # What has moved away since is no longer where the plan was meant for.
+            # Data that has moved away is no longer in the memory that the plan was compiled for.
             moved = symbol in foreign and symbol not in self._foreign
             if moved or not can_reach(self._device, tensor):
                 raise DeviceError.build(
@@ -137,7 +137,7 @@ class Operands:
 
 
 def _shared(symbol: Symbol, key: Hashable, make: Callable[[], T]) -> T:
-    """Return what the plans that read a symbol share under a key; they keep it alive."""
+    """Return a value shared under a key by all plans that read a symbol; the plans keep it alive."""
     known = symbol.users.get(key)
     found = known() if isinstance(known, weakref.ref) else None
     if found is None:
@@ -147,15 +147,17 @@ def _shared(symbol: Symbol, key: Hashable, make: Callable[[], T]) -> T:
 
 
 def can_reach(device: Device, tensor: Tensor) -> bool:
-    """Whether kernels of a device can use the tensor where it is."""
+    """Return True if kernels of a device can use the tensor in its present memory."""
     if device.is_host:
         return tensor.device.is_host or tensor.kind in (HOST, MANAGED)
     return tensor.device is device and tensor.kind is not HOST
 
 
 def copy_on(device: Device, symbol: Symbol, dtype: DType) -> Symbol | None:
-    """The variable that holds another one in a dtype, shared by all plans of the device; None where
-    the host could write to the memory of that one without anybody's knowing."""
+    """Return the variable with a copy in another dtype, shared by all plans of the device.
+
+    Return None where the host could write to the original's memory unnoticed.
+    """
     tensor: Tensor = symbol.value
     if device.is_host or tensor.device is not device or tensor.kind not in (DEVICE, MANAGED):
         return None
@@ -169,7 +171,7 @@ def copy_on(device: Device, symbol: Symbol, dtype: DType) -> Symbol | None:
 
 
 class WeightCopies:
-    """The copies that a plan reads; `renewal` is a plan that makes all of them anew."""
+    """Half-precision copies that a plan reads; `renewal` is a plan that recomputes all copies."""
 
     def __init__(self, originals: Mapping[Symbol, Symbol], renewal: Plan) -> None:
         self._weights = list(dict.fromkeys(originals.values()))
@@ -194,5 +196,5 @@ class WeightCopies:
             self._seen, self._writes = now, self._written()
 
     def _written(self) -> list[int]:
-        """Differs when a weight was written, or stands for other memory."""
+        """Return a state that changes when a weight is written, or is bound to other memory."""
         return [Symbol.rebinds, *(symbol.value.memory.writes for symbol in self._weights)]

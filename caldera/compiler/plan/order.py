@@ -1,8 +1,8 @@
 """Execution order of a plan's nodes, and assignment of its pieces to streams.
 
-Small kernels leave most of a GPU idle. The critical path of a step stays on stream 0; work with
-slack, such as the gradients of weights, which nothing needs before the update, goes to the
-others. Each stream keeps the order of its pieces. Results are the same in all bits: the same
+Small kernels leave most of a GPU idle. The critical path of a step stays on stream 0. Work with
+slack, such as the gradients of weights, which are not read before the update, is assigned to the
+remaining streams. Each stream keeps the order of its pieces. Results are bit-identical: the same
 kernels compute with the same numbers.
 """
 
@@ -20,15 +20,16 @@ from caldera.kernels.table import StepPiece
 
 
 def in_order(nodes: Sequence[Node], written: Mapping[Any, Node]) -> list[Node]:
-    """All that these nodes depend on, inputs before users; `written` has what symbols become.
+    """Return these nodes and all their dependencies, inputs before users.
 
-    What is sent to other ranks comes as early as it can, so that it is on its way while the rest is
-    computed; what comes from them where it is needed.
+    `written` maps symbols to their new values. Messages to other ranks are sent as early as
+    possible, to overlap with computation. Messages from other ranks are received at their first
+    use.
 
-    Results that only loops read, such as gradients of parameters and what metrics count, come as
-    soon as they can, and so do the nodes given: then what they are made of need not be kept, and a
-    gradient may be written over the scores it is of. Before a variable is overwritten, all come
-    that read it.
+    Results that only loops read, such as gradients of parameters and metric counts, are computed as
+    soon as possible, and so are the nodes given. Their inputs can then be released, and a gradient
+    may be written over the scores it is computed from. All readers of a variable come before it is
+    overwritten.
     """
     order = topological(nodes)
     sent = [node for node in order if node.op is start or node.op is turn]
@@ -36,7 +37,8 @@ def in_order(nodes: Sequence[Node], written: Mapping[Any, Node]) -> list[Node]:
     for node in sorted(sent, key=_number):
         message = node.attrs.get("message")
         if message is None or message.kind != "gather":
-            # One that is waited for at once comes late, but what it sends is ready first.
+            # A collective that is awaited immediately comes late, but its inputs are computed
+            # early.
             early += node.inputs[:-1] if message is not None and message.now else [node]
     depth: dict[Node, float] = {}
     for node in order:
@@ -62,7 +64,7 @@ def in_order(nodes: Sequence[Node], written: Mapping[Any, Node]) -> list[Node]:
 
 
 def is_heavy(node: Node) -> bool:
-    """Whether it is more than a loop over elements."""
+    """Return True for products and other nodes that are more than a loop over elements."""
     return node.op.kind in ("product", "other") or node.op is scan
 
 
@@ -72,14 +74,14 @@ def _number(node: Node) -> Number:
 
 
 STREAMS = 3
-"""More of them meet too often."""
+"""Number of streams; with more, synchronisation is too frequent."""
 _HOP_SECONDS = 1.5e-6
-"""What it takes to wait for another stream."""
+"""Seconds to wait for another stream."""
 
 
 @dataclass(frozen=True)
 class _Times:
-    """When pieces can begin at the earliest, and how long it takes from there to the end."""
+    """Earliest start of each piece, and time from its start to the end of the run."""
 
     head: list[float]
     tail: list[float]
@@ -99,13 +101,13 @@ class _Times:
 
     @property
     def longest(self) -> float:
-        """From the beginning to the end, if nothing but the order had to be kept."""
+        """Duration of the run if only the order constrained it."""
         return max((a + b for a, b in zip(self.head, self.tail, strict=True)), default=0.0)
 
 
 @dataclass
 class _Streams:
-    """What has been given to the streams so far."""
+    """Pieces assigned to streams so far."""
 
     pieces: Sequence[StepPiece]
     free: list[float]
@@ -127,7 +129,7 @@ class _Streams:
 
 
 def assign_streams(pieces: Sequence[StepPiece], count: int = STREAMS) -> list[StreamCall]:
-    """The pieces in their order, each on one of so many streams.
+    """Return the pieces in their order, each assigned to one of `count` streams.
 
     >>> def piece(*after: int) -> StepPiece:
     ...     return StepPiece(lambda: None, frozenset(after), 1e-5)
@@ -140,7 +142,7 @@ def assign_streams(pieces: Sequence[StepPiece], count: int = STREAMS) -> list[St
     for number in range(len(pieces)):
         start = {stream: streams.start(number, stream) for stream in range(count)}
         aside = min(range(1, count), key=start.__getitem__, default=0)
-        # The end may come as much later as stream 0 is behind already.
+        # The allowed delay of the end is the delay of stream 0 so far.
         latest = longest - times.tail[number] + late
         if start[aside] + _HOP_SECONDS > latest:
             aside = min(start, key=start.__getitem__)
@@ -154,8 +156,10 @@ def assign_streams(pieces: Sequence[StepPiece], count: int = STREAMS) -> list[St
 
 
 def _waits(pieces: Sequence[StepPiece], stream: Sequence[int]) -> list[tuple[int, ...]]:
-    """For each piece those of other streams that it has to wait for, and does not wait for already
-    because something before it did."""
+    """Return for each piece the pieces on other streams that it must wait for.
+
+    Pieces for which an earlier wait suffices are omitted.
+    """
     waits = []
     # For each piece, the last one of each stream that is done before it ends.
     done: list[dict[int, int]] = []

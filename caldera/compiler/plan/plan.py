@@ -33,13 +33,13 @@ from caldera.kernels.tuning.choice_store import ORACLE
 
 
 class Plan:
-    """Kernel calls over planned memory. Made by `cd.compile`; `run()` gives the outputs.
+    """Kernel calls over planned memory. Made by `cd.compile`; `run()` returns the outputs.
 
-    `choose` says which kernel runs a node; it is also given those that were made for this node, if
-    any. With `choose_well`, which takes its time, this is asked before the second run: what runs
-    only once is not worth it, and a first result comes soon. If its arena would take more than
-    there is `room` for, values are dropped and computed again, or moved to the host meanwhile.
-    `copies` are those of weights in half precision that it reads.
+    `choose` selects the kernel of a node; it also receives kernels that were created for this node,
+    if any. `choose_well` takes longer and is called before the second run: for a single run it is
+    not worthwhile, and a first result should come soon. If the arena exceeds `room`, values are
+    dropped and recomputed, or moved to the host until they are read. `copies` are half-precision
+    copies of weights that the plan reads.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -90,15 +90,14 @@ class Plan:
 
     @property
     def naive_bytes(self) -> int:
-        """Bytes the intermediate values would take if each had memory of its own."""
+        """Bytes the intermediate values would take without shared memory."""
         return self.schedule.naive_bytes
 
     @property
     def held_bytes(self) -> int:
-        """Bytes it holds on to between runs: inputs, constants, copies of weights, and results that
-        are not given away.
+        """Bytes retained between runs: inputs, constants, copies of weights, and kept results.
 
-        What runs only use meanwhile is in an arena, which plans share.
+        Temporary memory of runs is in an arena, which plans share.
         """
         return self._binding.nbytes
 
@@ -114,12 +113,12 @@ class Plan:
 
     @property
     def is_stale(self) -> bool:
-        """Whether variables have moved since it was last tied to them."""
+        """True if variables have moved since the plan was last bound to them."""
         return self._binding.operands.are_stale
 
     @property
     def is_captured(self) -> bool:
-        """Whether runs are replayed."""
+        """True if runs are replayed."""
         return self._binding.is_captured
 
     @checked
@@ -143,11 +142,11 @@ class Plan:
 
     @checked
     def explain(self, feeds: Mapping[str, Any] | None = None, *, time: bool = True) -> Explanation:
-        """A table of the steps, to be printed or read: kernels, shapes, bytes, operations, times.
+        """Return a table of the steps: kernels, shapes, bytes, operations, times.
 
-        The times come from complete runs, after which the variables have their values again.
-        Inputs keep what they were last fed unless `feeds` has something else. On several ranks
-        all of them must call this. `time=False` runs nothing.
+        The times come from complete runs, after which the variables have their values again. Inputs
+        keep the last feeds unless `feeds` has others. On several ranks every rank must call this.
+        With `time=False` the plan is not run.
 
         >>> import caldera as cd
         >>> from caldera import op
@@ -164,10 +163,10 @@ class Plan:
     def trace(
         self, path: str | PathLike[str], feeds: Mapping[str, Any] | None = None, *, runs: int = 3
     ) -> Path:
-        """Write when each kernel ran, on which thread or stream, to a .json file; its path.
+        """Write the time and the thread or stream of each kernel to a .json file; return its path.
 
-        Beside the kernels it has the copies, and how much of the planned memory is in use. Open it
-        at ui.perfetto.dev or in chrome://tracing. As in `explain`, variables keep their values.
+        The file also contains the copies and the use of the planned memory. Open it at
+        ui.perfetto.dev or in chrome://tracing. As in `explain`, variables keep their values.
 
         >>> import tempfile
         >>> from pathlib import Path
@@ -243,7 +242,7 @@ class Plan:
 
     def _schedule(self) -> StepSchedule:
         family = self.device.kernels
-        # A limit may take several attempts, for which nothing is chosen again.
+        # A memory limit may take several attempts, which reuse the choices.
         choose = cache(self._choose)
 
         def build(order: Sequence[Node | Transfer], delay_reuse: bool) -> StepSchedule:
@@ -260,7 +259,7 @@ class Plan:
         return within_limit(build, self._room, self.device, delay_reuse=family in LAUNCH_GROUPERS)
 
     def _settle(self) -> None:
-        """Choose the kernels again, for good, unless that is done or runs are replayed."""
+        """Choose the kernels permanently, unless this is done already or runs are replayed."""
         if self._choose_well is None or self.is_captured:
             return
         self._choose_simple, self._choose_well = self._choose_well, None
@@ -296,8 +295,10 @@ class Plan:
 
 
 def _turn_of(device: Device, schedule: StepSchedule) -> AbstractContextManager[Any]:
-    """What a run holds while it launches. One that waits for other ranks holds nothing: they may be
-    threads that need it."""
+    """Return the lock for launching a run.
+
+    A run that waits for other ranks takes no lock: the ranks may be threads that need it.
+    """
     waits = any(True for _ in not_capturable(schedule))
     return nullcontext() if waits else device.turn
 

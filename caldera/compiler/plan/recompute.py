@@ -1,13 +1,12 @@
-"""Values that are dropped to be computed again, or moved to the host, so that a run fits into less
-memory.
+"""Recomputation or transfer to the host, so that a run fits into less memory.
 
-`Recomputation` goes through the steps of a schedule as a run would, with room for so many bytes.
-Where a step needs more, values that are needed later than now make room: those whose bytes cost the
-least time to make again, for the longest time. What was dropped is computed again before the step
-that reads it, by the same kernels from the same values, and with it whatever of those was dropped
-too. A device with memory of its own may have the host keep a value instead, if copying it there and
-back takes less time. (The eviction rule is that of Kirisame et al., Dynamic Tensor
-Rematerialization, ICLR 2021, here with the whole run known ahead.)
+`Recomputation` simulates the steps of a schedule under a memory limit. Where a step needs more
+memory, values that are needed later are evicted: first the values with the least recomputation time
+per byte and second of absence. Dropped values are recomputed before the step that reads them, by
+the same kernels from the same values; dropped inputs are recomputed first. On a device with
+separate memory the host may store a value instead, if copying it there and back takes less time.
+The eviction rule is from Kirisame et al., Dynamic Tensor Rematerialization, ICLR 2021, here with
+the whole run known ahead.
 """
 
 from __future__ import annotations
@@ -32,10 +31,11 @@ SMALLEST_PART = 1 / 512
 
 @dataclass(frozen=True)
 class Policy:
-    """How values that could make room are compared.
+    """Weights in the comparison of values that could be evicted.
 
-    Seconds to make one again, per byte and per second that it is gone; the latter counts by a power
-    of `patience`. With `chains` what hangs on a value and was dropped already is counted too.
+    The score is the seconds to recompute a value, per byte and per second of its absence, with a
+    power `patience` for the latter. With `chains`, dropped values that depend on the value are
+    included.
     """
 
     patience: float = 1.0
@@ -59,13 +59,13 @@ class _Work:
 
     @cached_property
     def seconds(self) -> float:
-        """What it takes; many steps are never asked."""
+        """Seconds of the step, computed on demand: most steps never need it."""
         return self.measure()
 
 
 @dataclass
 class ScheduleFacts:
-    """What a simulation has to know about a schedule, found once."""
+    """Facts about a schedule for simulation, computed once."""
 
     work: list[_Work] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
@@ -76,7 +76,7 @@ class ScheduleFacts:
     outputs: list[tuple[Node, int]] = field(default_factory=list)
     """Of which node each value is which output."""
     copies: list[float] = field(default_factory=list)
-    """Seconds to copy each value to the host or back; infinite where there is no such place."""
+    """Seconds to copy each value to the host or back; infinite without separate host memory."""
     host_room: int = 0
 
     @classmethod
@@ -108,7 +108,7 @@ class ScheduleFacts:
 
     @property
     def least(self) -> int:
-        """Bytes without which some step cannot run, whatever else is dropped."""
+        """Bytes that some step needs even if all other values are dropped."""
         return max((self._at(work) for work in self.work), default=0)
 
     def _at(self, work: _Work) -> int:
@@ -145,12 +145,15 @@ def _work(
 
 
 class TooLittle(Exception):
-    """There is no room for a step, whatever is dropped."""
+    """A step does not fit even if all other values are dropped."""
 
 
 class Recomputation:
-    """One pass over the steps with `room` bytes; `order` has the numbers of steps as they run, and
-    those that run again have the number of the first time, and the copies to and from the host."""
+    """Simulation of the steps with `room` bytes.
+
+    `order` lists step numbers in order of execution, with recomputed steps repeated, and the copies
+    to and from the host.
+    """
 
     def __init__(self, facts: ScheduleFacts, room: int, policy: Policy) -> None:
         self.facts = facts
@@ -191,7 +194,7 @@ class Recomputation:
                 self._fetch(number, keep=work.reads)
         for number in work.reads:
             self._locked[number] -= 1
-        # What is read and then gone may give its memory to a result.
+        # The memory of an input with no further reader may be used for a result.
         dying = [number for number in work.reads if not self._is_needed(number, after=not again)]
         given = [number for number in dying if number in work.over][: len(work.writes)]
         for number in given:
@@ -342,8 +345,10 @@ class Recomputation:
 def nodes_in_order(
     schedule: StepSchedule, order: Sequence[int | Transfer]
 ) -> list[Node | Transfer]:
-    """The nodes of a schedule as they are visited if its steps run in another order, some of them
-    again: views of what is computed or copied again are taken again."""
+    """Return the nodes in the order of visits when the steps run in another order.
+
+    Some steps run repeatedly: views of recomputed or copied values are repeated as well.
+    """
     steps = schedule.steps
     step_of = {step.node: index for index, step in enumerate(steps) if step.kernel.op != COPY}
     views: dict[Node, list[Node]] = {}

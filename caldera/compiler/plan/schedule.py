@@ -30,7 +30,7 @@ def _arranged(node: Node) -> ViewFunction:
         pairs = zip(spec.shape, x.strides, wanted, strict=True)
         if spec.size and any(n > 1 and stride != other for n, stride, other in pairs):
             raise ValueError("the elements lie in another order")
-        # The strides of axes of length 1 may be anything; kernels are given those of the order.
+        # The strides of axes of length 1 may be anything; kernels receive the canonical strides.
         flat = x.transpose(spec.order or range(spec.rank)).reshape(-1, copy=False)
         return laid_out(flat, spec.shape, spec.order)
 
@@ -43,7 +43,7 @@ def _reversed(axes: Any, rank: int) -> tuple[slice, ...]:
 
 
 def _broadcast(x: Any, shape: Shape) -> Any:
-    """As NumPy's, also for an array on a card, whose elements nobody may look at."""
+    """Broadcast as NumPy does; also valid for arrays on a GPU, whose elements must not be read."""
     missing = len(shape) - x.ndim
     strides = [0] * missing + [
         step if length == wanted else 0
@@ -67,16 +67,18 @@ _VIEWS: dict[str, Callable[[Node], ViewFunction]] = {
 
 @lru_cache(maxsize=1 << 12)
 def meta_array(spec: Spec) -> np.ndarray:
-    """An array with the right shape, dtype and strides, and no memory of its own.
+    """Return an array with the right shape, dtype and strides, but without memory.
 
-    Its elements must never be read; it answers questions about strides.
+    Its elements must never be read; it is used only for its strides.
     """
     strides = dense_strides(spec.shape, spec.order, spec.dtype.itemsize)
     return as_strided(np.empty(1, spec.dtype), spec.shape, strides)
 
 
 def view_of(node: Node, base: np.ndarray) -> tuple[ViewFunction, np.ndarray] | None:
-    """How to see `node` in the memory of its input, whose strides are those of `base`."""
+    """Return a view function for `node` in its input's memory, with strides as in `base`, and its
+    result.
+    """
     make = _VIEWS.get(node.op.name)
     if make is None:
         return None
@@ -88,7 +90,7 @@ def view_of(node: Node, base: np.ndarray) -> tuple[ViewFunction, np.ndarray] | N
 
 
 def is_all_of(seen: np.ndarray, base: Spec, spec: Spec) -> bool:
-    """Whether a view has all bytes of its base, in the order of a spec."""
+    """Return True if a view contains all bytes of its base, in the order of a spec."""
     wanted = dense_strides(spec.shape, spec.order, spec.dtype.itemsize)
     pairs = zip(spec.shape, seen.strides, wanted, strict=True)
     return base.nbytes == spec.nbytes and all(n == 1 or step == other for n, step, other in pairs)
@@ -152,9 +154,9 @@ class Step:
     outputs: tuple[Buffer, ...]
     workspace: Buffer | None = None
     is_again: bool = False
-    """Whether it computes what was computed before and dropped."""
+    """True if it recomputes a dropped value."""
     transfer: Transfer | None = None
-    """What it copies between device and host, because there is no room for it meanwhile."""
+    """Value that it copies between device and host, for lack of memory."""
 
 
 @dataclass(frozen=True)
@@ -168,10 +170,10 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Root:
-    """A node whose value is wanted in a place of its own.
+    """A node whose value is required in separate memory.
 
-    `overwrites` is the external buffer that the place is also read as during the run, if any: the
-    value may be written there directly only once nobody reads it any more.
+    `overwrites` is the external buffer that occupies the same memory during the run, if any: the
+    value may be written there directly only after its last reader.
     """
 
     node: Node
@@ -183,8 +185,8 @@ class Root:
 class StepSchedule:
     """Steps and the layout of their arena; made by `schedule_steps`.
 
-    `order` has the nodes, inputs before users; `family` is that of the kernels. `naive_bytes` is
-    the size of the arena without reuse, `host_bytes` that of the values moved to the host.
+    `order` has the nodes, inputs before users; `family` is the kernels' device family.
+    `naive_bytes` is the size of the arena without reuse, `host_bytes` the bytes moved to the host.
     """
 
     steps: list[Step]
@@ -201,7 +203,7 @@ class StepSchedule:
         return TABLE.copy(self.family)
 
     def call(self, step: Step, lookup: Lookup, communicator: Any = None) -> Call:
-        """A step on real memory: `lookup` gives the array of a buffer."""
+        """Return the call of a step on real memory: `lookup` returns the array of a buffer."""
         inputs = tuple(value.array_in(lookup(value.buffer)) for value in step.inputs)
         outputs = tuple(lookup(buffer) for buffer in step.outputs)
         workspace = None if step.workspace is None else lookup(step.workspace)
@@ -213,6 +215,6 @@ class StepSchedule:
             yield step.kernel, self.call(step, lookup, communicator)
 
     def bind(self, lookup: Lookup, communicator: Any = None) -> list[tuple[Call, Runner]]:
-        """What runs the steps, one after the other."""
+        """Return the bound runners of the steps, in order."""
         calls = self.calls(lookup, communicator)
         return [(call, kernel.bind(call)) for kernel, call in calls]

@@ -1,8 +1,8 @@
 """Scheduling: from the nodes of a graph to steps over buffers with lifetimes and offsets.
 
-`schedule_steps` first lists the steps and buffers. Functions from these to tables then decide how
-memory is reused: which results are written in place, which values live longer, which are placed
-inside another buffer, and which take over the memory of an input.
+`schedule_steps` first lists the steps and buffers. Functions from these to tables then decide the
+reuse of memory. They select the results written in place and the values that live longer. They also
+select buffers to place inside others, and results that take over the memory of an input.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from caldera.kernels.table import TABLE, Kernel
 MOST_DELAYED = 8 << 20
 """Bytes of a value whose memory may be reused later than possible."""
 EXTRA_STEPS = 24
-"""Steps by which the lifetime of such a value is extended, for a step that runs beside them."""
+"""Number of steps by which the lifetime of such a value is extended, for a concurrent step."""
 
 
 def schedule_steps(
@@ -51,10 +51,11 @@ def schedule_steps(
     """Return the steps that compute `roots`, and the layout of their arena.
 
     `external` returns the key of a node whose value is stored outside of the arena. Without `reuse`
-    every value has separate memory, so that steps need not wait for each other. `delay_reuse` gives
-    separate memory to small values read or written at either end of the run, whose steps can then
-    be moved there, and extends the lifetime of values that gradients of parameters are computed
-    from, which can then run concurrently with later steps.
+    every value has separate memory, so that steps do not wait for each other.
+
+    `delay_reuse` assigns separate memory to small values read or written at either end of the run,
+    so that their steps can be moved there. It also extends the lifetime of values that gradients of
+    parameters are computed from, so that these can run concurrently with later steps.
 
     `order` lists the nodes, inputs before users. A node listed again is recomputed, and later nodes
     read the new value: its memory is free in between. The same holds for values that are copied to
@@ -203,8 +204,8 @@ class _StepListing:
                 taken.add(target)
             else:
                 copies.append((root, value, target))
-        # Copies out of the run come before those that overwrite a value it reads. Of the latter, a
-        # value that is itself read from a buffer about to be overwritten is set aside first.
+        # Copies out of the run come before copies that overwrite a value it reads. A value read
+        # from a buffer about to be overwritten is first copied aside.
         late: list[tuple[Root, BufferView, Buffer]] = []
         for root, value, target in copies:
             if not root.overwrites:
@@ -277,8 +278,10 @@ def _suballocate(steps: Sequence[Step]) -> dict[Buffer, tuple[Buffer, int]]:
 def _alias_in_place(
     steps: Sequence[Step], kept_until: Mapping[Buffer, int]
 ) -> tuple[dict[Buffer, Buffer], dict[Buffer, int]]:
-    """Return the input buffer that each output takes over from its last reader, and the extended
-    lifetimes with those of such outputs."""
+    """Return the input buffer that each output takes over from its last reader.
+
+    Also return the lifetimes, extended for such outputs.
+    """
     kept = dict(kept_until)
     aliases: dict[Buffer, Buffer] = {}
     last: dict[Buffer, int] = {}
@@ -309,7 +312,8 @@ def _can_alias(step: Step, taken: Buffer, readers: Sequence[BufferView], output:
 
 
 def _delay_reuse(steps: Sequence[Step]) -> tuple[set[Buffer], set[Buffer]]:
-    """Return the small buffers to keep free from the start, and those to keep until the end.
+    """Return the small buffers to keep free from the start, and the small buffers to keep until the
+    end.
 
     The former are computed from external values only, such as weights in another precision; the
     latter are read to write external values.

@@ -38,11 +38,11 @@ from caldera.kernels.table import (
 )
 
 MOST_BYTES = 64 << 20
-"""Of values between the calls, each of which has memory of its own here."""
+"""Maximum bytes of values between the calls, each with separate memory here."""
 
 
 def grouped(family: str, bound: Sequence[tuple[Call, Runner]]) -> list[StepPiece]:
-    """What runs these calls, in as few pieces as a family of devices knows how to make."""
+    """Return runners of these calls, combined into the fewest pieces the device family supports."""
     if family in LAUNCH_GROUPERS:
         return LAUNCH_GROUPERS[family](bound)
     runners = joined_runs(runner for _, runner in bound)
@@ -50,7 +50,7 @@ def grouped(family: str, bound: Sequence[tuple[Call, Runner]]) -> list[StepPiece
 
 
 def execute(pieces: Sequence[StepPiece]) -> None:
-    """Run them one after the other."""
+    """Run the pieces in order."""
     # Infinities and nans are values here, not news.
     with single_threaded_blas, np.errstate(all="ignore"):
         for piece in pieces:
@@ -71,21 +71,23 @@ class FusedStep(CapturedGraph):
         self._stream.repeat(self._times)
 
     def _times(self, count: int) -> Runner:
-        """So many steps: what is held back keeps all of this alive."""
+        """Return the runner of `count` steps; a bound method, so a deferred launch keeps its memory
+        alive.
+        """
         return self._steps(count)
 
 
 def can_fuse_step(device: Device, schedule: StepSchedule) -> bool:
-    """Whether it makes sense to try: the device can, and the values fit."""
+    """Return True if fusion is possible: the device supports it, and the values fit."""
     return device.kernels in STEP_FUSERS and 0 < schedule.naive_bytes <= MOST_BYTES
 
 
 def fuse_step(
     device: Device, schedule: StepSchedule, lookup: Callable[[Block], Lookup], communicator: Any
 ) -> FusedStep | None:
-    """The steps of a schedule without reuse of memory as one launch; None where that cannot be.
+    """Return a schedule's steps as one launch, without reuse of memory; None if not possible.
 
-    `lookup(block)` finds arrays, those of the arena in that block.
+    `lookup(block)` finds arrays, with the arena's arrays in that block.
     """
     block = device.allocate(schedule.arena_bytes, owner="joined steps")
     kept: list[Tensor] = []
@@ -103,16 +105,17 @@ def fuse_step(
 
 
 ROUNDS = 6
-"""How often each form is timed; the first time does not count."""
+"""Number of timings per form; the first timing is ignored."""
 HYSTERESIS = 0.02
-"""How much faster another form must be than the first one: less is within the noise."""
+"""Minimum relative gain of another form over the first one; smaller gains are noise."""
 
 
 class AutotunedGraph(CapturedGraph):
-    """Forms of a step that differ in nothing but their time.
+    """Forms of a step that differ only in speed.
 
-    Replays take turns until each form has been timed, and nobody waits for that. As results are the
-    same in all bits, it does not matter to them, in deterministic runs either, which one wins.
+    Replays alternate between the forms until each form has been timed, without waiting for results.
+    All forms return bit-identical results, so the choice does not affect them, in deterministic
+    runs either.
     """
 
     def __init__(self, stream: Stream, forms: Sequence[CapturedGraph]) -> None:
@@ -122,7 +125,7 @@ class AutotunedGraph(CapturedGraph):
 
     @property
     def forms(self) -> list[CapturedGraph]:
-        """Those that may still win."""
+        """Forms that are still candidates."""
         return self._forms
 
     def replay(self) -> None:
@@ -145,13 +148,13 @@ class AutotunedGraph(CapturedGraph):
         best = min(range(count), key=seconds.__getitem__)
         if seconds[best] > (1 - HYSTERESIS) * seconds[0]:
             best = 0
-        # The others go, and what the device keeps for them.
+        # Drop the remaining forms, with their memory on the device.
         self._forms = [self._forms[best]]
         self._times = []
 
 
 def captured(stream: Stream, pieces: Sequence[StepPiece]) -> CapturedGraph:
-    """The pieces one after the other, or on several streams where that proves to be faster."""
+    """Capture the pieces in order, or on several streams where that proves to be faster."""
     graph = capture(stream, partial(stream.launch, partial(execute, pieces)))
     calls = assign_streams(pieces) if stream.has_side_streams else []
     if not any(each.stream for each in calls):

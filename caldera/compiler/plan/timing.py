@@ -116,7 +116,7 @@ def measure() -> Peaks:
 
 
 def _product_speed(dtype: DType) -> float:
-    """Each thread multiplies for itself: the BLAS's own threads are another number than ours."""
+    """Return the speed of products, one per thread: the BLAS's thread count differs from ours."""
     a = np.ones((SIDE, SIDE), dtype)
     results = [np.empty_like(a) for _ in range(settings.threads)]
 
@@ -163,13 +163,13 @@ def _read(key: str) -> Peaks | None:
 
 
 CARD = Peaks(float32=3e13, float64=1e12, bfloat16=3e13, bandwidth=1e12)
-"""What a card does at least, for kernels of which nobody has measured any."""
+"""Minimum speeds assumed for a GPU, for kernels without measurements."""
 LINK = 1e10
 """Bytes a second between a device and the host, where that may not be measured."""
 COPIED_BYTES = 1 << 20
 """Bytes of the copy that is timed: there may not be room for more."""
 LAUNCH_S = 1e-5
-"""What a copy takes besides its bytes."""
+"""Seconds of overhead of a copy."""
 REACHED = 0.5
 """The part of the peaks that a kernel is expected to reach."""
 
@@ -184,13 +184,13 @@ class StepSeconds:
         self._schedule = schedule
         self._device = device
         self._known: dict[Any, float] = {}
-        # Where nothing may be measured a plan is the same each time.
+        # Without measurement a plan is the same each time.
         self._left = 0.0 if settings.deterministic else settings.tune_budget_s
         self._may_measure = measured
         self._peaks = cpu_peaks() if device.kernels == "cpu" else CARD
 
     def __call__(self, step: Step) -> float:
-        """What one step takes."""
+        """Return the seconds of a step."""
         if step.kernel.op == COPY or not self._may_measure:
             return self.estimate(step)
         strides = tuple(value.meta_array.strides for value in step.inputs)
@@ -200,7 +200,7 @@ class StepSeconds:
         return self._known[key]
 
     def estimate(self, step: Step) -> float:
-        """What it should take, by its operations and bytes."""
+        """Return the estimated seconds of a step, from its operations and bytes."""
         nbytes = sum(value.buffer.spec.nbytes for value in step.inputs)
         nbytes += sum(buffer.spec.nbytes for buffer in step.outputs)
         flops = 0 if step.kernel.op == COPY else step.node.op.count_flops(step.node)
@@ -208,7 +208,7 @@ class StepSeconds:
         return least / REACHED + 1e-6
 
     def copied(self, nbytes: int) -> float:
-        """What a copy of so many bytes to the host or back takes."""
+        """Return the seconds to copy `nbytes` bytes to the host or back."""
         if self._device.is_host:
             return float("inf")
         return LAUNCH_S + nbytes / self._bandwidth
@@ -328,7 +328,7 @@ def _on_host(calls: Sequence[Runner], device: Device) -> list[float]:
 
 
 def _on_stream(calls: Sequence[Runner], device: Device) -> list[float]:
-    """Each call is waited for; what waiting for nothing costs is taken off."""
+    """Time each call including the wait for it; the cost of an empty wait is subtracted."""
     stream = device.stream
     stream.synchronize()
 

@@ -1,1 +1,1 @@
-"""Where each node of a program runs, when more than one device takes part."""
+"""Placement: the device of each node, for programs that run on more than one device."""

@@ -1,13 +1,13 @@
 """Assignment of nodes to devices, as a minimum cut of their costs.
 
 Pinned nodes run on the device of their pin; a tensor stays on its device. The remaining nodes run
-on a selected device (`device=`, `settings.placement`), or where it is cheapest: all on one of two
+on a selected device (`device=`, `settings.placement`), or on the cheapest: all on either of two
 devices, or divided between them by a minimum cut, whichever is predicted to finish first.
 
-Each node has a cost on either side, and a value that is read on the other side costs its copy,
-once, however many nodes read it there. The minimum of the total is the minimum cut of a network
+Each node has a cost on either side. A value that is read on the opposite side adds the cost of a
+single copy, for any number of readers. The minimum of the total is the minimum cut of a network
 (Dinic's algorithm), so it is exact for additive times. The cost of a node is its measured time on
-this machine, or the prediction of a model trained on such measurements; without either it follows
+this machine, or the prediction of a model trained on such measurements. Without either it follows
 from operations and bytes, at half of the device's peak.
 """
 
@@ -30,7 +30,7 @@ from caldera.errors import DeviceError
 from caldera.kernels.tuning.choose import choices
 
 USUAL_CPU = Peaks(float32=1e11, float64=5e10, bfloat16=1e11, bandwidth=2e10)
-"""A processor, where nothing may be measured."""
+"""Assumed peaks of a CPU, for use when measurement is not allowed."""
 VIEWS = frozenset({"reshape", "broadcast_to", "transpose", "slice"})
 """Ops that usually take no time at all."""
 OVERHEAD_S = 2e-6
@@ -38,17 +38,17 @@ OVERHEAD_S = 2e-6
 
 
 class Costs(Protocol):
-    """What a choice of devices goes by."""
+    """Cost estimates for the choice of devices."""
 
     def seconds(self, node: Node, device: Device) -> float:
-        """How long a node takes on a device."""
+        """Return the time of a node on a device."""
 
     def copied(self, nbytes: int, source: Device, target: Device) -> float:
-        """How long a value takes from one device to another."""
+        """Return the time to copy a value from one device to another."""
 
 
 class MeasuredCosts:
-    """Times that were measured or learnt on this machine, else what the roofline says."""
+    """Times measured or learnt on this machine, otherwise roofline estimates."""
 
     def __init__(self) -> None:
         self.seconds = cache(self._seconds)
@@ -60,14 +60,14 @@ class MeasuredCosts:
             choice = choices.choose(detached(node), device.kernels, measure=False)
             known = (choice.times or {}).get(choice.kernel.name)
         except DeviceError:
-            # An op that passes take apart before it meets a kernel.
+            # Passes decompose this op, so it has no kernel.
             known = None
         return self._estimated(node, device) if known is None else known
 
     def _estimated(self, node: Node, device: Device) -> float:
         made = sum(spec.nbytes for spec in node.outputs)
         read = sum(spec.nbytes for given in node.inputs for spec in given.outputs)
-        # Of a table only those rows are read that are asked for.
+        # Only the requested rows of a table are read.
         nbytes = 2 * made if node.op.kind == "movement" else made + read
         peaks = CARD
         if device.kernels == "cpu":
@@ -76,7 +76,7 @@ class MeasuredCosts:
         return peaks.least_seconds(flops, nbytes, node.outputs[0].dtype) / REACHED + OVERHEAD_S
 
     def copied(self, nbytes: int, source: Device, target: Device) -> float:
-        """What was measured between host and device; two devices meet on the host."""
+        """Return the copy time from measured bandwidths; two devices exchange data via the host."""
         return sum(
             LAUNCH_S + nbytes / link_bandwidth(device)
             for device in dict.fromkeys((source, target))
@@ -112,14 +112,14 @@ class FlowNetwork:
         return len(self._out) - 1
 
     def edge(self, begin: int, end: int, capacity: float) -> None:
-        """At most so much flows from one to the other."""
+        """Add an edge with a maximum flow of `capacity`."""
         for here, there, room in ((begin, end, capacity), (end, begin, 0.0)):
             self._out[here].append(len(self._to))
             self._to.append(there)
             self._room.append(room)
 
     def source_side(self) -> set[int]:
-        """The nodes that are with the source when the least is cut."""
+        """Return the nodes on the source side of the minimum cut."""
         while True:
             level = self._levels()
             if level[self.sink] < 0:
@@ -168,9 +168,10 @@ class FlowNetwork:
 
 
 CLEARLY = 0.97
-"""A division has to be predicted to take less than this part of what one device takes."""
+"""Maximum predicted time of a division, relative to a single device."""
 MOST_NODES = 4000
-"""Nodes that a cut is looked for among; beyond that the two devices as a whole are compared."""
+"""Maximum number of nodes for which a cut is computed; above it, only whole devices are compared.
+"""
 Groups = list[tuple[Device, list[Node]]]
 
 
@@ -183,12 +184,12 @@ class DevicePlacement:
 
     @property
     def devices(self) -> list[Device]:
-        """Those that take part."""
+        """The participating devices."""
         return list(dict.fromkeys(device for device, _ in self.groups))
 
 
 def default_device(program: Program, device: Device | None) -> tuple[Device, bool]:
-    """The device of what nobody has pinned, and whether that may be decided otherwise."""
+    """Return the device of unpinned nodes, and True if it may be changed."""
     if device is not None:
         return device, False
     if settings.placement != "auto":
@@ -197,7 +198,7 @@ def default_device(program: Program, device: Device | None) -> tuple[Device, boo
     for symbol in _held_symbols(program):
         home = home_of(symbol)
         held[home] = held.get(home, 0) + symbol.spec.nbytes
-    # A scalar on a card beside data of the host belongs to what is computed on that card.
+    # Data on a GPU take precedence: even a scalar there belongs to a computation on that GPU.
     away = {each: nbytes for each, nbytes in held.items() if not each.is_host}
     if away or held:
         return max(away or held, key=(away or held).__getitem__), True
@@ -205,20 +206,20 @@ def default_device(program: Program, device: Device | None) -> tuple[Device, boo
 
 
 def homes(program: Program) -> tuple[tuple[Device, Kind], ...]:
-    """Where all tensors of a program are, on which its placement depends."""
+    """Return device and memory kind of all tensors of a program, which determine its placement."""
     held = (symbol.value for symbol in _held_symbols(program))
     return tuple((tensor.device, tensor.kind) for tensor in held)
 
 
 def is_mixed(program: Program, device: Device) -> bool:
-    """Whether some node or tensor of a program is elsewhere."""
+    """Return True if some node or tensor of a program is on another device."""
     if not all(can_reach(device, symbol.value) for symbol in _held_symbols(program)):
         return True
     return any_pins() and any(place is not device for place in _pinned(program).values())
 
 
 def place_nodes(program: Program, device: Device, costs: Costs | None) -> DevicePlacement:
-    """Where the nodes of a mixed program run: what is not pinned on `device`, or by `costs`."""
+    """Place the nodes of a mixed program: unpinned nodes on `device`, or according to `costs`."""
     pinned = _pinned(program)
     if costs is None:
         named = "device=" if settings.placement == "auto" else "settings.placement"
@@ -234,7 +235,7 @@ def _held_symbols(program: Program) -> list[Symbol]:
 
 
 def _pinned(program: Program) -> dict[Node, Device]:
-    """The nodes that are computed and belong somewhere; results of one node belong together."""
+    """Return the device of each pinned node; results of a node share its device."""
     order = program.order()
     return {node: find_device(node.pin) for node in order if node.pin is not None}
 
@@ -246,7 +247,7 @@ def _assigned(
     moved: Sequence[Node] = (),
     to: Device | None = None,
 ) -> dict[Node, Device]:
-    """A device for each node that is computed, and for what is given back as it is."""
+    """Return the device of each computed node, and of tensors that are outputs."""
     elsewhere = set(moved)
     roots = set(program.outputs)
     places: dict[Node, Device] = {}
@@ -264,7 +265,7 @@ def _assigned(
 
 def _groupings(program: Program, places: dict[Node, Device]) -> list[Groups]:
     """Return the groups for each device to start with."""
-    # Cards first, among equals: the host goes on while they are at work.
+    # Among equals, GPUs come first: the host continues while they work.
     starts = sorted(dict.fromkeys(places.values()), key=lambda each: (each.is_host, each.name))
     return [groups_of(program, places, first) for first in starts]
 
@@ -296,7 +297,7 @@ def _cheapest(
     for name, places in candidates.items():
         found = sorted(_groupings(program, places), key=len)
         ends = [predicted(program, each, costs) for each in found]
-        # Fewer parts are better, unless both devices are at work at once in more.
+        # Fewer parts are better, unless more parts let both devices work concurrently.
         quickest = next(i for i, end in enumerate(ends) if CLEARLY * end <= min(ends))
         times[name], groups[name] = ends[quickest], found[quickest]
     best = min((name for name in times if name != "divided"), key=times.__getitem__)
@@ -311,7 +312,7 @@ def _cheapest(
 def _cut(
     program: Program, pinned: dict[Node, Device], device: Device, other: Device, costs: Costs
 ) -> list[Node]:
-    """The nodes that are cheaper on the other device, copies counted."""
+    """Return the nodes that are cheaper on `other`, including copies."""
     order = [node for node in program.order() if node.op.kind != "leaf" or node.inputs]
     leaves = [node for node in program.order() if is_held(node)]
     feeds = [
@@ -358,7 +359,7 @@ def _cut(
 
 
 def _add_copy(network: FlowNetwork, number: int, users: Sequence[int], seconds: float) -> None:
-    """A value that is read on the other side is copied there once."""
+    """Add the cost of copying a value once to the opposite side for its readers."""
     there, back = network.node(), network.node()
     network.edge(number, there, seconds)
     network.edge(back, number, seconds)
@@ -368,13 +369,14 @@ def _add_copy(network: FlowNetwork, number: int, users: Sequence[int], seconds: 
 
 
 def predicted(program: Program, groups: Groups, costs: Costs) -> float:
-    """When a run is over: cards go on by themselves, the host waits for what it reads."""
+    """Return the predicted time of a run: GPUs work asynchronously, the host waits for its inputs.
+    """
     host = find_device("cpu")
     group_of = {node: i for i, (_, nodes) in enumerate(groups) for node in nodes}
     ends: list[float] = []
     free: dict[Device, float] = {}
     for device, nodes in groups:
-        # Whoever launches is the host.
+        # The host launches all parts.
         begin = max(free.get(device, 0.0), free.get(host, 0.0))
         copies = 0.0
         read = {given: None for node in nodes for given in node.inputs}

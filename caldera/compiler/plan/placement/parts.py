@@ -1,14 +1,15 @@
 """Partition of a program that runs on several devices, into parts that each run on one.
 
-Each part is a separate program, so passes, kernels, memory and capture are those of its device.
-A value that one part computes and another reads is stored in a tensor with a side on the host and
-one on the device: the earlier part writes the one, the later part reads the other, and the copy
-between them is launched as soon as the value is there. Reads see the values before the run, as
-everywhere: a variable is written by a part after which no part reads it, or at the end of the run.
+Each part is a separate program, so passes, kernels, memory and capture are specific to its device.
+A value that one part computes and another reads is stored in a tensor with a host and a device
+side. The earlier part writes one side, the later part reads the opposite side, and the copy between
+them is launched as soon as the value is ready. Reads see the values before the run, as everywhere:
+a variable is written by a part after its last reader, or at the end of the run.
 
 Work of the host is split into pieces, so that it starts when the first operands have arrived. The
 updates of an optimizer on the host read gradients that a GPU has computed. They are independent:
-while the first are computed, the other gradients are copied, and so are new weights back.
+while the first updates are computed, the remaining gradients are copied, and so are new weights
+back.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from caldera.core.memory import HOST, MANAGED, Device, find_device
 from caldera.core.tensor import Tensor
 
 SMALL = 1 << 12
-"""Bytes of what is computed once for all pieces, such as the rate of this step."""
+"""Maximum bytes of values computed once for all pieces, such as the rate of this step."""
 LEAST = 4 << 20
 """Bytes that a piece is given to read."""
 PIECES = 8
-"""As many as there are at most."""
+"""Maximum number of pieces."""
 Groups = list[tuple[Device, list[Node]]]
 
 
 def split_host_work(groups: Sequence[tuple[Device, list[Node]]]) -> Groups:
-    """The same groups, those of the host in pieces where they wait for much from a card."""
+    """Split groups on the host into pieces if they wait for much data from a GPU."""
     found: Groups = []
     for number, (device, nodes) in enumerate(groups):
         waits = device.is_host and number > 0
@@ -66,7 +67,8 @@ def _pieces(nodes: list[Node]) -> list[list[Node]]:
 
 
 def _components(nodes: Sequence[Node]) -> dict[Node, Node]:
-    """Nodes that hang together, but for small ones that are made of nothing large."""
+    """Return the connected nodes as a union-find forest; small nodes of small inputs are left out.
+    """
     inside, parent = set(nodes), {}
     for node in nodes:
         own = [given for given in node.inputs if given in inside]
@@ -92,14 +94,17 @@ Places = Mapping[Node, Device]
 
 
 def is_held(node: Node) -> bool:
-    """Whether the node stands for a tensor, which has a place of its own."""
+    """Return True if the node is a tensor, which has a home device."""
     symbol = node.attrs.get("symbol")
     return symbol is not None and symbol.role in ("variable", "tensor")
 
 
 def is_free(node: Node) -> bool:
-    """Whether any part can have the node for nothing: inputs are fed to all, constants are kept,
-    and so are those that are only repeated or turned."""
+    """Return True if any part can have the node without cost.
+
+    Inputs are fed to all parts and constants are kept by all, including constants that are only
+    repeated or turned.
+    """
     if not node.inputs:
         return node.op.kind == "leaf" and not is_held(node)
     return (
@@ -117,11 +122,11 @@ def home_of(symbol: Symbol) -> Device:
 
 @dataclass
 class Subgraph:
-    """What runs on one device without a break.
+    """Part of a program that runs on one device without a break.
 
-    `outputs` has the numbers of the results of the whole program, in the order of those of this
-    part; `relays` the tensors that are copied to others before it runs; `sent` those whose copy to
-    the other side begins when it has been launched.
+    `outputs` has the indices of its results among the results of the whole program. `relays` are
+    pairs of tensors, of which the first is copied to the second before the part runs. `sent` are
+    tensors whose copy to the opposite side is started after launch.
     """
 
     device: Device
@@ -170,7 +175,7 @@ def parts_of(program: Program, groups: Sequence[tuple[Device, list[Node]]]) -> l
 
 
 class _Partitioner:
-    """Finds what goes from part to part."""
+    """Builder of parts, which determines the values transferred between them."""
 
     def __init__(self, program: Program, groups: Sequence[tuple[Device, list[Node]]]) -> None:
         self._groups = groups
@@ -189,7 +194,7 @@ class _Partitioner:
                 self._rebuild(node, number)
         for _, node in program.updates:
             if is_held(node):
-                # Copied at the end: until then it must be what it was.
+                # Copied at the end; the value must not change before.
                 self._last_reader[node.attrs["symbol"]] = len(groups)
         late = self._assign_updates(program)
         self._count_host_reads(late)
@@ -229,7 +234,7 @@ class _Partitioner:
         new[node] = node.op.rebuild(node, tuple(new[given] for given in node.inputs))
 
     def _read(self, node: Node, number: int) -> Node:
-        """What stands for a node of another part, or of none, in this one."""
+        """Return the node of this part that replaces a node from another part, or from no part."""
         device = self._devices[number]
         if is_held(node):
             symbol: Symbol = node.attrs["symbol"]
@@ -284,7 +289,9 @@ class _Partitioner:
     # --- writing
 
     def _assign_updates(self, program: Program) -> list[Subgraph]:
-        """Give each update to the part that may write it; those of none are parts of their own."""
+        """Assign each update to a part that may write it; the remaining updates form separate
+        parts.
+        """
         late: dict[Device, dict[Symbol, Node]] = {}
         relays: list[tuple[Symbol, Symbol]] = []
         copies: dict[Device, list[Copied]] = {}
@@ -314,13 +321,12 @@ class _Partitioner:
             for home, writes in late.items()
         ]
         if parts:
-            # Before any of them: what one copies, another may be about to write.
+            # Before all late parts: a late part may overwrite the source of a relay.
             parts[0].relays += relays
         return parts
 
     def _may_write(self, symbol: Symbol, node: Node, made: int) -> bool:
-        """Whether the part that computes a new value may write it: nobody reads the old one after
-        that."""
+        """Return True if the part that computes a new value may write it: no reader follows."""
         is_last = self._last_reader.get(symbol, -1) <= made
         return is_last and not is_held(node) and can_reach(self._devices[made], symbol.value)
 

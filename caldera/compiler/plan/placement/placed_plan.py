@@ -1,7 +1,7 @@
 """A plan whose parts run on several devices.
 
-Parts are launched one after the other. A part of a card is launched and goes on by itself; a part
-of the host computes in this thread meanwhile, and waits only for the copies of what it reads.
+Parts are launched in order. A part of a GPU is launched and runs asynchronously; a part of the host
+is computed concurrently in this thread, and waits only for the copies of its inputs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from caldera.core.tensor import Tensor
 
 
 class JoinedSchedule:
-    """The steps of all parts, for those who look at them."""
+    """Steps of all parts, for inspection."""
 
     def __init__(self, plans: Sequence[Plan]) -> None:
         self.steps: list[Step] = [step for plan in plans for step in plan.schedule.steps]
@@ -42,8 +42,8 @@ class JoinedSchedule:
 class PlacedPlan(Plan):
     """A program in parts, each a plan of its device; used like any other plan.
 
-    `device` is the one of most parts' work: that which is not the host, if there is one. `reason`
-    says why nodes are where they are.
+    `device` is the device of most parts' work: the first device other than the host, if there is
+    one. `reason` explains the placement of nodes.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -91,7 +91,7 @@ class PlacedPlan(Plan):
 
     @property
     def arena_bytes(self) -> int:
-        """Bytes of the arenas of all parts; those of one device share theirs."""
+        """Bytes of the arenas of all parts; parts on one device share an arena."""
         by_device: dict[Device, int] = {}
         for plan in self.plans:
             by_device[plan.device] = max(by_device.get(plan.device, 0), plan.arena_bytes)
@@ -99,18 +99,18 @@ class PlacedPlan(Plan):
 
     @property
     def naive_bytes(self) -> int:
-        """Bytes the intermediate values would take if each had memory of its own."""
+        """Bytes the intermediate values would take without shared memory."""
         return sum(plan.naive_bytes for plan in self.plans)
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that the parts hold on to between runs, and what goes from one to another."""
+        """Bytes retained by the parts between runs, including values transferred between parts."""
         carried = sum(symbol.spec.nbytes for symbol in self._own)
         return carried + sum(plan.held_bytes for plan in self.plans)
 
     @property
     def copied_bytes(self) -> int:
-        """Bytes that go from one device to another in a run."""
+        """Bytes copied between devices in a run."""
         return sum(copy.nbytes for part in self.parts for copy in part.copies)
 
     @property
@@ -126,17 +126,17 @@ class PlacedPlan(Plan):
 
     @property
     def is_stale(self) -> bool:
-        """Whether variables have moved since it was last tied to them."""
+        """True if variables have moved since the plan was last bound to them."""
         return any(plan.is_stale for plan in self.plans)
 
     @property
     def can_capture(self) -> bool:  # type: ignore[override]
-        """Whether a part of a card can be captured."""
+        """True if a part on a GPU can be captured."""
         return bool(self._capturable())
 
     @property
     def is_captured(self) -> bool:
-        """Whether the parts of cards are replayed, as far as they can be."""
+        """True if all parts on GPUs that can be captured are replayed."""
         found = self._capturable()
         return bool(found) and all(plan.is_captured for plan in found)
 
@@ -146,7 +146,9 @@ class PlacedPlan(Plan):
     # --- running
 
     def run(self, feeds: Mapping[str, Any] | None = None) -> list[Tensor]:
-        """Run once: all parts, in their order; the outputs as tensors, each where it was made."""
+        """Run all parts in order; return the outputs as tensors, each on the device that computed
+        it.
+        """
         given = self._checked(feeds)
         results: dict[int, Tensor] = {}
         with self._lock:
@@ -172,7 +174,7 @@ class PlacedPlan(Plan):
             plan.release()
 
     def capture(self) -> None:
-        """Record the calls of those parts that run on a card; the host's run as before."""
+        """Capture the parts on GPUs; the host's parts run as before."""
         with self._lock:
             for plan in self._capturable():
                 plan.capture()
@@ -193,7 +195,7 @@ class PlacedPlan(Plan):
         return _joined(found, self.parts, self.reason)
 
     def _rehearse(self, feeds: Mapping[str, Any] | None) -> None:
-        """Have something in what goes from part to part, and the variables as they were."""
+        """Fill the tensors passed between parts, and restore the variables."""
         before = [(symbol.value, symbol.value.copy()) for symbol, _ in self.original.updates]
         if feeds is not None or not self.inputs:
             self.run(feeds)
@@ -204,7 +206,7 @@ class PlacedPlan(Plan):
     def trace(
         self, path: str | PathLike[str], feeds: Mapping[str, Any] | None = None, *, runs: int = 3
     ) -> Path:
-        """Write when each kernel of the card's longest part ran; see `Plan.trace`."""
+        """Write a trace of the GPU's longest part; see `Plan.trace`."""
         longest = max(
             self.plans, key=lambda plan: (not plan.device.is_host, len(plan.schedule.steps))
         )
