@@ -54,7 +54,7 @@ class PlaceMember(PoolMember):
 
 
 class PlaceWorkers(WorkerPool):
-    """Pool with as many workers as the place supports."""
+    """Worker pool whose size follows the capacity of its place."""
 
     def __init__(self, place: Place, job: SearchJob) -> None:
         super().__init__()
