@@ -20,19 +20,19 @@ from caldera.train.callbacks import Callback, EarlyStopping, KeepBest, Target, T
 from caldera.train.neural_network import NeuralNetwork
 
 _RATE_ARGUMENTS = ("initial", "peak", "then")
-"""What schedules call the learning rate they are made with."""
+"""Argument names under which schedules receive the learning rate."""
 _WHOLE_RUN = ("cosine", "one_cycle")
 """Schedules that take the whole run unless told otherwise."""
 _MAIN = "main"
 _CLIPS = {"clip_norm": optim.ClipNorm, "clip_value": optim.ClipValue}
 VALIDATION_PART = 0.2
-"""What is held out where something has to be chosen by it."""
+"""Default fraction of the samples held out when the options require model selection."""
 MOST_ONE_HOT = 30
 """Categories of a column up to which each enters the network as a feature, without a vector."""
 
 
 def resolved(options: Mapping[str, Any], found: Dataset) -> dict[str, Any]:
-    """The options with what follows from the data: the loss, the scale, the number of words."""
+    """Return the options completed from the data: loss, scale, vocabulary size."""
     reads_words = ZOO[options["model"]].reads_words
     is_table = len(found.shape) == 1 and not reads_words
     usual: dict[str, Any] = {
@@ -62,9 +62,9 @@ def choosing(options: Mapping[str, Any]) -> list[str]:
 
 
 def held_out(found: Dataset, options: Mapping[str, Any]) -> Dataset:
-    """The data set with a part of the training data apart, if the options ask for it.
+    """Return the data set with a validation part, if the options require one.
 
-    Without one nothing may be chosen: it would be chosen by the test data.
+    Without one, options that select a model are an error: the test data would make the selection.
     """
     part = options.get("validation_part", 0.0)
     if part:
@@ -81,7 +81,7 @@ def held_out(found: Dataset, options: Mapping[str, Any]) -> Dataset:
 
 
 def make_class_weights(options: Mapping[str, Any]) -> str | dict[str, float] | None:
-    """How much the classes count, as `fit` takes it.
+    """Return the class weights in the form that `fit` accepts.
 
     >>> make_class_weights({"class_weights": ["faulty=10"]})
     {'faulty': 10.0}
@@ -119,8 +119,11 @@ def make_network(
     category_spans: Sequence[tuple[int, int]] = (),
     series: Data | None = None,
 ) -> NeuralNetwork:
-    """The network that the options name, for samples of this shape, or of those it was made for;
-    for those of a `series` it brings inputs to one size."""
+    """Build the network that the options name.
+
+    The sample shape is `input_shape`, or the published one. With a `series` the network starts with
+    a `Rescale` layer fitted to it.
+    """
     network = ZOO[options["model"]]
     own = _own(options, "model", "normalise", "embedding")
     layers = make_layers(options["model"], own, input_shape, outputs)
@@ -180,7 +183,7 @@ def make_batch_size(options: Mapping[str, Any]) -> int | optim.GrowingBatch:
 
 
 def total_steps(options: Mapping[str, Any], samples: int) -> int:
-    """How many batches a whole run has.
+    """Return the number of batches in a whole run.
 
     >>> total_steps({"batch_size": 32, "epochs": 10}, 100)
     40
@@ -206,7 +209,7 @@ def make_loss(options: Mapping[str, Any]) -> Loss:
 
 
 def make_optimizer(options: Mapping[str, Any], steps: int) -> Optimizer:
-    """The optimizer that the options name, for a run of so many steps.
+    """Build the optimizer that the options name, for a run of `steps` steps.
 
     >>> make_optimizer({"optimizer": "sgd", "momentum": 0.9, "clip_norm": 1.0}, 100).momentum
     0.9
@@ -241,7 +244,7 @@ def make_optimizer(options: Mapping[str, Any], steps: int) -> Optimizer:
 def make_schedule(
     options: Mapping[str, Any], rate: float, steps: int
 ) -> optim.Schedule | optim.EpochRule:
-    """The schedule that the options name, for this learning rate and so many steps.
+    """Build the schedule that the options name, for this learning rate and number of steps.
 
     >>> make_schedule({"schedule": "cosine", "schedule_warm_up": 10}, 0.1, 500)
     Cosine(peak=0.1, steps=500, warm_up=10, final=0.0)
@@ -266,7 +269,7 @@ def make_schedule(
 
 
 def make_callbacks(options: Mapping[str, Any]) -> list[Callback]:
-    """What ends a run early, or keeps the best epoch.
+    """Return the callbacks that end a run early or keep the best epoch.
 
     >>> [type(each).__name__ for each in make_callbacks({"patience": 3, "time_limit": 60.0})]
     ['EarlyStopping', 'TimeLimit']
@@ -282,6 +285,6 @@ def make_callbacks(options: Mapping[str, Any]) -> list[Callback]:
 
 
 def _vocabulary(found: Dataset) -> int:
-    """How many words there are, from the largest number of one."""
+    """Return the vocabulary size, derived from the largest word index."""
     largest = [int(part.x.max()) for part in (found.train, found.test) if len(part)]
     return max(largest, default=0) + 1

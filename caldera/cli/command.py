@@ -1,4 +1,4 @@
-"""What a command is, and the parser that all of them share."""
+"""Definition of a command, and the shared argument parser."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def flag(*names: str, **settings: Any) -> AddFlags:
 
 
 def flags(*parts: AddFlags) -> AddFlags:
-    """Several of them.
+    """Combine several flags.
 
     >>> parser = Parser(prog="caldera greet")
     >>> flags(flag("name"), flag("--loud", action="store_true"))(parser)
@@ -50,20 +50,20 @@ def flags(*parts: AddFlags) -> AddFlags:
 
 
 def group(title: str, *parts: AddFlags) -> AddFlags:
-    """Several of them under a title of the help text."""
+    """Combine several flags under a title of the help text."""
     return lambda parser: flags(*parts)(parser.add_argument_group(title))
 
 
 def tell(line: str) -> None:
-    """Print a line about the progress of a command, beside its output."""
+    """Print a progress line to stderr, separate from the command's output."""
     print(line, file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)
 class Command:
-    """A word after `caldera`: what it is for, its flags, and what it does.
+    """Subcommand of `caldera`: its purpose, its flags and its action.
 
-    `run` gives back the exit status. `order` is its place in the list of commands.
+    `run` returns the exit status. `order` is the position in the list of commands.
     """
 
     name: str
@@ -75,11 +75,11 @@ class Command:
     run: Callable[[argparse.Namespace], int]
     order: int
     words: Callable[[], Iterable[str]] = tuple
-    """What its first argument may be, beside files: for shells that complete it."""
+    """Names accepted as first argument in addition to files, for shell completion."""
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that knows no abbreviations and raises its errors.
+    """Argument parser without abbreviations that raises its errors.
 
     >>> parser = Parser(prog="caldera train")
     >>> _ = parser.add_argument("--epochs")
@@ -103,7 +103,7 @@ class Parser(argparse.ArgumentParser):
         """Raise for arguments that were left over, with the flag that was probably meant."""
         flags = [argument for argument in unknown if argument.startswith("-")]
         if flags:
-            # "-1" is left over as well where no number was asked for.
+            # "-1" is also left over if the command expects no number.
             flag = flags[0].partition("=")[0]
             known = [name for name in self._option_string_actions if name.startswith("--")]
             hint = nearest(flag, known)

@@ -20,13 +20,13 @@ from caldera.errors import ConfigError, DataError, ShapeError
 
 @dataclass(frozen=True)
 class DataSource:
-    """Where samples come from: what makes the data set, and which options that takes."""
+    """Source of samples: the function that makes the data set, and the options it accepts."""
 
     make: Callable[..., Dataset]
     options: Mapping[str, str]
     """The argument for each option."""
     takes_schema: bool = False
-    """Whether columns can be found with the schema of a model."""
+    """True if a model's schema can select the columns."""
 
 
 _SPLIT = {"test_part": "test", "split_seed": "seed"}
@@ -107,13 +107,13 @@ def load_data(options: Mapping[str, Any], schema: Schema | None = None) -> Datas
     if source.takes_schema and schema is not None and (schema.columns or schema.text):
         arguments["schema"] = schema
     with warnings.catch_warnings():
-        # What was decided is among the notes of the data set.
+        # The notes of the data set contain these warnings.
         warnings.simplefilter("ignore", UserWarning)
         return source.make(*leading, **arguments)
 
 
 def has_texts(options: Mapping[str, Any]) -> bool:
-    """Whether the data that options name are texts: a column of them, or folders of text files."""
+    """Return True if the data are texts: a column of a table, or folders of text files."""
     if "text_column" in options:
         return True
     path = Path(options["data"]).expanduser() if options.get("data") else None
@@ -121,7 +121,7 @@ def has_texts(options: Mapping[str, Any]) -> bool:
 
 
 def split_seed(options: Mapping[str, Any]) -> dict[str, int]:
-    """The option that says which samples are set aside, if the data are split here.
+    """Return the seed option of the test split, if the data are split here.
 
     >>> split_seed({"data": "digits"}), split_seed({"data": "mnist"})
     ({'split_seed': 0}, {})
@@ -161,7 +161,7 @@ def _source(options: Mapping[str, Any]) -> tuple[DataSource, tuple[Path, ...]]:
 
 
 def table_input_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What `data.table_inputs` is to be told, from options: the column of answers is left out too.
+    """Return the arguments of `data.table_inputs`; the target column is ignored too.
 
     >>> table_input_arguments({"target_column": "name", "delimiter": "tab"})
     {'ignore': ['name'], 'delimiter': '\\t'}
@@ -227,11 +227,11 @@ def _argument(option: str, value: Any, *, by_name: bool = False) -> Any:
 
 
 def _named_augmentations(options: Mapping[str, Any], shape: tuple[int, ...]) -> dict[str, Any]:
-    """The options with those that --augment names, unless they are given by themselves."""
+    """Add the options of each --augment name, except options given explicitly."""
     asked = dict(
         pair for name in options.get("augment", ()) for pair in AUGMENTATIONS[name].items()
     )
-    # A size that nobody gave is an eighth of the image's height.
+    # The default size is an eighth of the image's height.
     size = max(1, shape[-2] // 8) if len(shape) > 1 else 1
     return {name: size if each is None else each for name, each in asked.items()} | dict(options)
 

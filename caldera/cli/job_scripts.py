@@ -31,7 +31,7 @@ _SUBMITTED_WITHIN_S = 60.0
 _ENDED_WITHIN_S = 60
 """Seconds after which srun ends the ranks that outlive another."""
 _HOSTFILE = "/etc/mpi/hostfile"
-"""Where the MPI operator writes the hosts; Open MPI 5 does not read the operator's variable."""
+"""Host file of the MPI operator; Open MPI 5 does not read the operator's variable."""
 
 
 @dataclass(frozen=True)

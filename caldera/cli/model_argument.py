@@ -42,7 +42,7 @@ add_model_argument = flags(
 
 
 def find_model(arguments: argparse.Namespace) -> Model:
-    """The model that a command line asks for."""
+    """Return the model that a command line selects."""
     text = arguments.subject
     given = given_options(arguments)
     if text in ZOO:
@@ -68,7 +68,7 @@ def find_model(arguments: argparse.Namespace) -> Model:
 
 
 def class_names_of(model: Model, path: str) -> tuple[str, ...]:
-    """What the classes of a model from a file are called; none if nobody has said it."""
+    """Return the class names of a model from a file; empty if they are unknown."""
     if model.schema is not None:
         return model.schema.classes
     return tuple(read_class_names(Path(path)))

@@ -1,7 +1,7 @@
-"""What an option can hold: how it is written on the command line, and what a recipe may say.
+"""Types of options: their text on the command line and their values in a recipe.
 
-A kind reads text (`from_text`) and checks values that a recipe file already has types for
-(`checked`); both give the same value, or say what they expected.
+A type parses text (`from_text`) and checks values that a recipe file already has types for
+(`checked`). Both return the same value, or report the expected type.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from caldera.errors import ConfigError
 
 
 class OptionType(ABC):
-    """What values of one kind look like."""
+    """Base class of option types."""
 
     @property
     @abstractmethod
     def placeholder(self) -> str:
-        """What help texts show in place of a value."""
+        """Placeholder of a value in help texts."""
 
     @property
     @abstractmethod
     def expected(self) -> str:
-        """What an error says was expected."""
+        """Expected value, for error messages."""
 
     def read(self, text: str) -> Any:
-        """The value that a text stands for; ValueError if it is none."""
+        """Parse a text; raise ValueError if it is invalid."""
         return text
 
     @abstractmethod
@@ -39,7 +39,7 @@ class OptionType(ABC):
         """The value as this kind holds it; ValueError if it is none."""
 
     def hint(self, value: Any) -> str:
-        """What to do about a value that is refused."""
+        """Return a hint for a rejected value."""
         return ""
 
     def from_text(self, text: str, where: str) -> Any:
@@ -136,7 +136,7 @@ class TextOption(OptionType):
 
 @dataclass(frozen=True)
 class Texts(TextOption):
-    """Texts with commas between them; a single one is a list of one.
+    """Comma-separated texts; a single text becomes a list with one item.
 
     >>> Texts("COLUMN,...").from_text("width,length", "--columns")
     ['width', 'length']
@@ -175,7 +175,7 @@ class Flag(OptionType):
 
 @dataclass(frozen=True)
 class CountsOption(OptionType):
-    """Whole numbers of at least 1, with commas between them; a single one is a list of one.
+    """Comma-separated integers >= 1; a single integer becomes a list with one item.
 
     >>> CountsOption().from_text("528,528", "--hidden")
     [528, 528]
@@ -193,7 +193,7 @@ class CountsOption(OptionType):
 
 @dataclass(frozen=True)
 class NameOption(OptionType):
-    """One of some names. They are asked for when needed, so that what was registered counts.
+    """A name from a set, which is read when needed, so that later registrations count.
 
     >>> NameOption("optimizer", lambda: ["adam", "sgd"]).from_text("adm", "--optimizer")
     Traceback (most recent call last):

@@ -1,4 +1,4 @@
-"""What Caldera can use beside what it needs, found without importing what is slow to import."""
+"""Optional dependencies of Caldera, detected without slow imports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class OptionalFeature:
 
 @dataclass(frozen=True)
 class Package:
-    """A Python package: how it is imported, what it may be called where packages come from."""
+    """Python package: its module name and its possible distribution names."""
 
     module: str
     distributions: tuple[str, ...]
@@ -103,7 +103,7 @@ def _package(package: Package) -> OptionalFeature:
 
 
 def _importable(module: str) -> bool:
-    """Whether a module is there; only the packages around it are imported."""
+    """Return True if a module exists; only its parent packages are imported."""
     try:
         return find_spec(module) is not None
     except (ImportError, ValueError):
@@ -124,7 +124,7 @@ def _gpu() -> OptionalFeature:
 
 
 def _mpi() -> list[OptionalFeature]:
-    """The library that mpi4py loads, and what starts its ranks."""
+    """Return the MPI library that mpi4py loads, and the launcher of its ranks."""
     loaded = library() if _importable("mpi4py") else None
     starter = find_launcher()
     found = "" if starter is None else f"{starter.implementation} at {starter.path}"

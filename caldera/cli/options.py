@@ -1,7 +1,7 @@
-"""Every option of training, once: its key in a recipe, its flag, what it holds and what it means.
+"""All training options, each with its recipe key, flag, type and help text.
 
-`learning_rate` in a recipe is `--learning-rate` on the command line. What an option is good for
-(which models take it, which optimizers) is decided where the thing is made; see `build`.
+`learning_rate` in a recipe is `--learning-rate` on the command line. Which models or optimizers
+accept an option is decided where these are built; see `build`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class RecipeOption:
 
     @property
     def flag(self) -> str:
-        """As it is written on the command line."""
+        """Flag on the command line."""
         return "--" + self.name.replace("_", "-")
 
     def read(self, value: Any) -> Any:
@@ -165,7 +165,7 @@ AUGMENTATIONS: Mapping[str, Mapping[str, Any]] = {
     "rotate": {"rotate": 15.0},
     "colour": {"colour": 0.2},
 }
-"""The options that the names of --augment stand for; None is a size that follows from the data."""
+"""Options for each name of --augment; None is a size that follows from the data."""
 
 AUGMENTATION = (
     RecipeOption(
@@ -359,7 +359,7 @@ OPTIONS: Mapping[str, RecipeOption] = {
 
 
 def option_flags(*groups: str) -> AddFlags:
-    """The flags of these groups. What is not given stays away from the result."""
+    """Return the flags of these groups; flags that are not given are absent from the result."""
     return flags(*(group(f"{name} options", *map(option_flag, GROUPS[name])) for name in groups))
 
 
@@ -381,7 +381,7 @@ def option_flag(option: RecipeOption) -> AddFlags:
 def given_options(
     arguments: argparse.Namespace, names: Collection[str] | None = None
 ) -> dict[str, Any]:
-    """The options, among those of these names, that were given as flags, read and checked.
+    """Return the options given as flags, parsed and checked, restricted to `names`.
 
     >>> given_options(argparse.Namespace(epochs="3", hidden="8,8", out="out"))
     {'epochs': 3, 'hidden': [8, 8]}

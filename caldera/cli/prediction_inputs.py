@@ -136,7 +136,7 @@ def _last_steps(path: Path, series: Series) -> np.ndarray:
 
 
 def _texts(path: Path, tokenizer: Tokenizer) -> tuple[list[str], np.ndarray]:
-    """Texts: of a folder of text files, of one, or of the column of a table."""
+    """Return names and tokens of texts from a folder, a text file or a table column."""
     if path.is_dir() or path.suffix.lower() in TEXT_SUFFIXES:
         files = text_files(path) if path.is_dir() else [path]
         if not files:

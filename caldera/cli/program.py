@@ -1,7 +1,7 @@
 """`caldera`: finds the commands, reads the command line, and turns errors into one line each.
 
 Exit status: 0 done, 1 failed, 2 the command line or a setting is wrong, 130 interrupted (Ctrl-C),
-141 nobody reads the output any more, 143 terminated.
+141 the reader of the output has closed it, 143 terminated.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ NO_READER = 141
 
 
 def find_commands(only: str | None = None) -> dict[str, Command]:
-    """The commands by name, in the order of the help text; or the one in the file of a name, if
-    there is one: to import all of them takes as long as to import the package.
+    """Return the commands by name, in the order of the help text.
+
+    With `only`, the module of this name is imported without the rest, if it exists: importing all
+    commands takes as long as importing the package.
 
     >>> list(find_commands())[:2]
     ['train', 'search']
@@ -60,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
     where = "caldera"
     name = next((word for word in words if not word.startswith("-")), None)
-    # The help of `caldera --help train` names all of them.
+    # The help of `caldera --help train` lists all commands.
     flags = words if name is None else words[: words.index(name)]
     table = find_commands(name if set(flags) <= {"--debug"} else None)
     try:
@@ -73,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{where}: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # What is still in the buffer must not raise again when the process ends.
+        # The remaining buffer must not raise again when the process ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NO_READER
     except Exception as error:
@@ -103,7 +105,7 @@ def _run(words: list[str], name: str | None, table: dict[str, Command]) -> int:
 
 
 def make_parsers(table: dict[str, Command]) -> tuple[Parser, dict[str, Parser]]:
-    """The parser of the whole command line, and that of each command by its name."""
+    """Return the parser of the whole command line, and the parser of each command by name."""
     parser = Parser(
         prog="caldera",
         description="Caldera: deep learning for scientists.",
@@ -141,7 +143,7 @@ def _one_line(error: Exception) -> str:
     if isinstance(error, CalderaError):
         return text
     if isinstance(error, OSError):
-        # Without "[Errno 2]", which says nothing to most people.
+        # Without "[Errno 2]", which few users understand.
         said = f"{error.strerror}: {error.filename}" if error.filename else text
         return f"{said or type(error).__name__}; is the path right, and may you use it?"
     if isinstance(error, MemoryError):

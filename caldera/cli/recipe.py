@@ -27,7 +27,7 @@ from caldera.errors import ConfigError, DataError
 
 
 def read_recipe(path: str | PathLike[str]) -> dict[str, Any]:
-    """The options that a recipe file gives.
+    """Read the options of a recipe file.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "recipe.toml"
@@ -43,7 +43,7 @@ def read_recipe(path: str | PathLike[str]) -> dict[str, Any]:
 
 
 def read_toml(path: str | PathLike[str], example: str) -> dict[str, Any]:
-    """What a recipe file holds; `example` is a line as it should have, for those that are wrong."""
+    """Read a recipe file; `example` is a correct line, shown in the error for a wrong file."""
     name = Path(path).name
     if Path(path).suffix.lower() in (".csv", ".npz", ".caldera"):
         kind = "a model" if Path(path).suffix.lower() == ".caldera" else "data"
@@ -76,7 +76,7 @@ def checked_options(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     return found
 
 
-# What is trained where nothing is said: at least 97% of the test digits, in seconds.
+# Default training: at least 97% of the test digits, in seconds.
 _USUAL_MODEL = {"model": "mlp", "hidden": [256, 256], "dropout": 0.3}
 _USUAL_TEXT_MODEL = {"model": "text_classifier"}
 _USUAL_OPTIMIZER = {
@@ -88,10 +88,10 @@ _USUAL_OPTIMIZER = {
 
 
 def complete(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with the defaults of those that were not given, in the order of the help text.
+    """Return the options with defaults for missing ones, in the order of the help text.
 
-    Where no model is named there is a usual one, and so for the optimizer; one that is named has
-    its own defaults.
+    Without a model or an optimizer, the usual one is selected with its settings. A model or
+    optimizer that is given has separate defaults.
 
     >>> complete({"hidden": [64]})["model"], complete({"model": "mlp"}).get("hidden")
     ('mlp', None)

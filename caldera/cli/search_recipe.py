@@ -1,4 +1,4 @@
-"""Recipes of `caldera search`: those of `caldera train`, with a space and a method.
+"""Recipes of `caldera search`: recipes of `caldera train` with a space and a method.
 
     model = "mlp"
     epochs = 20
@@ -14,7 +14,7 @@
     optimizer = { choice = ["sgd", "adam"], sgd = { momentum = { uniform = [0.5, 0.99] } } }
 
 A list is a choice. A choice can open parameters that only one of its values has. Every value is
-checked as the option it is for; unknown keys are errors.
+checked against its option; unknown keys are errors.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ _NOT_SEARCHED = (
     "target_accuracy",
     "time_limit",
 )
-"""What must be the same for all trials, so that they can be compared and built."""
+"""Options that must be equal for all trials, to make them comparable and buildable."""
 _OBJECTIVES: Mapping[str, Callable[..., Any]] = {
     "metric": search.metric,
     "time_to": search.time_to,
@@ -98,7 +98,7 @@ _OBJECTIVES: Mapping[str, Callable[..., Any]] = {
 
 @dataclass(frozen=True)
 class SearchRecipe:
-    """What a recipe says: the options that all trials share, the space, and how to search it."""
+    """Contents of a recipe: options shared by all trials, the space, and search settings."""
 
     options: dict[str, Any]
     space: dict[str, Any]
@@ -178,7 +178,7 @@ def _method(given: Mapping[str, Any], where: str) -> Any:
 
 
 def objective_of(value: Any, where: str) -> Any:
-    """An objective: a metric, several of them, or a table of what makes one.
+    """Return an objective from a metric, a list of metrics, or a table of arguments.
 
     >>> objective_of("val_loss", "objective").modes
     ('min',)
@@ -243,7 +243,7 @@ _WAYS = ("choice", "uniform", "log", "integer", "layers")
 
 
 def _dimension(value: Any, kind: OptionType, where: str) -> Any:
-    """What one parameter may be."""
+    """Return the dimension of a parameter."""
     if isinstance(value, list):
         return _choice({"choice": value}, kind, where)
     if not isinstance(value, Mapping):
@@ -339,7 +339,7 @@ def _range(way: str, value: Mapping[str, Any], kind: OptionType, where: str) -> 
 
 
 def usual_space(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What is searched where nobody said: the options that matter most, unless they are given.
+    """Return the default space: the most important options, except options already given.
 
     >>> sorted(usual_space({"model": "lenet5", "batch_size": 32}))
     ['learning_rate', 'weight_decay']

@@ -1,4 +1,4 @@
-"""The networks that the command line can make, and which options each of them takes."""
+"""Networks that the command line can build, and the options of each network."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ZooNetwork:
 
     @property
     def options(self) -> list[str]:
-        """The options it takes, beside those that follow from the data.
+        """Names of the network's options, without options that follow from the data.
 
         >>> ZOO["mlp"].options
         ['hidden', 'activation', 'dropout']
@@ -95,7 +95,7 @@ def make_layers(
 def _of_words(
     name: str, shape: Sequence[int] | None, classes: int | None, options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What networks that read words are made with: the length of a row, and how many words."""
+    """Return the arguments of networks that read words: row length and vocabulary size."""
     if shape is None or len(shape) != 1 or "vocabulary" not in options:
         raise ConfigError.build(
             f"model {name}",

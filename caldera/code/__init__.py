@@ -3,8 +3,9 @@
 - `compile_c` and `read_ir`: C to LLVM IR, and IR to functions of statements
 - `normalised`: a statement as a word, without names and numbers
 - `flow_edges` and `context_pairs`: which statements depend on each other
-- `train_embedding`: vectors of statements; `Embedding`: asking them
-- `analogy_scores`, `distance_score`: how much they have understood
+- `train_embedding`: vectors of statements; `Embedding`: similarity, nearest statements and
+  analogies
+- `analogy_scores`, `distance_score`: tests of their quality
 - `poj104`: the programs of POJ-104
 """
 

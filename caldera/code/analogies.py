@@ -1,9 +1,10 @@
-"""Questions that vectors of statements should answer, made of the vocabulary itself.
+"""Tests of statement vectors, with questions built from the vocabulary itself.
 
-After table 2 of inst2vec: "a is to b as c is to what?" where a and b are one operation with two
-types, with and without an option, an operation and its inverse, or a statement about the same
-members as a vector, an array and a structure; and whether statements of one kind are nearer to each
-other than to all others. An answer counts if it is among the five nearest, as it does there.
+The tests follow table 2 of inst2vec. An analogy has the form "a is to b as c is to ...". Here a and
+b are the same operation with two types, or with and without an option. They may also be an
+operation and its inverse, or a statement about the same members as a vector, an array and a
+structure. An answer counts if it is among the five nearest, as in inst2vec. A second test checks
+whether statements of the same kind are nearer to each other than to statements of other kinds.
 """
 
 from __future__ import annotations
@@ -52,12 +53,12 @@ KINDS = (
 """Statements that do the same, for the test of distances."""
 MOST_MEMBERS = 16
 MOST = 2000
-"""Questions of a kind that are asked, evenly out of all."""
+"""Maximum number of questions per kind, evenly selected from all."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """How many questions of a kind were answered as they should be.
+    """Number of correct answers and of questions.
 
     >>> from caldera import code
     >>> print(code.Score(right=3, asked=4))
@@ -73,8 +74,9 @@ class Score:
 
 
 def analogy_scores(embedding: StatementEmbedding, among: int = 5) -> dict[str, Score]:
-    """Types, options, conversions and data structures: how often the right statement is `among` the
-    nearest.
+    """Score the analogies: types, options, conversions and data structures.
+
+    An answer is correct if it is `among` the nearest statements.
 
     >>> import numpy as np
     >>> from caldera import code
@@ -91,8 +93,11 @@ def analogy_scores(embedding: StatementEmbedding, among: int = 5) -> dict[str, S
 
 
 def distance_score(embedding: StatementEmbedding) -> Score:
-    """How often two statements of one kind (additions, divisions, returns, ...) are nearer to each
-    other than the first is to a statement of another kind: over all such three.
+    """Score the distances between statements of the same and of different kinds.
+
+    Kinds are additions, divisions, returns, ... The score counts triples of two statements of a
+    kind and a third of another kind. A triple is correct if the first two are nearer to each other
+    than the first is to the third.
 
     >>> import numpy as np
     >>> from caldera import code
@@ -155,7 +160,7 @@ def _types(words: Iterable[str]) -> Iterator[Question]:
 
 
 def _options(words: Iterable[str]) -> Iterator[Question]:
-    """Two operations without and with an option, of one type."""
+    """Yield questions about the same operations and types without and with an option."""
     found = {
         each.group("name", "options", "type", "operands"): each.string
         for each in _operations(words)
@@ -169,7 +174,7 @@ def _options(words: Iterable[str]) -> Iterator[Question]:
 
 
 def _conversions(words: Iterable[str]) -> Iterator[Question]:
-    """A conversion or an operation, and the one that undoes it."""
+    """Yield questions about a conversion or an operation and its inverse."""
     groups: dict[str, list[tuple[str, str]]] = defaultdict(list)
     found: dict[tuple[str, ...], str] = {}
     for word in sorted(words):
@@ -199,7 +204,7 @@ def _structures(words: Iterable[str]) -> Iterator[Question]:
                 continue
             own = "vector" if match.group(1) == "<" else "array"
             others = {"structure": "{ " + ", ".join([kind] * count) + " }"}
-            # Each two forms are met from one side alone.
+            # Each pair of forms is generated in one direction only.
             if own == "array":
                 others["vector"] = f"<{count} x {kind}>"
             for form, written in others.items():

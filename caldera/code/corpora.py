@@ -20,11 +20,11 @@ SHARES = (0.6, 0.2)
 """Of a problem's programs, for training and for validation, as in inst2vec's division (3:1:1)."""
 HEADERS = ("cstdio", "cstdlib", "cstring", "cmath", "iostream", "iomanip", "string", "algorithm")
 PRELUDE = "".join(f"#include <{name}>\n" for name in HEADERS) + "using namespace std;\n#line 1\n"
-"""What programs were handed in with and lack in the archive."""
+"""Headers that the programs require and the archive omits."""
 
 
 class SourceProgram(NamedTuple):
-    """A program, the problem that it solves, and what it is for: train, validation or test.
+    """A program with its problem and its part: train, validation or test.
 
     >>> from pathlib import Path
     >>> from caldera import code
@@ -37,7 +37,7 @@ class SourceProgram(NamedTuple):
     part: str
 
     def functions(self, flags: Sequence[str] = ("-O1",)) -> list[Function]:
-        """Its functions; what is no LLVM IR yet is compiled, as C++ with the usual headers."""
+        """Return the functions; a source is first compiled to LLVM IR as C++ with usual headers."""
         if self.path.suffix == ".ll":
             return read_ir(self.path.read_text(errors="replace"))
         with TemporaryDirectory() as folder:
@@ -47,11 +47,11 @@ class SourceProgram(NamedTuple):
 
 
 def poj104(folder: str | PathLike[str], *, seed: int = 0) -> list[SourceProgram]:
-    """The programs of POJ-104 (Mou and others, 2016), 500 for each of 104 problems.
+    """Return the programs of POJ-104 (Mou and others, 2016), 500 for each of 104 problems.
 
-    Two layouts are read: `ProgramData/PROBLEM/NUMBER.txt`, sources in C and C++ as the authors give
-    them out, of which each problem's are divided 3:1:1 by chance; and that of inst2vec's authors,
-    `ir_train/PROBLEM/*.ll`, `ir_val` and `ir_test`, LLVM IR that is divided already.
+    Two layouts are supported. The authors' `ProgramData/PROBLEM/NUMBER.txt` contains sources in C
+    and C++, which are divided 3:1:1 at random for each problem. The inst2vec layout
+    `ir_train/PROBLEM/*.ll`, `ir_val` and `ir_test` contains LLVM IR that is already divided.
 
     >>> from pathlib import Path
     >>> from caldera import code

@@ -55,19 +55,22 @@ class StatementEmbedding:
         return float(self._directions[self._number(a)] @ self._directions[self._number(b)])
 
     def similarities(self, number: int) -> np.ndarray:
-        """Those of the statement with this number to all."""
+        """Return the similarities between the statement with this number and all statements."""
         last = len(self._directions) - 1
         return (
             self._directions @ self._directions[within("similarities", "number", number, 0, last)]
         )
 
     def nearest(self, statement: str, count: int = 5) -> list[tuple[str, float]]:
-        """The statements most like this one, and how much so."""
+        """Return the most similar statements with their similarities."""
         number = self._number(statement)
         return self._best(self._directions[number], {number}, count)
 
     def analogy(self, a: str, b: str, c: str, count: int = 1) -> list[tuple[str, float]]:
-        """What is to `c` as `b` is to `a`: those nearest to b - a + c, but for these three."""
+        """Return the statements related to `c` as `b` is to `a`.
+
+        These are the statements nearest to b - a + c, except a, b and c.
+        """
         numbers = [self._number(each) for each in (a, b, c)]
         first, second, third = self._directions[numbers]
         return self._best(second - first + third, {0, *numbers}, count)
@@ -115,8 +118,10 @@ def pairs_of(
     context: int = 2,
     share: float = 1.0,
 ) -> np.ndarray:
-    """Pairs of statements that are at most `context` dependences apart, as numbers: all, or those
-    about a `share` of the statements (see `context_pairs`).
+    """Return pairs of statement numbers at a distance of at most `context` dependences.
+
+    With a `share` below 1 only pairs with a statement from a drawn part of all are returned (see
+    `context_pairs`).
 
     >>> from caldera import code
     >>> module = code.read_ir("define i32 @f(i32 %x) {\\n  %y = add i32 %x, 1\\n  ret i32 %y\\n}")

@@ -1,8 +1,8 @@
 """The contextual flow graph (inst2vec): statements that depend on each other, by data or control.
 
-Statements are joined if one reads what the other writes. One that reads nothing before it in its
-own block is joined to the jumps that lead there. A call is joined to where the function that it
-calls begins, and to where that returns, if the module defines it.
+Two statements are connected if one writes a value that the second reads. A statement that reads no
+earlier value of its block is connected to the jumps to this block. If the module defines the called
+function, a call is connected to the function's start and to its returns.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ def _edges_of(statements: Sequence[tuple[int, Statement]]) -> Iterator[Edge]:
 def context_pairs(
     edges: Sequence[Edge], count: int, context: int = 2, share: float = 1.0
 ) -> np.ndarray:
-    """Ordered pairs of statements that are at most `context` edges apart, (pairs, 2).
+    """Return ordered pairs of statements within `context` edges, of shape (pairs, 2).
 
-    Large contexts have many: with a `share` below 1, only those are found in which one is of this
-    part of all statements, which is drawn (each time the same).
+    Large contexts have many pairs. With a `share` below 1, that fraction of all statements is
+    drawn, the same each time, and only pairs with a drawn statement are returned.
 
     >>> context_pairs([(0, 1), (1, 2)], 3, context=1).tolist()
     [[0, 1], [1, 0], [1, 2], [2, 1]]
@@ -99,7 +99,7 @@ def context_pairs(
     both = np.concatenate([given, given[:, ::-1]])
     both = both[np.lexsort((both[:, 1], both[:, 0]))]
     starts = np.searchsorted(both[:, 0], np.arange(count + 1))
-    # Pairs as one number each, so that a set of them is a sorted array.
+    # A pair is encoded as a single number, so that a set is a sorted array.
     drawn = np.random.default_rng(0).random(count) < share
     begin = both[drawn[both[:, 0]]]
     reached = np.unique(begin[:, 0] * count + begin[:, 1])
@@ -116,7 +116,10 @@ def context_pairs(
 def _one_edge_on(
     pairs: np.ndarray, count: int, starts: np.ndarray, beside: np.ndarray
 ) -> np.ndarray:
-    """Pairs of the first of each pair with all that is beside the second, but itself."""
+    """Extend each pair by one edge: pair its first statement with neighbours of its second.
+
+    Pairs of a statement with itself are omitted.
+    """
     first, second = pairs // count, pairs % count
     many = starts[second + 1] - starts[second]
     before = np.cumsum(many) - many

@@ -43,10 +43,10 @@ def _version(path: str) -> int:
 def compile_c(
     source: str | PathLike[str], flags: Sequence[str] = ("-O1",), seconds: float = 60.0
 ) -> str:
-    """The LLVM IR of a C file, as text.
+    """Compile a C file to LLVM IR text.
 
-    Flags are clang's, such as `-I` for folders of headers and `-O0` to `-O3`. Nothing is run
-    but the compiler.
+    Flags are clang's, such as `-I` for folders of headers and `-O0` to `-O3`. Only the compiler is
+    run, not the program.
 
     >>> from caldera import code
     >>> text = code.compile_c("sum.c", ["-O2", "-I", "include"])  # doctest: +SKIP
@@ -108,7 +108,7 @@ class Statement:
 
     @property
     def is_return(self) -> bool:
-        """Whether the function ends here."""
+        """True if the function ends here."""
         return self.word.startswith("ret")
 
 
@@ -132,9 +132,9 @@ class Function:
 
 
 def read_ir(source: str | PathLike[str]) -> list[Function]:
-    """The functions that a module of LLVM IR defines: the text of one, or a file of it (.ll).
+    """Return the functions that an LLVM IR module defines, from its text or its file (.ll).
 
-    LLVM reads the text first, so what is wrong is found by it.
+    LLVM parses the text first, and reports its errors.
 
     >>> text = "define i32 @twice(i32 %x) {\\n  %y = add i32 %x, %x\\n  ret i32 %y\\n}"
     >>> [function] = read_ir(text)
@@ -143,7 +143,7 @@ def read_ir(source: str | PathLike[str]) -> list[Function]:
     """
     text = source if isinstance(source, str) and "\n" in source else _read(Path(source))
     try:
-        # A context of its own: in a shared one, structures of a name get a number behind it.
+        # A new context: a shared one appends numbers to repeated structure names.
         printed = str(llvm.parse_assembly(text, llvm.create_context()))
     except (RuntimeError, UnicodeError) as error:
         raise DataError.build(
@@ -161,7 +161,7 @@ def read_ir(source: str | PathLike[str]) -> list[Function]:
 
 
 def checked_functions(where: str, given: object) -> list[Function]:
-    """What `read_ir` gave, and nothing else."""
+    """Return the functions, or raise an error for other objects than results of `read_ir`."""
     found = []
     for each in given if isinstance(given, list | tuple) else [given]:
         if not isinstance(each, Function):
@@ -197,8 +197,7 @@ def _statements(body: str, structures: dict[str, str]) -> Iterator[Statement]:
 
 
 def _whole_lines(body: str) -> Iterator[str]:
-    """The lines of the body; a statement that goes on over several, which are farther in, is one of
-    them."""
+    """Yield the statements of a body, with more deeply indented continuation lines joined."""
     pending = ""
     for line in body.split("\n"):
         text = line.strip()
@@ -218,7 +217,7 @@ def _statement(line: str, block: str, structures: dict[str, str]) -> Statement:
     rest = text if written is None else text[written.end() :]
     jumps = tuple(_JUMP.findall(text)) if "label %" in text else ()
     if rest.startswith("phi "):
-        # Each value is followed by the block it comes from.
+        # Each value is followed by its source block.
         reads = _INCOMING.findall(rest)
     else:
         given = [f"%{name}" for name in LOCAL_NAME.findall(rest)]

@@ -1,9 +1,8 @@
 """Skip-gram with negative sampling (word2vec; Mikolov et al., 2013): its op, reference and model.
 
-A step of descent is one op. The two tables, of words and of contexts, are the halves of one array.
-Only the rows of words that are in the batch change, and none of the differences of rows has to be
-written down: a native kernel reads a row for each word and writes it, where the decomposition makes
-an array of all of them.
+A step of gradient descent is a single op. The tables of words and of contexts are the halves of an
+array. Only rows of words in the batch change, and differences of rows are not stored: a native
+kernel reads and writes a row per word. The decomposition would materialise all differences.
 """
 
 from __future__ import annotations
@@ -50,20 +49,22 @@ _AT_ONCE = 1 << 16
 _MOST_PLANS = 32
 _MOST_NEGATIVES = 1000
 _PLACES, _MOST_PLACES = 256, 1 << 22
-"""Of the table that negatives are drawn from: so many for each word, and in all. A small table is
-read from a cache."""
+"""Entries per word, and in all, of the table that negatives are drawn from.
+
+A small table is read from a cache.
+"""
 _LINE = 16
-"""Numbers of a cache line, in whole ones of which vectors lie: what is added stays 0."""
+"""Numbers per cache line. Vectors are padded to whole lines with values that stay 0."""
 
 
 @opdef.op("skip_gram")
 def step(
     vectors: Spec, words: Spec, contexts: Spec, rate: Spec, *, batch: int
 ) -> tuple[Spec, Spec]:
-    """The vectors after a step for each `batch` of these pairs, and each pair's loss before its.
+    """Return the vectors after one step per `batch` of pairs, and each pair's prior loss.
 
-    The first context of a pair is its own, the others are drawn; one of them that is the first
-    says nothing, and is left out.
+    The first context of a pair is the true one, and the rest are drawn. A drawn context that equals
+    the true one is ignored.
     """
     if len(vectors.shape) != 3 or vectors.shape[0] != 2:
         refuse_shape("vectors of shape (2, words, width): those of words, and those of contexts")
@@ -82,8 +83,10 @@ def step(
 
 @step.flops
 def _flops(node: Node) -> int:
-    """A score, a word's step and a context's for each context of a pair. The parts would say the
-    same, but a thousand batches have twenty thousand of them."""
+    """Count a score, a word update and a context update for each context of a pair.
+
+    The decomposition has the same count, but twenty thousand nodes for a thousand batches.
+    """
     vectors, _, contexts, _ = node.inputs
     return 6 * contexts.spec.size * vectors.shape[2]
 
@@ -159,7 +162,7 @@ def _reference_step(
     counts[:, 0] = True
     wrong = -sign * np.einsum("pw,pcw->pc", word, context)
     losses: np.ndarray = np.where(counts, np.logaddexp(0, wrong), 0).sum(axis=1)
-    # The logistic function, by the half of it that cannot overflow.
+    # The logistic function in the form that cannot overflow for this sign.
     small = np.exp(-np.abs(wrong))
     likely = np.where(wrong > 0, 1, small) / (1 + small)
     slope = (np.where(counts, likely, 0) * sign * rate)[:, :, None]
@@ -171,18 +174,19 @@ def _reference_step(
 def skip_gram(
     vectors: Any, words: Any, contexts: Any, rate: Any, batch: int = 256
 ) -> tuple[Expr, Expr]:
-    """Steps of stochastic gradient descent on the skip-gram model with negative sampling.
+    """Apply steps of stochastic gradient descent to the skip-gram model with negative sampling.
 
-    `vectors` has shape (2, words, width): the vectors of words, and those of contexts. `words` are
-    rows of the first, one for each pair; `contexts` rows of the second, (pairs, 1 + negatives): the
-    context that was seen, then those that were drawn. Pairs are taken `batch` at a time, one step
-    of `rate` after the other; gradients of a batch are added up, as in word2vec, not averaged.
-    Gives the vectors after that, and the loss of each pair before its step: -log s(w . c) of its
-    own context c, and -log s(-w . n) of each n that was drawn, with s the logistic function. One
-    that was drawn and is the pair's own says nothing, and is left out.
+    `vectors` has shape (2, words, width): the vectors of words, and the vectors of contexts.
+    `words` has a row index for each pair. `contexts` has shape (pairs, 1 + negatives): the observed
+    context, then the drawn ones. Pairs are processed in batches of `batch`, with a step of `rate`
+    after each. Gradients of a batch are summed, as in word2vec, not averaged.
 
-    Only rows that are named change, so the time of a step does not depend on how many there are.
-    `nn.SkipGram` trains with it.
+    Return the vectors after all steps, and the loss of each pair before its step. The loss is -log
+    s(w . c) of the true context c, plus -log s(-w . n) of each drawn context n, with s the logistic
+    function. A drawn context that equals the true one is ignored.
+
+    Only the named rows change, so the time of a step does not depend on the size of the vocabulary.
+    `nn.SkipGram` trains with this function.
 
     >>> import numpy as np, caldera as cd
     >>> from caldera import op
@@ -203,11 +207,11 @@ skip_gram = checked(skip_gram, location)
 
 @guarded
 class SkipGram:
-    """Vectors for words, trained so that those of words which stand together are alike.
+    """Word vectors, trained so that words of the same contexts have similar vectors.
 
-    `counts` has how often each word occurs: negatives are drawn in proportion to their 3/4th power,
-    and words so frequent that they say little are left out of some pairs (`sample`, the share from
-    which on; 0 keeps all).
+    `counts` is the number of occurrences of each word. Negatives are drawn in proportion to the
+    3/4th power of the counts. Very frequent words carry little information and are omitted from
+    some pairs: `sample` is the share of all words from which on this applies; 0 keeps all pairs.
 
     >>> import numpy as np
     >>> from caldera import nn
@@ -269,17 +273,18 @@ class SkipGram:
 
     @property
     def vectors(self) -> np.ndarray:
-        """Those of the words, (words, width)."""
+        """Vectors of the words, of shape (words, width)."""
         return self._table.numpy()[0, :, : self.width].copy()
 
     def fit(
         self, pairs: Any, epochs: int = 1, rate: float = 0.025, batch_size: int | None = None
     ) -> list[float]:
-        """Train on pairs of words (a word, and one beside it), (pairs, 2); each epoch's mean loss.
+        """Train on pairs (word, neighbouring word) of shape (pairs, 2); return each epoch's mean
+        loss.
 
-        The learning rate falls from `rate` to a hundredth of it over all epochs, as in word2vec.
-        Gradients of a batch are added up, so a word must not be in it too often: `batch_size` is by
-        default so large that the most frequent one is there about four times.
+        The learning rate falls linearly from `rate` to a hundredth of `rate` over all epochs, as in
+        word2vec. Gradients of a batch are summed, so a word must not occur too often in a batch. By
+        default `batch_size` is chosen so that the most frequent word occurs about four times.
         """
         given = self._checked(pairs)
         epochs = as_count(epochs, "epochs", "nn.SkipGram.fit", least=0)
@@ -329,8 +334,11 @@ class SkipGram:
     def _parts(
         self, pairs: np.ndarray, batch: int
     ) -> Iterator[tuple[np.ndarray, np.ndarray, float]]:
-        """The words of all pairs that are kept in this epoch, in its order; their contexts, with
-        those that are drawn behind them; and how far it has come."""
+        """Yield parts of an epoch: words, contexts, and the fraction of the epoch completed.
+
+        The pairs are shuffled and thinned. A row of contexts is the true context followed by the
+        drawn ones.
+        """
         random = np.random.default_rng((self.seed, self.epoch))
         # A pair is one number here, so that it is moved once.
         whole = np.ascontiguousarray(pairs).view(np.int64)[:, 0]
@@ -378,8 +386,7 @@ class SkipGram:
 
 
 def _part_size(batch: int, left: int) -> int:
-    """Pairs that are given to a plan at once: whole batches, and of few sizes, as each has a plan
-    of its own."""
+    """Return the number of pairs for a run: whole batches, in few sizes, as each requires a plan."""
     at_once = _AT_ONCE
     while at_once > batch:
         size = at_once // batch * batch

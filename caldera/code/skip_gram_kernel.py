@@ -1,10 +1,12 @@
-"""Skip-gram with negative sampling: rows are read where they are and written where they are.
+"""Skip-gram with negative sampling, with rows read and written in place.
 
-Threads share out the columns of the vectors, so that nobody ever reads what another wrote but for
-sums: each adds up the scores of a batch over its own columns, and when all have done so, knows all
-slopes and moves its own columns of words and contexts; then it goes on to the next batch. That is
-one meeting a batch. Columns are cut into the same slices however many threads there are, and their
-sums are added up in one order: so bits are the same on any number of threads.
+The columns of the vectors are divided among threads, so that a thread reads only sums from other
+threads. Each thread adds up the scores of a batch over its columns. After a barrier it computes all
+slopes, updates its columns of words and contexts, and continues with the next batch. There is a
+single barrier per batch.
+
+Columns are split into the same slices for any number of threads, and the sums are added in a fixed
+order. Results are therefore bitwise identical on any number of threads.
 """
 
 from __future__ import annotations
@@ -50,8 +52,10 @@ _WORTH_SPLITTING = 1 << 14
 
 
 def _slices(width: int, lanes: int) -> int:
-    """Into how many parts columns are cut, two vectors wide at least: a power of two, so that two
-    threads and four have the same number of them."""
+    """Return the number of column slices, each at least two vectors wide.
+
+    It is a power of two, so that two threads and four have equal numbers of slices.
+    """
     vectors, found = -(-width // lanes), 1
     while found < _MOST_SLICES and vectors >= 4 * found:
         found *= 2
@@ -96,16 +100,16 @@ class _Tables:
 
     @property
     def chunks(self) -> list[range]:
-        """The contexts of a pair, as many at once as fit into registers."""
+        """Ranges of a pair's contexts that fit into registers together."""
         firsts = range(0, self.many, _AT_ONCE)
         return [range(first, min(first + _AT_ONCE, self.many)) for first in firsts]
 
     def word(self, words: Pointer, pair: RegisterValue) -> Pointer:
-        """Where the vector of a pair's word is."""
+        """Return the address of the vector of a pair's word."""
         return self._row(self.vectors, _index(self.k, words, pair))
 
     def contexts(self, contexts: Pointer, pair: RegisterValue, numbers: range) -> list[Pointer]:
-        """Where those of its contexts are."""
+        """Return the addresses of the vectors of a pair's contexts."""
         base = self.vectors.at(self.count * self.width)
         places = [pair * self.many + number for number in numbers]
         return [self._row(base, _index(self.k, contexts, place)) for place in places]
@@ -115,7 +119,7 @@ class _Tables:
         return table.at(self.k.select(index < 0, index + self.count, index) * self.width)
 
     def edge(self, number: RegisterValue) -> RegisterValue:
-        """Where a slice begins."""
+        """Return the first column of a slice."""
         lanes = natural_lanes(self.vectors.type)
         blocks = (self.width + (lanes - 1)) // lanes
         return self.k.minimum(blocks * number // self.slices * lanes, self.width)
@@ -123,7 +127,7 @@ class _Tables:
     def scores(
         self, word: Pointer, rows: Sequence[Pointer], number: RegisterValue
     ) -> RegisterValue:
-        """The word's vector times that of each context over the columns of a slice."""
+        """Compute dot products of the word with each context over the columns of a slice."""
         k, kind = self.k, word.type
         lanes = natural_lanes(kind)
         first, last = self.edge(number), self.edge(number + 1)
@@ -156,7 +160,7 @@ class _Tables:
         *,
         anew: bool,
     ) -> None:
-        """What contexts move the word by."""
+        """Accumulate the word's update from its contexts."""
         k, kind = self.k, self.vectors.type
         for place, lanes in k.vectors(first, last, *shrinking(natural_lanes(kind))):
             total = k.constant(0.0, vector(kind, lanes)) if anew else move.load(place, lanes)
@@ -180,13 +184,13 @@ class _Tables:
                 row.store(place, k.fma(given, k.splat(share, lanes), row.load(place, lanes)))
 
     def shares(self, slopes: Pointer, pair: RegisterValue, numbers: range) -> list[RegisterValue]:
-        """By how much of each context a pair's word is moved: towards its own, away from others."""
+        """Return each context's factor in the word's update: positive only for the true context."""
         found = [slopes.load(pair * self.many + number) for number in numbers]
         return [-each if number else each for number, each in zip(numbers, found, strict=True)]
 
 
 def _lane_sums(k: Emitter, given: Sequence[RegisterValue]) -> RegisterValue:
-    """The sum over the lanes of each of these vectors, as the lanes of one."""
+    """Return the lane sum of each vector, as the lanes of a new vector."""
     lanes, count = given[0].lanes, len(given)
     rows = list(given)
     while len(rows) & (len(rows) - 1):
@@ -224,7 +228,7 @@ class _Batch:
 def _wrong(
     k: Emitter, batch: _Batch, place: RegisterValue, slices: int, stride: RegisterValue
 ) -> RegisterValue:
-    """How wrong scores are, as many as fit into a vector."""
+    """Load a vector of the scores' errors, summed over the slices."""
     lanes = natural_lanes(batch.sums.type)
     more = (batch.sums.load(stride * number + place, lanes) for number in range(1, slices))
     return sum(more, start=batch.sums.load(place, lanes))
@@ -278,7 +282,7 @@ def _move(
     moves: Pointer,
     columns: tuple[RegisterValue, RegisterValue],
 ) -> None:
-    """Contexts by the words they stand with, then words, by what contexts were before."""
+    """Update contexts by their words, then words by the contexts' earlier values."""
     with k.loop(0, batch.pairs) as pair:
         move = moves.at(pair * tables.width)
         for numbers in tables.chunks:
@@ -312,7 +316,7 @@ def _step(
     count: Integer,
     width: Integer,
 ) -> None:
-    """What one batch changes, and the scores of the next, in a part's own columns."""
+    """Apply the updates of a batch and compute the next scores, in the columns of a part."""
     tables = _Tables(k, vectors, count, width, many, slices)
     own = k.part_range(slices)
     columns = tables.edge(own[0]), tables.edge(own[1])
@@ -387,14 +391,16 @@ def _bind(call: Call) -> Runner | None:
 
 
 def _sizes(shape: Shape, itemsize: int, scores: int) -> tuple[int, int]:
-    """How many slices there are, and the distance of a batch's scores in them: whole vectors, and
-    one more that is computed and not used."""
+    """Return the number of slices, and the stride between a batch's scores in each slice.
+
+    The stride is a whole number of vectors, plus an extra one that is computed and not used.
+    """
     lanes = host_target().lanes(itemsize)
     return _slices(shape[2], lanes), -(-scores // lanes) * lanes + lanes
 
 
 def _workspace(node: Node) -> int:
-    """What words are moved by; the sums of two batches; slopes and losses for each part."""
+    """Return the workspace size: word updates, sums of two batches, slopes and losses per part."""
     vectors, words, contexts, _ = (each.spec for each in node.inputs)
     pairs = max(1, min(words.shape[0], node.attrs["batch"]))
     size = vectors.dtype.itemsize

@@ -32,8 +32,10 @@ _FLOAT = re.compile(r"(?<![\w.%@])(?:-?\d+\.\d+(?:e[+-]?\d+)?|0x[KLMHR]?[0-9A-F]
 _KEPT_NUMBER = r"(?:\b(?:align|addrspace\(|syncscope\()\s*\d+|[\[<]\d+ x |\bvscale x \d+ x )"
 _NUMBER = re.compile(_KEPT_NUMBER + r"|(?<![\w.%@<#])-?\d+(?![\w.])")
 MOST_CHARACTERS, MOST_LEVELS = 1 << 14, 64
-"""Of a structure written as its members: a larger or deeper one keeps its name. Two of the one
-before in each would fill any memory."""
+"""Limits for writing a structure as its members: a larger or deeper one keeps its name.
+
+A chain of structures that each contain the preceding one twice would fill any memory.
+"""
 _PARAMETER_ALIGN = re.compile(r"(?<=ptr) align \d+(?= )")
 
 
@@ -63,7 +65,7 @@ def normalised(statement: str, structures: Mapping[str, str] | None = None) -> s
 
 @lru_cache(1 << 16)
 def _without_numbers(text: str) -> str:
-    """A statement without its names: so few of them differ that each is rarely met first."""
+    """Return a statement without names; cached, since few results differ."""
     if text.startswith("switch"):
         text = _CASES.sub("", text)
     text = _PARAMETER_ALIGN.sub("", _ATTRIBUTES.sub("", text))
@@ -78,7 +80,7 @@ def _kept_or_number(found: re.Match[str]) -> str:
 
 
 def structures_of(module: str) -> dict[str, str]:
-    """The named structures of a module, each written as its members, those of others within it too.
+    """Return the named structures of a module, each written as its members, recursively.
 
     >>> structures_of("%a = type { i8 }\\n%b = type { %a, i32 }\\n%c = type opaque")
     {'%a': '{ i8 }', '%b': '{ { i8 }, i32 }', '%c': 'opaque'}
@@ -105,7 +107,7 @@ UNKNOWN = "<unknown>"
 
 
 class Vocabulary:
-    """Statements by number, the most frequent first; 0 stands for all that are not among them.
+    """Numbering of statements, most frequent first; 0 represents all unknown statements.
 
     >>> vocabulary = Vocabulary.of(["a", "b", "a", "c"], least=2)
     >>> vocabulary.words, vocabulary.numbers(["b", "a"]).tolist()

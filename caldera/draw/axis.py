@@ -27,13 +27,13 @@ class ChartAxis:
     minor: tuple[float, ...] = ()
 
     def place(self, value: float) -> float:
-        """How far along the axis a value stands, from 0 to 1."""
+        """Return the position of a value along the axis, from 0 to 1."""
         if self.log:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
     def shows(self, value: float) -> bool:
-        """Whether the value has a place on the axis."""
+        """Return True if the axis can show the value."""
         return math.isfinite(value) and (value > 0 or not self.log)
 
     def said(self, value: float) -> str:
@@ -41,7 +41,7 @@ class ChartAxis:
         return f"{value:g}"
 
     def labels(self) -> list[str]:
-        """The texts of the ticks, all with as many digits as they need to differ."""
+        """Return the tick labels, with the fewest digits that distinguish them."""
         if self.log:
             return [_log_label(tick) for tick in self.ticks]
         step = self.ticks[1] - self.ticks[0] if len(self.ticks) > 1 else self.ticks[0] or 1.0
@@ -80,9 +80,9 @@ def name_axis(names: Sequence[str]) -> NameAxis:
 def axis_of(
     values: Iterable[float], *, log: bool | None = None, most: float = math.inf, count: int = 5
 ) -> ChartAxis:
-    """An axis that holds these values; logarithmic if asked, or if they span many decades.
+    """Return an axis for these values, logarithmic on request or for many decades.
 
-    Nothing above `most` can occur, so the axis ends there at the latest.
+    `most` is the maximum possible value, and the axis ends there at the latest.
 
     >>> axis_of([0.1, 0.9]).ticks
     (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -100,7 +100,7 @@ def axis_of(
 
 
 def whole_axis(values: Sequence[int], count: int = 8) -> ChartAxis:
-    """An axis of whole numbers that begins and ends at the first and the last of them.
+    """Return an axis of integers from the smallest value to the largest.
 
     >>> whole_axis([1, 2, 3]).ticks
     (1, 2, 3)
@@ -118,7 +118,7 @@ def _linear_axis(low: float, high: float, most: float, count: int) -> ChartAxis:
     flat = high - low <= 1e-9 * max(abs(low), abs(high))
     room = (abs(high) * 0.1 or 0.5) if flat else 0.04 * (high - low)
     high = min(high + room, max(high, most))
-    # Zero belongs to the picture where it is near: heights can then be compared by eye.
+    # The axis includes zero if it is near, so that heights can be compared by eye.
     low = min(low, 0.0) if 0 <= low < 0.4 * high else low - room
     step = _nice_step((high - low) / count)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
@@ -130,7 +130,7 @@ def _log_axis(low: float, high: float) -> ChartAxis:
     first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
     if first == last:
         last += 1
-    # The ends are the nearest of 1, 2 and 5 times a power of ten; labels stand at the powers.
+    # The ends are the nearest of 1, 2 and 5 times a power of ten; powers have labels.
     steps = [_clean(s * 10.0**power) for power in range(first, last + 1) for s in _STEPS]
     bottom = max(tick for tick in steps if tick <= low * (1 + 1e-9))
     top = min((tick for tick in steps if tick >= high * (1 - 1e-9)), default=steps[-1])

@@ -43,7 +43,7 @@ _TICKS = 8
 
 @dataclass(frozen=True)
 class Bar:
-    """A value with the ends of its interval, and what it is about."""
+    """A value with its interval and its label."""
 
     label: str
     value: float
@@ -52,9 +52,10 @@ class Bar:
 
 
 def bar_chart(bars: Sequence[Bar], label: str, reference: float = 1.0) -> Safe:
-    """The bars as a picture of a page; an upright line stands at `reference`.
+    """Draw the bars for a page, with a vertical line at `reference`.
 
-    A bar whose whole interval is beyond that is better, one whose interval is below it is worse.
+    A bar whose whole interval is above the reference is better; a bar whose interval is below is
+    worse.
 
     >>> "a : b" in bar_chart([Bar("a : b", 1.5, 1.4, 1.6)], "ratios")
     True
@@ -168,7 +169,7 @@ SIZE = 96
 
 
 def thumbnail(sample: np.ndarray) -> str:
-    """An image of one or three channels as the base64 text of a PNG file; empty for all else.
+    """Return an image with 1 or 3 channels as a base64 PNG, or "" for other arrays.
 
     >>> thumbnail(np.zeros((1, 8, 8), "float32"))[:11], thumbnail(np.zeros(5))
     ('iVBORw0KGgo', '')
@@ -177,7 +178,7 @@ def thumbnail(sample: np.ndarray) -> str:
         return ""
     values = np.nan_to_num(sample.astype(np.float64))
     low, high = min(values.min(), 0.0), max(values.max(), 1.0)
-    # Bytes, and what has been normalised, fill the range that they have.
+    # The grey scale covers the range of the values, for bytes and for normalised images.
     grey = np.round(255 * (values - low) / (high - low)).astype(np.uint8)
     pillow = optional_import("PIL.Image", "pillow", "thumbnail")
     image = pillow.fromarray(grey[0] if len(grey) == 1 else grey.transpose(1, 2, 0))
@@ -209,7 +210,7 @@ def learning_curve_charts(
 
 
 def _groups(columns: Mapping[str, Sequence[float]]) -> dict[str, list[str]]:
-    """Quantities by chart: the loss, all metrics between 0 and 1, and each other one alone."""
+    """Group quantities into charts: the loss, all metrics from 0 to 1, every other one separately."""
     groups: dict[str, list[str]] = {"loss": ["loss"]}
     shares: list[str] = []
     for column in columns:
@@ -307,14 +308,14 @@ def short_number(value: float) -> str:
 _PLOT_WIDTH, _PLOT_HEIGHT = 1160.0, 380.0
 _PLOT_LEFT, _PLOT_RIGHT, _PLOT_TOP, _PLOT_BOTTOM = 80.0, 60.0, 46.0, 46.0
 _NONE = 24.0
-"""How far below an axis the lines of those pass that have no value on it."""
+"""Distance below an axis at which lines without a value pass."""
 _LONGEST = 14
 _FAINTEST, _STRONGEST = 0.06, 0.75
 
 
 @dataclass(frozen=True)
 class Coordinate:
-    """One upright axis, and the value that each case has on it (None for those without)."""
+    """A vertical axis and the value of each case on it (None for a missing value)."""
 
     title: str
     axis: ChartAxis
@@ -328,9 +329,9 @@ def parallel_coordinates(
     label: str,
     chosen: int | None = None,
 ) -> Safe:
-    """A line for each case, as strong as its strength from 0 to 1; the chosen one above all others.
+    """Draw a line for each case, with its strength from 0 to 1, and the chosen case on top.
 
-    `names` are seen where a line is under the mouse.
+    `names` are shown when the pointer rests on a line.
 
     >>> from caldera.draw.axis import axis_of
     >>> one = Coordinate("rate", axis_of([0.0, 1.0]), [0.2, 0.4])

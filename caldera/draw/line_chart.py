@@ -1,6 +1,7 @@
 """Line charts as SVG: axes, lines, a legend, and the last value of each line.
 
-One fills a column of a page (`inline`); several make a figure, a file of its own (`figure`).
+A single chart fills a column of a page (`inline`). Several charts form a figure in a separate file
+(`figure`).
 """
 
 from __future__ import annotations
@@ -52,15 +53,15 @@ class Line:
     colour: str
     dashed: bool = False
     dots_only: bool = False
-    """Whether nothing connects the points."""
+    """True if the points are not connected."""
     last: str = ""
     """The text at its end."""
     ring: Point | None = None
     """A point to draw a ring around: the best one, say."""
     thin: bool = False
-    """Whether it is one of many: pale, without dots, and named only where it is under the mouse."""
+    """True for one of many lines: pale, without dots, and named only in a tooltip."""
     bare: bool = False
-    """Whether its points are not values that somebody measured: a line without dots."""
+    """True if the points are not measured values: a line without dots."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +74,9 @@ class LineChart:
     x_axis: ChartAxis
     y_axis: ChartAxis
     legend: Sequence[Line] = ()
-    """What the legend explains, where that is not each line."""
+    """Lines in the legend; by default all lines of the chart."""
     note: tuple[float, str] | None = None
-    """An upright line at this x, with a text beside it."""
+    """A vertical line at this x, with a text next to it."""
 
 
 def draw(chart: LineChart) -> str:
@@ -104,8 +105,10 @@ def inline(chart: LineChart) -> Safe:
 def figure(
     path: str | PathLike[str] | None, charts: Sequence[LineChart], title: str
 ) -> Picture | Path:
-    """The charts, two in a row, as a picture; with a path, as an .svg file that needs nothing else,
-    and its path."""
+    """Draw the charts, two in a row.
+
+    Return the picture, or with a path the path of the self-contained .svg file.
+    """
     return picture_or_file(figure_svg(charts, title), path, "plot")
 
 
@@ -130,7 +133,7 @@ def figure_svg(charts: Sequence[LineChart], title: str = "") -> str:
 
 
 def _x(axis: ChartAxis, value: float) -> float:
-    # A little room at both ends, so that no line lies on the frame.
+    # A margin at both ends keeps lines off the frame.
     return _LEFT + 8 + axis.place(value) * (WIDTH - _LEFT - _RIGHT - 16)
 
 
@@ -163,7 +166,7 @@ def _small(content: str, x: float, y: float, anchor: str, fill: str = QUIET, **m
 
 
 def _legend_rows(chart: LineChart) -> list[list[tuple[float, Line]]]:
-    """The entries of the legend with their places, in as many rows as they need."""
+    """Return the legend entries with their positions, wrapped into rows."""
     rows: list[list[tuple[float, Line]]] = [[]]
     x = _EDGE
     for line in chart.legend or chart.lines:
@@ -226,7 +229,7 @@ def _note(chart: LineChart) -> str:
         stroke=TEXT,
         stroke_dasharray="2 3",
     )
-    # On the side where there is room.
+    # On the side with enough space.
     on_left = x + 8 + text_width(content, _SIZE) > WIDTH - _RIGHT
     label = _small(
         content, x - 6 if on_left else x + 6, top + 12, "end" if on_left else "start", TEXT
@@ -261,7 +264,7 @@ def _line(line: Line, chart: LineChart) -> str:
     parts: list[str] = []
     runs = _runs(line, chart)
     if line.thin:
-        # A point alone is a line to itself: its round ends are a dot.
+        # An isolated point becomes a line of zero length, whose round ends are a dot.
         route = "".join(_route([*run, run[-1]] if len(run) == 1 else run) for run in runs)
         return element("g", _stroke(route, line), element("title", safe(line.label)))
     if not line.dots_only:
@@ -297,7 +300,7 @@ def _runs(line: Line, chart: LineChart) -> list[list[Point]]:
 
 
 def _missing(point: Point, line: Line, chart: LineChart) -> str:
-    """A cross on the axis where there is no value to show."""
+    """Draw a cross on the axis for a missing value."""
     x, y = _x(chart.x_axis, point[0]), HEIGHT - _BOTTOM
     cross = element(
         "path",
@@ -309,7 +312,7 @@ def _missing(point: Point, line: Line, chart: LineChart) -> str:
 
 
 def _hint(point: Point, line: Line, chart: LineChart) -> str:
-    """A place larger than the dot that says its value under the mouse."""
+    """Draw an invisible area larger than the dot, which shows the value as a tooltip."""
     x, y = _x(chart.x_axis, point[0]), _y(chart, point[1])
     return element(
         "circle", _title(point, line, chart), cx=x, cy=y, r=7, fill="transparent", stroke="none"
@@ -322,7 +325,7 @@ def _title(point: Point, line: Line, chart: LineChart) -> str:
 
 
 def _end_labels(chart: LineChart) -> str:
-    """The last value of each line beside its end, moved apart where they would overlap."""
+    """Draw the last value of each line at its end, with overlapping labels separated."""
     ends: list[tuple[float, Line]] = []
     for line in chart.lines:
         shown = [point for point in line.points if _visible(point, chart)]
@@ -337,7 +340,7 @@ def _end_labels(chart: LineChart) -> str:
 
 
 def _apart(places: list[float], least: float, low: float, high: float) -> list[float]:
-    """Sorted places moved as little as needed to be `least` apart, from `low` to `high`."""
+    """Move sorted positions as little as needed to a distance of `least` within the limits."""
     moved: list[float] = []
     for place in places:
         moved.append(max(place, moved[-1] + least if moved else low))

@@ -1,4 +1,4 @@
-"""Lines that are written anew in their place: in a terminal, and in a notebook."""
+"""Lines that are rewritten in place, in a terminal and in a notebook."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from caldera.base.registry import optional_import
 
 
 def live_line(console: Any) -> Any:
-    """A place for such lines, started; None where there is none, as in a log.
+    """Start a live line; return None if the console does not support it, as in a log.
 
-    `console` is a `rich.console.Console`. What is returned has `update(text, refresh=True)` and
-    `stop()`, after which the place is free again.
+    `console` is a `rich.console.Console`. The result has `update(text, refresh=True)` and `stop()`,
+    which clears the line.
     """
     if console.is_jupyter:
         return NotebookLine()
@@ -35,10 +35,10 @@ def print_line(console: Any, line: str) -> None:
 
 
 class NotebookLine:
-    """The counterpart of `rich.live.Live`, which would need widgets: IPython alone is enough.
+    """Counterpart of `rich.live.Live` that requires only IPython, not widgets.
 
-    What it has shown is gone once it is stopped, so that a notebook that is saved keeps what was
-    printed, and not the last state of a bar.
+    `stop` removes its output, so that a saved notebook keeps the printed lines, and not the last
+    state of a bar.
     """
 
     def __init__(self) -> None:

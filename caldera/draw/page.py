@@ -1,7 +1,7 @@
 """HTML pages and their elements: style sheet, theme, index, tables and lists.
 
-A page is one self-contained file. It loads nothing from the network, and its content security
-policy permits only the script of the page.
+A page is one self-contained file. It requires no network access, and its content security policy
+permits only the script of the page.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def tag(name: str, *children: str, **attributes: object) -> Safe:
 
 
 def image(address: str, label: str) -> Safe:
-    """A picture that is not SVG; `label` is for those who do not see it.
+    """Return a picture that is not SVG; `label` is its alternative text.
 
     >>> image("data:image/png;base64,", "a cat")
     '<img src="data:image/png;base64," alt="a cat"/>'
@@ -40,7 +40,7 @@ def image(address: str, label: str) -> Safe:
 
 
 def join(parts: Iterable[Safe]) -> Safe:
-    """Pieces one after the other."""
+    """Concatenate the parts."""
     return Safe("".join(parts))
 
 
@@ -51,9 +51,9 @@ def table(
     numbers: Sequence[int] = (),
     foot: Iterable[Sequence[str]] = (),
 ) -> Safe:
-    """A table; columns whose index is in `numbers` are set to the right.
+    """Return a table; columns whose index is in `numbers` are aligned to the right.
 
-    What is wider than its place is scrolled there, with the keyboard as well.
+    A table wider than its container can be scrolled, also with the keyboard.
     """
 
     def cell(kind: str, index: int, content: str, **more: str) -> Safe:
@@ -120,7 +120,7 @@ def tiles(values: Iterable[tuple[str, str]]) -> Safe:
 def inline_svg(
     width: float, height: float, *content: str, class_: str, label: str, **more: object
 ) -> Safe:
-    """A picture of the page, as wide as the style sheet says, in the page's own colours."""
+    """Return a picture for the page, in its colours and with the width of the style sheet."""
     return Safe(
         named(
             element(
@@ -152,7 +152,7 @@ def document(title: str, index: Mapping[str, str], content: Iterable[Safe]) -> s
 
 @cache
 def file_beside(module: str, name: str) -> str:
-    """The text of a file that lies beside a module."""
+    """Read a text file in the folder of a module."""
     return (Path(module).parent / name).read_text(encoding="utf-8")
 
 

@@ -30,7 +30,7 @@ class DtypeColour:
     pale_on_dark: str
 
 
-# Told apart by people who see colours differently; white text is readable on each strong shade.
+# Distinguishable with colour blindness; white text is readable on each strong shade.
 FLOAT64 = DtypeColour("float64", "#7a3f9d", "#f1e6f8", "#bb8fd8", "#30233c")
 FLOAT32 = DtypeColour("float32", "#1f5fae", "#e4eefa", "#6ea8ee", "#182a42")
 FLOAT16 = DtypeColour("float16", "#c04a08", "#fde9db", "#f0904f", "#3b2414")
@@ -81,11 +81,11 @@ LIGHT: Mapping[str, str] = {name: light for name, (light, _) in _THEMES.items()}
 DARK: Mapping[str, str] = {name: dark for name, (_, dark) in _THEMES.items()}
 
 CATEGORICAL = tuple(LIGHT[f"line{place}"] for place in range(7))
-"""Of lines and bars that are told apart; dark enough for text."""
+"""Colours of distinguishable lines and bars, dark enough for text."""
 BETTER, WORSE, UNCLEAR = CATEGORICAL[2], CATEGORICAL[1], CATEGORICAL[6]
 """Of a comparison's outcomes."""
 
-# The first name of a colour counts; those of several names are alike in the dark as well.
+# The first name of a colour is used; colours with several names are also equal in the dark.
 _NAMES = {colour: name for name, colour in reversed(list(LIGHT.items()))}
 _HEX = re.compile(r"#[0-9a-f]{6}\b")
 
@@ -96,7 +96,7 @@ def dtype_colour(dtype: DType) -> DtypeColour:
 
 
 def named(picture: str) -> str:
-    """A picture whose colours are names that the page knows.
+    """Replace the colours of a picture by the page's names.
 
     >>> named('<rect fill="#ffffff" stroke="#123456"/>')
     '<rect fill="var(--card)" stroke="#123456"/>'
@@ -139,7 +139,7 @@ def number(value: float) -> str:
 
 
 def element(name: str, *children: str, **attributes: object) -> str:
-    """An element; in attribute names `_` stands for `-`, and a trailing one is dropped."""
+    """Return an element; `_` in attribute names becomes `-`, and a trailing `_` is dropped."""
     parts = [name]
     for key, value in attributes.items():
         text = number(value) if isinstance(value, float) else str(value)
@@ -169,7 +169,7 @@ def _printable(content: str) -> str:
 
 
 def path(points: Sequence[Point]) -> str:
-    """The outline of a route: lines where points stand one above the other, else curves."""
+    """Return the path of a route: lines between vertically aligned points, else curves."""
     (x, y), *rest = points
     parts = [f"M{number(x)} {number(y)}"]
     for next_x, next_y in rest:
@@ -226,7 +226,7 @@ class Picture:
 
 
 def picture_or_file(svg: str, path: str | PathLike[str] | None, where: str) -> Picture | Path:
-    """A picture for a notebook; with a path, that of the file it was written to."""
+    """Return a picture for a notebook; with a path write it to a file and return its path."""
     return Picture(svg, where) if path is None else write_svg(path, svg, where)
 
 

@@ -1,6 +1,6 @@
-"""Parts of a space that describe architectures: lists of layers, cells, hierarchies of cells.
+"""Search-space parts for architectures: lists of layers, cells, hierarchies of cells.
 
-What they give is plain data; `search.make_layers` and `search.make_cell` make layers of it.
+Their values are plain data, from which `search.make_layers` and `search.make_cell` build layers.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ NONE = "none"
 """The operation of an edge that is not there."""
 
 Operations = Mapping[str, Callable[[], Any]]
-"""By name what makes a new layer, or a list of them."""
+"""Factories of operations by name; each returns a new layer or a list of layers."""
 
 
 @dataclass(frozen=True)
 class Repeat(SpaceNode):
-    """A list of one part, of varying length."""
+    """A list of varying length whose items come from the same part."""
 
     part: Any
     least: int
@@ -93,7 +93,7 @@ class Hierarchy(SpaceNode):
         for level, (motifs, nodes) in enumerate(self.levels):
             # Deeper levels have longer paths: a mutation can pick a level.
             depth = ".".join(["level"] * (len(self.levels) - level))
-            # A node is always reached, from the one before it.
+            # The edge from the preceding node is never empty, so every node is reached.
             offered = {
                 f"{first}-{last}": names if first == last - 1 else (NONE, *names)
                 for last in range(1, nodes)
@@ -121,7 +121,9 @@ class Hierarchy(SpaceNode):
 
 
 def repeat(part: Any, least: int, most: int) -> Repeat:
-    """A list of `least` to `most` values, each of them from `part`: a dimension or a dict of them.
+    """Return the search space of a list with `least` to `most` values from `part`.
+
+    `part` is a dimension or a dict of dimensions.
 
     >>> from caldera import search
     >>> space = search.Space({"hidden": search.repeat(search.integer(16, 64, step=16), 1, 3)})
@@ -140,7 +142,9 @@ def repeat(part: Any, least: int, most: int) -> Repeat:
 
 
 def layers(choices: Mapping[str, Mapping[str, Any] | None], least: int, most: int) -> Repeat:
-    """A list of layers, each one of `choices`: names of layers, with what their arguments may be.
+    """Return the search space of a list with `least` to `most` layers from `choices`.
+
+    `choices` maps layer names to the dimensions of their arguments.
 
     >>> from caldera import search
     >>> space = search.Space({"body": search.layers({
@@ -178,8 +182,10 @@ def _layer(layer: str, **arguments: Any) -> Layer:
 
 
 def cell(operations: Sequence[str] | Operations, nodes: int = 4, inputs: int = 2) -> CellSpace:
-    """A cell (Zoph et al. 2018): each of `nodes` is the sum of `inputs` operations, each on an
-    earlier node. `make_cell` makes a layer of it.
+    """Return the search space of a cell (Zoph et al. 2018).
+
+    Each of the `nodes` is the sum of `inputs` operations, each applied to an earlier node.
+    `make_cell` builds the layer from the selected value.
 
     >>> from caldera import search
     >>> space = search.Space({"cell": search.cell(["conv3", "pool"], nodes=1, inputs=1)})
@@ -194,8 +200,10 @@ def cell(operations: Sequence[str] | Operations, nodes: int = 4, inputs: int = 2
 def hierarchy(
     operations: Sequence[str] | Operations, levels: Sequence[tuple[int, int]] = ((3, 3), (1, 4))
 ) -> Hierarchy:
-    """Motifs of motifs (Liu et al. 2018): each level has so many motifs of so many nodes; its edges
-    are motifs of the level below, those of the first are operations. The last level has one.
+    """Return a hierarchical search space of motifs (Liu et al. 2018).
+
+    Each level is a pair (number of motifs, nodes per motif). The edges of a motif are motifs of the
+    level below; on the first level they are operations. The last level has one motif.
 
     >>> from caldera import search
     >>> space = search.Space({"network": search.hierarchy(["conv", "pool"], [(1, 2), (1, 2)])})
@@ -218,8 +226,10 @@ def hierarchy(
 
 
 def make_cell(value: Sequence[Any], operations: Operations, output: str = "last") -> Layer:
-    """The layer that `search.cell` or `search.hierarchy` chose, with operations by name: functions
-    that make a layer or a list of them, which must keep the shape of what they are given.
+    """Build the layer selected by `search.cell` or `search.hierarchy`.
+
+    `operations` maps names to functions that return a layer or a list of layers. Each operation
+    must preserve the shape of its input.
 
     >>> from caldera import nn, search
     >>> operations = {"conv": lambda: nn.Conv2D(8, 3, padding="same"), "skip": lambda: []}

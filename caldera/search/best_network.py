@@ -1,7 +1,7 @@
 """The network of the best trial: its layers, and its graph as a picture.
 
-Both are kept with the study, so that whoever only reads it sees them without the code that builds
-models: the layers as plain data in its record, the picture as a file beside it.
+Both are stored with the study, so that a reader sees them without the code that builds the models.
+The record contains the layers as plain data. The picture is a separate file in the same folder.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MOST_BYTES = 1 << 24
 
 
 def keep_network(study: Study) -> None:
-    """Write down what the network of the best trial is, in a study with networks and a folder."""
+    """Store the network of the best trial if the study has models and a folder."""
     best = study.best_or_none()
     if best is None or study.folder is None:
         return
@@ -56,7 +56,7 @@ def _untrained(study: Study, trial: Trial) -> Model | None:
 
 
 def network_svg(model: Model) -> str:
-    """The picture of what a network computes for one sample, in evaluation."""
+    """Draw the graph of a network for one sample, in evaluation mode."""
     _, outputs, _ = model.expressions(1)
     return graph_svg({"network": Program(tuple(each.node for each in outputs.values()))})
 
@@ -66,7 +66,7 @@ def _path(folder: Path, trial: Trial) -> Path:
 
 
 def network_cards(study: Study, best: Trial) -> Iterator[Safe]:
-    """What a page shows of the network of the best trial; nothing if none is known."""
+    """Yield the page elements for the best trial's network; none if it is unknown."""
     known = study.record.notes().get(_NOTE, {})
     is_known = known.get("trial") == best.number
     model = None if is_known else _untrained(study, best)

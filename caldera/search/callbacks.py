@@ -31,10 +31,10 @@ _MOST_ROWS = 8
 
 
 class LiveTable(StudyCallback):
-    """Shows how a search is going: best so far, what runs, what was stopped, how long it will take.
+    """Live table of a search: best value, running and stopped trials, remaining time.
 
-    `verbose` is 0 (silent), 1 (a live table in a terminal or a notebook, nothing elsewhere: the
-    usual) or 2 (a line for each trial that is over). `trials` is how many there shall be, if that
+    `verbose` is 0 (silent), 1 (a live table in a terminal or a notebook, no output elsewhere; the
+    default) or 2 (a line for each finished trial). `trials` is the planned number of trials, if it
     is known. `console` is a `rich.console.Console`.
 
     >>> LiveTable(verbose=3)
@@ -64,7 +64,7 @@ class LiveTable(StudyCallback):
         if not self.verbose:
             return
         if self._console is None:
-            # mpiexec gives each rank a terminal and passes on its lines, wherever they go.
+            # mpiexec provides each rank with a terminal but forwards its lines to any destination.
             plain = False if world().size > 1 else None
             made = optional_import("rich.console", "rich", "progress").Console
             self._console = made(force_terminal=plain)
@@ -123,7 +123,7 @@ class LiveTable(StudyCallback):
         return f"{_over(study)}{of} trials" + (f" ({', '.join(more)})" if more else "")
 
     def _seconds_left(self, study: Study, over: int, now: float) -> float | None:
-        """If the trials to come take as long as those that are over; None if nobody can say."""
+        """Estimate the remaining time from the finished trials; None if there are none."""
         done = over - self._over_before
         if self._planned is None or done <= 0:
             return None
@@ -172,10 +172,12 @@ def _best_text(study: Study) -> str:
 
 
 class TrialTensorBoard(StudyCallback):
-    """Writes each trial that is over to a folder of its own: its parameters, what it reported step
-    by step, its values; `tensorboard --logdir FOLDER` compares them on its page HParams.
+    """Writer of TensorBoard event files, one folder for each finished trial.
 
-    Event files need neither TensorBoard nor TensorFlow to be written.
+    The files contain the parameters, the metrics of each step and the final values. The HParams
+    page of `tensorboard --logdir FOLDER` compares the trials.
+
+    Neither TensorBoard nor TensorFlow is required to write event files.
 
     >>> import tempfile
     >>> from pathlib import Path

@@ -26,7 +26,9 @@ _LONGEST = 40
 
 
 class TrialTable:
-    """Rows by name, which print as a table; what `study.table()` gives where pandas is missing.
+    """Rows with named columns, printed as a table.
+
+    `study.table()` returns this type if pandas is not installed.
 
     >>> table = TrialTable([{"number": 0, "rate": 0.1}, {"number": 1, "rate": None}])
     >>> print(table)
@@ -88,9 +90,9 @@ def table_of(rows: Sequence[dict[str, Any]]) -> Any:
 
 
 BEST, OTHERS, ENDED, LOST = CATEGORICAL[1], CATEGORICAL[0], QUIET, CATEGORICAL[5]
-"""Colours of the best trial, of those that were done, stopped early, and failed."""
+"""Colours of the best trial, and of trials that finished, were stopped early, or failed."""
 MOST_AXES, MOST_SLICES = 10, 12
-"""Parameters that are drawn, the most important first: of more, nobody sees anything."""
+"""Maximum numbers of parameters drawn, most important first: larger charts are unreadable."""
 _MOST_LINES = 400
 
 
@@ -107,7 +109,7 @@ def plot_study(overview: Overview, path: str | PathLike[str] | None) -> Picture 
 
 
 def study_html(overview: Overview) -> str:
-    """What a notebook shows of a study: its best trial, its history, and a table of all trials."""
+    """Return the notebook view of a study: best trial, history, and a table of all trials."""
     study = overview.study
     rows = study.rows()
     head = list(rows[0]) if rows else []
@@ -196,7 +198,7 @@ def curves_chart(overview: Overview) -> LineChart | None:
     if not any(len(overview.curve(trial)) > 1 for trial in drawn):
         return None
     best = overview.best
-    # Of very many, the best ones and as many others as can still be told apart.
+    # Limited to the best trials: more lines than this cannot be distinguished.
     drawn = sorted(drawn, key=lambda trial: overview.losses(trial)[0])[:_MOST_LINES]
     drawn = [trial for trial in reversed(drawn) if trial is not best]
     colours = {True: OTHERS, False: ENDED}

@@ -1,7 +1,7 @@
-"""Dimensions of a search space: what one parameter may be.
+"""Dimensions of a search space: the possible values of a parameter.
 
-A dimension turns a number from 0 to 1 into a value, so that every method can draw from it, walk in
-it and mutate it without knowing what it is. One of your own writes `decode`, and nothing else:
+A dimension maps a number from 0 to 1 to a value. Every method can therefore draw, step and mutate
+in the same way for all dimensions. A custom dimension implements only `decode`:
 
     class Angle(search.Dimension):
         def decode(self, unit):
@@ -22,15 +22,15 @@ import numpy as np
 from caldera.errors import ConfigError
 
 Stored = float | int | str | bool | None
-"""What a study keeps of a value: a number, a text, a truth value or None."""
+"""Type of a stored value: a number, a string, a boolean or None."""
 
 _MOST_POINTS = 100_000
 
 
 class Dimension(ABC):
-    """What one parameter may be; subclass it and write `decode`.
+    """The possible values of a parameter; a subclass implements `decode`.
 
-    What a study keeps of a value is `stored`: here the number from 0 to 1 itself.
+    A study stores the result of `stored` for each value: here the number from 0 to 1 itself.
 
     >>> from caldera import search
     >>> class Power(search.Dimension):
@@ -46,7 +46,7 @@ class Dimension(ABC):
         """The value at a number from 0 to 1."""
 
     def stored(self, unit: float) -> Stored:
-        """What a study keeps of the value at a number from 0 to 1."""
+        """Return the stored form of the value at a number from 0 to 1."""
         return float(unit)
 
     def unit(self, stored: Any) -> float:
@@ -58,11 +58,11 @@ class Dimension(ABC):
         return self.decode(float(stored))
 
     def holds(self, stored: Any) -> bool:
-        """Whether this can have been stored by this dimension."""
+        """Return True if this is a valid stored value of the dimension."""
         return _is_number(stored) and 0 <= stored <= 1
 
     def grid(self) -> list[Stored] | None:
-        """What an exhaustive grid visits, as it is stored; None if there is no end of it."""
+        """Return the stored values for an exhaustive grid, or None if there are infinitely many."""
         return None
 
     def near(self, stored: Any, random: np.random.Generator, width: float = 0.1) -> Stored:
@@ -76,16 +76,16 @@ class Dimension(ABC):
         return moved
 
     def distribution(self, optuna: Any) -> Any:
-        """What Optuna calls the same."""
+        """Return the equivalent Optuna distribution."""
         return optuna.distributions.FloatDistribution(0.0, 1.0)
 
     def describe(self) -> dict[str, Any]:
-        """Plain data that tell it apart from others."""
+        """Return plain data that identify the dimension."""
         return {"kind": type(self).__name__}
 
 
 def reflected(unit: float) -> float:
-    """A number from 0 to 1: beyond an end it goes back.
+    """Reflect a number at the ends of the range from 0 to 1.
 
     >>> round(reflected(1.25), 6), round(reflected(-0.5), 6)
     (0.75, 0.5)
@@ -106,11 +106,11 @@ class _NumberRange(Dimension):
     @property
     @abstractmethod
     def steps(self) -> int:
-        """How many steps there are from the first value to the last."""
+        """Number of steps from the first value to the last."""
 
     @abstractmethod
     def at(self, index: int) -> Any:
-        """The value so many steps from the first."""
+        """Return the value `index` steps after the first."""
 
     def _logarithms(self) -> tuple[float, float]:
         return math.log(self.low), math.log(self.high)
@@ -167,7 +167,7 @@ class Uniform(_NumberRange):
         return float(Decimal(repr(self.low)) + index * Decimal(repr(float(self.step or 0))))
 
     def index(self, stored: float) -> int:
-        """How many steps a value is from the first."""
+        """Return the number of steps from the first value to this one."""
         return round((stored - self.low) / float(self.step or 1))
 
     def unit(self, stored: Any) -> float:
@@ -188,13 +188,13 @@ class Uniform(_NumberRange):
         return None if self.step is None else list(map(self.at, range(self.steps + 1)))
 
     def distribution(self, optuna: Any) -> Any:
-        # Optuna counts steps in numbers of its own rounding, and would refuse some of ours.
+        # Without a step: Optuna rounds steps differently and would reject some of our values.
         return optuna.distributions.FloatDistribution(self.low, self.high, log=self.log)
 
 
 @dataclass(frozen=True)
 class Integer(_NumberRange):
-    """Whole numbers from `low` to `high`, both included, every `step` of them."""
+    """Integers from `low` to `high`, both included, in steps of `step`."""
 
     step: int = 1
 
@@ -303,7 +303,7 @@ class Choice(Dimension):
 
 
 def _labels(values: Sequence[Any]) -> list[Stored]:
-    """What a study keeps of each value: itself where JSON has it, else what it looks like."""
+    """Return the stored form of each value: itself if JSON supports it, else a text."""
     plain = all(
         value is None
         or isinstance(value, bool | int | str)
@@ -343,7 +343,7 @@ def _check_range(where: str, low: Any, high: Any, log: bool) -> None:
 
 
 def uniform(low: float, high: float, step: float | None = None) -> Uniform:
-    """Numbers from `low` to `high`, all alike; with `step` only every so many, as on a grid.
+    """Return a uniform dimension from `low` to `high`; with `step`, only multiples from `low`.
 
     >>> from caldera import search
     >>> search.uniform(0.1, 0.5, step=0.1).grid()
@@ -373,7 +373,7 @@ def integer(low: int, high: int, step: int = 1, log: bool = False) -> Integer:
 
 
 def choice(values: Sequence[Any] | Mapping[Any, Any]) -> Choice:
-    """One of these values. A dict says for each value which parameters it opens.
+    """Return a dimension with these values; a dict maps each value to the parameters it opens.
 
     >>> from caldera import search
     >>> space = search.Space({"optimizer": search.choice({
@@ -392,7 +392,7 @@ def choice(values: Sequence[Any] | Mapping[Any, Any]) -> Choice:
         return Choice([each.item() if isinstance(each, np.generic) else each for each in values])
     made = Choice(list(values))
     if len({str(label) for label in made.labels}) < len(made.labels):
-        # 1 and "1" are told apart by what they look like, since a text names what each opens.
+        # Labels of 1 and "1" are their `repr`: as text, which `opens` uses, both are the same.
         made.labels = [repr(value) for value in made.values]
     for label, opened in zip(made.labels, values.values(), strict=True):
         if opened is not None and not isinstance(opened, Mapping):

@@ -1,4 +1,4 @@
-"""`SearchJob`: what every worker knows of a search, and how it runs one trial."""
+"""`SearchJob`: the settings that all workers of a search share, and the code that runs a trial."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ if TYPE_CHECKING:
     from caldera.train.run import Run
 
 Report = Callable[[int, Row], str]
-"""From the number of a trial and what it reports to the reason why it should stop, or nothing."""
+"""Function from a trial's number and report to the reason to stop it, or an empty string."""
 
 _LATENCY_RUNS = 20
 
 
 @dataclass
 class SearchJob:
-    """What is the same for all trials: how to build a model, the data, what is measured."""
+    """Settings shared by all trials: the model builder, the data, the measured quantities."""
 
     build: Callable[..., Any]
     space: Space
     objective: Objective
     samples: TrialData | None = None
-    """None: `build` is a plain function that gives the results itself."""
+    """None: `build` is a plain function that returns the results itself."""
     constraints: Sequence[Constraint] = ()
     epochs: int | None = None
     fit: Mapping[str, Any] | None = None
@@ -56,9 +56,10 @@ class SearchJob:
     folder: Path | None = None
 
     def run(self, task: TrialTask, report: Report, parallel: Strategy | None = None) -> TrialResult:
-        """Run a trial to its end. What it raises becomes a failed trial, except Ctrl-C.
+        """Run a trial to its end. An exception, except Ctrl-C, becomes a failed trial.
 
-        With a strategy several ranks call this with the same task; all of them get the outcome.
+        With a strategy several ranks call this with the same task, and each rank receives the
+        outcome.
         """
         recorder = _Recorder(self, task, report)
         try:
@@ -72,13 +73,13 @@ class SearchJob:
                 recorder.conditions = made.to_text()
             return recorder.outcome()
         except (Exception, SystemExit) as error:
-            # A trial may end as it likes; the study goes on.
+            # No error of a trial, not even SystemExit, ends the study.
             return recorder.failed(error)
 
     # --- plain functions
 
     def _call(self, task: TrialTask, recorder: _Recorder) -> None:
-        """A function gives its results, or yields them step by step."""
+        """Call a plain function, which returns its results or yields them step by step."""
         found = self.build(**self._arguments(task))
         if not isinstance(found, Generator):
             recorder.add(_row(found))
@@ -139,15 +140,15 @@ class SearchJob:
             rows.append(self._summed_up(inner))
             recorder.digest = recorder.digest or inner.digest
             recorder.violations += inner.violations
-            # A step is a seed or a fold: what is bad on the first need not see the others.
+            # A step is a seed or a fold: a bad first result saves the remaining ones.
             recorder.add({name: sum(r[name] for r in rows) / len(rows) for name in rows[0]})
-            # Ranks that train together end together; the first of them hears of it.
+            # Ranks of a trial must stop together; only the first rank receives the reason.
             recorder.reason = parallel.communicator.bcast_object(recorder.reason)
             if recorder.reason:
                 return
 
     def _summed_up(self, recorder: _Recorder) -> Row:
-        """The last row of one training, with the objective's choice among its rows."""
+        """Return the last row of a training, with the values that the objective selects."""
         values = self.objective.values(recorder.curve)
         return recorder.curve[-1] | dict(zip(self.objective.names(), values, strict=True))
 
@@ -204,7 +205,7 @@ class SearchJob:
         # It gets the number of epochs of the first training, since schedules may depend on it.
         ends: Callback = _EndAfter(epochs)
         if max(self.objective.seeds, self.objective.folds) > 1:
-            # A step of such a trial is no epoch: each of its trainings ends by itself.
+            # A step of such a trial is a whole training, which ends as configured, not an epoch.
             ends = _Watcher(_Recorder(self, task, lambda number, row: ""), speaks=False)
         model = self.model(task)
         with using(conditions.choices):
@@ -213,7 +214,7 @@ class SearchJob:
 
     @cached_property
     def needs(self) -> set[str]:
-        """What has to be measured beside the columns of the history."""
+        """Names to measure in addition to the columns of the history."""
         named = {*self.objective.columns(), *(each.name for each in self.constraints)}
         return named & set(MEASURED)
 
@@ -230,19 +231,19 @@ class SearchJob:
         return task.best is None or any(a < b for a, b in zip(losses, task.best, strict=True))
 
     def path(self, number: int) -> Path:
-        """Where the model of a trial is saved."""
+        """Return the file of a trial's saved model."""
         assert self.folder is not None
         return self.folder / "models" / f"{number:05d}.caldera"
 
     def save(self, model: Model, number: int) -> None:
-        """Save a model, and how far its training has come."""
+        """Save a model and its training progress."""
         path = self.path(number)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path.with_suffix(".progress"), progress_bytes(model))
         model.save(path)
 
     def load(self, model: Model, number: int) -> None:
-        """Let a model be as that of a trial was when it was saved."""
+        """Restore a model to the saved state of a trial."""
         assert self.samples is not None
         path = self.path(number)
         if not path.exists():
@@ -260,7 +261,7 @@ class SearchJob:
 
 @dataclass
 class _Recorder:
-    """What a trial has reported so far, and whether it should stop."""
+    """Reports of a trial so far, and the reason to stop it."""
 
     job: SearchJob
     task: TrialTask
@@ -292,7 +293,7 @@ class _Recorder:
         return list(dict.fromkeys([*self.violations, *filter(None, found)]))
 
     def outcome(self) -> TrialResult:
-        """That of a trial which has come to its end."""
+        """Return the result of a trial that ran to its end."""
         if not self.curve:
             reason = self.violations[0] if self.violations else "it reported nothing"
             return self._over(STOPPED if self.violations else FAILED, reason, None)
@@ -319,7 +320,7 @@ class _Recorder:
         )
 
     def failed(self, error: BaseException) -> TrialResult:
-        """That of a trial which raised something."""
+        """Return the result of a trial that raised an exception."""
         details = "".join(traceback.format_exception(error))
         return TrialResult(
             self.task.number,
@@ -385,7 +386,7 @@ class _EndAfter(Callback):
 
 
 def _row(found: Any) -> Row:
-    """What a function gives: a number is the value."""
+    """Convert the result of a plain function to a row; a number is the value."""
     if isinstance(found, Mapping):
         return {str(name): _number(value, str(name)) for name, value in found.items()}
     return {"value": _number(found, "value")}
@@ -404,7 +405,7 @@ def _number(value: Any, name: str) -> float:
 
 
 def _give_rate(model: Model) -> None:
-    """The rate that a model was built with, instead of the one that its parent had."""
+    """Set the learning rate that the model was built with instead of its parent's rate."""
     rate = model.learning_rate
     if isinstance(rate, int | float) and model.optimizer.state:
         model.optimizer.learning_rate.assign(rate)

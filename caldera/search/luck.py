@@ -1,19 +1,19 @@
-"""How much the best of many trials is likely to owe to luck.
+"""Estimates of the share of luck in the best of many trials.
 
-Two kinds of luck are told apart:
+Two kinds of luck are distinguished:
 
-- **of drawing**: another search of as many random trials would find another best. The expected
-  maximum of n draws (Dodge et al., "Show Your Work", EMNLP 2019) is estimated from the values that
-  were seen; the plain estimate is too low by about half a standard deviation of the maximum, and
-  the jackknife takes most of that away.
-- **of measuring**: a value is measured on finitely many samples with one seed, and the best of many
-  is the one whose error was kind (the winner's curse). With the standard deviation of that error
-  known, the search is repeated on paper: true values that spread as the measured ones do without
-  their errors, new errors, and how kind the error of each winner was.
+- **of drawing**: another search with the same number of random trials would find another best. The
+  expected maximum of n draws (Dodge et al., "Show Your Work", EMNLP 2019) is estimated from the
+  observed values. The plain estimate is too low by about half a standard deviation of the maximum;
+  the jackknife removes most of this bias.
+- **of measuring**: a value is measured on finitely many samples with one seed. The best of many is
+  the value with a favourable error (the winner's curse). With a known standard deviation of that
+  error, the search is simulated: true values with the spread of the measured ones less their
+  errors, plus new errors. The result is the mean error of the winners.
 
-The tests compare both with simulations in which the truth is known: the first is off by less than a
-fifth of the maximum's own spread, the second by less than a fifth where true values are spread
-normally, and up to a third too small where they crowd at the top.
+The tests compare both with simulations in which the truth is known. The first estimate is off by
+less than a fifth of the maximum's own spread. The second is off by less than a fifth if the true
+values are normally distributed, and up to a third too small if they crowd at the top.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _LIKELY = (0.05, 0.95)
 
 @dataclass(frozen=True)
 class Luck:
-    """What the best of `trials` values is likely to owe to luck.
+    """Estimated share of luck in the best of `trials` values.
 
-    - `best`: the best value; `expected`: the expected best of as many random trials;
-      `low`, `high`: where nine of ten such bests would lie.
-    - `noise`: the standard deviation with which a value is measured, if it is known;
-      `optimism`: how much of the best is likely an error of measuring, None if it is not known.
+    - `best`: the best value; `expected`: the expected best of the same number of random trials;
+      `low`, `high`: the interval that contains nine of ten such bests.
+    - `noise`: the standard deviation of the measurement error, if it is known; `optimism`: the
+      expected measurement error of the best value, None if `noise` is unknown.
 
     >>> from caldera import search
     >>> search.luck([0.90, 0.95, 0.93, 0.94], noise=0.01).trials
@@ -55,13 +55,13 @@ class Luck:
 
     @property
     def drawn(self) -> float:
-        """How much better the best is than that of as many random trials; it may be negative."""
+        """Advantage of the best over the expected best of random trials; may be negative."""
         gain = self.best - self.expected
         return gain if self.larger_is_better else -gain
 
     @property
     def honest(self) -> float:
-        """What to expect of the best on data that did not choose it."""
+        """Expected score of the best trial on data not used for selection."""
         if self.optimism is None:
             return self.best
         return self.best - self.optimism if self.larger_is_better else self.best + self.optimism
@@ -82,10 +82,10 @@ class Luck:
 def luck(
     values: Sequence[float], *, larger_is_better: bool = True, noise: float | None = None
 ) -> Luck:
-    """What the best of these values is likely to owe to luck; values that are not finite count not.
+    """Estimate the share of luck in the best of these values, ignoring non-finite ones.
 
-    `noise` is the standard deviation with which a value is measured, such as that over seeds, or
-    sqrt(a * (1 - a) / n) for an accuracy a on n samples (`accuracy_noise`).
+    `noise` is the standard deviation of a measured value, for instance over seeds. For an accuracy
+    a on n samples it is sqrt(a * (1 - a) / n), see `accuracy_noise`.
 
     >>> print(luck([0.90, 0.95, 0.93, 0.94]))
     best of 4 trials 0.95; as many random trials would be expected to reach 0.9503 ...
@@ -103,7 +103,7 @@ def luck(
     if larger_is_better and upward[0] >= 0 and upward[-1] <= 1:
         # An accuracy ends at 1, and so do its expectations.
         expected = min(expected, 1.0)
-    # The distribution of the maximum of n draws is the n-th power of that of one.
+    # The distribution of the maximum of n draws is the n-th power of a single draw's.
     likely = np.arange(1, len(upward) + 1) / len(upward)
     low, high = (
         float(upward[np.searchsorted(likely ** len(upward), part - 1e-12)]) for part in _LIKELY
@@ -121,10 +121,10 @@ def luck(
 
 
 def expected_maximum(values: Sequence[float] | np.ndarray, draws: int | None = None) -> float:
-    """The expected maximum of `draws` values (as many as there are, unless told) that are drawn as
-    these were.
+    """Estimate the expected maximum of `draws` values drawn from the same distribution.
 
-    The weights are those of Dodge et al.; the jackknife corrects them.
+    `draws` defaults to the number of values. The weights follow Dodge et al.; the jackknife
+    corrects them.
 
     >>> round(expected_maximum([1.0, 2.0, 3.0]), 3)
     3.0
@@ -145,7 +145,7 @@ def expected_maximum(values: Sequence[float] | np.ndarray, draws: int | None = N
 
 
 def _weights(count: int, draws: int) -> np.ndarray:
-    """How likely each of `count` sorted values is the largest of `draws`."""
+    """Return the probability that each of `count` sorted values is the largest of `draws`."""
     steps = (np.arange(count + 1) / count) ** draws
     return np.diff(steps)
 
@@ -166,7 +166,7 @@ def optimism(values: np.ndarray, noise: float, *, repeats: int = _REPEATS) -> fl
 
 
 def accuracy_noise(accuracy: float, samples: int) -> float:
-    """The standard deviation of an accuracy that is measured on so many samples.
+    """Return the standard deviation of an accuracy measured on `samples` samples.
 
     >>> round(accuracy_noise(0.9, 100), 3)
     0.03

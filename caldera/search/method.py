@@ -1,6 +1,6 @@
-"""`Method`: what proposes trials and may stop them. One file each in `algorithms`.
+"""`Method`: proposes trials and may stop them. Each has its file in `algorithms`.
 
-A method of your own writes `ask`, and what else it needs:
+A custom method implements `ask` and any further hooks:
 
     @search.methods.register("hill")
     class HillClimbing(search.Method):
@@ -28,9 +28,9 @@ from caldera.search.trial import DONE, Trial
 
 @dataclass(frozen=True)
 class TrialProposal:
-    """What a method wants to try next.
+    """Next trial proposed by a method.
 
-    - `epochs`: how long to train, if not as long as the search says.
+    - `epochs`: the number of epochs to train, if it differs from the search's.
     - `parent`: the number of a trial whose model is trained further.
     - `keep`: save the model, so that it can be a parent.
     - `note`: plain data that the method finds again in `trial.note`, also after a restart.
@@ -48,15 +48,15 @@ class TrialProposal:
 
 
 class Method(Configurable):
-    """Proposes trials (`ask`), hears what became of them (`tell`) and may stop them (`stop`).
+    """Base class of methods: `ask` proposes trials, `tell` receives results, `stop` ends trials.
 
-    A method may keep what it likes, but a study that is resumed gets a new one: `restore` is called
-    with all trials there are. What follows from `self.trials` and `self.random(number)` alone needs
-    no care: the same seed gives the same trials, also after a restart.
+    A method may have any state. A resumed study gets a new method, whose `restore` is called with
+    all existing trials. State derived only from `self.trials` and `self.random(number)` requires no
+    such care: the same seed leads to the same trials, also after a restart.
 
     - `self.space`, `self.objective`, `self.seed`;
-    - `self.trials`: all trials so far, also those that wait or run;
-    - `self.budget`: how many trials there shall be, or None; `self.epochs`: of a whole trial.
+    - `self.trials`: all trials so far, including waiting and running ones;
+    - `self.budget`: the planned number of trials, or None; `self.epochs`: epochs of a whole trial.
 
     >>> from caldera import search
     >>> class HillClimbing(search.Method):
@@ -72,12 +72,14 @@ class Method(Configurable):
     """
 
     asks_ahead: ClassVar[bool] = False
-    """Whether it takes so long to propose a trial that the next one is asked for while all workers
-    are busy, without the results that come meanwhile."""
+    """True if proposals are slow, and should be computed ahead while all workers are busy.
+
+    A proposal computed ahead does not use the results that arrive in between.
+    """
     ends: ClassVar[bool] = False
-    """Whether it comes to an end by itself."""
+    """True if the method ends without a limit on trials or time."""
     saves: ClassVar[bool] = False
-    """Whether models have to be saved, since others go on with them."""
+    """True if models must be saved, since other trials continue from them."""
 
     space: Space
     objective: Objective
@@ -101,11 +103,14 @@ class Method(Configurable):
         self.prepare()
 
     def prepare(self) -> None:
-        """What there is to do before the first trial: checks, for instance."""
+        """Prepare for the first trial, for instance check the settings."""
 
     def ask(self, number: int) -> TrialProposal | Point | None:
-        """What to try as trial `number`. None: nothing now. The search ends if nothing runs, and
-        asks again when a trial is over if something does."""
+        """Return the proposal for trial `number`, or None if there is none now.
+
+        After None, `ask` is called again when a running trial has finished. If no trial is running,
+        the search ends.
+        """
         raise ConfigError.build(
             "search.run",
             expected="method= one that proposes trials",
@@ -118,8 +123,10 @@ class Method(Configurable):
         """A trial is over."""
 
     def stop(self, trial: Trial, step: int, loss: float) -> bool:
-        """Whether a running trial is not worth going on with, after its `step`th report (from 1),
-        in which the objective was `loss` (what should be large is negated)."""
+        """Return True if a running trial should be stopped after its `step`th report (from 1).
+
+        `loss` is the objective in that report, negated if larger is better.
+        """
         return False
 
     def restore(self) -> None:
@@ -134,7 +141,7 @@ class Method(Configurable):
         return np.random.default_rng([self.seed, number, stream])
 
     def told(self) -> list[Trial]:
-        """The trials that are over, in the order in which they were told."""
+        """Return the finished trials, in the order in which `tell` received them."""
         over = [trial for trial in self.trials if trial.told is not None]
         return sorted(over, key=lambda trial: trial.told or 0)
 

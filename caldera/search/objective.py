@@ -1,10 +1,10 @@
-"""Objectives: what makes a trial better than another.
+"""Objectives: the criteria by which trials are compared.
 
-An objective reads what a trial reports after each step: every column of the history of `fit`
-(`loss`, `val_accuracy`, ...), and `seconds` since the trial began, `epochs`, `parameters`. If an
-objective or a constraint names them, also: `flops` of one sample forward, an estimate of the
-`memory` of a training step in bytes, and `latency`, the seconds that `predict` takes for one
-sample. Methods see losses: what should be large is negated.
+An objective reads a trial's report after each step: every column of the history of `fit` (`loss`,
+`val_accuracy`, ...), `seconds` since the start of the trial, `epochs` and `parameters`. Some
+columns are only measured if an objective or a constraint names them: `flops` of the forward pass
+for one sample, an estimate of the `memory` of a training step in bytes, and `latency`, the seconds
+that `predict` takes for one sample. Methods receive losses: an objective to maximise is negated.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from caldera.search.trial import Row
 from caldera.train.callbacks import _mode
 
 MEASURED = ("flops", "memory", "latency")
-"""What is only measured where somebody asks for it."""
+"""Columns measured only if an objective or a constraint names them."""
 KNOWN_EARLY = ("parameters", "flops", "memory")
-"""What is known before training begins."""
+"""Columns known before training starts."""
 _SMALLER_IS_BETTER = ("value", "seconds", "epochs", "parameters", *MEASURED)
 
 
@@ -33,10 +33,10 @@ class MissingMetric(ConfigError):
 
 @dataclass(frozen=True)
 class Objective(ABC):
-    """What makes a trial better than another; subclass it and write `measure`.
+    """Criterion for comparing trials; a subclass implements `measure`.
 
-    `modes` has "min" or "max" for each value. `seeds` or `folds` train a trial several times, and
-    the means count.
+    `modes` contains "min" or "max" for each value. With `seeds` or `folds` a trial is trained
+    several times, and the means count.
 
     >>> from caldera import search
     >>> class Gap(search.Objective):
@@ -71,7 +71,7 @@ class Objective(ABC):
         return (self.measure(curve[-1]),)
 
     def losses(self, values: Sequence[float] | None) -> tuple[float, ...]:
-        """Values as numbers that should be small; those of a failed trial are infinite."""
+        """Return values as losses, which are minimised; a failed trial has infinite losses."""
         if values is None:
             return (math.inf,) * len(self.modes)
         return tuple(
@@ -88,15 +88,15 @@ class Objective(ABC):
         return ("value",)
 
     def columns(self) -> tuple[str, ...]:
-        """What it has to find in a report."""
+        """Return the report columns that the objective requires."""
         return ()
 
     def is_reached(self, row: Mapping[str, float]) -> bool:
-        """Whether more training cannot change the values."""
+        """Return True if further training cannot change the values."""
         return False
 
     def describe(self) -> dict[str, Any]:
-        """Plain data that tell it apart from others."""
+        """Return plain data that identify the objective."""
         return {
             "kind": type(self).__name__,
             "modes": list(self.modes),
@@ -107,7 +107,7 @@ class Objective(ABC):
 
 
 def look_up(row: Mapping[str, float], name: str, where: str = "objective") -> float:
-    """A number of a report; one that is not there is an error that names those that are."""
+    """Return a number of a report; the error for a missing name lists the available ones."""
     if name not in row:
         raise MissingMetric.build(
             where,
@@ -193,7 +193,7 @@ class TimeTo(Objective):
 
 @dataclass(frozen=True)
 class Pareto(Objective):
-    """Several numbers of the report at once: the best trials are those that no other beats."""
+    """Several numbers of the report: the best trials form the Pareto front."""
 
     metrics: tuple[str, ...] = ()
 
@@ -223,7 +223,7 @@ class Constraint:
     above: bool = False
 
     def violated(self, row: Mapping[str, float]) -> str:
-        """How it is violated, in words; empty if it is kept."""
+        """Describe the violation; return an empty string if the constraint is satisfied."""
         value = look_up(row, self.name, "constraint")
         if value >= self.limit if self.above else value <= self.limit:
             return ""
@@ -252,7 +252,7 @@ def metric(
 
 
 def mode_of(name: str, mode: str | None = None) -> str:
-    """Whether a number should be small or large."""
+    """Return "min" or "max", the direction in which a number improves."""
     if mode is None and name in _SMALLER_IS_BETTER:
         return "min"
     return _mode("objective", name, mode)
@@ -266,8 +266,10 @@ def accuracy(
     folds: int = 1,
     **per: float,
 ) -> Objective:
-    """The accuracy on the validation part, less what it costs: `per_second=0.001` gives up a tenth
-    of a percent of accuracy for a second of training. Other costs by name: `per_flops=1e-12`.
+    """Return the validation accuracy minus weighted costs.
+
+    `per_second=0.001` trades a tenth of a percent of accuracy for a second of training. Other costs
+    are given by name: `per_flops=1e-12`.
 
     >>> from caldera import search
     >>> round(search.accuracy(per_second=0.001).measure({"val_accuracy": 0.9, "seconds": 20.0}), 6)
@@ -310,7 +312,9 @@ def time_to(name: str, target: float, mode: str | None = None) -> Objective:
 
 
 def pareto(*names: str, modes: Sequence[str] | None = None) -> Objective:
-    """Several numbers at once, for methods such as "nsga2": `study.front` has what no trial beats.
+    """Return an objective with several numbers, for methods such as "nsga2".
+
+    `study.front` lists the non-dominated trials.
 
     >>> from caldera import search
     >>> search.pareto("val_accuracy", "seconds").modes
@@ -346,7 +350,7 @@ def at_least(name: str, limit: float) -> Constraint:
 
 
 def as_objective(given: Any, default: str) -> Objective:
-    """What a user gives as objective: a name, an objective, or nothing."""
+    """Convert a user's objective: a name, an objective, or None for the default."""
     if given is None:
         return metric(default)
     if isinstance(given, str):

@@ -1,7 +1,8 @@
-"""A study as one HTML page that needs nothing else: `study.page(path)`, `caldera report FOLDER`.
+"""A study as a self-contained HTML page: `study.page(path)`, `caldera report FOLDER`.
 
-Every trial is on it with what it cost, also those that failed; and what the best is likely to owe
-to luck. A folder is not trusted: texts are escaped and pictures taken apart, as for a run.
+The page lists every trial with its cost, including failed ones, and estimates the share of luck in
+the best value. A folder is not trusted: as for a run, texts are escaped, and pictures are parsed
+and rebuilt.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ def _best(overview: Overview) -> Safe:
     if best is None or best.values is None:
         note = "No trial was trained to its end and kept all constraints."
         return section("best", "The best trial", note=note)
-    # As build got them; a study that was only read knows the points alone.
+    # The parameters passed to build; a study loaded from a file has only the points.
     parameters = {
         name: cell_text(value) if isinstance(value, float) else str(value)
         for name, value in best.parameters.items()
@@ -170,7 +171,7 @@ def _best(overview: Overview) -> Safe:
 
 
 def _spent(overview: Overview, best: Trial) -> float:
-    """What had been spent on all trials when this one was over."""
+    """Return the total time of all trials that finished no later than this one."""
     end = best.ended or math.inf
     return sum(trial.seconds for trial in overview.trials if (trial.ended or math.inf) <= end)
 
@@ -326,7 +327,7 @@ def _settings(overview: Overview) -> Safe:
 
 
 def described(part: Any) -> str:
-    """A part of a space in words, from what a study keeps of it.
+    """Describe a part of a space in words, from its stored description.
 
     >>> described({"kind": "uniform", "low": 0.1, "high": 1.0, "step": None, "log": True})
     '0.1 to 1, by its logarithm'

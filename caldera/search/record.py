@@ -35,7 +35,7 @@ _OUTCOME = "outcome"
 _OWNER = "owner"
 _CONDITIONS = "caldera:conditions:"
 _REPORT_EVERY_S = 0.5
-"""How often a running trial's curve is written at most; all of it is, once the trial is over."""
+"""Minimum interval between writes of a running trial's curve; the end writes all."""
 
 
 def import_optuna(where: str = "search") -> Any:
@@ -46,8 +46,8 @@ def import_optuna(where: str = "search") -> Any:
 class TrialRecord:
     """The trials of a study in a storage: a journal in a folder, a database, or memory.
 
-    A database may have several studies, each with a `name`, and several programs that work on one:
-    what they do in turns is done within `turn()`.
+    A database may contain several studies, each with a `name`, and several programs may work on the
+    same study. Changes that must not overlap are made within `turn()`.
     """
 
     def __init__(self, folder: Path | None, storage: str | None = None, name: str = NAME) -> None:
@@ -67,7 +67,7 @@ class TrialRecord:
         """Facts about a study that plain Optuna made."""
 
     def open_foreign(self) -> None:
-        """Open a study that plain Optuna made, to read it: that of the name, or the only one."""
+        """Open a study that plain Optuna made, for reading: by name, or the only one."""
         known = self._storage.get_all_studies()
         found = [each for each in known if each.study_name == self.name or len(known) == 1]
         is_named = bool(found) and self.name in (NAME, found[0].study_name)
@@ -100,35 +100,35 @@ class TrialRecord:
 
     @property
     def place(self) -> str:
-        """Where it is, in words."""
+        """Location of the study, for messages."""
         if self.database is not None:
             return f"{self.database.address}, name {self.name!r}"
         return "memory" if self.folder is None else str(self.folder)
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """While this lasts, no other program asks for a trial or finishes one."""
+        """Exclude other programs from proposing or finishing trials within the block."""
         with nullcontext() if self.database is None else self.database.turn():
             yield
 
     def close(self) -> None:
-        """Nothing more is run here; what is written down can still be read."""
+        """Stop running trials here; stored data remain readable."""
         if self.database is not None:
             self.database.close()
 
     @property
     def exists(self) -> bool:
-        """Whether a study has been begun here, and said what it is."""
+        """True if a study was started here and has stored its description."""
         return self._study is not None and bool(self.facts())
 
     # --- what the study is
 
     def begin(self, space: Space, objective: Objective, facts: Mapping[str, Any]) -> None:
-        """Begin the study, or make sure that it is this one which goes on."""
+        """Start the study, or check that the stored study is the same."""
         described = {"space": space.describe(), "objective": objective.describe(), **facts}
         kinds = self._optuna.study.StudyDirection
         directions = [kinds.MAXIMIZE if m == "max" else kinds.MINIMIZE for m in objective.modes]
-        # Another program may have begun it meanwhile.
+        # Another program may have started it since `_find` was called.
         self._study = self._study if self._study is not None else self._find()
         if self._study is None:
             with quiet_optuna(self._optuna):
@@ -151,7 +151,10 @@ class TrialRecord:
             self.note(_KEY, described)
 
     def _is_unnamed(self, directions: list[Any]) -> bool:
-        """Whether the study is new, or whoever began it was killed before it said what it is."""
+        """Return True if the study has no description yet.
+
+        It is new, or its first program was killed before it stored the description.
+        """
         return (
             not self.notes()
             and not self._storage.get_n_trials(self._study)
@@ -159,7 +162,7 @@ class TrialRecord:
         )
 
     def facts(self) -> dict[str, Any]:
-        """What the study is: its space, objective, method, seed."""
+        """Return the description of the study: its space, objective, method, seed."""
         return self.notes().get(_KEY, self._foreign)
 
     def note(self, key: str, value: Any) -> None:
@@ -199,14 +202,14 @@ class TrialRecord:
         }
 
     def conditions_of(self, trial: Trial) -> Conditions:
-        """Those under which a trial was trained; those of here if the study has not kept them."""
+        """Return the conditions of a trial, or the current ones if none are stored."""
         kept = self.conditions() if trial.conditions else {}
         return Conditions.from_text(kept.get(trial.conditions, ""))
 
     # --- trials
 
     def add(self, trial: Trial, space: Space) -> int:
-        """Write down a trial that has been asked for; its number."""
+        """Store a proposed trial; return its number."""
         distributions: dict[str, Any] = {}
 
         def pick(path: str, dimension: Dimension) -> Any:
@@ -235,7 +238,7 @@ class TrialRecord:
         return number
 
     def claim(self, number: int) -> None:
-        """Let others know that this program runs a trial which somebody else has begun."""
+        """Register this program as the owner of a trial that another program started."""
         self._mine.add(number)
         for key, value in self._owner().items():
             self._storage.set_trial_user_attr(self._ids[number], key, value)
@@ -267,12 +270,12 @@ class TrialRecord:
         states = self._optuna.trial.TrialState
         ends = {DONE: states.COMPLETE, STOPPED: states.PRUNED, FAILED: states.FAIL}
         given = None if values is None or state == FAILED else list(values)
-        # Who has read it meanwhile has done so.
+        # Another program that has read the outcome may already have finished the trial.
         with suppress(self._optuna.exceptions.UpdateFinishedTrialError):
             self._storage.set_trial_state_values(identity, ends[state], given)
 
     def trials(self, space: Space | None) -> list[Trial]:
-        """All trials by number; without a space their parameters are what was stored."""
+        """Return all trials by number; without a space their parameters are the stored values."""
         return self.news((), space)
 
     def news(self, trials: Sequence[Trial], space: Space | None) -> list[Trial]:
@@ -331,7 +334,7 @@ class TrialRecord:
         return trial
 
     def _apply_foreign(self, trial: Trial, frozen: Any) -> None:
-        """What became of a trial that plain Optuna ran."""
+        """Set the state and results of a trial that plain Optuna ran."""
         ends = {"COMPLETE": DONE, "PRUNED": STOPPED, "FAIL": FAILED, "RUNNING": RUNNING}
         trial.state = ends.get(frozen.state.name, WAITING)
         trial.values = tuple(frozen.values) if frozen.values and trial.state == DONE else None

@@ -1,33 +1,32 @@
-"""`run`: a search from its beginning, or from where it was left, to its end.
+"""`run`: starts or resumes a search and runs it to its end.
 
-The arguments of `run`, and what they say if they are not given:
+The arguments of `run`, with their defaults:
 
-- `method` proposes trials, `stop` ends those that are not worth going on with: names or objects
-  such as `search.TPE()`.
-- `trials`, `seconds`: how many trials there shall be in the study, and for how long new ones begin.
-- `objective`: a metric such as "val_accuracy" ("val_loss" unless told), or what
-  `search.accuracy`, `weighted`, `time_to` or `pareto` make; `constraints`: what `at_most` and
-  `at_least` make.
-- `epochs` of each trial, unless the model says; `fit`: further arguments of `Model.fit`
-  (`callbacks` is there a function that makes a list, since each trial needs its own).
-- `validation`: the part of the training samples to choose by, the same for all trials, or other
-  samples. Test samples (those of a data set, or `test`) are looked at once: the best model's
-  results on them are `study.test`.
-- `folder`: where the study is kept. A study that is there goes on: finished trials stay, those
-  that were running are run again.
-- `storage`: the address of a database to keep it in, such as "sqlite:///study.db" or
-  "postgresql://user@host/database", with `name` to tell it from others there. Several programs,
-  on as many machines, that are started with the same one work on it together.
-- `seed`: the same seed gives the same trials.
-- `callbacks`: a `StudyCallback` each. `verbose`: 0 for silence, 1 for a live table in a terminal
-  and nothing elsewhere (the usual), 2 for a line a trial.
-- `workers`: how many trials run at once, in processes of their own, or as in `"threads:4"` in
-  threads. A `dask.distributed.Client`, `"dask:tcp://HOST:PORT"`, `"ray"` or `"ray:ADDRESS"` runs
-  them on a cluster, as many as it has threads or cores. Under `caldera run -n 9` the ranks are
-  the workers, but for the first, and every rank gets the study; with `ranks_per_trial` several of
-  them train each model.
-- `retries`: how often a trial is begun again whose worker has died, or has reported nothing for
-  `hung_after` seconds.
+- `method` proposes trials, `stop` ends unpromising ones: names or objects such as `search.TPE()`.
+- `trials`, `seconds`: the number of trials of the study, and the time in which new trials start.
+- `objective`: a metric such as "val_accuracy" (default "val_loss"), or the result of
+  `search.accuracy`, `weighted`, `time_to` or `pareto`; `constraints`: results of `at_most` and
+  `at_least`.
+- `epochs` of each trial, unless the model defines them; `fit`: further arguments of `Model.fit`.
+  Its `callbacks` is a function that makes a list, since each trial needs separate callbacks.
+- `validation`: the fraction of the training samples used for selection, the same for all trials, or
+  other samples. Test samples (of a data set, or `test`) are used only once: `study.test` contains
+  the best model's results on them.
+- `folder`: the folder of the study. An existing study is resumed: finished trials are kept, and
+  trials that were running are run again.
+- `storage`: the address of a database for the study, such as "sqlite:///study.db" or
+  "postgresql://user@host/database"; `name` identifies the study there. Several programs, on the
+  same or different machines, work together if they are started with the same address and name.
+- `seed`: the same seed leads to the same trials.
+- `callbacks`: a list of `StudyCallback` objects. `verbose`: 0 for silence, 1 for a live table in a
+  terminal and no output elsewhere (the default), 2 for a line per trial.
+- `workers`: the number of trials that run in parallel, in separate processes, or as in
+  `"threads:4"` in threads. A `dask.distributed.Client`, `"dask:tcp://HOST:PORT"`, `"ray"` or
+  `"ray:ADDRESS"` runs one trial per thread or core of a cluster. Under `caldera run -n 9` all ranks
+  except the first are the workers, and every rank gets the study. With `ranks_per_trial` several
+  ranks train each model.
+- `retries`: the number of times a trial is restarted if its worker has died, or has sent no report
+  for `hung_after` seconds.
 """
 
 from __future__ import annotations
@@ -87,11 +86,12 @@ def run(
     callbacks: Sequence[StudyCallback] = (),
     verbose: int | None = None,
 ) -> Study:
-    """Search a space for the best parameters; gives back the study of all trials.
+    """Search a space for the best parameters; return the study of all trials.
 
-    `build` takes the parameters of a trial by name, and gives a model, which is trained on `data`.
-    Without data it is a plain function that gives a number (to be small), a dict of numbers, or
-    yields them step by step. The module `caldera.search.runner` describes the other arguments.
+    `build` receives the parameters of a trial by name, and returns a model, which is trained on
+    `data`. Without data it is a plain function that returns a number (to be minimised) or a dict of
+    numbers, or yields them step by step. The remaining arguments are described in the module
+    `caldera.search.runner`.
 
     >>> from caldera import search
     >>> space = {"x": search.uniform(-4, 4), "y": search.uniform(-4, 4)}
@@ -144,7 +144,7 @@ def _place(folder: Any, trainer: Method | None) -> Path | None:
 def _facts(
     method: Method, stoppers: Sequence[Method], job: SearchJob, seed: int, trials: int | None
 ) -> dict[str, Any]:
-    """Return what a study says of itself beside its space and objective."""
+    """Return the study's description without its space and objective."""
     return {
         "method": repr(method),
         "stop": [repr(each) for each in stoppers],
@@ -172,7 +172,7 @@ def _record(folder: Path | None, storage: str | None, name: str) -> Iterator[Tri
 
 
 def _run_all(scheduler: Scheduler, job: SearchJob, options: dict[str, Any]) -> None:
-    """Run all trials, then evaluate the test samples. Ctrl-C leaves a study that can go on."""
+    """Run all trials, then evaluate the test samples. After Ctrl-C the study can be resumed."""
     study = scheduler.study
 
     def end() -> None:
@@ -231,7 +231,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _evaluate_best(study: Study) -> None:
-    """The best model's results on the test samples, once: they have chosen nothing."""
+    """Evaluate the best model on the test samples, once: they played no part in selection."""
     samples = None if study.job is None else study.job.samples
     best = study.best_or_none()
     if samples is None or samples.test is None or best is None:

@@ -16,10 +16,10 @@ _NO_EPOCH = (1 << 32) - 2
 
 
 class TrialData:
-    """Parts that are the same for all trials, whatever their seeds.
+    """Training, validation and test samples, the same for all trials and seeds.
 
-    `data` is a data set, samples or (x, y); `validation` is the part to choose by, or other data;
-    `test` are samples to look at once, at the end. A data set brings both along.
+    `data` is a data set, samples or (x, y). `validation` is the fraction used for selection, or
+    other data. `test` samples are evaluated only once, at the end. A data set may contain both.
 
     >>> import numpy as np
     >>> found = TrialData((np.zeros((10, 2)), np.zeros(10, "int64")), 0.2)
@@ -52,7 +52,7 @@ class TrialData:
                 )
 
     def parts(self, fold: int | None = None) -> tuple[Any, Any]:
-        """The samples to train with, and those to choose by."""
+        """Return the training and the validation samples."""
         if fold is None:
             return self._parts.train, self._parts.validation
         order = permutation(len(self._given), self._seed, _NO_EPOCH)
@@ -66,12 +66,12 @@ class TrialData:
 
     @property
     def chosen_by(self) -> int | None:
-        """How many samples a trial is judged by; None for a stream."""
+        """Number of samples on which a trial is evaluated; None for a stream."""
         if self.folds > 1:
             return len(self._given)
         held = self._parts.validation
         return None if held is None or held.is_stream else len(held)
 
     def sample(self) -> tuple[np.ndarray, ...]:
-        """A batch of one, to build a model for."""
+        """Return a batch with one sample, for building a model."""
         return Pipeline.of(self._given).blank()

@@ -1,12 +1,13 @@
-"""`Scheduler`: hands out trials and takes what became of them; where they run is no concern of it.
+"""`Scheduler`: assigns trials to workers and records their results.
 
-Runners (here, threads, processes, MPI ranks) all do the same:
+It does not depend on where trials run. All runners (this thread, threads, processes, MPI ranks)
+have the same loop:
 
     while (task := scheduler.next()) is not None:
         scheduler.finish(job.run(task, scheduler.report))
 
-One thread at a time may call it. `next()` gives None when there is nothing to hand out now; the
-search is over when `is_over`, else something will be there once a running trial is finished.
+Calls must not overlap. `next()` returns None if no trial is available now. The search has finished
+when `is_over` is true; otherwise a trial becomes available when a running one finishes.
 """
 
 from __future__ import annotations
@@ -26,12 +27,11 @@ from caldera.search.study import Study
 from caldera.search.trial import FAILED, RUNNING, WAITING, Row, Trial, TrialResult, TrialTask
 
 _FIRST_FAILURES = 20
-"""So many failed trials with no other among them, and something is wrong with all of them."""
+"""Number of failed trials, without any other outcome, after which the search stops."""
 
 
 class StudyCallback:
-    """What may look at a search while it goes on: override what you need, and pass it to
-    `search.run(callbacks=[...])`.
+    """Observer of a running search: override hooks, pass to `search.run(callbacks=[...])`.
 
     >>> from caldera import search
     >>> class Printer(search.StudyCallback):
@@ -47,7 +47,7 @@ class StudyCallback:
         """Before the first trial."""
 
     def trial_begins(self, study: Study, trial: Trial) -> None:
-        """A trial is handed to a worker."""
+        """Called when a trial is assigned to a worker."""
 
     def trial_reports(self, study: Study, trial: Trial) -> None:
         """A step of a trial is over; `trial.curve[-1]` has its results."""
@@ -60,7 +60,7 @@ class StudyCallback:
 
 
 class Scheduler:
-    """Hands out the trials of a study, and takes what became of them."""
+    """Assigns the trials of a study to workers, and records their results."""
 
     def __init__(
         self,
@@ -109,12 +109,12 @@ class Scheduler:
 
     def prepare(self) -> None:
         """While all workers are busy: have the next trial ready for the first that is free."""
-        # Of a shared study somebody else might ask for the same one meanwhile.
+        # In a shared study another program might propose the same trial.
         if self.method.asks_ahead and not self._queue and not self._is_shared:
             self._next_proposal()
 
     def report(self, number: int, row: Row) -> str:
-        """A running trial reports a step; the reason why it should stop, or nothing."""
+        """Record a report; return the reason to stop the trial, or an empty string."""
         trial = self.study.trials[number]
         trial.curve.append(row)
         loss = self.study.objective.loss(row)
@@ -123,7 +123,7 @@ class Scheduler:
         self.call_callbacks("trial_reports", trial)
         step = len(trial.curve)
         if math.isnan(loss) or step == (trial.epochs or self._epochs):
-            # What has come to its end is done, however good it is.
+            # A trial after its last step is done, even if a method would stop it.
             return ""
         for each in self.stoppers:
             if each.stop(trial, step, loss):
@@ -135,7 +135,7 @@ class Scheduler:
         trial = self.study.trials[outcome.number]
         with self._turn():
             if trial.is_over:
-                # Somebody was thought dead, and was not.
+                # The trial was restarted because its worker seemed dead; both have finished it.
                 return trial
             outcome = self.study.record.with_kept_conditions(outcome)
             apply(trial, outcome, self._told, now())
@@ -168,14 +168,14 @@ class Scheduler:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing runs, and nothing will come any more."""
+        """True if no trial is running and none will be proposed."""
         return not self.running and not self._queue and self._next_proposal() is None
 
     # --- inside
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """What happens in a shared study happens in turns, each after hearing of the others'."""
+        """Exclude other programs of a shared study, and read their changes first."""
         with self.study.record.turn():
             if self._is_shared:
                 for trial in self.study.catch_up():
@@ -186,7 +186,7 @@ class Scheduler:
             yield
 
     def _queue_waiting(self) -> None:
-        """Run what was running when its program died."""
+        """Queue the trials that were running when their program died."""
         known = {trial.number for trial in self._queue}
         for trial in self.study.of_state(WAITING):
             if trial.number not in known:
@@ -218,7 +218,7 @@ class Scheduler:
         return trial
 
     def _next_proposal(self) -> TrialProposal | None:
-        """What the method proposes; the same until it is taken."""
+        """Return the method's next proposal, cached until a trial is created from it."""
         if self._proposal is None:
             self._asked_after = self._told
             self._proposal = self._ask()
@@ -233,7 +233,7 @@ class Scheduler:
         return None if asked is None else as_proposal(asked)
 
     def _seed_of(self, proposal: TrialProposal, number: int) -> int:
-        """Its own; that of its parent for a trial which goes on with it."""
+        """Return the seed of a trial, which is its parent's seed if it continues one."""
         if proposal.parent is not None:
             return self.study.trials[proposal.parent].seed
         return trial_seed(self.seed, number)

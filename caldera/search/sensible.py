@@ -1,4 +1,4 @@
-"""A first space for a model: what layers, optimizers and the zoo say of their own arguments."""
+"""Default search spaces: ranges declared by layers, optimizers and the zoo."""
 
 from __future__ import annotations
 
@@ -50,10 +50,11 @@ _WIDTHS = ("units", "filters")
 
 
 def space_of(model: Any) -> Space:
-    """A space to begin with: sensible ranges around what a model is, or for a function of the zoo.
+    """Return an initial space: ranges around a model's settings, or of a zoo function.
 
-    `search.build_like(model)` builds what is chosen from it. Of a network that is a plain list of
-    layers the widths vary, except that of the last layer; of others only what cannot break them.
+    `search.build_like(model)` builds models from the selected values. For a network that is a plain
+    list of layers the widths vary, except in the last layer. For other networks only arguments vary
+    that cannot break them.
 
     >>> import caldera as cd
     >>> from caldera import nn, search
@@ -83,7 +84,7 @@ def space_of(model: Any) -> Space:
 
 
 def build_like(model: Model) -> Callable[..., Model]:
-    """A function that makes networks like this one, with what `space_of` varies by name.
+    """Return a function that builds similar networks from the parameters of `space_of`.
 
     >>> import caldera as cd
     >>> from caldera import nn, search
@@ -127,7 +128,7 @@ def build_like(model: Model) -> Callable[..., Model]:
 
 
 def _settings(model: Model) -> dict[str, Any]:
-    """What varies of the optimizer and of batches."""
+    """Return the dimensions of the optimizer and the batch size."""
     optimizer, found = model.optimizer, {}
     arguments = optimizer.arguments()
     for name, said in optimizer.ranges.items():
@@ -142,7 +143,7 @@ def _settings(model: Model) -> dict[str, Any]:
 
 
 def _places(model: Model) -> dict[str, tuple[int, str, Any]]:
-    """By name: which layer, which argument of it, and what it may be."""
+    """Return the layer index, the argument and the dimension of each parameter by name."""
     network = model.sequence()
     if network is None:
         return {}
@@ -153,7 +154,7 @@ def _places(model: Model) -> dict[str, tuple[int, str, Any]]:
     for index, layer in enumerate(layers):
         for argument, said in layer.ranges.items():
             value = getattr(layer, argument)
-            # The last layer gives as many values as there are; a block inside may add its input.
+            # The task fixes the width of the last layer; a nested block may add its input.
             fixed = index == last or (argument in _WIDTHS and not plain)
             if value is None or fixed:
                 continue

@@ -1,8 +1,9 @@
-"""`Space`: all parameters of a search, by name, and the ways through it.
+"""`Space`: all parameters of a search by name, and its traversal.
 
-A space is walked through with a function that picks a stored value for each dimension it meets. The
-methods differ only in that function: one draws, one asks Optuna, one looks into a parent. Choices
-that open parameters and lists of layers need nothing else: what is not met is not picked.
+A traversal calls a function that picks a stored value for each dimension on its path. The methods
+differ only in that function: one draws at random, another queries Optuna, another copies a parent.
+Choices that open parameters and lists of layers therefore require no special case: a dimension that
+is not visited is not picked.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from caldera.errors import ConfigError
 from caldera.search.dimension import Choice, Dimension, Stored
 
 Pick = Callable[[str, Dimension], Stored]
-"""From the path of a dimension and the dimension itself to what is stored of its value."""
+"""Function from a dimension's path and the dimension to the stored value."""
 Point = dict[str, Stored]
-"""What was picked, by path: all that a study keeps of a trial's parameters."""
+"""Picked values by path: the stored form of a trial's parameters."""
 
 
 class Walk(Protocol):
-    """Resolves a part of a space that has a path of its own."""
+    """Callback that resolves a sub-part of a space at a given path."""
 
     def __call__(self, path: str, part: Any) -> Any: ...
 
@@ -37,11 +38,11 @@ class SpaceNode(ABC):
 
     @abstractmethod
     def resolve(self, path: str, walk: Walk) -> Any:
-        """The value, made of what `walk` gives for each smaller part and its path."""
+        """Return the value, assembled from the results of `walk` for each sub-part and its path."""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """Plain data that tell it apart from others."""
+        """Return plain data that identify the part."""
 
 
 class Space:
@@ -82,7 +83,7 @@ class Space:
     # --- walking
 
     def walk(self, pick: Pick) -> tuple[Point, dict[str, Any]]:
-        """Pick a value for each dimension that is met: what was picked, and the parameters."""
+        """Pick a value for each visited dimension; return the point and the parameters."""
         point: Point = {}
 
         def one(path: str, part: Any) -> Any:
@@ -103,7 +104,7 @@ class Space:
                 if isinstance(part, Choice) and part.opens:
                     label = str(point[prefix + name])
                     opened = part.opens.get(label, {})
-                    # Where two choices open the same name, paths tell them apart.
+                    # The label in the path distinguishes equal names that two choices open.
                     clash = not shared.isdisjoint(opened)
                     inner = f"{prefix}{name}={label}." if clash else prefix
                     follow(opened, inner, found, shared)
@@ -159,9 +160,12 @@ class Space:
         part: float | None = None,
         path: str | None = None,
     ) -> Point:
-        """A neighbour of a point: at least one of its values differs, each with the chance `part`
-        (one value on average, unless told), or the value at `path` alone. What a changed choice
-        opens is drawn."""
+        """Return a neighbour of a point, with at least one changed value.
+
+        Each value changes with the probability `part` (default: one value on average). With `path`,
+        only the value at this path changes. Parameters that a changed choice opens are drawn at
+        random.
+        """
         if not point:
             raise ConfigError.build("Space.near", expected="a point of the space", got="{}")
         chance = 1.0 / len(point) if part is None else part
@@ -244,9 +248,9 @@ class Space:
     # --- checking
 
     def check_build(self, build: Callable[..., Any], given: tuple[str, ...] = ()) -> None:
-        """Make sure that `build` takes every name of the space, and nothing that it lacks.
+        """Raise an error unless `build` accepts every name of the space and requires no other.
 
-        `given` are names that a search passes by itself, where they are taken.
+        `given` are names that the search passes itself if `build` accepts them.
         """
         try:
             parameters = inspect.signature(build).parameters
@@ -276,12 +280,12 @@ class Space:
             )
 
     def names(self) -> tuple[list[str], list[str]]:
-        """The names that `build` always gets, and those that it may get."""
+        """Return the names that `build` always gets, and all names that it may get."""
         possible = [each for name, p in self.parameters.items() for each in (name, *_opened(p))]
         return list(self.parameters), list(dict.fromkeys(possible))
 
     def describe(self) -> dict[str, Any]:
-        """Plain data that tell this space apart from others."""
+        """Return plain data that identify the space."""
         return describe(self.parameters)
 
     def __repr__(self) -> str:
@@ -336,12 +340,12 @@ def _shared_names(parameters: Mapping[str, Any]) -> set[str]:
 
 
 def describe(part: Any) -> Any:
-    """Plain data that tell a part of a space apart from others."""
+    """Return plain data that identify a part of a space."""
     if isinstance(part, Mapping):
         return {name: describe(each) for name, each in part.items()}
     if isinstance(part, Choice):
         return {**part.describe(), "opens": describe(part.opens)}
     if isinstance(part, Dimension | SpaceNode):
         return part.describe()
-    # Where an object lies in memory is another place in every process.
+    # The address in an object's `repr` differs between processes.
     return {"kind": "fixed", "value": re.sub(r" at 0x[0-9a-f]+", "", repr(part))}

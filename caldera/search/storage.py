@@ -1,14 +1,14 @@
-"""Where a study is kept: a journal of lines in a folder, or a database with locks.
+"""Storage of a study: a journal of lines in a folder, or a database with locks.
 
-Optuna's own backend locks with a file that a killed process leaves behind, so that the next one
-waits half a minute, and syncs the disk for every line. Here the kernel holds the lock, which ends
-with its process; a line that a killed process left unfinished is cut off; and the disk is synced
-about once a second. What was written outlives its process in any case.
+Optuna's own backend locks with a file, which a killed process leaves behind, so that the next
+process waits half a minute. It also syncs the disk for every line. Here the kernel holds the lock,
+which ends with its process. A line that a killed process left unfinished is removed, and the disk
+is synced about once a second. Written lines survive their process in any case.
 
-Optuna keeps the trials. What it does not have is a way for two programs to take turns, and to know
-whether the one that runs a trial still lives: databases have locks for that, which end with the
-connection of whoever holds them. PostgreSQL's advisory locks, MySQL's named ones, and files beside
-an SQLite database, which is for programs of one machine.
+Optuna stores the trials. It does not provide mutual exclusion between programs, or a check whether
+the program that runs a trial is still alive. Database locks provide both, since they end with the
+connection of their owner. PostgreSQL has advisory locks, and MySQL has named locks. For SQLite,
+which serves programs on one machine, the locks are files next to the database.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _MOST_BYTES = 1 << 32
 
 
 class Journal:
-    """What `optuna.storages.JournalStorage` takes as its backend.
+    """Backend for `optuna.storages.JournalStorage`.
 
-    Each line ends with a checksum of itself and of all lines before it, as one more key of its
-    object, so that Optuna's own tools read it too. Lines without one, of older versions or of such
-    tools, are believed until a line with a checksum that covers them says otherwise.
+    Each line ends with a checksum of itself and of all lines before it, as an additional key of its
+    object, so that Optuna's own tools can read it too. Lines without a checksum, from older
+    versions or from such tools, are accepted until the checksum of a later line contradicts them.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -70,7 +70,8 @@ class Journal:
         """The lines from this number on; one that is still being written is left for later."""
         number, end, lines = self._own
         if (number, end) == (log_number_from, os.stat(self.path).st_size):
-            # As Optuna asks after each line that it has written, if nobody else has written any.
+            # Optuna reads after each line that it writes; the cache serves it if no other process
+            # wrote.
             for line in lines:
                 yield self._parsed(line, number)
             return
@@ -87,7 +88,7 @@ class Journal:
                 number += 1
 
     def append_logs(self, logs: Sequence[dict[str, Any]]) -> None:
-        """Write lines at the end, all of them or none."""
+        """Append lines, either all or none."""
         with open(self.path, "a+b") as file, file_lock(file):
             if os.fstat(file.fileno()).st_size != self._offsets[-1]:
                 self._settle(file)
@@ -103,10 +104,10 @@ class Journal:
             self._own = (number, self._offsets[-1], lines)
 
     def _write(self, file: int, content: bytes) -> None:
-        """Add content to the end, and sync the disk now and then; nothing is left of a part."""
+        """Append content, and sync the disk now and then; remove a partial write."""
         written = 0
         try:
-            # At once where possible: who is killed between two writes would leave a part.
+            # In one call if possible: a process killed between two writes would leave a part.
             while written < len(content):
                 written += os.write(file, content[written:])
             if time.monotonic() - self._last_sync > _SYNC_EVERY_S:
@@ -145,7 +146,7 @@ class Journal:
         return claimed is not None and claimed[1] == own
 
     def _follow(self, line: bytes) -> None:
-        """Take the next line of the file for what it says, if nothing speaks against that."""
+        """Accept the next line of the file unless its checksum is wrong."""
         is_checked = self._is_next(line)
         if not is_checked and _LIKE_CHECKED.search(line[-2 * _CHECK_BYTES :]):
             raise self._damaged(
@@ -179,12 +180,12 @@ _CHECK = b',"check":"%s"}\n'
 """The end of a line: the checksum as its last key."""
 _CHECKED = re.compile(_CHECK % b"([0-9a-f]{16})")
 _LIKE_CHECKED = re.compile(rb'"[^"]*":\s*"[^"]{16}"}\s*$')
-"""What may be left of one: no other line of Optuna's ends with such a value."""
+"""Pattern of a damaged checksum: no other line of Optuna's ends with such a value."""
 _CHECK_BYTES = len(_CHECK % bytes(16))
 
 
 def _joined(chain: bytes, content: bytes) -> bytes:
-    """The checksum of lines and the one after them."""
+    """Return the checksum of a line and all lines before it."""
     return hashlib.blake2b(chain + content, digest_size=8).digest()
 
 
@@ -206,11 +207,11 @@ class Locks(ABC):
 
     @abstractmethod
     def is_held(self, name: str) -> bool:
-        """Whether another program has it."""
+        """Return True if another program holds the lock."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give all of them back."""
+        """Release all locks."""
 
 
 class SessionLocks(Locks):
@@ -263,7 +264,7 @@ class MySQLLocks(SessionLocks):
 
 
 class FileLocks(Locks):
-    """Files beside an SQLite database."""
+    """Locks as files next to an SQLite database."""
 
     def __init__(self, database: str) -> None:
         self._database = Path(database).absolute()
@@ -287,13 +288,13 @@ class FileLocks(Locks):
             return False
         with held_lock(path, 0.0) as is_free:
             if is_free:
-                # It was killed; who is asked for has no file once it has ended.
+                # The owner was killed: a program that ends normally removes its file.
                 path.unlink(missing_ok=True)
             return not is_free
 
     def close(self) -> None:
         for name in list(self._locked_files):
-            # Nobody asks for the life of a program again that has ended.
+            # No program checks again whether a finished program is alive.
             with suppress(OSError):
                 self._path(name).unlink()
             self.release(name)
@@ -312,7 +313,7 @@ class Database:
         with self._explained_errors():
             self._locks = self._open(address)
             self._closing.callback(self._locks.close)
-            # Two that make tables at once would trip over each other.
+            # Two programs that create the tables in parallel would collide.
             with self.turn():
                 self.storage: Any = _ExplainedStorage(
                     optuna.storages.get_storage(address),
@@ -340,7 +341,7 @@ class Database:
 
     @contextmanager
     def _explained_errors(self) -> Iterator[None]:
-        """What a database says of an address that it does not know, as an error of ours."""
+        """Convert a database's errors about an invalid address to a `ConfigError`."""
         try:
             yield
         except (ValueError, ImportError, self._alchemy.exc.SQLAlchemyError) as problem:
@@ -360,7 +361,7 @@ class Database:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """While this lasts, no other program asks for a trial or finishes one."""
+        """Exclude other programs from proposing or finishing trials within the block."""
         self._locks.acquire(self._turn)
         try:
             yield
@@ -368,7 +369,7 @@ class Database:
             self._locks.release(self._turn)
 
     def is_alive(self, owner: str | None) -> bool:
-        """Whether the program that has a trial is another one, and still runs."""
+        """Return True if another program owns the trial and is still running."""
         return owner is not None and owner != self.owner and self._locks.is_held(owner)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""`Study`: all trials of a search, the best of them, and what they cost."""
+"""`Study`: the trials of a search, the best trial, and the costs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Study:
 
     @property
     def folder(self) -> Path | None:
-        """Where it is kept."""
+        """Folder of the study, or None."""
         return self.record.folder
 
     def adopt(self, trial: Trial) -> None:
@@ -65,14 +65,16 @@ class Study:
         self.trials.append(trial)
 
     def add(self, trial: Trial) -> None:
-        """A trial has been asked for; it gets its number."""
+        """Add a proposed trial; the record assigns its number."""
         assert self.space is not None
         trial.number = self.record.add(trial, self.space)
         self.adopt(trial)
 
     def catch_up(self) -> list[Trial]:
-        """Read what other programs have done in a shared study; the trials that are over since, in
-        that order. What they were running when they died waits."""
+        """Read the changes of other programs; return newly finished trials in their order.
+
+        Trials that a dead program was running are set to waiting.
+        """
         over = []
         for found in self.record.news(self.trials, self.space):
             if found.number == len(self.trials):
@@ -91,7 +93,7 @@ class Study:
         return [trial for trial in self.trials if trial.state in states]
 
     def counts(self) -> dict[str, int]:
-        """How many trials are in which state."""
+        """Return the number of trials in each state."""
         order = (DONE, STOPPED, FAILED, RUNNING, WAITING)
         return {state: len(self.of_state(state)) for state in order}
 
@@ -133,7 +135,7 @@ class Study:
 
     @property
     def seconds(self) -> float:
-        """What all trials have cost together, in seconds of a worker."""
+        """Total cost of all trials in worker seconds."""
         return sum(trial.seconds for trial in self.trials)
 
     def seconds_to(self, value: float) -> float:
@@ -149,17 +151,20 @@ class Study:
 
     @property
     def test(self) -> dict[str, float] | None:
-        """What the best model reached on the test samples; None before the end of the search."""
+        """Results of the best model on the test samples; None before the end of the search."""
         return self.record.notes().get("test")
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What was written down when it began: space, objective, method, seed."""
+        """Description stored at the start: space, objective, method, seed."""
         return self.record.facts()
 
     def rows(self) -> list[dict[str, Any]]:
-        """A flat dict for each trial: number, state, values, parameters (None for those that it
-        does not have), cost and reason."""
+        """Return a flat dict for each trial.
+
+        Its keys are number, state, values, parameters (None for parameters that the trial does not
+        have), cost and reason.
+        """
         names = self.objective.names()
         paths = list(dict.fromkeys(path for trial in self.trials for path in trial.point))
         return [
@@ -214,13 +219,18 @@ class Study:
         return write_page(Overview(self), path)
 
     def luck(self) -> Luck | None:
-        """What the best is likely to owe to luck: of drawing, and of measuring where the size of
-        the validation data is known. None for several objectives or fewer than two values."""
+        """Estimate the share of luck in the best value.
+
+        The estimate covers luck of drawing, and luck of measuring if the size of the validation
+        data is known. The result is None for several objectives or fewer than two values.
+        """
         return Overview(self).luck
 
     def importances(self) -> list[Importance]:
-        """How much the first objective depends on each parameter, the most important first; empty
-        for fewer than ten values. It needs scikit-learn."""
+        """Return the importance of each parameter for the first objective, highest first.
+
+        The list is empty for fewer than ten values. This requires scikit-learn.
+        """
         return Overview(self).find_importances()
 
     # --- models
@@ -247,11 +257,11 @@ class Study:
         return model
 
     def remake(self, trial: Trial) -> Any:
-        """Train a trial again as it was trained: the same seed, the same samples, as many epochs,
-        and on as many threads and ranks by the same kernels, which the study has kept.
+        """Train a trial again under the same conditions.
 
-        The weights are the same to the bit, unless this is another kind of machine than the one
-        that it ran on; then a warning says so.
+        The seed, samples and number of epochs are the same, and so are the numbers of threads and
+        ranks and the kernels, which the study has stored. The weights are identical to the bit,
+        unless this kind of machine differs from the original one; then a warning is issued.
         """
         conditions = self.record.conditions_of(trial)
         model = self._job().train_again(trial.task(), len(trial.curve), conditions)
@@ -275,7 +285,7 @@ class Study:
 
 
 def dominates(first: Sequence[float], second: Sequence[float]) -> bool:
-    """Whether losses are nowhere larger than others, and somewhere smaller.
+    """Return True if losses dominate others: nowhere larger, and somewhere smaller.
 
     >>> dominates((1, 2), (1, 3)), dominates((1, 2), (1, 2))
     (True, False)
@@ -296,7 +306,7 @@ _KINDS = {
 
 
 def is_study(folder: str | PathLike[str]) -> bool:
-    """Whether a folder holds a study, as `search.run(folder=...)` writes it.
+    """Return True if a folder contains a study, as `search.run(folder=...)` writes it.
 
     >>> from caldera import search
     >>> search.is_study("/none")
@@ -308,11 +318,11 @@ def is_study(folder: str | PathLike[str]) -> bool:
 def load(
     folder: str | PathLike[str] | None = None, storage: str | None = None, name: str = NAME
 ) -> Study:
-    """The study in a folder or a database, to look at: trials, best, table, page.
+    """Load a study from a folder or a database for reading: trials, best, table, page.
 
-    To go on with it, or to get its models, call `search.run` with the same folder. A study that
-    plain Optuna made is read as well, from its journal file or its database: the one of this
-    `name`, or the only one.
+    To resume it, or to get its models, call `search.run` with the same folder. A study that plain
+    Optuna made can also be loaded from its journal file or database. `name` selects the study
+    unless it is the only one.
 
     >>> import tempfile
     >>> from caldera import search
@@ -348,7 +358,7 @@ def load(
     except CalderaError:
         raise
     except Exception as problem:
-        # Optuna replays the file, and trips over whatever is wrong in it.
+        # Optuna replays the file, so that a damaged one can cause any exception.
         raise DataError.build(
             f"study in {place}",
             expected="what a search wrote",
@@ -359,7 +369,7 @@ def load(
 
 
 def _check_kinds(study: Study) -> None:
-    """Refuse what no search writes, before somebody computes with it."""
+    """Reject values that no search writes before they are used in computations."""
     names, modes = study.objective.names(), study.objective.modes
     if not all(isinstance(name, str) for name in names) or not set(modes) <= {"min", "max"}:
         raise TypeError(f"objectives {names!r} with modes {modes!r}")

@@ -19,27 +19,27 @@ STATES = (WAITING, RUNNING, DONE, STOPPED, FAILED)
 """Waiting for a worker; running; trained to its end; stopped early by the search; raised or NaN."""
 
 Row = dict[str, float]
-"""What a trial reports after a step: metrics by name."""
+"""Metrics by name that a trial reports after a step."""
 
 
 @dataclass(frozen=True)
 class TrialTask:
-    """What a worker is told of a trial: plain data, which can be sent to another process."""
+    """Task of a worker: plain data, which can be sent to another process."""
 
     number: int
     point: Point
     seed: int
     epochs: int | None = None
-    """How many epochs to train, if the method says so; else those of the search."""
+    """Number of epochs if the method sets it, else None for the search's number."""
     parent: int | None = None
-    """The trial whose saved model this one goes on with."""
+    """Number of the trial whose saved model this one continues."""
     keep: bool = False
-    """Whether the model has to be saved, since others may go on with it."""
+    """True if the model must be saved, since other trials may continue from it."""
     best: list[float] | None = None
     """The losses of the best trial so far: a model that beats them is saved."""
 
     def to_plain(self) -> dict[str, Any]:
-        """As what JSON can hold."""
+        """Return the task as JSON-serialisable data."""
         return encoded(vars(self))
 
     @classmethod
@@ -50,7 +50,7 @@ class TrialTask:
 
 @dataclass(frozen=True)
 class TrialResult:
-    """What a worker gives back of a trial: plain data as well."""
+    """Result that a worker returns for a trial, also plain data."""
 
     number: int
     state: str
@@ -60,26 +60,26 @@ class TrialResult:
     violations: list[str] = field(default_factory=list)
     """Constraints that it does not keep, in words."""
     curve: list[Row] = field(default_factory=list)
-    """What it reported, step by step."""
+    """Reports of the trial, step by step."""
     seconds: float = 0.0
     details: str = ""
-    """Where an exception came from."""
+    """Traceback of an exception."""
     digest: str = ""
     """A short name for the weights at the end: the same for the same bits."""
     saved: bool = False
-    """Whether the model is in the folder of the study."""
+    """True if the model is in the folder of the study."""
     misconfigured: bool = False
-    """Whether it failed because the objective names what is not reported."""
+    """True if the trial failed because the objective names an unreported metric."""
     conditions: str = ""
-    """Those under which it was trained, as `Conditions` writes them; in a study their name."""
+    """Training conditions as text of `Conditions`; in a study the name of that text."""
 
     def to_plain(self) -> dict[str, Any]:
-        """As what JSON can hold."""
+        """Return the result as JSON-serialisable data."""
         return encoded(vars(self))
 
     @classmethod
     def from_plain(cls, given: Mapping[str, Any]) -> TrialResult:
-        """What `to_plain` wrote; what is of another kind is refused."""
+        """Load the data that `to_plain` wrote; reject other types."""
         found = from_plain(cls, decoded(given), "outcome")
         if found.state not in STATES:
             raise DataError.build(
@@ -90,16 +90,16 @@ class TrialResult:
 
 @dataclass(repr=False)
 class Trial:
-    """One set of parameters, what became of it and what it cost.
+    """A set of parameters with its result and cost.
 
-    - `number`: from 0, in the order in which they were asked for.
-    - `parameters`: what `build` gets; `point`: what the study keeps of them, by path.
-    - `seed`: that of its model; `parent`: the trial that it goes on with, if it does.
-    - `state`: "waiting", "running", "done", "stopped" (early, by the search) or "failed";
-      `reason` says why it was stopped or failed.
-    - `values`: its objectives, each in its own direction; None until they are known.
-    - `curve`: what it reported after each step, metrics by name.
-    - `seconds`: what it has cost.
+    - `number`: from 0, in the order of proposals.
+    - `parameters`: the arguments of `build`; `point`: their stored form, by path.
+    - `seed`: the seed of the model; `parent`: the trial that this one continues, if any.
+    - `state`: "waiting", "running", "done", "stopped" (early, by the search) or "failed"; `reason`
+      is the reason for stopping or failing.
+    - `values`: the objectives, each in its own direction; None until they are known.
+    - `curve`: the reports after each step, metrics by name.
+    - `seconds`: the cost.
 
     >>> from caldera import search
     >>> study = search.run(lambda x: x * x, {"x": search.integer(-2, 2)}, method="grid", verbose=0)
@@ -119,17 +119,17 @@ class Trial:
     epochs: int | None = None
     keep: bool = False
     note: dict[str, Any] = field(default_factory=dict)
-    """What the method has written down about it."""
+    """Note that the method stored with the trial."""
     after: int = 0
-    """How many trials had been told to the method when it asked for this one."""
+    """Number of finished trials that the method had received when it proposed this one."""
     told: int | None = None
-    """How many had been told before this one was."""
+    """Number of finished trials that the method had received before this one."""
     values: tuple[float, ...] | None = None
     violations: list[str] = field(default_factory=list)
     curve: list[Row] = field(default_factory=list)
     seconds: float = 0.0
     started: float | None = None
-    """When it was asked for, in seconds since 1970; `ended` likewise."""
+    """Time of the proposal in seconds since 1970; `ended` is the time of the end."""
     ended: float | None = None
     details: str = ""
     digest: str = ""
@@ -145,17 +145,17 @@ class Trial:
 
     @property
     def results(self) -> Row:
-        """What it reported last."""
+        """Last report of the trial."""
         return dict(self.curve[-1]) if self.curve else {}
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will come of it."""
+        """True if the trial is done, stopped or failed."""
         return self.state in (DONE, STOPPED, FAILED)
 
     @property
     def is_feasible(self) -> bool:
-        """Whether it has a value and keeps all constraints."""
+        """True if the trial has a value and satisfies all constraints."""
         return self.state == DONE and self.values is not None and not self.violations
 
     @property
@@ -172,7 +172,7 @@ class Trial:
         return self.make(self)
 
     def task(self, best: list[float] | None = None) -> TrialTask:
-        """What a worker is told of it."""
+        """Return the worker's task for this trial."""
         return TrialTask(
             self.number, dict(self.point), self.seed, self.epochs, self.parent, self.keep, best
         )
@@ -193,10 +193,10 @@ class Trial:
 
 @dataclass(frozen=True)
 class Conditions:
-    """The threads of each rank, the ranks that trained it together, and the kernels that served.
+    """Training conditions: threads per rank, ranks of the trial, and the kernels used.
 
-    Sums are added up in parts, as many as there are threads and ranks, and each kernel has an order
-    of its own.
+    Sums are computed in parts, one per thread and rank, and each kernel has a different order of
+    summation.
 
     >>> from caldera.search.trial import Conditions
     >>> Conditions.from_text(Conditions(threads=2).to_text())
@@ -208,22 +208,28 @@ class Conditions:
     choices: ChoiceCache = field(default_factory=ChoiceCache)
 
     def to_text(self) -> str:
-        """As JSON, the same for the same ones. The master of a search passes it on as it is: they
-        are half of what it hears of a trial, and it needs nothing of them."""
+        """Return deterministic JSON.
+
+        The master of a search passes the text on unparsed: it is half of a trial's data and not
+        used there.
+        """
         return json.dumps(to_plain(self), sort_keys=True, separators=(",", ":"))
 
     @classmethod
     def from_text(cls, given: str) -> Conditions:
-        """What `to_text` wrote; for a trial of a study that has not kept them, those of here."""
+        """Load the text of `to_text`; for an empty text return the current conditions."""
         return from_plain(cls, json.loads(given), "conditions") if given else cls(settings.threads)
 
 
 def of_all_ranks(written: Sequence[str]) -> str:
-    """Those of a trial that several ranks have trained: their samples may have different shapes,
-    so that each has choices of its own. Where they have the same they agree."""
+    """Merge the conditions of a trial that several ranks have trained.
+
+    Ranks may have samples of different shapes and therefore different kernel choices. For equal
+    shapes their choices agree.
+    """
     found = [Conditions.from_text(each) for each in written if each]
     if not found:
-        # A function that trains nothing.
+        # A plain function trains no model and has no conditions.
         return ""
     choices = ChoiceCache()
     for each in reversed(found):

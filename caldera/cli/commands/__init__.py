@@ -1,1 +1,1 @@
-"""One file a command. Each has a `COMMAND`; `caldera.cli.program` finds them by themselves."""
+"""One module per command. Each defines a `COMMAND`, which `caldera.cli.program` discovers."""

@@ -1,4 +1,4 @@
-"""`caldera bench`: times beside those of other frameworks, with equal results."""
+"""`caldera bench`: compares times with other frameworks, at equal results."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _CPU, _CARD = "cpu", "cuda"
 _DEVICES = (_CPU, _CARD)
 _BOTH = "both"
 _LIMIT = 300
-"""Seconds of a contestant on a card: torch.compile takes more than two minutes for Inception v3."""
+"""Time limit per framework on a GPU: torch.compile takes over two minutes for Inception v3."""
 
 
 add_flags = flags(
@@ -141,7 +141,7 @@ def run(arguments: argparse.Namespace) -> int:
     written: dict[Path, None] = {}
 
     def keep(report: Report) -> None:
-        # After each work: what was measured is not lost when a long run is stopped.
+        # Written after each workload, so that stopping a long run loses no results.
         for target, text in zip(targets, (_json_text, page, log_text), strict=True):
             is_empty = text is log_text and not any(entry.trainings for entry in report.entries)
             if target is not None and not is_empty:
@@ -163,7 +163,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _same_options(arguments: argparse.Namespace, before: dict[str, Any]) -> CaseOptions:
-    """Those of the run before; a command line has nothing to add to them."""
+    """Return the options of the earlier run; workloads on the command line are an error."""
     if arguments.work:
         raise ConfigError.build(
             "--again",
@@ -199,7 +199,7 @@ def _print_again(before: dict[str, Any], report: Report) -> bool:
 
 
 def _changed(before: dict[str, Any], report: Report) -> dict[str, tuple[object, object]]:
-    """Versions, sources and machine that are not those of the run before."""
+    """Return the versions, sources and machine properties that differ from the earlier run."""
     now = report.to_json()
     pairs = {
         f"{part} {name}": (before.get(part, {}).get(name), now[part].get(name))
@@ -217,7 +217,7 @@ _ONLY_ON = {
     "workspace": (_CPU, _LEAVE_OUT),
     "settings": (_CARD, _LEAVE_OUT),
 }
-"""Flags that only one device understands, and what to do on the other."""
+"""Flags valid for only one device, and advice for the device without them."""
 
 
 def _options(arguments: argparse.Namespace) -> CaseOptions:
@@ -299,7 +299,7 @@ def _names(what: str, known: Iterable[str], text: str | None, flag: str = "") ->
 
 
 def _target(arguments: argparse.Namespace, flag: str) -> Path | None:
-    """Where to write, looked at before hours are spent on measuring."""
+    """Return the output path, checked before hours of measurement."""
     given = getattr(arguments, flag)
     if given is None:
         return None
@@ -332,7 +332,7 @@ def _print_list(options: CaseOptions) -> None:
 
 
 def _precisions_text(name: str, options: CaseOptions) -> str:
-    """In which precisions a work is measured on a card."""
+    """Describe the precisions in which a workload is measured on a GPU."""
     case = WORKLOADS[name].cases[0]
     if not options.on_card or not isinstance(case, TrainingCase):
         return ""

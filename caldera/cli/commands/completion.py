@@ -1,6 +1,6 @@
 """`caldera completion`: lets a shell complete commands, flags and their values.
 
-The scripts are written by shtab from the parsers; here it is told what may follow a flag.
+shtab writes the scripts from the parsers; this module defines the possible values of each flag.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _say_what_follows(parser: argparse.ArgumentParser, command: Command, files: 
 
 
 def _offer(action: argparse.Action, what: Any) -> None:
-    # This is how shtab is told; argparse knows nothing of it.
+    # shtab reads this attribute, which argparse does not declare.
     action.complete = what  # type: ignore[attr-defined]
 
 
@@ -82,7 +82,10 @@ def _values(action: argparse.Action) -> tuple[str, ...]:
 
 
 def _names_or_files(command: str, names: tuple[str, ...]) -> dict[str, Any]:
-    """A first argument that may be one of these names (none has anything that a shell minds)."""
+    """Return the completion of a first argument that is a name or a file.
+
+    The names contain no characters that are special to a shell.
+    """
     function, words = f"_caldera_names_or_files_{command}", " ".join(names)
     return {
         **dict.fromkeys(("bash", "zsh"), function),

@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _samples(found: Dataset, part: str, class_names: tuple[str, ...]) -> Data:
-    """The samples to test with, their classes numbered as those of the model are."""
+    """Return the samples to evaluate, with classes numbered as in the model."""
     parts = {"test": [found.test], "train": [found.train], "all": [found.train, found.test]}[part]
     if class_names in ((), found.class_names) and len(parts) == 1:
         return parts[0]

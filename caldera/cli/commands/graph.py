@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def draw_training_step(model: Model, path: Path) -> Path:
-    """Write the SVG of one training step (forward, loss, gradients, updates); its path."""
+    """Write the SVG of a training step (forward, loss, gradients, updates); return its path."""
     if path.suffix.lower() != ".svg":
         raise ConfigError.build("graph", expected="a file that ends in .svg", got=str(path))
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""`caldera info`: what this machine has, and how to get what it has not."""
+"""`caldera info`: lists available features, and how to install missing ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ add_flags = flags(
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what was found."""
+    """Print the environment and the optional features."""
     found, optional = environment(), parts()
     if arguments.json:
         by_name = {part.name: asdict(part) for part in optional}

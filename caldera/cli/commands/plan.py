@@ -66,11 +66,11 @@ add_flags = flags(
     ),
     add_model_argument,
 )
-"""The flags of `plan`, and those that shape the model."""
+"""Flags of `plan` and of the model's shape."""
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the tables and what they say; write the charts."""
+    """Print the tables with their conclusions; write the charts."""
     target = Path(arguments.plot)
     if target.suffix.lower() not in _PICTURES:
         raise UsageError.build(
@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
         exact=not arguments.inexact,
         every=CountOption(1).from_text(arguments.every, "--every"),
     )
-    # All ranks measure, one of them speaks.
+    # All ranks measure, and rank 0 prints.
     if world().rank == 0:
         print(proposal)
         if target.suffix.lower() == ".svg":

@@ -163,7 +163,7 @@ def _explained(model: Model, rows: TableRows | None) -> dict[str, list[str]]:
 
 
 def _named(model: Model, path: str) -> Schema:
-    """What the outputs of a model are called."""
+    """Return the model's schema with names for its classes."""
     schema = model.schema or Schema()
     if not is_classifier(model):
         return replace(schema, classes=())

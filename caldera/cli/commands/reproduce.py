@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _run_all(
     chosen: Sequence[Experiment], folder: Path, quick: bool, again: bool
 ) -> tuple[dict[Experiment, ExperimentResult], dict[str, str]]:
-    """Run experiments, or read what an earlier run of the same code has finished."""
+    """Run experiments, or load results that the same code produced earlier."""
     context = ExperimentContext(quick, lambda line: tell(f"  {line}"))
     done: dict[Experiment, ExperimentResult] = {}
     failed: dict[str, str] = {}
@@ -108,7 +108,8 @@ def _run_all(
         try:
             done[experiment] = run_experiment(experiment, context)
         except CalderaError as error:
-            # Ranks that cannot be started, for example, do not stop the other experiments.
+            # A failure, for example of ranks that cannot be started, does not stop later
+            # experiments.
             failed[experiment.name] = str(error)
             print(f"{experiment.name} failed: {error}", end="\n\n")
             continue

@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
         verbose=0 if arguments.quiet else None,
         **recipe.settings,
     )
-    # Under `caldera run` the other ranks have trained for the first one.
+    # Under `caldera run` only the master writes; the remaining ranks were its workers.
     return _written(study, folder, recipe, found) if is_master() else 0
 
 
@@ -118,7 +118,7 @@ def _array(arguments: argparse.Namespace, recipe: SearchRecipe) -> int:
 
 
 def _recipe(arguments: argparse.Namespace) -> SearchRecipe:
-    """The recipe with what the flags say, which count for more."""
+    """Return the recipe overridden by the flags."""
     given = arguments.recipe
     recipe = read_search_recipe(given) if given else SearchRecipe({}, {}, {})
     own = {option: getattr(arguments, option.name, None) for option in OWN}
@@ -129,7 +129,7 @@ def _recipe(arguments: argparse.Namespace) -> SearchRecipe:
         names = arguments.objective.split(",")
         settings["objective"] = search.pareto(*names) if len(names) > 1 else search.metric(names[0])
     options = recipe.options | given_options(arguments)
-    # A flag fixes what the recipe would search.
+    # A flag fixes a value that the recipe would search.
     space = {name: each for name, each in recipe.space.items() if name not in options}
     space = space if recipe.space else usual_space(options)
     if not space:
@@ -150,7 +150,7 @@ def _recipe(arguments: argparse.Namespace) -> SearchRecipe:
 
 
 def _is_endless(settings: dict[str, Any]) -> bool:
-    """Whether neither the clock nor the method ends a search before it has all its trials."""
+    """Return True if neither a time limit nor the method ends the search early."""
     method = settings.get("method", "random")
     kind = methods[method] if isinstance(method, str) else type(method)
     return "seconds" not in settings and not getattr(kind, "ends", False)

@@ -1,4 +1,4 @@
-"""`caldera train`: trains a network of the zoo on a data set, and writes what came of it."""
+"""`caldera train`: trains a network of the zoo on a data set, and writes the results."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     kept.path.mkdir(parents=True, exist_ok=True)
     write_recipe(kept.path / RECIPE, options)
     started = time.perf_counter()
-    # Without samples that are held out nothing is chosen, and the test data may be shown.
+    # Without held-out samples no selection is made, so the test data may serve as validation.
     shown = found.test if len(found.test) else None
     history = model.fit(
         found.train,
@@ -106,13 +106,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _status(stopped: str) -> int:
-    """The exit status: that of a signal, if one ended the run."""
+    """Return the exit status, which is a signal's if a signal ended the run."""
     names = {"interrupted": "SIGINT"} | {f"signal {name}": name for name in ("SIGTERM", "SIGUSR1")}
     return 128 + signal.Signals[names[stopped]] if stopped in names else 0
 
 
 def _columns(found: Dataset) -> list[str]:
-    """What became of the columns of a table, a line each."""
+    """Return lines that describe the treatment of each table column."""
     said = [f"note    {each}" for each in found.notes]
     if found.schema is None or not found.schema.columns:
         return said

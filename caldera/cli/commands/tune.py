@@ -28,7 +28,7 @@ add_flags = flags(
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, and say what came of it."""
+    """Measure the kernels and print the results."""
     seconds = CountOption(1).from_text(arguments.seconds, "--seconds")
     model = find_model(arguments)
     before = len(choices.known())

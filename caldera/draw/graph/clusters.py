@@ -29,7 +29,7 @@ BETWEEN_COLUMNS = 44.0
 BETWEEN_PARTS = 30.0
 
 Taken = tuple[float, float, float]
-"""(left, right, bottom) of something that stands there."""
+"""(left, right, bottom) of an occupied area."""
 
 
 def place(scene: Scene, squeeze: float = 1.0) -> None:
@@ -57,7 +57,7 @@ def place(scene: Scene, squeeze: float = 1.0) -> None:
 
 
 def packed(scene: Scene) -> Scene:
-    """A scene with each connected part placed by itself, and the parts packed closely."""
+    """Return a scene whose connected parts are arranged separately and packed closely."""
     parts = _parts(scene)
     for part in parts:
         place(part)
@@ -86,7 +86,7 @@ def packed(scene: Scene) -> Scene:
 
 
 def _free_below(left: float, width: float, taken: list[Taken]) -> float:
-    """The height from which on nothing that is taken stands in the way."""
+    """Return the height below which the columns are free."""
     below = [
         bottom + BETWEEN_PARTS
         for start, end, bottom in taken
@@ -114,7 +114,7 @@ def _parts(scene: Scene) -> list[Scene]:
 
 
 def side_by_side(scenes: Sequence[Scene]) -> Scene:
-    """Scenes as columns of one."""
+    """Join scenes as columns of a new scene."""
     whole = Scene()
     for scene in scenes:
         if whole.marks:
@@ -190,7 +190,7 @@ def _nested(body: Body, parts: Sequence[Node], through: bool) -> Scene:
 
 
 def _with_numbers(node: Node) -> str:
-    """The label of a small mark: constant inputs stand beside the name, on their side."""
+    """Return the label of a small mark: the name between its constant inputs."""
     shown = [constant_text(given) for given in node.inputs]
     before = shown[0] if shown and shown[0] is not None else ""
     after = " ".join(number for number in shown[1:] if number is not None)

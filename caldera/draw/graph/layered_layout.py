@@ -1,8 +1,8 @@
 """Boxes and links to coordinates: a layered drawing that is read from top to bottom.
 
-The method of Sugiyama, Tagawa and Toda (1981). Each box has a level below everything it depends on;
-a link that passes a level on its way gets a bend there; the order inside each level is swept up and
-down to remove crossings; then each level in turn is moved as near to its neighbours as the order
+The method of Sugiyama, Tagawa and Toda (1981). Each box has a level below all its dependencies. A
+link gets a bend at each level that it passes. Sweeps up and down reorder the boxes within each
+level to remove crossings. Finally each level is moved as near to its neighbours as the order
 allows.
 """
 
@@ -17,7 +17,7 @@ from caldera.draw.svg import Point
 
 BETWEEN_BOXES = 16.0
 WIDEST = 1500.0
-"""How wide a level may get before it is spread over several."""
+"""Maximum width of a level before it is spread over several."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,10 @@ def levels_of(
     first: Iterable[int] = (),
     last: Iterable[int] = (),
 ) -> list[int]:
-    """A level for each box: below all its sources, and sources close to what they lead to.
+    """Return a level for each box: below all its sources, and near its targets if possible.
 
-    Boxes in `first` stand on the highest level, those in `last` on the lowest. The numbers of
-    boxes must grow along links. A level too wide to be read is spread over several.
+    Boxes in `first` are on the highest level, boxes in `last` on the lowest. Links must lead from
+    smaller to larger box numbers. A level too wide to be read is spread over several.
     """
     count = len(widths)
     above, below = _neighbours(count, ((link.source, link.target) for link in links))
@@ -74,8 +74,8 @@ def _neighbours(
 
 
 def _pull_down(level: list[int], above: list[list[int]], below: list[list[int]]) -> None:
-    """Move boxes down to what they lead to where that makes links shorter."""
-    # What hangs on leaves alone and is read once can move down freely: all of it moves along.
+    """Move boxes down towards their targets where this shortens links."""
+    # A box that depends only on leaves and has a single reader moves down with its sources.
     loose = [False] * len(level)
     for box in range(len(level)):
         inside = len(below[box]) == 1 and all(loose[source] for source in above[box])
@@ -98,7 +98,7 @@ def _spread(
         follow[box] = max((follow[target] + 1 for target in below[box]), default=0)
     rows: dict[int, list[int]] = {}
     for box in range(len(level)):
-        # Leaves go where they are needed; they take no room of their own here.
+        # Leaves are placed near their readers, so their widths do not count here.
         if above[box]:
             rows.setdefault(level[box], []).append(box)
     row = 0
@@ -115,7 +115,7 @@ def _spread(
 def _push(
     box: int, to: int, level: list[int], rows: dict[int, list[int]], below: list[list[int]]
 ) -> None:
-    """Move a box down to a level, and what follows from it as far as needed."""
+    """Move a box down to a level, and its successors as far as needed."""
     pending = [(box, to)]
     while pending:
         box, to = pending.pop()
@@ -132,19 +132,20 @@ LARGEST_GAP = 56.0
 ORDER_SWEEPS = 12
 PLACE_SWEEPS = 40
 STRAIGHTNESS = 6.0
-"""How much more a link resists to be bent half-way than at its ends."""
+"""Weight of straight link segments between bends, relative to the ends of a link."""
 LIGHTNESS = 0.01
-"""How little beginnings and ends pull: they go where the others are, not the others to them."""
+"""Weight of pulls by sources and sinks: small, so that they follow the remaining boxes."""
 MAIN_LINE = 8.0
-"""How much more the longest way through the graph insists on being straight."""
+"""Weight of straight links on the longest path through the graph."""
 BETWEEN_ENTRIES = 20.0
 
 
 @dataclass(frozen=True)
 class NodePosition:
-    """Where everything goes: the middle of each box, and the points each link passes through.
+    """Layout result: the centre of each box, and the points on each link.
 
-    Points one above the other are joined by a line, others by a curve that starts and ends upright.
+    Points in a vertical line are joined by a line, and all further ones by a curve with vertical
+    ends.
     """
 
     centres: list[Point]
@@ -166,7 +167,7 @@ def arrange(
 
 
 class _Drawing:
-    """The boxes and bends of one drawing; bends are numbered after the boxes."""
+    """Boxes and bends of a drawing; bends are numbered after the boxes."""
 
     def __init__(
         self,
@@ -204,7 +205,7 @@ class _Drawing:
         for box in range(self.boxes):
             level = self.level[box]
             half = self.sizes[box][1] / 2
-            # Beginnings stand close to what is below them, ends to what is above.
+            # Sources are placed close to the level below, sinks close to the level above.
             y = middle[level]
             if not self.above[box]:
                 y = bottoms[level] - half
@@ -261,7 +262,7 @@ class _Drawing:
             near = [position[other] for other in neighbours[item]]
             weight[item] = sum(near) / len(near) if near else i * len(position) / len(row)
         if turn_ties:
-            # Items that want the same place stood in one order; the other may be the better.
+            # Reversing items with equal weights may reduce crossings.
             row.reverse()
         row.sort(key=weight.__getitem__)
 
@@ -276,7 +277,7 @@ class _Drawing:
     # --- across
 
     def _attractions(self) -> list[list[tuple[int, float, float]]]:
-        """For each item those it wants to be near: (other, wanted distance, strength)."""
+        """Return the attractions of each item as (item, desired distance, strength)."""
         self.entries = enters = self._entries()
         result: list[list[tuple[int, float, float]]] = [[] for _ in self.level]
         follower = self._followers()
@@ -305,7 +306,7 @@ class _Drawing:
         return follower
 
     def _entries(self) -> list[float]:
-        """Where each link enters its target: those without a fixed place spread over the top."""
+        """Return each link's entry offset at its target; links without one share the top edge."""
         position = {item: i for row in self.rows for i, item in enumerate(row)}
         entries = [link.enters_at or 0.0 for link in self.links]
         free: dict[int, list[int]] = {}
@@ -314,7 +315,7 @@ class _Drawing:
                 free.setdefault(link.target, []).append(index)
         for target, indices in free.items():
             indices.sort(key=lambda index: position[self.chains[index][-2]])
-            # What was computed enters in the middle, so that chains hang straight.
+            # Computed values enter in the middle, so that chains are straight.
             main = [i for i, index in enumerate(indices) if self.above[self.links[index].source]]
             middle = sum(main) / len(main) if main else (len(indices) - 1) / 2
             furthest = max(middle, len(indices) - 1 - middle, 1e-9)
@@ -394,7 +395,7 @@ class _Drawing:
 
 
 def _inversions(values: Iterable[int]) -> int:
-    """How many pairs stand in the wrong order."""
+    """Return the number of pairs in the wrong order."""
     seen: list[int] = []
     total = 0
     for value in values:

@@ -1,4 +1,4 @@
-"""What is drawn for a node: its shape, its words and its size."""
+"""Marks of nodes: shape, text and size."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _LEAF_ROLES: dict[str, Role] = {"variable": "variable", "input": "input"}
 
 @dataclass(eq=False)
 class Mark:
-    """One shape of the picture. Its words stand in at most two lines."""
+    """A shape in the picture, with at most two lines of text."""
 
     role: Role
     label: str
@@ -51,7 +51,7 @@ class Mark:
     badge: str = ""
     centre: Point = (0.0, 0.0)
     meant: Mark | None = None
-    """For "again": what it stands for."""
+    """Original mark that an "again" mark repeats."""
 
     def __post_init__(self) -> None:
         self.label = shortened(self.label, _LONGEST["label"])
@@ -60,7 +60,7 @@ class Mark:
 
     @property
     def bold(self) -> bool:
-        """Whether the label is in bold type."""
+        """True if the label is in bold type."""
         return self.role in ("product", "variable", "group", "output", "update")
 
     @property
@@ -70,7 +70,7 @@ class Mark:
         return SMALL_SIZE if self.small or quiet else LABEL_SIZE
 
     def measure(self) -> None:
-        """Set width and height from the words, the badge and what is inside."""
+        """Set width and height from the text, the badge and the inner scene."""
         if self.role == "port":
             self.width, self.height = 6.0, 0.0
             return
@@ -92,12 +92,12 @@ class Mark:
 
     @property
     def entries(self) -> list[float] | None:
-        """Where each input enters a group, from its middle; None where that is left open."""
+        """Offset of each input of a group from its middle; None if it is not fixed."""
         return None if self.inner is None else self.inner.offsets(self.inner.arguments)
 
     @property
     def exits(self) -> list[float] | None:
-        """Where each output leaves a group."""
+        """Offset of each output of a group from its middle."""
         return None if self.inner is None else self.inner.offsets(self.inner.results)
 
 
@@ -126,11 +126,11 @@ class Scene:
     results: list[Mark] = field(default_factory=list)
 
     def offsets(self, ports: list[Mark]) -> list[float] | None:
-        """How far each port is from the middle; None if there are no ports."""
+        """Return the offset of each port from the middle; None if there are no ports."""
         return [port.centre[0] - self.width / 2 for port in ports] or None
 
     def move(self, dx: float, dy: float) -> None:
-        """Shift everything (what is inside a group is placed relative to it)."""
+        """Shift all marks and arrows; inner scenes of groups have relative coordinates."""
         for mark in self.marks:
             mark.centre = (mark.centre[0] + dx, mark.centre[1] + dy)
         for arrow in self.arrows:
@@ -165,12 +165,12 @@ def drawn_inputs(node: Node) -> Iterator[tuple[int, Node]]:
 
 
 def is_drawn(node: Node) -> bool:
-    """Whether the node has a mark of its own; numbers are drawn where they are used."""
+    """Return True if the node has a separate mark; constants are drawn next to their readers."""
     return node.op is not ITEM and constant_text(node) is None
 
 
 def is_leaf(node: Node) -> bool:
-    """Whether the node is read, not computed."""
+    """Return True if the node is read, not computed."""
     return isinstance(node.attrs.get("symbol"), Symbol)
 
 
@@ -214,7 +214,7 @@ def result_mark(outputs: list[int], updated: list[Symbol]) -> Mark:
 
 
 def label_of(node: Node) -> str:
-    """The op's name, and what of its attributes changes its meaning most."""
+    """Return the op's name with its most important attributes."""
     name = node.op.name
     words = [name.removesuffix("_epilogue")]
     if node.attrs.get("ta") or node.attrs.get("tb"):
@@ -235,7 +235,7 @@ def label_of(node: Node) -> str:
 
 
 def tip_of(node: Node) -> str:
-    """What a browser shows when the pointer rests on the mark."""
+    """Return the tooltip of a mark."""
     hidden = ("symbol", "body", "shape", "dtype", "value")
     lines = [shortened(describe(node, 1), 300)]
     lines += [f"{key} = {value}" for key, value in node.attrs.items() if key not in hidden]

@@ -45,7 +45,7 @@ _TITLE_SIZE = 18.0
 _HEAD_SIZE = 15.0
 _FACT_SIZE = 11.5
 
-# Views of memory that is there already; nothing is read or written for them.
+# Views of existing memory, which require no reads or writes.
 _FREE = frozenset({"reshape", "transpose", "slice", "flip", "broadcast_to", "item"})
 
 _STYLE = (
@@ -101,7 +101,7 @@ def graph_svg(panels: Mapping[str, Program]) -> str:
 
 @dataclass(frozen=True)
 class ProgramFacts:
-    """What a program amounts to."""
+    """Size and cost of a program."""
 
     nodes: int
     leaves: int
@@ -139,7 +139,7 @@ def _moved(node: Node) -> int:
 
 
 class _Card:
-    """One program on a card of its own."""
+    """A panel that shows a program."""
 
     def __init__(self, title: str, program: Program, drawn: ProgramScene) -> None:
         self.title = title
@@ -152,7 +152,7 @@ class _Card:
         self.height = drawn.scene.height + self.head + PADDING
 
     def draw(self, x: float, y: float, height: float, name: str) -> list[str]:
-        """The card with its upper left corner at (x, y)."""
+        """Draw the panel with its upper left corner at (x, y)."""
         scene = self.drawn.scene
         scene.move(x + (self.width - scene.width) / 2, y + self.head)
         parts = [
@@ -192,7 +192,7 @@ def _fact_lines(found: ProgramFacts, drawn: ProgramScene) -> Iterator[str]:
 def scene_elements(
     scene: Scene, names: Mapping[Mark, str] | None = None, dx: float = 0.0, dy: float = 0.0
 ) -> list[str]:
-    """Marks and arrows; those of the marks that have `names` can be led to."""
+    """Draw marks and arrows; marks with an entry in `names` can be link targets."""
     parts = [_arrow(arrow, dx, dy) for arrow in scene.arrows]
     return parts + [_mark(mark, names or {}, dx, dy) for mark in scene.marks]
 
@@ -383,7 +383,7 @@ _PRODUCTS = ("Dense", "Conv", "Attention", "LSTM", "GRU", "RNN")
 
 @dataclass(frozen=True)
 class LayerBlock:
-    """A layer: what it is, what it gives, and the numbers of the blocks it reads; -1 is the input.
+    """A layer: its kind, its output, and the indices of its input blocks; -1 is the input.
 
     >>> LayerBlock("Dense", "10", (0,)).label
     'Dense'
@@ -395,7 +395,7 @@ class LayerBlock:
 
 
 def block_picture(blocks: Sequence[LayerBlock], source: str) -> Safe:
-    """The blocks from top to bottom, as a picture of a page; `source` is what the input is.
+    """Draw the blocks from top to bottom for a page; `source` describes the input.
 
     >>> "Dense" in block_picture([LayerBlock("Dense", "10", (-1,))], "64")
     True
@@ -404,7 +404,7 @@ def block_picture(blocks: Sequence[LayerBlock], source: str) -> Safe:
     for each in blocks:
         role: Role = "product" if each.label.startswith(_PRODUCTS) else "operation"
         marks.append(Mark(role, each.label, FLOAT32, each.detail))
-    # The input, -1, is the first of them.
+    # The input has the number -1, and is the first mark.
     pairs = [
         (i, j) for i, each in enumerate(blocks) for j in sorted({max(j, -1) for j in each.reads})
     ]

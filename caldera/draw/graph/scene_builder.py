@@ -32,9 +32,9 @@ from caldera.draw.graph.marks import (
 from caldera.draw.svg import dtype_colour
 
 MOST_NODES = 400
-"""Nodes drawn of one program; the rest is only counted."""
+"""Maximum number of nodes drawn of a program; the rest are only counted."""
 FAR = 420.0
-"""How far down a line may lead before the value is drawn again instead."""
+"""Maximum length of a line downwards; beyond it the value is drawn again."""
 MOST_LINES = 6
 """Lines that leave one value; further readers get a mark drawn again."""
 SHORTEST_COLUMN = 1000.0
@@ -42,7 +42,7 @@ SHORTEST_COLUMN = 1000.0
 
 @dataclass(frozen=True)
 class ProgramScene:
-    """A scene, and how many of a program's nodes it shows."""
+    """A scene, and the numbers of drawn nodes and of all nodes."""
 
     scene: Scene
     shown: int
@@ -66,7 +66,7 @@ class _Use:
     level: int
     column: int
     direct: bool = False
-    """Whether a line leads here from the producer's mark."""
+    """True if a line leads here from the producer's mark."""
 
 
 class _SceneBuilder:
@@ -117,7 +117,7 @@ class _SceneBuilder:
         return dict(zip(self.nodes, levels_of(widths, links), strict=True))
 
     def _heights(self) -> list[float]:
-        """How high each level will get, about."""
+        """Estimate the height of each level."""
         heights = [0.0] * (max(self.level.values(), default=0) + 1)
         for node, level in self.level.items():
             heights[level] = max(heights[level], self.marks[node].height)
@@ -145,7 +145,7 @@ class _SceneBuilder:
         return sorted(cuts)
 
     def _passing(self) -> list[int]:
-        """For each level how many computed values come in from above."""
+        """Return the number of computed values that enter each level from above."""
         passing = [0] * (len(self.heights) + 1)
         for node in self.nodes:
             for _, given in drawn_inputs(node):
@@ -159,7 +159,7 @@ class _SceneBuilder:
         column = {
             node: sum(1 for cut in self.cuts if cut <= level) for node, level in self.level.items()
         }
-        # A leaf stands in the column of its first reader, even if the cut is right between them.
+        # A leaf is in the column of its first reader, even if a column starts between them.
         first: dict[Node, int] = {}
         for node in self.nodes:
             for _, given in drawn_inputs(node):
@@ -204,7 +204,7 @@ class _SceneBuilder:
         return results
 
     def _reaches(self, use: _Use, starts: Sequence[float]) -> bool:
-        """Whether this use is close enough to the producer for a line."""
+        """Return True if this use is close enough to the producer for a line."""
         producer = use.producer
         if producer not in self.level or self.column[producer] != use.column:
             return False
@@ -229,7 +229,7 @@ class _SceneBuilder:
     # --- marks and arrows
 
     def _connect(self, uses: list[_Use]) -> None:
-        """Fill the scenes: first what is read, then nodes in their order, then results."""
+        """Fill the scenes: first inputs, then nodes in their order, then results."""
         ends: list[tuple[int, Mark]] = []
         for use in uses:
             scene = self.scenes[use.column]
@@ -252,7 +252,7 @@ class _SceneBuilder:
             self.scenes[column].marks.append(mark)
 
     def _again(self, use: _Use) -> Mark:
-        """A mark beside this use that stands for a value drawn elsewhere."""
+        """Add a mark next to this use that repeats a value drawn elsewhere."""
         meant = self.marks[use.producer]
         name = meant.label
         if use.producer in self.numbers:

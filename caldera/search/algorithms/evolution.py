@@ -119,12 +119,12 @@ def mutation_width(random: np.random.Generator) -> float:
 class PBT(Method):
     """Population-based training (Jaderberg et al. 2017).
 
-    A trial is a stretch of `interval` epochs of one member of the population. After each stretch,
-    the worst quarter of the members (`quantile`) continue from the saved models of the best
-    quarter, with settings near theirs. The remaining members continue unchanged. `explore` names
-    the parameters that may change. By default these are all non-integer numbers, since integers and
-    choices usually shape the network. The method ends when each member has trained for the epochs
-    of the search.
+    A trial is a stretch of `interval` epochs in which a member of the population trains. After each
+    stretch, the worst quarter of the members (`quantile`) continue from the saved models of the
+    best quarter, with settings near theirs. The remaining members continue unchanged. `explore`
+    names the parameters that may change. By default these are all non-integer numbers, since
+    integers and choices usually shape the network. The method ends when each member has trained for
+    the epochs of the search.
 
     >>> from caldera import search
     >>> study = search.run(lambda x: x * x, {"x": search.uniform(-1, 1)}, verbose=0, epochs=10,

@@ -8,8 +8,8 @@
 | a Dask client, `"dask:tcp://..."`, `"ray"` | on a cluster | is begun again elsewhere |
 | under `caldera run -n 5` | on the ranks but the first, whatever `workers` says | see `--survive` |
 
-A study that is killed, master or workers, at whatever moment, has every trial that was over, and
-goes on with the others when it is started again.
+Master or workers may be killed at any time: finished trials are kept, and the remaining trials run
+when the study is started again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MOST_WORKERS = 4096
 
 
 def is_master() -> bool:
-    """Whether this process has the study: the only one, or rank 0 of a job.
+    """Return True if this process owns the study: the only process, or rank 0 of a job.
 
     >>> is_master()
     True
@@ -102,13 +102,13 @@ def run_trials(
 
 
 def run_here(scheduler: Scheduler, job: Job) -> None:
-    """One trial after the other in this thread; a decision to stop is there at once."""
+    """Run the trials sequentially in this thread, where stop decisions apply immediately."""
     while (task := scheduler.next()) is not None:
         scheduler.finish(job.run(task, scheduler.report))
 
 
 def parse_workers(workers: Any) -> tuple[str, int]:
-    """What kind of workers, and how many; a cluster has as many as it has cores for.
+    """Return the kind and number of workers; 0 for a cluster, whose size is its core count.
 
     >>> parse_workers(1), parse_workers(8), parse_workers("threads:4"), parse_workers("ray")
     (('here', 1), ('processes', 8), ('threads', 4), ('cluster', 0))

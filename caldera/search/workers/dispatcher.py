@@ -1,7 +1,7 @@
-"""The master's side: the pool of workers, and the loop that gives them trials.
+"""The master's side: the pool of workers, and the loop that assigns trials to them.
 
-A trial is sent once at a time. If its worker dies or hangs, it is sent to another one; what the
-first might still say is not heard, so no result ever counts twice.
+A trial runs on one worker at a time. If the worker dies or hangs, the trial is sent to another
+worker, and later messages of the first are ignored. No result counts twice.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from caldera.search.trial import FAILED, TrialResult, TrialTask, of_all_ranks
 from caldera.search.workers.worker import MessageStream
 
 LOST = "lost"
-"""The kind of what a pool says itself of a worker that is gone."""
+"""Kind of message with which a pool reports a lost worker."""
 
 
 @dataclass(eq=False)
 class PoolMember:
-    """A worker: a thread, a process, or the ranks of one trial, each with a channel of its own.
+    """A worker: a thread, a process, or the ranks of a trial, each with a separate channel.
 
-    - `task`: what it runs; `outcomes`: what its channels have said of that; `is_stopping`: whether
-      it was told to stop.
-    - `last_heard`: time of its last message; `last_report`: time at which its trial began or last
-      reported.
+    - `task`: the current trial; `outcomes`: results received for it, by channel; `is_stopping`:
+      True if the worker was requested to stop the trial.
+    - `last_heard`: time of the last message; `last_report`: time of the trial's start or last
+      report.
     """
 
     name: str
@@ -66,7 +66,7 @@ class PoolMember:
 
 @dataclass(frozen=True)
 class WorkerMessage:
-    """A message of a worker, and the channel it came through; `LOST` comes through none."""
+    """A worker's message and the channel that received it; `LOST` has no channel."""
 
     member: PoolMember
     message: dict[str, Any]
@@ -74,7 +74,10 @@ class WorkerMessage:
 
 
 class WorkerPool(ABC):
-    """Starts workers, hears them, gives them up, ends them. Use it in a `with` block."""
+    """Pool that starts workers, receives messages, drops and ends workers.
+
+    Use it in a `with` block.
+    """
 
     def __init__(self) -> None:
         self.members: list[PoolMember] = []
@@ -83,16 +86,18 @@ class WorkerPool(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Start the workers; those that are ready say hello."""
+        """Start the workers, which send a hello message when ready."""
 
     def drop(self, member: PoolMember, reason: str) -> str:
-        """Give a worker up, and start another in its place where that can be. The reason, which is
-        nothing if its connection has ended, or a better one."""
+        """Drop a worker, and start a replacement where possible; return the reason.
+
+        An empty `reason` means that the connection has ended; a pool may know a better one.
+        """
         self._forget(member)
         return reason or "its connection has ended"
 
     def end(self, *, at_once: bool) -> None:
-        """End all workers, which have nothing to do, or `at_once` whatever they do."""
+        """End all workers, which are idle; with `at_once` end running trials too."""
         for member in list(self.members):
             if not at_once:
                 for message in self._end_messages():
@@ -101,7 +106,7 @@ class WorkerPool(ABC):
         self._selector.close()
 
     def _end_messages(self) -> list[dict[str, Any]]:
-        """What tells a worker that there are no more trials."""
+        """Return the messages that end a worker."""
         return [{"kind": "end"}]
 
     @property
@@ -115,8 +120,10 @@ class WorkerPool(ABC):
         return False
 
     def wait(self, seconds: float) -> bool:
-        """Wait until a worker says something, at most so long. Takes nothing: what comes is there
-        afterwards, also if this is interrupted."""
+        """Wait up to `seconds` for a message from a worker; return True if there is one.
+
+        No message is consumed, also if the wait is interrupted.
+        """
         return bool(self._selector.select(seconds))
 
     def messages(self) -> list[WorkerMessage]:
@@ -131,12 +138,12 @@ class WorkerPool(ABC):
 
     @property
     def idle(self) -> list[PoolMember]:
-        """Who can take a trial."""
+        """Workers that can accept a trial."""
         return [member for member in self.members if member.ready and member.task is None]
 
     @property
     def busy(self) -> list[PoolMember]:
-        """Who runs one."""
+        """Workers that are running a trial."""
         return [member for member in self.members if member.task is not None]
 
     def __enter__(self) -> Self:
@@ -172,7 +179,7 @@ class WorkerPool(ABC):
             channel.close()
 
     def _accept(self, link: Any) -> None:
-        """Serve a process that wants to join."""
+        """Accept the connection of a new process."""
         raise NotImplementedError
 
     def _receive(self, channel: MessageStream) -> list[WorkerMessage]:
@@ -198,16 +205,16 @@ class WorkerPool(ABC):
 
 POLL_S = 1.0
 SILENT_STALLS = 2
-"""A worker is lost when nothing was heard of it for that many `settings.stall_s`."""
+"""A worker without messages for this multiple of `settings.stall_s` is lost."""
 FAILED_STARTS = 3
-"""How often in a row each worker may die before it runs anything."""
+"""Maximum number of consecutive deaths per worker before any trial has run."""
 
 
 class Dispatcher:
     """Runs the trials of a scheduler on a pool of workers.
 
-    `retries`: how often a trial is begun again whose worker died or hung. `hung_after`: seconds
-    that a trial may take without a report; without it, a worker hangs when its process does not
+    `retries`: maximum number of restarts of a trial whose worker died or hung. `hung_after`:
+    maximum seconds between reports of a trial; without it, a worker hangs when its process does not
     answer.
     """
 
@@ -259,12 +266,12 @@ class Dispatcher:
     def _handle(self, received: WorkerMessage) -> None:
         member, message = received.member, received.message
         if member not in self._pool.members:
-            # It was given up by what came just before.
+            # A preceding message has already removed this member.
             return
         if message["kind"] == LOST:
             self._drop(member, message["reason"])
         elif member.task is None or message.get("number") != member.task.number:
-            # It only says that it lives, or speaks of a trial that is nobody's any more.
+            # A heartbeat, or a message about a trial that this worker no longer owns.
             return
         elif message["kind"] == "report":
             self._reported(member, message)
@@ -323,7 +330,7 @@ class Dispatcher:
 
     def _drop_hung(self) -> None:
         now, silence = time.monotonic(), SILENT_STALLS * settings.stall_s
-        # Those who have not come yet are waited for as long.
+        # Workers that have not connected yet have the same time limit.
         for member in [each for each in self._pool.members if each.task or not each.ready]:
             unheard, unreported = now - member.last_heard, now - member.last_report
             if silence and unheard > silence:
@@ -350,8 +357,10 @@ class Dispatcher:
 
 
 class _Interrupts:
-    """Ctrl-C between two steps of the master's loop, never within one: what is being written down
-    is written to its end. A second Ctrl-C does not wait."""
+    """Handler that delays Ctrl-C until the master's loop waits between two steps.
+
+    Writes in progress are completed. A second Ctrl-C takes effect immediately.
+    """
 
     _waiting = False
     _came = 0

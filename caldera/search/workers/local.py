@@ -1,11 +1,11 @@
 """Workers on this machine: forked processes or threads, and their share of its resources.
 
-A forked process has the user's functions and data as they are: nothing has to be sent or imported
-again, and unchanged memory is shared. A GPU does not survive a fork. Where one is in use, threads
-share it, or ranks that `caldera run` starts use one GPU each.
+A forked process has the user's functions and data as they are: no transfer or second import is
+required, and unchanged memory is shared. A GPU does not survive a fork. Where one is in use,
+threads share it, or ranks that `caldera run` starts use one GPU each.
 
-Threads share the memory, the GPU and the pool of computing threads, and require no transfers and
-no start-up. A thread cannot be killed: one that hangs is abandoned, and another replaces it.
+Threads share the memory, the GPU and the pool of computing threads, and require no transfers and no
+start-up. A thread cannot be killed: one that hangs is abandoned, and another replaces it.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ from caldera.search.workers.places import PlaceWorkers, serve_trials
 from caldera.search.workers.worker import MessageStream, TrialWorker
 
 FOR_TRIALS = 0.9
-"""The part of a card's memory that its workers share; the rest is for the driver and libraries."""
+"""Fraction of a GPU's memory that its workers share; the driver and libraries use the rest."""
 
 _HIDDEN = ("", "-1")
-"""What `CUDA_VISIBLE_DEVICES` is where nobody shall use a card."""
+"""Values of `CUDA_VISIBLE_DEVICES` that hide all GPUs."""
 
 
 def share_machine(place: int, workers: int) -> None:
-    """In the process of a worker: take the share of one of so many, and the card of its place.
+    """In a worker process, take one of `workers` shares of the machine, and the GPU of `place`.
 
-    Threads are divided, the BLAS gets one (plans split its work over ours anyway), and of a card
-    that several share each may fill its part; `settings.memory_limit` stays what the user said.
+    Threads are divided, and the BLAS gets one thread, since plans split its work over our threads.
+    If several workers share a GPU, each may fill its share of the memory; a `settings.memory_limit`
+    set by the user is kept.
     """
     settings.threads = max(1, settings.threads // workers)
     single_threaded_blas.__enter__()
@@ -48,7 +49,7 @@ def share_machine(place: int, workers: int) -> None:
 
 
 def share_card(workers: int) -> None:
-    """Limit this process to its part of a card that several workers of the machine use."""
+    """Limit this process to its share of a GPU that several workers of the machine use."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") in _HIDDEN:
         # To count them would load CuPy, which takes longer than a worker takes to start.
         return

@@ -1,9 +1,9 @@
 """Workers that a place runs: copies of this process, tasks of Dask or actors of Ray.
 
 A worker connects to the master's port and proves possession of the key. On Dask a task runs one
-trial and ends, so that Dask distributes trials over the machines that are there; elsewhere
-a worker runs trials until there are no more. Workers may join and leave at any time: the pool asks
-the place for its size, and starts as many.
+trial and ends, so that Dask distributes trials over the machines that are there; elsewhere a worker
+runs trials until there are no more. Workers may join and leave at any time: the pool reads the size
+of the place, and starts that number of workers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CHECKED_EVERY_S = 0.05
 _LAST_TASKS_S = 1.0
 """For tasks that were started and are not needed at the end of a study."""
 _NOTICE_S = 30.0
-"""The user is told of a cluster without workers after that time."""
+"""The user is warned of a cluster without workers after this time."""
 
 
 @dataclass(eq=False)
@@ -54,7 +54,7 @@ class PlaceMember(PoolMember):
 
 
 class PlaceWorkers(WorkerPool):
-    """As many workers as a place has room for."""
+    """Worker pool whose size follows the capacity of its place."""
 
     def __init__(self, place: Place, job: SearchJob) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class PlaceWorkers(WorkerPool):
         self._is_ending = True
         until = time.monotonic() + (_LAST_TASKS_S if self._once and not at_once else 0.0)
         while self.is_expecting and time.monotonic() < until:
-            # Dask warns of a task that is cancelled while it starts: it is told to end instead.
+            # Dask warns if a task is cancelled while it starts, so wait and end it by message.
             super().wait(_CHECKED_EVERY_S)
             super().messages()
         for number, member in self._members.items():

@@ -1,14 +1,14 @@
 """Workers on ranks: `caldera run -n 9 search.py` is one master and eight workers.
 
 Every rank runs the same program, so each has the user's functions and data. Rank 0 is the master.
-The others connect to it in groups, each of which trains one trial. Trials and results travel
-through sockets, not through MPI: a rank that waits in MPI occupies a core, and a wait for a dead
-rank never ends. MPI distributes the master's address, and carries the messages between the ranks
-of one trial.
+The remaining ranks connect to it in groups, each of which trains one trial. Trials and results
+travel through sockets, not through MPI: a rank that waits in MPI occupies a core, and a wait for a
+dead rank never ends. MPI distributes the master's address, and carries the messages between the
+ranks of a trial.
 
-After a search the master sends the whole study to all ranks, as plain data. So every rank
-continues with the same study, as after `fit` every rank has the same model, and no rank has to
-read a file that only the master's machine may have.
+After a search the master sends the whole study to all ranks, as plain data. So every rank continues
+with the same study, as after `fit` every rank has the same model, and no rank has to read a file
+that only the master's machine may have.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from caldera.train.strategy import SingleProcessStrategy
 
 @dataclass(eq=False)
 class RankGroup(PoolMember):
-    """The ranks that train one trial together; the first of them leads."""
+    """Ranks that train a trial together; the first rank leads."""
 
     ranks: Sequence[int] = ()
     greeted: set[MessageStream] = field(default_factory=set)
@@ -82,7 +82,7 @@ class RankWorkers(WorkerPool):
     def drop(self, member: PoolMember, reason: str) -> str:
         assert isinstance(member, RankGroup)
         if reason:
-            # One whose connection has ended is dead, and MPI knows that by itself.
+            # Without a reason the connection has ended: MPI detects the dead rank without help.
             self._hung.update(member.ranks)
         return super().drop(member, reason)
 
@@ -103,7 +103,7 @@ class RankWorkers(WorkerPool):
         return [*words, *super()._end_messages()]
 
     def end_hung(self, communicator: Communicator) -> None:
-        """End the job with this program if ranks hang: launchers wait for all of them."""
+        """End the job with this program if ranks hang, since launchers wait for every rank."""
         if not self._hung:
             return
         names = ", ".join(f"rank {rank}" for rank in sorted(self._hung))
@@ -161,8 +161,11 @@ def run_on_ranks(
     retries: int = 2,
     hung_after: float | None = None,
 ) -> list[dict[str, Any]]:
-    """Run the trials of a scheduler, which rank 0 has, on all other ranks. Every rank calls this,
-    and comes back when there are no more, with the final messages of the master."""
+    """Run the trials of rank 0's scheduler on all remaining ranks.
+
+    Every rank calls this function. It returns the final messages of the master when all trials have
+    finished.
+    """
     groups = groups_of(communicator.size, ranks_per_trial)
     key = communicator.shared_key()
     if communicator.rank == MASTER:
@@ -207,7 +210,9 @@ def _proof_of(folder: Path | None) -> Iterator[dict[str, str] | None]:
 
 
 def groups_of(ranks: int, ranks_per_trial: int) -> list[range]:
-    """Which ranks train together; rank 0 is the master, and those that are too few are left over.
+    """Return the groups of ranks that train together, without the master, rank 0.
+
+    Ranks that do not fill a group are left out.
 
     >>> groups_of(6, 2)
     [range(1, 3), range(3, 5)]
@@ -236,9 +241,9 @@ def _warn_of_idle_ranks(ranks: int, groups: Sequence[range]) -> None:
 def serve_rank(
     address: Mapping[str, Any], key: bytes, rank: int, job: SearchJob, own: Communicator | None
 ) -> list[dict[str, Any]]:
-    """Run trials with the other ranks of `own` until the master says that there are no more.
+    """Run trials with the ranks of `own` until the master reports that no more are left.
 
-    A rank that was given up, because its trial took too long, joins again when it is free.
+    A rank that was dropped, because its trial took too long, joins again when it is free.
     """
     together = own is not None and own.size > 1
     strategy = DataParallel(communicator=own) if together else SingleProcessStrategy()
@@ -266,9 +271,9 @@ def _connected(address: Mapping[str, Any], key: bytes, rank: int) -> MessageStre
 
 
 _MADE_HERE = ("parameters", "make")
-"""What may be anything; it follows from the rest."""
+"""Fields that may have any type, and are derived from the remaining fields."""
 _TRIALS = 500
-"""Of one message: a study may have more than one message can hold."""
+"""Number of trials per message: a whole study may exceed the maximum message length."""
 
 
 def study_messages(study: Study) -> list[dict[str, Any]]:

@@ -29,9 +29,10 @@ from caldera.search.trial import Row, TrialTask
 from caldera.train.strategy import SingleProcessStrategy, Strategy
 
 SEND_S = 30.0
-"""A peer that takes nothing for so long is gone: its buffers hold hundreds of messages."""
+"""Send timeout: a peer that reads no data for this time is lost, since buffers hold many messages.
+"""
 LONGEST = 64 << 20
-"""Bytes of one message; more than that is not ours."""
+"""Maximum bytes of a message; a longer one is not from this program."""
 _PIECE = 1 << 16
 
 
@@ -55,17 +56,17 @@ class MessageStream:
         self.closed = False
 
     def fileno(self) -> int:
-        """What a selector waits for."""
+        """Return the file descriptor of the socket, for a selector."""
         return self._socket.fileno()
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send a message; nothing happens if the other end is gone, which `read` finds out."""
+        """Send a message; a lost connection raises no error here, but ends `read`."""
         line = json.dumps(message, default=_plain).encode() + b"\n"
         with self._lock:
             try:
                 self._socket.sendall(line)
             except OSError:
-                # Half a message may be on its way: nothing can follow it.
+                # Part of the message may have been sent, so no other message can follow.
                 self._shutdown()
 
     def read(self) -> list[dict[str, Any]]:
@@ -91,13 +92,13 @@ class MessageStream:
         return [_message(line) for line in lines]
 
     def close(self) -> None:
-        """End the stream in both directions; the other end reads what was sent before."""
+        """End the stream in both directions; the peer can still read earlier messages."""
         with self._lock:
             self._shutdown()
             self._socket.close()
 
     def abandon(self) -> None:
-        """Close this copy of the end alone: in a process that was copied, the other goes on."""
+        """Close only this copy of the socket: after a fork the parent or child keeps using it."""
         self._socket.close()
 
     def _shutdown(self) -> None:
@@ -105,7 +106,7 @@ class MessageStream:
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
-            # The other end was faster.
+            # The peer closed the connection first.
             return
 
 
@@ -130,7 +131,7 @@ def _plain(value: Any) -> Any:
 
 
 BEAT_S = 1.0
-"""How often a worker says that it lives."""
+"""Interval of a worker's heartbeats."""
 
 
 class TrialAbandoned(BaseException):
@@ -169,7 +170,7 @@ class TrialWorker:
         self._final_messages: list[dict[str, Any]] = []
         self._has_ended = False
         """Whether the master has said that there are no more trials."""
-        # To wake the listener up when the worker leaves by itself.
+        # Wakes the listener if the worker ends without the master.
         self._wake_writer, self._wake_reader = socket.socketpair()
 
     def serve(self) -> list[dict[str, Any]] | None:
@@ -198,14 +199,17 @@ class TrialWorker:
         self._channel.send({"kind": "result", "number": task.number, "outcome": outcome.to_plain()})
 
     def _report(self, number: int, row: Row) -> str:
-        """What a trial calls after each step. It does not wait for an answer: the decision about a
-        step is there at the next one, or later."""
+        """Report a step to the master; return the reason to stop, or an empty string.
+
+        The call does not wait for a reply. A decision about a step takes effect at the next step or
+        later.
+        """
         if self._strategy.communicator.rank == 0:
             self._channel.send({"kind": "report", "number": number, "row": encoded(row)})
         if self._channel.closed:
             if not self._strategy.is_distributed:
                 raise TrialAbandoned
-            # The other ranks have to hear of it: `fit` stops all of them together.
+            # Returned to all ranks of the trial, so that `fit` stops them together.
             return "given to another worker"
         return self._reasons.get(number, "")
 
