@@ -257,7 +257,7 @@ RUN_AHEAD_S = 0.5
 
 
 class LaunchThrottle:
-    """Limits how far the launches of steps run ahead of the device.
+    """Limits the lead of step launches over the device.
 
     Steps are launched faster than a device computes them, so that it is never idle. But a time
     limit, Ctrl-C or a progress bar should not refer to a state that the device reaches a minute

@@ -7,8 +7,7 @@
 | a checkpoint | `CheckpointLayout` | variables as one process would have them |
 
 `Strategy` combines all three, with defaults that suit most strategies. The simplest is
-`SingleProcessStrategy`, for one process. Results of one call that another needs are passed as
-values.
+`SingleProcessStrategy`, for one process. Results that other calls need are passed as values.
 """
 
 from __future__ import annotations
