@@ -59,8 +59,7 @@ class DeviceError(CalderaError, RuntimeError):
 
 
 class OutOfMemoryError(DeviceError, MemoryError):
-    """A device is out of memory; the message has the requested bytes, and the bytes in use by
-    owner.
+    """A device is out of memory; the message has the requested bytes and the bytes in use.
 
     >>> issubclass(OutOfMemoryError, MemoryError)
     True

@@ -20,8 +20,7 @@ from caldera.optim.schedule import require_fractions
 
 @optimizers.register("sgd")
 class SGD(Optimizer):
-    """w - rate * gradient; with momentum, the gradient is replaced by a decaying sum of all
-    gradients.
+    """w - rate * gradient; with momentum, a decaying sum replaces the gradient.
 
     velocity = momentum * velocity + gradient (Polyak, 1964; as in PyTorch, the sum does not include
     the rate). With `nesterov` the step looks ahead: it is gradient + momentum * velocity.

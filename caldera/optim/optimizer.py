@@ -214,8 +214,7 @@ class Optimizer(OptimizerState, ABC):
         weight: Expr | float = 1.0,
         loss: Expr | None = None,
     ) -> list[Expr]:
-        """Return the assignments of a step. If `ok` is false, no variable changes, not even the
-        count.
+        """Return the assignments of a step. If `ok` is false, no variable or count changes.
 
         `weight` matters where gradients are accumulated: it is the weight of this micro-batch (its
         number of samples, if its loss is a mean over them). Only rules that search along a line

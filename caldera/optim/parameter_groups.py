@@ -173,8 +173,7 @@ class L1(Decay):
 @decays.register("decoupled")
 @dataclass(frozen=True)
 class Decoupled(Decay):
-    """Makes w smaller by rate * strength * w, independently of the optimizer's scaling of the
-    gradient.
+    """Decoupled decay: subtracts rate * strength * w, independent of the gradient.
 
     >>> import caldera as cd
     >>> from caldera import op, optim

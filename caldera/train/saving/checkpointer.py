@@ -306,8 +306,9 @@ def _rules(run: Run) -> list[EpochRule]:
 
 
 def _restore_batch_size(run: Run, state: dict[str, Any], where: str) -> None:
-    """Restore the batch size if a rule controls it; otherwise the user may change it between
-    epochs.
+    """Restore a batch size that a rule controls; otherwise the user's choice stays.
+
+    The user may change it between epochs only.
     """
     size = state["batch_size"]
     if any(rule.controls == "batch_size" for rule in _rules(run)):
