@@ -4,7 +4,7 @@
     from caldera import op, optim
 
 A `Tensor` is concrete data. An expression (`op.*`, or arithmetic on a tensor or variable) is lazy:
-nothing runs until `eval()`, `numpy()`, `float()` or printing asks for its value.
+it runs only when `eval()`, `numpy()`, `float()` or printing requires its value.
 """
 
 import os
@@ -162,7 +162,8 @@ _LATER = {
     "load": ("caldera.train.neural_network", "load_model"),
 }
 
-# Who trains on several processes without saying how needs a strategy; training knows none itself.
+# Training on several processes without a given strategy uses this one, which caldera.train cannot
+# import.
 _provide("default strategy", "caldera.parallel.data.data_parallel", "DataParallel")
 # Where a launcher does not export the index of a rank on its machine, the ranks count it.
 _provide("rank on machine", "caldera.comm.ranks", "rank_on_machine")

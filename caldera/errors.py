@@ -1,7 +1,7 @@
-"""The exceptions a user of Caldera meets.
+"""Exceptions of Caldera.
 
-Every message has up to four parts: where it happened, what was expected, what came instead, and
-what to do about it. `CalderaError.build` puts them together, so that all of them read alike.
+Every message has up to four parts: the location, the expected value, the actual value and a hint.
+`CalderaError.build` combines them, so that all messages have the same form.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class CalderaError(Exception):
 
     @classmethod
     def build(cls, where: str, *, expected: str = "", got: str = "", hint: str = "") -> Self:
-        """An error whose message says where, what was expected, what came, and how to mend it."""
+        """Return an error whose message has the location, expected and actual value, and a hint."""
         middle = ", ".join(
             part for part in (expected and f"expected {expected}", got and f"got {got}") if part
         )
@@ -59,7 +59,7 @@ class DeviceError(CalderaError, RuntimeError):
 
 
 class OutOfMemoryError(DeviceError, MemoryError):
-    """A device has no room left; the message says what was asked, what is in use and by whom.
+    """A device is out of memory; the message has the requested bytes and the bytes in use.
 
     >>> issubclass(OutOfMemoryError, MemoryError)
     True
@@ -67,7 +67,7 @@ class OutOfMemoryError(DeviceError, MemoryError):
 
 
 class GradientError(CalderaError, ValueError):
-    """A derivative was asked for along a path that has none.
+    """A derivative was requested along a path that has none.
 
     >>> issubclass(GradientError, ValueError)
     True
@@ -75,7 +75,7 @@ class GradientError(CalderaError, ValueError):
 
 
 class NonFiniteError(CalderaError, ArithmeticError):
-    """Training met a nan or an infinity; the message names the step and the op it came from.
+    """Training met a nan or an infinity; the message names the step and the op that produced it.
 
     >>> issubclass(NonFiniteError, ArithmeticError)
     True
@@ -115,8 +115,9 @@ class CommError(CalderaError, RuntimeError):
 
 
 class RankLostError(CommError):
-    """A rank has died, and this MPI lets the others go on: `communicator.Shrink()` gives them a
-    communicator of their own.
+    """A rank has died, and this MPI supports continuing with the remaining ranks.
+
+    `communicator.Shrink()` returns a new communicator of these ranks.
 
     >>> issubclass(RankLostError, CommError)
     True

@@ -242,7 +242,7 @@ class AdamW(Adam):
 
 @optimizers.register("nadam")
 class Nadam(MomentRule):
-    """Adam with Nesterov's momentum: the mean of the gradients is looked at one step ahead.
+    """Adam with Nesterov's momentum: the mean of the gradients is extrapolated by one step.
 
     The momentum of step t is beta1 * (1 - 0.96 ** (t * momentum_decay) / 2): it begins at half of
     beta1 (Dozat, 2016; with the formulas of PyTorch's NAdam).
@@ -271,7 +271,7 @@ class Nadam(MomentRule):
 
     def direction(self, gradient: Expr, state: State, step: Expr) -> tuple[Expr, State]:
         kept, size = self._moments(gradient, state, step)
-        # In float64: what is left of 1 has few digits after the first steps.
+        # In float64: the difference from 1 has few digits after the first steps.
         exact = op.cast(step, "float64")
         logarithm = self.momentum_decay * math.log(0.96)
         now, ahead = (
@@ -358,7 +358,7 @@ def running_mean(weight: float | Expr, old: Expr, new: Expr) -> Expr:
 
 
 def _correction(beta: float, step: Expr) -> Expr | float:
-    """1 / (1 - beta ** step): what a running mean that began at 0 lacks.
+    """Return 1 / (1 - beta ** step), the bias correction of a running mean that began at 0.
 
     Written so that float32 does not cancel in the first steps. It is one number a step, so that a
     parameter's elements are multiplied and not divided.
@@ -417,9 +417,9 @@ class LARS(Optimizer):
 
 @optimizers.register("lamb")
 class LAMB(MomentRule):
-    """Adam's direction plus weight_decay * w, made as long as the parameter, times the rate.
+    """Adam's direction plus weight_decay * w, scaled to the parameter's norm, times the rate.
 
-    The length is left as it is where that of the parameter or of the direction is 0.
+    The direction is not scaled if the norm of the parameter or of the direction is 0.
 
     >>> import caldera as cd
     >>> from caldera import op, optim

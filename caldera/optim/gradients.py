@@ -102,7 +102,7 @@ class Accumulation:
         self.sums: dict[Variable, Variable] = {}
 
     def variables(self) -> list[Variable]:
-        """What a checkpoint keeps."""
+        """Return the variables to checkpoint."""
         return [self.taken, self.weight, *self.sums.values()]
 
     def collected(
@@ -134,7 +134,7 @@ class Accumulation:
         return means, due if ok is None else op.logical_and(due, ok), assignments
 
     def sum_of(self, variable: Variable, dtype: DType) -> Variable:
-        """Where the gradients of a parameter are collected, in this dtype."""
+        """Return the variable that accumulates a parameter's gradients, in this dtype."""
         if variable not in self.sums:
             self.sums[variable] = op.var(
                 f"{variable.name}/gradient",
@@ -184,7 +184,7 @@ class LossScale:
         return loss * op.cast(self.scale, loss.dtype)
 
     def unscaled(self, gradients: Sequence[Expr]) -> tuple[list[Expr], Expr]:
-        """The gradients scaled down again, and whether all of them are finite."""
+        """Return the gradients divided by the loss scale, and whether all are finite."""
         require(len(gradients), "LossScale", "at least one gradient")
         bad = reduce(add, [total(op.logical_not(op.isfinite(each))) for each in gradients])
         down = [gradient / op.cast(self.scale, gradient.dtype) for gradient in gradients]

@@ -100,11 +100,11 @@ class Muon(Optimizer):
     The running mean of a matrix's gradients, with `nesterov` extrapolated by one step, is
     orthogonalised by `iterations` of a Newton-Schulz polynomial with these `coefficients`. `scale`
     adapts the rate to the shape: "original" multiplies it by sqrt(outputs / inputs) where that
-    exceeds 1 (outputs are the last axis, as in `nn.Dense`); "match_rms_adamw" multiplies it by
-    0.2 * sqrt(longer axis), so that rates tuned for AdamW apply.
+    exceeds 1 (outputs are the last axis, as in `nn.Dense`); "match_rms_adamw" multiplies it by 0.2
+    * sqrt(longer axis), so that rates tuned for AdamW apply.
 
-    Parameters with other than two axes, such as biases, take AdamW's steps. A `Group` gives them,
-    or the matrices of embeddings, a separate rate.
+    Parameters with other than two axes, such as biases, take AdamW's steps. A `Group` sets a
+    separate rate for them, or for the matrices of embeddings.
 
     >>> import numpy as np
     >>> from caldera import op, optim

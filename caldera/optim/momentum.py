@@ -20,11 +20,11 @@ from caldera.optim.schedule import require_fractions
 
 @optimizers.register("sgd")
 class SGD(Optimizer):
-    """w - rate * gradient; with momentum, the gradient is replaced by a decaying sum of them all.
+    """w - rate * gradient; with momentum, a decaying sum replaces the gradient.
 
-    velocity = momentum * velocity + gradient (Polyak, 1964; as in PyTorch, the rate is not part of
-    it). With `nesterov` the step looks ahead: it is gradient + momentum * velocity. `SGD(rate)`, or
-    by its other name `GradientDescent(rate)`, is plain descent and keeps no state.
+    velocity = momentum * velocity + gradient (Polyak, 1964; as in PyTorch, the sum does not include
+    the rate). With `nesterov` the step looks ahead: it is gradient + momentum * velocity.
+    `SGD(rate)`, or by its other name `GradientDescent(rate)`, is plain descent and keeps no state.
 
     >>> import caldera as cd
     >>> from caldera import op, optim
@@ -72,8 +72,8 @@ optimizers.add("nesterov", partial(SGD, momentum=0.9, nesterov=True))
 class Lion(Optimizer):
     """Every element moves by the learning rate, in the direction of a running mean's sign.
 
-    It wants about a tenth of Adam's learning rate and ten times its decoupled weight decay, and
-    keeps half as much.
+    It needs about a tenth of Adam's learning rate and ten times its decoupled weight decay, and
+    half of Adam's state.
 
     >>> import caldera as cd
     >>> from caldera import op, optim

@@ -1,4 +1,4 @@
-"""What all optimizers share. An optimizer writes the mathematics of one parameter, in `update`."""
+"""Base class of optimizers. An optimizer defines the update of a single parameter in `update`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from caldera.optim.sharding import check_sharded_update, updating
 from caldera.optim.state import OptimizerState, Rate
 
 State = Mapping[str, Expr]
-"""What an optimizer keeps for one parameter, by name."""
+"""State of an optimizer for a parameter, by name."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class MinimizeResult:
 
 
 class OptimizerOptions(TypedDict, total=False):
-    """What every optimizer takes beside its own arguments (see `Optimizer`)."""
+    """Arguments of every optimizer, in addition to its own (see `Optimizer`)."""
 
     weight_decay: float | None
     decay: Decay | None
@@ -55,21 +55,23 @@ class OptimizerOptions(TypedDict, total=False):
 
 
 class Optimizer(OptimizerState, ABC):
-    """Turns gradients into new values of variables.
+    """Base class of optimizers, which compute new values of variables from gradients.
 
     - `learning_rate`: a number, a `Schedule` (a function of the step) or an `EpochRule`.
     - `weight_decay`: strength of the usual decay of this optimizer; `decay` is any other one.
     - `clip`: `ClipNorm` or `ClipValue`, applied to the gradients before anything else.
-    - `accumulate`: micro-batches whose gradients make one step. Only every so many runs of the plan
-      change the parameters; what is left at the end of an epoch counts for the next.
-    - `groups`: parameters with a learning rate or weight decay of their own.
-    - `device`: where what it keeps is, and updates are computed, if not where the parameters are:
-      with "cpu" a card has room for a larger model. Without it, the host has what a card cannot
-      hold. `apart` is that device once it is known.
+    - `accumulate`: number of micro-batches whose gradients make one step. Only every
+      `accumulate`-th run of the plan changes the parameters; gradients left at the end of an epoch
+      count for the next.
+    - `groups`: parameters with a separate learning rate or weight decay.
+    - `device`: device of the state and of the updates, by default the device of the parameters.
+      With "cpu" a GPU has memory for a larger model. Without it, the host stores the state that
+      does not fit in GPU memory. `apart` is that device once it is known.
 
-    A new one names the state it keeps for each parameter in `keeps`, and writes `update`: from the
-    parameter, its gradient, its state, the learning rate and the number of this step (from 1) to
-    the new parameter and the new state, as expressions: a whole training step is one graph.
+    A subclass lists its state variables for each parameter in `keeps`, and defines `update`. Its
+    arguments are the parameter, its gradient, its state, the learning rate and the number of this
+    step (from 1). It returns the new parameter and the new state, as expressions: a whole training
+    step is one graph.
 
     >>> import caldera as cd
     >>> from caldera import op, optim
@@ -89,8 +91,10 @@ class Optimizer(OptimizerState, ABC):
         "learning_rate": ("near", 30.0),
         "weight_decay": ("log", 1e-6, 1e-2),
     }
-    """What its arguments may sensibly be, for `search.space_of`: see `Layer.ranges`; ("near",
-    factor) is any number so many times smaller or larger."""
+    """Reasonable values of arguments, for `search.space_of`: see `Layer.ranges`.
+
+    ("near", factor) is any number up to `factor` times smaller or larger.
+    """
     gives_way: ClassVar[Mapping[str, str]] = {"decay": "weight_decay"}
     decays_inside: ClassVar[bool] = False
     """Whether `update` itself makes decoupled decay part of the step, with `self.pull`."""
@@ -210,11 +214,11 @@ class Optimizer(OptimizerState, ABC):
         weight: Expr | float = 1.0,
         loss: Expr | None = None,
     ) -> list[Expr]:
-        """The assignments of one step. Where `ok` is false nothing changes, not even the count.
+        """Return the assignments of a step. If `ok` is false, no variable or count changes.
 
-        `weight` matters where gradients are accumulated: it says how much this micro-batch counts
-        (its number of samples, if its loss is a mean over them). Only rules that search along a
-        line read the `loss`.
+        `weight` matters where gradients are accumulated: it is the weight of this micro-batch (its
+        number of samples, if its loss is a mean over them). Only rules that search along a line
+        read the `loss`.
         """
         self._check(variables, gradients)
         self._choose_place(variables)
@@ -228,7 +232,7 @@ class Optimizer(OptimizerState, ABC):
         weight: Expr | float,
         loss: Expr | None,
     ) -> list[Expr]:
-        """Write the update of each parameter; a rule for all at once overrides this."""
+        """Write the update of each parameter; a rule for all parameters together overrides this."""
         taken = self._create(self._place_of(variables[0]))
         # An update is computed where its state is.
         apart = bool(self.apart) or len({each.tensor.device for each in variables}) > 1
@@ -271,7 +275,7 @@ class Optimizer(OptimizerState, ABC):
         weight: Expr | float = 1.0,
         unused: str = "error",
     ) -> list[Expr]:
-        """The assignments of one step that makes `loss` smaller, with its gradients.
+        """Return the assignments of a step that reduces `loss`, with its gradients.
 
         A variable that `loss` does not depend on is an error, unless `unused="zero"`.
         """
@@ -319,7 +323,7 @@ class Optimizer(OptimizerState, ABC):
     # --- the parts of a step
 
     def pull(self, parameter: Expr) -> Expr | float:
-        """What decoupled decay adds to the direction of a step; for rules that decay inside."""
+        """Return the term that decoupled decay adds to a step, for rules that decay inside."""
         if self.decay.coupled or not self.decay.strength:
             return 0.0
         return self.decay.pull(parameter)
@@ -355,7 +359,7 @@ class Optimizer(OptimizerState, ABC):
         return new, kept
 
     def _rule_of(self, group: Group | None) -> Self:
-        """This optimizer, or for a group with a weight decay of its own one that has that."""
+        """Return this optimizer, or a copy with the group's weight decay if it has one."""
         if group is None or group.weight_decay is None:
             return self
         rule = copy.copy(self)

@@ -23,10 +23,10 @@ Match = str | Variable
 class Group(Configurable):
     """The parameters that `match`: a name pattern, a variable, or a list of such.
 
-    A pattern (with *, ? and [...]) must fit the whole name or the end of it after a slash: "bias"
-    is every bias, "head/*" all that is in the layer named head. Their learning rate is multiplied
-    by `learning_rate_factor`; `weight_decay`, if given, replaces the strength of the optimizer's.
-    A parameter belongs to the first group that matches it.
+    A pattern (with *, ? and [...]) must match the whole name or its end after a slash: "bias"
+    matches every bias, "head/*" every parameter in the layer named head. Their learning rate is
+    multiplied by `learning_rate_factor`; `weight_decay`, if given, replaces the strength of the
+    optimizer's. A parameter belongs to the first group that matches it.
 
     >>> import caldera as cd
     >>> from caldera import op, optim
@@ -60,7 +60,7 @@ class Group(Configurable):
         return [self.match] if isinstance(self.match, str | Variable) else self.match
 
     def holds(self, variable: Variable) -> bool:
-        """Whether the variable belongs to this group."""
+        """Return True if the variable belongs to this group."""
         for each in self._matches():
             if isinstance(each, Variable):
                 if each is variable:
@@ -70,7 +70,7 @@ class Group(Configurable):
         return False
 
     def arguments(self) -> dict[str, Any]:
-        """As they were given, but with names in the place of variables: files hold names."""
+        """The patterns as passed, with names in place of variables, for files."""
         names = [each if isinstance(each, str) else escape(each.name) for each in self._matches()]
         return super().arguments() | {"match": names}
 
@@ -101,11 +101,11 @@ def assign_groups(
 
 @dataclass(frozen=True)
 class Decay(Configurable, ABC):
-    """A pull of some strength; a new one writes `pull`.
+    """Weight decay of some strength; a subclass defines `pull`.
 
-    A coupled pull is added to the gradient, as the slope of a penalty would be, and goes through
-    whatever the optimizer does to gradients. One that is not is a step of its own, of size rate *
-    pull, beside that of the gradient (Loshchilov and Hutter, 2019).
+    A coupled pull is added to the gradient, as the gradient of a penalty would be, and the
+    optimizer processes the sum. A decoupled pull is a separate step of size rate * pull, in
+    addition to the gradient's step (Loshchilov and Hutter, 2019).
 
     >>> from dataclasses import dataclass
     >>> from caldera import op, optim
@@ -173,7 +173,7 @@ class L1(Decay):
 @decays.register("decoupled")
 @dataclass(frozen=True)
 class Decoupled(Decay):
-    """Makes w smaller by rate * strength * w, whatever the optimizer does to the gradient.
+    """Decoupled decay: subtracts rate * strength * w, independent of the gradient.
 
     >>> import caldera as cd
     >>> from caldera import op, optim

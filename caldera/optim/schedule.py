@@ -2,7 +2,7 @@
 
 The training loop starts with `rule.value`, runs an epoch, calls `after_epoch` with the metrics (the
 same numbers on every rank), and continues with the value it returns. A learning rate is a variable
-of the plan, so nothing is compiled again. A rule is saved as `config()` and `state()`, and
+of the plan, so no plan is compiled again. A rule is saved as `config()` and `state()`, and
 continues after `restore(state)`.
 """
 
@@ -175,7 +175,7 @@ class LinearWarmUp(Schedule):
         require(0 <= self.start < math.inf, "LinearWarmUp", "a start of 0 or more", self.start)
 
     def rate(self, step: Expr) -> Expr:
-        # The schedule that follows is asked for no step before its first.
+        # The schedule that follows is evaluated at no step before its first.
         since = op.maximum(step - float(self.steps), 0.0)
         after = self.then.rate(since) if isinstance(self.then, Schedule) else self.then
         # The value at 0 is what `after` is during the rise.
@@ -189,7 +189,7 @@ class LinearWarmUp(Schedule):
 @schedules.register("one_cycle")
 @dataclass(frozen=True)
 class OneCycle(Schedule):
-    """One cycle of `steps` steps: up to `peak` for a part `rising` of them, then down to almost 0.
+    """One cycle of `steps` steps: up to `peak` in the fraction `rising`, then down to almost 0.
 
     It starts at peak / `start_divisor` and ends at that divided by `final_divisor`, both ways along
     half a cosine (Smith and Topin, 2018; with the formulas of PyTorch's OneCycleLR).
@@ -244,7 +244,7 @@ def require_positive(where: str, value: float) -> None:
 
 
 def require_count(where: str, name: str, value: object) -> None:
-    """Refuse what is no whole number of at least 1."""
+    """Raise unless the value is an integer of at least 1."""
     require(
         isinstance(value, Integral) and not isinstance(value, bool) and not value < 1,
         where,
@@ -264,9 +264,9 @@ def _require_factor(where: str, value: float) -> None:
 
 
 class EpochRule(Configurable, ABC):
-    """A number that changes between epochs. A new one says what it `controls` and writes `next`.
+    """A number that changes between epochs. A subclass defines `controls` and `next`.
 
-    Everything that `next` remembers is in `memory`, a dict that JSON can hold.
+    All state of `next` is stored in `memory`, a JSON-serialisable dict.
 
     >>> from caldera import optim
     >>> class Halving(optim.EpochRule):
@@ -287,10 +287,10 @@ class EpochRule(Configurable, ABC):
 
     @abstractmethod
     def next(self, metrics: Mapping[str, Any]) -> float:
-        """The value for the next epoch, from the metrics of the one that ended."""
+        """Return the value for the next epoch, from the metrics of the epoch that ended."""
 
     def decides_by(self, metrics: Container[str]) -> str:
-        """The one of these metrics that it looks at; empty if it looks at none."""
+        """Return the name of the metric that the rule reads; empty if it reads none."""
         return ""
 
     def after_epoch(self, metrics: Mapping[str, Any]) -> float:
@@ -299,7 +299,7 @@ class EpochRule(Configurable, ABC):
         return self.value
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must keep; JSON can hold it."""
+        """Return the JSON-serialisable state to checkpoint."""
         return {"value": self.value, "memory": dict(self.memory)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -317,12 +317,13 @@ epoch_rules: Family[EpochRule] = Family("epoch rule", EpochRule)
 
 @epoch_rules.register("reduce_on_plateau")
 class ReduceOnPlateau(EpochRule):
-    """A learning rate that is multiplied by `factor` when a metric has stopped getting better.
+    """A learning rate that is multiplied by `factor` when a metric has stopped improving.
 
-    It is after more than `patience` epochs in a row in which `monitor` (the validation loss, or the
-    loss if there is none) did not improve on its best value by the part `threshold` of it; then it
-    waits `cooldown` epochs before it counts again. The rate never goes below `minimum`, and stays
-    where it would change by no more than `least_change` (as in PyTorch's ReduceLROnPlateau).
+    `monitor` is the validation loss, or the loss without validation. The rate falls after more than
+    `patience` epochs in a row in which `monitor` did not improve on its best value by the relative
+    amount `threshold`. Then the rule waits `cooldown` epochs before it counts again. The rate never
+    falls below `minimum`, and does not change by less than `least_change` (as in PyTorch's
+    ReduceLROnPlateau).
 
     >>> from caldera import optim
     >>> rule = optim.ReduceOnPlateau(0.5, factor=0.5, patience=1)
@@ -405,8 +406,8 @@ class ReduceOnPlateau(EpochRule):
 class GrowingBatch(EpochRule):
     """A batch size that is multiplied by `factor` after every `every` epochs, up to `limit`.
 
-    It does for the noise of the gradients what a falling learning rate does, and larger batches use
-    a machine better (Smith, Kindermans, Ying and Le, 2018).
+    It reduces the noise of the gradients like a falling learning rate, and larger batches use a
+    machine better (Smith, Kindermans, Ying and Le, 2018).
 
     >>> from caldera import optim
     >>> rule = optim.GrowingBatch(64, factor=2, every=2, limit=200)

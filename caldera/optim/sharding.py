@@ -1,8 +1,8 @@
-"""What optimizers need to know where each rank updates only its part of every parameter.
+"""Support for optimizers on ranks that each update only a part of every parameter.
 
-An optimizer writes down the mathematics of one parameter. Element by element that is the same for a
-part of it; whatever is about the parameter as a whole (its length, say) has to be added up over the
-ranks that have the other parts. `total` and `length` do that where it is needed.
+An optimizer defines the update of a single parameter. Elementwise operations are the same for a
+part. Quantities of the whole parameter, such as its norm, must be summed over the ranks that have
+the remaining parts. `total` and `length` do that if needed.
 """
 
 from __future__ import annotations
@@ -22,9 +22,13 @@ from caldera.errors import ConfigError
 
 @dataclass(frozen=True)
 class Sharding:
-    """Which variables are parts of others, the axis along which ranks have the other parts, and
-    of which part the gradients are (None: all are those of some part). `copies` has how many ranks
-    have the same part of a variable, where that is more than one."""
+    """Parameters that are split between ranks.
+
+    - `wholes`: the whole variable of each part.
+    - `axis`: the axis of ranks that have the remaining parts.
+    - `gradients`: the part that each gradient belongs to; None if all are gradients of some part.
+    - `copies`: the number of ranks with the same part of a variable, if more than one.
+    """
 
     wholes: Mapping[Variable, Variable]
     axis: str = "data"
@@ -32,8 +36,10 @@ class Sharding:
     copies: Mapping[Variable, int] = field(default_factory=dict)
 
     def ranks_alike(self, node: Node) -> int:
-        """How many ranks have the same part of a value, by what it was computed from; 0, if each
-        has all of it."""
+        """Return the number of ranks with the same part of a value; 0 if each has the whole value.
+
+        The number follows from the variables and gradients that the value was computed from.
+        """
         variable = _variable.get()
         if variable is not None:
             return self.copies.get(variable, 1) if variable in self.wholes else 0
@@ -87,7 +93,7 @@ def updating(variable: Variable) -> Iterator[None]:
 
 
 def _alike(x: Any) -> int:
-    """How many ranks have the same part of a value; 0 if this one has all of it."""
+    """Return the number of ranks with the same part of a value; 0 if this rank has the whole."""
     now = _sharding.get()
     return 0 if now is None else now.ranks_alike(lift(x))
 
@@ -132,14 +138,15 @@ def whole_of(variable: Variable) -> Variable:
 
 
 def check_sharded_update(where: str, given: Sequence[Expr], results: Sequence[Expr]) -> None:
-    """Refuse a rule that takes a part of a parameter for all of it.
+    """Raise if a rule treats a part of a parameter as the whole.
 
-    `given` are the parameter, its gradient and its state; `results` what the rule makes of them.
+    `given` are the parameter, its gradient and its state; `results` the values computed by the
+    rule.
     """
     now = _sharding.get()
     if now is None or given[0] not in now.wholes:
         return
-    # Stand-ins keep the walk from going on into what the gradient was computed from.
+    # Stand-ins end the walk before the inputs of the gradient's computation.
     ends = {each.node: parameter(index, each.node.spec) for index, each in enumerate(given)}
     order = topological(substitute([each.node for each in results], ends))
     users = users_of(order)

@@ -52,7 +52,7 @@ class OptimizerState(Adjustable):
 
     def owned_by(self, owner: str) -> Self:
         if self._step is not None:
-            # Steps that were taken for nobody belong to nobody else.
+            # Steps taken without an owner must not be assigned to a later owner.
             vars(self).setdefault("_owner", "")
         return super().owned_by(owner)
 
@@ -68,7 +68,7 @@ class OptimizerState(Adjustable):
         object.__setattr__(self, name, value)
 
     def _check_assignment(self, name: str, value: Any) -> None:
-        """Refuse what steps no longer follow; count what they do."""
+        """Raise if steps would ignore the new value; count the changes that steps follow."""
         is_fixed = name in ("state", "apart", "accumulate", "device") and value != vars(self)[name]
         require(
             self._step is None or not is_fixed,
@@ -82,7 +82,7 @@ class OptimizerState(Adjustable):
 
     @property
     def changes(self) -> int:
-        """Number of assignments to attributes that plans have to be made anew for.
+        """Number of assignments to attributes that require new plans.
 
         >>> from caldera import optim
         >>> adam = optim.Adam()
@@ -210,7 +210,7 @@ class OptimizerState(Adjustable):
         return self._step
 
     def _place_of(self, variable: Variable) -> Device:
-        """Where what is kept for a parameter is."""
+        """Return the device of a parameter's state."""
         device: Device = variable.tensor.device
         return device if self.apart is None else find_device(self.apart)
 

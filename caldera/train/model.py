@@ -223,7 +223,7 @@ class Model(NetworkGraph):
 
         `validation` is data to evaluate after each epoch, or the fraction of samples to hold out.
         `checkpoint` is a folder to save to, and `resume=True` continues from it. `device` moves the
-        model. `parallel` is a strategy of `caldera.parallel`; by default the processes of one job
+        model. `parallel` is a strategy of `caldera.parallel`; by default the processes of a job
         share each batch. `class_weights` are a number per class, a dict, or "balanced".
 
         Arrays are read during training and not copied: writing to them before the end affects

@@ -57,7 +57,7 @@ class NetworkGraph(ModelSettings):
         return self._signature
 
     def input_specs(self) -> tuple[tuple[tuple[int, ...], str], ...] | None:
-        """Return shape and dtype of one sample of each input, or None if not known yet."""
+        """Return the (shape, dtype) of each input for a single sample, or None if not known yet."""
         return None
 
     @property

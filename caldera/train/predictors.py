@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 EXACT = 8
 """Largest number of samples with an exact plan; larger numbers are padded."""
 PREDICTED_BYTES = 2 << 20
-"""Largest value of one prediction batch, chosen to fit into a core's caches."""
+"""Largest value of a prediction batch in bytes, chosen to fit into a core's caches."""
 PREDICTED_BYTES_ON_CARD = 256 << 20
 MOST_PREDICTED = 1 << 14
 """Maximum number of samples in one prediction batch."""

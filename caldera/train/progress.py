@@ -194,7 +194,7 @@ class Progress(Callback):
 
 
 class _Pace:
-    """Speed of this epoch, measured from its start or from where it was resumed."""
+    """Speed of this epoch since its start, or since the run was resumed."""
 
     def __init__(self, start: float, batch: int, position: int) -> None:
         self._start = start

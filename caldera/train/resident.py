@@ -109,7 +109,7 @@ class DeviceSource(BatchSource):
         return dict(zip(self._staged, made, strict=True))
 
     def _rows(self, share: Share) -> tuple[Expr, Expr, list[Expr]]:
-        """Return the indices of a batch's samples, the position of the first, and counter updates."""
+        """Return a batch's sample indices, the position of the first, and counter updates."""
         first, end, count = share.first, share.first + share.samples, share.count
         after = self._following
         if count != share.size:
@@ -143,7 +143,7 @@ class DeviceSource(BatchSource):
 def resident(
     model: Model, data: Data | IterableData, weights: SampleWeights | None = None
 ) -> DeviceSource | None:
-    """Return the data on the model's device, or None if they would not fit."""
+    """Return a source with the data on the model's device; None if impossible or too large."""
     pipeline = Pipeline.of(data)
     stored = None if model.device.is_host else pipeline.stored()
     if stored is None or not len(stored):

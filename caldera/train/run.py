@@ -1,4 +1,4 @@
-"""One call of `fit`: the loop over epochs and batches, and what callbacks see of it."""
+"""A call of `fit`: the loop over epochs and batches, and its state for callbacks."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class ValidationData:
 
 
 class Run:
-    """The state of a training run: where it is, what it has seen, and whether it should end.
+    """State of a training run: its position, its results, and whether it should stop.
 
-    Callbacks get it. `stop(reason)` ends the run after the current batch. On several ranks each has
-    a run of its own, with the same history; what one of them is asked for, all of them do, one
-    batch later.
+    Callbacks receive it. `stop(reason)` ends the run after the current batch. On several ranks,
+    each has a separate `Run` with the same history; a request on one rank takes effect on all
+    ranks, one batch later.
 
     >>> import numpy as np
     >>> import caldera as cd
@@ -106,7 +106,7 @@ class Run:
 
     @property
     def communicator(self) -> Communicator:
-        """Of all ranks that take part; `rank` 0 is the one that speaks and writes for all."""
+        """Communicator of all participating ranks; `rank` 0 prints and writes files for all."""
         return self.steps.strategy.communicator
 
     @property
@@ -115,16 +115,18 @@ class Run:
         return time.perf_counter() - self.started
 
     def loss(self) -> float:
-        """The mean loss of this epoch so far.
+        """Return the mean loss of this epoch so far.
 
-        Reading it waits for the device, which has nothing to do after that until the next step is
-        launched: see `Callback`.
+        Reading it waits for the device, which is then idle until the next step is launched: see
+        `Callback`.
         """
         return self.steps.training_totals.loss()
 
     def stop(self, reason: str) -> None:
-        """End the run after this batch; on several ranks, after the next one, or where these take
-        steps of their own, when they next tell each other anything."""
+        """End the run after this batch; on several ranks, after the next one.
+
+        Where ranks take independent steps, the run ends at their next exchange.
+        """
         if self.communicator.size == 1:
             self.stopped = self.stopped or reason
         else:
@@ -135,7 +137,7 @@ class Run:
         self._wants_save = True
 
     def agree(self) -> None:
-        """Stop if any rank was asked to; all of them have to call this."""
+        """Stop if any rank requested it; a collective call."""
         if self.communicator.size > 1 and not self.stopped:
             reasons = self.communicator.gather_objects(self._stop_reason)
             self.stopped = next(filter(None, reasons), "")
@@ -143,7 +145,7 @@ class Run:
     # --- running
 
     def go(self) -> History:
-        """Train until the last epoch, or until somebody stops it."""
+        """Train until the last epoch, or until a stop is requested."""
         try:
             self._call_callbacks("run_begins")
             while self.epoch < self.epochs and not self.stopped:
@@ -156,7 +158,8 @@ class Run:
             self.stop("interrupted")
         except SystemExit as left:
             if self.communicator.size > 1:
-                # Others would wait for this rank, and nobody is told of a rank that just ends.
+                # The remaining ranks would wait for this one: they receive no message when a rank
+                # just ends.
                 raise CommError.build(
                     "fit",
                     expected=f"rank {self.communicator.rank} of {self.communicator.size} to train "
@@ -192,7 +195,7 @@ class Run:
             self._close_epoch()
 
     def _obey_requests(self, tally: Sequence[float] | None) -> None:
-        """Do what ranks were asked for before this batch, or before they told each other."""
+        """Apply the requests that ranks made before this batch, or before their last exchange."""
         if self.communicator.size == 1:
             return
         if self.steps.strategy.is_distributed:
@@ -204,9 +207,9 @@ class Run:
                 self.agree()
 
     def _tally_of_step(self) -> Sequence[float]:
-        """How many ranks had which vote, where steps carry them."""
+        """Return the number of ranks with each vote, for strategies whose steps send votes."""
         tally, now = self._tally, self.steps.tally.tensor.memory.begin_read()
-        # A device may still be at work on this batch; the one before is over soon.
+        # A device may still be at work on this batch; the previous batch will finish soon.
         tally, self._tally = (now, None) if self.model.device.is_host else (tally, now)
         return NO_VOTES if tally is None else tally.numbers().tolist()
 
@@ -215,7 +218,7 @@ class Run:
         if self.validation is not None:
             found = self.validation.results(self.model)
             results |= {f"val_{name}": each for name, each in found.items()}
-        # Ranks that take steps of their own are at different ones: what the first says counts.
+        # Ranks with independent steps differ in their values: rank 0's values count.
         own = time.perf_counter() - self._epoch_started, self.model.optimizer.known_rate()
         results["seconds"], rate = self.communicator.bcast_object(own)
         self.history.add(self.epoch, results, rate)
@@ -250,16 +253,16 @@ def loader_for(strategy: Strategy, data: Pipeline, batch_size: int, **options: A
 
 
 RUN_AHEAD_S = 0.5
-"""How far, in seconds. Whoever asks for the time or ends a run means the device, not the queue."""
+"""Maximum lead of the host in seconds, so that time limits and stops refer to the device."""
 
 
 class LaunchThrottle:
-    """Keeps the launches of steps within sight of what the device has done.
+    """Limits the lead of step launches over the device.
 
-    Steps are launched faster than a device computes them, and that is as it should be: it always
-    has something to do. But a time limit, Ctrl-C or a progress bar should not speak about a minute
-    to come. So now and then the host waits for a step that it launched half a second ago; if the
-    device is done with that, nobody waits at all.
+    Steps are launched faster than a device computes them, so that it is never idle. But a time
+    limit, Ctrl-C or a progress bar should not refer to a state that the device reaches a minute
+    later. So now and then the host waits for a step that it launched half a second ago. If the
+    device has finished that step, there is no wait.
 
     >>> from caldera.core.memory import device
     >>> from caldera.train.run import LaunchThrottle

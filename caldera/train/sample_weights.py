@@ -1,4 +1,4 @@
-"""How much each sample counts."""
+"""Weights of samples in the loss."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class SampleWeights:
     by_sample: np.ndarray | None
     by_class: np.ndarray | None
     is_partial: bool = False
-    """Whether there may be labels past those of `by_class`; such samples count once."""
+    """True if labels beyond `by_class` may occur; samples with these have weight 1."""
 
     @classmethod
     def of(
         cls, data: Pipeline, by_sample: Any = None, by_class: Any = None
     ) -> SampleWeights | None:
-        """From what a user gives; None if all samples count the same."""
+        """Build weights from the user's arguments; None if all samples have equal weight."""
         if by_sample is None and by_class is None:
             return None
         return cls(
@@ -46,7 +46,7 @@ class SampleWeights:
         )
 
     def check_classes(self, classes: int) -> None:
-        """Refuse weights for other classes than a model tells apart."""
+        """Raise if the weights are for other classes than the model's."""
         if self.by_class is None:
             return
         given = len(self.by_class)
@@ -133,8 +133,10 @@ def _by_sample(given: Any, data: Pipeline) -> np.ndarray:
 
 
 def _by_label(given: Any, data: Pipeline) -> np.ndarray:
-    """Class weights by label: a sequence, a dict from label or name to weight (1 for the others),
-    or "balanced"."""
+    """Return class weights by label.
+
+    `given` is a sequence, a dict from label or name to weight (1 for missing ones), or "balanced".
+    """
     if isinstance(given, str):
         return _balanced(given, data)
     if not isinstance(given, Mapping):

@@ -36,8 +36,10 @@ if TYPE_CHECKING:
 
 
 def device_of_plans(model: ModelSettings, *, several_ranks: bool = False) -> Device | None:
-    """Where plans compute what is not pinned; None where `settings.placement` decides, because it
-    names a device or because several take part."""
+    """Return the device for unpinned ops of plans; None if `settings.placement` decides.
+
+    The setting decides if it names a device or if several devices take part.
+    """
     if several_ranks:
         return model.device
     mixed = bool(model.pinned_variables()) or model.optimizer.apart is not None
@@ -64,7 +66,7 @@ class StepPlans:
     targets: int = 1
     source: BatchSource = field(default_factory=HostSource)
     without: Sequence[str] = ()
-    """Passes that are left out, to see what they are worth."""
+    """Compiler passes that are left out, to measure their effect."""
     training_totals: MetricTotals = field(init=False)
     evaluation_totals: MetricTotals = field(init=False)
 
@@ -96,7 +98,7 @@ class StepPlans:
         self.tally = op.var("tally of votes", (len(NO_VOTES),), dtype="float64", device=device)
 
     def fed(self) -> StepPlans:
-        """The same steps, on the same variables, for batches that are fed to this rank alone."""
+        """Return the same steps, on the same variables, for batches fed to this rank only."""
         twin = copy.copy(self)
         twin.source = HostSource(open_sizes=bool(self.model.open_axes))
         twin.strategy = SingleProcessStrategy()
@@ -114,7 +116,7 @@ class StepPlans:
         return self
 
     def begin_again(self, seed: int, steps_done: int) -> None:
-        """Make the variables of a new run of those of the last one; the plans stay."""
+        """Reset the variables for a new run; the plans stay."""
         self.random.assign(as_words(seed, steps_done))
         self.bad_step.assign(np.array(-1))
         self.tally.assign(np.zeros(self.tally.shape))
@@ -123,7 +125,7 @@ class StepPlans:
 
     @property
     def nbytes(self) -> int:
-        """What the plans hold on to."""
+        """Bytes of memory that the plans hold."""
         return self._plans.nbytes
 
     # --- running
@@ -131,9 +133,9 @@ class StepPlans:
     def train(
         self, batch: Batch | Share, weights: np.ndarray | None = None, votes: Votes | None = None
     ) -> None:
-        """Launch a training step; nothing is waited for.
+        """Launch a training step without waiting for it.
 
-        With several ranks, `tally` is how many of them had which vote.
+        With several ranks, `tally` has the number of ranks with each vote.
         """
         plan = self.training(batch)
         feeds: dict[str, Any] = {}
@@ -141,7 +143,7 @@ class StepPlans:
             feeds = self.feeds(batch.arrays, weights) | drawn(batch, plan)
         if self.strategy.is_distributed:
             feeds[VOTES] = NO_VOTES if votes is None else votes
-        # A rank that computes only a part of the network may not need all of it.
+        # A rank that computes only a part of the network may not need all inputs.
         self._launch(plan, {name: each for name, each in feeds.items() if name in plan.inputs})
 
     def batches(self, loader: Loader) -> Iterator[Batch | Share]:
@@ -165,7 +167,7 @@ class StepPlans:
             return
         plan = self.evaluation(batch)
         feeds = self.feeds(batch.arrays, None) | drawn(batch, plan)
-        # Only what the main output needs is fed.
+        # Only the inputs of the main output are fed.
         self._launch(plan, {name: feeds[name] for name in plan.inputs})
 
     def _launch(self, plan: Plan, feeds: Mapping[str, Any]) -> None:
@@ -179,7 +181,7 @@ class StepPlans:
     # --- plans
 
     def training(self, batch: int | Share | Batch) -> Plan:
-        """A training step on a batch, or on one like those that are given by their size."""
+        """Return the plan of a training step for a batch, a share or a number of samples."""
         return self._kept(TRAINING, batch)
 
     def evaluation(self, batch: int | Share | Batch) -> Plan:
@@ -210,12 +212,12 @@ class StepPlans:
             precision=self.model.precision,
             communicator=self.strategy.plan_communicator,
             without=self.without,
-            # Nobody else asks for them, and they hold the data.
+            # Each plan is compiled only once, and remembering it would keep the data in memory.
             remember=False,
         )
 
     def graph(self, like: int | Batch) -> StepGraph:
-        """The parts of a step on a batch, or on so many samples, to look at or to build on."""
+        """Return the parts of a step on a batch or a number of samples, for inspection or reuse."""
         values = self.source.values(_whole(like) if isinstance(like, int) else like)
         return self.model.step_graph(self, values.part(values.share, self.strategy.of_part))
 
@@ -248,7 +250,7 @@ class StepPlans:
 
 
 def _whole(samples: int) -> Share:
-    """A whole batch of so many samples."""
+    """Return the share that is a whole batch of `samples` samples."""
     return Share.of(0, samples, samples)
 
 
@@ -259,9 +261,9 @@ def trace_network(
     several_ranks: bool = False,
     samples: Callable[[Expr], Expr] = lambda value: value,
 ) -> Context:
-    """The trace of a training pass over so many samples, whichever these are: to be looked at.
+    """Trace a training pass over `count` samples, for inspection.
 
-    `samples` makes those that the network reads of those that a rank has.
+    `samples` selects, from a rank's samples, the samples that the network reads.
     """
     inputs = [
         samples(op.input(f"x{i}", (count, *shape), dtype))
@@ -283,7 +285,7 @@ def trace_network(
 
 
 Facts = tuple[Any, ...]
-"""What a model's steps depend on, beside its layers."""
+"""Values that determine a model's steps, in addition to its layers."""
 
 
 class KeptSteps:
@@ -307,27 +309,29 @@ class KeptSteps:
         """Keep the steps of a run that has ended, for others with the same facts."""
         if facts is not None and steps.nbytes <= MOST_BYTES:
             self._facts, self._steps = facts, steps
-            # A model that nobody uses goes at once: what it keeps must not hold on to it.
+            # An unused model should be freed immediately: its cached steps must not hold a
+            # reference to it.
             loose: Any = weakref.proxy(steps.model)
             steps.model = loose
 
     def clear(self) -> None:
-        """Let go of them."""
+        """Drop the steps."""
         self._facts = self._steps = None
 
 
 def facts_of(
     model: Model, strategy: Strategy, source: BatchSource, *, weighted: bool, targets: int
 ) -> Facts | None:
-    """What steps for this would depend on; None if that cannot be told."""
+    """Return the values that determine the steps; None if they cannot be determined."""
     alone = type(strategy) is SingleProcessStrategy
     fed = isinstance(source, HostSource) and not source.has_stages
     if not (alone and fed) or model.precision == "float16":
-        # Ranks plan together; data lie on the device; a loss scale begins anew with each run.
+        # Not reusable: ranks plan together, data are resident, or the loss scale starts again in
+        # each run.
         return None
     optimizer = model.optimizer
     if not type(optimizer).__module__.startswith("caldera."):
-        # Nobody knows what the rule of somebody else reads.
+        # The inputs of a custom update rule are not known.
         return None
     numbers = {
         name: value

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def in_units(prediction: Expr, scale: TargetScale) -> Expr:
-    """Predictions of mean 0 and deviation 1, in the units of what is predicted."""
+    """Convert predictions of mean 0 and deviation 1 to the units of the targets."""
     mean, deviation = _constants(scale, prediction)
     return prediction * deviation + mean
 
@@ -47,17 +47,17 @@ def _constants(scale: TargetScale, like: Expr) -> list[Any]:
 MAIN = "output"
 """The name of the output of a model that has only one."""
 AFTER_PARAMETERS = 1 << 24
-"""The first random stream of what a network draws by itself; those before are its parameters'."""
+"""Number of the first random stream for the network's own draws; lower ones are for parameters."""
 
 
 @dataclass(frozen=True)
 class ModelSignature:
-    """What a model takes and gives for one sample: found by tracing it once."""
+    """Shapes and dtypes of a model's inputs and outputs per sample, found by tracing it once."""
 
     inputs: tuple[tuple[tuple[int, ...], str], ...]
     outputs: dict[str, tuple[int, ...]]
     last_ops: dict[str, str]
-    """The op that makes each output, past those that only move or cast numbers."""
+    """Op that computes each output, ignoring later moves and casts."""
 
     @classmethod
     def of(
@@ -93,7 +93,7 @@ class TrainingObjective:
         return {name: (loss, self.weights.get(name, 1.0)) for name, loss in self.losses.items()}
 
     def judged_by(self, metrics: Sequence[Metric]) -> list[Metric]:
-        """Metrics for what the first loss is about; any that makes no sense for it is refused."""
+        """Return the metrics set up for the task of the first loss; raise if one is unsuitable."""
         names = [metric.name for metric in metrics]
         for name in names:
             require(
@@ -189,9 +189,9 @@ class StepGraph:
         terms: Mapping[str, tuple[Loss, float]],
         added: Sequence[Added] = (),
     ) -> tuple[Expr, Expr]:
-        """What these samples add to the loss of the whole batch, and the weight of that.
+        """Return these samples' contribution to the loss of the whole batch, and its weight.
 
-        `added` is what layers have added to it.
+        `added` has the terms that layers have added to the loss.
         """
         weights = self._weights()
         if weights is None:
@@ -200,7 +200,7 @@ class StepGraph:
             divisor = op.cast(float(samples or 1), self._model.dtype)
         else:
             (total,) = self._sum_over_ranks([op.sum(weights)])
-            # Samples that count for nothing have no loss.
+            # If all samples have weight 0, the loss is 0.
             divisor = op.where(total == 0.0, 1.0, total)
         if self._count < self._values.share.count:
             for name, (loss, _) in terms.items():
@@ -251,14 +251,14 @@ class StepGraph:
         return self._values.of(name, (self._count, *shape), dtype)
 
     def _target(self, output: str, prediction: Expr) -> Expr:
-        """The targets of an output: of its own if there are several, else the one for all."""
+        """Return the targets of an output: its own array, or the only one."""
         losses = self._steps.objective.losses
         shape, dtype = losses[output].target_spec(prediction.shape, prediction.dtype)
         number = list(losses).index(output) if self._steps.targets > 1 else 0
         return self._values.of(f"y{number}", shape, dtype)
 
     def _scaled(self, output: str, prediction: Expr) -> Expr:
-        """The targets of an output, on the scale on which the network gives them."""
+        """Return the targets of an output, on the scale of the network's output."""
         target, scale = self._target(output, prediction), self._model.target_scale
         if scale is None or output != next(iter(self._steps.objective.losses)):
             return target
@@ -301,7 +301,7 @@ class StepGraph:
         return self._strategy.gradients(loss, self._model.trainable(), self._values.share)
 
     def _updates(self, gradients: Gradients, fine: Expr, weight: Expr) -> list[Expr]:
-        """What an optimizer makes of gradients, unless the step is not `fine`."""
+        """Return the optimizer's assignments, which have no effect unless the step is `fine`."""
         scale = self._steps.loss_scale
         updates: list[Expr] = []
         ok = fine
@@ -350,7 +350,7 @@ def _only_if(fine: Expr, update: Expr) -> Expr:
 
 
 def named_outputs(result: Any) -> dict[str, Expr]:
-    """What forward gave back, by name: a dict as it is, a tuple as output0, output1, ..."""
+    """Return the results of forward by name: a dict unchanged, a tuple as output0, output1, ..."""
     if isinstance(result, dict):
         return dict(result)
     if isinstance(result, tuple | list):

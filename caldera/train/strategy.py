@@ -1,4 +1,4 @@
-"""What training asks of a way to share it between ranks, in three parts.
+"""Interface of strategies that share training between ranks, in three parts.
 
 | who asks | protocol | for |
 |---|---|---|
@@ -6,8 +6,8 @@
 | a run | `RunHooks` | what is done before, between and after steps and epochs |
 | a checkpoint | `CheckpointLayout` | variables as one process would have them |
 
-`Strategy` is all three, with answers that are right for most. One process alone is the simplest:
-`SingleProcessStrategy`. What one call finds and another needs is handed on as a value.
+`Strategy` combines all three, with defaults that suit most strategies. The simplest is
+`SingleProcessStrategy`, for one process. Results that other calls need are passed as values.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from caldera.optim import Optimizer
 from caldera.optim.sharding import Sharding
 
 VOTES = "votes"
-"""The input by which ranks tell each other, with each step, what somebody asked of one of them."""
+"""Name of the input by which ranks exchange requests (stop, save) with each step."""
 NO_VOTES = (0.0, 0.0)
 """To stop, and to save."""
 
@@ -41,9 +41,10 @@ NO_VOTES = (0.0, 0.0)
 
 @dataclass(frozen=True)
 class Gradients:
-    """What the optimizer of this rank changes, and the gradients of the whole batch for it.
+    """Variables that this rank's optimizer updates, and their gradients of the whole batch.
 
-    `sharding` says which of the variables are parts of others; `loss` is that of the whole batch.
+    `sharding` describes which variables are parts of larger ones; `loss` is the loss of the whole
+    batch.
     """
 
     variables: Sequence[Variable]
@@ -54,7 +55,7 @@ class Gradients:
 
 @dataclass(frozen=True)
 class BatchSums:
-    """Values that a rank computes from its samples, and what stands for their sums over ranks."""
+    """Values that a rank computes from its samples, and placeholders for their sums over ranks."""
 
     values: Sequence[Expr]
     totals: Sequence[Expr]
@@ -62,13 +63,13 @@ class BatchSums:
 
 @dataclass(frozen=True)
 class StepProgram:
-    """A step as it was written down for one part of a batch.
+    """Traced step for one part of a batch.
 
-    - `assignments`: writes down what the step changes; a strategy may need that of one part alone.
+    - `assignments`: builds the updates of the step; a strategy may need them for one part only.
     - `share`: the samples of the part; `context`: the trace of the network.
-    - `sums`: what `sum_over_ranks` was asked for, in order.
-    - `loss`, `gradients`: what this part adds to the loss of the batch, and what
-      `GraphStrategy.gradients` made of it; None in an evaluation.
+    - `sums`: the arguments and results of `sum_over_ranks`, in order.
+    - `loss`, `gradients`: this part's contribution to the loss of the batch, and the result of
+      `GraphStrategy.gradients` for it; None in an evaluation.
     """
 
     assignments: Callable[[], Sequence[Expr]]
@@ -81,13 +82,13 @@ class StepProgram:
 
 @dataclass(frozen=True)
 class RunSetup:
-    """What a run is about: the model is whole, and all ranks are agreed on it.
+    """Description of a run; the model is whole, and the same on all ranks.
 
     - `batch_size`: of all ranks together; `precision`: of the plans.
-    - `trace`: writes the network down for so many samples, for those who look what is in it.
-    - `owner`: the token of the model, to which what a strategy remembers of its training belongs.
-    - `is_new`: whether the model has never been trained; `reinitialise` gives it the parameters
-      that a new one with its seed would have.
+    - `trace`: traces the network for a number of samples, for inspection.
+    - `owner`: the token of the model that owns the strategy's training state.
+    - `is_new`: True if the model has never been trained; `reinitialise` sets the initial parameters
+      that follow from its seed.
     """
 
     model: Layer
@@ -113,34 +114,34 @@ class VariableView(Protocol):
         """Its dtype."""
 
     def numpy(self) -> np.ndarray:
-        """The whole value; where ranks share it, all of them have to ask."""
+        """Return the whole value; a collective call if ranks share the value."""
 
     def assign(self, value: Any) -> None:
-        """Set the value, each rank with all of it."""
+        """Set the value; each rank passes the whole value."""
 
 
 # --- the three protocols
 
 
 class GraphStrategy(ABC):
-    """What the graph of a step needs.
+    """Methods that build the graph of a step.
 
     A step is one graph, which every rank writes for its own samples. The loss of a rank is the sum
-    over its samples divided by the samples of all ranks: so losses and gradients of the whole batch
+    over its samples divided by the samples of all ranks. So losses and gradients of the whole batch
     are plain sums over ranks, however unevenly the samples are spread.
     """
 
     plan_communicator: Communicator
-    """For what plans send: a device may still be at work on a step when the host is far ahead."""
+    """Communicator for plans, separate as a device may lag far behind the host."""
 
     @property
     def is_distributed(self) -> bool:
-        """Whether what a rank computes in a step is only a part of the whole."""
+        """True if a rank computes only a part of each step."""
         return self.plan_communicator.size > 1
 
     @property
     def shares_batches(self) -> bool:
-        """Whether others have samples of a batch that this rank has not."""
+        """True if the remaining ranks have samples of a batch that this rank has not."""
         return self.is_distributed
 
     def parts(self, share: Share) -> list[Share]:
@@ -148,12 +149,12 @@ class GraphStrategy(ABC):
         return [share]
 
     def of_part(self, value: Expr, share: Share, part: Share) -> Expr:
-        """What a rank computes a part from, where it has read the samples of its share."""
+        """Select a part's samples from a value read for this rank's share."""
         begin = part.first - share.first
         return value[begin : begin + len(part)]
 
     def layer_output(self, layer: Layer, result: Any) -> Any:
-        """What stands for what a layer of the network gives: the same, or where ranks have it."""
+        """Return the output of a layer, in the layout in which ranks store it."""
         return result
 
     @abstractmethod
@@ -167,8 +168,10 @@ class GraphStrategy(ABC):
     def apply_gradients(
         self, optimizer: Optimizer, gradients: Gradients, ok: Expr, weight: Expr
     ) -> list[Expr]:
-        """The assignments that follow, and what else a training step assigns; `optimizer.apply` has
-        the names."""
+        """Return the optimizer's assignments and any others of a training step.
+
+        For the arguments see `optimizer.apply`.
+        """
         return optimizer.apply(
             gradients.variables, gradients.values, ok=ok, weight=weight, loss=gradients.loss
         )
@@ -176,11 +179,11 @@ class GraphStrategy(ABC):
     def predictions(
         self, outputs: Mapping[str, Expr], losses: Mapping[str, Loss]
     ) -> Mapping[str, Expr]:
-        """What evaluation is about, of the outputs of this rank's model, by name."""
+        """Return the outputs to evaluate, by name, from the outputs of this rank's model."""
         return outputs
 
     def program(self, parts: Sequence[StepProgram]) -> list[Expr]:
-        """What a rank runs in a step, of which there is a program for each part."""
+        """Return the expressions that a rank runs in a step, from the program of each part."""
         (part,) = parts
         return list(part.assignments())
 
@@ -190,26 +193,25 @@ class GraphStrategy(ABC):
 
 
 class RunHooks(ABC):
-    """What a run needs.
+    """Hooks called around epochs and steps. Hooks without a body are optional.
 
-    Between epochs a model is whole on every rank; while steps run, a strategy may keep it in parts.
-    What does nothing here does nothing for most strategies.
+    Between epochs a model is whole on every rank; while steps run, a strategy may split it.
     """
 
     communicator: Communicator
-    """For what the host says to other ranks."""
+    """Communicator for messages between hosts."""
     replicas_are_equal: bool = False
-    """Whether every rank has the whole model, and the same one, after each step."""
+    """True if every rank has the whole model, with the same values, after each step."""
     batch_parts: int = 0
-    """Into how many parts each batch is cut before ranks get whole ones; 0: one for each rank."""
+    """Number of parts per batch, each assigned to one rank; 0 means one per rank."""
 
     @property
     def reader(self) -> tuple[int, int]:
-        """As which of how many a rank reads its samples of each batch."""
+        """The (index, count) pair that selects this rank's shard of each batch."""
         return self.communicator.rank, self.communicator.size
 
     def rank_seed(self, given: int) -> int:
-        """What this rank's order of samples and random numbers follow from, given rank 0's seed."""
+        """Return this rank's seed for shuffling and random numbers, derived from rank 0's seed."""
         return given
 
     def agree(self, given: Mapping[str, Any]) -> None:  # noqa: B027
@@ -222,15 +224,18 @@ class RunHooks(ABC):
         """Before the steps of an epoch."""
 
     def after_step(self, votes: Sequence[float]) -> Sequence[float] | None:
-        """After each step has been launched. Where ranks take steps of their own, they may exchange
-        here what they have; if they did, the sums over ranks of their votes."""
+        """Exchange data after a step has been launched; return the sums of votes over ranks.
+
+        Ranks with independent steps may exchange their parameters here. Returns None if no exchange
+        took place.
+        """
         return None
 
     def unshard(self) -> None:  # noqa: B027
         """After them: every rank has the whole model. All ranks have to call this."""
 
     def epoch_sums(self, sums: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
-        """Over all ranks, of what this rank's training steps have added up in an epoch."""
+        """Return the sums over all ranks of this rank's totals of an epoch."""
         return sums
 
     def end(self) -> None:  # noqa: B027
@@ -238,14 +243,14 @@ class RunHooks(ABC):
 
 
 class CheckpointLayout(ABC):  # noqa: B024
-    """What a checkpoint needs."""
+    """Methods that save and restore a strategy's state in checkpoints."""
 
     def checkpoint_views(self, variables: Mapping[str, Variable]) -> Mapping[str, VariableView]:
         """The same variables, as they have to be saved and restored."""
         return variables
 
     def saved(self) -> dict[str, np.ndarray]:
-        """What else a checkpoint has to keep, of all ranks; all of them have to ask."""
+        """Return additional arrays to save, from all ranks; a collective call."""
         return {}
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:  # noqa: B027
@@ -253,10 +258,10 @@ class CheckpointLayout(ABC):  # noqa: B024
 
 
 class Strategy(GraphStrategy, RunHooks, CheckpointLayout):
-    """How ranks share the work of training."""
+    """Strategy to share the work of training between ranks."""
 
     def evaluating(self) -> Strategy:
-        """How ranks share the work of evaluating, between epochs."""
+        """Return the strategy for evaluation between epochs."""
         return self
 
 
@@ -282,7 +287,7 @@ class SingleProcessStrategy(Strategy):
 
 
 def default_strategy() -> Strategy:
-    """How to train if nobody says: over all processes that were started together."""
+    """Return the default strategy: over all processes that were started together."""
     everyone = world()
     if everyone.size == 1:
         return SingleProcessStrategy()

@@ -1,8 +1,8 @@
 """Data of a run, read and checked once, with the model built for them.
 
-Targets must suit their losses, and columns and classes must be those that the model was trained
-on. Errors are described in terms of the data. Ranks compare digests of their data to detect that
-they received different data.
+Targets must suit their losses, and columns and classes must be the same as in earlier training of
+the model. Errors are described in terms of the data. Ranks compare digests of their data to detect
+that they received different data.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 
 MOST_LOOKED_AT = 1 << 24
-"""How many numbers of the targets are looked at, before training and before each evaluation."""
+"""Maximum number of target values checked before training and before each evaluation."""
 MOST_AVERAGED = 4096
-"""About how many samples the mean of the targets is taken of."""
+"""Approximate number of samples averaged for the mean of the targets."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def check_targets(
 
 
 def adopt_targets(model: Model, sample: Sequence[np.ndarray]) -> None:
-    """Set the losses to what they can see of their targets: see `Loss.for_targets`."""
+    """Adapt the losses to the form of their targets: see `Loss.for_targets`."""
     known = dict(model.objective.losses)
     for output in _outputs(model, sample):
         known[output.name] = output.loss.for_targets(output.target.shape, output.prediction)
@@ -79,7 +79,7 @@ def adopt_targets(model: Model, sample: Sequence[np.ndarray]) -> None:
 
 
 def warn_of_one_class(model: Model, data: Pipeline, sample: Sequence[np.ndarray]) -> None:
-    """Say so if all targets are the same class or label: there is nothing to tell apart."""
+    """Warn if all targets are the same class or label."""
     for output in _outputs(model, sample):
         task, labels = output.loss.task(), _labels(data, output)
         if task is None or task.kind == REGRESSION:
@@ -168,14 +168,14 @@ def _check_kind(output: _Output, float_dtype: object) -> None:
 
 
 def _labels(data: Data | IterableData, output: _Output) -> np.ndarray:
-    """All labels, where they lie in an array as they are; else those of the sample."""
+    """Return all labels if they are stored unchanged in an array; else the sample's labels."""
     pipeline = Pipeline.of(data)
     stored = None if pipeline.changes_targets else pipeline.stored()
     if stored is None:
         return output.target
     labels = stored.arrays[output.number]
     rows = np.arange(len(labels)) if stored.rows is None else stored.rows
-    # Of very many, evenly spaced ones: they may lie on disk.
+    # Of very many labels, evenly spaced ones are read, as they may be stored on disk.
     every = max(1, len(rows) * max(labels[:1].size, 1) // MOST_LOOKED_AT)
     return labels[rows[::every]] if every > 1 or stored.rows is not None else labels
 
@@ -208,9 +208,9 @@ def _check_range(labels: np.ndarray, classes: int, what: str) -> None:
 
 
 def check_schema(model: Model, data: Pipeline) -> None:
-    """Refuse data whose columns or classes are others than those that the model knows.
+    """Raise if the columns or classes of data differ from the model's schema.
 
-    Only names can be compared: arrays have none, and are taken as they are.
+    Only names can be compared: arrays have none, and are accepted unchecked.
     """
     if model.schema is None:
         return
@@ -234,13 +234,13 @@ def _check_tokenizers(model: Model, given: Schema) -> None:
 
 
 def learn_schema(model: Model, data: Pipeline) -> None:
-    """Have the model remember what it is trained on."""
+    """Store the schema of the training data in the model."""
     given = schema_of_inputs(model, data.schema)
     if given is None:
         return
     known = model.schema or Schema()
     if model.schema is None and model.steps_done:
-        # What it gives has a meaning already, which another scale would change.
+        # The trained outputs already have a scale, which must not change.
         target = None if given.target is None else replace(given.target, number=None)
         given = replace(given, target=target, series=None)
     # More classes may have come since, but none has another number.
@@ -250,8 +250,10 @@ def learn_schema(model: Model, data: Pipeline) -> None:
 
 
 def schema_of_inputs(model: Model, schema: Schema | None) -> Schema | None:
-    """The schema of data, without columns that are not what the model takes: a stage of a pipeline
-    may have made something else of them."""
+    """Return the schema of data, without columns that differ from the model's inputs.
+
+    A stage of a pipeline may have transformed them.
+    """
     if schema is None or not schema.columns:
         return schema
     (shape, _), *_ = model.signature.inputs
@@ -261,9 +263,9 @@ def schema_of_inputs(model: Model, schema: Schema | None) -> Schema | None:
 
 
 ROWS = 16
-"""How many samples are looked at where each has to be read, which may take long."""
+"""Number of samples digested if each must be read separately, which may take long."""
 BYTES = 1 << 22
-"""How much is looked at of samples that lie in arrays."""
+"""Number of bytes digested of samples stored in arrays."""
 
 
 def data_digest(data: Pipeline | None) -> str:
@@ -315,7 +317,7 @@ def _digest(arrays: Iterable[np.ndarray]) -> str:
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Data that suit a built model: `sample` is a batch of one, inputs and targets."""
+    """Data that suit a built model; `sample` is a batch with one sample, inputs and targets."""
 
     pipeline: Pipeline
     sample: tuple[np.ndarray, ...]
@@ -377,7 +379,7 @@ class TrainingData:
         return given
 
     def centre(self, model: Model) -> np.ndarray:
-        """The mean of some targets of the first loss; 0 where they are classes, or not known."""
+        """Return the mean of some targets of the first loss; 0 for classes or unknown targets."""
         output = next(_outputs(model, self.sample), None)
         found = np.zeros(1) if output is None else _labels(self.pipeline, output)
         if found.dtype.kind != "f" or not found.size:

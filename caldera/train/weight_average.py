@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 @guarded
 class WeightAverage(Callback):
-    """Keeps an exponential moving average of the weights, and gives it to the model at the end.
+    """Keeps an exponential moving average of the weights, and assigns it to the model at the end.
 
-    After step t the average is d * average + (1 - d) * weights, with d = min(decay, (1 + t) /
-    (10 + t)), so that the first steps are soon forgotten. Running statistics are averaged too.
-    What history says of validation is about the weights as they are trained; `evaluate` after
-    `fit` is about the average (Polyak and Juditsky, 1992).
+    After step t the average is d * average + (1 - d) * weights, with d = min(decay, (1 + t) / (10 +
+    t)), so that the first steps are soon forgotten. Running statistics are averaged too. Validation
+    results in the history refer to the trained weights; `evaluate` after `fit` uses the average
+    (Polyak and Juditsky, 1992).
 
     >>> import caldera as cd
     >>> from caldera import nn
@@ -57,7 +57,7 @@ class WeightAverage(Callback):
             name: each for name, each in model_variables(run.model).items() if is_float(each.dtype)
         }
         if self._taken:
-            # What a checkpoint had.
+            # Restored from a checkpoint.
             start, self._taken = self._taken, {}
         else:
             start, self.steps = {name: each.numpy() for name, each in weights.items()}, 0

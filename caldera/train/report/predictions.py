@@ -144,7 +144,7 @@ _RIGHT, _WRONG = "31 95 174", "192 74 8"
 
 
 def classes_parts(record: RunRecord) -> list[Safe]:
-    """Return the cards that compare predicted classes with the true ones of the test data."""
+    """Return the parts that compare predicted classes with the true ones of the test data."""
     counts = np.array(record.confusion)
     names = class_names(record, len(counts))
     known = record.classes

@@ -4,9 +4,9 @@ A checkpoint is written as `step-N.tmp`, synced to the disk and renamed to `step
 checkpoint of this name is always complete. The newest ones are kept, and the newest that verifies
 is loaded.
 
-Tensors are stored in safetensors, the remaining state in JSON. The format safetensors alone
-accepts a flipped bit, and so does JSON within a number. Loaded content is therefore compared with
-the written digests, and is complete or an error.
+Tensors are stored in safetensors, the remaining state in JSON. Neither safetensors nor JSON detects
+a flipped bit within a number. Loaded content is therefore compared with the written digests, and is
+complete or an error.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _LARGEST_HEADER = 100 << 20
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint holds, verified."""
+    """Verified contents of a checkpoint."""
 
     step: int
     tensors: dict[str, np.ndarray]
@@ -76,7 +76,7 @@ def state_of(text: str) -> dict[str, Any]:
 
 
 def write_checkpoint(path: Path, step: int, tensors: Mapping[str, np.ndarray], text: str) -> None:
-    """Make the folder `path` with all of it, and wait until it is on the disk."""
+    """Write a checkpoint to a new folder `path`, and wait until it is on the disk."""
     path.mkdir()
     save_safetensors(path / TENSORS, tensors)
     content = {
@@ -91,7 +91,7 @@ def write_checkpoint(path: Path, step: int, tensors: Mapping[str, np.ndarray], t
 
 
 def read_checkpoint(path: Path, step: int) -> Checkpoint:
-    """What the folder `path` holds, verified; anything amiss is an error that says what."""
+    """Read and verify the folder `path`; any damage raises an error that describes it."""
     content = _content(path / STATE)
     where = f"checkpoint {path.name}"
     require(content["step"] == step, where, f"step {step}", content["step"], error=CheckpointError)
@@ -142,7 +142,7 @@ def _content(path: Path) -> dict[str, Any]:
 
 
 def verify(where: str, expected: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> None:
-    """Refuse tensors that differ from what was written about them."""
+    """Raise if tensors differ from their recorded descriptions."""
     problems = [f"{name!r} missing" for name in expected if name not in tensors]
     problems += [f"{name!r} unexpected" for name in tensors if name not in expected]
     for name in sorted(expected.keys() & tensors.keys()):
@@ -160,7 +160,7 @@ def verify(where: str, expected: Mapping[str, Any], tensors: Mapping[str, np.nda
 
 
 def described(array: np.ndarray) -> dict[str, Any]:
-    """What is written about a tensor, to know it again."""
+    """Return the description of a tensor for later verification."""
     return {
         "dtype": array.dtype.name,
         "shape": list(array.shape),
@@ -177,13 +177,13 @@ def nbytes(description: Any, where: str) -> int:
 
 
 def digest(content: str | memoryview) -> str:
-    """Of a text or of bytes, as it is written beside them."""
+    """Return the digest of a text or of bytes."""
     data = content.encode() if isinstance(content, str) else content
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def _canonical(content: Any) -> str:
-    """The same text for the same content, whoever wrote it."""
+    """Return a canonical JSON text: equal for equal content."""
     return json.dumps(content, sort_keys=True, separators=(",", ":"))
 
 
@@ -191,7 +191,7 @@ _NAME = re.compile(r"step-(\d{1,18})(\.old)?")
 
 
 class CheckpointFolder:
-    """Checkpoints of one run; they are written in the background while training goes on.
+    """Checkpoints of a run, written in the background during training.
 
     >>> import tempfile
     >>> import numpy as np
@@ -216,18 +216,18 @@ class CheckpointFolder:
 
     @property
     def busy(self) -> bool:
-        """Whether a checkpoint is being written."""
+        """True while a checkpoint is being written."""
         return self._thread is not None and self._thread.is_alive()
 
     def save(self, step: int, tensors: Mapping[str, np.ndarray], state: Mapping[str, Any]) -> None:
         """Copy the values and write them in the background.
 
-        What went wrong with the one before is raised now.
+        An error in the previous write is raised now.
         """
         self.wait()
         copies = {name: np.array(value, order="C") for name, value in tensors.items()}
         text = state_text(state)
-        # A thread of its own: waiting for a disk must not keep a worker of the pool from computing.
+        # A separate thread: waiting for a disk must not keep a worker of the pool from computing.
         # Not a daemon, so that a program that ends finishes its last checkpoint.
         self._thread = threading.Thread(
             target=self._try_write, args=(step, copies, text), name="caldera-checkpoint"
@@ -275,7 +275,7 @@ class CheckpointFolder:
         self._tidy(step)
 
     def _tidy(self, newest: int) -> None:
-        """Remove what is not needed once the checkpoint of step `newest` is on the disk."""
+        """Remove obsolete folders once the checkpoint of step `newest` is on the disk."""
         steps = sorted({step for step, _ in self._found()}, reverse=True)
         # Later steps belong to a future that was given up when an earlier one was resumed.
         kept = [step for step in steps if step <= newest][: self.keep]
@@ -297,7 +297,7 @@ class CheckpointFolder:
         A damaged one is left out with a warning; if all are damaged, that is an error.
         """
         damaged = []
-        # Of the two of one step the one that was moved aside is older.
+        # Of two checkpoints of the same step, the one with the suffix .old is older.
         candidates = sorted(self._found(), key=lambda each: (-each[0], each[1].suffix))
         for step, path in candidates:
             try:

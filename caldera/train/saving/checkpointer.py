@@ -41,12 +41,12 @@ _STRATEGY = "strategy"
 
 @guarded
 class Checkpointer(Callback):
-    """Saves a run to a folder: after each epoch, every so many steps or seconds, and when it stops.
+    """Saves a run to a folder: after each epoch, at intervals of steps or seconds, and at its end.
 
-    Weights, optimizer, schedules, random state, the position in the data, the history and what
-    other callbacks remember are saved. It should be the last callback, so that it sees what the
-    others decided. A run on several ranks is saved as a run of one process would be: it can be
-    resumed on any number of them, with any strategy. Rank 0 reads and writes for all.
+    Weights, optimizer, schedules, random state, the position in the data, the history and the state
+    of other callbacks are saved. It should be the last callback, so that it sees their decisions. A
+    run on several ranks is saved in the format of a single process: it can be resumed on any number
+    of ranks, with any strategy. Rank 0 reads and writes for all.
 
     >>> import tempfile
     >>> import numpy as np
@@ -128,7 +128,7 @@ class Checkpointer(Callback):
         is_late = late is not None and time.monotonic() - self._last_time >= late
         if run.communicator.size == 1:
             return (by_steps or is_late) and not self.folder.busy
-        # The clock of rank 0 counts, and all of them save together.
+        # The clock of rank 0 decides, and all ranks save together.
         if run.communicator.rank == 0 and is_late and not self.folder.busy:
             run.save_soon()
         return by_steps or run.must_save
@@ -136,10 +136,10 @@ class Checkpointer(Callback):
     # --- saving
 
     def save(self, run: Run) -> None:
-        """Save the run as it is now; the writing goes on in the background.
+        """Save the current state of the run; files are written in the background.
 
-        Rank 0 writes for all, but all of them have to call this: what ranks have parts of is put
-        together. A run that has met a nan is not saved: the last good checkpoint is worth more.
+        Rank 0 writes for all ranks, but every rank must call this, so that split values can be
+        gathered. A run that has met a nan is not saved: the last good checkpoint is worth more.
         """
         is_bad = int(run.steps.bad_step.numpy()) >= 0
         if any(run.communicator.gather_objects(is_bad)):
@@ -201,7 +201,7 @@ class Checkpointer(Callback):
         return True
 
     def _read(self, run: Run) -> Checkpoint | None:
-        """The newest checkpoint, which rank 0 reads and sends to all others."""
+        """Return the newest checkpoint, which rank 0 reads and broadcasts."""
         everyone = run.communicator
         found = self.folder.latest() if everyone.rank == 0 else None
         if everyone.size == 1:
@@ -267,7 +267,7 @@ def _under(folder: str, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]
 
 
 def fingerprint(model: Model) -> str:
-    """The same text for models with the same layers and parameters (whatever their values)."""
+    """Return a digest of a model's layers and parameters, independent of parameter values."""
     variables = model_variables(model)
     content: dict[str, Any] = {
         "variables": [[name, list(v.shape), v.dtype.name] for name, v in variables.items()]
@@ -275,14 +275,16 @@ def fingerprint(model: Model) -> str:
     try:
         content["layers"] = [to_config(layer) for _, layer in model.children()]
     except ConfigError:
-        # Layers that were never registered are told apart by what they hold.
+        # Unregistered layers are identified by the classes of their sublayers.
         content["layers"] = [type(layer).__name__ for layer in model.walk()]
     return json_digest(content)
 
 
 def _kernels(run: Run) -> str:
-    """The same text for plans that compute with the same kernels in the same order. What is
-    computed again, for want of memory, changes no result."""
+    """Return a digest of the kernels of a plan and their order.
+
+    Values that are computed again to save memory do not change results, so these steps are ignored.
+    """
     plan = run.steps.training(_share_of_a_batch(run))
     steps = [step for step in plan.schedule.steps if not step.is_again]
     return json_digest([[step.node.op.name, step.kernel.name] for step in steps])
@@ -298,13 +300,16 @@ def _holders(run: Run) -> Mapping[str, VariableView]:
 
 
 def _rules(run: Run) -> list[EpochRule]:
-    """What decides about learning rate and batch size between epochs, each once."""
+    """Return the rules that adapt learning rate and batch size between epochs, each once."""
     given = [*run.model.optimizer.epoch_rules, *run.model.between_epochs]
     return list({id(rule): rule for rule in given}.values())
 
 
 def _restore_batch_size(run: Run, state: dict[str, Any], where: str) -> None:
-    """A rule goes on with the size it had come to; else it is the user's choice, between epochs."""
+    """Restore a batch size that a rule controls; otherwise the user's choice stays.
+
+    The user may change it between epochs only.
+    """
     size = state["batch_size"]
     if any(rule.controls == "batch_size" for rule in _rules(run)):
         run.loader.batch_size = size
@@ -318,7 +323,7 @@ def _restore_batch_size(run: Run, state: dict[str, Any], where: str) -> None:
 
 
 def _callbacks(run: Run) -> dict[str, Callback]:
-    """The callbacks by a name that a checkpoint can hold: the class, and which one of it."""
+    """Return the callbacks by their names in a checkpoint: the class and a number."""
     found: dict[str, Callback] = {}
     for callback in run.callbacks:
         kind = type(callback).__name__
@@ -328,7 +333,7 @@ def _callbacks(run: Run) -> dict[str, Callback]:
 
 
 def _share_of_a_batch(run: Run) -> Share:
-    """What this rank computes of a whole batch."""
+    """Return this rank's share of a whole batch."""
     loader = run.loader
     samples = loader.state()["samples"] or loader.batch_size
     count = min(loader.batch_size, samples)

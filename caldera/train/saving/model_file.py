@@ -1,18 +1,19 @@
-"""Model files: one safetensors file with the weights, and in its metadata what the model is.
+"""Model files: one safetensors file with the weights, and the model's definition in its metadata.
 
     {"format": "caldera-2", "kind": "NeuralNetwork", "layers": [...], "settings": {...},
      "inputs": [...], "tensors": {name: {"dtype": ..., "shape": ..., "digest": ...}},
      "schema": {"columns": [...], "classes": [...], ...}}
 
-The schema says which columns of a table the model takes, and what its classes are called; see
-`caldera.data.Schema`. Files that were written before there was one have none.
+The schema has the columns of a table that the model takes, and the names of its classes; see
+`caldera.data.Schema`. Files written before schemas were added have none.
 
-Beside this text stands its digest, and in it that of each tensor, so that no flipped bit is loaded.
-Files of the format caldera-1, without a digest of the text, are still read.
+The metadata also contain the digest of this text, and the text contains the digest of each tensor,
+so that no flipped bit is loaded. Files of the format caldera-1, without a digest of the text, are
+still read.
 
 Layers, losses and optimizers are registered names with plain arguments, never import paths, so a
-file can make nothing else. A model with a `forward` of its own is saved with its weights and the
-name of its class; those who have the class load the weights into it.
+file can create no other objects. A model with a custom `forward` is saved with its weights and the
+name of its class; load the weights into an instance of that class.
 """
 
 from __future__ import annotations
@@ -70,13 +71,13 @@ SETTINGS = (
 )
 _KEYS = {"format", "kind", "class", "layers", "settings", "inputs", "tensors"}
 _LATER_KEYS = {"schema", "open_lengths"}
-"""What older files do not have."""
+"""Keys that older files do not have."""
 
 
 def save_model(model: Model, path: str | os.PathLike[str], schema: Schema | None = None) -> Path:
-    """Write a model to one file; its path. A file that is there is replaced at once or not at all.
+    """Write a model to a file and return its path; an existing file is replaced atomically.
 
-    `schema` is that of the data, for a model that does not know it from `fit`.
+    `schema` is the schema of the data, for a model that has none from `fit`.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -171,7 +172,7 @@ def load_weights(model: Model, path: Source) -> None:
     got 1-Dense/weight of shape (4, 3) for (4, 2); 1-Dense/bias of shape (3,) for (2,);
     was it made for another model?
     """
-    # Asked for first: a model that was never built has nothing to load into.
+    # Read first: a model that was never built has no variables to load into.
     _ = model.signature
     # Either name is enough to know our files by: one may be damaged.
     if {KEY, DIGEST} & load_safetensors_metadata(path).keys():
@@ -184,7 +185,7 @@ def load_weights(model: Model, path: Source) -> None:
 
 
 def read_content(path: Source) -> dict[str, Any]:
-    """What a file says about its model; nothing is made, and no tensor is read."""
+    """Return a file's description of its model, without building it or reading tensors."""
     where = file_name_of(path)
     metadata = load_safetensors_metadata(path)
     text = metadata.get(KEY)
@@ -243,7 +244,7 @@ def _damaged(where: str) -> DataError:
 
 
 def read_schema(content: Mapping[str, Any], where: str) -> Schema | None:
-    """The schema of the data that the model was trained on; None if nobody knows it."""
+    """Return the schema of the model's training data; None if the file has none."""
     given = content.get("schema")
     if given is None:
         return None
@@ -261,14 +262,14 @@ def read_schema(content: Mapping[str, Any], where: str) -> Schema | None:
 
 
 def read_tensors(path: Source, content: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """The tensors of a file, compared with what `content` says about them."""
+    """Read the tensors of a file and verify them against `content`."""
     tensors = safetensors_arrays(path)
     verify(file_name_of(path), content["tensors"], tensors)
     return tensors
 
 
 def settings_of(model: Model) -> dict[str, Any]:
-    """What a model was made with besides its layers, as plain data, by the names of `SETTINGS`."""
+    """Return the settings of a model besides its layers, by the names of `SETTINGS`."""
     return {
         "loss": {name: loss.config() for name, loss in model.objective.losses.items()},
         "loss_weights": dict(model.objective.weights),
@@ -349,7 +350,7 @@ def _check_sizes(
     dtype: str,
     where: str,
 ) -> None:
-    """Compare what the layers need with what the file holds, without making any variable."""
+    """Compare the variables of the layers with the tensors of the file, without allocating them."""
     outline = network(layers_from_config(content["layers"], where))
     with trace(allocate=False, dtype=dtype):
         outline(*[op.input(f"x{i}", (2, *s), dtype=kind) for i, (s, kind) in enumerate(inputs)])

@@ -91,7 +91,7 @@ class Snapshot:
 def assign_all(
     variables: Mapping[str, VariableView], values: Mapping[str, np.ndarray], where: str
 ) -> None:
-    """Give each variable the value of its name; if one does not fit, change nothing and say so."""
+    """Assign each variable the value of its name; on any mismatch raise and change none."""
     check_fit(variables, values, where)
     for name, variable in variables.items():
         variable.assign(values[name])
@@ -100,7 +100,7 @@ def assign_all(
 def check_fit(
     variables: Mapping[str, VariableView], values: Mapping[str, np.ndarray], where: str
 ) -> None:
-    """Make sure that there is a value for each variable and for nothing else.
+    """Check that values and variables have the same names, shapes and dtypes.
 
     >>> import numpy as np
     >>> from caldera import op
@@ -144,7 +144,7 @@ def broadcast_arrays(
         array = np.empty(shape, canonical(dtype))
         if communicator.rank == 0:
             array[...] = arrays[name]
-        # As bytes: what an MPI knows of dtypes does not matter.
+        # Sent as bytes, as an MPI may not support the dtype.
         communicator.Bcast(array.reshape(-1).view(np.uint8))
         found[name] = array
     return found
@@ -206,7 +206,7 @@ def progress_bytes(model: Model) -> bytes:
 
 
 def restore_progress(model: Model, content: bytes) -> None:
-    """Let a model go on where the one that `progress_bytes` was given had come to.
+    """Restore the training progress of a model from the result of `progress_bytes`.
 
     >>> import caldera as cd
     >>> from caldera import nn

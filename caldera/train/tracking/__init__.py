@@ -1,1 +1,1 @@
-"""What a run leaves: history, record, summary, profile, TensorBoard."""
+"""Records of runs: history, record, summary, profile, TensorBoard."""

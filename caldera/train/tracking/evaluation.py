@@ -1,4 +1,4 @@
-"""What a model makes of its test data: mistakes, curves, residuals, which columns matter."""
+"""Evaluation of a model on test data: mistakes, curves, residuals, importance of columns."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Score = Callable[[np.ndarray, np.ndarray], float]
 """Of predictions and targets, the larger the better."""
 MOST_CLASSES = 200
-"""Of more classes, a table of all pairs says nothing to anybody."""
+"""Maximum number of classes for a confusion matrix; larger ones are unreadable."""
 MOST_PAIRS = 1000
 """Pairs of true and predicted values that are kept."""
 MOST_MISTAKES = 18
@@ -36,18 +36,18 @@ MOST_POINTS = 80
 """Of a curve: more are not seen."""
 CALIBRATION_BINS = 10
 _MOST_SCORED = 100_000
-"""Samples that curves are made of."""
+"""Maximum number of samples used for curves."""
 _MOST_COLUMNS = 100
 _MOST_IDENTIFIERS, _MOST_VALUES = 3, 6
 """Columns of a table that are shown of a mistake."""
 _ROWS, _REPEATS = 2000, 5
-"""How many samples, and how often, columns are shuffled for."""
+"""Number of samples and of repetitions when columns are shuffled."""
 
 
 def tested_classes(
     model: Model, data: Dataset
 ) -> tuple[list[list[int]] | None, ClassesRecord | None]:
-    """How often classes were taken for each other, and how sure the model was of it."""
+    """Return the confusion matrix of the test data, and mistakes, curves and calibration."""
     outputs = next(iter(model.signature.outputs.values()))
     task = model.objective.task
     single = data.classes == 2 and outputs == (1,) and task is not None and task.kind == MULTILABEL
@@ -73,7 +73,7 @@ def tested_classes(
     return counts.tolist(), ClassesRecord(
         train=_counts(data),
         mistakes=_with_rows(kept, data, [each.name for each in columns]),
-        # Of two classes the curve of the second is that of the first, from the other corner.
+        # With two classes, the curve of class 0 is the reflection of the curve of class 1.
         roc=[
             roc(likely[:, each], actual == each)
             for each in range(1 if data.classes == 2 else 0, data.classes)
@@ -86,7 +86,7 @@ def tested_classes(
 def tested_values(
     model: Model, data: Dataset
 ) -> tuple[list[list[float]] | None, ValuesRecord | None]:
-    """True and predicted values side by side, and how far they are apart."""
+    """Return pairs of true and predicted values, and their error measures."""
     if next(iter(model.signature.outputs.values())) != (1,):
         return None, None
     both = [
@@ -119,7 +119,7 @@ def _class_numbers(targets: np.ndarray, classes: int) -> np.ndarray:
 
 
 def _probabilities(predictions: np.ndarray, task: PredictionKind | None) -> np.ndarray:
-    """What predictions stand for, as a probability of each class."""
+    """Convert predictions to a probability of each class."""
     found = predictions.astype(np.float64)
     if found.shape[1] == 1:
         yes = 0.5 + 0.5 * np.tanh(found / 2) if task is not None and task.logits else found
@@ -184,7 +184,7 @@ def _with_rows(
 
 
 def roc(scores: np.ndarray, positive: np.ndarray) -> RocRecord:
-    """The ROC curve of scores: of how many others so many of the class cost.
+    """Return the ROC curve of scores: true-positive rate by false-positive rate.
 
     >>> roc(np.array([0.9, 0.8, 0.3, 0.1]), np.array([True, False, True, False])).area
     0.75
@@ -194,7 +194,7 @@ def roc(scores: np.ndarray, positive: np.ndarray) -> RocRecord:
     found, others = int(positive.sum()), int((~positive).sum())
     if not found or not others:
         return RocRecord(float("nan"), [], [])
-    # Samples of one score are told apart by nobody: the curve passes them in one step.
+    # Samples of equal score cannot be separated: the curve passes them in one step.
     ends = np.append(np.flatnonzero(np.diff(scores)), len(scores) - 1)
     right = np.concatenate([[0.0], np.cumsum(positive)[ends] / found])
     wrong = np.concatenate([[0.0], np.cumsum(~positive)[ends] / others])
@@ -204,7 +204,7 @@ def roc(scores: np.ndarray, positive: np.ndarray) -> RocRecord:
 
 
 def calibration(likely: np.ndarray, actual: np.ndarray) -> list[CalibrationRecord]:
-    """How often a prediction is right, by how sure the model was of it."""
+    """Return the accuracy of predictions by confidence of the model."""
     sure = likely.max(axis=1)
     right = likely.argmax(axis=1) == actual
     known = np.isfinite(sure)
@@ -223,7 +223,7 @@ def calibration(likely: np.ndarray, actual: np.ndarray) -> list[CalibrationRecor
 
 
 def _counts(data: Dataset) -> list[int]:
-    """How many samples of each class there are to train with; none if nobody knows."""
+    """Return the number of training samples of each class; empty if not known."""
     if isinstance(data.train, Pipeline) and data.train.changes_targets:
         return []
     targets = data.train.y
@@ -237,10 +237,10 @@ def _counts(data: Dataset) -> list[int]:
 
 
 def _columns(model: Model, data: Dataset, score: Score) -> list[ColumnRecord]:
-    """How much worse predictions get, if the values of a column are dealt out anew.
+    """Return the loss of score when the values of each column are shuffled.
 
-    That is permutation importance (Breiman 2001; Fisher, Rudin and Dominici 2019): of samples that
-    the model was not trained with, and by its results and not by its weights.
+    That is permutation importance (Breiman 2001; Fisher, Rudin and Dominici 2019). It uses samples
+    that the model was not trained with, and the model's results rather than its weights.
     """
     spans = _spans(data)
     if not 1 < len(spans) <= _MOST_COLUMNS or len(model.signature.inputs) != 1:

@@ -1,4 +1,4 @@
-"""What a training run has seen: one row of results an epoch."""
+"""History of a training run: one row of results per epoch."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _RATES = "learning_rates"
 
 @dataclass(frozen=True)
 class Selection:
-    """What was chosen in a run, and by which data."""
+    """Choices made in a run, and the data that decided them."""
 
     by: tuple[str, ...]
     """The columns of the history that decided about an epoch, the end or the learning rate."""
     samples: int | None
-    """How many samples were looked at; None for a stream."""
+    """Number of samples evaluated; None for a stream."""
     part: float | None
-    """The part of the training data that was held out for this; None for data that were given."""
+    """Fraction of the training data held out for selection; None if separate data were passed."""
     is_test: bool = False
-    """Whether a data set has these samples to test with."""
+    """True if these samples are the test data of a data set."""
     data: Any = None
-    """What was given."""
+    """Validation data passed by the user."""
 
     def text(self, train: Any, validation: Any) -> str:
         """In words, for whoever reads results on the test samples of a data set with these.
@@ -64,15 +64,15 @@ class Selection:
 
 
 _MOST_EPOCHS = 2**40
-"""Far more than anybody trains, and few enough to be told apart in a chart."""
+"""Far more epochs than in any real run, and few enough to be distinct in a chart."""
 
 
 class History(Mapping[str, list[Any]]):
-    """The results of each epoch, by column: `history["loss"]` is a list with one value an epoch.
+    """Results of each epoch, by column: `history["loss"]` is a list with one value per epoch.
 
-    `epochs` has the number of each epoch (from 0), `learning_rates` the rate of each, `stopped`
-    says why the run ended before its last epoch (or is empty). Where a column had no value in an
-    epoch, it has nan.
+    `epochs` has the number of each epoch (from 0), `learning_rates` the rate of each. `stopped` is
+    the reason why the run ended before its last epoch, or empty. Missing values of a column are
+    nan.
 
     >>> import caldera as cd
     >>> history = cd.History()
@@ -99,7 +99,7 @@ class History(Mapping[str, list[Any]]):
     def add(
         self, epoch: int, results: Mapping[str, Any], learning_rate: float | None = None
     ) -> None:
-        """Write down the results of an epoch: numbers, or arrays of them."""
+        """Record the results of an epoch: numbers or arrays."""
         if learning_rate is not None and len(self.learning_rates) == len(self.epochs):
             self.learning_rates.append(float(learning_rate))
         for name in results:
@@ -199,7 +199,7 @@ class History(Mapping[str, list[Any]]):
     # --- keeping
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as what strict JSON can hold (nan and infinities as texts).
+        """Return the history as strict JSON-serialisable values (nan and infinities as texts).
 
         >>> import caldera as cd
         >>> history = cd.History()

@@ -85,7 +85,7 @@ def _seeds(model: Model, settings: Mapping[str, Setting]) -> dict[str, int]:
 
 
 def _machine() -> dict[str, dict[str, int | str]]:
-    """The machine and the versions; not what is only true at this moment or of this user."""
+    """Return the machine and the versions, without temporary or personal facts."""
     return {
         title: {name: value for name, value in rows.items() if name not in _PASSING}
         for title, rows in environment().items()
@@ -93,7 +93,7 @@ def _machine() -> dict[str, dict[str, int | str]]:
 
 
 def network_record(model: Model) -> NetworkRecord:
-    """What a network is made of, layer by layer."""
+    """Return the record of a network, layer by layer."""
     found = model.summary(show=False)
     layers = [
         LayerRecord(row.path, row.kind, list(row.shape), row.parameters, row.flops, row.nbytes)
@@ -144,7 +144,7 @@ def _step(row: StepRow) -> KernelRecord:
 
 
 def _memory(model: Model, plan: Plan) -> dict[str, int]:
-    """Bytes by what they are for, the largest first."""
+    """Return the bytes by purpose, largest first."""
     found = {
         "parameters": sum(each.tensor.nbytes for each in model.parameters()),
         "running statistics": sum(each.tensor.nbytes for each in model.states()),

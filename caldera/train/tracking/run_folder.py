@@ -1,11 +1,11 @@
-"""A folder with everything that is known of a run: for `caldera report`, and for whoever asks.
+"""A folder with the record of a run, for `caldera report` and for other programs.
 
-NAME.caldera          the model, with the names of its columns and classes; NAME is that of the
-                      data, as far as it can be a file's
-run.json              settings, seeds, versions, results, where time and memory went
-history.json          the results of each epoch
-curves.svg            the learning curves
-graph.svg             the training step as it was written and as it runs
+- `NAME.caldera`: the model, with the names of its columns and classes; NAME is the name of the
+  data, as far as it is a valid file name
+- `run.json`: settings, seeds, versions, results, time and memory by purpose
+- `history.json`: the results of each epoch
+- `curves.svg`: the learning curves
+- `graph.svg`: the training step as traced and as compiled
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 RUN, HISTORY, CURVES, GRAPH = "run.json", "history.json", "curves.svg", "graph.svg"
 REPORT = "report.html"
 _MOST_BYTES = 64 << 20
-"""More than any of these files has; what is larger is something else."""
+"""Maximum size of each of these files; a larger file is rejected."""
 
 
 @guarded
 class RunFolder:
-    """Where the record of a run is kept; `caldera report FOLDER` makes a page of it.
+    """Folder with the record of a run; `caldera report FOLDER` makes an HTML page from it.
 
     >>> import tempfile
     >>> import caldera as cd
@@ -67,18 +67,18 @@ class RunFolder:
         settings: Mapping[str, Setting] | None = None,
         measured: bool = True,
     ) -> RunRecord:
-        """Test the model, time its training step, and write everything down.
+        """Test the model, time its training step, and write all files of the record.
 
-        `settings` are what the run was made with, if that is more than what the model says of
-        itself. Without `measured` nothing is computed: only what is known already is written.
+        `settings` are the settings of the run if they exceed those stored in the model. Without
+        `measured`, only results that are already known are written.
 
-        What an earlier run has left in the folder goes. Of several ranks only the first one
-        measures and writes; the others get what is known without that.
+        Files of an earlier run in the folder are removed. Of several ranks only the first one
+        measures and writes; on the remaining ranks the record has only the known results.
         """
         if world().rank:
             return record_of(model, history, data, settings, measured=False)[0]
         self.path.mkdir(parents=True, exist_ok=True)
-        # First: whatever goes wrong with the rest, what was learned is not lost.
+        # First, so that the trained model is not lost if a later step fails.
         kept = save_model(model, self.model_file(data.name), data.schema)
         self._remove_earlier(kept)
         record, plan = record_of(model, history, data, settings, measured=measured)
@@ -92,12 +92,14 @@ class RunFolder:
 
     @checked
     def model_file(self, name: str) -> Path:
-        """Where the model that was trained on the data of this name is."""
+        """Return the path of the model that was trained on the data of this name."""
         return self.path / f"{file_name(name)}.caldera"
 
     def _remove_earlier(self, kept: Path) -> None:
-        """Remove what another run has written here, so that nobody takes it for a part of this one;
-        only files that its record speaks of."""
+        """Remove the files of an earlier run, which could be mistaken for parts of this one.
+
+        Only files named by its record are removed.
+        """
         try:
             name = self.record().name
         except DataError:
@@ -171,7 +173,7 @@ class RunFolder:
 
 
 def _whole_number(digits: str) -> int:
-    """A number that a machine counts with: what is longer is no count, and no float either."""
+    """Return an integer of at most 64 bits; longer ones are neither counts nor floats."""
     number = int(digits)
     if not -(2**63) <= number < 2**63:
         raise ValueError("a whole number of more than 64 bits")
@@ -179,7 +181,7 @@ def _whole_number(digits: str) -> int:
 
 
 def _check_shapes(record: RunRecord) -> None:
-    """What types do not say: tables have as many columns as they should."""
+    """Check the sizes of tables, which their types do not define."""
     counts = record.confusion or []
     require(
         all(len(row) == len(counts) for row in counts),
@@ -261,6 +263,6 @@ def _check_classes(found: ClassesRecord, classes: int) -> None:
 
 
 def read_class_names(model: Path) -> list[str]:
-    """The names beside an older model file, one a line; none if there is no such file."""
+    """Return the class names stored next to an older model file, one per line, or none."""
     path = model.with_suffix(".classes.txt")
     return path.read_text(encoding="utf-8").splitlines() if path.is_file() else []

@@ -71,7 +71,7 @@ class NetworkRecord:
     trainable: int
     flops: int
     blocks: list[BlockRecord] | None = None
-    """The same folded into blocks, with what flows between them."""
+    """The layers folded into blocks, with the data flow between them."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class KernelRecord:
 
 @dataclass(frozen=True)
 class ProfileRecord:
-    """Where time and memory of a training step go."""
+    """Time and memory of a training step."""
 
     batch_size: int
     device: str
@@ -108,7 +108,7 @@ class ProfileRecord:
     arena_in_use: list[int]
     """Bytes of the arena that hold something, step by step."""
     memory: dict[str, int]
-    """Bytes by what they are for."""
+    """Bytes by purpose."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class MistakeRecord:
     confidence: float
     """The probability of the class that was predicted."""
     probability: float
-    """That of the true one."""
+    """Probability of the true class."""
     picture: str
     """A PNG file in base64, if the sample is an image."""
     row: dict[str, str] = field(default_factory=dict)
@@ -130,7 +130,7 @@ class MistakeRecord:
 
 @dataclass(frozen=True)
 class RocRecord:
-    """The ROC curve of a class against all others, and the area under it."""
+    """ROC curve of a class against the rest, and the area under it."""
 
     area: float
     false_positive: list[float]
@@ -148,7 +148,7 @@ class CalibrationRecord:
 
 @dataclass(frozen=True)
 class ColumnRecord:
-    """What is lost if the values of a column are dealt out anew: accuracy, or of R2."""
+    """Loss of accuracy or of R2 when the values of a column are shuffled."""
 
     name: str
     loss: float
@@ -157,7 +157,7 @@ class ColumnRecord:
 
 @dataclass(frozen=True)
 class ClassesRecord:
-    """What a classifier makes of the test data, beside its confusion matrix."""
+    """Results of a classifier on the test data, in addition to its confusion matrix."""
 
     train: list[int]
     """Samples of each class to train with; none where that is not known."""
@@ -171,10 +171,10 @@ class ClassesRecord:
 
 @dataclass(frozen=True)
 class ValuesRecord:
-    """What a network that predicts values makes of the test data."""
+    """Results on the test data of a network that predicts values."""
 
     name: str
-    """What is predicted, where that has a name."""
+    """Name of the predicted quantity, or empty."""
     r2: float
     mean_absolute: float
     root_mean_square: float
@@ -183,7 +183,7 @@ class ValuesRecord:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run: what it was made of, and what came of it."""
+    """Record of a run: its definition and its results."""
 
     name: str
     started: str
@@ -198,7 +198,7 @@ class RunRecord:
     results: dict[str, float]
     """On the test data; empty if they were not asked for."""
     confusion: list[list[int]] | None
-    """How often each class (row) was taken for each class (column)."""
+    """Confusion matrix: true classes in rows, predicted classes in columns."""
     predictions: list[list[float]] | None
     """Pairs of a true and a predicted value, where values are predicted."""
     profile: ProfileRecord | None
@@ -242,7 +242,7 @@ def environment() -> dict[str, dict[str, int | str]]:
 
 
 def _cards() -> dict[str, dict[str, int | str]]:
-    """What each card can do. Only who has one pays for loading what knows of cards."""
+    """Return the properties of each GPU; the CUDA modules are imported only if there is one."""
     if not card_count():
         return {}
     facts = import_module("caldera.kernels.cuda.runtime.device").facts

@@ -38,7 +38,7 @@ class LayerRow:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a model is made of; printing it gives a table with exact totals.
+    """Components of a model; printing it shows a table with exact totals.
 
     >>> import caldera as cd
     >>> from caldera import nn
@@ -97,7 +97,7 @@ def _cells(row: LayerRow) -> tuple[str, ...]:
 
 
 def summarise(model: Layer, traced: Context, batch: int) -> Summary:
-    """The summary of a model, from a trace of it on `batch` samples."""
+    """Summarise a model, from a trace with `batch` samples."""
     calls = [call for call in traced.calls if call.layer is not model]
     counted: set[int] = set()
     rows = [_row(call, batch, counted) for call in calls if not list(call.layer.children())]
@@ -132,18 +132,18 @@ def _row(call: LayerCall, batch: int, counted: set[int]) -> LayerRow:
     )
 
 
-# --- work and depth: how many multiplications, and how long the longest chain of them is
+# --- work and depth: number of multiplications, and length of the longest chain of steps
 #
-# The formulas for convolutions are those of Ben-Nun and Hoefler, "Demystifying Parallel and
-# Distributed Deep Learning" (table of convolution methods): work W and depth D of the direct
-# method, im2col, FFT and Winograd with m x m tiles. Two slips of the printed table are mended: a
-# tile has alpha = m + r - 1 rows (Lavin and Gray), and each of its alpha**2 elements costs a
-# multiplication for each pair of channels.
+# The formulas for convolutions are taken from Ben-Nun and Hoefler, "Demystifying Parallel and
+# Distributed Deep Learning" (table of convolution methods). They are work W and depth D of the
+# direct method, im2col, FFT and Winograd with m x m tiles. Two errors of the printed table are
+# corrected: a tile has alpha = m + r - 1 rows (Lavin and Gray), and each of its alpha**2 elements
+# costs a multiplication for each pair of channels.
 
 
 @dataclass(frozen=True)
 class WorkDepth:
-    """Work (multiplications) and depth (steps, with as many processors as one could want)."""
+    """Work (multiplications) and depth (steps, with unlimited processors)."""
 
     method: str
     work: int
@@ -242,8 +242,9 @@ def hyper_parameters(model: Model) -> dict[str, bool | int | float | str]:
 
 
 def training_config(model: Model) -> dict[str, Any]:
-    """The layers, losses and optimizer of a model with all that they were made with: what has to be
-    the same on all ranks, or each would train a model of its own.
+    """Return the layers, losses and optimizer of a model with all their arguments.
+
+    These must be equal on all ranks, or each would train a different model.
 
     >>> import caldera as cd
     >>> from caldera import nn
@@ -265,7 +266,7 @@ def training_config(model: Model) -> dict[str, Any]:
 
 
 def _described(given: Configurable) -> Any:
-    """What files would say of it; of what they cannot hold, only the class."""
+    """Return the configuration as saved in files, or the class name if it cannot be saved."""
     try:
         return given.config()
     except ConfigError:
@@ -305,7 +306,8 @@ def blocks_of(model: Model) -> list[BlockRecord]:
                 reads or [_INPUT],
             )
         )
-        # A layer may hand on what it was given: whoever reads that from now on reads it from here.
+        # A layer may return its input unchanged: later readers of that value then read from this
+        # layer.
         makers |= {output.node: number for output in call.outputs}
     return found
 
@@ -319,7 +321,7 @@ def _outermost(calls: list[LayerCall]) -> list[LayerCall]:
 
 
 def _read(node: Node, makers: Mapping[Node, int]) -> set[int]:
-    """The blocks that a value comes from, past what the model itself does in between."""
+    """Return the blocks that a value depends on, past ops of the model itself."""
     found: set[int] = set()
     seen: set[Node] = set()
     pending = [node]

@@ -1,4 +1,4 @@
-"""`cd.TensorBoard`: a run as event files that TensorBoard shows, also while it goes on."""
+"""`cd.TensorBoard`: a run as event files that TensorBoard shows, also during training."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 _VALIDATION = "val_"
 _FORBIDDEN = re.compile(r"[^A-Za-z0-9_.\-/]")
-"""What TensorBoard takes in no name."""
+"""Characters that TensorBoard allows in no name."""
 
 
 @guarded
 class TensorBoard(Callback):
     """Writes a run to a folder of event files; `tensorboard --logdir FOLDER` shows them.
 
-    After each epoch the loss and the metrics, those of training and of validation as two lines of
-    one chart, the learning rate, the seconds, and how the values of each parameter are distributed
-    (every `histograms` epochs; 0 for never). With `every` also the mean loss of the epoch so far,
-    each so many steps. Once: the settings, the summary and the graph of the network. A resumed run
-    goes on in the same charts.
+    After each epoch it writes the loss and the metrics, with training and validation as two lines
+    of the same chart. The learning rate, the seconds and histograms of each parameter follow (every
+    `histograms` epochs; 0 for never). With `every`, the mean loss of the epoch so far is written at
+    intervals of `every` steps. The settings, the summary and the graph of the network are written
+    once. A resumed run continues in the same charts.
 
     Event files need neither TensorBoard nor TensorFlow to be written.
 
@@ -84,7 +84,7 @@ class TensorBoard(Callback):
         if run.step % self.every == 0:
             reading = run.steps.training_totals.begin_read("loss", "weight")
             self._pending.append((run.step, reading))
-        # What is still on its way is written later: nobody waits for the device.
+        # Values that have not arrived yet are written later, without waiting for the device.
         while self._pending and self._pending[0][1].done():
             self._write_pending()
 
@@ -136,7 +136,7 @@ class TensorBoard(Callback):
 
 
 def network_graph(model: Model) -> list[GraphNode]:
-    """What the network computes for a batch, in evaluation.
+    """Return the graph of the network for a batch, in evaluation.
 
     >>> import caldera as cd
     >>> from caldera import nn

@@ -77,8 +77,8 @@ class _Tracker(Callback):
 class MLflow(_Tracker):
     """Logs settings and the results of each epoch to MLflow (`pip install mlflow`).
 
-    `uri` is a server or a database (`sqlite:///runs.db`), else that of `MLFLOW_TRACKING_URI`. In
-    `with mlflow.start_run()` that run is used; else a run of `experiment` is made, and a resumed
+    `uri` is a server or a database (`sqlite:///runs.db`), else the value of `MLFLOW_TRACKING_URI`.
+    In `with mlflow.start_run()` that run is used; else a run of `experiment` is made, and a resumed
     training continues it. Rank 0 logs.
 
     >>> import caldera as cd
