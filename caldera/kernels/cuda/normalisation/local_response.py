@@ -87,7 +87,7 @@ class _Work:
 
 
 def _window(node: Node) -> tuple[int, int]:
-    """Return the numbers of channels below and above in the window, limited to existing channels."""
+    """Return the numbers of channels below and above in the window, limited to existing ones."""
     window, channels = node.attrs["window"], node.outputs[0].shape[1]
     return min(window // 2, channels), min((window - 1) // 2, channels)
 

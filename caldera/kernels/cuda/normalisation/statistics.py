@@ -409,7 +409,7 @@ def normalise(
 
 
 def images(layout: ChannelLayout, x: Array, y: Array, more: Sequence[Array]) -> KernelSignature:
-    """Return the arrays to read and write, with their strides; `more` is read only for an addition."""
+    """Return the arrays to read and write, with their strides; `more` may be empty."""
     return KernelSignature(
         {
             "x": const_pointer(x),

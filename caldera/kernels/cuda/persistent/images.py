@@ -84,7 +84,7 @@ def each_pixel(
 
 @dataclass(eq=False)
 class PixelProducer(Producer):
-    """Images computed element by element; `element` returns statements for the value of that name."""
+    """Images computed element by element; `element` returns the statements for a value."""
 
     element: Callable[[SharedAccess, Sequence[str]], list[str]]
     shared: Sequence[Array]

@@ -211,7 +211,7 @@ FEWEST_FLOPS = 1 << 27
 
 @dataclass(frozen=True)
 class _Padded:
-    """Memory for an array of a product with padding for its rows, or its columns if `transposed`."""
+    """Memory for an array of a product with padded rows, or columns if `transposed`."""
 
     spec: Spec
     transposed: bool

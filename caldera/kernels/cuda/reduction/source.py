@@ -61,7 +61,9 @@ class ReductionLoop:
     along: bool
 
     def axes(self, which: Sequence[int], lanes: int) -> list[int]:
-        """Return the lengths of some axes, the innermost of the loop in items of `lanes` elements."""
+        """Return the lengths of some axes, with the loop's innermost axis in items of `lanes`
+        elements.
+        """
         last = len(self.lengths) - 1
         return [self.lengths[axis] // (lanes if axis == last else 1) for axis in which]
 

@@ -134,7 +134,7 @@ def cublas_lt() -> Any:
 
 @cache
 def cudnn() -> Any:
-    """Return the module cudnn (NVIDIA's cudnn-frontend), or None if the module or a GPU is missing."""
+    """Return the module cudnn (NVIDIA's cudnn-frontend), or None if it or a GPU is missing."""
     return _usable("cudnn", "cudnn", "backend_version")
 
 

@@ -106,7 +106,7 @@ def _value(place: Device, spec: Spec) -> _Value:
 
 
 def _fill(place: Device, value: _Value, pattern: np.ndarray) -> None:
-    """Repeat a pattern until the value is full: the copied part doubles with each copy on the GPU."""
+    """Repeat a pattern until the value is full: each copy on the GPU doubles the filled part."""
     total, filled = value.spec.nbytes, min(value.spec.nbytes, pattern.nbytes)
     if not total:
         return
