@@ -179,7 +179,7 @@ class _Writer:
     # --- values
 
     def _value(self, node: Node, vector: int, phase: Phase) -> str:
-        """Return the expression for a node's value in a vector of this unit, as named in `phase`."""
+        """Return the expression for a node's value in a vector of this unit, as in `phase`."""
         key = (node, vector)
         made: Phase = "after" if node in self.late else "before"
         if key not in self.known:
