@@ -31,7 +31,7 @@ from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 _HEADER = "local_response.cuh"
 _THREADS = 256
 _ROWS_OF_TILE, _CHANNELS_OF_TILE = (8, 32), (64, 16)
-"""Of a block's tile where channels lie side by side, and where rows do."""
+"""Rows and channels of a block's tile, for contiguous channels and for contiguous rows."""
 _SHARED = 48 << 10
 """Bytes of shared memory that every kernel may have."""
 

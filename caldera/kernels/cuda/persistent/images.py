@@ -233,7 +233,7 @@ def image_sums(reduction: Reduction, fresh: Fresh) -> list[Any] | None:
 
 
 def image_work(piece: Any) -> ImageWork | None:
-    """Return a piece as work on images, if it is a loop over them or brings them, or None."""
+    """Return a piece as work on images if it is a loop over images or loads them, else None."""
     if isinstance(piece, ImageWork):
         return piece
     if isinstance(piece, FusedLoop) and len(piece.shape) == AXES:

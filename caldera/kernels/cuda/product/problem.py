@@ -115,7 +115,7 @@ class Multiplication:
         return elements(self.batch)
 
     def parts(self) -> list[Multiplication]:
-        """The same as products with few enough batch axes for one launch."""
+        """Return the same product as products with few enough batch axes for one launch."""
         if len(self.batch) <= MOST_BATCH_AXES:
             return [self]
         return [part for entry in self.entries() for part in entry.parts()]
@@ -175,7 +175,7 @@ class ThreadTile:
     resident: int
     """Blocks that a multiprocessor has room for."""
     efficiency: float
-    """Of its arithmetic."""
+    """Efficiency of its arithmetic."""
 
     @property
     def threads(self) -> int:

@@ -36,7 +36,7 @@ class Leaf:
 
     @property
     def name(self) -> str:
-        """Of the field that holds it."""
+        """Name of the field that stores it."""
         return f"x{self.number}" + ("" if self.vector == SINGLE else f"_{self.vector}")
 
 
@@ -256,7 +256,7 @@ class _Writer:
 
 
 def _users(order: Sequence[Node], product: Node) -> set[Node]:
-    """All that depends on the product, itself included."""
+    """Return all nodes that depend on the product, including the product."""
     found = {product}
     for node in order:
         if any(given in found for given in node.inputs):

@@ -66,7 +66,7 @@ class RecurrentGeometry:
 
     @property
     def rows(self) -> int:
-        """Of a launch."""
+        """Number of rows of a launch."""
         return self.groups * self.tiles * TILE_ROWS
 
     @property
@@ -84,7 +84,7 @@ class RecurrentGeometry:
 
     @property
     def _words(self) -> int:
-        """Of a thread for one of its share of pieces."""
+        """Words of a thread for each of its pieces."""
         vectors = self.cell.right if self.gathers else len(self.cell.left)
         return vectors * (4 if self.cell.kind in ("Half", "Bfloat") else 8)
 

@@ -48,8 +48,10 @@ def struct(reduction: Reduction) -> str:
 
 @dataclass(frozen=True)
 class ReductionLoop:
-    """A loop that reduces: axes by their positions, the innermost last, and where its operands
-    lie: inputs and outputs with strides for all axes, results with strides for those kept.
+    """Loop that reduces.
+
+    Axes are given by their positions, the innermost last. Inputs and outputs have strides for all
+    axes, results only for the kept axes.
     """
 
     loop_body: LoopBody

@@ -138,7 +138,7 @@ def _fetched(place: Device, value: _Value) -> list[np.ndarray]:
 
 
 def _windows_of(array: np.ndarray, spec: Spec) -> list[np.ndarray]:
-    """The same of a result on the host."""
+    """Return the elements in all windows of a result on the host."""
     flat = _as_stored(array, spec).reshape(-1).view(np.uint8)
     return [
         flat[offset : offset + nbytes].view(spec.dtype) for offset, nbytes in _windows(spec.nbytes)
