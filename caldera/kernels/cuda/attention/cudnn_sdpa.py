@@ -1,7 +1,7 @@
 """Attention by cuDNN in half precision, with or without causality; our kernels handle masks.
 
 Queries, keys, values and results are read and written in their own layouts, so the head axis may be
-in the middle (views of one product) or in front. The library does not support rows without a key,
+in the middle (views of a product) or in front. The library does not support rows without a key,
 whose result has to be 0; such problems are never passed to it. Its backward pass runs in
 deterministic mode: a resumed run ends with the same bits.
 """
