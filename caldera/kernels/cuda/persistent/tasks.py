@@ -102,7 +102,7 @@ class PrefetchingAccess(DelegatingAccess, ABC):
         return super().store(array, coordinates, value)
 
     def statements(self, each: Sequence[str], count: str) -> list[str]:
-        """Return the prefetch; `each` starts a loop over `count` elements, with two brackets."""
+        """Return the prefetch; `each` opens a loop over `count` elements; two brackets end it."""
         return [f"{kind} {name} = {value};" for value, (name, kind) in self._once.items()]
 
 
