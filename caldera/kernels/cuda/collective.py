@@ -71,7 +71,7 @@ def _back(target: Array, received: Array) -> None:
 
 
 def _zero(part: Array) -> None:
-    """Begin to set an array with dense rows to 0."""
+    """Start to set an array with dense rows to 0."""
     if not isinstance(part, DeviceArray):
         part.fill(0)
         return

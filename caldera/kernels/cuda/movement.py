@@ -35,7 +35,7 @@ from caldera.kernels.cuda.elementwise.loop import THREADS, ElementwiseLoop, laun
 from caldera.kernels.table import COPY, TABLE, Call, Kernel, Runner
 
 BITS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
-"""For each size of element a dtype that carries its bits."""
+"""Dtype of the same size for each element size, to carry its bits."""
 THINNEST = 8
 """Rows and columns below which a tile is mostly empty."""
 MOST_TOGETHER = 8
@@ -43,7 +43,7 @@ MOST_TOGETHER = 8
 
 
 def as_bits(array: np.ndarray) -> np.ndarray:
-    """The same memory as integers, so that one kernel copies all dtypes of a size."""
+    """Return the same memory as integers, so that one kernel copies all dtypes of a size."""
     return array.view(BITS[array.itemsize])
 
 

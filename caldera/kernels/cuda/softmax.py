@@ -136,7 +136,7 @@ _FUNCTIONS = {
     "softmax_grad": ("softmax_gradients", "false, ", 2),
     "log_softmax_grad": ("softmax_gradients", "true, ", 2),
 }
-"""By op: the function, its first template arguments, and the numbers it keeps of a class."""
+"""Function of each op, its first template arguments, and the numbers it keeps per class."""
 
 
 def _bind_softmax(call: Call) -> Runner:
@@ -154,8 +154,11 @@ _LOSSES = {
     "cross_entropy_probabilities": ("soft_cross_entropy", "xx", 2),
     "cross_entropy_probabilities_grad": ("soft_cross_entropy_gradients", "1xx", 2),
 }
-"""By op: the function, which inputs have classes ("x") or one number a sample ("1"), and the
-numbers it keeps of a class. A loss has one number a sample, a gradient has classes."""
+"""Function of each op, the kinds of its inputs, and the numbers it keeps per class.
+
+Inputs have classes ("x") or one number per sample ("1"). A loss has one number per sample, a
+gradient has classes.
+"""
 
 
 def _bind_loss(call: Call) -> Runner:

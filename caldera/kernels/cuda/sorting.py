@@ -135,7 +135,7 @@ def _merging(
 
 
 def _arrays(x: Array, values: Array, positions: Array, axis: int) -> dict[str, Parameter]:
-    """The parameters that say where rows lie."""
+    """Return the parameters that define the positions of rows."""
     strides = [element_strides(array) for array in (x, values, positions)]
     axes = axes_of(x.shape, *strides)
     rows = merged(each for i, each in enumerate(axes) if i != axis)

@@ -1,7 +1,7 @@
 """Attention by cuDNN in half precision, with or without causality; our kernels handle masks.
 
 Queries, keys, values and results are read and written in their own layouts, so the head axis may be
-in the middle (views of one product) or in front. The library does not support rows without a key,
+in the middle (views of a product) or in front. The library does not support rows without a key,
 whose result has to be 0; such problems are never passed to it. Its backward pass runs in
 deterministic mode: a resumed run ends with the same bits.
 """
@@ -42,14 +42,14 @@ ROLES = {
     FORWARD: ((Q, KEY, V), (RESULT, STATISTICS)),
     BACKWARD: ((G, Q, KEY, V, RESULT, STATISTICS), (DQ, DK, DV)),
 }
-"""Of the inputs and of the outputs."""
+"""Roles of an op's inputs and of its outputs."""
 Lie = tuple[Shape, tuple[int, ...]]
 """A shape and the strides, in elements, with four axes each."""
 
 
 @dataclass(frozen=True)
 class AttentionGraphKey:
-    """All that a graph depends on."""
+    """Key of a graph: all properties that determine it."""
 
     op: str
     dtype: str
@@ -59,7 +59,7 @@ class AttentionGraphKey:
 
     @classmethod
     def of(cls, node: Node, arrays: Sequence[Array] | None = None) -> AttentionGraphKey:
-        """For these arrays, or as a plan would lay them out."""
+        """Return the key for these arrays, or for the layouts of a plan."""
         specs = [*(given.outputs[0] for given in node.inputs), *node.outputs]
         strides = [
             dense_strides(spec.shape, spec.order, 1) if arrays is None else strides_of(arrays[i])
@@ -78,7 +78,7 @@ class AttentionGraphKey:
 
 
 def roles(op: str) -> tuple[int, ...]:
-    """Of the inputs and outputs of an op."""
+    """Return the roles of the inputs and outputs of an op."""
     given, results = ROLES[op]
     return (*given, *results)
 

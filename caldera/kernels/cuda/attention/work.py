@@ -242,7 +242,7 @@ class GradientWork:
         self.depth, self.width = q.shape[-1], v.shape[-1]
 
     def work(self, *results: AttentionOperand) -> AttentionWork:
-        """With these results, the first of which is the target."""
+        """Return the work with these results, the first of which is the target."""
         operands = [*self.given, *results, *self.masks]
         sizes = (self.queries, self.keys, self.depth, self.width)
         return AttentionWork(self.call.node, operands, len(self.given), sizes)

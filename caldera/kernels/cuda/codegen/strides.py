@@ -24,7 +24,7 @@ from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.table import Array as DeviceArray
 
 Strides = tuple[int, ...]
-"""In elements, one for each axis of a shape."""
+"""Strides in elements, one for each axis of a shape."""
 _WIDEST = 16
 """Maximum number of bytes that a thread loads or stores in one access."""
 _FEW = 1 << 30
@@ -262,8 +262,9 @@ class ThreadGroup:
         return {"thread": self.threads, "warp": self.threads // 32, "block": 1}[self.kind]
 
     def exactly(self, length: int) -> ThreadGroup:
-        """The same without room for more than rows of this length: where a kernel keeps several
-        numbers of each element, that is many registers.
+        """Return the same group with registers only for rows of this length.
+
+        This saves many registers if a kernel keeps several numbers per element.
 
         >>> thread_group_for(768, 8, 32).exactly(768).rounds
         3

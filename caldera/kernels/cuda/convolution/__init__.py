@@ -29,7 +29,7 @@ def without_epilogue(node: Node) -> Node:
 
 
 def call_without_epilogue(call: Call) -> Call:
-    """The same for a call, whose outputs are then to be finished."""
+    """Return the call without its epilogue, which has to be applied to its outputs."""
     return replace(call, node=without_epilogue(call.node), inputs=call.inputs[:2])
 
 

@@ -46,14 +46,14 @@ ROLES = {
     "conv2d_input": (OUTPUT, FILTERS, IMAGE),
     "conv2d_weight": (IMAGE, OUTPUT, FILTERS),
 }
-"""Of the first input, the second one and the result."""
+"""Roles of the first input, the second input and the result."""
 ACTIVATIONS = frozenset({"relu", "leaky_relu", "sigmoid", "tanh"})
 """Activations that the library computes as Caldera does, including infinite arguments and nan."""
 
 
 @dataclass(frozen=True)
 class ConvolutionGraphKey:
-    """All that a graph and the choice of its plans depend on."""
+    """Key of a graph: all properties that determine it and the choice of its plans."""
 
     op: str
     tensors: tuple[Spec, Spec, Spec]

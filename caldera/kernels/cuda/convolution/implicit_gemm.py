@@ -295,7 +295,7 @@ def parts(call: Call, filters: Array) -> list[SplitKSlice]:
 
 
 def _packed(filters: Array, turned: bool, scratch: Scratch) -> Array:
-    """Room for filters whose channels (turned: whose results) lie side by side."""
+    """Return memory for filters with contiguous channels (with contiguous results if turned)."""
     results, channels, *taps = filters.shape
     if turned:
         return scratch.array((channels, *taps, results), filters.dtype).transpose(3, 0, 1, 2)

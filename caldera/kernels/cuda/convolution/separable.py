@@ -211,7 +211,7 @@ class _Tiling:
 
     @property
     def adding_grid(self) -> tuple[int, int, int]:
-        """The same where each block adds up several strips."""
+        """Grid of a launch in which each block adds up several strips."""
         fill = max(1, BLOCKS * driver().multiprocessors // self.slices)
         return min(fill, self.grid[0]), self.slices, 1
 

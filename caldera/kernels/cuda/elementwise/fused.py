@@ -199,7 +199,7 @@ def _touched(call: Call) -> Touched:
 
 
 def _keep_apart(calls: Sequence[Call], needed: list[set[int]]) -> None:
-    """Let calls that share something wait for each other."""
+    """Add dependencies between calls that share something."""
     last: dict[str, int] = {}
     for index, call in enumerate(calls):
         for what in call.shares:
@@ -245,7 +245,7 @@ def in_groups(needed: list[set[int]], kinds: Sequence[Hashable | None]) -> list[
 
 
 def needed_before(touched: Sequence[Touched]) -> list[set[int]]:
-    """For each call those before it that have to be done first."""
+    """Return, for each call, the earlier calls that have to be done first."""
     places = [
         (*span(array), owner, written)
         for owner, sides in enumerate(touched)
@@ -282,7 +282,7 @@ class _Order:
                 self._waiting.setdefault(kind, set()).add(index)
 
     def until(self, index: int) -> None:
-        """All that a call needs, then the call itself."""
+        """Run all requirements of a call, then the call."""
         while self._needed[index]:
             self._run_kind(self._kinds[self._first_able(index)])
         self._run([index])

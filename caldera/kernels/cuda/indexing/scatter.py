@@ -210,7 +210,7 @@ def vector_of(
 
 
 def in_vectors(axes: list[StridedAxis], vector: int) -> list[StridedAxis]:
-    """The same axes counted in vectors."""
+    """Return the same axes, counted in vectors."""
     if vector == 1:
         return axes
     last = axes[-1]
@@ -249,7 +249,7 @@ def _bind_sorting(geometry: Geometry, call: Call) -> Runner:
 
 
 def _sorted(shape: _Geometry, workspace: Array, additions: int) -> tuple[Array, list[KernelLaunch]]:
-    """The items in order, and the launches that bring them there."""
+    """Return the sorted items, and the launches that sort them."""
     nbytes = _item_bytes(additions)
     items, other = workspace[: additions * _ITEM], workspace[nbytes : nbytes + additions * _ITEM]
     width = min(1 << max(additions - 1, 1).bit_length(), TILE)

@@ -41,7 +41,7 @@ _COLUMNS = 64
 _LARGE = 256
 """Rows from which on it is cheaper to eliminate once than once for each block of right sides."""
 _MOST_ROWS = 1024
-"""Of a matrix, or its columns, where a library serves as well."""
+"""Maximum number of rows or columns of a matrix if a library is available."""
 _STEP_SECONDS = 4e-7
 """A step of an algorithm, in which all threads of the block meet a few times."""
 _FLOPS = 5e10

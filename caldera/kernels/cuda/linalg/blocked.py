@@ -376,7 +376,9 @@ class _Elimination(PanelCalls):
 
 
 class SolveRunner(CudaRunner):
-    """Solves, and refines until a solution counts: the host waits to know."""
+    """Runner that solves and refines until a solution is accepted; the host waits for the
+    residuals.
+    """
 
     def __init__(self, call: Call) -> None:
         made = _Elimination(call)

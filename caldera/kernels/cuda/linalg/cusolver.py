@@ -139,7 +139,7 @@ _LIBRARY: dict[str, tuple[Callable[..., Results], float]] = {
     "svd": (_svd, _ROTATION_SECONDS),
     "eig": (_eig, _ROTATION_SECONDS),
 }
-"""By op, what computes it, and the seconds of a row."""
+"""Function for each op, and its seconds per row."""
 for _op in _LIBRARY:
     TABLE.add(
         Kernel(

@@ -55,7 +55,7 @@ from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 _FACTORS = 5
 """Numbers a channel that the last kernel works with, at most."""
 _FORWARD, _BACKWARD = 3, 4
-"""The same for a channel of an image, of groups."""
+"""Numbers per channel of an image for groups, in the forward and backward pass."""
 _CHANNELS = 1
 _WARPS = 4
 """Groups that a block takes."""

@@ -215,7 +215,7 @@ def _ending(node: Node) -> tuple[bool, bool]:
 
 
 def _partial(node: Node) -> Spec:
-    """For each block, its sums for shift and scale, and of the gradient if it is added up."""
+    """Return the sums of each block for shift and scale, and of the gradient if it is summed."""
     length = max(node.inputs[2].spec.size, 1)
     rows = node.outputs[0].size // length
     blocks = min(rows, _MOST_BLOCKS * driver().multiprocessors)

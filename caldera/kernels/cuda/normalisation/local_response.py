@@ -31,7 +31,7 @@ from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 _HEADER = "local_response.cuh"
 _THREADS = 256
 _ROWS_OF_TILE, _CHANNELS_OF_TILE = (8, 32), (64, 16)
-"""Of a block's tile where channels lie side by side, and where rows do."""
+"""Rows and channels of a block's tile, for contiguous channels and for contiguous rows."""
 _SHARED = 48 << 10
 """Bytes of shared memory that every kernel may have."""
 
@@ -87,7 +87,7 @@ class _Work:
 
 
 def _window(node: Node) -> tuple[int, int]:
-    """Return the numbers of channels below and above in the window, limited to existing channels."""
+    """Return the numbers of channels below and above in the window, limited to existing ones."""
     window, channels = node.attrs["window"], node.outputs[0].shape[1]
     return min(window // 2, channels), min((window - 1) // 2, channels)
 

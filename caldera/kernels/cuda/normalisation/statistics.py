@@ -86,7 +86,7 @@ class NormSizes:
 
 @dataclass(frozen=True)
 class ChannelLayout:
-    """The same for arrays: `planes` if neighbours are rows of a channel, else channels of a row."""
+    """Layout of arrays: `planes` if neighbours are rows of a channel, else channels of a row."""
 
     sizes: NormSizes
     rows: StridedLayout
@@ -294,8 +294,11 @@ def parameter_gradients(
     *third: Array,
     large: bool,
 ) -> KernelLaunch:
-    """The gradients of scale and shift from sums of parts that lie `apart`, and a third sum if that
-    is wanted; `row` is the walk over all of these."""
+    """Return the launch that adds up parts of the gradients of scale and shift.
+
+    `apart` is the stride between parts, `third` an optional third sum, and `row` the layout of
+    these results.
+    """
     channels = size(row.sizes)
     return function_launch(
         HEADER,
@@ -409,7 +412,7 @@ def normalise(
 
 
 def images(layout: ChannelLayout, x: Array, y: Array, more: Sequence[Array]) -> KernelSignature:
-    """Return the arrays to read and write, with their strides; `more` is read only for an addition."""
+    """Return the arrays to read and write, with their strides; `more` may be empty."""
     return KernelSignature(
         {
             "x": const_pointer(x),

@@ -42,9 +42,9 @@ from caldera.kernels.cuda.persistent.tasks import (
 )
 
 ROWS = WARPS
-"""Of a tile: a warp looks at each."""
+"""Rows of a tile: each is processed by one warp."""
 MOST_COLUMNS = 32
-"""Of the first product."""
+"""Maximum number of columns of the first product."""
 
 
 @dataclass(eq=False)

@@ -68,7 +68,7 @@ class ImageWindows:
 
     @property
     def rows(self) -> int:
-        """Of the product."""
+        """Number of rows of the product."""
         return self.length if self.over_places else size(self.places)
 
     @property
@@ -90,7 +90,7 @@ class ImageWindows:
 
     @property
     def multiplications(self) -> int:
-        """For an image."""
+        """Number of multiplications for an image."""
         return self.rows * self.inner * self.results
 
     def _sizes(self) -> dict[str, int]:

@@ -35,7 +35,7 @@ T = TypeVar("T", bound=Touching)
 
 
 def span(array: Array) -> Range:
-    """The addresses between which an array lies.
+    """Return the address range of an array.
 
     >>> import numpy as np
     >>> numbers = np.zeros((4, 4), np.float32)

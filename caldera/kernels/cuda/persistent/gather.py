@@ -150,7 +150,7 @@ def gather(call: Call) -> Gather | None:
 
 
 def fuse_gathers(pieces: Iterable[Any]) -> None:
-    """Let gathers find their numbers where these come from, and products their rows."""
+    """Let gathers read their indices, and products their rows, directly from the source tables."""
     known: list[Gather] = []
     for piece in pieces:
         if isinstance(piece, Gather):

@@ -71,7 +71,7 @@ class FusedImages:
         return [array for work in self.works for array in work.common]
 
     def takes(self, work: ImageWork) -> bool:
-        """Return True if a block can do this work for its image directly after the previous works."""
+        """Return True if a block can do this work for its image directly after its works."""
         if work.images != self.images:
             return False
         if meet(self.writes, work.common) or meet(work.writes, self.common):

@@ -84,7 +84,7 @@ def each_pixel(
 
 @dataclass(eq=False)
 class PixelProducer(Producer):
-    """Images computed element by element; `element` returns statements for the value of that name."""
+    """Images computed element by element; `element` returns the statements for a value."""
 
     element: Callable[[SharedAccess, Sequence[str]], list[str]]
     shared: Sequence[Array]
@@ -233,7 +233,7 @@ def image_sums(reduction: Reduction, fresh: Fresh) -> list[Any] | None:
 
 
 def image_work(piece: Any) -> ImageWork | None:
-    """Return a piece as work on images, if it is a loop over them or brings them, or None."""
+    """Return a piece as work on images if it is a loop over images or loads them, else None."""
     if isinstance(piece, ImageWork):
         return piece
     if isinstance(piece, FusedLoop) and len(piece.shape) == AXES:

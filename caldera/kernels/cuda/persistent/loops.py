@@ -98,7 +98,7 @@ class _Job:
 
     @property
     def shape(self) -> Shape:
-        """Of the loop."""
+        """Shape of the loop."""
         return self.reduction.shape
 
     @property

@@ -62,7 +62,7 @@ class ProductOperand:
 
 
 def operand(array: Array, transposed: bool) -> ProductOperand | None:
-    """The matrix of a product; None if neither its rows nor its columns lie densely."""
+    """Return the matrix of a product; None if neither its rows nor its columns are dense."""
     if array.ndim != 2 or array.dtype != np.float32 or not array.size:
         return None
     seen = array.transpose(1, 0) if transposed else array
@@ -112,7 +112,10 @@ class TileSide:
 
 
 def sides(left: tuple[int, bool], right: tuple[int, bool]) -> list[TileSide]:
-    """Both operands of a product, by their widths and whether their lines lie along the sums."""
+    """Return both operands of a product, by their widths and the direction of their lines.
+
+    The flags are True for lines along the sums.
+    """
     paired = left[1] and right[1]
     return [TileSide(*left, paired), TileSide(*right, paired)]
 
@@ -137,7 +140,7 @@ class ProductJob:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Human-readable name."""
         rows, columns = self.result.shape
         return f"{self.node.op.name} {rows}x{columns}x{self.inner}"
 

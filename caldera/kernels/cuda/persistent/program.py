@@ -161,12 +161,12 @@ class SharedTile(ABC):
 
     @property
     def padded_floats(self) -> int:
-        """The same up to a multiple of 16 bytes, where the next one may begin."""
+        """Number of floats, rounded up to a multiple of 16 bytes."""
         return 4 * units_of(self.floats, 4)
 
     @abstractmethod
     def bring(self, places: TileAccess, to: str) -> str:
-        """The statement that begins to bring it."""
+        """Return the statement that starts to load it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,7 +179,7 @@ class SharedImage(SharedTile):
 
     @property
     def floats(self) -> int:
-        """With the border."""
+        """Number of floats, including the border."""
         return size(self.padded) * self.apart
 
     @property
@@ -188,7 +188,7 @@ class SharedImage(SharedTile):
         return self.padded != self.array.shape[2:]
 
     def bring(self, places: TileAccess, to: str) -> str:
-        """The statement that begins to bring `image`."""
+        """Return the statement that starts to load `image`."""
         _, channels, down, across = self.array.shape
         strides = [stride // 4 for stride in self.array.strides[1:]]
         numbers = (
@@ -249,7 +249,7 @@ class SharedAccess(DelegatingAccess):
         self._hidden = hidden
 
     def over(self, places: TileAccess) -> SharedAccess:
-        """The same copies of memory that is reached through other places."""
+        """Return access to the same copies, with other pointers to memory."""
         return SharedAccess(places, self._found, self._hidden)
 
     @property

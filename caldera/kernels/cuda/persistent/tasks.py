@@ -102,8 +102,7 @@ class PrefetchingAccess(DelegatingAccess, ABC):
         return super().store(array, coordinates, value)
 
     def statements(self, each: Sequence[str], count: str) -> list[str]:
-        """Return the prefetch; `each` starts a loop over `count` elements, and two brackets end it.
-        """
+        """Return the prefetch; `each` opens a loop over `count` elements; two brackets end it."""
         return [f"{kind} {name} = {value};" for value, (name, kind) in self._once.items()]
 
 
@@ -358,12 +357,12 @@ class WarpTiling:
 
     @property
     def rows(self) -> int:
-        """Of a tile."""
+        """Number of rows of a tile."""
         return self.warp_rows * self.down
 
     @property
     def columns(self) -> int:
-        """Of a tile."""
+        """Number of columns of a tile."""
         return self.warp_columns * self.across
 
     @property

@@ -92,8 +92,7 @@ def _is_fast(epilogue: Epilogue) -> bool:
 
 
 def _turned(product: Multiplication) -> Multiplication:
-    """A product whose result lies column by column is a transposed one: the library takes those
-    whose result lies row by row."""
+    """Transpose a product whose result is column-major: the library requires row-major results."""
     found = as_matrices(product.out)
     is_plain = not product.epilogue.changes and product.accumulation is None
     return product.transposed() if found is not None and found.transposed and is_plain else product
@@ -184,7 +183,10 @@ def workspace(product: Multiplication) -> tuple[int, int]:
 
 
 def _aligned(problem: Problem) -> Problem:
-    """The operands as plans lay them out: what only describes them lies anywhere."""
+    """Return the problem with the operands' alignment in plans.
+
+    Arrays that only describe operands have arbitrary addresses.
+    """
     a, b, d = (replace(each, alignment=ALIGNMENT) for each in (problem.a, problem.b, problem.d))
     return replace(problem, a=a, b=b, d=d)
 
@@ -202,7 +204,7 @@ def _limit(taken: int) -> int:
 # --- padded operands
 
 SIDE_ALIGNMENT = 16
-"""Bytes of which the sides that lie side by side in memory are a multiple."""
+"""Alignment in bytes of the contiguous sides of matrices."""
 PADDED_RANKS = 4
 """Algorithms that are tried."""
 FEWEST_FLOPS = 1 << 27
@@ -211,7 +213,7 @@ FEWEST_FLOPS = 1 << 27
 
 @dataclass(frozen=True)
 class _Padded:
-    """Memory for an array of a product with padding for its rows, or its columns if `transposed`."""
+    """Memory for an array of a product with padded rows, or columns if `transposed`."""
 
     spec: Spec
     transposed: bool

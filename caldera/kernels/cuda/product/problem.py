@@ -44,7 +44,7 @@ FIRST_OPERAND = {"matmul": 0, "matmul_epilogue": 0, "matmul_accumulate": 1}
 
 
 def described(spec: Spec) -> np.ndarray:
-    """Return an array with the layout of a value, without its memory: only its strides are valid."""
+    """Return an array with the layout of a value but no memory: only its strides are valid."""
     strides = dense_strides(spec.shape, spec.order, spec.dtype.itemsize)
     return as_strided(np.empty(1, spec.dtype), spec.shape, strides)
 
@@ -57,7 +57,7 @@ def described_call(node: Node) -> Call:
 
 @dataclass(frozen=True)
 class BetaAccumulation:
-    """Scalars of beta start + alpha (the product): alpha and beta are arrays with a single number."""
+    """Operands of beta start + alpha (the product): alpha and beta are single-element arrays."""
 
     start: Array
     alpha: Array
@@ -115,7 +115,7 @@ class Multiplication:
         return elements(self.batch)
 
     def parts(self) -> list[Multiplication]:
-        """The same as products with few enough batch axes for one launch."""
+        """Return the same product as products with few enough batch axes for one launch."""
         if len(self.batch) <= MOST_BATCH_AXES:
             return [self]
         return [part for entry in self.entries() for part in entry.parts()]
@@ -175,7 +175,7 @@ class ThreadTile:
     resident: int
     """Blocks that a multiprocessor has room for."""
     efficiency: float
-    """Of its arithmetic."""
+    """Efficiency of its arithmetic."""
 
     @property
     def threads(self) -> int:

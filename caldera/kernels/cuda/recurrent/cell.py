@@ -36,7 +36,7 @@ class Leaf:
 
     @property
     def name(self) -> str:
-        """Of the field that holds it."""
+        """Name of the field that stores it."""
         return f"x{self.number}" + ("" if self.vector == SINGLE else f"_{self.vector}")
 
 
@@ -179,7 +179,7 @@ class _Writer:
     # --- values
 
     def _value(self, node: Node, vector: int, phase: Phase) -> str:
-        """Return the expression for a node's value for this unit in a vector, as named in `phase`."""
+        """Return the expression for a node's value in a vector of this unit, as in `phase`."""
         key = (node, vector)
         made: Phase = "after" if node in self.late else "before"
         if key not in self.known:
@@ -256,7 +256,7 @@ class _Writer:
 
 
 def _users(order: Sequence[Node], product: Node) -> set[Node]:
-    """All that depends on the product, itself included."""
+    """Return all nodes that depend on the product, including the product."""
     found = {product}
     for node in order:
         if any(given in found for given in node.inputs):

@@ -1,9 +1,9 @@
 """Recurrent layers in one launch for all steps: blocks keep their part of the weights in registers.
 
 A loop run step by step has two or three launches per step, each of which reads all weights. Here
-all blocks are resident simultaneously, and wait only for each other's results of the previous step,
-see include/recurrent/recurrent.cuh. The product of all inputs with their weights is computed before
-the loop, and the gradients of weights after it.
+all blocks are resident simultaneously, and wait only for the results of the previous step, see
+include/recurrent/recurrent.cuh. The product of all inputs with their weights is computed before the
+loop, and the gradients of weights after it.
 
 If one launch covers all rows it takes a tenth of the loop's time or less (H200: 128 steps of an
 LSTM in 0.2 ms instead of 6.9). It is therefore not measured: capturing a loop of some thousand
@@ -66,7 +66,7 @@ class RecurrentGeometry:
 
     @property
     def rows(self) -> int:
-        """Of a launch."""
+        """Number of rows of a launch."""
         return self.groups * self.tiles * TILE_ROWS
 
     @property
@@ -84,7 +84,7 @@ class RecurrentGeometry:
 
     @property
     def _words(self) -> int:
-        """Of a thread for one of its share of pieces."""
+        """Words of a thread for each of its pieces."""
         vectors = self.cell.right if self.gathers else len(self.cell.left)
         return vectors * (4 if self.cell.kind in ("Half", "Bfloat") else 8)
 
@@ -122,7 +122,7 @@ class RecurrentGeometry:
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory: partial sums, own operands, weights, and data of the next step."""
+        """Bytes of shared memory: partial sums, own operands, weights, data of the next step."""
         rows = self.tiles * TILE_ROWS
         floats = self.parts * self.cell.right * UNITS * (rows + 2)
         floats += 0 if self.gathers else rows * (len(self.cell.left) * UNITS + 4)

@@ -1,11 +1,11 @@
 """Reductions on a GPU: loops over any axes and any layout, and products with a row of ones.
 
 A loop is a separate launch or part of a fused body. Its division depends only on its shape, never
-on the GPU: results are the same everywhere and from run to run.
+on the GPU. Results are the same everywhere and from run to run.
 
-Sums of columns may also be products with a row of ones. cuBLASLt has kernels for them that need one
-launch where a loop in parts needs two, and that read a matrix at the speed of its memory. They add
-up in float32, so only short sums use them.
+Sums of columns may also be products with a row of ones. cuBLASLt has kernels for them that need
+only one launch, where a loop in parts needs two. These read a matrix at the speed of its memory.
+They add up in float32, so only short sums use them.
 """
 
 from __future__ import annotations
@@ -340,7 +340,7 @@ def _bind(rank: int, call: Call) -> Runner:
 
 @lru_cache(maxsize=4096)
 def _found(node: Node, accuracy: str, limit: int) -> tuple[int, int]:
-    """Return the library's workspace for a sum under these settings, and its number of algorithms."""
+    """Return the library's workspace for a sum under these settings, and its algorithm count."""
     sides = _sides(node)
     if sides is None or node.dtype not in (float16, bfloat16, float32):
         return 0, 0

@@ -48,8 +48,10 @@ def struct(reduction: Reduction) -> str:
 
 @dataclass(frozen=True)
 class ReductionLoop:
-    """A loop that reduces: axes by their positions, the innermost last, and where its operands
-    lie: inputs and outputs with strides for all axes, results with strides for those kept.
+    """Loop that reduces.
+
+    Axes are given by their positions, the innermost last. Inputs and outputs have strides for all
+    axes, results only for the kept axes.
     """
 
     loop_body: LoopBody
@@ -61,7 +63,9 @@ class ReductionLoop:
     along: bool
 
     def axes(self, which: Sequence[int], lanes: int) -> list[int]:
-        """Return the lengths of some axes, the innermost of the loop in items of `lanes` elements."""
+        """Return the lengths of some axes, with the loop's innermost axis in items of `lanes`
+        elements.
+        """
         last = len(self.lengths) - 1
         return [self.lengths[axis] // (lanes if axis == last else 1) for axis in which]
 

@@ -47,14 +47,14 @@ RESULT = np.dtype(
 
 @dataclass(frozen=True)
 class MatrixLayout:
-    """A matrix as cuBLAS sees it: `rows` lie side by side."""
+    """Matrix in cuBLAS's layout, with `rows` contiguous elements per column."""
 
     rows: int
     columns: int
     leading: int
     transposed: bool
     apart: int
-    """From one matrix of the batch to the next."""
+    """Stride between matrices of the batch."""
     alignment: int
 
     @classmethod
@@ -69,7 +69,7 @@ class MatrixLayout:
 
 @dataclass(frozen=True)
 class Problem:
-    """All that the choice of an algorithm depends on."""
+    """Key of a product: all properties that determine the choice of an algorithm."""
 
     data: int
     result: int

@@ -90,7 +90,7 @@ class CudnnGraph(ABC):
         return graph
 
     def close(self) -> None:
-        """Let go of the library's objects."""
+        """Release the library's objects."""
         self._graph = self._library = None
 
     def plan(self, rank: int) -> int | None:

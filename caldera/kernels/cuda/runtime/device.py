@@ -39,7 +39,7 @@ class CardProperties:
     threads: int
     """Threads that a multiprocessor holds."""
     registers: int = 65536
-    """Registers of a multiprocessor: all cards from 5.0 on have as many."""
+    """Registers of a multiprocessor; the same number for all GPUs from capability 5.0 on."""
     memory: int = 0
     """Bytes of the GPU's memory; 0 if unknown."""
 
@@ -134,7 +134,7 @@ def cublas_lt() -> Any:
 
 @cache
 def cudnn() -> Any:
-    """Return the module cudnn (NVIDIA's cudnn-frontend), or None if the module or a GPU is missing."""
+    """Return the module cudnn (NVIDIA's cudnn-frontend), or None if it or a GPU is missing."""
     return _usable("cudnn", "cudnn", "backend_version")
 
 

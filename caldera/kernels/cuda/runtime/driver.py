@@ -154,7 +154,7 @@ class Driver(ABC):
     def launch_cooperative(
         self, function: Any, grid: Size, block: Size, shared: int, parameters: Any
     ) -> None:
-        """Launch a function with all blocks resident simultaneously: they may wait for each other."""
+        """Launch with all blocks resident simultaneously: they may wait on each other."""
 
     @property
     @abstractmethod

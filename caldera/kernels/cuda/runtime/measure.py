@@ -106,7 +106,7 @@ def _value(place: Device, spec: Spec) -> _Value:
 
 
 def _fill(place: Device, value: _Value, pattern: np.ndarray) -> None:
-    """Repeat a pattern until the value is full: the copied part doubles with each copy on the GPU."""
+    """Repeat a pattern until the value is full: each copy on the GPU doubles the filled part."""
     total, filled = value.spec.nbytes, min(value.spec.nbytes, pattern.nbytes)
     if not total:
         return
@@ -138,7 +138,7 @@ def _fetched(place: Device, value: _Value) -> list[np.ndarray]:
 
 
 def _windows_of(array: np.ndarray, spec: Spec) -> list[np.ndarray]:
-    """The same of a result on the host."""
+    """Return the elements in all windows of a result on the host."""
     flat = _as_stored(array, spec).reshape(-1).view(np.uint8)
     return [
         flat[offset : offset + nbytes].view(spec.dtype) for offset, nbytes in _windows(spec.nbytes)

@@ -125,7 +125,7 @@ on an H200 took 1.0 to 4.3 times as long, and compiling rivals would take longer
 LARGE_IMAGES = 1 << 22
 """Number of elements from which libraries are faster for the channel counts of these kernels."""
 PRIORITIES = (12, 9)
-"""Of the ways: before products of 1x1 convolutions, and after cuDNN's second plan."""
+"""Priorities of the kernels: before products of 1x1 convolutions, and after cuDNN's second plan."""
 FILTERS = {"conv2d": 1, "conv2d_input": 1, "conv2d_weight": 2}
 """Index of the filters among the inputs and the result; the remaining arrays are images."""
 

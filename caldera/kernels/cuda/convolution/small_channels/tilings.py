@@ -144,9 +144,9 @@ BYTES_A_CLOCK = 40
 PRODUCT_CLOCKS = 1.8
 """Clocks per tensor-core product, with all four tensor cores busy."""
 STEP_CLOCKS = 30
-"""From reading words to the product with them, where a warp waits."""
+"""Clocks from reading words to their product, during which a warp waits."""
 START_CLOCKS = 1500
-"""Until the first bytes have come."""
+"""Clocks until the first bytes arrive."""
 
 
 class Clocked(Protocol):
@@ -254,7 +254,7 @@ class CorrelationTiling:
 
     @property
     def list_bytes(self) -> int:
-        """The list of where words lie; there is none where channels fill whole steps."""
+        """Bytes of the list of word positions; 0 if channels fill whole steps."""
         return 0 if self.is_whole else self.steps * 64
 
     @property
@@ -333,8 +333,10 @@ class CorrelationTiling:
 
 
 def pixel_bytes(channels: int, itemsize: int) -> int:
-    """From one pixel to the next where rows of 16 bytes are read by warps: an odd number of such
-    rows, so that neighbours meet different banks."""
+    """Return the bytes between neighbouring pixels if warps read rows of 16 bytes.
+
+    It is an odd number of such rows, so that neighbours use different banks.
+    """
     length = channels * itemsize
     return length + 16 if length % 32 == 0 else length
 

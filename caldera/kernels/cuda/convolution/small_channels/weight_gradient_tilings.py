@@ -57,7 +57,7 @@ class WeightGradientTiling:
 
     @property
     def width(self) -> int:
-        """The same in whole tiles."""
+        """Numbers of a filter, rounded up to whole tiles."""
         return -(-self.terms // 8) * 8
 
     @property
@@ -67,7 +67,7 @@ class WeightGradientTiling:
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """Number of threads of a block."""
         return 32 * self.share * self.split
 
     @property
@@ -164,7 +164,7 @@ class WeightGradientTiling:
 
 
 def pixel_bytes(channels: int, itemsize: int) -> int:
-    """From one pixel to the next: lanes that read several pixels meet different banks."""
+    """Return the bytes between neighbouring pixels, such that lanes use different banks."""
     length = channels * itemsize
     if itemsize == 2:
         return length + 16 if length % 32 == 0 else length
