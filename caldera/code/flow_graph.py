@@ -1,8 +1,8 @@
 """The contextual flow graph (inst2vec): statements that depend on each other, by data or control.
 
-Two statements are connected if one writes a value that the second reads. A statement that reads no
-earlier value of its block is connected to the jumps to this block. If the module defines the called
-function, a call is connected to the function's start and to its returns.
+A statement that reads a value is connected to the statement that writes it. A statement that reads
+no earlier value of its block is connected to the jumps to this block. If the module defines the
+called function, a call is connected to the function's start and to its returns.
 """
 
 from __future__ import annotations

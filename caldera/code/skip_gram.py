@@ -386,7 +386,7 @@ class SkipGram:
 
 
 def _part_size(batch: int, left: int) -> int:
-    """Return the number of pairs for a run: whole batches, in few sizes, as each requires a plan."""
+    """Return the number of pairs per run: whole batches, and few sizes, since each needs a plan."""
     at_once = _AT_ONCE
     while at_once > batch:
         size = at_once // batch * batch

@@ -210,7 +210,7 @@ def learning_curve_charts(
 
 
 def _groups(columns: Mapping[str, Sequence[float]]) -> dict[str, list[str]]:
-    """Group quantities into charts: the loss, all metrics from 0 to 1, every other one separately."""
+    """Group quantities into charts: the loss, all metrics from 0 to 1, and single others."""
     groups: dict[str, list[str]] = {"loss": ["loss"]}
     shares: list[str] = []
     for column in columns:
