@@ -228,13 +228,17 @@ for _name, _given in LAYERS.items():
             partial(_given, _cls),
             {"__call__": lambda f, cls=_cls: f(*inputs_of(cls.__name__))},
         )
+METHODS["new NumberEmbedding"] = (
+    lambda: nn.NumberEmbedding([[0.0, 1.0]]),
+    {"fit": lambda f: f([[0.0], [1.0], [2.0]], bins=2)},
+)
 METHODS.update(methods_of_services.METHODS)
 
 CALLED_BY_CALDERA = """
 *.after_epoch *.batch_length *.build *.build_for *.device_array *.ensure_built *.evaluation_steps
 *.expressions *.expressions_for *.finish *.forward *.get *.host_array *.make *.make_parameters
 *.open_expressions *.owned_by *.padded_batch *.parameter *.refuse *.require *.sign_for *.state
-CSVLogger.* Callback.* Checkpointer.* CustomModel.* EarlyStopping.* Filler.* KeepBest.*
+*.step_outputs CSVLogger.* Callback.* Checkpointer.* CustomModel.* EarlyStopping.* Filler.* KeepBest.*
 MLflow.* RoundWeights.* Run.* Target.* TensorBoard.* TimeLimit.* WandB.* WeightAverage.*
 LearningRates.plot MemoryManager.host MemoryManager.on_device RunFolder.write
 audio.NGram.score audio.Utterance.* bench.* code.Program.* comm.*
@@ -246,6 +250,7 @@ data.Shards.* data.Share.* data.Tokenizer.check data.Tokenizer.from_plain
 dmath.*.of dmath.Distribution.* dmath.Layout.* dmath.Session.*
 nn.*.bias_outside nn.*.check_groups nn.*.continued nn.*.convolve nn.*.function nn.*.operation
 nn.*.first_bias nn.*.first_states nn.*.pool nn.*.remembered
+nn.*.along nn.*.drawn nn.*.merge nn.*.noisy nn.*.windows nn.losses.*
 nn.*.step nn.*.weight_shape nn.CTCLoss.* nn.Context.* nn.EnsembleLoss.* nn.SkipGram.* nn.metrics.*
 nn.models.GPT.embedded nn.models.GPT.scores onnx.Backend.* onnx.ImportedModel.*
 optim.*.check_argument

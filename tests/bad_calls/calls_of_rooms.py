@@ -184,6 +184,28 @@ MODELS: dict[str, Given] = {
         ]
     },
 }
+LOSSES: dict[str, Given] = {
+    **{
+        name: lambda f: f()
+        for name in (
+            "Contrastive",
+            "CosineDistance",
+            "CrossEntropy",
+            "Dice",
+            "Focal",
+            "Huber",
+            "KullbackLeibler",
+            "Poisson",
+            "Quantile",
+            "Triplet",
+            "Tversky",
+        )
+    },
+    "FunctionLoss": lambda f: f(op.sub),
+    "PredictionKind": lambda f: f("regression"),
+    "Task": lambda f: f("regression"),
+    "as_loss": lambda f: f("mse"),
+}
 METRICS: dict[str, Given] = {
     **{
         name: lambda f: f()
@@ -403,6 +425,7 @@ ROOMS = {
     "": FRONT,
     "nn.": LAYERS,
     "nn.models.": MODELS,
+    "nn.losses.": LOSSES,
     "nn.metrics.": METRICS,
     "optim.": OPTIM,
     "data.": DATA,

@@ -101,7 +101,12 @@ NOT_CALLED = {
     "core.memory.Event",
     "core.memory.Stream",
     "nn.Layer",
+    "nn.losses.ClassLoss",
+    "nn.losses.ElementLoss",
+    "nn.losses.Loss",
+    "nn.losses.RegionLoss",
     "nn.metrics.ByClass",
+    "nn.metrics.CentredMetric",
     "nn.metrics.ClassMetric",
     "nn.metrics.MeanMetric",
     "nn.metrics.Metric",
@@ -189,12 +194,12 @@ def _takes_arguments(value: object) -> bool:
 
 
 def test_every_public_name_that_takes_arguments_has_a_valid_call() -> None:
-    called = {id(calls_of_rooms.find(name)) for name in CALLS}
+    called = {id(inspect.unwrap(calls_of_rooms.find(name))) for name in CALLS}
     public = public_names()
     missing = [
         name
         for name, value in public.items()
-        if _takes_arguments(value) and name not in NOT_CALLED and id(value) not in called
+        if _takes_arguments(value) and name not in NOT_CALLED and id(inspect.unwrap(value)) not in called
     ]
     assert not missing
     assert len(public) > 800

@@ -1,0 +1,344 @@
+#include "../wing.h"
+#include "runtime.h"
+
+extern const image_t wing_native_image;
+static const image_t *const IMAGES[] = {&wing_native_image, 0};
+extern const unsigned char wing_variables[];
+#define VARIABLE_BYTES ((int64_t)256)
+#define THREADS 1
+
+/* Exported model: memory of a handle, execution of plans, threads, and files of weights. */
+#include <pthread.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ALIGNED(bytes) (((bytes) + 63) & ~(int64_t)63)
+
+/* --- threads: the caller publishes a call, and every thread claims parts of it */
+
+typedef struct {
+    pthread_t *threads;
+    int count, sleeping, stop;
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    /* Number of the call (32 bits), its parts (16), the next part that no thread has claimed (16). */
+    _Atomic uint64_t ticket;
+    _Atomic int64_t done, active;
+    kernel_t kernel;
+    int64_t *slots;
+} pool_t;
+
+static int take_part(pool_t *pool) {
+    uint64_t seen = atomic_load(&pool->ticket);
+    uint64_t parts = (seen >> 16) & 0xffff, part = seen & 0xffff;
+    if (part >= parts) return 0;
+    if (atomic_compare_exchange_weak(&pool->ticket, &seen, seen + 1)) {
+        /* The call cannot change before all its parts are done. */
+        pool->kernel(pool->slots, (int64_t)part, (int64_t)parts);
+        atomic_fetch_add(&pool->done, 1);
+    }
+    return 1;
+}
+
+static void *work(void *given) {
+    pool_t *pool = given;
+    for (;;) {
+        int idle = 0;
+        while (atomic_load(&pool->active) || idle < 64) {
+            if (take_part(pool)) idle = 0;
+            else if (++idle % 16 == 0) sched_yield();
+        }
+        pthread_mutex_lock(&pool->lock);
+        pool->sleeping++;
+        while (!atomic_load(&pool->active) && !pool->stop) pthread_cond_wait(&pool->wake, &pool->lock);
+        pool->sleeping--;
+        int stop = pool->stop;
+        pthread_mutex_unlock(&pool->lock);
+        if (stop) return NULL;
+    }
+}
+
+static void pool_begin(pool_t *pool) {
+    pthread_mutex_lock(&pool->lock);
+    atomic_store(&pool->active, 1);
+    if (pool->sleeping) pthread_cond_broadcast(&pool->wake);
+    pthread_mutex_unlock(&pool->lock);
+}
+
+static void pool_run(pool_t *pool, kernel_t kernel, int64_t *slots, int64_t parts) {
+    pool->kernel = kernel;
+    pool->slots = slots;
+    atomic_store(&pool->done, 0);
+    uint64_t number = (atomic_load(&pool->ticket) >> 32) + 1;
+    atomic_store(&pool->ticket, number << 32 | (uint64_t)parts << 16);
+    while (take_part(pool)) {
+    }
+    for (int turn = 1; atomic_load(&pool->done) < parts; turn++)
+        if (turn % 64 == 0) sched_yield();
+}
+
+static void pool_free(pool_t *pool) {
+    if (pool == NULL) return;
+    pthread_mutex_lock(&pool->lock);
+    pool->stop = 1;
+    pthread_cond_broadcast(&pool->wake);
+    pthread_mutex_unlock(&pool->lock);
+    for (int i = 0; i < pool->count; i++) pthread_join(pool->threads[i], NULL);
+    pthread_cond_destroy(&pool->wake);
+    pthread_mutex_destroy(&pool->lock);
+    free(pool->threads);
+    free(pool);
+}
+
+static pool_t *pool_new(int workers) {
+    pool_t *pool = calloc(1, sizeof *pool);
+    if (pool == NULL) return NULL;
+    pool->threads = calloc((size_t)workers, sizeof *pool->threads);
+    pthread_mutex_init(&pool->lock, NULL);
+    pthread_cond_init(&pool->wake, NULL);
+    while (pool->threads != NULL && pool->count < workers &&
+           pthread_create(&pool->threads[pool->count], NULL, work, pool) == 0)
+        pool->count++;
+    return pool;
+}
+
+/* --- a handle */
+
+struct wing_model {
+    const image_t *image;
+    unsigned char *variables, *arena, *staging;
+    /* The slots of each plan of each program. */
+    int64_t **slots[PROGRAMS];
+    pool_t *pool;
+    char message[256];
+};
+
+static int fail(wing_model *model, int code, const char *format, ...) {
+    va_list given;
+    va_start(given, format);
+    vsnprintf(model->message, sizeof model->message, format, given);
+    va_end(given);
+    return code;
+}
+
+static const image_t *choose_image(void) {
+    const image_t *best = NULL;
+    for (int i = 0; IMAGES[i] != NULL; i++)
+        if (IMAGES[i]->can_run()) best = IMAGES[i];
+    return best;
+}
+
+/* With `model` NULL, return the bytes that a handle takes; else lay its parts out behind it. */
+static int64_t lay_out(const image_t *image, wing_model *model) {
+    unsigned char *base = (unsigned char *)model;
+    int64_t end = ALIGNED((int64_t)sizeof *model), arena = 64, staging = 64, tables = 0;
+    for (int g = 0; g < PROGRAMS; g++) tables += image->programs[g].count;
+    if (model) model->variables = base + end;
+    end += ALIGNED(VARIABLE_BYTES);
+    int64_t **table = (int64_t **)(base + end);
+    end += ALIGNED(tables * (int64_t)sizeof *table);
+    for (int g = 0; g < PROGRAMS; g++) {
+        if (model) model->slots[g] = table;
+        for (int64_t i = 0; i < image->programs[g].count; i++) {
+            const plan_t *plan = &image->programs[g].plans[i];
+            int64_t ports = 0;
+            for (int64_t j = 0; j < plan->port_count; j++) ports += ALIGNED(plan->ports[j].nbytes);
+            if (ports > staging) staging = ports;
+            if (plan->arena_bytes > arena) arena = plan->arena_bytes;
+            if (model) {
+                *table++ = (int64_t *)(base + end);
+                memcpy(base + end, plan->slots, (size_t)plan->slot_count * sizeof(int64_t));
+            }
+            end += ALIGNED(plan->slot_count * (int64_t)sizeof(int64_t));
+            if (model && plan->own_bytes)
+                memcpy(base + end, image->own + plan->own_offset, (size_t)plan->own_bytes);
+            end += ALIGNED(plan->own_bytes);
+        }
+    }
+    if (model) model->arena = base + end;
+    end += ALIGNED(arena);
+    if (model) model->staging = base + end;
+    return end + ALIGNED(staging);
+}
+
+static void relocate(wing_model *model) {
+    for (int g = 0; g < PROGRAMS; g++)
+        for (int64_t i = 0; i < model->image->programs[g].count; i++) {
+            const plan_t *plan = &model->image->programs[g].plans[i];
+            int64_t *slots = model->slots[g][i];
+            unsigned char *own = (unsigned char *)slots + ALIGNED(plan->slot_count * 8);
+            for (int64_t j = 0; j < plan->relocation_count; j++) {
+                const relocation_t *each = &plan->relocations[j];
+                intptr_t place;
+                if (each->segment == CODE) place = (intptr_t)model->image->kernels[each->offset];
+                else if (each->segment == OWN) place = (intptr_t)(own + each->offset);
+                else if (each->segment == ARENA) place = (intptr_t)(model->arena + each->offset);
+                else place = (intptr_t)(model->variables + each->offset);
+                slots[each->slot] = place;
+            }
+        }
+}
+
+int wing_create(wing_model **made) {
+    if (made == NULL) return wing_NULL;
+    *made = NULL;
+    const image_t *image = choose_image();
+    if (image == NULL) return wing_CPU;
+    int64_t nbytes = lay_out(image, NULL);
+    wing_model *model = aligned_alloc(64, (size_t)nbytes);
+    if (model == NULL) return wing_MEMORY;
+    memset(model, 0, (size_t)nbytes);
+    model->image = image;
+    lay_out(image, model);
+    if (VARIABLE_BYTES) memcpy(model->variables, wing_variables, (size_t)VARIABLE_BYTES);
+    relocate(model);
+    if (THREADS > 1 && (model->pool = pool_new(THREADS - 1)) == NULL) {
+        free(model);
+        return wing_MEMORY;
+    }
+    *made = model;
+    return wing_OK;
+}
+
+void wing_destroy(wing_model *model) {
+    if (model == NULL) return;
+    pool_free(model->pool);
+    free(model);
+}
+
+const char *wing_message(const wing_model *model) {
+    return model == NULL ? "no model was created" : model->message;
+}
+
+const char *wing_target(const wing_model *model) {
+    return model == NULL ? "" : model->image->target;
+}
+
+/* --- running */
+
+static int run_plan(wing_model *model, const plan_t *plan, int64_t *slots,
+                    unsigned char *const *ports) {
+    const kernel_t *kernels = model->image->kernels;
+    for (int64_t i = 0; i < plan->link_count; i++) {
+        const relocation_t *link = &plan->links[i];
+        slots[link->slot] = (intptr_t)(ports[link->segment - FIRST_PORT] + link->offset);
+    }
+    for (int64_t i = 0; i < plan->call_count; i++) {
+        const call_t *call = &plan->calls[i];
+        int64_t *given = slots + call->first_slot;
+        if (call->parts > 1 && model->pool)
+            pool_run(model->pool, kernels[call->kernel], given, call->parts);
+        else
+            for (int64_t part = 0; part < call->parts; part++)
+                kernels[call->kernel](given, part, call->parts);
+        if (call->status >= 0) {
+            int64_t *status = (int64_t *)(intptr_t)slots[call->status];
+            if (*status) {
+                *status = 0;
+                return fail(model, wing_VALUE, "op.%s refuses a value of the input", call->op);
+            }
+        }
+    }
+    return wing_OK;
+}
+
+static void move_line(unsigned char *to, const unsigned char *from, int64_t count, int64_t to_step,
+                      int64_t from_step, int32_t itemsize) {
+    if (itemsize == 4)
+        for (; count > 0; count--, to += to_step, from += from_step) memcpy(to, from, 4);
+    else
+        for (; count > 0; count--, to += to_step, from += from_step)
+            memcpy(to, from, (size_t)itemsize);
+}
+
+/* Copy a sample between the order of the caller (row-major) and that of the plan. */
+static void move_row(const port_t *port, unsigned char *plan, unsigned char *user, int to_plan) {
+    if (!port->is_reordered) {
+        memcpy(to_plan ? plan : user, to_plan ? user : plan, (size_t)port->row_bytes);
+        return;
+    }
+    int64_t index[MOST_AXES] = {0}, last = port->axes - 1, step = port->itemsize;
+    int64_t count = port->shape[last], stride = port->strides[last];
+    for (;;) {
+        if (to_plan) move_line(plan, user, count, stride, step, port->itemsize);
+        else move_line(user, plan, count, step, stride, port->itemsize);
+        user += count * step;
+        int64_t axis = last - 1;
+        for (; axis > 0; axis--) {
+            plan += port->strides[axis];
+            if (++index[axis] < port->shape[axis]) break;
+            plan -= port->strides[axis] * port->shape[axis];
+            index[axis] = 0;
+        }
+        if (axis <= 0) return;
+    }
+}
+
+static unsigned char *row_of(const port_t *port, unsigned char *base, int64_t row) {
+    return base + row * (port->is_reordered ? port->strides[0] : port->row_bytes);
+}
+
+/* The plan for the next rows: the largest that is full, or one that is filled up by repetition. */
+static int64_t choose_plan(const program_t *program, int64_t left) {
+    int64_t i = program->count - 1;
+    while (i > 0 && program->plans[i].rows > left) i--;
+    if (i + 1 < program->count && program->plans[i].rows < left) {
+        int64_t full = left / program->plans[i].rows;
+        if (full > 4 && program->plans[i + 1].rows <= 4 * left) i++;
+    }
+    return i;
+}
+
+static int run_rows(wing_model *model, int program_number, int64_t rows, void *const *user) {
+    const program_t *program = &model->image->programs[program_number];
+    unsigned char *ports[MOST_PORTS];
+    for (int64_t done = 0; done < rows;) {
+        int64_t number = choose_plan(program, rows - done), offset = 0;
+        const plan_t *plan = &program->plans[number];
+        int64_t taken = rows - done < plan->rows ? rows - done : plan->rows;
+        for (int64_t j = 0; j < plan->port_count; j++) {
+            const port_t *port = &plan->ports[j];
+            unsigned char *given = (unsigned char *)user[j] + done * port->row_bytes;
+            ports[j] = given;
+            if (port->is_reordered || taken < plan->rows) {
+                ports[j] = model->staging + offset;
+                for (int64_t r = 0; r < plan->rows && !port->is_output; r++)
+                    move_row(port, row_of(port, ports[j], r),
+                             given + (r < taken ? r : taken - 1) * port->row_bytes, 1);
+            }
+            offset += ALIGNED(port->nbytes);
+        }
+        int code = run_plan(model, plan, model->slots[program_number][number], ports);
+        if (code != wing_OK) return code;
+        for (int64_t j = 0; j < plan->port_count; j++) {
+            const port_t *port = &plan->ports[j];
+            unsigned char *given = (unsigned char *)user[j] + done * port->row_bytes;
+            for (int64_t r = 0; r < taken && port->is_output && ports[j] != given; r++)
+                move_row(port, row_of(port, ports[j], r), given + r * port->row_bytes, 0);
+        }
+        done += taken;
+    }
+    return wing_OK;
+}
+
+static int run(wing_model *model, int program, int64_t rows, void *const *user, int count) {
+    if (model == NULL) return wing_NULL;
+    model->message[0] = 0;
+    if (rows < 0) return fail(model, wing_ROWS, "expected rows >= 0, got %lld", (long long)rows);
+    for (int i = 0; i < count; i++)
+        if (user[i] == NULL && rows > 0)
+            return fail(model, wing_NULL, "argument %d is a null pointer", i + 3);
+    if (model->pool) pool_begin(model->pool);
+    int code = run_rows(model, program, rows, user);
+    if (model->pool) atomic_store(&model->pool->active, 0);
+    return code;
+}
+
+int wing_predict(wing_model *model, int64_t rows, const float *x, float *y) {
+    void *ports[] = {(void *)x, (void *)y};
+    return run(model, PREDICT, rows, ports, 2);
+}
