@@ -198,7 +198,7 @@ def _placed(spec: Spec, value: np.ndarray) -> np.ndarray:
 
 
 def _made_up(index: int, spec: Spec) -> np.ndarray:
-    """Return numbers for the input of this index; generating new ones takes longer than using them."""
+    """Return numbers for the input of this index, repeated as generating them is slow."""
     memory, pattern = _memory(spec), _pattern(index, spec.dtype)
     for start in range(0, memory.size, PATTERN):
         part = memory[start : start + PATTERN]
