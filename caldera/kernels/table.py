@@ -1,15 +1,15 @@
-"""Which code runs an op on a device: a table from (op, device family) to candidate kernels.
+"""Table of kernels: from (op, device family) to candidate kernels.
 
-Gradients, layers and passes never choose a device; the plan asks this table. A kernel does not run
-an op by itself: `bind` ties it to the arrays of one call and gives back a function of no arguments,
-so that everything that can be decided once is decided once.
+Gradients, layers and passes never choose a device; the plan reads this table. `Kernel.bind` binds a
+kernel to the arrays of a call and returns a function without arguments, so that every decision is
+made only once.
 
 The calls of a step may be grouped and joined. A grouper receives bound calls in order and returns
-pieces to run: independent calls of the same form run as one, perhaps in another order, always with
-the same result; and it returns which pieces may run concurrently. A joiner receives the calls of a
-step in order, each with the op its kernel is registered for, an allocator of zeroed device memory,
-and a predicate for scratch arrays. It returns a launch that runs any number of steps, or None if
-that is impossible or would not pay.
+pieces to run. Independent calls of the same form run as one piece, possibly in another order,
+always with the same result. The grouper also returns which pieces may run concurrently. A joiner
+receives the calls of a step in order, each with the op its kernel is registered for, an allocator
+of zeroed device memory, and a predicate for scratch arrays. It returns a launch that runs any
+number of steps, or None if that is impossible or not worthwhile.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from caldera.core.tensor.shape import Shape
 from caldera.errors import ConfigError, DeviceError
 
 Array = Any
-"""What a device's `array` gives: a numpy.ndarray, on a card one that only kernels may read."""
+"""Array of a device: a numpy.ndarray, or on a GPU an array that only kernels may read."""
 Runner = Callable[[], object]
 COPY = "copy"
-"""What kernels that copy are registered for."""
+"""Name under which copy kernels are registered."""
 
 
 @dataclass(frozen=True)
@@ -50,25 +50,27 @@ class Call:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One way to run an op on a family of devices.
+    """Implementation of an op on a family of devices.
 
-    `priority` orders the candidates before anything was measured: the highest serves first, and
-    among equals the one that expects to take the fewest seconds by its own `estimate`.
-    `in_place` says whether an output may share the memory of an input of its shape and dtype.
-    `places` has for each input the byte of the first output at which the kernel would put it, if it
-    does nothing else with it (None elsewhere): who makes the input may write it there at once.
-    `capturable` is false for one whose calls cannot be recorded and replayed by the device,
-    `measured` for one that made-up inputs say nothing about (positions that are not there, matrices
-    that have no inverse), or that is known to be fast. Of such kernels the estimates choose.
-    `shares` names what its calls use besides the arrays they are given, such as counters: calls
-    that share something must not run at the same time.
-    `limit` has the bytes of workspace that it was given, where they are not those of the settings.
-    `threads` has the largest number of threads that it uses, where it is not that of the settings.
-    `serial` is true for a call of a library that uses one thread, however many there are.
-    `varies` is true for what a library names first, or second, for each shape: that may be another
-    algorithm each time, so that what it took for one shape says nothing about others.
-    `source` names the code that computes the result, by default the module of `bind`. Kernels of
-    one source share its mistakes, so their agreement does not confirm a result.
+    - `priority`: order of the candidates before any measurement. The highest serves first, and
+      among equals the kernel with the shortest time by its own `estimate`.
+    - `in_place`: returns True if an output may share the memory of an input of its shape and dtype.
+    - `places`: for each input, the byte of the first output to which the kernel would copy it, if
+      it does not use it otherwise (else None). The producer of the input may write it there
+      directly.
+    - `capturable`: False if the device cannot record and replay its calls.
+    - `measured`: False if artificial inputs do not represent its time (invalid positions, singular
+      matrices), or if it is known to be fast. Such kernels are chosen by their estimates.
+    - `shares`: names of resources that its calls use besides their arrays, such as counters. Calls
+      that share a resource must not run concurrently.
+    - `limit`: workspace limit in bytes, if it differs from the settings.
+    - `threads`: maximum number of threads, if it differs from the settings.
+    - `serial`: True for a library call that uses one thread regardless of the number available.
+    - `varies`: True for the first or second algorithm that a library suggests for each shape. It
+      may be a different algorithm each time, so a time for one shape does not predict times for
+      others.
+    - `source`: name of the code that computes the result, by default the module of `bind`. Kernels
+      of one source share its mistakes, so their agreement does not confirm a result.
     """
 
     op: str
@@ -128,22 +130,22 @@ class KernelTable:
             del self._kernels[key]
 
     def load(self, family: str) -> None:
-        """Register the kernels of a family of devices, if that was not done yet.
+        """Register the kernels of a family of devices, if they are not registered yet.
 
-        Lookups do so for the CPU: a script that computes nothing does not pay for its kernels. For
-        others whoever has such a device says so.
+        Lookups do so for the CPU: a script that computes no values does not load its kernels. For
+        other families, the device's code calls this.
         """
         if family in self.rooms:
-            # Taken out afterwards: a thread that comes meanwhile waits for the same import.
+            # Removed afterwards: a concurrent thread waits for the same import.
             import_module(self.rooms[family])
             self.rooms.pop(family, None)
 
     def copy(self, family: str) -> Kernel:
-        """How a family copies a value to memory in which it lies differently; that is no op."""
+        """Return a family's function that copies a value to a different memory layout; not an op."""
         return self.kernels(COPY, family)[0]
 
     def has(self, op: str, family: str) -> bool:
-        """Whether any kernel is registered for this op."""
+        """Return True if any kernel is registered for this op."""
         return bool(self.kernels(op, family))
 
     def candidates(
@@ -153,9 +155,9 @@ class KernelTable:
         workspace_limit: int | None = None,
         others: Sequence[Kernel] = (),
     ) -> list[Kernel]:
-        """The kernels that can run this node within the workspace allowed, best guess first.
+        """Return the kernels that can run this node within the workspace limit, best guess first.
 
-        `others` were made for this very node, and stand beside those of the table.
+        `others` were created for this node, and are added to the kernels of the table.
         """
         found = [
             kernel
@@ -173,7 +175,7 @@ class KernelTable:
         if len({kernel.priority for kernel in found}) < len(found):
             found.sort(key=lambda kernel: (-kernel.priority, kernel.estimate(node)))
         else:
-            # Most of the time none is as good as another: estimates would change nothing.
+            # Usually priorities are distinct: estimates would not change the order.
             found.sort(key=lambda kernel: -kernel.priority)
         return found
 
@@ -191,20 +193,19 @@ class KernelTable:
 TABLE = KernelTable(
     rooms={"cpu": "caldera.kernels.native.families", "cuda": "caldera.kernels.cuda"}
 )
-"""The one table; `kernels.reference` fills it when it is imported, the other rooms when asked."""
+"""Global table; importing `kernels.reference` fills it, more packages are loaded on demand."""
 
 PRECISION_CHECKS: dict[str, Callable[[str], None]] = {}
-"""What refuses a precision that devices of a family cannot compute in; a room of kernels puts its
-own here when it is loaded."""
+"""Checks by family that reject unsupported precisions, added by kernel packages on import."""
 
 _CHANNELS_LAST = frozenset({"cpu", "cuda"})
 
 
 def wants_channels_last(family: str) -> bool:
-    """Whether plans for this family should lay images out channels last.
+    """Return True if plans for this family should store images with channels last.
 
-    Channels are what convolutions, pooling and normalisation vectorise over. Every kernel takes
-    row-major images as well; these are slower.
+    Convolutions, pooling and normalisation vectorise over channels. Every kernel accepts row-major
+    images as well, but is slower on them.
 
     >>> wants_channels_last("cpu")
     True
@@ -213,8 +214,9 @@ def wants_channels_last(family: str) -> bool:
 
 
 class AddressedRunner:
-    """A function of arrays, which it finds by their addresses when it is run: whoever writes over
-    one of `slots` has it work on other memory, without being bound anew.
+    """A function of arrays, located by their addresses at run time.
+
+    Writing to `slots` makes it use different memory, without binding it again.
 
     >>> first, second, third = np.zeros(2), np.zeros(2), np.zeros(2)
     >>> add = AddressedRunner(lambda x, y: np.add(x, 1, out=y), first, second)
@@ -249,7 +251,7 @@ class _Memory:
 
 Steps = Callable[[int], Runner]
 Fresh = Callable[[Shape, str], Array]
-"""Memory of a shape and a dtype that belongs to the step alone."""
+"""Allocator of memory of a shape and a dtype, used only by the step."""
 StepFuser = Callable[[Sequence[tuple[str, Call]], Fresh, Callable[[Array], bool]], Steps | None]
 
 STEP_FUSERS: dict[str, StepFuser] = {}
@@ -258,8 +260,7 @@ STEP_FUSERS: dict[str, StepFuser] = {}
 
 @dataclass(frozen=True)
 class StepPiece:
-    """A part of a step: what runs it, the numbers of those before it that have to be done first,
-    and about how long it takes."""
+    """Part of a step: its function, the indices of its prerequisites, and its estimated seconds."""
 
     run: Runner
     after: frozenset[int] = frozenset()

@@ -1,15 +1,14 @@
-"""Kernels within a limit on their workspace: batches in slices, and one workspace shared by layers.
+"""Kernels within a workspace limit: sliced batches, and a workspace shared by layers.
 
-What an algorithm needs beside its inputs often grows with the batch. With a limit on the workspace,
-the fastest one may then be out of reach, unless it is given a part of the batch at a time. As in
-micro-cuDNN (Oyama et al., 2018) the slices may differ in size and algorithm: `best_sizes` composes
-the batch of the sizes whose time is known, so that the sum of their times is least. Results for
-images are written slice by slice; sums over the batch are added up.
+The workspace of an algorithm often grows with the batch. A limit may then exclude the fastest
+algorithm, unless it processes a part of the batch at a time. As in micro-cuDNN (Oyama et al., 2018)
+the slices may differ in size and algorithm: `best_sizes` composes the batch of sizes with known
+times, minimising the sum of their times. Results for images are written slice by slice; sums over
+the batch are added up.
 
-One limit for all layers is shared out by a multiple-choice knapsack: every layer takes one of its
-options, the workspaces add up to no more than the limit, and the times to as little as they can.
-Dynamic programming over the bytes spent answers it exactly, up to the unit in which bytes are
-counted.
+A limit shared by all layers is distributed by a multiple-choice knapsack. Every layer takes one of
+its options, the workspaces add up to no more than the limit, and the total time is minimal. Dynamic
+programming over the bytes spent solves it exactly, up to the unit in which bytes are counted.
 """
 
 from __future__ import annotations
@@ -49,11 +48,11 @@ if TYPE_CHECKING:
 ADDING_SPEED = 1e10
 """Bytes a second at which a term of a sum over the batch is read and added, roughly."""
 UNITS = 1 << 14
-"""Into how many units a shared limit is cut. Options are rounded up to them, so it is kept."""
+"""Number of units of a shared limit. Options are rounded up to units, so the limit holds."""
 MOST_OPTIONS = 12
 """Limits under which a node is tried."""
 Slices = tuple[tuple[Kernel, int], ...]
-"""Which kernel takes how many entries of the batch, in their order."""
+"""Kernels with the number of batch entries that each processes, in order."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +70,12 @@ SLICED = {
     "conv2d_input": Batched((0,)),
     "conv2d_weight": Batched((0, 1), is_sum=True),
 }
-"""Ops whose batch can be cut."""
+"""Ops whose batch can be sliced."""
 
 
 @dataclass(frozen=True)
 class BatchedNode:
-    """A node whose batch can be cut; `BatchedNode.of` gives none where it cannot."""
+    """A node whose batch can be sliced; `BatchedNode.of` returns None for other nodes."""
 
     node: Node
     rule: Batched
@@ -92,7 +91,7 @@ class BatchedNode:
 
     @property
     def entries(self) -> int:
-        """How many there are."""
+        """Number of entries of the batch."""
         return self.node.inputs[self.rule.inputs[0]].shape[0]
 
     @property
@@ -107,11 +106,11 @@ class BatchedNode:
 
     @property
     def adding_seconds(self) -> float:
-        """What it takes to add a term, roughly."""
+        """Approximate seconds for adding a term."""
         return 3 * self.node.spec.nbytes / ADDING_SPEED if self.rule.is_sum else 0.0
 
     def part(self, entries: int) -> Node:
-        """The node for so many entries of the batch."""
+        """Return the node for `entries` entries of the batch."""
         inputs = tuple(
             parameter(index, _cut(given.outputs[0], entries))
             if index in self.rule.inputs
@@ -128,8 +127,10 @@ class BatchedNode:
 
 
 def best_sizes(entries: int, seconds: Mapping[int, float], between: float = 0.0) -> list[int]:
-    """The sizes, the largest first, that make up the batch in the least time by what each of them
-    takes and what comes `between` two slices; none where they cannot make it up.
+    """Return the slice sizes, largest first, that process the batch in the least time.
+
+    `seconds` has the time of each size, and `between` the time between two slices. The list is
+    empty if the sizes cannot add up to the batch.
 
     >>> best_sizes(7, {1: 3.0, 2: 3.5, 4: 6.0})
     [4, 2, 1]
@@ -171,7 +172,7 @@ def divided(batch: BatchedNode, slices: Slices, limit: int) -> Kernel:
 
 @dataclass(frozen=True)
 class Division:
-    """A batch, and which kernel takes how much of it, one after the other."""
+    """A batch, and the kernel and size of each of its slices, in order."""
 
     batch: BatchedNode
     slices: Slices
@@ -197,7 +198,7 @@ class Division:
         return max(0, self.limit - self.batch.term_bytes)
 
     def bind(self, call: Call) -> Runner:
-        """One slice after the other, all in the same workspace."""
+        """Bind all slices to run in order, in the same workspace."""
         with at_most_workspace(self._rest):
             return in_sequence(self._runners(call))
 
@@ -248,7 +249,7 @@ def _adding(total: np.ndarray, term: np.ndarray) -> Runner:
 
 
 ADDING: dict[str, Callable[[Array, Array], Runner]] = {"cpu": _adding}
-"""How the kernels of a family add a term to a total."""
+"""Functions by family that bind a kernel for adding a term to a total."""
 
 
 @native_kernel
@@ -271,7 +272,7 @@ def least_workspace(node: Node, kernels: Sequence[Kernel]) -> int:
 
 @lru_cache(maxsize=4096)
 def keeping_to(kernel: Kernel, limit: int) -> Kernel:
-    """The same kernel with this many bytes of workspace, whatever the settings say."""
+    """Return the same kernel with this workspace limit in bytes, independent of the settings."""
     return restricted(kernel, partial(at_most_workspace, limit), limit=limit)
 
 
@@ -280,7 +281,7 @@ def keeping_to(kernel: Kernel, limit: int) -> Kernel:
 
 @dataclass(frozen=True)
 class WorkspaceOption:
-    """One way to run a layer: its bytes of workspace, and what it takes."""
+    """Option for running a layer: its bytes of workspace, and its time."""
 
     workspace: int
     seconds: float
@@ -329,8 +330,10 @@ def shared_limits(
     measure: bool = True,
     fixed: Fixed | None = None,
 ) -> dict[Node, int]:
-    """The bytes of workspace that each of these nodes whose batch can be cut may use, so that all
-    of them use no more than `total` and take as little time as they can."""
+    """Return the workspace limit of each of these nodes whose batch can be sliced.
+
+    Together they use at most `total` bytes, and their total time is minimal.
+    """
     layers = [node for node in nodes if node.op.name in SLICED]
     known: dict[Node, list[tuple[int, Kernel, float | None]]] = {}
     for node in layers:
@@ -356,7 +359,7 @@ def shared_limits(
 def _under_limits(
     choices: Choices, node: Node, family: str, total: int, measure: bool, fixed: Fixed | None
 ) -> list[tuple[int, Kernel, float | None]]:
-    """What serves a node under ever smaller limits, and how long it takes, if that is known."""
+    """Return the kernels chosen for a node under decreasing limits, with their times if known."""
     found: list[tuple[int, Kernel, float | None]] = []
     limit = min(total, settings.workspace_limit)
     while len(found) < MOST_OPTIONS:

@@ -357,7 +357,7 @@ def meshgrid(*lines: Any, indexing: str = "xy") -> tuple[Expr, ...]:
 
 
 def tile(x: Any, repeats: Sizes) -> Expr:
-    """Repeat `x` side by side, `times` along each axis; fewer numbers are for the last axes.
+    """Repeat `x` side by side along each axis; fewer `repeats` are for the last axes.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -372,7 +372,7 @@ def tile(x: Any, repeats: Sizes) -> Expr:
 
 
 def repeat(x: Any, repeats: int, axis: int) -> Expr:
-    """Repeat each element `times` times in a row along an axis.
+    """Repeat each element `repeats` times in a row along an axis.
 
     >>> import caldera as cd
     >>> from caldera import op

@@ -307,11 +307,10 @@ def multinomial(
     offset: Any = 0,
     stream: int | None = None,
 ) -> Expr:
-    """Draw `count` random indices (int64) along the last axis, each with its probability.
+    """Draw `samples` random indices (int64) along the last axis, each with its probability.
 
     Probabilities must be >= 0 and are normalised; the remaining axes are independent rows. Without
-    `replacement` no index is drawn twice; indices of probability 0 are drawn only after all others
-    run out.
+    `replacement` no index is drawn twice, and indices of probability 0 come after all others.
 
     >>> import caldera as cd
     >>> from caldera import op

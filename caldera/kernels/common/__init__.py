@@ -1,1 +1,1 @@
-"""What kernels of every device share: geometry, operands, loop bodies, workspaces, messages."""
+"""Utilities shared by kernels of all devices: geometry, operands, loops, workspaces, messages."""

@@ -20,9 +20,9 @@ Kind = TypeVar("Kind")
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ArgumentNames(Generic[Kind]):
-    """The names of a kernel's arguments in the order in which it takes them, each with its kind.
+    """Names of a kernel's arguments in their order, each with its kind.
 
-    What a kind is, is the device's business: a type of LLVM, one of C++.
+    The kind is defined by the device: a type of LLVM or of C++, for example.
 
     >>> copy = ArgumentNames("copy", {"target": "float*", "source": "float*", "count": "long"})
     >>> copy.check({"count": 3, "source": 8, "target": 0})
@@ -50,7 +50,9 @@ _limit: ContextVar[int | None] = ContextVar("workspace limit", default=None)
 
 
 def workspace_limit() -> int:
-    """Bytes that a kernel may use as workspace: those of the settings, or of `at_most_workspace`.
+    """Return the workspace limit of a kernel in bytes.
+
+    It is the limit of the settings, or of `at_most_workspace`.
 
     >>> with at_most_workspace(100):
     ...     workspace_limit()
@@ -62,7 +64,7 @@ def workspace_limit() -> int:
 
 @contextmanager
 def at_most_workspace(limit: int) -> Iterator[None]:
-    """Kernels that are looked at or made ready inside have this many bytes, in this thread."""
+    """Context manager with this workspace limit for kernels inspected or bound in this thread."""
     before = _limit.set(limit)
     try:
         yield
@@ -102,14 +104,14 @@ def workspace_bytes(*specs: Spec) -> int:
 
 
 class Scratch:
-    """Hands out arrays from a workspace, one after the other."""
+    """Allocator of consecutive arrays from a workspace."""
 
     def __init__(self, workspace: Array) -> None:
-        # A plan gives no workspace to a kernel that asks for 0 bytes of it.
+        # A plan passes no workspace to a kernel that requires 0 bytes.
         self.rest: Array = np.empty(0, np.uint8) if workspace is None else workspace
 
     def array(self, shape: Shape, dtype: DType) -> Array:
-        """The next array; what it holds is not defined."""
+        """Return the next array, with undefined content."""
         nbytes = Spec(shape, dtype).nbytes
         part = self.rest[:nbytes].view(dtype).reshape(shape)
         self.rest = self.rest[_aligned(nbytes) :]

@@ -38,9 +38,9 @@ _get_threads = _find(
 
 
 class SingleThreadedBlas:
-    """While any plan is inside, BLAS computes with one thread; afterwards as it did before.
+    """Context manager with single-threaded BLAS, which may be entered by several plans.
 
-    Where the BLAS is one we do not know, nothing changes.
+    The number of threads is restored when the last plan leaves. An unknown BLAS is left unchanged.
     """
 
     def __init__(self) -> None:

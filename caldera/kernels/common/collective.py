@@ -1,4 +1,4 @@
-"""Collectives on the host: what is packed where, who carries it, and waiting for it."""
+"""Collectives on the host: packing of messages, their transport, and waiting for them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _alone = threading.local()
 
 
 class PendingMessage:
-    """What one message of a communicator is doing."""
+    """State of a message of a communicator."""
 
     _of: ClassVar[WeakKeyDictionary[Communicator, dict[Number, PendingMessage]]] = (
         WeakKeyDictionary()
@@ -37,7 +37,7 @@ class PendingMessage:
 
     @classmethod
     def of(cls, communicator: Communicator, message: Message) -> PendingMessage:
-        """That of a message; plans that run one after the other may use the same numbers."""
+        """Return the state of a message; plans that run sequentially may reuse its number."""
         return cls._of.setdefault(communicator, {}).setdefault(message.number, cls())
 
     def begin(self, request: Request, arrives: np.ndarray) -> None:
@@ -53,7 +53,7 @@ class PendingMessage:
 
 
 def communicator_of(call: Call) -> Communicator:
-    """Who carries a message; alone, nobody has to."""
+    """Return the communicator that carries a message; a single process has a local one."""
     if call.communicator is not None:
         return call.communicator.along(call.node.attrs["message"].axis)
     if not hasattr(_alone, "communicator"):
@@ -74,7 +74,7 @@ def starting(
     places: Sequence[np.ndarray],
     ready: Callable[[], object] = lambda: None,
 ) -> Callable[[], None]:
-    """What sets a message going that has been packed; `ready` waits until it has been."""
+    """Return a function that starts a packed message; `ready` waits until it is packed."""
     send, receive = places[0], places[-1]
     flight = PendingMessage.of(communicator, message)
 
@@ -109,7 +109,7 @@ def perform(
     send: np.ndarray,
     receive: np.ndarray,
 ) -> None:
-    """Move the data; `shapes` are those of the values in the message."""
+    """Move the data; `shapes` are the shapes of the values in the message."""
     if message.kind == "gather":
         communicator.Allgather(send[communicator.rank], send)
     elif message.kind == "scatter":
@@ -128,7 +128,7 @@ def perform(
 
 
 def places(node: Node) -> list[int | None]:
-    """Where in what is sent the values lie, each by itself and in one piece."""
+    """Return the byte offset of each contiguous value in the send buffer, or None."""
     message = node.attrs["message"]
     specs = [given.spec for given in node.inputs if given.spec != TOKEN]
     if message.kind == "scatter":
@@ -157,7 +157,7 @@ def packing(
         count, pairs = len(values) // len(send), []
         for index, row in enumerate(send):
             pairs += _side_by_side(row, values[index * count : (index + 1) * count])
-    # What was written there at once need not be copied.
+    # Values that were computed in the send buffer are not copied.
     return [(to, given) for to, given in pairs if address_of(to) != address_of(given)]
 
 
@@ -173,7 +173,7 @@ def _by_rank(send: Array, values: Sequence[Array], room: Array) -> Pairs:
     found, place = [], 0
     for value in values:
         if not value.flags.c_contiguous:
-            # It is cut up in an order in which it does not lie.
+            # It is split in an order that differs from its memory layout.
             dense = room[: value.nbytes].view(value.dtype).reshape(value.shape)
             found.append((dense, value))
             value = dense
@@ -188,14 +188,14 @@ def _by_rank(send: Array, values: Sequence[Array], room: Array) -> Pairs:
 
 
 def dense_workspace(node: Node) -> int:
-    """Bytes of workspace in which values are made dense, one after the other."""
+    """Return the bytes of workspace in which values are made contiguous, one at a time."""
     if node.attrs["message"].kind != "scatter":
         return 0
     return max(given.spec.nbytes for given in node.inputs)
 
 
 def unused(message: Message, shapes: Sequence[Shape], send: Array) -> list[Array]:
-    """Parts of what is sent that stand for nothing, and have to be 0."""
+    """Return the padding of the send buffer, which has to be 0."""
     if message.kind != "scatter":
         return []
     found, place = [], 0

@@ -26,11 +26,11 @@ class Geometry:
     output: Shape
     stride: Pair
     origin: Pair
-    """Padding above and to the left; what lies below and to the right follows from the shapes."""
+    """Padding above and to the left; the padding below and to the right follows from the shapes."""
     dilation: Pair
     groups: int
     dtype: DType
-    """What it is computed in."""
+    """Dtype of the computation."""
 
     @classmethod
     def of(cls, node: Node) -> Geometry:
@@ -54,7 +54,7 @@ class Geometry:
 
     @property
     def batch(self) -> int:
-        """How many images there are."""
+        """Number of images."""
         return self.image[0]
 
     @property
@@ -99,14 +99,17 @@ class Geometry:
 
     @property
     def is_pointwise(self) -> bool:
-        """Whether every output pixel sees the one image pixel at its own place."""
+        """True if every output pixel depends only on the image pixel at the same position."""
         same_size = self.image[2:] == self.output[2:]
         return same_size and self.taps == self.stride == (1, 1) and self.origin == (0, 0)
 
     @property
     def unstrided(self) -> Geometry:
-        """The same convolution of those pixels alone that filters of one tap see (`seen_pixels`),
-        which follow each other; itself if there are more taps, padding or no stride."""
+        """The same convolution on only the pixels that single-tap filters read (`seen_pixels`).
+
+        These pixels are adjacent. It is this geometry itself if there are more taps, padding or no
+        stride.
+        """
         seen = tuple(
             -(-length // step) for length, step in zip(self.source, self.stride, strict=True)
         )
@@ -117,17 +120,17 @@ class Geometry:
 
     @property
     def is_depthwise(self) -> bool:
-        """Whether each channel is convolved by itself, with one filter."""
+        """True if each channel is convolved separately, with one filter."""
         return self.channels == 1 and self.results == 1 and self.groups > 1
 
     @property
     def is_usual(self) -> bool:
-        """Whether there are channels at all (there may be no images)."""
+        """True if there are channels (there may be no images)."""
         return self.filters[0] > 0 and self.filters[1] > 0
 
 
 def seen_pixels(geometry: Geometry, image: np.ndarray) -> np.ndarray:
-    """The image of `geometry.unstrided`, where it lies."""
+    """Return the image of `geometry.unstrided` as a view."""
     if geometry.unstrided is geometry:
         return image
     (down, right), (rows, columns) = geometry.stride, geometry.target
@@ -136,8 +139,10 @@ def seen_pixels(geometry: Geometry, image: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Correlation:
-    """out[n, y, x] = sum of in[n, y * stride + r * dilation + start, ...] * filters[r, s]: what a
-    convolution is, and its input gradient is made of."""
+    """Correlation, which computes a convolution and the parts of its input gradient.
+
+    out[n, y, x] = sum of in[n, y * stride + r * dilation + start, ...] * filters[r, s]
+    """
 
     batch: int
     source: Pair
@@ -148,7 +153,7 @@ class Correlation:
     stride: Pair
     dilation: Pair
     start: Pair
-    """Where in the input the first tap of the first output lies; may be outside."""
+    """Position in the input of the first tap of the first output; may be outside."""
     groups: int
     channels: int
     """Input channels of a group."""
@@ -162,7 +167,7 @@ class Correlation:
 
     @property
     def needs_no_padding(self) -> bool:
-        """Whether all that is read lies inside the input."""
+        """True if all elements that are read are inside the input."""
         return all(
             start >= 0 and start + (outputs - 1) * stride + reach <= length
             for start, outputs, stride, reach, length in zip(
@@ -193,8 +198,10 @@ def forward(geometry: Geometry) -> Correlation:
 
 @dataclass(frozen=True)
 class Phase:
-    """Those pixels of an image that lie at one place of the stride's grid, along one axis: their
-    gradient is a correlation of stride 1 with some of the taps, in reverse order."""
+    """Pixels of an image at one position of the stride's grid, along one axis.
+
+    Their gradient is a correlation of stride 1 with some of the taps, in reverse order.
+    """
 
     first: int
     """The first such pixel."""

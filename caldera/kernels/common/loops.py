@@ -20,9 +20,9 @@ from caldera.core.tensor.shape import Shape
 Reference = tuple[str, int] | tuple[str, bool | int | float, str]
 """("in", index of an operand), ("step", index of a step) or ("number", value, dtype)."""
 Step = tuple[str, str, tuple[str, ...], tuple[Reference, ...]]
-"""The op, its dtype, the dtypes of its operands, and where they come from."""
+"""The op, its dtype, and the dtypes and sources of its operands."""
 Reduction = tuple[str, str, Reference]
-"""The op, the dtype of what it reduces, and where that comes from."""
+"""The op, and the dtype and source of its operand."""
 
 REDUCTIONS = frozenset({"sum", "max", "min", "prod"})
 HEAVY = frozenset(
@@ -59,7 +59,7 @@ HEAVY = frozenset(
 
 @dataclass(frozen=True, repr=False)
 class LoopBody:
-    """Operands by their dtypes, steps in order, what is written, and what is reduced."""
+    """Operands by their dtypes, steps in order, outputs, and reductions."""
 
     inputs: tuple[str, ...]
     steps: tuple[Step, ...]
@@ -77,12 +77,12 @@ class LoopBody:
 
     @property
     def heavy(self) -> int:
-        """How many steps take tens of instructions."""
+        """Number of steps that take tens of instructions."""
         return sum(op in HEAVY for op, *_ in self.steps)
 
 
 def loop_shape(node: Node) -> Shape:
-    """The shape over which a node's loop runs: that of its element-wise nodes."""
+    """Return the shape over which a node's loop runs: the shape of its element-wise nodes."""
     if node.op.kind == "reduction":
         return node.inputs[0].shape
     if node.op.name != "fused":
@@ -146,7 +146,7 @@ def _loop_of_body(body: Body, reduced: tuple[int, ...]) -> LoopBody:
 
 
 def without_outputs(loop_body: LoopBody) -> LoopBody:
-    """Only what the reductions need."""
+    """Return the loop body with only the steps that its reductions need."""
     needed: set[int] = set()
     waiting = [reference for *_, reference in loop_body.reductions]
     while waiting:
@@ -168,7 +168,10 @@ def without_outputs(loop_body: LoopBody) -> LoopBody:
 
 
 def is_computable(node: Node, can_apply: Callable[[str, str], bool]) -> bool:
-    """Whether a node's loop can be written; `can_apply(op, operand dtype)` says what can be."""
+    """Return True if a node's loop can be written.
+
+    `can_apply(op, operand dtype)` returns True for supported ops.
+    """
     if node.op.kind == "reduction":
         return node.op.name in REDUCTIONS
     if node.op.name != "fused":
@@ -189,15 +192,19 @@ def is_computable(node: Node, can_apply: Callable[[str, str], bool]) -> bool:
 
 @dataclass(frozen=True)
 class LoopAxes:
-    """A loop's lengths from the outermost axis to the innermost, which are reduced, and for each
-    operand the bytes between neighbours along each of them."""
+    """Axes of a loop, from the outermost to the innermost.
+
+    They have their lengths, flags of reduced axes, and each operand's strides in bytes.
+    """
 
     lengths: tuple[int, ...]
     reduced: tuple[bool, ...]
     strides: tuple[tuple[int, ...], ...]
 
     def modes(self, itemsizes: Sequence[int]) -> str:
-        """How each operand runs along the innermost axis: "1" dense, "0" constant, "s" strided."""
+        """Return each operand's mode along the innermost axis: "1" dense, "0" constant, "s"
+        strided.
+        """
         inner = [each[-1] for each in self.strides]
         return "".join(
             "0" if step == 0 else "1" if step == size else "s"
@@ -212,7 +219,7 @@ def _strides(array: np.ndarray, shape: Shape) -> tuple[int, ...]:
 
 
 def axes_of(shape: Shape, arrays: Sequence[np.ndarray], reduced: Sequence[int] = ()) -> LoopAxes:
-    """The loop over `shape`; the order of its axes is that of the first array that fills it."""
+    """Return the loop over `shape`, with axes in the order of the first array that fills it."""
     views = [_strides(array, shape) for array in arrays]
     axes = [axis for axis, length in enumerate(shape) if length != 1]
     lead = next((each for each in views if all(each[axis] for axis in axes)), None)
@@ -226,7 +233,7 @@ def axes_of(shape: Shape, arrays: Sequence[np.ndarray], reduced: Sequence[int] =
         strides = tuple(each[axis] for each in views)
         if joined and is_reduced == joined[-1][1]:
             inner_length, _, inner_strides = joined[-1]
-            # Where every operand goes on from the inner axis to this one, they are made one axis.
+            # An axis is merged with the inner axis if all operands are contiguous across both.
             if strides == tuple(step * inner_length for step in inner_strides):
                 joined[-1] = (length * inner_length, is_reduced, inner_strides)
                 continue

@@ -17,7 +17,7 @@ from caldera.kernels.table import Array, Call
 
 @dataclass(frozen=True)
 class ProductArrays:
-    """out = left @ right as arrays, the transposes that the node asks for already made."""
+    """Arrays of out = left @ right, already transposed as the node requires."""
 
     left: Array
     right: Array
@@ -25,7 +25,7 @@ class ProductArrays:
 
     @classmethod
     def of(cls, call: Call, left: Array, right: Array) -> ProductArrays:
-        """The product that a call computes, with as few batch axes as possible."""
+        """Return the product that a call computes, with the fewest possible batch axes."""
         attrs = call.node.attrs
         left = left.swapaxes(-1, -2) if attrs["ta"] else left
         right = right.swapaxes(-1, -2) if attrs["tb"] else right
@@ -70,7 +70,7 @@ class Matrices:
 
 
 def offsets_of(array: Array, batch: Shape) -> np.ndarray:
-    """Where each matrix of an array, broadcast to this batch, begins: in elements."""
+    """Return the offset in elements of each matrix of an array broadcast to this batch."""
     whole = np.broadcast_to(array, (*batch, *array.shape[-2:]))
     found = np.zeros((), np.int64)
     for n, stride in zip(batch, whole.strides, strict=False):
@@ -88,7 +88,7 @@ def as_matrices(array: Array) -> Matrices | None:
     """The array as it lies; None if BLAS cannot take it so."""
     rows, columns = array.shape[-2:]
     down, right = steps(array)
-    # Along an axis of one element the distance says nothing.
+    # The stride of an axis of length 1 is meaningless.
     if (right == 1 or columns <= 1) and (down >= max(columns, 1) or rows <= 1):
         return Matrices(array, down if rows > 1 else max(columns, 1), transposed=False)
     if (down == 1 or rows <= 1) and (right >= max(rows, 1) or columns <= 1):
@@ -106,13 +106,13 @@ class Epilogue:
 
     @classmethod
     def of(cls, node: Node) -> Epilogue:
-        """What a `matmul_epilogue` node does to its product."""
+        """Return the epilogue of a `matmul_epilogue` node."""
         attrs = node.attrs
         return cls(len(node.inputs) > 2, attrs["activation"], attrs["attributes"])
 
     @property
     def changes(self) -> bool:
-        """Whether it does anything."""
+        """True if there is a bias or an activation."""
         return self.bias or self.activation is not None
 
 

@@ -1,4 +1,4 @@
-"""Reductions on whichever device: a loop with its arrays, and what their partial results are."""
+"""Reductions on any device: loops with their arrays, and dtypes and identities of results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from caldera.kernels.common.loops import LoopBody, loop_body_of, loop_shape, wit
 from caldera.kernels.table import Call
 
 MOST_TERMS = 4096
-"""Of sums in float32 that are taken one after the other: beyond, digits are lost."""
+"""Maximum number of terms of a sequential float32 sum; more terms lose digits."""
 
 
 @dataclass(frozen=True)
@@ -59,15 +59,17 @@ def reductions_by_axes(body: Body) -> dict[tuple[int, ...], list[int]]:
 
 
 def elementwise_outputs(call: Call) -> list[np.ndarray]:
-    """What a fused body writes element by element."""
+    """Return the outputs of a fused body that are not reductions."""
     body: Body = call.node.attrs["body"]
     pairs = zip(call.outputs, body.outputs, strict=True)
     return [array for array, part in pairs if part.op.kind != "reduction"]
 
 
 def fused_tasks(call: Call) -> list[ReductionTask]:
-    """The loops of a fused body with reductions. One loop has one kind of reduction; the last of
-    them also writes the other outputs."""
+    """Return the loops of a fused body with reductions.
+
+    Each loop has one kind of reduction; the last loop also writes the remaining outputs.
+    """
     shape, groups = loop_shape(call.node), reductions_by_axes(call.node.attrs["body"])
     tasks = []
     for position, (axes, indices) in enumerate(groups.items(), 1):
@@ -80,7 +82,7 @@ def fused_tasks(call: Call) -> list[ReductionTask]:
 
 
 def identity(op: str, dtype: str) -> bool | int | float:
-    """The number that changes nothing in a reduction."""
+    """Return the neutral element of a reduction."""
     if op in ("sum", "prod"):
         return 1 if op == "prod" else 0
     if dtype.startswith(("float", "bfloat")):

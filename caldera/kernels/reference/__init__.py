@@ -1,4 +1,4 @@
-"""The oracle: a plain NumPy function for each op that is not made of others."""
+"""The oracle: a plain NumPy function for each op that is not composed of other ops."""
 
 # ruff: noqa: F401 - families are imported for what they register
 

@@ -1,9 +1,9 @@
 """Reference movement, indexing, sorting, linear algebra, products, Fourier transforms, reductions.
 
-Most movements return views. Random numbers are those of `caldera.core.tensor.philox`. A
-collective runs in a single process. Factorisations that leave signs open have fixed signs. Products
-round nothing that `compute` allows to be rounded. Fourier transforms keep the precision of the
-input. Sums of floats are accumulated in float64.
+Most movements return views. Random numbers come from `caldera.core.tensor.philox`. A collective
+runs in a single process. Factorisations that leave signs open have fixed signs. Products do not
+round values even if `compute` allows it. Fourier transforms keep the precision of the input. Sums
+of floats are accumulated in float64.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _POSITIVE = (
     "add a small multiple of the identity to it",
 )
 _WANTED = {"inverse": _INVERTIBLE, "solve": _INVERTIBLE, "cholesky": _POSITIVE}
-"""What an op can work with, and what to do about other matrices; any finite ones if not named."""
+"""Matrices that an op supports, and a hint for others; by default any finite matrices."""
 
 
 @contextmanager
@@ -84,7 +84,7 @@ def _qr(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     sign = _sign(np.diagonal(r, axis1=-2, axis2=-1))
     r = r * sign.conj()[..., :, None]
     if np.iscomplexobj(r):
-        # What rounding left beside the real diagonal.
+        # Remove the rounding errors of the diagonal, which is real.
         steps = np.arange(r.shape[-2])
         r[..., steps, steps] = r[..., steps, steps].real
     return q * sign[..., None, :], r
@@ -120,7 +120,7 @@ def _sign(x: np.ndarray) -> np.ndarray:
 
 
 def _sign_of_columns(vectors: np.ndarray) -> np.ndarray:
-    """The direction of each column: that of the first of its largest components."""
+    """Return the sign (or phase) of each column's first largest component."""
     if vectors.size == 0:
         return np.ones((*vectors.shape[:-2], vectors.shape[-1]), vectors.dtype)
     magnitude = np.abs(vectors)
@@ -255,7 +255,8 @@ def check_range(name: str, indices: np.ndarray, length: int) -> None:
     wrong = (indices < -length) | (indices >= length)
     if wrong.any():
         first, lowest = int(indices[wrong][0]), -length if indices.dtype.kind == "i" else 0
-        # What was negative before it was made unsigned is what a user has given.
+        # A value that was negative before the conversion to unsigned is shown as the user passed
+        # it.
         shown = f"{first - 2**64} ({first} without a sign)" if first >= 2**63 else f"{first}"
         raise DataError.build(
             f"op.{name}",
@@ -323,5 +324,5 @@ def _random(draw: Callable[..., np.ndarray]) -> Function:
 
 
 references({"random_uniform": _random(uniform01), "random_normal": _random(normal)})
-# As a kernel it would leave out the other ranks, so it is none.
+# Not registered as a kernel, which would omit the remaining ranks.
 FUNCTIONS["all_sum"] = lambda x, axis, number: x

@@ -63,7 +63,7 @@ def erf(x: np.ndarray) -> np.ndarray:
         bottom = (bottom + b) * squared
     near = magnitude * (top + _A[3]) / (bottom + _B[3])
     # Beyond 4 the complement is below 1.6e-8, and beyond 6 it is 0 in float64: clamping keeps the
-    # middle formula in the range where it is accurate enough for 1 - erfc.
+    # middle formula in the range in which it is accurate enough for 1 - erfc.
     far = np.minimum(magnitude, 6.0)
     top, bottom = _C[8] * far, far
     for c, d in zip(_C[:7], _D[:7], strict=True):
@@ -146,7 +146,7 @@ def _lgamma(x: float) -> float:
     try:
         return math.lgamma(x)
     except (ValueError, OverflowError):
-        # At 0 and negative whole numbers, and where it is too large.
+        # At 0 and negative integers, and for results that overflow.
         return math.inf
 
 

@@ -24,13 +24,15 @@ FUNCTIONS: dict[str, Function] = {}
 
 
 def evaluate(node: Node, inputs: Sequence[np.ndarray]) -> Arrays:
-    """The outputs of one node for these inputs."""
+    """Return the outputs of a single node for these inputs."""
     return evaluator(node)(inputs)
 
 
 def evaluator(node: Node) -> Callable[[Sequence[np.ndarray]], Arrays]:
-    """The outputs of one node as a function of its inputs: what does not depend on these is found
-    once for many calls."""
+    """Return the outputs of a single node as a function of its inputs.
+
+    Work that does not depend on the inputs is done once for many calls.
+    """
     function = FUNCTIONS.get(node.op.name)
     if function is None:
         return _evaluator_of_parts(node)
@@ -60,7 +62,7 @@ def _evaluator_of_parts(node: Node) -> Callable[[Sequence[np.ndarray]], Arrays]:
 
 
 def interpret(outputs: Sequence[Node], values: Mapping[Node, np.ndarray]) -> list[np.ndarray]:
-    """The outputs of a graph, node by node; `values` holds what its leaves stand for."""
+    """Return the outputs of a graph, computed node by node; `values` has the values of its leaves."""
     return interpreter(outputs, list(values))(list(values.values()))
 
 
@@ -89,7 +91,7 @@ def interpreter(
 
 
 def _between(outputs: Sequence[Node], given: Collection[Node]) -> list[Node]:
-    """What lies between, in an order in which it can be computed."""
+    """Return the nodes between the given nodes and the outputs, in topological order."""
     order = topological(outputs)
     needed = set(outputs)
     for node in reversed(order):
@@ -118,7 +120,7 @@ def references(table: Mapping[str, Function]) -> None:
 def by_decomposition(*names: str) -> None:
     """Register kernels that interpret the decompositions of composite ops.
 
-    They serve where an op has a kernel of its own that cannot run every node.
+    They serve if an op has a separate kernel that cannot run every node.
     """
     for name in names:
         TABLE.add(Kernel(name, "cpu", "reference", _bind, priority=-10))

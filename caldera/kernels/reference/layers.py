@@ -1,10 +1,9 @@
 """Reference convolution, pooling, scans, attention and CTC in NumPy.
 
 A convolution is the sum over kernel positions of a product over channels: one line of mathematics
-for each of the three ops, without rearranged copies. It rounds nothing that `compute` allows to
-be rounded. Pooling takes one step per window position. A scan interprets its graph step by step.
-Attention and CTC are interpreted by their decompositions, for nodes that no other kernel
-supports.
+for each of the three ops, without rearranged copies. It does not round values even if `compute`
+allows it. Pooling takes one step per window position. A scan interprets its graph step by step.
+Attention and CTC are interpreted by their decompositions, for nodes that no other kernel supports.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def padded(x: np.ndarray, padding: Padding) -> np.ndarray:
 def positions(
     kernel: Shape, outputs: Shape, stride: Pair, dilation: Pair
 ) -> Iterator[tuple[int, int, tuple[slice, slice]]]:
-    """For each kernel element, the part of the padded image that it meets."""
+    """Yield, for each kernel element, the part of the padded image that it multiplies."""
     for i in range(kernel[0]):
         for j in range(kernel[1]):
             top, left = i * dilation[0], j * dilation[1]
@@ -195,7 +194,7 @@ def _pool_gather(
 def _counts(
     shape: Shape, outputs: Pair, size: Pair, stride: Pair, padding: Padding, count_padding: bool
 ) -> np.ndarray | int:
-    """How many elements the mean of each window is taken over."""
+    """Return the number of elements in the mean of each window."""
     if count_padding:
         return size[0] * size[1]
     within = _within(shape, padding)

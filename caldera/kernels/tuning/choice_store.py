@@ -29,15 +29,15 @@ from caldera.kernels.tuning.threads import seconds_in_plan
 
 Source = Literal["only", "fixed", "remembered", "measured", "predicted", "guess"]
 ORACLE = "reference"
-"""The kernel that others are checked against. It serves only where there is no other."""
+"""Name of the kernel that checks all kernels. It serves only if there is no alternative."""
 HYSTERESIS = 0.03
-"""How much faster a kernel must be to displace one of higher priority."""
+"""Minimum speedup of a kernel over one of higher priority to replace it."""
 MOST_KNOWN = 1 << 14
 """Choices that a process remembers."""
 
 
 def _ratios(chosen: str, times: Mapping[str, float]) -> dict[str, float]:
-    """How many times as long as the chosen kernel each of the others took."""
+    """Return the time of each kernel relative to the chosen one."""
     own = times.get(chosen, 0.0)
     return {name: each / own for name, each in times.items() if name != chosen and own > 0}
 
@@ -61,12 +61,12 @@ class KernelChoice:
 
     @property
     def beaten(self) -> dict[str, float]:
-        """The other kernels that were measured: how many times as long each took."""
+        """Slower measured kernels, with their time relative to the chosen one."""
         return _ratios(self.kernel.name, self.times or {})
 
 
 class FixedKernel(NamedTuple):
-    """A kernel that was fixed by hand; an optional one gives way where it cannot run a node."""
+    """A kernel fixed by the user; an optional one is skipped for nodes it cannot run."""
 
     name: str
     optional: bool = False
@@ -95,14 +95,14 @@ def named(kernels: Iterable[Kernel], name: str | None) -> Kernel | None:
 
 
 def winner(eligible: Sequence[Kernel], times: dict[str, float], node: Node) -> Kernel:
-    """The fastest kernel, with an advantage for those of higher priority."""
+    """Return the fastest kernel, with an advantage for kernels of higher priority."""
     best: Kernel | None = None
     least = math.inf
     for kernel in eligible:
         cost = seconds_in_plan(kernel, times.get(kernel.name, math.inf))
         if cost < least * (1 - HYSTERESIS):
             best, least = kernel, cost
-    # If all of them failed, the oracle has to do it.
+    # If all kernels failed, the oracle serves.
     best = best or named(eligible, ORACLE)
     if best is None:
         raise DeviceError.build(
@@ -118,8 +118,9 @@ def winner(eligible: Sequence[Kernel], times: dict[str, float], node: Node) -> K
 
 @dataclass(frozen=True)
 class ChoiceCache:
-    """The kernel for each node, by a digest of its tuning key; and the seconds of its contenders
-    where those say into which slices a batch is cut.
+    """Cached kernel for each node, by a digest of its tuning key.
+
+    It also has the seconds of its contenders if the slices of a batch depend on them.
 
     >>> from caldera.kernels.tuning.choice_store import ChoiceCache, choice_cache, using
     >>> with using(ChoiceCache()) as cached:
@@ -165,11 +166,11 @@ def cached_or(
     *,
     is_timed: bool,
 ) -> KernelChoice | None:
-    """Return the cached choice for a node, else what `choose` chooses, which is cached from now on.
+    """Return the cached choice for a node, else call `choose` and cache its result.
 
-    None, the first kernel as a guess, is cached too. A choice that is not `is_final` serves a first
-    run alone, and is cached separately. With `is_timed`, where a batch can be cut, the times of all
-    kernels are cached: the slices follow from them.
+    None, which stands for the first kernel as a guess, is cached too. A choice that is not
+    `is_final` is only for a first run, and is cached separately. With `is_timed`, for batches that
+    can be sliced, the times of all kernels are cached: the slices follow from them.
     """
     cache = choice_cache()
     if cache is None:
@@ -202,7 +203,7 @@ class ChoiceStore:
         self._lock = threading.RLock()
 
     def _model(self) -> CostModel:
-        """What was measured on this machine has taught it."""
+        """Return the cost model, trained with the measurements on this machine."""
         model = self._models.get(settings.cache_dir)
         if model is None:
             model = self._models[settings.cache_dir] = CostModel()

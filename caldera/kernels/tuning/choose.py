@@ -1,10 +1,18 @@
 """Choosing among the kernels of an op by measuring them on the real shapes.
 
-The candidates are all kernels that support a node; the eligible ones keep to the workspace limit.
-The choice among these is looked for in this order: one fixed by hand; the only kernel there is; one
-that is cached, since a computation is repeated; one remembered on disk; a measurement, if the
-time budget allows it, of the kernels that are promising by earlier measurements; a prediction by
-these; else the kernel with the highest priority. A deterministic run measures nothing.
+The candidates are all kernels that support a node; the eligible ones respect the workspace limit.
+The choice is determined by the first of these that applies:
+
+- a kernel fixed by the user,
+- the only kernel,
+- a choice cached for a repeated computation,
+- a choice stored on disk,
+- a measurement of the kernels that are promising by earlier measurements, if the time budget
+  allows,
+- a prediction from earlier measurements,
+- the kernel with the highest priority.
+
+A deterministic run does not measure.
 """
 
 from __future__ import annotations
@@ -50,15 +58,16 @@ Timer = Callable[..., TuningResult]
 """Takes a node, kernels, seconds, perhaps the inputs to use, and whether to be `thorough`."""
 
 TIMERS: dict[str, Timer] = {"cpu": measure}
-"""How to time kernels on a family of devices; on other families the priorities decide. Those of a
-card put theirs here when they are loaded."""
+"""Timers by family of devices; on families without one the priorities decide.
+
+The GPU package adds its timer here on import.
+"""
 SMALL = 1 << 14
 """Operations and bytes together, below which calling costs more than computing."""
 SLICE_S = 5e-6
 """Seconds that a further slice costs, where none was measured."""
 SLOW_FLOPS: dict[str, Callable[[], float]] = {"cpu": lambda: 5e9}
-"""Operations a second that any kernel of a family reaches: says ahead which nodes would take too
-long."""
+"""Operations per second that any kernel of a family reaches, to find nodes that take too long."""
 
 
 class Choices(ChoiceStore):
@@ -95,7 +104,7 @@ class Choices(ChoiceStore):
 
     @property
     def fixed(self) -> Fixed:
-        """What is fixed by hand now, as a plan that is made now keeps it.
+        """Kernels fixed by the user at this time; a plan stores them when it is built.
 
         >>> from caldera.kernels.tuning.choose import Choices
         >>> choices = Choices()
@@ -132,12 +141,13 @@ class Choices(ChoiceStore):
         limit: int | None = None,
         fixed: Fixed | None = None,
     ) -> KernelChoice:
-        """Choose the kernel for this node, and give the reason.
+        """Choose the kernel for this node, and return it with the reason.
 
-        Without `measure` it is one remembered or guessed. `limit` has the bytes of workspace for
-        this node, where they are not those of the settings. A kernel that needs more is given the
-        batch in slices; where no kernel needs so little, the one that needs least serves. `fixed`
-        has what was fixed by hand when a plan was made, where that may have changed since.
+        Without `measure` it is a stored choice or a guess. `limit` is the bytes of workspace for
+        this node, by default from the settings. A kernel that needs more processes the batch in
+        slices. If all kernels exceed the limit, the kernel with the smallest workspace serves.
+        `fixed` has the kernels that were fixed when a plan was built, as they may have changed
+        since.
         """
         if limit is not None:
             with at_most_workspace(limit):
@@ -153,7 +163,7 @@ class Choices(ChoiceStore):
         contenders = _contenders(candidates)
         is_small = by_hand is None and _work(node) < SMALL
         if is_small and contenders[0].workspace(node) <= workspace_limit():
-            # Most nodes of small networks: the first serves, and nothing is asked of the others.
+            # The common case in small networks: the first kernel serves, without checking the rest.
             return KernelChoice(contenders[0], None, "only" if len(contenders) == 1 else "guess")
         allowed = max(workspace_limit(), least_workspace(node, contenders))
         if chosen is not None and chosen.workspace(node) <= allowed:
@@ -188,7 +198,7 @@ class Choices(ChoiceStore):
         self, node: Node, eligible: Sequence[Kernel], candidates: Sequence[Kernel], measure: bool
     ) -> KernelChoice | None:
         """The choice that is cached, remembered, measured now or predicted; None without any."""
-        # The oracle serves if all of the others prove to be wrong.
+        # The oracle serves if all contenders prove to be wrong.
         oracle = [each for each in candidates if each.name == ORACLE and each not in eligible]
         kernels = [*eligible, *oracle]
         key = tuning_key(node, kernels[0].family, kernels)
@@ -233,7 +243,7 @@ class Choices(ChoiceStore):
         between = batch.adding_seconds
         ways = [best_sizes(batch.entries, {n: time for n, (_, time) in found.items()}, between)]
         if best is not None:
-            # What is measured alone may be in cache, which the whole batch is not.
+            # A slice measured separately may fit into the cache, unlike the whole batch.
             ways.append(best_sizes(batch.entries, dict.fromkeys(found, 1.0)))
         slices = {tuple((found[size][0], size) for size in sizes): None for sizes in ways if sizes}
         return [divided(batch, each, limit) for each in slices], best is not None
@@ -335,7 +345,9 @@ class Choices(ChoiceStore):
     def _predict(
         self, node: Node, key: dict[str, Any], contenders: Sequence[Kernel]
     ) -> KernelChoice | None:
-        """The kernel that is expected to be fastest; None if too little is known of one."""
+        """Return the kernel with the shortest predicted time; None if a prediction is too
+        uncertain.
+        """
         if settings.threads > 1:
             contenders = [kernel for kernel in contenders if not kernel.serial] or contenders
         found = None if self._exhaustive else self._model().predictions(node, contenders)
@@ -351,8 +363,10 @@ class Choices(ChoiceStore):
         return KernelChoice(best, times, "predicted")
 
     def _is_settled(self, node: Node, kernel: Kernel, found: KernelChoice) -> bool:
-        """Whether a prediction leaves nothing to find out: the best number of threads of a kernel
-        that takes long is known."""
+        """Return True if a prediction needs no measurement.
+
+        It is long enough to use all threads, or its best number of threads is known.
+        """
         is_long = min((found.times or {}).values(), default=0.0) > SHORT_S
         return is_long or len(self._model().promising(node, with_thread_counts([kernel]))) == 1
 
@@ -408,7 +422,7 @@ class Choices(ChoiceStore):
             self._generation += 1
 
     def table(self) -> str:
-        """What was chosen for which op and shapes, and what it beat, to be printed.
+        """Return a printable table of choices by op and shapes, with the slower kernels.
 
         >>> from caldera.kernels.tuning.choose import Choices
         >>> print(Choices().table().splitlines()[0].split())
@@ -419,7 +433,7 @@ class Choices(ChoiceStore):
 
 
 def _contenders(candidates: Sequence[Kernel]) -> Sequence[Kernel]:
-    """The candidates less the oracle, unless it is alone."""
+    """Return the candidates without the oracle, unless it is the only one."""
     return [kernel for kernel in candidates if kernel.name != ORACLE] or candidates
 
 

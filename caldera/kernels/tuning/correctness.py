@@ -17,11 +17,11 @@ TOLERANCE: dict[DType, float] = {float64: 1e-10, float32: 1e-4, float16: 1e-2, b
 ROUNDED = 5e-3
 """The same where float32 operands may be rounded to tf32."""
 PIECE = 1 << 16
-"""Elements of two results that are compared at once."""
+"""Number of elements of two results compared at a time."""
 
 
 class Judge:
-    """Knows the right results of a call: those that two kernels agree on, or the oracle's.
+    """Checker of the results of a call: two kernels must agree, or a kernel with the oracle.
 
     Kernels of one origin share its mistakes, and do not confirm each other. With `alone` no kernel
     confirms another.
@@ -35,7 +35,7 @@ class Judge:
         self._alone = alone or not all(is_float(output.dtype) for output in call.outputs)
 
     def hear(self, kernel: Kernel) -> None:
-        """Take what a kernel has just written; raise if it is known to be wrong."""
+        """Check the results that a kernel has just written; raise if they are known to be wrong."""
         call = self._call
         if not is_checkable(call.node):
             return
@@ -50,7 +50,7 @@ class Judge:
         self._check(call.outputs)
 
     def wrong(self) -> dict[str, str]:
-        """What is wrong with the first kernel, if no other has confirmed it."""
+        """Return the error of the first kernel, if no second kernel has confirmed it."""
         if self._witness is None or self._right is self._witness[1]:
             return {}
         (kernel, results), self._witness = self._witness, None
@@ -61,7 +61,7 @@ class Judge:
         return {}
 
     def _agree(self, results: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bool:
-        # What nobody has written to is the same for all.
+        # Elements that no kernel has written are the same for all kernels.
         if not all(map(_is_finite, results)):
             return False
         try:
@@ -81,19 +81,19 @@ class Judge:
 
 
 class _WrongResultError(Exception):
-    """A kernel does not compute what the oracle does."""
+    """The results of a kernel differ from the oracle's."""
 
 
 def is_checkable(node: Node) -> bool:
-    """Whether made-up numbers show if a result is right.
+    """Return True if results for artificial inputs can be compared.
 
-    Through the steps of a loop they grow without bound, and differences in the last bit with them.
+    In a loop, numbers grow without bound over the steps, and rounding differences grow with them.
     """
     return node.op.name != "scan"
 
 
 def tolerance_of(node: Node, dtype: DType) -> float:
-    """How far a result of this dtype may be off, beside the largest element of the right one."""
+    """Return the maximum error of a result of this dtype, relative to its largest element."""
     is_rounded = node.attrs.get("compute") == "tf32" and dtype == float32
     return ROUNDED if is_rounded else TOLERANCE.get(dtype, 0.0)
 
@@ -117,18 +117,18 @@ def compare(output: np.ndarray, wanted: np.ndarray, tolerance: float) -> None:
 
 
 def _is_close_at_once(output: np.ndarray, wanted: np.ndarray, tolerance: float) -> bool:
-    """Whether all numbers are finite and near enough, found without making them wider.
+    """Return True if all numbers are finite and close, without converting them to a wider dtype.
 
-    Results of a first step are large, and most are right. The difference of two float32 numbers
-    that are nearly alike is as exact as it has to be; where it is not small, or not a number, it is
-    looked at more closely.
+    Results of a first step are large, and most are right. The difference of two close float32
+    numbers is exact enough. If a difference is not small, or not a number, False leads to a precise
+    comparison.
     """
     if output.dtype != wanted.dtype or output.dtype not in (float32, float64) or not wanted.size:
         return False
     scale = max(abs(float(wanted.max())), abs(float(wanted.min())))
     if not math.isfinite(scale):
         return False
-    # Half of what is allowed, so that rounding here decides nothing; a nan is not below it.
+    # Half the tolerance, so that rounding here has no effect; a nan is never below it.
     allowed = 0.5 * tolerance * max(scale, 1e-30)
     return all(
         float(np.abs(output[part] - wanted[part]).max()) <= allowed for part in _pieces(wanted)
@@ -136,15 +136,17 @@ def _is_close_at_once(output: np.ndarray, wanted: np.ndarray, tolerance: float) 
 
 
 def _is_finite(array: np.ndarray) -> bool:
-    """Whether an array of floats has numbers alone."""
+    """Return True if all elements of a floating-point array are finite."""
     return all(
         bool(np.isfinite(array[part].astype(float32, copy=False)).all()) for part in _pieces(array)
     )
 
 
 def _pieces(array: np.ndarray) -> Iterator[tuple[slice, ...]]:
-    """Where parts of an array are, so small that what is computed from one stays in the cache: a
-    weight may be as large as all that the step needs."""
+    """Yield slices of an array small enough that temporary results stay in the cache.
+
+    A weight may be as large as all other arrays of the step.
+    """
     if array.ndim == 0:
         yield ()
         return

@@ -1,12 +1,11 @@
-"""What measured kernels tell about those that were not measured: a learnt model of their times.
+"""Learnt model of the times of kernels, which predicts unmeasured nodes from measured ones.
 
 For each kernel a Gaussian process predicts the logarithm of its seconds from the shapes of a node,
-around the kernel's own estimate; for each two kernels that were measured in turns another one
-predicts their ratio, which does not depend on how busy the machine was. They are trained on what
-was measured on this machine, to which each measurement adds, and say how far off they may be: where
-one does not know, its spread is wide. Ahead of a measurement they leave out the kernels of
-which nothing can be expected; where there is no time to measure, or nothing to find out, they
-answer instead.
+around the kernel's own estimate. For each pair of kernels measured in turns, another process
+predicts their ratio, which does not depend on the load of the machine. The processes are trained on
+the measurements of this machine, to which each measurement adds. They also estimate their error:
+far from the data, the spread is wide. Before a measurement, the model excludes kernels that cannot
+be the fastest. Without time to measure, or without need, its predictions replace the measurement.
 """
 
 from __future__ import annotations
@@ -27,19 +26,21 @@ from caldera.kernels.table import Kernel
 from caldera.kernels.tuning.measure import LOSS, expected_loss
 
 MOST_SAMPLES = 256
-"""Measurements that are kept; when there are more, a quarter of them goes, the oldest."""
+"""Maximum number of stored measurements; beyond it, the oldest quarter is dropped."""
 FOLLOWING, FROM_MEMORY = 0.85, 0.35
-"""The part of a change of the yardstick that kernels follow, and that of those whose operands come
-from memory: that is as slow whether a core is shared with somebody or not."""
+"""Share of a change of the reference kernel's time that kernels follow.
+
+The second is for kernels with operands in memory, which is equally slow on a shared core.
+"""
 CACHED = 1 << 22
 """Numbers in operands and result from which on they come from memory."""
 _SPEED = 1e10
 """Operations and bytes a second of kernels that have no estimate."""
 _LARGEST = 1e3
-"""Features are logarithms: what is larger was written by no measurement."""
+"""Limit of features, which are logarithms: larger values are not from a measurement."""
 _DIMENSIONS = 4
 _VECTOR = 16
-"""Numbers that kernels take at a time: what is left over is computed as if it were so many."""
+"""Vector length of kernels: a remainder takes as long as a whole vector."""
 
 Group = tuple[str, str, str, str]
 """Family, op, dtype, kernel."""
@@ -47,10 +48,10 @@ Group = tuple[str, str, str, str]
 
 @dataclass(frozen=True)
 class Prior:
-    """What is thought of times before any is known; standard deviations of logarithms.
+    """Prior of the times before any measurement: standard deviations of logarithms.
 
-    `overall`: of all from what the estimates say; `slope`: along a feature; `local`: of what is
-    special about a region of shapes, which is `length` wide; `noise`: of a measurement.
+    `overall`: of all times from the estimates; `slope`: along a feature; `local`: of deviations in
+    a region of shapes, which is `length` wide; `noise`: of a measurement.
     """
 
     overall: float
@@ -76,8 +77,10 @@ class TimeEstimate:
 
 
 def features(node: Node, kernel: Kernel) -> list[float]:
-    """What a prediction goes by: the logarithm of the estimate, then the work, the shapes, and how
-    much the last vectors of their sides are left empty.
+    """Return the features of a prediction.
+
+    They are the logarithm of the estimate, then the work, the shapes, and the empty share of the
+    last vectors of their sides.
 
     >>> from caldera.core.graph.node import Spec
     >>> from caldera.core.graph.opdef import parameter
@@ -116,7 +119,7 @@ def _sides(shape: Shape) -> tuple[float, ...]:
 
 
 def _left_empty(length: int) -> float:
-    """The logarithm of how much longer a side becomes that is filled up to whole vectors."""
+    """Return the logarithm of the ratio of a side padded to whole vectors to the side itself."""
     return math.log(-(-length // _VECTOR) * _VECTOR / length) if length >= _VECTOR else 0.0
 
 
@@ -137,10 +140,10 @@ def following(row: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class _Fit:
-    """What a process has made of its samples.
+    """State of a Gaussian process fitted to its samples.
 
-    `whitening` is the inverse of the Cholesky factor of their covariance. When `whole` of them were
-    there it was last computed from the beginning, and `middle` is that of the features of these.
+    `whitening` is the inverse of the Cholesky factor of their covariance. `whole` is the number of
+    samples when it was last computed completely, and `middle` is the mean of their features.
     """
 
     middle: np.ndarray
@@ -153,7 +156,7 @@ class _Fit:
 
 @dataclass
 class _Process:
-    """A Gaussian process over what is known: features, and what is to be predicted from them."""
+    """Gaussian process over samples of features and values."""
 
     prior: Prior
     samples: list[tuple[list[float], float]] = field(default_factory=list)
@@ -163,7 +166,7 @@ class _Process:
         """A measurement more."""
         self.samples.append((given, value))
         if len(self.samples) > MOST_SAMPLES:
-            # Many at once: without the first of them all is computed anew.
+            # Many are dropped together: without the first samples the fit is recomputed.
             del self.samples[: MOST_SAMPLES // 4]
             self._fit = None
 
@@ -181,8 +184,11 @@ class _Process:
         return float(beside @ fit.weights), fit.wider * math.sqrt(max(variance, 1e-6))
 
     def _fitted(self, before: _Fit | None) -> _Fit:
-        """All samples taken in: those that were not there before are added to what was computed,
-        until there are twice as many as when that was done from the beginning."""
+        """Return the fit of all samples.
+
+        New samples extend the previous fit. It is recomputed once the number of samples has doubled
+        since the last complete computation.
+        """
         count = len(self.samples)
         if before is None or count >= 2 * before.whole:
             known = np.array([each[1:] for each, _ in self.samples])
@@ -195,7 +201,7 @@ class _Process:
             known = np.concatenate([before.known, new])
             whitening = self._extended(before, new)
         weights = whitening.T @ (whitening @ np.array([value for _, value in self.samples]))
-        # How far each sample is from what the others say of it, in spreads: on a busy machine
+        # Deviation of each sample from its prediction by the rest, in spreads: on a busy machine
         # measurements are off by more than the usual noise.
         apart = weights / np.sqrt((whitening**2).sum(0))
         wider = max(1.0, math.sqrt(float(np.mean(apart**2))))
@@ -214,11 +220,11 @@ class _Process:
         return found
 
     def _noisy(self, known: np.ndarray) -> np.ndarray:
-        """How much samples tell about each other, their noise included."""
+        """Return the covariance of samples, including their noise."""
         return self._covariance(known, known) + self.prior.noise**2 * np.eye(len(known))
 
     def _covariance(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        """How much measurements tell about each other."""
+        """Return the covariance of measurements."""
         prior, product = self.prior, a @ b.T
         apart = (a**2).sum(1)[:, None] + (b**2).sum(1)[None, :] - 2 * product
         near = np.exp(-np.maximum(apart, 0.0) / (2 * prior.length**2))
@@ -227,7 +233,7 @@ class _Process:
 
 @dataclass
 class CostModel:
-    """Predictions for all kernels, by what was measured.
+    """Predictions of the times of all kernels from measurements.
 
     >>> model = CostModel()
     >>> group, row = ("cpu", "sum", "float32", "a"), [0.0] * FEATURES
@@ -242,7 +248,7 @@ class CostModel:
     _ratios: dict[tuple[Group, str], _Process] = field(default_factory=dict)
     _first_pace: dict[str, float] = field(default_factory=dict)
     _paces: dict[str, list[float]] = field(default_factory=dict)
-    """Logarithms of all of them, beside the first."""
+    """Logarithms of the reference times, relative to the first."""
 
     def learn(
         self,
@@ -253,8 +259,10 @@ class CostModel:
         rows: Mapping[str, list[float]],
         pace: float = 1.0,
     ) -> None:
-        """Take in what was measured for a node: seconds and features of each kernel, and the
-        seconds of the yardstick beside them."""
+        """Add the measurements for a node: seconds and features of each kernel.
+
+        `pace` is the seconds of the reference kernel measured with them.
+        """
         timed = {
             name: (math.log(times[name]) - row[0], row)
             for name, row in rows.items()
@@ -279,8 +287,11 @@ class CostModel:
                     process.add(row, value - beside)
 
     def seconds(self, group: Group, row: list[float]) -> TimeEstimate | None:
-        """The time of a kernel for a node of these features, when the machine is as busy as it
-        usually was; None if too little is known of it."""
+        """Return the time of a kernel for a node of these features, at the usual load of the
+        machine.
+
+        Return None without measurements of the kernel.
+        """
         process = self._alone.get(group)
         if process is None:
             return None
@@ -290,8 +301,10 @@ class CostModel:
         return TimeEstimate(math.exp(mean + row[0] + usual), spread)
 
     def predictions(self, node: Node, kernels: Sequence[Kernel]) -> dict[str, TimeEstimate] | None:
-        """The times of all of these kernels, the one that is expected to be fastest first; None if
-        one of them is not known well enough."""
+        """Return the times of these kernels, the fastest first.
+
+        Return None if the time of any kernel is too uncertain.
+        """
         rows = {kernel.name: features(node, kernel) for kernel in kernels}
         best = self._leader(node, kernels, rows)
         alone = self.seconds(group_of(node, best), rows[best.name])
@@ -308,8 +321,11 @@ class CostModel:
         return found
 
     def promising(self, node: Node, kernels: Sequence[Kernel]) -> list[Kernel]:
-        """The kernels that may be the fastest, the most likely first: those that it would cost
-        something to pass over, by what is known of them and by how far that may be off."""
+        """Return the kernels that may be the fastest, most likely first.
+
+        Skipping any of these kernels has an expected cost, by the predictions and their
+        uncertainty.
+        """
         rows = {kernel.name: features(node, kernel) for kernel in kernels}
         best = self._leader(node, kernels, rows)
         return [best] + [
@@ -335,7 +351,7 @@ class CostModel:
     def _behind(
         self, node: Node, kernel: Kernel, other: Kernel, rows: Mapping[str, list[float]]
     ) -> tuple[float, float]:
-        """The logarithm of how many times as long one kernel takes as another, and its spread."""
+        """Return the logarithm of the ratio of the times of two kernels, and its spread."""
         if kernel.name == other.name:
             return 0.0, 0.0
         if kernel.name > other.name:

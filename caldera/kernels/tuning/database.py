@@ -1,6 +1,6 @@
-"""Choices of kernels on disk: one small entry each, named by a hash of what was chosen for.
+"""Choices of kernels on disk: a small entry for each, named by a hash of its key.
 
-Whatever cannot be read, or belongs to something else, counts as not there.
+Entries that cannot be read, or do not match their name, count as missing.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from caldera.kernels.workspace import BatchedNode
 
 FORMAT = 2
 _NOT_WORK = frozenset({"stream"})
-"""Attributes that give a node its identity and change nothing about its work."""
+"""Attributes that identify a node without affecting its work."""
 _BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 @dataclass(frozen=True)
 class TuningRecord:
-    """A choice: the kernel, and the seconds that it and the others took.
+    """A choice: the kernel, and the measured seconds of all kernels.
 
-    `features` has for each kernel what a model of its time can be trained with, `pace` the seconds
-    of the yardstick beside them, 0 where that is not known. A choice that such a model made,
-    `is_predicted`, is not kept on disk.
+    `features` has for each kernel the training data of a model of its time, `pace` the seconds of
+    the reference kernel measured with it, or 0 if unknown. A choice predicted by such a model,
+    `is_predicted`, is not stored on disk.
     """
 
     key: dict[str, Any]
@@ -47,7 +47,7 @@ class TuningRecord:
 
     @property
     def kind(self) -> tuple[str, str, str]:
-        """Family of devices, op and dtype: what has a model of its own."""
+        """Family of devices, op and dtype, which have a separate model."""
         return str(self.key["family"]), str(self.key["op"]), str(self.key["outputs"][0][1])
 
 
@@ -61,7 +61,7 @@ def tuning_key(node: Node, family: str, kernels: Sequence[Kernel]) -> dict[str, 
         attributes = _written_attributes(node)
     except _NoKeyError:
         return None
-    # Some kernels take larger blocks where they have more workspace.
+    # Some kernels use larger blocks if they have more workspace.
     needed = (
         {} if BatchedNode.of(node) is None else {"workspaces": [k.workspace(node) for k in kernels]}
     )
@@ -111,11 +111,11 @@ def _written_body(body: Body) -> dict[str, Any]:
 
 
 FACTS: dict[str, Callable[[], dict[str, Any]]] = {}
-"""What decides which kernel of a family is fastest, where that is not this machine's CPU."""
+"""Functions by family that return the properties of its machine, except for the CPU."""
 
 
 def machine_key(family: str = "cpu") -> dict[str, Any]:
-    """What about this machine and process decides which kernel of a family is fastest."""
+    """Return the properties of this machine and process that affect the choice of a kernel."""
     if family in FACTS:
         return FACTS[family]()
     here = this_machine()
@@ -136,7 +136,7 @@ _SUMMARY = FileCache("choices-summary")
 """All choices in one entry: to open a thousand files takes seconds where a disk is busy."""
 _ALL = "all"
 _MANY = 32
-"""Choices that are not in the summary, from which on it is written anew."""
+"""Number of choices missing from the summary above which it is rewritten."""
 
 
 def load(key: dict[str, Any]) -> TuningRecord | None:
@@ -145,7 +145,7 @@ def load(key: dict[str, Any]) -> TuningRecord | None:
 
 
 def _read(digest: str) -> Any:
-    """What a file holds, if it is what its name says; else None."""
+    """Return the content of a file if it matches its name; else None."""
     held = _CHOICES.read_json(digest)
     try:
         return held if json_digest(held["key"]) == digest else None
@@ -184,7 +184,7 @@ def all_records() -> Iterator[TuningRecord]:
 
 
 def _all_files() -> dict[str, Any]:
-    """What the files hold, by name: as the summary has it, and the new ones besides."""
+    """Return the contents of all files by name: from the summary, and from newer files."""
     known = _SUMMARY.read_json(_ALL)
     known = known if isinstance(known, dict) else {}
     names = list(_CHOICES)
@@ -196,6 +196,6 @@ def _all_files() -> dict[str, Any]:
 
 
 def forget() -> None:
-    """Delete every remembered choice, for whatever machine."""
+    """Delete every stored choice, for all machines."""
     _CHOICES.clear()
     _SUMMARY.clear()

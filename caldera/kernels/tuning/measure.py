@@ -1,15 +1,15 @@
-"""Timing the kernels of one node against each other, on arrays of its real shapes.
+"""Timing the kernels of a node against each other, on arrays of its real shapes.
 
-Each kernel is checked once; one that raises or computes something else is out of the race.
-Candidates run interleaved, so a disturbance of the machine affects all of them, and the best time
+Each kernel is checked once; a kernel that raises an error or computes a wrong result is excluded.
+Candidates run interleaved, so a disturbance of the machine affects all kernels, and the best time
 of each counts: noise only ever adds. The distance between the best and the second-best time shows
 the uncertainty of the best. A candidate is dropped as soon as its expected gain is small, either
 because it is far behind or because it is as fast as the best.
 
-A process may spend `settings.tune_budget_s` at once. The spent budget is restored at a tenth of a
-second per second of other work. Otherwise a large network would leave no budget for those that
-the same process trains after it, and their kernels would be guessed, however long they are
-trained. So measuring takes a tenth of a long run at the most.
+A process may spend `settings.tune_budget_s` without a pause. The spent budget is restored at a
+tenth of a second per second of other work. Otherwise a large network would use up the budget of
+later networks in the same process, and their kernels would be guessed, however long they are
+trained. So measuring takes at most a tenth of a long run.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ PATTERN = (1 << 18) + 7
 COLD_S = 2e-3
 """Seconds of a call from which on it does not matter that workers have to be called first."""
 YARDSTICK = 192
-"""Rows and columns of what tells how fast the machine is at the moment."""
+"""Rows and columns of the reference product, which measures the current speed of the machine."""
 ROUNDS = 7
 SAMPLE_S = 2e-4
-"""What one timing should last at least, so that the clock is fine enough."""
+"""Minimum duration of a timing, for the resolution of the clock."""
 HOPELESS = 3.0
 """A kernel that starts this many times slower than the best is not timed any further."""
 LOSS = 0.015
-"""The part of its time that a choice may be expected to lose: below that nothing is found out."""
+"""Expected loss of a choice, as a share of its time, below which measuring stops."""
 JITTER = 0.02
 """Standard deviation, in logarithms of seconds, that a best time has at least."""
 Clock = Callable[[int], float]
-"""Runs a kernel so many times, and gives the seconds that one run took."""
+"""Function that runs a kernel `count` times and returns the seconds of one run."""
 
 
 def measure(
@@ -62,8 +62,9 @@ def measure(
 ) -> TuningResult:
     """Time the kernels on this node for about `seconds`, at least twice each.
 
-    `values` are its inputs, if made-up ones say nothing about these kernels. With `thorough` the
-    oracle checks them all, and none is left out of the race for being just as fast as another.
+    `values` are its inputs, if artificial ones do not represent the time of these kernels. With
+    `thorough` the oracle checks all kernels, and kernels as fast as the best stay in the
+    comparison.
     """
     deadline = perf_counter() + seconds
     specs = [given.outputs[0] for given in node.inputs]
@@ -93,7 +94,7 @@ def measure(
             right = _right_runners(fewer, call, judge, outcome)
             contenders = {best.name: runners[best.name], **right}
             race(_clocks(contenders), outcome, deadline, thorough=thorough)
-        # The best times of kernels count, and so does that of the yardstick.
+        # The best times of kernels count, and so does the best reference time.
         outcome.pace = min(before, _pace())
     note_garbage()
     return outcome
@@ -114,19 +115,21 @@ def _yardstick() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def _right_runners(
     kernels: Sequence[Kernel], call: Call, judge: Judge, outcome: TuningResult
 ) -> dict[str, Runner]:
-    """Those kernels that are right, ready to run; `outcome` notes the seconds of their first run,
-    and what is wrong with the others."""
+    """Return the correct kernels, ready to run.
+
+    `outcome` receives the seconds of their first run, and the errors of the excluded kernels.
+    """
     runners = {}
     for kernel in kernels:
         try:
             for output in call.outputs:
-                # What the kernel before it left here must not pass for its own result.
+                # Results of the previous kernel must not pass for those of this one.
                 output.fill(np.nan if is_float(output.dtype) else 1)
             runner = kernel.bind(call)
             seconds = _seconds(runner, 1)
             judge.hear(kernel)
         except Exception as problem:
-            # Whatever a candidate raises, the others can still serve.
+            # On any error of a candidate, the remaining ones can still serve.
             outcome.failures[kernel.name] = f"{type(problem).__name__}: {problem}"
         else:
             runners[kernel.name] = runner
@@ -138,8 +141,10 @@ def _right_runners(
 
 
 def _is_short(name: str, runners: dict[str, Runner], outcome: TuningResult) -> bool:
-    """Whether the best kernel may be faster on fewer threads; where a race was over early, it is
-    timed more often to see."""
+    """Return True if the best kernel may be faster on fewer threads.
+
+    If the comparison was over early, the kernel is timed more often first.
+    """
     seconds = outcome.times.get(name, math.inf)
     if SHORT_S < seconds <= 2 * SHORT_S:
         seconds = outcome.times[name] = min(seconds, *(_seconds(runners[name], 1) for _ in "abc"))
@@ -147,8 +152,11 @@ def _is_short(name: str, runners: dict[str, Runner], outcome: TuningResult) -> b
 
 
 def _clocks(runners: dict[str, Runner]) -> dict[str, Clock]:
-    """Those that several threads compute run once before they are timed, where workers may have
-    gone back to the pool meanwhile: within a plan they are there."""
+    """Return the timing functions of kernels.
+
+    Multithreaded kernels run once before they are timed if the workers may have returned to the
+    pool: within a plan they are active.
+    """
     shared = {name for name, each in runners.items() if is_shared(each)}
     stay = len(shared) == len(runners)
     for name in sorted(shared)[: int(stay)]:
@@ -190,7 +198,7 @@ def _placed(spec: Spec, value: np.ndarray) -> np.ndarray:
 
 
 def _made_up(index: int, spec: Spec) -> np.ndarray:
-    """Numbers for the input of this index: to make each anew takes longer than to use it."""
+    """Return numbers for the input of this index, repeated as generating them is slow."""
     memory, pattern = _memory(spec), _pattern(index, spec.dtype)
     for start in range(0, memory.size, PATTERN):
         part = memory[start : start + PATTERN]
@@ -217,10 +225,10 @@ def some_numbers(shape: Shape, dtype: DType, generator: np.random.Generator) -> 
 
 @dataclass
 class TuningResult:
-    """Seconds a call of each kernel that is right, and what is wrong with the others.
+    """Seconds per call of each correct kernel, and the errors of the excluded ones.
 
-    `pace` has those of a yardstick that was run beside them, where there is one: times of a busy
-    machine are worth as much as others beside it.
+    `pace` is the seconds of a reference kernel measured with the kernels, if there is one. It makes
+    times from a busy machine comparable with others.
     """
 
     times: dict[str, float] = field(default_factory=dict)
@@ -231,8 +239,11 @@ class TuningResult:
 def race(
     clocks: dict[str, Clock], outcome: TuningResult, deadline: float, *, thorough: bool = False
 ) -> None:
-    """Let kernels run in turns, and keep the best time of each; those that are in `outcome` already
-    count. With `thorough` all run to the end but those that have no hope."""
+    """Run kernels in turns, and record the best time of each.
+
+    Times already in `outcome` count. With `thorough` all kernels run to the end except hopeless
+    ones.
+    """
     timings = {name: [outcome.times[name]] if name in outcome.times else [] for name in clocks}
     running = list(clocks)
     for turn in range(ROUNDS):
@@ -268,15 +279,14 @@ def _undecided(timings: dict[str, list[float]]) -> list[str]:
 
 
 def _spread(known: list[float]) -> float:
-    """How far the best of these times may be off, as a logarithm."""
+    """Return the uncertainty of the best of these times, as a logarithm."""
     return max(JITTER, math.log(known[1] / known[0])) if len(known) > 1 else math.inf
 
 
 def expected_loss(behind: float, spread: float) -> float:
-    """What passing over a kernel costs on average, as a part of the time of the one that is taken.
+    """Return the expected cost of skipping a kernel, as a share of the chosen kernel's time.
 
-    It seems to be `behind`, the logarithm of how many times as long it takes, and that may be off
-    by `spread`.
+    `behind` is the logarithm of the ratio of their times, and `spread` its standard deviation.
 
     >>> round(expected_loss(0.0, 0.1), 3), round(expected_loss(0.3, 0.1), 3)
     (0.04, 0.0)
@@ -296,7 +306,7 @@ BACK_A_SECOND = 0.1
 
 
 class TuningBudget:
-    """What measuring has taken in this process of late, and what it may still take.
+    """Time spent on measuring recently in this process, and the remaining budget.
 
     >>> from caldera.kernels.tuning.measure import TuningBudget
     >>> budget = TuningBudget()
@@ -310,7 +320,7 @@ class TuningBudget:
         self.reset()
 
     def reset(self) -> None:
-        """Have all of it again.
+        """Restore the whole budget.
 
         >>> TuningBudget().reset()
         """
@@ -331,7 +341,7 @@ class TuningBudget:
 
     @contextmanager
     def spending(self) -> Iterator[None]:
-        """What happens inside is taken from the budget.
+        """Context manager whose duration is charged to the budget.
 
         >>> with TuningBudget().spending():
         ...     pass

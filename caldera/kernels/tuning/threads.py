@@ -21,14 +21,16 @@ from caldera.kernels.table import Call, Kernel, Runner
 SHORT_S = 5e-4
 """Seconds of a call from which on all threads pay: starting them takes some microseconds."""
 RESUME_S, RESUME_RATIO = 7e-6, 1.25
-"""Seconds to start a run of native kernels again, and what it costs that workers have gone
-meanwhile, as a part of the time for which they were not needed."""
+"""Cost of resuming native kernels: seconds, and the slowdown as workers have gone idle.
+
+The slowdown is relative to the time during which the workers were not needed.
+"""
 TURNS = 2
-"""That each number of threads has where they take turns: the better one counts."""
+"""Number of trial runs of each thread count; the better one counts."""
 
 
 def on_fewer_threads(kernel: Kernel) -> list[Kernel]:
-    """The same kernel on one thread, on a quarter of them, and on half of them."""
+    """Return the same kernel on one thread, on a quarter of the threads, and on half."""
     if kernel.family != "cpu":
         return []
     return [_limited(kernel, each) for each in _fewer_than(settings.threads)]
@@ -45,21 +47,24 @@ def _fewer_than(threads: int) -> list[int]:
 
 
 def with_thread_counts(kernels: Sequence[Kernel]) -> list[Kernel]:
-    """Kernels, and all of them on fewer threads."""
+    """Return the kernels, and each kernel on fewer threads."""
     return [*kernels, *(limited for each in kernels for limited in on_fewer_threads(each))]
 
 
 def with_a_shared_one(promising: list[Kernel], contenders: Sequence[Kernel]) -> list[Kernel]:
-    """These kernels, with a contender that uses all threads, if there are several: the gain of
-    several threads is left to a race, which a call of a library on one of them must win."""
+    """Return these kernels, with a contender that uses all threads, if there are several threads.
+
+    The gain from several threads is measured, so a single-threaded library call must be faster.
+    """
     if settings.threads == 1 or not all(kernel.serial for kernel in promising):
         return promising
     return [*promising, *[kernel for kernel in contenders if not kernel.serial][:1]]
 
 
 def seconds_in_plan(kernel: Kernel, seconds: float) -> float:
-    """What a call that takes so long by itself costs within a plan of several threads: one of a
-    library ends a run of native kernels.
+    """Return the cost of a call of this duration within a plan of several threads.
+
+    A call of a library interrupts a run of native kernels.
 
     >>> from caldera.kernels.table import Kernel
     >>> seconds_in_plan(Kernel("sum", "cpu", "native", bind=lambda call: lambda: None), 1e-5)
@@ -71,7 +76,7 @@ def seconds_in_plan(kernel: Kernel, seconds: float) -> float:
 
 
 def is_shared(runner: Runner) -> bool:
-    """Whether several threads compute it."""
+    """Return True if several threads compute the kernel."""
     return isinstance(runner, NativeRunner) and any(call.parts > 1 for call in runner.calls)
 
 

@@ -143,7 +143,7 @@ class Assignment:
 
     @classmethod
     def of(cls, layout: CartesianLayout, letters: Letters) -> Assignment:
-        """Return the assignment of a layout with these letters; axes without a letter become whole."""
+        """Return the assignment of a layout; axes without a letter become whole."""
         free = [axis for axis in layout.split_axes if letters[axis] is None]
         kept = layout.unsplit(free) if free else layout
         splits = {}
