@@ -316,7 +316,7 @@ class IndexUpdate:
 
 
 def _key(key: Any) -> tuple[Any, ...]:
-    """Return a key with nodes in place of expressions, and of tensors with positions as elements."""
+    """Return a key with nodes in place of expressions and of tensors of positions."""
     return tuple(map(_key_part, key if isinstance(key, tuple) else (key,)))
 
 

@@ -384,7 +384,7 @@ def _set_known(rows: Node, places: np.ndarray, values: Node) -> Node:
 
 
 def _set_computed(rows: Node, places: Node, values: Node) -> Node:
-    """Set computed places: after sorting, equal places are neighbours and the last value is kept."""
+    """Set computed places: sorting makes equal places neighbours, the last value is kept."""
     if rows.dtype == bool_:
         # Truth values cannot be added.
         return cast(_set_computed(cast(rows, int8), places, cast(values, int8)), bool_)
