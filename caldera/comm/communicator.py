@@ -219,7 +219,7 @@ class Communicator(PointToPoint):
         return made
 
     def Shrink(self) -> Communicator:
-        """Return a communicator of the survivors of a `RankLostError`; each of them calls it."""
+        """Return a communicator of the survivors of a `RankLostError`; each survivor calls it."""
         raise CommError.build(
             f"Shrink of {self.name}",
             expected="an MPI that goes on when a rank dies",
@@ -375,7 +375,7 @@ class Communicator(PointToPoint):
 
     @property
     def in_one_process(self) -> bool:
-        """True if the ranks are threads of this process and see each other's state."""
+        """True if the ranks are threads of this process and share their state."""
         return False
 
     @property

@@ -225,10 +225,10 @@ class PointToPoint(ABC):
     def exchange_messages(
         self, leaving: Mapping[int, np.ndarray], longest: Mapping[int, int]
     ) -> dict[int, np.ndarray]:
-        """Send bytes to some ranks, and take a message from each of others, all at once.
+        """Send bytes to some ranks, and receive a message from each of other ranks, concurrently.
 
-        `longest` says from whom, and how many bytes there are at most: how many there are, only
-        the sender needs to know.
+        `longest` maps each sender to the maximum number of bytes. Only the sender needs the actual
+        number.
 
         >>> import numpy as np
         >>> from caldera.comm import run_virtual_ranks

@@ -62,10 +62,10 @@ def launch(
     survive: bool = False,
     environment: Mapping[str, str] = os.environ,
 ) -> LaunchCommand:
-    """How to start a program as several ranks; a name that ends in .py is run by this Python.
+    """Return the command that starts a program as several ranks; a .py file is run by this Python.
 
-    `hosts` are machines with the ranks each takes, as in "a:4,b:4". With `survive` the other ranks
-    go on when one dies, if this MPI can do that.
+    `hosts` are machines with the ranks each takes, as in "a:4,b:4". With `survive` the remaining
+    ranks continue when one dies, if this MPI supports it.
     """
     slots = None if hosts is None else read_hosts(hosts)
     starter = launcher(environment)

@@ -71,7 +71,7 @@ def world() -> Communicator:
 
     Ranks communicate through MPI, or through sockets if torchrun or a launcher with its variables
     started them, and between GPUs through NCCL if each rank has its own. From then on a rank that
-    fails ends all of them, and one that waits too long reports the missing ranks.
+    fails ends all ranks, and a rank that waits too long reports the missing ranks.
 
     >>> from caldera.comm import world
     >>> world().size

@@ -4,7 +4,7 @@ Sums of float16 and bfloat16 are accumulated in float32 and rounded once: in the
 would overflow or lose small terms. They are scaled by a power of two before the sum, which is
 exact, so that not even the largest bfloat16 overflows before the end.
 
-An invalid buffer raises an error before any part of it is sent.
+An invalid buffer raises an error before any data are sent.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ LOWEST_PORT, HIGHEST_PORT = 10_240, 32_767
 REPORT_S = 20.0
 _PAUSE_S = 0.1
 _SHORTEST_KNOCK_S, _LONGEST_KNOCK_S = 0.2, 5.0
-"""Time limits of one attempt at one port: another program may listen there and stay silent."""
+"""Time limits for a single attempt at a port: another program may listen there and stay silent."""
 _JOB = ("WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID", *ATTEMPT)
 _RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
 

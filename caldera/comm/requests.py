@@ -59,7 +59,7 @@ IDLE_S = 5.0
 class PollBackoff:
     """Sleep between polls of background work, interrupted when a thread waits for it.
 
-    Background polls leave the cores to computing threads; a waiting thread has nothing to compute.
+    Background polls leave the cores to computing threads; a waiting thread does not compute.
 
     >>> backoff = PollBackoff()
     >>> backoff.sleep(1e-3)

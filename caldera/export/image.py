@@ -1,8 +1,8 @@
 """Images of plans: the native calls of a bound plan without this process's addresses.
 
-A plan is bound to memory that is reserved and never touched. The signature of each kernel tells
-whether a slot has an array, the address of code, or a number. An array is stored as its segment
-and the offset in it; a library adds the address of the segment when a model is created.
+A plan is bound to memory that is reserved and never touched. The signature of each kernel states
+whether a slot has an array, the address of code, or a number. An array is stored as its segment and
+the offset in it; a library adds the address of the segment when a model is created.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class VariableLayout:
         self.nbytes = 0
 
     def add(self, symbol: Symbol) -> int:
-        """Return the offset of a variable, which is placed behind the others if it is new."""
+        """Return the offset of a variable; a new one is placed behind all earlier variables."""
         if symbol not in self.offsets:
             self.offsets[symbol] = self.nbytes
             self.nbytes += _padded(symbol.spec.nbytes)
@@ -113,7 +113,7 @@ class _Reserved:
     """Address ranges for the values of a plan. The system provides no pages until one is used."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
-        # A gap after each range: an empty array at the end of one belongs to no other.
+        # A gap after each range: an empty array at the end of a range belongs to no other range.
         starts = np.cumsum([0, *(_padded(size) + ALIGNMENT for size in sizes)]).tolist()
         self._memory = np.frombuffer(mmap.mmap(-1, starts[-1] + ALIGNMENT), np.uint8)
         base = address_of(self._memory)

@@ -331,7 +331,7 @@ def named_in_order(
 
 
 def check_layers(where: str, parts: Any) -> tuple[Layer, ...]:
-    """Return the layers as a tuple, which cannot change unnoticed; raise if two have the same name."""
+    """Return the layers as an immutable tuple; raise if two have the same name."""
     if not isinstance(parts, Sequence) or isinstance(parts, str):
         raise ConfigError.build(where, expected="a list of layers", got=repr(parts))
     found: dict[str, Layer] = {}

@@ -70,9 +70,7 @@ class Convolution(Layer):
 
     @abstractmethod
     def weight_shape(self, channels: int) -> tuple[tuple[int, ...], int]:
-        """Return the shape of the weight for an input of `channels` channels, and the output
-        channels.
-        """
+        """Return the shape of the weight for `channels` input channels, and the output channels."""
 
     @abstractmethod
     def convolve(self, x: Expr) -> Expr:
@@ -261,7 +259,7 @@ class DepthwiseConv2D(Convolution):
 @register
 @dataclass(eq=False)
 class DepthwiseConv1D(DepthwiseConv2D):
-    """Depthwise convolution of sequences (N, C, L), with `multiplier` separate kernels per channel.
+    """Depthwise convolution of sequences (N, C, L), with `multiplier` kernels per channel.
 
     >>> from caldera import nn, op
     >>> nn.DepthwiseConv1D(3, padding="same")(op.input("x", (5, 16, 7))).shape

@@ -114,7 +114,7 @@ class GaussianDropout(NoiseOfRate):
 @register
 @dataclass(eq=False)
 class SpatialDropout(NoiseOfRate):
-    """While training, sets whole channels (N, C, ...) to zero and scales the remaining channels up.
+    """Dropout of whole channels (N, C, ...) in training; the remaining ones are scaled up.
 
     >>> from caldera import nn
     >>> nn.SpatialDropout(0.5)([[[1.0, 2.0]]]).tolist()  # not while training

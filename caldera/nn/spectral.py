@@ -49,7 +49,7 @@ class SpectralNorm(Layer):
         self.direction = self.state("direction", (self._matrix().shape[0],), normal())
 
     def _matrix(self) -> Expr:
-        """Return the weight as a matrix with outputs as rows, or inputs if it is stored transposed."""
+        """Return the weight as a matrix; rows are outputs, or inputs if stored transposed."""
         weight: Any = self.inner.weight  # type: ignore[attr-defined]
         rows = op.moveaxis(weight, 1, 0) if isinstance(self.inner, ConvTranspose2D) else weight
         return op.reshape(rows, (rows.shape[0], -1))

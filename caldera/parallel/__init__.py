@@ -77,8 +77,8 @@ if TYPE_CHECKING:
     from caldera.parallel.planner import Proposal, plan
     from caldera.parallel.tensor.tensor_parallel import Hybrid, Layouts, TensorParallel
 
-# Strategies are loaded on first use: a rank needs only one, and loading all of them would add a
-# third to the import time. The planner times training, which needs strategies.
+# Strategies are loaded on first use: a rank needs only one, and loading all would add a third to
+# the import time. The planner times training, which needs strategies.
 _LATER = {
     "DataParallel": "caldera.parallel.data.data_parallel",
     "ElasticAveraging": "caldera.parallel.averaging.local_sgd",

@@ -1,17 +1,16 @@
 """Allreduce by a ring, a torus of rings, node leaders or one master.
 
 - **ring**: every rank sends to its right neighbour and receives from its left one, and the buffer
-  is split into one part per rank. In the first n - 1 steps partial sums travel, after which rank
-  r has the whole sum of part r; in the next n - 1 steps the sums travel on. Each rank sends 2 (n
-  - 1) / n of the buffer, the minimum of any algorithm. A segment is forwarded as soon as it has
-  been combined, so the link is never idle between steps.
+  is split into one part per rank. In the first n - 1 steps partial sums travel, after which rank r
+  has the whole sum of part r; in the next n - 1 steps the sums travel on. Each rank sends 2 (n
+- 1) / n of the buffer, the minimum of any algorithm. A segment is forwarded as soon as it has been
+  combined, so the link is never idle between steps.
 - **torus**: reduce-scatter along the row, allreduce of the own part along the column, allgather
-  along the row. It sends the bytes of the ring in about 2 (rows + columns) messages instead of 2
-  n.
-- **hierarchical**: the ranks of a node reduce to the first of them, these ranks run a ring, and
-  each broadcasts the result inside its node. Only one rank per node uses the network.
-- **master**: reduce to one rank and broadcast, the baseline of comparisons. The master receives
-  and sends the whole buffer once for every other rank, so its link is the limit.
+  along the row. It sends the bytes of the ring in about 2 (rows + columns) messages instead of 2 n.
+- **hierarchical**: the ranks of a node reduce to its first rank, these ranks run a ring, and each
+  broadcasts the result inside its node. Only one rank per node uses the network.
+- **master**: reduce to one rank and broadcast, the baseline of comparisons. The master receives and
+  sends the whole buffer once for every other rank, so its link is the limit.
 """
 
 from __future__ import annotations
@@ -182,7 +181,7 @@ def sides(ranks: int) -> tuple[int, int]:
 
 
 def hierarchical(comm: PointToPoint, buffer: np.ndarray, op: str = "sum") -> None:
-    """Reduce a flat buffer over all ranks, in place; `comm.nodes` gives the node of each rank.
+    """Reduce a flat buffer over all ranks, in place; `comm.nodes` lists the node of each rank.
 
     >>> import numpy as np
     >>> from caldera.comm import run_virtual_ranks

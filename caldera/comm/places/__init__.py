@@ -1,8 +1,8 @@
 """Places: where workers run.
 
-A place starts functions as workers and reports which of them have ended: processes of this machine,
-the ranks of an MPI job, tasks of a Dask cluster, or actors of a Ray cluster. It carries no
-messages: workers connect to the port of the process that started them, with a key.
+A place starts functions as workers and reports workers that have ended. Workers are processes of
+this machine, the ranks of an MPI job, tasks of a Dask cluster, or actors of a Ray cluster. It
+carries no messages: workers connect to the port of the process that started them, with a key.
 """
 
 from __future__ import annotations

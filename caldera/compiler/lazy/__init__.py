@@ -1,4 +1,4 @@
-"""Where a user's expression meets plans and tensors: writing, compiling, differentiating."""
+"""Lazy expressions, connected with plans and tensors: writing, compiling, differentiating."""
 
 from __future__ import annotations
 

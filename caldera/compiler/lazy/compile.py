@@ -43,7 +43,7 @@ structures = StructureCache()
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """What a plan is made with, whichever device it is for."""
+    """Settings of a plan that do not depend on its device."""
 
     without: tuple[str, ...]
     precision: str | None
@@ -51,7 +51,7 @@ class CompileOptions:
 
     @property
     def several_ranks(self) -> bool:
-        """Whether others compute the same, or other parts of it."""
+        """True if further ranks compute the same, or other parts of the same computation."""
         return self.communicator is not None and self.communicator.size > 1
 
 
@@ -73,7 +73,7 @@ def plan_on(program: Program, place: Device, options: CompileOptions) -> Plan:
         precision = None
     without = options.without
     if settings.workspace_total is not None or settings.workspace_limit < DEFAULT_WORKSPACE:
-        # The batch of a convolution that takes sums as well cannot be cut.
+        # The batch of a convolution with sums cannot be split.
         without = (*without, "norm_sums")
     run_passes = partial(
         optimise,
@@ -85,7 +85,7 @@ def plan_on(program: Program, place: Device, options: CompileOptions) -> Plan:
     )
     passes = (place.kernels, TABLE.version, without, precision)
     optimised = structures.optimised(ordered, passes, run_passes)
-    # Ranks agree on their kernels when a plan is made. Those of a host are quick to measure.
+    # Ranks agree on their kernels when a plan is compiled. Host kernels are quick to measure.
     soon = not place.is_host and not several
     choose = _kernel_chooser(optimised, place)
     return Plan(
@@ -120,8 +120,8 @@ def _kernel_chooser(program: Program, place: Device) -> Callable[..., Kernel]:
 
     def choose(node: Node, *others: Kernel, measure: bool) -> Kernel:
         limit = limits(measure).get(node)
-        # Layers repeat, and kernels see no more of what a node reads than its shape, unless that
-        # may lie anyhow in memory.
+        # Layers repeat, and a choice depends only on the shapes of the inputs, unless an input is a
+        # movement and may have any memory layout.
         is_alone = others or any(given.op.kind == "movement" for given in node.inputs)
         key = None if is_alone else (detached(node), limit, measure)
         if key in chosen:
@@ -177,14 +177,14 @@ def compile_nodes(
         precision,
         choices.version,
         settings.memory_limit,
-        # Where what is mixed runs depends on more than its nodes.
+        # The placement of a mixed program depends on more than its nodes.
         (may_choose, homes(program)) if mixed else None,
     )
     known = _plans.get(key)
     if known is not None:
         return known
     options = CompileOptions(tuple(sorted(without)), precision, communicator)
-    # What is being written meanwhile has nothing to do with it.
+    # The caller's pin does not apply to nodes created during compilation.
     with pinned(None):
         if mixed:
             plan = _placed_plan(program, place, may_choose, options, sends_from_host)

@@ -1,4 +1,4 @@
-"""`Expr`: what a user holds. A lazy expression; nothing runs until its value is asked for."""
+"""`Expr`: lazy expressions, which are computed when their values are requested."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ def binary(make: Callable[..., Any], first: Any, second: Any) -> Expr:
 
 
 def compare(make: Callable[..., Any], first: Any, second: Any) -> Expr:
-    """A comparison. A whole number beyond the other's dtype is above or below all of it."""
+    """Compare two operands.
+
+    An integer outside the range of the second operand's dtype is above or below all its values.
+    """
     operands = [first, second]
     for number, other in ((0, 1), (1, 0)):
         dtype = dtype_of(operands[other])
@@ -94,7 +97,7 @@ def _no_plan() -> None:
 
 
 class Expr(GraphOperand, ScalarConversions):
-    """An expression that is computed when its value is asked for.
+    """An expression that is computed when its value is requested.
 
     Made by the functions of `caldera.op` and by arithmetic on tensors and variables.
 
@@ -111,7 +114,7 @@ class Expr(GraphOperand, ScalarConversions):
     __slots__ = ("__weakref__", "_plan")
 
     def __new__(cls, node: Node) -> Expr:
-        """What is computed from the leaves of some kind of expression is of that kind, too."""
+        """Create an expression of the same kind as its leaves, if these have a special kind."""
         return super().__new__(_kind_of(node) if cls is Expr and _kinds else cls)
 
     def __init__(self, node: Node) -> None:
@@ -194,10 +197,10 @@ class Expr(GraphOperand, ScalarConversions):
     # --- reading parts
 
     def __getitem__(self, key: Any) -> Expr:
-        """What NumPy's indices name: integers, slices, `...`, `None`, and arrays of indices.
+        """Index as in NumPy: integers, slices, `...`, `None`, and arrays of indices.
 
-        Arrays (lists, tensors, expressions) of integers are positions, arrays of truth values
-        masks. A mask has to be known now: an expression of truth values is refused.
+        Arrays (lists, tensors, expressions) of integers are positions, and arrays of truth values
+        are masks. The values of a mask must be known now: a boolean expression raises an error.
 
         >>> import caldera as cd
         >>> x = cd.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]) * 1.0
@@ -250,7 +253,7 @@ class Expr(GraphOperand, ScalarConversions):
 
     # Comparing makes an expression, so identity is what sets and dicts go by.
     __hash__ = object.__hash__
-    # NumPy must leave `array + expression` to us, instead of taking the expression apart.
+    # NumPy must delegate `array + expression` to this class, not apply it to each element.
     __array_ufunc__ = None
 
 
@@ -313,7 +316,7 @@ class IndexUpdate:
 
 
 def _key(key: Any) -> tuple[Any, ...]:
-    """A key in which nodes stand for expressions, and for tensors whose elements are positions."""
+    """Return a key with nodes in place of expressions and of tensors of positions."""
     return tuple(map(_key_part, key if isinstance(key, tuple) else (key,)))
 
 

@@ -1,14 +1,14 @@
-"""NumPy's indices on nodes: parsing a key, reading the elements it names, and updating them.
+"""NumPy indexing on nodes: parsing a key, reading the selected elements, and updating these.
 
 A key is split into parts, one for each axis it makes or takes away. Ints, slices, `...` and None
-are slices and shapes. Arrays of ints are positions: those of several axes become positions in one
-axis, the product of them, which `gather` reads. A mask is the positions at which it is true, so it
+are slices and shapes. Arrays of ints are positions: positions in several axes become positions in
+one axis, their product, which `gather` reads. A mask is the positions at which it is true, so it
 has to be known when the expression is written. Positions may be nodes, computed when a plan runs.
 
-An update returns another node. The axes that a key chooses from are taken as one, an axis of rows,
-and the key as a row for each value. Where rows are known now, each one is looked up: from the
-values, or from the node. Where they are computed, values are added to zeros. Both are
-differentiable, through node and values.
+An update returns another node. The axes that a key selects from are merged into one axis of rows,
+and the key becomes a row number for each value. If rows are known now, each row is read from the
+values or from the node. If they are computed, values are added to zeros. Both are differentiable,
+through node and values.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ def array_node(array: np.ndarray) -> Node:
     """A node that holds an array; a number is a constant."""
     if array.ndim == 0:
         return constant(array.item(), canonical(array.dtype))
-    # On the host, and copied by a plan of another device: to ask for the default one would load
-    # the libraries of a card where everything else is on the CPU.
+    # Stored on the host, and copied by a plan of another device. The default device would load the
+    # libraries of a GPU in programs that otherwise use only the CPU.
     held = Tensor.from_numpy(array, device="cpu")
     return array_leaf(symbol=Symbol("", Spec(held.shape, held.dtype), "array", held))
 
 
 class Index:
-    """A key for one shape. Of its parts every `None`, slice and `AxisIndex` stands for an axis."""
+    """A key for one shape. Every `None`, slice and `AxisIndex` among its parts is an axis."""
 
     def __init__(self, node: Node, key: tuple[Any, ...]) -> None:
         self.parts, dots = _parts(node, plain_key(key))
@@ -89,7 +89,7 @@ class Index:
             raise IndexingError.build(
                 "index", expected="index arrays that broadcast together", got=f"shapes {shapes}"
             ) from None
-        # As in NumPy: axes of positions stand where they were, or first if anything was between.
+        # As in NumPy, axes of positions keep their place, or come first if a slice separates them.
         last = self.at[-1] if self.at else 0
         self.first = self.at[0] if self.at else 0
         if last - self.first >= len(self.at) or self.first < dots <= last:
@@ -108,7 +108,7 @@ class Index:
 
     @property
     def is_known(self) -> bool:
-        """Whether all positions are known now."""
+        """True if all positions are known now."""
         return all(isinstance(self._positions(i), np.ndarray) for i in self.at)
 
     def axis_of(self, part: int) -> int:
@@ -118,7 +118,7 @@ class Index:
         return len(before) - len(positions) + (len(self.shape) if positions else 0)
 
     def read(self, node: Node) -> Node:
-        """What the key names in a node (of the shape it was made for)."""
+        """Return the selected elements of a node with the shape for which the key was made."""
         if self.is_number and self.is_known:
             return _cut(node, self.parts, without_numbers=True)
         cut = _cut(node, self.parts)
@@ -154,13 +154,13 @@ class Index:
                 valid = inside if valid is None else e.logical_and(valid, inside)
             total = e.add(e.mul(total, length), counted)
         assert valid is not None
-        # One that is outside of its own axis must not become another element of all.
+        # A position outside its axis must not become a valid position in the merged axis.
         outside = full((), math.prod(lengths), int64)
         return broadcast_to(e.where(valid, total, outside), self.shape)
 
 
 def plain_key(key: tuple[Any, ...]) -> list[Any]:
-    """A key of None, `...`, slices, ints, nodes and NumPy arrays alone."""
+    """Convert a key to None, `...`, slices, ints, nodes and NumPy arrays."""
     return [_plain(item) for item in key]
 
 
@@ -175,14 +175,14 @@ def _plain(item: Any) -> Any:
 
 
 def _taken(item: Any) -> int:
-    """How many axes a part of a key takes."""
+    """Return the number of axes a part of a key takes."""
     if item is None or item is Ellipsis:
         return 0
     return item.ndim if isinstance(item, np.ndarray) and item.dtype == bool_ else 1
 
 
 def _parts(node: Node, key: list[Any]) -> tuple[list[Part], int]:
-    """The parts of a key, and which of them is the first that `...` stands for."""
+    """Return the parts of a key, and the index of the first part that replaces `...`."""
     given = sum(map(_taken, key))
     rank = len(node.shape)
     dots = [i for i, item in enumerate(key) if item is Ellipsis]
@@ -262,7 +262,7 @@ def _true_positions(mask: np.ndarray, axis: int, node: Node) -> tuple[np.ndarray
 
 
 def _cut(node: Node, parts: Sequence[Part], without_numbers: bool = False) -> Node:
-    """Slices taken, axes made, and those of positions left whole; or, of numbers, left out."""
+    """Apply slices and new axes; axes with positions stay whole, or are removed for numbers."""
     bounds: list[tuple[int, int, int]] = []
     flipped: list[int] = []
     shape: list[int] = []
@@ -354,7 +354,7 @@ class IndexedRows:
         return Index(held, key).read(held)
 
     def arranged(self, values: Node) -> Node:
-        """Values, broadcast to what the key names, in rows: one for each place."""
+        """Broadcast values to the selected shape, as rows: one for each place."""
         shape = list(self.places.shape)
         for result, n in zip(self._results, self._rest, strict=True):
             shape[result] = n
@@ -369,7 +369,7 @@ class IndexedRows:
 
 
 def _where(flags: Node, yes: Node, no: Node) -> Node:
-    """One or the other by flags for the first axes of the second."""
+    """Select `yes` or `no` by flags for the first axes of `no`."""
     further = len(no.shape) - len(flags.shape)
     return e.where(reshape(flags, (*flags.shape, *(1,) * further)), yes, no)
 
@@ -384,7 +384,7 @@ def _set_known(rows: Node, places: np.ndarray, values: Node) -> Node:
 
 
 def _set_computed(rows: Node, places: Node, values: Node) -> Node:
-    """In the order of their places equal ones are neighbours: the last of them stays."""
+    """Set computed places: sorting makes equal places neighbours, the last value is kept."""
     if rows.dtype == bool_:
         # Truth values cannot be added.
         return cast(_set_computed(cast(rows, int8), places, cast(values, int8)), bool_)
@@ -401,7 +401,7 @@ def _set_computed(rows: Node, places: Node, values: Node) -> Node:
 
 
 def _computed_mask(node: Node, key: tuple[Any, ...]) -> Node | None:
-    """A mask that is computed, beside the node, if that is the key."""
+    """Return the mask if the key is a computed mask, else None."""
     masks = [each for each in key if isinstance(each, Node) and each.dtype == bool_]
     if not masks:
         return None

@@ -1,4 +1,4 @@
-"""Operands as nodes: what a user writes beside an expression, in the dtype that operands share."""
+"""Conversion of operands to nodes with a shared dtype."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def as_float(node: Node) -> Node:
 
 
 def lift(value: Any, like: DType | None = None) -> Node:
-    """The node of anything a user may write as an operand.
+    """Return the node of any valid operand.
 
-    Python scalars take the dtype of what stands beside them (`like`).
+    Python scalars take the dtype of the operand next to them (`like`).
     """
     if isinstance(value, GraphOperand):
         return value.node
@@ -94,7 +94,7 @@ def _leaf_of(value: Tensor) -> Node:
 def lift_all(*values: Any) -> tuple[Node, ...]:
     """Operands that meet each other: lifted, and cast to the dtype they share."""
     dtypes = [dtype for dtype in map(dtype_of, values) if dtype is not None]
-    # Floats first: beside one, integers do not decide, whatever they would have met in.
+    # Floats first: with a float, integers do not affect the dtype, however they promote together.
     ordered = sorted(dtypes, key=is_inexact, reverse=True)
     shared = reduce(promote, ordered) if ordered else None
     # A weak number still decides the family, also in a list: True + 2 is an int, [1] + 0.5 a float.
@@ -106,7 +106,7 @@ def lift_all(*values: Any) -> tuple[Node, ...]:
 
 
 def dtype_of(value: Any) -> DType | None:
-    """The dtype an operand insists on; None for what takes that of its neighbours.
+    """Return the dtype that an operand requires; None if it takes its neighbours' dtype.
 
     numpy.float64 is a Python float, and as weak: np.sqrt(2) must not turn a network into float64.
     (numpy.complex128 is a Python complex number in the same way.)
@@ -121,7 +121,7 @@ def dtype_of(value: Any) -> DType | None:
 
 
 def _weak_number(value: Any) -> bool | int | float | complex | None:
-    """A number of the kind that an operand without a dtype of its own holds."""
+    """Return a number of the kind contained in an operand without dtype; None for others."""
     if isinstance(value, bool | int | float | complex):
         return value
     if not isinstance(value, list | tuple):

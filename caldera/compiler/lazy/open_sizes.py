@@ -1,7 +1,7 @@
-"""Expressions over inputs whose sizes are open: written down again for each size that is fed.
+"""Expressions over inputs with open sizes, which are rebuilt for each size that is fed.
 
-Shapes are static in a graph. So an op or a layer that is called with such an expression is noted
-down with its arguments, and called once more for each new size; the plans of the sizes used last
+Shapes are static in a graph. An op or a layer that is called with such an expression is therefore
+recorded with its arguments, and called again for each new size. The plans of the sizes used last
 are kept.
 """
 
@@ -168,7 +168,7 @@ def _written(value: Any, sizes: Sizes) -> Any:
 
 
 def call_later(function: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]) -> Any:
-    """The result of a call for every choice of sizes; several results stay apart."""
+    """Return the result of a call for every choice of sizes; several results stay separate."""
     given: dict[str, OpenExpr] = {}
     for each in sizes_open_in([*args, *named.values()]):
         for name, source in each.inputs.items():
@@ -181,7 +181,7 @@ def call_later(function: Callable[..., Any], args: Sequence[Any], named: Mapping
     whole = OpenExpr(
         lambda sizes: function(*_written(list(args), sizes), **_written(dict(named), sizes)), given
     )
-    # Also to say at once what is wrong, where it was written.
+    # Errors are also raised immediately, at the position of the call.
     tried = whole.written_for(Sizes(_TRIED[0]))
     if not isinstance(tried, list | tuple):
         return whole

@@ -29,15 +29,15 @@ def compile(
     communicator: Any = None,
     remember: bool = True,
 ) -> Plan:
-    """The plan that computes these expressions together, and performs the assignments among them.
+    """Return a plan that computes these expressions together, and performs the assignments.
 
-    A run gives back the values of the expressions; assignments only take effect.
-    `device` is where all is computed that is not pinned; without it `settings.placement` decides,
-    which is where the variables are unless they are on several devices. `without` names passes to
-    leave out (`caldera.compiler.passes`). `precision` is None, "float16" or "bfloat16" for mixed
-    precision, or "tf32" for products that tensor cores may round. Plans are remembered for the next
-    time, with the memory they hold, unless `remember` is false: those used last, as long as what
-    they read exists. For inputs with open sizes the plan is an `OpenPlan`, with one for each size.
+    A run returns the values of the expressions; assignments only take effect. `device` is the
+    device of all unpinned nodes. Without it `settings.placement` decides: the device of the
+    variables, unless they are on several devices. `without` names passes to leave out
+    (`caldera.compiler.passes`). `precision` is None, "float16" or "bfloat16" for mixed precision,
+    or "tf32" for products that tensor cores may round. Unless `remember` is false, the most
+    recently used plans are cached with their memory, as long as the variables and data they read
+    exist. For inputs with open sizes the plan is an `OpenPlan`, with one plan for each size.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -72,10 +72,10 @@ def compile(
 @checked
 @contextmanager
 def pinned(device: Device | str | int) -> Iterator[None]:
-    """Operations written inside are computed on this device, and so are their gradients.
+    """Context manager: operations created inside run on this device, and so do their gradients.
 
-    What they read from elsewhere is copied there, planned with the rest of the step; the same
-    operations written elsewhere are not affected. Layers are pinned with their `device=`.
+    Inputs from other devices are copied there, planned with the rest of the step. The same
+    operations created elsewhere are not affected. Layers are pinned with their `device=`.
 
     >>> import caldera as cd
     >>> from caldera import op

@@ -40,7 +40,7 @@ class Variable(Expr):
 
     @property
     def tensor(self) -> Tensor:
-        """Where its value lives; runs write to it."""
+        """Tensor with the variable's value; runs write to it."""
         return self.symbol.value
 
     def numpy(self) -> np.ndarray:

@@ -1,16 +1,16 @@
-"""Collectives in two parts, in one order for all ranks.
+"""Collectives split into start and finish, in the same order on all ranks.
 
-A rank that waits where the others do not is a rank that hangs. So the order of all collectives is
-fixed here, on the graph as it was written: that is the same on every rank, while later passes may
-see more on one (whose share of a batch is empty, say) than on another. From each part to the next
-goes a token, so the order is part of the graph and no pass can lose it.
+A rank that waits for a collective which the remaining ranks do not run would hang. So the order of
+all collectives is fixed here, on the graph as it was written, which is the same on every rank.
+Later passes may simplify it differently on some ranks (with an empty share of a batch, say). Each
+part passes a token to the next, so the order is part of the graph and no pass can lose it.
 
-- Sums that are asked for one after the other and do not depend on each other share a message.
-- A sum starts as soon as its values are there, and ends before the first that depends on it. One
-  that is waited for at once, as the last always is, starts where something depends on it.
-- What is gathered starts so many pieces ahead of the one that is needed, and ends where it is.
-- Messages between two ranks, turns, and redistributions, which are over when they have run, have
-  the order in which they were written.
+- Consecutive sums that do not depend on each other share a message.
+- A sum starts as soon as its values are ready, and ends before its first dependent. A sum that is
+  awaited immediately, such as the last sum, starts just before its first dependent.
+- A gather starts a given number of pieces ahead, and ends where its result is read.
+- Messages between two ranks, turns, and synchronous redistributions keep the order in which they
+  were written.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def collectives(program: Program) -> Program:
     units = _units(_by_need(program))
     sums = [unit for unit in units if not unit.is_gather and not unit.is_fixed]
     if sums and sums[-1].message.exchange is None:
-        # Nothing is left to compute while the last one is under way. But who exchanges by rules of
-        # its own is asked by one thread alone.
+        # No computation remains during the last sum. A custom exchange is excluded, because it is
+        # called by a single thread.
         sums[-1].message = replace(sums[-1].message, now=True)
     written = _Writer(program, _events(units)).run() if units else program
     # From here on, tokens keep the order.
@@ -55,17 +55,18 @@ def collectives(program: Program) -> Program:
 
 
 def without_hidden(program: Program) -> Program:
-    """The program with all ops taken apart that have collectives inside."""
+    """Return the program with ops that contain collectives decomposed."""
     return lower(program, lambda name: name not in SYNCHRONISED | GATHERING)
 
 
 @dataclass(eq=False)
 class _Unit:
-    """One message: what it carries, its bit, and those of all that it depends on.
+    """A message with its values, its bit and the bits of all its dependencies.
 
-    `sums` are the `all_sum`s it serves, or `end` is the finish of one that was a message already.
-    `sent` is what its new start gives to its new finish. One of a message between two is only its
-    start, or only its end (`begun` is the other then); that of a turn or the like has none at all.
+    `sums` are its `all_sum` nodes. Alternatively, `end` is the finish of an existing message.
+    `sent` is passed from its new start to its new finish. For a message between two ranks, the unit
+    is either only the start, or only the end (then `begun` is the start). A turn or a similar node
+    has neither.
     """
 
     message: Message
@@ -84,12 +85,12 @@ class _Unit:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether its place is where it was written."""
+        """True if it keeps its written position."""
         return self.node is not None
 
 
 def _by_need(program: Program) -> list[Node]:
-    """All nodes, such that what is gathered comes just before the first that needs it."""
+    """Return all nodes, with each gather directly before its first reader."""
     found = [node for node in program.order() if _is_sum(node)]
     return topological([*sorted(found, key=_number), *program.roots])
 
@@ -101,7 +102,7 @@ def _is_sum(node: Node) -> bool:
 
 
 def _is_at_once(node: Node) -> bool:
-    """A turn, or what ranks run together that is no message, and gives a token."""
+    """Return True for turns, and for distributed ops without a message that return a token."""
     return node.op is turn or (node.op.kind == "distributed" and node.outputs[-1] == TOKEN)
 
 
@@ -171,7 +172,7 @@ def _fixed(node: Node, mask: int, above: int, begun: dict[Node, _Unit]) -> _Unit
 
 
 def _may_share(last: _Unit, node: Node, above: int) -> bool:
-    """Whether a sum may be part of the message before it."""
+    """Return True if a sum may be part of the preceding message."""
     if not last.sums or above & last.mask or last.message.axis != node.attrs["axis"]:
         return False
     first = last.sums[0]
@@ -180,7 +181,10 @@ def _may_share(last: _Unit, node: Node, above: int) -> bool:
 
 
 def _events(units: Sequence[_Unit]) -> Iterator[tuple[str, _Unit]]:
-    """("start", "finish", or "fixed" for what has its place, message) one after the other."""
+    """Yield pairs (event, message) in order; events are "start", "finish" and "fixed".
+
+    "fixed" marks a unit that keeps its position.
+    """
     gathers = [unit for unit in units if unit.is_gather]
     begun = ended = 0
     under_way: list[_Unit] = []
@@ -240,7 +244,7 @@ class _Writer:
         return self._program.with_roots(rebuilt(self._program.roots, self._new))
 
     def _place(self, unit: _Unit) -> None:
-        """Write what has its place again, and let its old token be the one that is there now."""
+        """Rewrite a unit that keeps its position, and replace its old token by the current one."""
         assert unit.node is not None
         if _is_at_once(unit.node):
             self._run(unit)

@@ -1,8 +1,8 @@
 """Functions of complex numbers in terms of their parts, element by element.
 
-A number is a pair of nodes (real, imaginary). Branch cuts are those of NumPy and of C; formulas are
-W. Kahan's (Branch cuts for complex elementary functions, 1987) where the plain ones would lose
-digits or overflow.
+A number is a pair of nodes (real, imaginary). Branch cuts follow NumPy and C. Where the plain
+formulas would lose digits or overflow, W. Kahan's are used (Branch cuts for complex elementary
+functions, 1987).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ LARGEST_POWER = 64
 
 
 def is_real(x: Parts) -> bool:
-    """Whether the imaginary part is known to be 0: half of the work is enough then."""
+    """Return True if the imaginary part is known to be 0, which halves the work."""
     return uniform(x[1]) == 0
 
 
@@ -125,7 +125,7 @@ def _reciprocal(x: Parts) -> Parts:
 def _sign(x: Parts) -> Parts:
     length = hypot(*x)
     nothing, length = _is(length, 0), length_or_one(length)
-    # Towards an infinite part the other one is nothing.
+    # If one part is infinite, the second part is negligible.
     far = not_equal(_endless(x[0]), _endless(x[1]))
     along, across = (
         where(_endless(part), copysign(scalar(1, part), part), scalar(0, part)) for part in x
@@ -189,7 +189,7 @@ def _log(x: Parts) -> Parts:
 
 
 def _log_abs(x: Parts) -> Node:
-    """log|x|, exact also near |x| = 1, where it is the logarithm of 1 and a little."""
+    """Return log|x|, exact also near |x| = 1 by use of log1p."""
     first, second = abs_(x[0]), abs_(x[1])
     longer, shorter = maximum(first, second), minimum(first, second)
     half, one = scalar(0.5, longer), scalar(1, longer)
@@ -213,9 +213,9 @@ def _sqrt(x: Parts) -> Parts:
     other = div(mul(half, x[1]), length_or_one(root))
     right = greater_equal(x[0], scalar(0, x[0]))
     real = where(right, root, abs_(other))
-    # The imaginary part has the sign of x's, that of a negative zero too.
+    # The imaginary part has the sign of x's imaginary part, including negative zero.
     imag = where(right, other, copysign(root, x[1]))
-    # Infinite numbers: what is 0 beside them is nan if the other part is.
+    # Infinite parts: the zero part of the result is nan if the second part of x is nan.
     nothing, far = mul(abs_(x[1]), scalar(0, real)), _endless(x[0])
     real = where(far, where(right, abs_(x[0]), nothing), real)
     imag = where(far, where(right, mul(x[1], nothing), copysign(abs_(x[0]), x[1])), imag)
@@ -234,7 +234,7 @@ def _tanh(x: Parts) -> Parts:
     imag = where(_is(x[1], 0), x[1], div(mul(across, rest), under))
     far, nothing = _endless(x[0]), scalar(0, along)
     real = where(logical_or(far, _is(x[0], 0)), along, real)
-    # The array API standard's sign; C's is that of the sine of twice the angle.
+    # The sign follows the array API standard; C uses the sign of the sine of twice the angle.
     return real, where(far, copysign(nothing, x[1]), imag)
 
 
@@ -285,7 +285,7 @@ def _acosh(x: Parts) -> Parts:
 def _atanh(x: Parts) -> Parts:
     one = scalar(1, x[0])
     left, right = sub(one, x[0]), add(one, x[0])
-    # On the right side of 0: on the other one the logarithm would be that of almost nothing.
+    # Computed for |x|: for negative x the argument of the logarithm would be almost 0.
     side = abs_(x[0])
     under = add(square(sub(one, side)), square(x[1]))
     size = mul(scalar(0.25, left), log1p(div(mul(scalar(4, left), side), under)))
@@ -297,7 +297,7 @@ def _atanh(x: Parts) -> Parts:
 
 
 def _at_ends(x: Parts, found: Parts, far: Parts, real: Node | None = None) -> Parts:
-    """A function's value where x is infinite, and its real part for 0 beside nan."""
+    """Return a function's value where x is infinite, and `real` where x is 0 with a nan part."""
     ends = logical_or(_endless(x[0]), _endless(x[1]))
     first = where(ends, far[0], found[0])
     if real is not None:
@@ -309,7 +309,7 @@ def _at_ends(x: Parts, found: Parts, far: Parts, real: Node | None = None) -> Pa
 
 
 def nonzero(x: Parts) -> Node:
-    """Whether it is not 0."""
+    """Return True where x is not 0."""
     return logical_or(*[not_equal(part, scalar(0, part)) for part in x])
 
 

@@ -1,9 +1,10 @@
-"""Complex numbers become pairs of real ones, before any other pass sees them.
+"""Decomposition of complex numbers into pairs of real ones, before any other pass.
 
-Each value becomes two nodes, its real and its imaginary part: so all that is done for real numbers
-(algebra, fusion, kernels on every device) is done for complex ones, and kernels need not know them.
-Where a complex value is in memory (a variable, an input, a result, a matrix to be factorised), the
-parts stand side by side: `view_as_real` looks at such memory, and `complex` writes it.
+Each value becomes two nodes, its real and its imaginary part. All optimisations of real numbers
+(algebra, fusion, kernels on every device) therefore apply to complex ones, and kernels do not have
+to support them. Complex values in memory are variables, inputs, results and matrices to be
+factorised. Their parts are interleaved there: `view_as_real` views such memory, and `complex`
+writes it.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ Value = Node | Parts
 
 
 def complex_parts(program: Program) -> Program:
-    """The same program, in which complex numbers are only what is read, written or factorised."""
+    """Return the same program, with complex numbers only in reads, writes and factorisations."""
     if not any(map(has_complex, program.order())):
         return program
     return program.with_roots(_Splitter().run(program.roots))
 
 
 def has_complex(node: Node) -> bool:
-    """Whether a node gives complex numbers, or has some in its body."""
+    """Return True if a node has complex outputs, or complex numbers in its body."""
     if any(is_complex(spec.dtype) for spec in node.outputs):
         return True
     return node.op is scan and any(map(has_complex, node.attrs["body"].order()))
@@ -111,7 +112,7 @@ class _Splitter:
             if known is None or not _is_written(known):
                 self.whole[node] = complex_(*value)
             else:
-                # What a kernel writes as pairs is in memory as complex numbers are.
+                # A kernel's pairs have the same memory layout as complex numbers.
                 self.whole[node] = view_as_complex(known)
         return self.whole[node]
 
@@ -212,7 +213,7 @@ _RULES: dict[str, Any] = {
 
 
 def _is_written(node: Node) -> bool:
-    """Whether a kernel writes it; what else moves elements may be a view, with gaps in it."""
+    """Return True if a kernel writes it; other movements may be views, with gaps in memory."""
     return bool(node.inputs) and (node.op is mirror or node.op.kind != "movement")
 
 

@@ -1,4 +1,4 @@
-"""What passes know about values before anything runs: numbers, and arrays that never change."""
+"""Values known before a run: numbers, and arrays that never change."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _known: weakref.WeakValueDictionary[Hashable, Node] = weakref.WeakValueDictionar
 
 
 def source_of(node: Node, views: Collection[str] = ("broadcast_to",)) -> Node:
-    """What a node shows: a view is only a way to look at something."""
+    """Return the source of a chain of views."""
     while node.op.name in views:
         node = node.inputs[0]
     return node
@@ -48,7 +48,7 @@ def is_sum_over(node: Node, axes: tuple[int, ...]) -> bool:
 
 
 def is_known(node: Node) -> bool:
-    """Whether the value is known now: constants, ranges, constant arrays and views of them."""
+    """Return True for constants, ranges and constant arrays, and their views."""
     node = source_of(node, VIEWS)
     if node.op.name == "constant":
         return True

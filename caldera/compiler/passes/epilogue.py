@@ -5,9 +5,9 @@ hand. The product and the sum must have no other reader. The gradients of relu, 
 need only the activated value, so this holds in training too.
 
 A batch normalisation takes over the relu after it, and an image added in between, which saves a
-pass over memory for each. The normalised value must have no other reader. In training the
-gradient of the relu is fused into that of the normalisation, which recomputes the sign; with an
-added image it stays separate, since the gradient of that image needs it too.
+pass over memory for each. The normalised value must have no other reader. In training the gradient
+of the relu is fused into the gradient of the normalisation, which recomputes the sign; with an
+added image it stays separate, since the gradient of the image needs it too.
 
 A convolution computes the sums of the batch normalisation that follows. Forward these are mean and
 variance; the op for given statistics then normalises. Backward they are the gradients of scale and
@@ -44,11 +44,11 @@ from caldera.core.graph.ops.normalisation import batch_norm, batch_norm_grad, ba
 from caldera.core.tensor.dtype import float32, float64
 
 JOINED = {matmul: (matmul_epilogue, is_bias), conv2d: (conv2d_epilogue, is_channel_bias)}
-"""What products become, and which biases they take."""
+"""For each product its joined op, and the test for biases it accepts."""
 
 
 def epilogue(program: Program, has_kernel: HasKernel) -> Program:
-    """Join products with the bias and the activation that follow them, where there are kernels."""
+    """Join products with the following bias and activation, if the device has such kernels."""
     products = {product for product, (joined, _) in JOINED.items() if has_kernel(joined.name)}
     ends = (*sorted(ACTIVATIONS), "add")
     matches = [(OPS[name], partial(_epilogue, products=products)) for name in ends]
@@ -79,7 +79,8 @@ def _epilogue(uses: Uses, node: Node, products: set[Op]) -> Join | None:
         return None
     found = (inner, ()) if inner.op in products else _with_bias(uses, inner, products)
     if found is None or (found[0].op is conv2d and fused_later):
-        # A convolution may have to be followed by a loop of its own: none beside another.
+        # A convolution with an epilogue may need a separate loop after it, so a sum that is fused
+        # later would need a second one.
         return None
     product, bias = found
     attributes = () if activation is None else tuple(node.attrs.items())
@@ -102,7 +103,7 @@ def _with_bias(uses: Uses, total: Node, products: set[Op]) -> tuple[Node, Nodes]
 
 
 def summands(total: Node) -> Iterator[tuple[Node, Node]]:
-    """Each of the two values that a sum adds, with the other; none if the node is no sum."""
+    """Yield both orders of a sum's two terms; none if the node is not a sum."""
     if total.op is add:
         first, second = total.inputs
         yield first, second
@@ -116,7 +117,7 @@ def _is_fused_later(uses: Uses, total: Node) -> bool:
 
 
 def _ending(uses: Uses, end: Node) -> Join | None:
-    """A normalisation, what is added to its result, and the relu that ends it."""
+    """Join a normalisation with an image added to its result and the final relu."""
     (before,) = end.inputs
     if not _is_hidden(uses, before, end):
         return None
@@ -184,14 +185,14 @@ norm_epilogue = Joins((relu, _ending), (batch_norm_grad, _masked_gradient))
 
 
 def is_spread(value: Node) -> bool:
-    """Whether a value is broadcast: the mask reads that for nothing, a normalisation copies it."""
+    """Return True for broadcasts: the mask reads them for free, a normalisation copies them."""
     return source_of(value, ("slice", "transpose", "flip")).op.name == "broadcast_to"
 
 
 def _uses_statistics(value: Node) -> bool:
-    """Whether a value depends on the mean or variance of a batch, maybe of the one it is added to.
+    """Return True if a value depends on batch statistics, possibly of the same normalisation.
 
-    Then that batch could not wait for it.
+    The normalisation could then not wait for the value.
     """
     return any(
         node.op is ITEM and node.attrs["index"] > 0 and node.inputs[0].op is batch_norm
@@ -200,7 +201,7 @@ def _uses_statistics(value: Node) -> bool:
 
 
 GIVEN = {batch_norm: batch_norm_inference, batch_norm_relu: batch_norm_inference_relu}
-"""By ops that take statistics of x, those that are given them."""
+"""For each op that computes statistics, the op that receives them."""
 GRADIENTS = frozenset({batch_norm_grad, batch_norm_relu_grad})
 
 
@@ -223,7 +224,7 @@ def norm_sums(program: Program) -> Program:
 
 
 def _fits(norm: Node, image: Node) -> bool:
-    """Whether a normalisation is one that kernels with sums know."""
+    """Return True if kernels with sums support a normalisation."""
     dtypes = {given.dtype for given in norm.inputs}
     of_images = len(image.shape) == 4 and norm.attrs["axis"] == 1
     return of_images and (dtypes == {float32} or dtypes == {float64})
@@ -249,10 +250,10 @@ def _join_moments(uses: Uses, norm: Node) -> None:
 
 @dataclass(frozen=True)
 class _Gradient:
-    """A normalisation's gradient, and the convolution's behind it.
+    """A normalisation's gradient, and the convolution gradient before it.
 
-    `value` is the gradient with respect to what normalisation and relu gave, or, if the mask is
-    seen from "x", what that becomes behind the mask.
+    `value` is the gradient with respect to the result of normalisation and relu. If the mask is
+    computed from "x", it is the gradient after the mask.
     """
 
     norm: Node
@@ -270,7 +271,7 @@ class _Gradient:
 
     @property
     def new_needs(self) -> Nodes:
-        """What the value did not need before."""
+        """Further inputs that `value` needs after the join."""
         return *self.statistics, *(self.seen if self.mask == "x" else ())
 
 
@@ -312,7 +313,7 @@ def _terms(slope: Node) -> list[tuple[Node, Nodes]]:
 
 
 def _untangled(uses: Uses, found: dict[Node, _Gradient]) -> list[_Gradient]:
-    """Those whose x and statistics need none of the gradients that now wait for such."""
+    """Return the gradients whose new inputs do not depend on other such gradients."""
     behind: set[Node] = set()
     for node in uses.order:
         if node in found or not behind.isdisjoint(node.inputs):
@@ -321,7 +322,7 @@ def _untangled(uses: Uses, found: dict[Node, _Gradient]) -> list[_Gradient]:
 
 
 def _join_gradients(uses: Uses, match: _Gradient) -> None:
-    """Let a convolution's gradient add up those of scale and shift, and compute the rest."""
+    """Join a convolution's gradient with the sums for scale and shift, and compute the rest."""
     attrs = {
         **match.convolution.attrs,
         "added": bool(match.more),

@@ -1,7 +1,7 @@
-"""Constant folding: what can be computed before anything runs is computed now, once.
+"""Constant folding: values that do not depend on a run are computed once, at compile time.
 
 Constants, ranges and constant arrays fold; variables, inputs and a user's live tensors never do.
-Results are what the oracle computes, so folding changes nothing but when it happens.
+The oracle computes the results, so folding changes only the time of the computation.
 """
 
 from __future__ import annotations
@@ -72,12 +72,12 @@ def _total(node: Node, value: Number) -> Node | None:
     count = size(node.inputs[0].shape) // max(size(node.shape), 1)
     if not is_exact_sum(value, count, node.dtype):
         return None
-    # A sum starts from 0, so that of negative zeros is a positive one.
+    # A sum starts from 0, so a sum of negative zeros is a positive zero.
     return constant(value * count + 0, node.dtype)
 
 
 def is_exact_sum(value: Number, count: int, dtype: DType) -> bool:
-    """Whether every partial sum of `count` times `value` is a number of `dtype`."""
+    """Return True if every partial sum of `count` times `value` is representable in `dtype`."""
     if is_integer(dtype):
         return abs(value) * count <= np.iinfo(dtype).max
     if not is_float(dtype) or not math.isfinite(value):
@@ -96,7 +96,7 @@ def is_exact_sum(value: Number, count: int, dtype: DType) -> bool:
 
 _FOLDABLE = frozenset({"elementwise", "reduction", "product"})
 _FOLDABLE_MOVEMENTS = frozenset({"pad", "unslice", "concat"})
-"""Views cost nothing when a plan runs, so they are only folded together with what reads them."""
+"""Views are free when a plan runs, so they are only folded together with their readers."""
 
 
 def _array(node: Node) -> Node | None:
@@ -129,7 +129,7 @@ NUMBERS = Rules(
     (p.min(value, name="node"), _same),
     (p.sum(value, name="node"), _total),
 )
-"""Rules that give numbers alone: the body of a loop has no place for arrays."""
+"""Rules whose results are scalars: the body of a loop cannot store arrays."""
 
 ARRAYS = NUMBERS + Rules(
     (p.iota(name="node"), lambda node: known_node(value_of(node)) if is_known(node) else None),

@@ -1,19 +1,20 @@
-"""Element-wise chains become one loop, together with the reductions they feed.
+"""Fusion of element-wise chains into one loop, together with the reductions they feed.
 
-Nodes are grouped; a group becomes one `fused` node whose body holds them. In a body, element-wise
-nodes have the shape of the loop, and reductions are outputs that nothing in the body reads: their
-value is complete only when the loop has ended.
+Nodes are grouped; a group becomes one `fused` node whose body contains them. In a body,
+element-wise nodes have the shape of the loop. Reductions are outputs that no node in the body
+reads, because their value is complete only when the loop has ended.
 
-A group may take in a consumer if no path leads from the one to the other through a node outside,
-for the joined node would have to run both before and after that one.
+A group may not take in a consumer if a path between the two leads through a node outside. The
+joined node would have to run both before and after that node.
 
-Two groups that compute the parts of complex numbers, which read the same, become one as well.
+Two groups that compute the parts of complex numbers, with the same inputs, become one as well.
 
-What asks whether the result of a relu is positive, as its gradient does, stays apart from it where
-a product keeps that result for its own gradient anyway: else the answer would be kept as well.
+The test for a positive relu result, used by its gradient, stays separate from the relu if a product
+keeps that result for its own gradient anyway. Otherwise the result of the test would be kept as
+well.
 
-Where a program says what comes after what (`turn`), a loop has only what is due at the same turn:
-else one that is due early would wait for all that is in the loop.
+If a program has turns (`turn`), a loop contains only nodes that are due at the same turn. A node
+that is due early would otherwise wait for the whole loop.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ REDUCTIONS = frozenset({"sum", "max", "min", "prod"})
 
 
 class _Group:
-    """Nodes that become one loop, and what they depend on."""
+    """Nodes that become one loop, and their dependencies."""
 
     __slots__ = ("above", "first", "me", "members", "reads", "shape")
 
@@ -42,8 +43,8 @@ class _Group:
         self.reads: dict[Node, None] = dict.fromkeys(node.inputs)
         self.first = position
         self.shape: Shape | None = None
-        # Each loop has a bit; a group has those of its loops (`me`) and of all loops that its
-        # value depends on (`above`), so that one `&` tells whether a path leads to it.
+        # Each loop has a bit. `me` has the bits of the group's loops, `above` the bits of all loops
+        # that its value depends on: a single `&` tests for a path.
         self.me = 0
         self.above = 0
 
@@ -86,7 +87,7 @@ class _Fuser:
         result = node.inputs[0]
         if result.op is not relu:
             return False
-        # Somebody else needs it at about the time when the answer is needed.
+        # Another reader needs the result at about the same time as the test.
         return any(
             not _is_loop(other)
             and abs(self.place[other] - self.place[reader]) < self.place[other] - self.place[result]
@@ -175,7 +176,7 @@ class _Fuser:
         new.update(zip(outputs, results, strict=True))
 
     def _groups_in_order(self) -> list[_Group]:
-        """Groups such that each comes after all it reads."""
+        """Return the groups in order, each after all its inputs."""
         result: list[_Group] = []
         seen: set[_Group] = set()
         for node in self.order:
@@ -198,7 +199,7 @@ class _Fuser:
 
 
 def _due(order: Sequence[Node]) -> dict[Node, Number]:
-    """The first turn for which each node has to be there; nothing of what none waits for."""
+    """Return for each node the first turn that waits for it, if any does."""
     due: dict[Node, Number] = {}
     for node in reversed(order):
         if node.op is turn:
@@ -210,5 +211,5 @@ def _due(order: Sequence[Node]) -> dict[Node, Number]:
 
 
 def fuse(program: Program) -> Program:
-    """Join element-wise nodes, and reductions with what feeds them, into fused nodes."""
+    """Join element-wise nodes, and reductions with the nodes that feed them, into fused nodes."""
     return _Fuser(program).run()

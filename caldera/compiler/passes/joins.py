@@ -3,10 +3,10 @@
     PASS = Joins((relu, _activated_sum), (relu_grad, _masked_gradient))
 
 The driver visits the nodes of each op in order and calls the match, which inspects producers,
-readers, shapes and dtypes and returns the `Join` to make, or None. Pairs are tried one after the
-other: a match sees the joins of all pairs before its own. Then the program is rebuilt once. A
-joined node may need more than the first node that it replaces, so the rebuilt order follows the
-inputs of the joins, not those of the old nodes.
+readers, shapes and dtypes and returns the `Join` to make, or None. Pairs are tried in order: a
+match sees the joins of all earlier pairs. Then the program is rebuilt once. A joined node may need
+more than the first node that it replaces, so the rebuilt order follows the inputs of the joins, not
+the inputs of the old nodes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Join:
     """New nodes in place of old ones.
 
     `build` makes the new values from `inputs`, which are old nodes that the driver rebuilds first.
-    `replaces` lists, for each old node, the indices of the values that stand for its outputs.
+    `replaces` lists, for each old node, the indices of the new values for its outputs.
     """
 
     inputs: Nodes
@@ -53,7 +53,7 @@ class Uses:
         ]
 
     def only_reader(self, value: Node) -> Node | None:
-        """The node that alone reads a value; None for a root, or with several readers."""
+        """Return the only reader of a value; None for a root, or with several readers."""
         readers = self.readers(value)
         return readers[0] if len(readers) == 1 and value not in self.roots else None
 
@@ -93,7 +93,7 @@ class Joins:
 
 
 def rebuilt(program: Program, joined: Mapping[Node, Join]) -> Program:
-    """Return the program with these nodes replaced by what their joins build."""
+    """Return the program with the nodes of each join replaced by its results."""
     if not joined:
         return program
     built: dict[Join, Nodes] = {}

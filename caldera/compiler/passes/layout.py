@@ -1,13 +1,14 @@
-"""Images lie channels last (NHWC) in memory wherever that saves more than it costs.
+"""Layout selection: images are channels last (NHWC) in memory if that reduces memory traffic.
 
-Shapes stay (N, C, H, W): an order belongs to the memory alone, and where a value must change it, an
-`arrange` stands in the graph. Convolution, pooling and normalisation want their images channels
-last and give them so; variables, filters, results and all other ops are row major. Between these,
-element-wise ops and those that cut and join images take either, as long as all of their images lie
-alike. Such ops form a region of one order: that which moves fewer bytes at its borders.
+Shapes stay (N, C, H, W): an order is a property of memory only. Where a value must change its
+order, the graph has an `arrange` node. Convolution, pooling and normalisation require their images
+channels last and return them so; variables, filters, results and all other ops are row major.
+Between these, element-wise ops and ops that join or slice images accept both orders if all images
+have the same one. Such ops form a region with a single order, the one with less copying at its
+borders.
 
-Attention writes its heads inside of the steps of a sequence where they are read so: then joining
-the heads is no copy.
+Attention writes its heads inside the steps of a sequence if they are read in this order: joining
+the heads then needs no copy.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from caldera.core.graph.ops.movement import arrange
 from caldera.core.tensor import Shape, is_float
 
 Use = Literal["rows", "last", "alike", "any"]
-"""How an op takes or gives a value: row major, channels last, like its other images, any way."""
+"""Order of an op's input or output: row major, channels last, the same for all images, or any."""
 
 Uses = tuple[tuple[Use, ...], tuple[Use, ...]]
 """For each input and each output."""
@@ -76,17 +77,17 @@ ATTENTION = frozenset(
 )
 
 FOLLOWING = frozenset({"concat", "split", "slice", "unslice", "pad", "flip", "dropout"})
-"""Ops beside the element-wise ones whose images all lie alike."""
+"""Further ops whose images must all have the same order, as for element-wise ops."""
 
 VIEWS = frozenset({"broadcast_to", "transpose", "reshape"})
-"""Ops that read any order; what they give, where they have to copy, is row major."""
+"""Ops that read any order; their results, if copied, are row major."""
 
 LOOKS = frozenset({"transpose", "slice", "flip"})
-"""Ops that never copy: what they make of a broadcast value takes no memory either."""
+"""Ops that never copy; their results for a broadcast value take no memory either."""
 
 
 def layout(program: Program) -> Program:
-    """Choose the order in memory of every image, and arrange values where it has to change."""
+    """Choose the memory order of every image, and insert `arrange` nodes at changes of order."""
     program = _row_major(program)
     order = program.order()
     if any(node.op.name in IMAGES for node in order):
@@ -95,7 +96,7 @@ def layout(program: Program) -> Program:
 
 
 def _row_major(program: Program) -> Program:
-    """The program as it was before anybody chose an order."""
+    """Return the program with all orders removed."""
     if not any(map(_has_order, program.order())):
         return program
 
@@ -112,7 +113,7 @@ def _has_order(node: Node) -> bool:
 
 
 def _rebuilt(node: Node, inputs: Nodes, orders: Sequence[Order | None]) -> Node:
-    """The node over these inputs, with outputs that lie in these orders."""
+    """Return the node over these inputs, with outputs in these orders."""
     if node.op is ITEM:
         return item(inputs[0], node.attrs["index"])
     outputs = tuple(
@@ -127,7 +128,7 @@ def _rebuilt(node: Node, inputs: Nodes, orders: Sequence[Order | None]) -> Node:
 
 
 def _heads_inside(program: Program) -> Program:
-    """Let attention write (N, heads, T, D) as (N, T, heads, D) where somebody turns it so."""
+    """Make attention write (N, heads, T, D) as (N, T, heads, D) if its result is transposed so."""
     order = program.order()
     if not any(node.op.name in ATTENTION for node in order):
         return program
@@ -152,7 +153,7 @@ def _heads_inside(program: Program) -> Program:
 
 
 def _uses(node: Node, spread: set[Node]) -> Uses:
-    """How a node takes its inputs and gives its outputs; `spread` are values that are broadcast."""
+    """Return the orders of a node's inputs and outputs; `spread` are broadcast values."""
     name, kind = node.op.name, node.op.kind
     if name in IMAGES:
         return _uses_of_images(node)
@@ -162,7 +163,7 @@ def _uses(node: Node, spread: set[Node]) -> Uses:
         images = [_alike(given.spec, given in spread) for given in node.inputs]
         return tuple(images), tuple(_alike(spec) for spec in node.outputs)
     if kind == "random" or name == "input":
-        # Whoever writes these writes them in any order.
+        # The values are written by the host or a generator, which support any order.
         return _every("rows", node.inputs), tuple(_alike(spec) for spec in node.outputs)
     if kind == "reduction" or name in VIEWS or name in FOLLOWING:
         return _every("any", node.inputs), _every("rows", node.outputs)
@@ -227,7 +228,7 @@ def _spread(order: Sequence[Node]) -> set[Node]:
 # --- regions
 
 Value = tuple[Node, int]
-"""A node and the index of one of its outputs; -1 stands for the node itself."""
+"""A node and an output index; -1 denotes the node itself."""
 
 
 def _value(node: Node) -> Value:
@@ -236,19 +237,19 @@ def _value(node: Node) -> Value:
 
 @dataclass
 class _Borders:
-    """The values that have to be arranged if a region is of one order or of the other."""
+    """The values to arrange if a region is row major, and if it is channels last."""
 
     if_rows: set[Value] = field(default_factory=set)
     if_last: set[Value] = field(default_factory=set)
 
     def order(self) -> Order | None:
-        """The one that costs less; channels last if both cost the same."""
+        """Return the cheaper order; channels last if both cost the same."""
         last, rows = _cost(self.if_last), _cost(self.if_rows)
         return NHWC if rows and last <= rows else None
 
 
 def _cost(values: set[Value]) -> int:
-    """Bytes to move; where both orders are the same memory, next to nothing."""
+    """Return the bytes to move; about 0 where both orders have the same memory layout."""
     specs = [node.outputs[index] for node, index in values]
     return sum(1 if same_memory(spec.shape, None, NHWC) else spec.nbytes for spec in specs)
 

@@ -1,6 +1,6 @@
-"""Composite ops for which the device has no kernel of their own are replaced by their parts.
+"""Lowering: composite ops without a kernel on the device are replaced by their parts.
 
-So are products of integers, for which no library is faster than a loop.
+Integer products are also replaced, because no library is faster than a loop for them.
 """
 
 from __future__ import annotations

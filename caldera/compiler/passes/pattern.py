@@ -6,10 +6,10 @@
         (p.neg(p.neg(x)), lambda x: x),
     )
 
-A pattern is written like the expression it matches: `p.mul(x, 1)` is a product of anything with a
-constant 1 (also a broadcast one), in either order since `mul` is commutative. The rewrite gets what
-the names stand for and gives the new node, or None to leave things as they are. It may give a node
-of a smaller shape, which is then broadcast.
+A pattern is written like the expression it matches: `p.mul(x, 1)` is a product of any value with a
+constant 1 (also a broadcast one), in either order since `mul` is commutative. The rewrite receives
+the matched nodes by name and returns the new node, or None to leave the node unchanged. A returned
+node with a smaller shape is broadcast.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Pattern(ABC):
     """Something a node may look like."""
 
     def may_match(self, op: Op) -> bool:
-        """Whether nodes of this op are worth a look."""
+        """Return True if nodes with this op may match."""
         return True
 
     def wants(self) -> tuple[frozenset[Op], ...]:
@@ -136,12 +136,12 @@ p = _Ops()
 
 
 def anything(name: str, *, kind: Kind | None = None) -> Pattern:
-    """Any node (of a kind); the same name twice in a pattern stands for the same node."""
+    """Match any node (of a kind); a name used twice in a pattern must match the same node."""
     return _Anything(name, kind)
 
 
 def number(name: str | None = None, test: Callable[[Any], bool] = lambda value: True) -> Pattern:
-    """A constant that passes `test`, broadcast or not; the name stands for the Python number."""
+    """Match a constant that passes `test`, broadcast or not; binds its Python number."""
     return _Constant(name, test)
 
 
@@ -153,7 +153,7 @@ def _literal(value: Number) -> Pattern:
 
 
 class Rules:
-    """Pairs of a pattern and what becomes of it; the first that matches is taken."""
+    """Pairs (pattern, rewrite); the first match is taken."""
 
     def __init__(self, *pairs: tuple[Pattern, Rewrite]) -> None:
         self.pairs = pairs
@@ -164,7 +164,7 @@ class Rules:
         return Rules(*self.pairs, *other.pairs)
 
     def once(self, node: Node) -> Node | None:
-        """What the first rule that matches makes of `node`; None if none does."""
+        """Return the result of the first matching rule for `node`; None if no rule matches."""
         if node.simplified_by is self:
             return None
         for pattern, rewrite in self._pairs_for(node):
@@ -203,8 +203,8 @@ class Rules:
 def settle(roots: Iterable[Node], rule: Callable[[Node], Node | None]) -> tuple[Node, ...]:
     """Rewrite bottom-up to a fixed point, in one sweep.
 
-    `rule` sees a node whose inputs are final. What it gives is rewritten in turn, so that the
-    result holds no node that a rule would change.
+    `rule` receives a node whose inputs are final. Its result is rewritten in turn, so that the
+    final graph contains no node that a rule would change.
     """
     roots = tuple(roots)
     final: dict[Node, Node] = {}

@@ -1,4 +1,4 @@
-"""The passes in their order. Each takes a program and gives back one that computes the same."""
+"""The passes in order. Each takes a program and returns an equivalent one."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ NEEDED = {
     "packed_attention": attention_backward_packed.name,
     "relu_mask": "relu_mask",
 }
-"""Passes that serve only devices with a kernel for what they make."""
+"""For each pass that needs it, the kernel that the device must have."""
 
 Pass = Callable[[Program], Program]
 
@@ -70,10 +70,10 @@ def optimise(
     channels_last: bool = False,
     adds_rows: bool = False,
 ) -> Program:
-    """Run all passes but those named in `without`.
+    """Run all passes except those named in `without`.
 
-    `channels_last` says that the device's kernels want images to lie so in memory, `adds_rows` that
-    they add rows to the same few places as fast as to many.
+    `channels_last` is True if the device's kernels require images to be channels last in memory.
+    `adds_rows` is True if adding rows to a few positions is as fast as adding them to many.
     """
     for name in without:
         if name not in NAMES:
@@ -113,7 +113,7 @@ def passes(
     adds_rows: bool = False,
     in_loop: bool = False,
 ) -> list[tuple[str, Pass]]:
-    """The passes as they run one after the other, with their names."""
+    """Return the passes with their names, in order of execution."""
 
     def is_kept(name: str) -> bool:
         # Activations are recognised while they are still one node.
@@ -156,8 +156,8 @@ def passes(
     if not adds_rows:
         missing.add("row_products")
     if in_loop or not channels_last or "layout" in without:
-        # What a loop hands from step to step lies row major, and so does all that is inside; sums
-        # are taken while rows of channels are written.
+        # Values passed between steps of a loop are row major, and so are all values inside. Sums
+        # are computed while rows of channels are written.
         missing |= {"layout", "norm_sums"}
     return [(name, run) for name, run in steps if name not in without | missing]
 

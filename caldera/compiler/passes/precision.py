@@ -1,12 +1,12 @@
 """Mixed precision: products in float16 or bfloat16, everything delicate in float32.
 
 Variables stay float32 (the master weights) and are cast where a product reads them; so do program
-outputs and the new values of variables. What lies between two products is stored in half precision.
+outputs and the new values of variables. Values between two products are stored in half precision.
 After the last product on a path (a loss, an optimizer's update) everything is float32. Casts are
-explicit nodes; two that meet cancel in a later pass. Kernels accumulate halves in float32.
+explicit nodes; two consecutive casts cancel in a later pass. Kernels accumulate halves in float32.
 
-With "tf32" everything stays float32; products and convolutions are only marked: a device may round
-what it multiplies to the digits that its tensor cores keep.
+With "tf32" everything stays float32; products and convolutions are only marked. A device may round
+their factors to the precision of its tensor cores.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PRODUCTS: dict[str, int] = {
     "scaled_dot_product_attention_backward": 5,
     "scaled_dot_product_attention_grad": 4,
 }
-"""Always in half precision: how many of the first inputs are cast."""
+"""Always in half precision: number of inputs to cast, counted from the first."""
 
 STORED: dict[str, int] = {
     # Arithmetic that neither overflows easily nor loses more than one rounding.
@@ -116,20 +116,21 @@ STORED: dict[str, int] = {
     "local_response_norm": 1,
     "local_response_norm_grad": 2,
 }
-"""In half precision between two products, where its first inputs are: how many of them."""
+"""In half precision between two products if the first inputs are: number of such inputs."""
 
 STATISTICS_GRADIENTS = frozenset({"batch_norm_grad", "layer_norm_grad", "group_norm_grad"})
 """Gradients by the mean and variance of x, of g and x."""
 NORM_GRADIENTS = STATISTICS_GRADIENTS | {"local_response_norm_grad"}
-"""These read the x that the norm has read. Rounded after its mean was taken, it would be wrong by
-many deviations where the mean is large beside them."""
+"""Gradients that read the x of the forward norm. If x were rounded after its mean was taken, it
+would be off by many deviations when the mean is large compared to these.
+"""
 
 COMPARISONS = frozenset({"equal", "not_equal", "less", "less_equal", "greater", "greater_equal"})
 """Rounding a constant would change what these answer."""
 
 HALF_NAMES = {"float16": float16, "bfloat16": bfloat16}
 NAMES = (*HALF_NAMES, "tf32")
-"""What can be asked for."""
+"""Values accepted by `precision`."""
 ROUNDED = frozenset(
     {
         "matmul",
@@ -141,11 +142,11 @@ ROUNDED = frozenset(
         "scaled_dot_product_attention_grad",
     }
 )
-"""Products that tensor cores may round; those made of them later on are marked as they are."""
+"""Products that tensor cores may round; later products derived from these inherit the mark."""
 
 
 def lower_precision(program: Program, precision: str | None) -> Program:
-    """Let the program's float32 products run in `precision`; None changes nothing."""
+    """Return the program with float32 products in `precision`; unchanged if it is None."""
     if precision is None:
         return program
     if precision == "tf32":
@@ -207,7 +208,7 @@ class _Narrowing:
     def _inputs(self, node: Node) -> tuple[Node, ...]:
         narrowed = self._how_many(node)
         if node.op.name in STATISTICS_GRADIENTS and not narrowed:
-            # They take a gradient in half precision beside an x of float32.
+            # These gradients take a half-precision gradient together with a float32 x.
             return (self.new[node.inputs[0]], *map(self._full, node.inputs[1:]))
         return tuple(
             cast(self.new[given], self.half)
@@ -217,7 +218,7 @@ class _Narrowing:
         )
 
     def _how_many(self, node: Node) -> int:
-        """How many of the first inputs come in half precision."""
+        """Return the number of first inputs that are half precision."""
         if node.op.name in PRODUCTS:
             return PRODUCTS[node.op.name]
         count = STORED.get(node.op.name, 0)
@@ -231,7 +232,7 @@ class _Narrowing:
         return count if stored and all(self._is_harmless(each, node) for each in others) else 0
 
     def _is_harmless(self, given: Node, node: Node) -> bool:
-        """Whether rounding this input of `node` loses nothing that matters."""
+        """Return True if rounding this input of `node` has no significant effect."""
         value = uniform(given)
         if value is not None:
             return self._holds(value, exactly=node.op.name in COMPARISONS)

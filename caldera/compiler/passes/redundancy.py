@@ -1,12 +1,12 @@
 """Redundancy elimination: common subexpressions, dead outputs and loop invariants.
 
-Equal nodes are the same object, so common subexpressions merge when they are written. The
-remaining cases are constant arrays with the same content, and loops that differ only in their
-outputs (the derivative of a loop runs it again to return more of its values).
+Equal nodes are the same object, so common subexpressions merge when they are written. The remaining
+cases are constant arrays with the same content, and loops that differ only in their outputs (the
+derivative of a loop runs it again to return more of its values).
 
-Nodes that no root depends on are not part of a program. Dead parts of a node can remain: an
-output or a carry of a loop, an output of a fused body, and inputs needed for nothing else. A loop
-need not return its own inputs, nor anything twice (the derivative of a loop does).
+Nodes that no root depends on are not part of a program. Dead parts of a node can remain: an output
+or a carry of a loop, an output of a fused body, and inputs used only for these. A loop should
+return neither its own inputs nor duplicates (the derivative of a loop does).
 
 A loop invariant is computed once, before the loop. Mixed precision needs this: it casts a loop's
 weights inside the body.
@@ -67,7 +67,7 @@ def _family(loop: Node) -> Hashable:
 
 
 def _union(loops: Sequence[Node]) -> Body:
-    """The body that hands out whatever one of these does."""
+    """Return a body with the outputs of all these loops."""
     first: Body = loops[0].attrs["body"]
     carries = loops[0].attrs["carries"]
     emitted = [node for loop in loops for node in loop.attrs["body"].outputs[carries:]]
@@ -159,7 +159,7 @@ def _trimmed(body: Body, parameters: Sequence[int], outputs: Sequence[int]) -> B
 
 
 def hoist(program: Program) -> Program:
-    """Move what depends on a loop's constants alone out of its body."""
+    """Move nodes that depend only on a loop's constants out of its body."""
     return rebuild(program, _without_fixed)
 
 
@@ -179,7 +179,7 @@ def _without_fixed(node: Node, inputs: Nodes) -> Nodes | None:
 
 
 def _fixed(body: Body, changing: int) -> list[Node]:
-    """The largest parts of a body that depend on its constants alone (from `changing` on)."""
+    """Return the largest parts of a body that depend only on its constants (from `changing` on)."""
     order = body.order()
     # Constant numbers are at home in every body: only what reads a parameter is worth moving.
     numbers: set[Node] = set()

@@ -1,14 +1,14 @@
 """Relu rewrites: bit masks for its gradient, and relu after max pooling.
 
 The gradient of a large relu behind a product reads bits instead of the activations. The loop that
-computes the activations also writes one bit for each: set if it is positive. That is a sixteenth
-of the activations in half precision, and the gradient reads that much less: a third of all it
-moves. Small layers gain nothing, and kernels for whole small networks do not support the masks.
+computes the activations also writes one bit for each: set if it is positive. That is a sixteenth of
+the activations in half precision, and the gradient reads that much less: a third of all it moves.
+Small layers do not benefit, and kernels for whole small networks do not support the masks.
 
-A relu or a bias before a maximum over windows moves behind it, to fewer elements. Both preserve
-the order of numbers, so they commute with the maximum; the three then form one op. In training
-the gradient is masked by the sign of the maximum, and summed for the bias, before it is spread
-over the windows. The input of the pooling need not be kept.
+A relu or a bias before a maximum over windows moves behind it, to fewer elements. Both preserve the
+order of numbers, so they commute with the maximum; the three then form one op. In training the
+gradient is masked by the sign of the maximum, and summed for the bias, before it is spread over the
+windows. The input of the pooling is not kept.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _masked_gradient(uses: Uses, node: Node) -> Join | None:
 
 
 def _sums(uses: Uses, masked: Node) -> Nodes:
-    """The sums of its columns, of what it is or of what it is in float32."""
+    """Return the column sums of the value, or of its cast to the accumulation dtype."""
     values = [masked, *(user for user in uses.users[masked] if user.op.name == "cast")]
     return tuple(
         user
@@ -110,7 +110,7 @@ def pool_first(program: Program) -> Program:
 
 
 def _makes_fewer(node: Node) -> bool:
-    """Whether it is a pooling after which there are fewer elements."""
+    """Return True for a pooling with fewer outputs than inputs."""
     is_pooling = node.op in (max_pool2d, max_pool2d_epilogue)
     return is_pooling and node.outputs[0].size < node.inputs[0].spec.size
 
@@ -148,7 +148,7 @@ def _relu_before(uses: Uses, node: Node) -> Join | None:
 
 
 def _is_gradient(uses: Uses, node: Node) -> bool:
-    """Whether it is a spread gradient where the relu let something through, else 0."""
+    """Return True for a spread gradient that is 0 where the relu was inactive."""
     if node.op is not where or uniform(node.inputs[2]) != 0:
         return False
     spread = node.inputs[1]
@@ -174,7 +174,7 @@ _relu_behind = Joins((relu, _relu_before), (where, _gradient_before))
 
 
 def _is_normalised(value: Node) -> bool:
-    """Whether the relu is part of a batch normalisation, where it costs nothing."""
+    """Return True if the relu is part of a batch normalisation, which makes it free."""
     made_by = value.inputs[0] if value.op is ITEM else value
     if made_by.op.name == "add":
         return any(_is_normalised(given) for given in made_by.inputs)

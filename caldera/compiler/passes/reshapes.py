@@ -1,18 +1,18 @@
-"""Reshapes, concatenations and reads of rows in the way of products and loops.
+"""Reshapes, concatenations and reads of rows that separate products and loops.
 
-A product takes matrices, while a sequence has one axis more. The reshapes between products cost
-nothing themselves, but they separate the loops on both sides, and the same cast of both shapes is
-computed twice.
+A product takes matrices, while a sequence has one axis more. The reshapes between products are free
+themselves, but they separate the loops on both sides, and the same cast of both shapes is computed
+twice.
 
-Gradients of queries, keys and values are written next to each other if these are views of one
+Gradients of queries, keys and values are written next to each other if these are views of a single
 product: no copy then has to concatenate them.
 
 A table of few rows is multiplied before rows are read from it: `table[indices] @ weight` multiplies
 each row as often as it is named, `(table @ weight)[indices]` multiplies it once. In the gradients,
-the terms of a row are added up first, and multiplied once. Where words are few and texts long,
-three products nearly vanish, as in a recurrent network over letters. A row without an index is
-multiplied too, or by a sum of 0: if it is not finite, neither is the result, which would not have
-depended on it otherwise.
+the terms of a row are added up first, and multiplied once. With few words and long texts, three
+products nearly vanish, as in a recurrent network over letters. A row without an index is multiplied
+too, or by a sum of 0: if it is not finite, neither is the result, which would not have depended on
+it otherwise.
 """
 
 from __future__ import annotations
@@ -36,16 +36,18 @@ x = anything("x")
 
 
 def _narrowed_first(x: Node, node: Node) -> Node | None:
-    """What makes a value can round it as well, and then fewer bytes are written."""
+    """Move a rounding cast into the loop that computes a value, which then writes fewer bytes."""
     if not is_float(node.dtype) or node.dtype.itemsize >= x.dtype.itemsize:
         return None
     return reshape(cast(x, node.dtype), node.shape)
 
 
 def _sum_of_original(x: Node, seen: Node, node: Node, wide: Node | None = None) -> Node | None:
-    """A sum over merged axes is one over those that were merged: the loop that makes x can take
-    it along, also in a wider dtype."""
-    # Axes of nothing do not tell which of them were merged.
+    """Sum over the original axes instead of merged ones.
+
+    The loop that computes x can then include the sum, also in a wider dtype.
+    """
+    # Axes of length 0 do not reveal the merged axes.
     if x.op.kind != "elementwise" or 0 in x.shape:
         return None
     if wide is not None:
@@ -60,7 +62,7 @@ def _sum_of_original(x: Node, seen: Node, node: Node, wide: Node | None = None) 
 
 
 def _groups(before: Shape, after: Shape) -> Iterator[tuple[Axes, Axes]]:
-    """Axes of two shapes of one array that hold the same elements, from the first to the last."""
+    """Yield groups of axes of two shapes that hold the same elements, in order."""
     i = j = 0
     while i < len(before) or j < len(after):
         first, other = i, j
@@ -78,8 +80,7 @@ def _groups(before: Shape, after: Shape) -> Iterator[tuple[Axes, Axes]]:
 
 
 def _concat_of_parts(node: Node) -> Node | None:
-    """Parts that lie in another order are copied once, to where they belong, and not before as
-    well."""
+    """Concatenate parts before reshaping: parts in another order are then copied only once."""
     axis = node.attrs["axis"]
     parts = [given.inputs[0] if given.op.name == "reshape" else given for given in node.inputs]
     if not any(part.op.name == "transpose" for part in parts):
@@ -104,7 +105,7 @@ RULES = Rules(
 
 
 def _packing(uses: Uses, node: Node) -> Join | None:
-    """The concat of all three gradients of one attention, heads inside, with no other reader."""
+    """Join the concat of an attention's three gradients, heads inside, without other readers."""
     if node.attrs["axis"] != 2 or len(node.inputs) != 3:
         return None
     if any(part.op.name != "transpose" or len(part.shape) != 4 for part in node.inputs):
@@ -133,7 +134,7 @@ packed_attention = Joins((OPS["concat"], _packing))
 
 
 FEWER = 4
-"""Rows must be named so many times on average for this to pay."""
+"""Minimum average number of uses of a row for which this pays."""
 
 
 def row_products(program: Program) -> Program:
@@ -168,7 +169,7 @@ def _product(node: Node) -> Node | None:
 
 
 def _bias(node: Node) -> Node | None:
-    """A bias goes with the product, which it may become one with."""
+    """Add the bias before the gather, so that it can be joined with the product."""
     for value, bias in (node.inputs, node.inputs[::-1]):
         if value.op is gather and value.inputs[0].op is matmul and value.shape == node.shape:
             found = _rows(value)
@@ -219,7 +220,7 @@ def _added_up(table: Node, indices: Node, rows: Node) -> Node:
 
 
 def _rows(node: Node) -> tuple[Node, Node] | None:
-    """A table of few rows, and which of them are those of `node`, a matrix, if it is so made."""
+    """Return a small table and the row indices of `node`, if `node` is a matrix of its rows."""
     if len(node.shape) != 2:
         return None
     moves: list[Node] = []

@@ -1,14 +1,15 @@
-"""Layer norms with the residual sums around them, and results rounded as products read them.
+"""Layer norms joined with residual sums, and results rounded for the products that read them.
 
-x + f(x) is read by the norm of the next block, and the gradient of that norm is added to the one
-that came around it, rounded for products, and added up for a bias. Each of these is a pass over all
-activations, and in a small network a launch that takes longer than its work. The norm and its
-gradient have the values at hand: the first writes the sum, the second what the others would.
+x + f(x) is read by the norm of the next block. The gradient of that norm is added to the gradient
+of the residual branch, rounded for products, and summed for a bias. Each of these is a pass over
+all activations, and in a small network a launch that takes longer than its work. The norm and its
+gradient have the values at hand: the first writes the sum, the second the remaining results.
 
 In mixed precision a norm of float32 is followed by a cast, as are the samples that are gathered for
-a batch, and between the products of a classifier there are casts before and after the loss and its
-gradient: of a large vocabulary these are most of the memory that a step moves. The norm, the gather
-and the loss write the rounded values. Nothing is rounded that was not before, nor more often.
+a batch. Between the products of a classifier there are casts before and after the loss and its
+gradient: with a large vocabulary these are most of the memory traffic of a step. The norm, the
+gather and the loss write the rounded values. Only values that were rounded before are rounded, and
+no more often.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def _sum_before(uses: Uses, node: Node) -> Join | None:
 
 
 def _after_gradient(uses: Uses, node: Node) -> Join | None:
-    """What follows the gradient of a layer norm with respect to its input."""
+    """Join the gradient of a layer norm's input with the nodes that follow it."""
     total = uses.output(node, 0)
     if total is None:
         return None
@@ -76,7 +77,7 @@ def _after_gradient(uses: Uses, node: Node) -> Join | None:
 
 
 def _added(uses: Uses, norm: Node, gradient: Node, total: Node) -> Node | None:
-    """What a sum adds to the gradient, if that does not wait for the norm."""
+    """Return the term added to the gradient, if it does not depend on the norm."""
     if total.op is not add or total in uses.joined or total.inputs[0] is total.inputs[1]:
         return None
     (other,) = [given for given in total.inputs if given is not gradient]
@@ -86,7 +87,7 @@ def _added(uses: Uses, norm: Node, gradient: Node, total: Node) -> Node | None:
 
 
 def _casts(uses: Uses, total: Node) -> Nodes:
-    """How products read it."""
+    """Return the half-precision casts for products."""
     casts = [user for user in uses.users[total] if user.op.name == "cast"]
     narrow = [each for each in casts if each.dtype in HALVES and _is_product_of(uses, each)]
     return tuple(narrow) if len({each.dtype for each in narrow}) == 1 else ()
@@ -114,14 +115,14 @@ def _sums(uses: Uses, norm: Node, total: Node) -> Nodes:
 
 
 def _is_of_a_loop(uses: Uses, value: Node) -> bool:
-    """Whether an element-wise op makes it for this one reader, which it would take along."""
+    """Return True if an element-wise op makes it for this one reader, and could fuse it."""
     while value.op.name in _VIEWS and len(uses.users[value]) == 1:
         value = value.inputs[0]
     return value.op.kind == "elementwise" and len(uses.users[value]) == 1
 
 
 def _source(value: Node) -> Node:
-    """What is added, before it was widened for that."""
+    """Return a value before a cast to a wider dtype."""
     if value.op.name == "cast" and value.inputs[0].dtype in HALVES and value.dtype not in HALVES:
         return value.inputs[0]
     return value
@@ -162,7 +163,7 @@ def _gather(uses: Uses, node: Node) -> Join | None:
 
 
 def _rounding_casts(uses: Uses, value: Node) -> Nodes:
-    """The casts to one half-precision dtype that alone read a value."""
+    """Return the casts to one half-precision dtype if these are a value's only readers."""
     readers = uses.users[value]
     dtypes = {reader.dtype for reader in readers if reader.op.name == "cast"}
     if value in uses.roots or len(dtypes) != 1 or not dtypes <= HALVES - {value.dtype}:
@@ -171,7 +172,7 @@ def _rounding_casts(uses: Uses, value: Node) -> Nodes:
 
 
 def _loss(uses: Uses, gradient: Node) -> Join | None:
-    """A loss of logits in half precision, with the gradient that products alone read."""
+    """Join a loss of half-precision logits with its gradient, if only products read that."""
     g, wide, labels = gradient.inputs
     narrow = wide.inputs[0] if wide.op.name == "cast" else None
     casts = _rounding_casts(uses, gradient)
@@ -181,7 +182,7 @@ def _loss(uses: Uses, gradient: Node) -> Join | None:
         return None
     for loss in uses.users[wide]:
         same = loss.op is cross_entropy and loss.attrs == gradient.attrs
-        # What the gradient is multiplied by may depend on the loss, if somebody wants that.
+        # The factor of the gradient may depend on the loss in user code.
         if same and loss.inputs[1] is labels and loss not in topological([g]):
             build = partial(cross_entropy_with_gradient.outputs, **loss.attrs)
             return Join(

@@ -1,6 +1,6 @@
 """Algebra that is exact in floating point.
 
-Each rule gives the same bits for every input, infinities, NaN and signed zeros included: x * 0
+Each rule returns the same bits for every input, infinities, NaN and signed zeros included: x * 0
 stays (it may be NaN), x + 0.0 stays (it turns -0.0 into 0.0), x - x stays. Only `x ** 2` becomes
 more accurate, as a product is rounded once.
 """
@@ -85,7 +85,7 @@ def _by_reciprocal(node: Node, x: Node, k: float) -> Node | None:
 
 
 def _negative(k: float, dtype: DType) -> Node:
-    """-k; of an integer what it wraps to."""
+    """Return -k as a constant; integers wrap around."""
     return constant(np.negative(np.asarray(k, dtype)).item(), dtype)
 
 
@@ -178,21 +178,21 @@ _EXACT: dict[DType, frozenset[DType]] = {
     bfloat16: frozenset({float32, float64}),
     float32: frozenset({float64}),
 }
-"""For each dtype those that hold all of its values."""
+"""For each dtype, the dtypes that represent all its values."""
 
 
 def _direct_cast(x: Node, through: Node, node: Node) -> Node | None:
     """A cast by way of a wider dtype needs no detour (one by way of a narrower one rounds)."""
     if through.dtype not in _EXACT.get(x.dtype, ()):
         return None
-    # What a float outside an integer's range becomes is up to the machine and the dtype.
+    # Conversion of a float outside an integer's range depends on the machine and the dtype.
     if is_float(x.dtype) and not is_float(node.dtype):
         return None
     return cast(x, node.dtype)
 
 
 def _position_of_given(x: Node, through: Node, node: Node) -> Node | None:
-    """The largest is where it was before numbers were made wider, as predictions for accuracy."""
+    """Take the argmax before a widening cast, as for predictions in accuracy."""
     exact = is_float(x.dtype) and through.dtype in _EXACT.get(x.dtype, ())
     return node.op.rebuild(node, (x,)) if exact else None
 
@@ -221,7 +221,7 @@ def _flip_of_flip(x: Node, inner: Node, node: Node) -> Node:
 
 
 def _without_leading_ones(x: Node, inner: Node, node: Node) -> Node | None:
-    """Broadcasting adds leading axes by itself."""
+    """Drop a reshape that only adds leading axes, as broadcasting does this implicitly."""
     extra = len(inner.shape) - len(x.shape)
     if extra < 0 or inner.shape != (1,) * extra + x.shape:
         return None
@@ -229,7 +229,7 @@ def _without_leading_ones(x: Node, inner: Node, node: Node) -> Node | None:
 
 
 def _piece(x: Node, parts: Node, node: Node) -> Node:
-    """A piece of a split is a slice, which costs nothing."""
+    """Replace a piece of a split by a slice, which is free."""
     axis, sizes = parts.attrs["axis"], parts.attrs["sizes"]
     index = node.attrs["index"]
     start = sum(sizes[:index])
@@ -239,7 +239,10 @@ def _piece(x: Node, parts: Node, node: Node) -> Node:
 
 
 def _narrow_operands(node: Node) -> Node | None:
-    """Element-wise ops broadcast by themselves, and compute no element twice."""
+    """Drop explicit broadcasts of operands: element-wise ops broadcast implicitly.
+
+    No element is then computed twice.
+    """
     if not any(given.op.name == "broadcast_to" for given in node.inputs):
         return None
     return node.op.node(*[source_of(given) for given in node.inputs], **node.attrs)
@@ -276,7 +279,7 @@ MOVEMENT = Rules(
 
 
 def _single(x: Node, node: Node) -> Node | None:
-    """A reduction over axes of length 1 reduces nothing."""
+    """Replace a reduction over axes of length 1 by a reshape."""
     if any(x.shape[axis] != 1 for axis in node.attrs["axis"]):
         return None
     return reshape(x, node.shape)
@@ -286,7 +289,7 @@ def _single_sum(x: Node, node: Node) -> Node | None:
     same = _single(x, node)
     if same is None or not is_float(x.dtype):
         return same
-    # A sum starts from 0, so that of one negative zero is a positive one.
+    # A sum starts from 0, so the sum of a single negative zero is positive zero.
     return add(same, constant(0, x.dtype))
 
 
@@ -316,4 +319,4 @@ REDUCTIONS = Rules(
 )
 
 RULES = ARITHMETIC + LOGIC + CASTS + MOVEMENT + REDUCTIONS
-"""All of them."""
+"""All rules."""

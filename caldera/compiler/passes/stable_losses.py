@@ -1,8 +1,8 @@
-"""The logarithm of a softmax, and cross entropy written by hand, in their stable form.
+"""The logarithm of a softmax, and hand-written cross entropy, in their stable form.
 
-These are the only rewrites that change values, for the better: where a probability is too small for
-floating point, its logarithm comes out right instead of as -inf, and the loss and its derivative
-are numbers instead of NaN. A logarithm with an epsilon in it stays as it was written.
+These are the only rewrites that change values, for the better. Where a probability is too small for
+floating point, its logarithm is exact instead of -inf, and the loss and its derivative are numbers
+instead of NaN. A logarithm with an epsilon in it stays as it was written.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Programs of one structure are optimised once.
+"""Cache of optimised programs, by structure.
 
-Passes look at the structure of a program, never at what its variables hold. The steps of two
-networks with the same layers, of the folds of a cross-validation, or of ranks that are threads,
-differ only in whose variables they read: such a program is written over stand-ins, optimised if no
-other of its structure was, and written back over its own variables.
+Passes read the structure of a program, never the values of its variables. Many programs differ only
+in their variables: the steps of two networks with the same layers, of the folds of a
+cross-validation, or of ranks that are threads. Such a program is rewritten over stand-ins and
+optimised unless one with the same structure was. Then it is written back over its own variables.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BOUND_LATER = frozenset({"variable", "input", "tensor"})
 
 @dataclass(frozen=True)
 class _Constant:
-    """What a constant array holds, in memory of its own: that of a tensor is a device's."""
+    """Content of a constant array, copied, because the original's memory is on a device."""
 
     values: np.ndarray
 
@@ -50,7 +50,7 @@ def _stand_in_array(spec: Spec, bits: bytes) -> Node:
 
 
 class StructureCache:
-    """Optimised programs by the structure they were made of, and by how."""
+    """Optimised programs by original structure and settings."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[Hashable, Program] = OrderedDict()
@@ -88,7 +88,7 @@ class StructureCache:
 
 
 def _is_large(node: Node) -> bool:
-    """Whether keeping the node would keep more than a node."""
+    """Return True if storing the node would keep large data or a communicator alive."""
     if node.op is array_leaf:
         return node.spec.nbytes > LARGEST_ARRAY
     message = node.attrs.get("message")

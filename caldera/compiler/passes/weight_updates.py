@@ -5,15 +5,15 @@ of a BLAS, which then neither writes the gradient to memory nor reads it again. 
 have no other reader. The velocity of descent with momentum is such a sum as well. The order of
 addition differs from the written one, so the last digit may differ.
 
-The gradient of an embedding is a table of zeros to which rows are added, and `W - rate *
-gradient` would read and write all of W for a few rows. Instead the rows, times the rate, are
-added to W itself. For a row named twice, its updates are added one after the other and not their
-sum, so its last digit may differ.
+The gradient of an embedding is a table of zeros to which rows are added, and `W - rate * gradient`
+would read and write all of W for a few rows. Instead the rows, times the rate, are added to W
+itself. For a row named twice, its updates are added in order and not their sum, so its last digit
+may differ.
 
 In mixed precision a product reads a cast of its float32 weights. If a program updates these, the
-update of the preceding run has the values of the cast in registers. A second variable stores
-them: the update writes both, and products read the second one. It has the same bits. The casts
-must be explicit, so this runs before `fuse` joins them with other loops.
+update of the preceding run has the values of the cast in registers. A second variable stores them:
+the update writes both, and products read the second one. It has the same bits. The casts must be
+explicit, so this runs before `fuse` joins them with other loops.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def update_product(program: Program) -> Program:
 def _joined_updates(
     program: Program, gradient: Op, joined: Callable[[Node, Update], Node | None]
 ) -> Program:
-    """The program with updates by gradients of an op written as `joined` says, where it does."""
+    """Return the program with updates by an op's gradients rewritten by `joined`."""
     if not any(node.op is gradient for node in program.order()):
         return program
     finder = _UpdateFinder(program, gradient)
@@ -71,7 +71,7 @@ def _accumulated(weight: Node, update: Update) -> Node | None:
     a, b = update.gradient.inputs
     alpha, beta = update.alpha, update.beta
     if update.condition is not None:
-        # A step that is refused adds nothing, whatever its gradient is: alpha = 0 says so.
+        # For a rejected step alpha is 0, so its gradient has no effect, regardless of its values.
         alpha = where(update.condition, alpha, constant(0.0, alpha.dtype))
         beta = where(update.condition, beta, constant(1.0, beta.dtype))
     return matmul_accumulate(weight, a, b, alpha, beta, **update.gradient.attrs)
@@ -79,7 +79,7 @@ def _accumulated(weight: Node, update: Update) -> Node | None:
 
 @dataclass(frozen=True)
 class Update:
-    """`alpha * gradient + beta * W`, if a truth value (None: always) says so, else W."""
+    """`alpha * gradient + beta * W` if `condition` is true or None, else W."""
 
     gradient: Node
     alpha: Node
@@ -92,8 +92,10 @@ Terms = dict[Node, Node]
 
 
 class _UpdateFinder:
-    """Finds new values of variables that are sums of the old one and a gradient of some op, which
-    serves nothing else."""
+    """Finder of updates: variables whose new value is the old one plus an op's gradient.
+
+    The gradient must have no other use.
+    """
 
     def __init__(self, program: Program, gradient: Op) -> None:
         self.users = users_of(program.order())
@@ -138,7 +140,7 @@ class _UpdateFinder:
         return None
 
     def _is_only_for(self, product: Node, value: Node) -> bool:
-        """Whether everything that reads the product serves this value alone."""
+        """Return True if all readers of the product contribute only to this value."""
         pending = [product]
         while pending:
             node = pending.pop()
@@ -187,7 +189,7 @@ def _added(weight: Node, update: Update) -> Node | None:
         return None
     scaled = mul(rows, update.alpha)
     if update.condition is not None:
-        # Nothing changes when -0.0 is added, not even the sign of nought.
+        # Adding -0.0 changes no value, not even the sign of zero.
         scaled = where(update.condition, scaled, constant(-0.0, rows.dtype))
     return scatter_add(weight, indices, scaled, **update.gradient.attrs)
 
@@ -205,7 +207,7 @@ def weight_copies(program: Program, copy_of: CopyOf) -> tuple[Program, dict[Symb
     copies: dict[tuple[Symbol, DType], Symbol | None] = {}
 
     def copied(node: Node, half: DType) -> Node | None:
-        """A view of a variable's copy instead of one of the variable."""
+        """Return a view of a variable's copy in place of a view of the variable."""
         if node.op.name in VIEWS:
             below = copied(node.inputs[0], half)
             return None if below is None else node.op.rebuild(node, (below,))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Patch(NamedTuple):
-    """An argument of a native call that is an address in an output, `offset` bytes after its start."""
+    """Argument of a native call that is an address in an output, `offset` bytes after its start."""
 
     slots: np.ndarray
     position: int

@@ -99,7 +99,7 @@ class _Place:
 
 
 class Inputs:
-    """All inputs of a plan. `turns` is the number of buffers per input, `turn` the next one used."""
+    """All inputs of a plan. `turns` is the number of buffers per input, `turn` the next to use."""
 
     def __init__(
         self, symbols: Sequence[Symbol], orders: Mapping[Symbol, Order | None], device: Device
@@ -308,8 +308,9 @@ class Outputs:
                 slot.release()
 
     def keep(self) -> None:
-        """Return results as copies from now on, with fixed output memory; calls must be bound
-        again.
+        """Return results as copies from now on; calls must be bound again.
+
+        The output memory is then fixed.
         """
         self.are_movable = True
         for slot in self.slots:
@@ -328,9 +329,7 @@ class Outputs:
             slot.settle()
 
     def move(self, patches: Sequence[Sequence[Patch]]) -> None:
-        """Allocate new memory where the last result is in use, and patch the calls; patches by
-        slot.
-        """
+        """Allocate new memory where the last result is in use, and patch the calls by slot."""
         for slot, places in zip(self.slots, patches, strict=True):
             if not slot.is_copied and (slot.is_empty or slot.is_held()):
                 slot.renew()

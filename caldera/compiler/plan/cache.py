@@ -81,7 +81,7 @@ class RecentPlans:
         return sum(plan.held_bytes for plan in self)
 
     def _are_too_large(self) -> bool:
-        """Return True if the plans exceed the limit of bytes; counted plans may have grown since."""
+        """Return True if the plans exceed the byte limit; counted plans may have grown since."""
         if 0 < len(self._uncounted) < _BETWEEN_COUNTS:
             recent = [plan for plan in (find() for find in self._uncounted) if plan is not None]
             if self._counted + sum(plan.held_bytes for plan in recent) <= self._most_bytes:

@@ -57,7 +57,7 @@ def _cells(row: StepRow, timed: bool) -> list[str]:
 
 
 def _kernel_text(row: StepRow) -> str:
-    """Return the kernel and its rivals: in `winograd (1.8x im2col)`, im2col takes 1.8x the time."""
+    """Return the kernel and its rivals; `(1.8x im2col)`: im2col takes 1.8 times as long."""
     if row.beaten:
         nearest = sorted(row.beaten.items(), key=lambda each: each[1])[:2]
         reason = ", ".join(f"{ratio:.1f}x {name}" for name, ratio in nearest)

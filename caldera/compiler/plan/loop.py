@@ -107,7 +107,7 @@ def _bind_loop(call: Call, schedule: StepSchedule, constant: Callable[[Node], An
 
 
 def _put_where_kept(following: list[Any], call: Call, t: int) -> None:
-    """Write carries directly to their stacked outputs (step t, for the gradients), without a copy."""
+    """Write carries directly to their stacked outputs (step t, for the gradients), uncopied."""
     attrs = call.node.attrs
     carries, outputs = attrs["carries"], attrs["body"].outputs
     for stack, output in zip(call.outputs[carries:], outputs[carries:], strict=True):

@@ -137,7 +137,7 @@ class Operands:
 
 
 def _shared(symbol: Symbol, key: Hashable, make: Callable[[], T]) -> T:
-    """Return a value shared under a key by all plans that read a symbol; the plans keep it alive."""
+    """Return a value shared under a key by all plans that read a symbol and keep it alive."""
     known = symbol.users.get(key)
     found = known() if isinstance(known, weakref.ref) else None
     if found is None:

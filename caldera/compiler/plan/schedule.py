@@ -76,9 +76,7 @@ def meta_array(spec: Spec) -> np.ndarray:
 
 
 def view_of(node: Node, base: np.ndarray) -> tuple[ViewFunction, np.ndarray] | None:
-    """Return a view function for `node` in its input's memory, with strides as in `base`, and its
-    result.
-    """
+    """Return a function that views an input as `node`, and its result for `base`."""
     make = _VIEWS.get(node.op.name)
     if make is None:
         return None

@@ -312,12 +312,7 @@ def _can_alias(step: Step, taken: Buffer, readers: Sequence[BufferView], output:
 
 
 def _delay_reuse(steps: Sequence[Step]) -> tuple[set[Buffer], set[Buffer]]:
-    """Return the small buffers to keep free from the start, and the small buffers to keep until the
-    end.
-
-    The former are computed from external values only, such as weights in another precision; the
-    latter are read to write external values.
-    """
+    """Return the small buffers to keep free from the start, and buffers to keep until the end."""
     early: set[Buffer] = set()
     late: set[Buffer] = set()
     for step in steps:

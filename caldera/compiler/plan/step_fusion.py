@@ -71,8 +71,9 @@ class FusedStep(CapturedGraph):
         self._stream.repeat(self._times)
 
     def _times(self, count: int) -> Runner:
-        """Return the runner of `count` steps; a bound method, so a deferred launch keeps its memory
-        alive.
+        """Return the runner of `count` steps.
+
+        As a bound method, it keeps the memory of a deferred launch alive.
         """
         return self._steps(count)
 

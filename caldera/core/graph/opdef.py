@@ -132,9 +132,7 @@ OWN_RULE = frozenset(
         "redistribute",
     }
 )
-"""Ops whose gradient rules, or those of their parts, support complex numbers, or without a
-gradient.
-"""
+"""Ops with complex gradient rules, also by their parts, or without a gradient."""
 
 TAKES_COMPLEX = LINEAR | HOLOMORPHIC | OWN_RULE
 

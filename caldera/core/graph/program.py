@@ -17,14 +17,14 @@ from caldera.errors import CalderaError
 
 
 def topological(roots: Iterable[Node], done: set[Node] | None = None) -> list[Node]:
-    """Every node the roots depend on, inputs before users, in a repeatable order.
+    """Return all nodes the roots depend on, inputs before users, in a repeatable order.
 
-    What is `done` is not visited again, and what is visited now is added to it.
+    Nodes in `done` are not visited again; visited nodes are added to it.
     """
     order: list[Node] = []
     done = set() if done is None else done
-    # An explicit stack: graphs of ten thousand nodes in a row are ordinary. Above a node lie None
-    # and what it reads: once None is at the top again, all of that is in the order.
+    # An explicit stack: graphs of ten thousand nodes in a row are ordinary. None and the inputs of
+    # a node are pushed above it. When None is on top again, all inputs are in the order.
     stack: list[Any] = list(roots)[::-1]
     while stack:
         node = stack.pop()
@@ -61,13 +61,15 @@ def rewrite(roots: Sequence[Node], rule: NodeRule) -> tuple[Node, ...]:
 
 
 def substitute(roots: Sequence[Node], mapping: Mapping[Node, Node]) -> tuple[Node, ...]:
-    """The graph with some nodes replaced; what stands below a replaced node is not visited."""
+    """Return the graph with some nodes replaced; nodes below a replaced node are not visited."""
     return rebuilt(roots, dict(mapping))
 
 
 def rebuilt(roots: Sequence[Node], new: dict[Node, Node]) -> tuple[Node, ...]:
-    """The same for nodes that are replaced one after the other: `new` holds what each one has
-    become so far, and what becomes of others is added to it."""
+    """Rebuild the graph with the replacements in `new`, and add all rebuilt nodes to it.
+
+    Callers may pass the same mapping again for nodes that are replaced in sequence.
+    """
     for root in roots:
         stack = [root]
         while stack:
@@ -114,7 +116,7 @@ class Body:
         return substitute(self.outputs, dict(zip(self.arguments(), arguments, strict=False)))
 
     def arguments(self) -> list[Node]:
-        """The nodes that stand for the parameters."""
+        """Return the nodes of the parameters."""
         return [parameter(i, spec) for i, spec in enumerate(self.parameters)]
 
     def with_outputs(self, outputs: Sequence[Node]) -> Body:
@@ -144,7 +146,7 @@ class Program:
     def with_roots(self, roots: Sequence[Node]) -> Program:
         """The same program over rewritten roots."""
         if tuple(roots) == self.roots:
-            # Most passes find nothing to change: the order of the nodes is known.
+            # Most passes change no node: the order of the nodes is known.
             return self
         count = len(self.outputs)
         targets = [symbol for symbol, _ in self.updates]
@@ -199,7 +201,7 @@ def _check_leaf(node: Node) -> None:
 
 
 def _as_run(node: Node) -> Node | None:
-    """What stands for a node in a plan; None for itself. Guards are for derivatives alone."""
+    """Return a node's replacement in a plan; None if unchanged. Guards serve only derivatives."""
     if node.op.name in ("assign", "guarded"):
         return node.inputs[node.op.name == "assign"]
     body = node.attrs.get("body")
@@ -214,9 +216,9 @@ Rule = Callable[[Node, Nodes], Outputs | None]
 
 
 def rebuild(program: Program, rule: Rule) -> Program:
-    """Rebuild bottom-up; `rule(node, new_inputs)` may give a new node for each output of a node.
+    """Rebuild bottom-up; `rule(node, new_inputs)` may return a new node for each output of a node.
 
-    It gives None to keep the node, and None for an output that nobody reads.
+    It returns None to keep the node, and None for an output without readers.
     """
     new: dict[Node, Node] = {}
     replaced: dict[Node, Outputs] = {}
@@ -232,6 +234,6 @@ def rebuild(program: Program, rule: Rule) -> Program:
             new[node] = node.op.rebuild(node, inputs)
             continue
         replaced[node] = outputs
-        # A node with several outputs is read by its items alone: what stands here is never used.
+        # A node with several outputs is read only by its items: this entry is never used.
         new[node] = outputs[0] if len(node.outputs) == 1 and outputs[0] is not None else node
     return program.with_roots([new[root] for root in program.roots])

@@ -1,7 +1,6 @@
-"""Whether a program is well formed. Tests ask this after every pass.
+"""Verification that a program is well formed; tests run it after every pass.
 
-A failure shows the node with what stands above and below it, since that is where the pass went
-wrong.
+A failure shows the node with its inputs and readers, since the pass went wrong there.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ NEIGHBOURS = 6
 
 
 class MalformedGraphError(CalderaError, AssertionError):
-    """A program that breaks a rule of graphs: the fault of whatever rewrote it.
+    """A program that breaks a rule of graphs: an error of the pass that rewrote it.
 
     >>> issubclass(MalformedGraphError, AssertionError)
     True
@@ -70,7 +69,7 @@ def verify(program: Program, after: str = "") -> None:
 
 
 class _Checker:
-    """The rules, for the nodes of one program or of one body."""
+    """The rules, for the nodes of a program or of a body."""
 
     def __init__(
         self, order: Sequence[Node], path: tuple[str, ...], parameters: tuple[Spec, ...] | None
@@ -96,7 +95,7 @@ class _Checker:
             self.fail(node, problem)
 
     def roots(self, roots: Sequence[Node]) -> None:
-        """What leaves is one value, not a node with several."""
+        """Check that each root is a single value, not a node with several outputs."""
         for node in roots:
             self.expect(
                 node,
@@ -118,7 +117,7 @@ class _Checker:
                     self.body(node, value)
 
     def attributes(self, node: Node) -> None:
-        """The op is the one of its name, attributes are hashable, and updates are elsewhere."""
+        """Check that ops are registered, attributes hashable, and updates not in the graph."""
         self.expect(
             node,
             OPS.get(node.op.name) is node.op,
@@ -136,7 +135,7 @@ class _Checker:
                 self.fail(node, f"attribute {name} is not hashable")
 
     def leaf(self, node: Node) -> None:
-        """Parameters stand in bodies and nowhere else; bodies read nothing from outside."""
+        """Check that parameters occur only in bodies, and that bodies read no outside values."""
         symbol = node.attrs.get("symbol")
         if isinstance(symbol, Symbol):
             self.expect(
@@ -180,7 +179,7 @@ class _Checker:
         self.expect(node, item(given, index) is node, "another node of the same structure exists")
 
     def inferred(self, node: Node) -> None:
-        """Outputs are what the op makes of its inputs, and there is no second such node."""
+        """Check that outputs follow from the op and its inputs, and that no equal node exists."""
         for given in node.inputs:
             self.expect(
                 node,
@@ -197,7 +196,7 @@ class _Checker:
         except (TypeError, ValueError) as error:
             self.fail(node, f"its op does not take these inputs and attributes: {error}")
         outputs = (inferred,) if isinstance(inferred, Spec) else tuple(inferred)
-        # How a value lies in memory is for passes to decide; what it is, for its op.
+        # Passes determine the memory layout of a value; the op determines the rest.
         if [spec.logical for spec in node.outputs] != [spec.logical for spec in outputs]:
             self.fail(node, f"its op gives {' and '.join(map(str, outputs))}")
         for spec in node.outputs:

@@ -239,7 +239,7 @@ class CudaStream(CapturingStream):
 
 
 class CudaDevice(Device):
-    """GPU. Its memory comes from CuPy's pool, and its host memory is pinned."""
+    """GPU. Its memory is allocated in CuPy's pool, and its host memory is pinned."""
 
     kind = "cuda"
     kernels = "cuda"

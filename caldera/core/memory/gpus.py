@@ -55,7 +55,7 @@ def _capture_lock(index: int) -> threading.RLock:
 class Card:
     """A GPU, by index.
 
-    `capture_lock` is held by a capturing thread. During a capture CUDA forbids all threads to
+    A capturing thread holds `capture_lock`. During a capture CUDA forbids all threads to
     synchronise the whole GPU.
     """
 

@@ -118,8 +118,9 @@ def trim_heap(*, always: bool = False) -> bool:
 
 
 class _Queue:
-    """Work of one stream, run by one thread. It has no reference to the stream, which may be
-    freed.
+    """Queue of a stream's work, run by one thread.
+
+    It has no reference to the stream, which may be freed.
     """
 
     def __init__(self, name: str) -> None:

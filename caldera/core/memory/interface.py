@@ -3,9 +3,9 @@
 `host.py` and `cuda.py` implement them; higher packages use devices only through this file.
 
 Work is launched on a stream and may run later. Work on one stream runs in order; work on two
-streams is unordered unless one waits for an event of the other. Copies between host and device are
-launched like any other work. A call references its arrays and blocks, which therefore stay alive
-until it has run.
+streams is unordered unless a stream waits for an event of the second. Copies between host and
+device are launched like any other work. A call references its arrays and blocks, which therefore
+stay alive until it has run.
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ array over it (`host_view`) holds a reference, as do all views, slices and DLPac
 array. Memory is therefore never reused while it can be read.
 
 On a machine with several NUMA nodes the pages of a large block are interleaved over all nodes. By
-default a page is placed on the node of the first processor that writes to it, mostly the one that
-reads a batch or draws weights; a single node would then serve all processors. A process bound to
-one node (`numactl --cpunodebind=0`, or by an MPI launcher) keeps its memory there.
+default a page is placed on the node of the first processor that writes to it, mostly the processor
+that reads a batch or draws weights; a single node would then serve all processors. A process bound
+to one node (`numactl --cpunodebind=0`, or by an MPI launcher) keeps its memory there.
 """
 
 from __future__ import annotations

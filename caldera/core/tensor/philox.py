@@ -1,24 +1,24 @@
 """Counter-based random numbers, which depend on their position only: Philox4x32-10.
 
-A counter-based generator is a pure function from (key, counter) to four random 32-bit words, so any
-range of a stream can be computed separately, in any order, on any number of threads, devices or
-ranks. It equals the same range of the whole stream. Every backend reproduces the following
-definition. It uses only integer operations and correctly rounded float operations (no library `log`
-or `cos`), so the results are equal bit for bit.
+A counter-based generator is a pure function from (key, counter) to four random 32-bit words. Any
+range of a stream can therefore be computed separately, in any order, on any number of threads,
+devices or ranks. It equals the same range of the whole stream. Every backend reproduces the
+following definition. It uses only integer operations and correctly rounded float operations (no
+library `log` or `cos`), so the results are equal bit for bit.
 
 Names of a number: `seed` (64 bits; a negative int means its two's complement), `step` (32 bits),
 `stream` (32 bits), element `index`.
 
 - Key words: (seed mod 2**32, seed div 2**32).
-- Counter words: (block mod 2**32, block div 2**32, step, stream), with a 64-bit block number.
-  No two names share a (key, counter), so streams never overlap.
+- Counter words: (block mod 2**32, block div 2**32, step, stream), with a 64-bit block number. No
+  two names share a (key, counter), so streams never overlap.
 - Word `w` of a stream is output word `w mod 4` of block `w div 4`.
 - Uniform float32 `i` is word `i`: its upper 24 bits, times 2**-24. float16 and bfloat16 take the
   upper 11 and 8 bits, all they can hold, so that 1 is never reached by rounding.
 - Uniform float64 `i` is words `2i` and `2i + 1`: 27 and 26 upper bits, times 2**-53.
-- Normal numbers come in pairs by Box and Muller: elements `2p` and `2p + 1` are `r cos t` and
-  `r sin t`, where float32 takes words `2p` (radius) and `2p + 1` (angle) and float64 takes words
-  `4p, 4p + 1` and `4p + 2, 4p + 3`; `box_muller.py` has the arithmetic. The halves are rounded from
+- Normal numbers come in pairs by Box and Muller: elements `2p` and `2p + 1` are `r cos t` and `r
+  sin t`, where float32 takes words `2p` (radius) and `2p + 1` (angle) and float64 takes words `4p,
+  4p + 1` and `4p + 2, 4p + 3`; `box_muller.py` has the arithmetic. The halves are rounded from
   float32.
 """
 

@@ -87,7 +87,7 @@ class Loss(Configurable, ABC):
         return tuple(prediction_shape), canonical(dtype)
 
     def for_targets(self, targets: Shape, predictions: Shape) -> Self:
-        """Return this loss adapted to these shapes, which training sees first, or itself unchanged."""
+        """Return this loss for these shapes, which training sees first; itself if unchanged."""
         return self
 
     def check_targets(self, targets: np.ndarray) -> None:

@@ -70,7 +70,7 @@ class Metric(Configurable, ABC):
 
     @abstractmethod
     def sums(self, prediction: Any, target: Any, weights: Any = None) -> dict[str, Expr]:
-        """Return the sums to add over batches and ranks; `weights` has one number for each sample."""
+        """Return the sums to add over batches and ranks; `weights` has one per sample."""
 
     @abstractmethod
     def result(self, sums: Mapping[str, np.ndarray]) -> float | np.ndarray:

@@ -51,8 +51,7 @@ def edit_distance(found: str | Sequence[Any], wanted: str | Sequence[Any]) -> in
 
 
 def error_rate(found: Sequence[str], wanted: Sequence[str], unit: str = "word") -> float:
-    """Return the edits divided by the number of words (WER) or characters (CER) of all wanted
-    texts.
+    """Return the edits per word (WER) or character (CER) of all wanted texts.
 
     >>> from caldera.nn.metrics import error_rate
     >>> error_rate(["the cat sat"], ["the cat sat down"]), error_rate(["cab"], ["cat"], "character")
@@ -111,11 +110,10 @@ def _greedy(prediction: Expr, blank: int, frames: Expr | None) -> Expr:
 
 
 def _words(labels: Expr, separator: int) -> Expr:
-    """Return a number for each word at the position of its end, with one position after the last
-    label.
+    """Return a number for each word at the position of its end.
 
-    The number is a hash of 31 bits of the word's labels: two words of a sample collide about once
-    in a billion pairs.
+    The result has one position after the last label. The number is a hash of 31 bits of the word
+    labels: two words of a sample collide about once in a billion pairs.
     """
     modulus = (1 << 31) - 1
     closed = op.pad(labels, ((0, 0), (0, 1)), value=separator)

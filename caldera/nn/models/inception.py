@@ -191,7 +191,9 @@ def googlenet(
     batch_norm: bool = True,
     rescale_input: bool = False,
 ) -> list[Layer]:
-    """Return the layers of GoogLeNet; see `nn.models.GoogLeNet` for its outputs. Weights after He.
+    """Return the layers of GoogLeNet, with initial weights after He.
+
+    See `nn.models.GoogLeNet` for its outputs.
 
     >>> from caldera import nn
     >>> nn.count_parameters(nn.models.googlenet())

@@ -138,7 +138,7 @@ def assign_by_torch_names(
 def assign_entries(
     wanted: dict[str, TorchName], given: dict[str, np.ndarray], where: str, hint: str
 ) -> None:
-    """Assign arrays to the variables of entries; raise if names or shapes differ from the layers'."""
+    """Assign arrays to the variables of entries; raise if names or shapes differ."""
     compare_names(where, set(wanted), set(given))
     values = {name: given[name].T if wanted[name].transposed else given[name] for name in wanted}
     wrong = [

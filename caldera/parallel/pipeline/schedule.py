@@ -38,7 +38,7 @@ def fill_drain(stage: int, stages: int, parts: int) -> list[Action]:
 def one_forward_one_backward(stage: int, stages: int, parts: int) -> list[Action]:
     """Run backward steps as early as possible.
 
-    A stage has one part in flight for itself and one for each stage that follows.
+    The number of parts in flight of a stage is one plus the number of stages that follow.
 
     >>> from caldera.parallel.pipeline.schedule import one_forward_one_backward
     >>> [str(action) for action in one_forward_one_backward(1, stages=2, parts=2)]

@@ -1,6 +1,6 @@
 """Optimizer step of a pipeline stage, and sums over all micro-batches and ranks.
 
-Assignments that depend on one stage are computed there, and those that depend on no stage
+Assignments that depend on one stage are computed there, and assignments that depend on no stage
 everywhere. Where an assignment combines values of several stages (for example the norm of all
 gradients), the values are first sent to all ranks: a rank without such a value adds 0. The step of
 a micro-batch is traced before these sums exist, with leaves in their place.

@@ -141,8 +141,8 @@ class Cluster:
     def between(self, ranks: int, stride: int = 1, *, neighbours: bool = True) -> Wire:
         """Return the link between ranks at distance `stride`, while all ranks communicate alike.
 
-        With `neighbours` only one rank of a machine sends to another machine; otherwise all of them
-        do.
+        With `neighbours` only one rank of a machine sends to another machine; otherwise every rank
+        does.
         """
         return _between(self, ranks, stride, neighbours)
 

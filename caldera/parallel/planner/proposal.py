@@ -89,7 +89,7 @@ class Proposal:
     def strategy(self, scaling: str = STRONG, communicator: Communicator | None = None) -> Strategy:
         """Return the proposed strategy as an object for `fit(parallel=...)`.
 
-        It requires the planned number of ranks: those of `communicator`, or all processes.
+        It requires the planned number of ranks: the ranks of `communicator`, or all processes.
         """
         best = self.ranking(scaling)
         return build_strategy(best.best.way, best.setting.ranks, communicator)

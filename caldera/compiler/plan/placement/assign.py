@@ -369,7 +369,9 @@ def _add_copy(network: FlowNetwork, number: int, users: Sequence[int], seconds: 
 
 
 def predicted(program: Program, groups: Groups, costs: Costs) -> float:
-    """Return the predicted time of a run: GPUs work asynchronously, the host waits for its inputs.
+    """Return the predicted time of a run.
+
+    GPUs work asynchronously, the host waits for its inputs.
     """
     host = find_device("cpu")
     group_of = {node: i for i, (_, nodes) in enumerate(groups) for node in nodes}

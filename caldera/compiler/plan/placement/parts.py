@@ -67,7 +67,9 @@ def _pieces(nodes: list[Node]) -> list[list[Node]]:
 
 
 def _components(nodes: Sequence[Node]) -> dict[Node, Node]:
-    """Return the connected nodes as a union-find forest; small nodes of small inputs are left out.
+    """Return the connected nodes as a union-find forest.
+
+    Small nodes with small inputs are left out.
     """
     inside, parent = set(nodes), {}
     for node in nodes:
@@ -289,9 +291,7 @@ class _Partitioner:
     # --- writing
 
     def _assign_updates(self, program: Program) -> list[Subgraph]:
-        """Assign each update to a part that may write it; the remaining updates form separate
-        parts.
-        """
+        """Assign each update to a part that may write it; the rest form separate parts."""
         late: dict[Device, dict[Symbol, Node]] = {}
         relays: list[tuple[Symbol, Symbol]] = []
         copies: dict[Device, list[Copied]] = {}

@@ -146,9 +146,7 @@ class PlacedPlan(Plan):
     # --- running
 
     def run(self, feeds: Mapping[str, Any] | None = None) -> list[Tensor]:
-        """Run all parts in order; return the outputs as tensors, each on the device that computed
-        it.
-        """
+        """Run all parts in order; return the outputs, each on the device that computed it."""
         given = self._checked(feeds)
         results: dict[int, Tensor] = {}
         with self._lock:

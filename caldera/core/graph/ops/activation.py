@@ -98,7 +98,7 @@ def leaky_relu(x: Node, *, slope: float) -> Node:
 
 
 def _negative_part(x: Node) -> Node:
-    """Return x where it is not positive, else 0; unlike min(x, 0), with slope 1 at 0."""
+    """Return x for x <= 0, else 0 (NaN stays NaN); unlike min(x, 0), with slope 1 at 0."""
     return where(greater(x, scalar(0, x)), scalar(0, x), x)
 
 

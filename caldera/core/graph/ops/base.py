@@ -1,7 +1,7 @@
 """Leaf nodes, assignment, casts, and the base ops that other gradients are built from.
 
 Broadcast and sum are mutual gradients, and so are a complex number and its parts. Before a program
-runs, `caldera.compiler.passes.complex_parts` replaces each complex value by its two parts: complex
+runs, `caldera.compiler.passes.complex_parts` replaces each complex value by its two parts. Complex
 dtypes remain only as the memory format of variables, inputs and results, with the parts of a number
 next to each other. Composite ops compute half precision in float32 (`widened`) and round once at
 the end.

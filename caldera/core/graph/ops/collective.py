@@ -1,9 +1,9 @@
 """Collectives as ordinary nodes, so that a plan shows the movement of data.
 
-Graphs are written with `all_sum`. The gradient of a sum over ranks: the loss of the job is the sum
-of the ranks' losses, so the derivative with respect to one rank's term is the sum of the gradients
-on all ranks. A value that several ranks compute alike counts several times, unless each takes its
-share.
+Graphs are written with `all_sum`. The gradient of a sum over ranks is again a sum. The loss of the
+job is the sum of the ranks' losses, so the derivative with respect to one rank's term is the sum of
+the gradients on all ranks. A value that several ranks compute alike counts several times, unless
+each takes its share.
 
 `all_gather` and `sum_scatter` are the counterparts for values split over ranks. `all_gather`
 concatenates all parts along `dim` on every rank; `sum_scatter` returns each rank's part of a sum
@@ -11,12 +11,12 @@ over ranks. `sizes` contains the length of every rank's part, and `rank` is the 
 parts may differ, and may be empty. A part affects the loss on all ranks that received it, so the
 two ops are mutual gradients.
 
-A plan for several ranks splits every collective into `collective_start` and `collective_finish`:
-in between, the data may be in transit while the rank computes. Each carries the axis of the mesh
-and a number. Numbers are assigned as nodes are created. Sorting by them therefore never puts a
-collective before its dependencies, and two collectives are never merged because their inputs happen
-to be equal on some rank. A token connects each part with the next (see `passes.collectives`): it
-has no value, and keeps all ranks in the same order.
+A plan for several ranks splits every collective into `collective_start` and `collective_finish`: in
+between, the data may be in transit while the rank computes. Each carries the axis of the mesh and a
+number. Numbers are assigned as nodes are created. Sorting by them therefore never puts a collective
+before its dependencies, and two collectives are never merged because their inputs happen to be
+equal on some rank. A token connects each part with the next (see `passes.collectives`): it has no
+value, and keeps all ranks in the same order.
 
 A message may also be sent from one rank to another. Sender and receiver then have separate
 programs, which are written with tokens: the order of such messages is the order in the program.

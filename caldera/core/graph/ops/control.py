@@ -211,7 +211,7 @@ def _residuals(outputs: Sequence[Node], body: Body, carry: Sequence[Node]) -> li
     carries = set(carry)
 
     def is_kept(node: Node) -> bool:
-        # Several results are stored separately, without those that the forward step uses.
+        # Several results are stored separately, without the results used by the forward step.
         maker = node.inputs[0] if node.op is ITEM else node
         made = maker in forward and bool(node.inputs) and maker.op.kind not in _CHEAP
         return node in carries or (made and len(node.outputs) == 1)

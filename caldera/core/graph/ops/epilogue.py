@@ -280,9 +280,10 @@ def conv2d_input_norm_reduce(
     """Gradients of batch_norm(x), optionally with a relu, followed by a convolution.
 
     They are the gradient with respect to the normalised result, and the gradients of scale and
-    shift, which are sums of it. `rest` starts with the value `added` to the convolution's gradient.
-    Where the relu is inactive the gradient is 0: `mask` selects whether that is derived from "x",
-    with the shift in `rest`, or from "y", the relu's result in `rest`; None if there is no relu.
+    shift, which are sums obtained from the first. `rest` starts with the value `added` to the
+    convolution's gradient. Where the relu is inactive the gradient is 0: `mask` selects whether
+    that is derived from "x", with the shift in `rest`, or from "y", the relu's result in `rest`;
+    None if there is no relu.
     """
     _check_wide(g)
     slope = conv2d_input(g, w, **how)

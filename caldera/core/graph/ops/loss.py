@@ -1,7 +1,7 @@
 """Losses: one number per sample or element; the public functions reduce them.
 
-`cross_entropy` computes losses from logits and class indices in one op, and its gradient is one op
-as well, so that a backend can implement each as a single pass over the logits. An invalid label is
+`cross_entropy` computes losses from logits and class indices in one op. Its gradient is one op as
+well, so that a backend can implement each as a single pass over the logits. An invalid label is
 NaN: training must not continue silently.
 
 Conventions, all of them tested: a class with target 0 adds 0, even if its probability is 0. huber
@@ -186,7 +186,7 @@ def binary_cross_entropy(logits: Node, targets: Node) -> Node:
     """-(t log(sigmoid(x)) + (1 - t) log(1 - sigmoid(x))), without overflow or cancellation."""
     zero = scalar(0, logits)
     size = abs_(logits)
-    # How wrong a certain answer would be; a certain and right one costs nothing even at infinity.
+    # The loss of a certain wrong answer; a certain right answer has loss 0, even at infinity.
     positive = greater_equal(logits, zero)
     wrong = where(positive, sub(scalar(1, targets), targets), targets)
     line = where(equal(wrong, zero), zero, mul(size, wrong))

@@ -68,7 +68,7 @@ def slice_(x: Node, bounds: Bounds) -> Node:
 
 
 def narrow(x: Node, axis: int, start: int, length: int) -> Node:
-    """`length` entries of one axis, from `start` on."""
+    """Return `length` entries along `axis`, from `start` on."""
     bounds = [(0, n, 1) for n in x.shape]
     bounds[axis] = (start, start + length, 1)
     return slice_(x, tuple(bounds))
@@ -137,7 +137,7 @@ def _(g: Node, y: Node, *parts: Node, axis: int) -> Nodes:
 
 
 def concat(parts: Nodes, axis: int) -> Node:
-    """The parts one after the other along `axis`."""
+    """Return the parts concatenated along `axis`."""
     return parts[0] if len(parts) == 1 else _concat(*parts, axis=axis)
 
 

@@ -1,15 +1,15 @@
 """Normalisation by batch, layer, group, and over neighbouring channels.
 
-The ops that take statistics from their input give back (y, mean, variance): the statistics are what
-their gradient needs, so a kernel keeps them instead of computing them again. Variances are those of
-the data at hand (divided by the number of elements). Half-precision inputs are normalised in
-float32: their statistics are float32, and scale and shift may be.
+The ops that compute statistics of their input return (y, mean, variance): the gradient needs the
+statistics, so a kernel keeps them instead of computing them again. Variances are divided by the
+number of elements in the data. Half-precision inputs are normalised in float32: their statistics
+are float32, and scale and shift may be.
 
 Batch normalisation over the samples of all ranks.
 
-Each rank takes part with its own samples, of which there may be none. What is exchanged is a number
-a channel and the count of elements for the mean, a number a channel for the variance, and two on
-the way back.
+Each rank takes part with its samples, possibly without any. The messages contain a number per
+channel and the count of elements for the mean, a number per channel for the variance, and two
+numbers per channel on the way back.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _check(x: Node, parameters: Nodes, shape: Shape, what: str) -> None:
 
 
 def _share(x: Node, axes: Axes) -> Node:
-    """One over the number of elements that are averaged (0 where there are none)."""
+    """Return one over the number of averaged elements; 0 for an empty average."""
     elements = count(x, axes)
     return constant(1 / elements if elements else 0, accumulator(x.dtype))
 
@@ -100,7 +100,7 @@ def _unit(x: Node, mean: Node, variance: Node, over: Axes, eps: float) -> Nodes:
 
 
 def _from_statistics(g: Gradient, x: Node, mean: Node, over: Axes) -> Node | None:
-    """What the gradients of the mean and the variance add to that of x."""
+    """Return the part of x's gradient that comes via mean and variance."""
     _, for_mean, for_variance = g
     shape = reduced_shape(x.shape, over, keepdims=True)
     parts = []
@@ -146,7 +146,7 @@ def _(
 def batch_norm_grad(
     g: Node, x: Node, scale: Node, mean: Node, variance: Node, *, axis: int, eps: float
 ) -> Nodes:
-    """The gradients of batch_norm with respect to x (through y alone), scale and shift."""
+    """Return the gradients of batch_norm with respect to x (through y only), scale and shift."""
     over = _others(len(x.shape), (axis,))
     unit, inverse = _unit(x, mean, variance, over, eps)
     wide = widen(g)
@@ -177,7 +177,7 @@ def batch_norm_inference(
 def _backward(
     g: Node, x: Node, scale: Node, mean: Node, variance: Node, over: Axes, own: Axes, eps: float
 ) -> Nodes:
-    """The gradients of `_normalise` with respect to x (through y alone), scale and shift."""
+    """Return the gradients of `_normalise` with respect to x (through y only), scale and shift."""
     unit, inverse = _unit(x, mean, variance, over, eps)
     wide = widen(g)
     scaled = mul(wide, _along(scale, x.shape, own))
@@ -209,7 +209,7 @@ def _(
 def layer_norm_grad(
     g: Node, x: Node, scale: Node, mean: Node, variance: Node, *, axis: Axes, eps: float
 ) -> Nodes:
-    """The gradients of layer_norm with respect to x (through y alone), scale and shift."""
+    """Return the gradients of layer_norm with respect to x (through y only), scale and shift."""
     return _backward(g, x, scale, mean, variance, axis, axis, eps)
 
 
@@ -252,7 +252,7 @@ def _(
 def group_norm_grad(
     g: Node, x: Node, scale: Node, mean: Node, variance: Node, *, groups: int, eps: float
 ) -> Nodes:
-    """The gradients of group_norm with respect to x (through y alone), scale and shift."""
+    """Return the gradients of group_norm with respect to x (through y only), scale and shift."""
     parts, over = _grouped(x, groups)
     dx, dscale, dshift = _backward(
         reshape(g, parts.shape), parts, _by_group(scale, groups), mean, variance, over, (1, 2), eps
@@ -307,7 +307,7 @@ def local_response_norm(x: Node, *, window: int, alpha: float, beta: float, k: f
 
 
 def _mean(total: Node, count: Node) -> Node:
-    """A sum over all ranks divided by the count of elements (0 where there are none)."""
+    """Return a sum over all ranks divided by the element count; 0 if the count is 0."""
     return div(total, maximum(count, constant(1.0, count.dtype)))
 
 
@@ -337,7 +337,7 @@ def _(g: Gradient, y: Nodes, x: Node, scale: Node, shift: Node, **attrs: Any) ->
 def _from_statistics_of_ranks(
     g: Gradient, x: Node, mean: Node, count: Node, axis: int, mesh: str, number: Number
 ) -> Node | None:
-    """What the gradients of the mean and the variance add to that of x."""
+    """Return the part of x's gradient that comes via mean and variance."""
     _, for_mean, for_variance, _ = g
     parts = []
     if for_mean is not None:
@@ -364,7 +364,7 @@ def batch_norm_over_ranks_grad(
     mesh: str,
     number: Number,
 ) -> Nodes:
-    """The gradient of x, and what this rank's samples add to those of scale and shift."""
+    """Return the gradient of x, and this rank's terms in the gradients of scale and shift."""
     over, wide, channels = _others(len(x.shape), (axis,)), widen(g), x.shape[axis]
     inverse = rsqrt(add(variance, constant(eps, variance.dtype)))
     unit = mul(
@@ -384,4 +384,4 @@ def batch_norm_over_ranks_grad(
 
 
 SYNCHRONISED = frozenset({"batch_norm_over_ranks", "batch_norm_over_ranks_grad"})
-"""What is taken apart before collectives are put in order."""
+"""Ops that are decomposed before collectives are put in order."""

@@ -1,22 +1,22 @@
 """Matrix products and convolutions, with their gradients among themselves.
 
 Convolution, its gradient with respect to the input and its gradient with respect to the weight are
-three ops, each linear in both arguments; the derivative of each is made of the other two, so
-derivatives of any order exist. `conv2d_input` is also the transposed convolution.
+three ops, each linear in both arguments. The derivative of each consists of the remaining two ops,
+so derivatives of any order exist. `conv2d_input` is also the transposed convolution.
 
-All of them take an attribute `compute`: "tf32" allows a device to round float32 operands to the 11
-digits that its tensor cores keep. It is left out where nothing of that kind is allowed.
+All these ops take an attribute `compute`: "tf32" allows a device to round float32 operands to the
+11 digits that its tensor cores keep. The attribute is omitted where such rounding is not allowed.
 
 Pooling over windows of images (N, C, H, W), each op with its adjoint.
 
-Max pooling also says which element of each window won, and its gradient goes to that element alone:
-`pool_scatter` adds values at the winners, `pool_gather` reads them there, and each is the other's
-gradient. Average pooling and `avg_pool2d_input` are adjoint to each other in the same way. So
-derivatives of any order exist.
+Max pooling also returns the index of the largest element of each window, and its gradient is added
+to that element only. `pool_scatter` adds values at these elements, `pool_gather` reads them there,
+and the two are mutual gradients. Average pooling and `avg_pool2d_input` are adjoint to each other
+in the same way. So derivatives of any order exist.
 
 Conventions: of equal elements the first in row-major order wins; a nan wins over everything.
-Padding never wins: it counts as -inf, and a window that holds nothing else (dilation can step over
-a small image) gives -inf, with the index -1 and no gradient.
+Padding never wins: it counts as -inf. A window of padding only (dilation can step over a small
+image) has the maximum -inf, the index -1 and no gradient.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _check_floats(*specs: Spec) -> None:
     flops=lambda node: 2 * node.spec.size * node.inputs[0].shape[-2 if node.attrs["ta"] else -1],
 )
 def matmul(a: Spec, b: Spec, *, ta: bool, tb: bool, compute: str | None = None) -> Spec:
-    """The product of (batches of) matrices, each read transposed where `ta` or `tb` says so.
+    """Return the product of (batches of) matrices, transposed if `ta` or `tb` is True.
 
     Sums of integers wrap in their dtype, as in NumPy.
     """
@@ -300,7 +300,7 @@ max_pool2d.gradient(
 def pool_gather(
     x: Spec, index: Spec, *, size: Pair, stride: Pair, padding: Padding, dilation: Pair
 ) -> Spec:
-    """The element of each window of `x` that `index` names (0 where it names none)."""
+    """Return the element of each window of `x` at `index`; 0 for index -1."""
     check_float(x)
     shape = _pooled_shape(x.shape, size, stride, padding, dilation)
     _check_index(index, Spec(shape, index_dtype(size)))
@@ -317,7 +317,7 @@ _NO_DILATION = (1, 1)
 
 @op("avg_pool2d", flops=_count_of_windows)
 def avg_pool2d(x: Spec, *, size: Pair, stride: Pair, padding: Padding, count_padding: bool) -> Spec:
-    """The mean of each window; `count_padding` says whether padding counts as elements of 0."""
+    """Return the mean of each window; `count_padding` includes padding as elements of 0."""
     check_float(x)
     return Spec(_pooled_shape(x.shape, size, stride, padding, _NO_DILATION), x.dtype)
 

@@ -1,8 +1,8 @@
 """Random numbers as ordinary nodes.
 
 A random op reads `state`, an int64 pair (seed, step), and `offset`, the global index of its first
-element, and has a `stream` number of its own. Element i is a function of (seed, step, stream,
-offset + i) alone: the same on every device, and however a plan or a batch is split.
+element, and has a separate `stream` number. Element i is a function of only (seed, step, stream,
+offset + i): the same on every device, for any partition of a plan or a batch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def bernoulli(state: Node, offset: Node, shape: Shape, probability: Node, stream
 
 
 def dropped(x: Node, kept: Node, rate: float) -> Node:
-    """`x` where it is kept, scaled up for a fraction `rate` that is not."""
+    """Return `x` with a fraction `rate` set to 0 and the rest scaled up."""
     scaled = mul(x, constant(1 / (1 - rate) if rate < 1 else 0, x.dtype))
     return where(kept, scaled, full(x.shape, 0, x.dtype))
 

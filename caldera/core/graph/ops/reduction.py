@@ -1,7 +1,7 @@
 """Reductions over axes, and running sums.
 
-Ties: max and min share their gradient equally among equal elements; argmax and argmin give the
-first. A reduction over an empty axis gives its neutral element where it has one (sum 0, prod 1,
+Ties: max and min share their gradient equally among equal elements; argmax and argmin return the
+first. A reduction over an empty axis returns its neutral element if one exists (sum 0, prod 1,
 logsumexp -inf).
 """
 
@@ -42,7 +42,7 @@ from caldera.core.tensor import HALVES, float32, int64, is_complex, part_of, siz
 
 
 def count(x: Node, axes: Axes) -> int:
-    """How many elements each result of a reduction over `axes` comes from."""
+    """Return the number of elements per result of a reduction over `axes`."""
     return size(tuple(x.shape[axis] for axis in axes))
 
 
@@ -74,8 +74,8 @@ def prod(x: Spec, *, axis: Axes, keepdims: bool) -> Spec:
 
 @prod.gradient
 def _(g: Node, y: Node, x: Node, *, axis: Axes, keepdims: bool) -> Nodes:
-    # y / x would be wrong where x holds zeros: multiply the products before and after each element,
-    # one axis after the other.
+    # y / x would be wrong where x contains zeros: multiply the products before and after each
+    # element, axis by axis.
     others = full(x.shape, 1, x.dtype)
     rest = x
     for i in axis:
@@ -133,7 +133,7 @@ def _widened(x: Node) -> Node:
 
 @composite("mean", kind="reduction")
 def mean(x: Node, *, axis: Axes, keepdims: bool) -> Node:
-    """The mean over `axis` (nan where there is nothing to average)."""
+    """Return the mean over `axis`; nan for an empty axis."""
     wide = _widened(x)
     total = sum_(wide, axis, keepdims)
     return cast(div(total, constant(count(x, axis), wide.dtype)), x.dtype)
@@ -179,7 +179,7 @@ def _squared_size(x: Node) -> Node:
 
 @composite("logsumexp", kind="reduction")
 def logsumexp(x: Node, *, axis: Axes, keepdims: bool) -> Node:
-    """log(sum(exp(x))), without overflow; -inf where there is nothing to add."""
+    """Return log(sum(exp(x))), without overflow; -inf for an empty sum."""
     wide = _widened(x)
     shape = reduced_shape(x.shape, axis, True)
     shift = full(shape, 0, wide.dtype)

@@ -1,12 +1,15 @@
 """Special and trigonometric functions, with the limits of NumPy and SciPy.
 
-Sine and cosine are element-wise primitives (`elementwise`). hypot is infinite for an infinite
-operand, even if the other is NaN; logaddexp of two equal infinities is that infinity; erfinv is
-infinite at -1 and 1 and NaN beyond; lgamma is infinite at 0 and at negative integers, at which
-digamma is NaN (at 0 it is infinite with the other sign). Outside its domain a trigonometric
-function returns NaN.
+Sine and cosine are element-wise primitives (`elementwise`). The limits are:
 
-Conventions for derivatives that are not unique: those of hypot and atan2 at the origin are 0.
+- hypot is infinite for an infinite operand, even if the second operand is NaN.
+- logaddexp of two equal infinities is that infinity.
+- erfinv is infinite at -1 and 1 and NaN beyond.
+- lgamma is infinite at 0 and at negative integers. digamma is NaN at negative integers, and
+  infinite at 0, with the opposite sign.
+- Outside its domain a trigonometric function returns NaN.
+
+Where derivatives are not unique, hypot and atan2 have derivatives 0 at the origin.
 """
 
 from __future__ import annotations
