@@ -141,7 +141,7 @@ class KernelTable:
             self.rooms.pop(family, None)
 
     def copy(self, family: str) -> Kernel:
-        """Return a family's function that copies a value to a different memory layout; not an op."""
+        """Return a family's function that copies a value to another memory layout; not an op."""
         return self.kernels(COPY, family)[0]
 
     def has(self, op: str, family: str) -> bool:

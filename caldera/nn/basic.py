@@ -253,7 +253,7 @@ class Dense(Layer):
 
 
 FullyConnected = Dense
-"""Alias of `Dense`, the name used in the reference paper."""
+"""MagmaDNN's name of `Dense`."""
 
 
 @register

@@ -138,7 +138,8 @@ class Dot(Layer):
     normalise: bool = False
 
     def forward(self, a: Expr, b: Expr) -> Expr:
-        self.require(a.shape == b.shape, f"inputs of one shape, {a.shape}", f"{b.shape}")
+        got = "None" if b is None else f"{b.shape}"
+        self.require(got == f"{a.shape}", f"inputs of one shape, {a.shape}", got)
         if self.normalise:
             a, b = unit_length(a, self.axis), unit_length(b, self.axis)
         return op.sum(a * b, axis=self.axis)

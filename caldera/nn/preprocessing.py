@@ -12,6 +12,7 @@ from typing import Any, Self
 import numpy as np
 
 from caldera import op
+from caldera.base.arguments import refusal, within
 from caldera.compiler.lazy import Expr
 from caldera.core.tensor import uniform
 from caldera.core.tensor.dtype import real_array_of, refuse_masked
@@ -219,7 +220,8 @@ class NumberEmbedding(Layer):
         *,
         columns: Sequence[int] | None = None,
         bins: int = 16,
-        **settings: Any,
+        activation: str | None = "relu",
+        members: int | None = None,
     ) -> Self:
         """Return the layer with quantiles of `samples` for edges; columns that do not vary are
         left as they are.
@@ -235,16 +237,21 @@ class NumberEmbedding(Layer):
             raise DataError.build(
                 "nn.NumberEmbedding.fit", expected="rows (N, features) of finite numbers", got=got
             )
-        found = {}
-        for place in range(x.shape[1]) if columns is None else columns:
+        if not isinstance(columns, Sequence | None) or isinstance(columns, str | bytes):
+            expected = "a list of column numbers, or None"
+            raise refusal("nn.NumberEmbedding.fit", "columns", expected, columns)
+        last, found = x.shape[1] - 1, {}
+        for each in range(x.shape[1]) if columns is None else columns:
+            place = within("nn.NumberEmbedding.fit", "columns", each, 0, last)
             edges = np.unique(
                 np.quantile(x[:, place].astype(np.float64), np.linspace(0, 1, bins + 1))
             )
             # Edges that are equal in float32 would cause a division by zero.
             far = np.append(True, np.diff(edges) > 1e-6 * max(np.abs(edges).max(), 1e-30))
             if far.sum() > 1:
-                found[int(place)] = edges[far].tolist()
-        return cls(list(found.values()), width, list(found), **settings)
+                found[place] = edges[far].tolist()
+        edges = list(found.values())
+        return cls(edges, width, list(found), activation=activation, members=members)
 
     def build(self, x: Expr) -> None:
         members, bins = self.members or 1, max(map(len, self.edges)) - 1

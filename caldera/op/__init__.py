@@ -98,4 +98,5 @@ for _name in __all__:
     # Wrapped outside the guards: these then receive known sizes.
     if _name in globals() and _name not in ("input", "var"):
         globals()[_name] = _takes_open_sizes(globals()[_name])
+        globals()[_name].__module__ = __name__  # where pickle finds it
 _answer_foreign(globals(), _provided_attributes("op"))

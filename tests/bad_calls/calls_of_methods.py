@@ -238,7 +238,8 @@ CALLED_BY_CALDERA = """
 *.after_epoch *.batch_length *.build *.build_for *.device_array *.ensure_built *.evaluation_steps
 *.expressions *.expressions_for *.finish *.forward *.get *.host_array *.make *.make_parameters
 *.open_expressions *.owned_by *.padded_batch *.parameter *.refuse *.require *.sign_for *.state
-*.step_outputs CSVLogger.* Callback.* Checkpointer.* CustomModel.* EarlyStopping.* Filler.* KeepBest.*
+*.step_outputs CSVLogger.* Callback.* Checkpointer.* CustomModel.* EarlyStopping.*
+Filler.* KeepBest.*
 MLflow.* RoundWeights.* Run.* Target.* TensorBoard.* TimeLimit.* WandB.* WeightAverage.*
 LearningRates.plot MemoryManager.host MemoryManager.on_device RunFolder.write
 audio.NGram.score audio.Utterance.* bench.* code.Program.* comm.*

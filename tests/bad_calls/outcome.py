@@ -115,8 +115,11 @@ def inputs_of(name: str) -> list[Expr]:
     return [op.input(f"x{i}", shape, dtype) for i in range(2 if name in PAIRS else 1)]
 
 
-PAIRS = ("Add", "Concat")
+PAIRS = ("Add", "Concat", "Dot", "Subtract", "TransformerDecoderBlock")
 SHAPES = {
+    "ConvLSTM1D": (2, 3, 4, 8),
+    "ConvLSTM2D": (2, 3, 4, 8, 8),
+    "ConvLSTM3D": (2, 3, 4, 4, 4, 4),
     "1D": (2, 4, 8),
     "2D": (2, 4, 8, 8),
     "3D": (2, 4, 4, 4, 4),
@@ -140,4 +143,13 @@ SHAPES = {
     "GoogLeNet": (1, 3, 224, 224),
     "PaddedShortcut": (2, 4, 8, 8),
     "Branches": (2, 4),
+    "GlobalMaxPool": (2, 4, 5, 5),
+    "UpSampling": (2, 4, 5, 5),
+    "Adaptive": (2, 4, 5, 5),
+    "Cropping": (2, 4, 5, 5),
+    "Padding": (2, 4, 5, 5),
+    "Pixel": (2, 4, 6, 6),
+    "Unfold": (2, 4, 5, 5),
+    "Permute": (2, 3, 4),
+    "TimeDistributed": (2, 3, 4),
 }

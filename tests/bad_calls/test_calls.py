@@ -199,7 +199,9 @@ def test_every_public_name_that_takes_arguments_has_a_valid_call() -> None:
     missing = [
         name
         for name, value in public.items()
-        if _takes_arguments(value) and name not in NOT_CALLED and id(inspect.unwrap(value)) not in called
+        if _takes_arguments(value)
+        and name not in NOT_CALLED
+        and id(inspect.unwrap(value)) not in called
     ]
     assert not missing
     assert len(public) > 800

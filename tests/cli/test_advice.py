@@ -80,16 +80,17 @@ def arguments() -> dict[str, set[str]]:
             if isinstance(node, ast.FunctionDef):
                 given = node.args
                 names = {each.arg for each in (*given.args, *given.kwonlyargs)}
-                names |= {"**"} if given.kwarg and _is_open(given.kwarg) else set()
+                names |= {"**"} if given.kwarg and _is_open(node, given.kwarg) else set()
                 found.setdefault(node.name, set()).update(names)
             elif isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, set()).update(_fields(node))
     return found
 
 
-def _is_open(argument: ast.arg) -> bool:
-    """True unless the type says that there is none: `**unknown: Never`."""
-    return not (isinstance(argument.annotation, ast.Name) and argument.annotation.id == "Never")
+def _is_open(node: ast.FunctionDef, argument: ast.arg) -> bool:
+    """False for `**unknown: Never`, and for an override that passes its arguments to its base."""
+    is_never = isinstance(argument.annotation, ast.Name) and argument.annotation.id == "Never"
+    return not is_never and f"super().{node.name}(" not in ast.unparse(node)
 
 
 def _fields(node: ast.ClassDef) -> set[str]:

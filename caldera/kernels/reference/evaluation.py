@@ -62,7 +62,7 @@ def _evaluator_of_parts(node: Node) -> Callable[[Sequence[np.ndarray]], Arrays]:
 
 
 def interpret(outputs: Sequence[Node], values: Mapping[Node, np.ndarray]) -> list[np.ndarray]:
-    """Return the outputs of a graph, computed node by node; `values` has the values of its leaves."""
+    """Return the outputs of a graph, node by node; `values` has the values of its leaves."""
     return interpreter(outputs, list(values))(list(values.values()))
 
 

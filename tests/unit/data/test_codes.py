@@ -120,6 +120,7 @@ def test_train_tells_and_predict_names_classes(caldera: Caldera, tmp_path: Path)
     new = tmp_path / "new.csv"
     new.write_text("x\n0.1\n4.0\n")
     said = caldera("predict", tmp_path / "out" / "t.caldera", new)
-    assert {line.split(",")[1] for line in said.out.splitlines()[1:]} <= {"01", "1", "3"}
+    place = said.out.splitlines()[0].split(",").index("y")
+    assert {line.split(",")[place] for line in said.out.splitlines()[1:]} <= {"01", "1", "3"}
     done = caldera("train", "--data", path, "--targets", "classes", *words.split(), tmp_path / "na")
     assert "4 classes" in done.out

@@ -100,11 +100,22 @@ ACTIVATIONS = {
     "softsign": (nn.Softsign(), lambda x: x / (1 + np.abs(x))),
     "rbf": (nn.RBF(), lambda x: np.exp(-(x**2))),
     "softmax": (nn.Softmax(), lambda x: np.exp(x) / np.exp(x).sum()),
+    "relu6": (nn.Activation("relu6"), lambda x: np.clip(x, 0, 6)),
+    "hard_tanh": (nn.Activation("hard_tanh"), lambda x: np.clip(x, -1, 1)),
+    "tanh_shrink": (nn.Activation("tanh_shrink"), lambda x: x - np.tanh(x)),
+    "soft_shrink": (
+        nn.Activation("soft_shrink"),
+        lambda x: np.sign(x) * np.maximum(np.abs(x) - 0.5, 0),
+    ),
+    "hard_shrink": (nn.Activation("hard_shrink"), lambda x: np.where(np.abs(x) > 0.5, x, 0)),
+    "log_sigmoid": (nn.Activation("log_sigmoid"), lambda x: -np.log1p(np.exp(-x))),
+    "softmin": (nn.Activation("softmin"), lambda x: np.exp(-x) / np.exp(-x).sum()),
+    "glu": (nn.Activation("glu"), lambda x: x[:2] / (1 + np.exp(-x[2:]))),
     "log_softmax": (nn.LogSoftmax(), lambda x: x - np.log(np.exp(x).sum())),
 }
 
 
-def test_every_activation_has_a_layer_of_its_own() -> None:
+def test_every_activation_has_a_formula() -> None:
     assert set(ACTIVATIONS) == set(nn.activations)
 
 
