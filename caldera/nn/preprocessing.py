@@ -250,8 +250,8 @@ class NumberEmbedding(Layer):
             far = np.append(True, np.diff(edges) > 1e-6 * max(np.abs(edges).max(), 1e-30))
             if far.sum() > 1:
                 found[place] = edges[far].tolist()
-        edges = list(found.values())
-        return cls(edges, width, list(found), activation=activation, members=members)
+        kept = list(found.values())
+        return cls(kept, width, list(found), activation=activation, members=members)
 
     def build(self, x: Expr) -> None:
         members, bins = self.members or 1, max(map(len, self.edges)) - 1

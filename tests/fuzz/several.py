@@ -17,7 +17,7 @@ from tests.fuzz.settings import TARGETS, Made, drawn_optimizer, drawn_settings
 TOWERS: Mapping[str, Callable[[Random, int], tuple[tuple[int, ...], list[Made]]]] = {
     "vector": lambda random, width: (
         (random.randint(1, 5),),
-        [Made("Dense", (width, random.choice(("tanh", "gelu", "relu"))))],
+        [Made("Dense", (width,), {"activation": random.choice(("tanh", "gelu", "relu"))})],
     ),
     "normed": lambda random, width: (
         (random.randint(1, 5),),
@@ -25,7 +25,10 @@ TOWERS: Mapping[str, Callable[[Random, int], tuple[tuple[int, ...], list[Made]]]
     ),
     "dropped": lambda random, width: (
         (random.randint(1, 5),),
-        [Made("Dense", (width, "tanh")), Made("Dropout", (0.3,), {"name": f"drop{width}"})],
+        [
+            Made("Dense", (width,), {"activation": "tanh"}),
+            Made("Dropout", (0.3,), {"name": f"drop{width}"}),
+        ],
     ),
     "image": lambda random, width: (
         (random.randint(1, 3), 5, 5),

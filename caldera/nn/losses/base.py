@@ -23,7 +23,9 @@ from caldera.core.tensor import DType, Shape, canonical, int64, normalise_axis
 from caldera.errors import ConfigError, DataError, ShapeError
 from caldera.nn.sample_means import mean_by_sample, without_mean
 
-MULTICLASS, MULTILABEL, REGRESSION = "multi-class", "multi-label", "regression"
+MULTICLASS = "multi-class"
+MULTILABEL = "multi-label"
+REGRESSION = "regression"
 SEQUENCE = "sequence"
 
 
