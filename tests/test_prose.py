@@ -19,6 +19,15 @@ def test_no_file_gets_harder_to_read() -> None:
     assert not worse, "\n".join(["rewrite these sentences (tools/prose.py says why):", *places])
 
 
+def test_the_whole_stays_within_the_limits() -> None:
+    for folder in ("caldera", "docs"):
+        total = prose.Counts()
+        for name, counts in prose.measure_all().items():
+            if name.startswith(f"{folder}/"):
+                total.add(counts)
+        assert total.is_within_limits(), f"{folder}: {total.rates()}, limits {prose.LIMITS}"
+
+
 @pytest.mark.parametrize(
     ("source", "openings", "phrases", "long"),
     [

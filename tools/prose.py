@@ -27,6 +27,7 @@ import sys
 import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -213,6 +214,7 @@ def measure(path: Path) -> Counts:
     return counts
 
 
+@cache
 def measure_all() -> dict[str, Counts]:
     """Return the counts of every file of `TEXTS`, by its path in the repository."""
     found: dict[str, Counts] = {}

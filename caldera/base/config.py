@@ -138,34 +138,33 @@ DEFAULT_WORKSPACE = 1 << 30
 
 
 class Settings:
-    """What a process can choose; `caldera.settings` is the one instance everybody reads.
+    """Settings of the process; `caldera.settings` is the only instance.
 
-    - `accelerator`: what an integer device id means: "cpu", "loopback", "cuda", or "auto" for the
-      best one this machine has.
+    - `accelerator`: device family of an integer device id: "cpu", "loopback", "cuda", or "auto" for
+      the best one of this machine.
     - `accuracy`: "strict" uses only kernels that are as accurate as the plain sum; "fast" admits
-      those that are faster and round more, such as Winograd's F(4x4, 3x3).
-    - `placement`: where a plan computes what is not pinned to a device: "cpu", "cuda" or "loopback",
-      or "auto" for the device of its variables; with variables on several, where it is done first
-      by predicted time, copies included.
-    - `threads`: workers of the one thread pool (`CALDERA_THREADS`, or the cores it may use, as far
-      as affinity, a container's quota and `OMP_NUM_THREADS` allow).
-    - `cache_dir`: where tuned choices and compiled kernels are kept (`CALDERA_CACHE`).
-    - `tune_budget_s`: seconds that measuring kernels may take at once; a tenth of the time comes back.
+      faster kernels that round more, such as Winograd's F(4x4, 3x3).
+    - `placement`: device for operations without a pin: "cpu", "cuda" or "loopback", or "auto" for
+      the device of the variables. With variables on several devices, "auto" takes the device with
+      the earliest predicted end, copies included.
+    - `threads`: workers of the thread pool (`CALDERA_THREADS`, or the usable cores, within affinity,
+      a container's quota and `OMP_NUM_THREADS`).
+    - `cache_dir`: folder of tuned choices and compiled kernels (`CALDERA_CACHE`).
+    - `tune_budget_s`: seconds available for measuring kernels; it refills at a tenth of real time.
     - `deterministic`: never change a kernel choice during a run.
-    - `workspace_limit`: bytes a kernel may use as scratch memory. Where a convolution needs more,
-      it is given the batch in slices.
-    - `workspace_total`: bytes that all convolutions of a plan may use so together, shared out to
-      those that gain most; None if only `workspace_limit` counts.
-    - `memory_limit`: bytes each device's pool may hold; None for what the system has. A plan that
-      would take more drops values and computes them again, or has the host keep them.
-    - `file_limit`: bytes of memory that a file may ask for, however small it is; a file that asks
-      for more than that, and for more than a hundred times its size, is refused
-      (`CALDERA_FILE_LIMIT`, or 1 GiB).
+    - `workspace_limit`: bytes of scratch memory for a kernel. A convolution that needs more processes
+      the batch in slices.
+    - `workspace_total`: bytes of scratch memory for all convolutions of a plan together, assigned to
+      the convolutions that gain most; None if only `workspace_limit` counts.
+    - `memory_limit`: bytes each device's pool may hold; None for all memory of the device. A plan
+      that would take more drops values and computes them again, or moves them to the host.
+    - `file_limit`: bytes of memory that a small file may expand to. A file is refused if it needs
+      more than that and more than a hundred times its size (`CALDERA_FILE_LIMIT`, or 1 GiB).
     - `resident_fraction`: the part of a device's memory that training data may take. Data that
-      fit are put there once; others are fed batch by batch.
-    - `stall_s`: seconds a rank may wait for the others before it says who is missing. After twice
-      as long (two minutes) all ranks are ended if one does not answer, since it was stopped or its
-      machine is gone; one that answers, and has other work to do, is waited for ten times as long.
+      fit are copied there once; larger data are fed batch by batch.
+    - `stall_s`: seconds until a waiting rank reports the missing ranks. After twice as long (two
+      minutes) a rank that does not answer ends all ranks, since it was stopped or its machine is
+      gone. A rank that answers but is busy has ten times as long.
 
     Changes hold for the whole process, all threads included.
 

@@ -113,7 +113,7 @@ def searched_options() -> list[str]:
 
 
 def read_search_recipe(path: str | PathLike[str]) -> SearchRecipe:
-    """What a recipe file says.
+    """Contents of a recipe file.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "recipe.toml"

@@ -46,7 +46,7 @@ def _key(point: Point) -> Key:
 
 @methods.register("random")
 class Random(Method):
-    """Points at random, each drawn alone: the measure of all others.
+    """Independent random points: the baseline of every other method.
 
     >>> from caldera import search
     >>> search.run(lambda x: x * x, {"x": search.uniform(-1, 1)}, trials=50, verbose=0).best.value < 0.1
