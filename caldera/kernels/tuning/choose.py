@@ -1,18 +1,10 @@
 """Choosing among the kernels of an op by measuring them on the real shapes.
 
 The candidates are all kernels that support a node; the eligible ones respect the workspace limit.
-The choice is determined by the first of these that applies:
-
-- a kernel fixed by the user,
-- the only kernel,
-- a choice cached for a repeated computation,
-- a choice stored on disk,
-- a measurement of the kernels that are promising by earlier measurements, if the time budget
-  allows,
-- a prediction from earlier measurements,
-- the kernel with the highest priority.
-
-A deterministic run does not measure.
+The first of these decides: a kernel fixed by the user; the only kernel; a choice cached for a
+repeated computation; a choice stored on disk; a measurement of the kernels that earlier
+measurements favour, if the time budget allows; a prediction from earlier measurements; the highest
+priority. A deterministic run does not measure.
 """
 
 from __future__ import annotations

@@ -215,7 +215,7 @@ LIES = (
         "a peer left out of every workload",
         "",
         without(lambda run: run.system == "ours"),
-        "a report may compare nothing (a file of `caldera bench` may not)",
+        "a report may contain no comparison (a file of `caldera bench` may not)",
     ),
 )
 

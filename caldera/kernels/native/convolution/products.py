@@ -39,8 +39,7 @@ _TRANSPOSED = {
 }
 """Transposition of the left and the right matrix, by op.
 
-The products are images times filters, the outputs' gradient times filters, and that gradient times
-images. The latter has its inputs in reverse order.
+The products are images times filters, gradient times filters, and gradient times images (reversed).
 """
 
 _PACKED = ("packed, sums cut in 4", "packed together", "packed")

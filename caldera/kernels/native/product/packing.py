@@ -1,14 +1,12 @@
 """Blocking, packing and prefetching of matrix products.
 
 Blocking sets tiles for registers, blocks for caches and rectangles for threads. Packing stores
-matrices in the order in which a micro-kernel reads them. The right matrix becomes panels as wide as
-a tile, row by row; the left matrix becomes strips as high as a tile, column by column. Elements are
-then read from consecutive cache lines, however large the stride between the rows of the matrix is.
+matrices in the order in which a micro-kernel reads them: panels as wide as a tile of the right
+matrix, row by row, and strips as high as a tile of the left matrix, column by column.
 
 A tile prefetches one cache line with every second term. More would displace its own loads: a core
-has about a dozen in flight. The lines read next are therefore divided among the preceding tiles:
-the first tiles of a panel prefetch the next panel. Later tiles prefetch rows of the left matrix if
-rows will be packed next.
+has about a dozen in flight. The first tiles of a panel prefetch the next panel; later tiles prefetch
+rows of the left matrix if rows will be packed next.
 """
 
 from __future__ import annotations
@@ -223,10 +221,7 @@ def pack_strips(
     *,
     flipped: bool,
 ) -> None:
-    """Pack `rows` rows and `length` columns of a matrix in strips of `height` rows.
-
-    This is `pack_panels` of the transposed matrix.
-    """
+    """Pack `rows` x `length` elements in strips: `pack_panels` of the transposed matrix."""
     pack_panels(k, target, source, leading, length, rows, height, flipped=not flipped)
 
 
