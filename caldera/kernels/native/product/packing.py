@@ -5,8 +5,8 @@ matrices in the order in which a micro-kernel reads them: panels as wide as a ti
 matrix, row by row, and strips as high as a tile of the left matrix, column by column.
 
 A tile prefetches one cache line with every second term. More would displace its own loads: a core
-has about a dozen in flight. The first tiles of a panel prefetch the next panel; later tiles prefetch
-rows of the left matrix if rows will be packed next.
+has about a dozen in flight. The first tiles of a panel prefetch the next panel; later tiles
+prefetch rows of the left matrix if rows will be packed next.
 """
 
 from __future__ import annotations
