@@ -356,8 +356,8 @@ def _residuals(points: Sequence[tuple[float, float]], name: str) -> Safe:
     )
     mean = float(np.mean([y for _, y in apart])) if apart else 0.0
     caption = (
-        f"On average {shown_number(mean)}. A cloud without a shape is what is wanted: a bend means "
-        "that the model misses something, a funnel that its errors grow with the value."
+        f"Mean {shown_number(mean)}. Good residuals show no pattern: a bend means that the model "
+        "misses a dependence, a funnel that its errors grow with the value."
     )
     return tag("figure", inline(chart), tag("figcaption", caption))
 
@@ -373,9 +373,9 @@ def columns_section(columns: Sequence[ColumnRecord], measure: str) -> Safe:
             folded(f"All {len(columns)} columns", _table(columns, columns[0].loss, measure))
         )
     note = (
-        f"How much {measure} is lost on the test data if the values of a column are shuffled "
-        "(permutation importance, mean and deviation of five times). Columns that say the same "
-        "share their importance; one of no importance can be left out."
+        f"Loss of {measure} on the test data if the values of a column are shuffled (permutation "
+        "importance, mean and deviation of five repeats). Columns with the same information share "
+        "their importance; a column without importance can be left out."
     )
     return section("columns", "Columns", card("Importance of the columns", *parts), note=note)
 
@@ -387,5 +387,5 @@ def _table(columns: Sequence[ColumnRecord], most: float, measure: str) -> Safe:
         bar = share_bar(share, percent_text(share), class_="share long")
         rows.append((each.name, f"{each.loss:.4f}", f"\u00b1 {each.deviation:.4f}", bar))
     return table(
-        ("column", f"{measure} lost", "deviation", "beside the largest"), rows, numbers=(1, 2)
+        ("column", f"{measure} lost", "deviation", "relative to the largest"), rows, numbers=(1, 2)
     )

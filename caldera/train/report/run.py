@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
+from statistics import mean
 
 from caldera.base.formatting import bytes_text, flops_text, seconds_text
 from caldera.draw.axis import axis_of, whole_axis
@@ -76,33 +77,40 @@ def _remarks(record: RunRecord, history: History) -> Iterator[str]:
     if not all(map(math.isfinite, (*train, *held))):
         return
     best = min(range(len(held)), key=held.__getitem__)
-    if len(held) > 2 and best < len(held) - 1 and held[-1] > _WORSE * held[best]:
+    if len(held) > 2 and _overfits(train, held, best):
         advice = names_for(record)
         yield (
             f"The validation loss is lowest after epoch {history.epochs[best] + 1} "
             f"({shown_number(held[best])}) and rises from there to {shown_number(held[-1])}, while "
-            "the training loss goes on falling: the network learns its samples by heart. Stop "
-            f"earlier ({advice.early_stopping}), add dropout ({advice.dropout}) or weight decay "
+            "the training loss still falls: the network overfits. Stop earlier "
+            f"({advice.early_stopping}), add dropout ({advice.dropout}) or weight decay "
             f"({advice.weight_decay}), or use more data."
         )
     if train[-1] > held[-1]:
         yield f"The training loss is above the validation loss. {_why_above(record)}"
 
 
+def _overfits(train: Sequence[float], held: Sequence[float], best: int) -> bool:
+    """Return True if the last epochs are worse than the best one, with smaller training losses."""
+    last = range(max(best + 1, len(held) - 3), len(held))
+    worse = [held[i] > _WORSE * held[best] for i in last]
+    return bool(worse) and all(worse) and mean(train[i] for i in last) < train[best]
+
+
 def _why_above(record: RunRecord) -> str:
     kinds = {_RANDOM[layer.kind] for layer in record.network.layers if layer.kind in _RANDOM}
     later = (
-        "It is also the mean over the epoch, while the network was still learning; validation "
-        "comes after it."
+        "It is also a mean over the epoch, during which the network improved; the validation loss "
+        "is measured at its end."
     )
     if kinds:
         return (
-            f"That is as it should be: {' and '.join(sorted(kinds))} makes training harder and is "
-            f"left out when the network is tested. {later}"
+            f"This is expected: {' and '.join(sorted(kinds))} makes training harder and is inactive "
+            f"in validation. {later}"
         )
     return (
-        "That is no mistake: the training loss is the mean over the epoch, while the network was "
-        "still learning; the validation loss is measured after it. Augmented or mixed samples, "
+        "This is no error: the training loss is a mean over the epoch, during which the network "
+        "improved; the validation loss is measured at its end. Augmented or mixed samples, "
         "label smoothing and sample weights make it larger as well."
     )
 

@@ -45,18 +45,28 @@ def record(digits_run: cd.RunFolder) -> RunRecord:
 def test_training_loss_above_validation_is_explained(record: RunRecord) -> None:
     above = history([3.0, 2.0], [2.5, 1.5])
     plain = curves_section(record, above)
-    assert "The training loss is above the validation loss. That is no mistake" in plain
+    assert "The training loss is above the validation loss. This is no error" in plain
     layers = [*record.network.layers, LayerRecord("d", "Dropout", [3], 0, 0, 0)]
     dropped = replace(record, network=replace(record.network, layers=layers))
     assert "dropout makes training harder" in curves_section(dropped, above)
     assert "above the validation" not in curves_section(record, history([2, 1], [3, 2]))
 
 
-def test_learning_by_heart_is_said(record: RunRecord) -> None:
+def test_overfitting_is_reported(record: RunRecord) -> None:
     said = curves_section(record, history([3.0, 2.0, 1.0, 0.5], [3.0, 2.0, 2.5, 3.0]))
     assert "lowest after epoch 2 (2.0000) and rises from there to 3.0000" in said
-    assert "learns" not in curves_section(record, history([3, 2, 1], [3, 2, 1.5]))
-    assert "learns" not in curves_section(record, history([3, 2, 1], [3, 2, float("nan")]))
+    assert "overfits" in said
+    assert "overfits" not in curves_section(record, history([3, 2, 1], [3, 2, 1.5]))
+    assert "overfits" not in curves_section(record, history([3, 2, 1], [3, 2, float("nan")]))
+
+
+def test_noise_of_the_validation_loss_is_not_overfitting(record: RunRecord) -> None:
+    # The training loss does not fall after the best epoch.
+    level = history([3.0, 0.0184, 0.0212, 0.0225], [3.0, 0.0073, 0.0085, 0.0085])
+    assert "overfits" not in curves_section(record, level)
+    # One bad epoch at the end.
+    last = history([3.0, 2.0, 1.5, 1.0, 0.9], [3.0, 1.0, 1.01, 1.02, 1.4])
+    assert "overfits" not in curves_section(record, last)
 
 
 def test_a_learning_rate_that_changes_has_a_curve(record: RunRecord) -> None:
