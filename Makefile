@@ -41,7 +41,7 @@ demo: setup
 	$(RUN)/caldera report out
 
 # The papers' claims again, in minutes. Peers and MPI take part where they are installed:
-# pip install 'caldera[bench,mpi]'.
+# .venv/bin/pip install -e '.[bench,mpi]'.
 reproduce: setup
 	mkdir -p out
 	$(RUN)/caldera reproduce --quick --html out/reproduce.html

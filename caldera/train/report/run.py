@@ -105,8 +105,8 @@ def _why_above(record: RunRecord) -> str:
     )
     if kinds:
         return (
-            f"This is expected: {' and '.join(sorted(kinds))} makes training harder and is inactive "
-            f"in validation. {later}"
+            f"This is expected: {' and '.join(sorted(kinds))} makes training harder and is off in "
+            f"validation. {later}"
         )
     return (
         "This is no error: the training loss is a mean over the epoch, during which the network "
