@@ -95,13 +95,17 @@ class Recurrent(Recurrence):
             channels = self._weights[0].input_weight.shape[0]
             raise self.refuse(f"sequences (N, T, {channels})", f"shape {x.shape}")
         real = None if mask is None else self._steps_that_are_real(mask, x)
-        kept = self._kept if state is None else []
+        now = context()
+        # A trace for the shapes of parameters alone may have any number of samples.
+        kept = self._kept if state is None and now.allocate else []
         self.require(
             not kept or len(x) == self.stateful,
             f"batches of {self.stateful} sequences, of which the states are kept",
             f"shape {x.shape}",
+            f"set batch_size={self.stateful}, and a multiple of it as the number of sequences",
         )
-        first = self.first_states(kept if state is None else state, len(x))
+        given = [now.latest(each) for each in kept] if state is None else state
+        first = self.first_states(given, len(x))
         backwards = (False, True) if self.bidirectional else (self.go_backwards,)
         held = self.states_held
         results = [
@@ -111,7 +115,7 @@ class Recurrent(Recurrence):
         y = results[0][0] if len(results) == 1 else op.concat([y for y, _ in results], axis=-1)
         last = tuple(each for _, states in results for each in states)
         for variable, each in zip(kept, last, strict=False):
-            context().update(variable, each)
+            now.update(variable, each)
         if self.return_state:
             return (y, *last)
         return (y, mask) if self.return_mask and mask is not None else y

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -332,6 +333,29 @@ def test_a_stateful_layer_goes_on_where_the_last_batch_ended(kind: Any) -> None:
     assert model.states()[0].numpy().any()
     with pytest.raises(ShapeError, match="batches of 3 sequences"):
         model.fit(x[:2, :2], y[:2], verbose=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stateful_model_is_saved_with_its_states(kind: Any, tmp_path: Path) -> None:
+    layers = [nn.Input((2, C)), kind(H, stateful=N), nn.Dense(1)]
+    model = cd.NeuralNetwork(layers, "mean_squared", batch_size=N)
+    x = _x(2 * N, 2, C).astype("float32")
+    model.fit(x, x[:, 0, :1], verbose=0)
+    again = cd.load(model.save(tmp_path / "model.caldera"))
+    for own, other in zip(model.states(), again.states(), strict=True):
+        assert own.numpy().any()
+        np.testing.assert_array_equal(other.numpy(), own.numpy())
+    np.testing.assert_array_equal(again.predict(x[:N]), model.predict(x[:N]))
+    assert nn.count_parameters(layers) == sum(each.size for each in model.parameters())
+
+
+def test_a_stateful_layer_that_is_called_twice_goes_on_from_its_first_call() -> None:
+    layer, x = nn.GRU(H, stateful=N), _x(N, 4, C).astype("float32")
+    with nn.trace() as traced:
+        _, last = layer(x[:, :2]), layer(x[:, 2:])
+        whole = layer(x, state=np.zeros((N, H))).numpy()
+    np.testing.assert_allclose(last.numpy(), whole, atol=1e-6)
+    np.testing.assert_allclose(traced.updates[0].numpy(), whole, atol=1e-6)
 
 
 @pytest.mark.parametrize(
