@@ -257,9 +257,10 @@ CONTRADICTING: dict[str, dict[str, Change]] = {
             case.update(torch=list(case["caldera"])) for case in found.values()
         ],
         "quadratic": lambda found: [
-            case.update(caldera=[1e-3 * int(depth) ** 3] * 9) for depth, case in found.items()
+            case.update(caldera=[1e-3 * int(depth) ** 2] * 9) for depth, case in found.items()
         ],
         "the peer crashed": _each("torch", []),
+        "one depth missing": lambda found: found.pop("2"),
         "no peer": lambda found: [case.pop("torch") for case in found.values()],
     },
     "dmath-table": {

@@ -79,6 +79,18 @@ def test_every_contradiction_is_of_another_kind_than_the_bound() -> None:
         assert any(each.startswith(FAILS) for each in verdicts), name
 
 
+@pytest.mark.parametrize("name", HONEST)
+def test_every_criterion_follows_from_samples(name: str) -> None:
+    experiment = find_experiments()[name]
+    against = {
+        row.criterion.name
+        for change in CONTRADICTING[name]
+        for row in experiment.judge(Measurement(contradicted(name, change))).rows
+        if row.verdict in AGAINST
+    }
+    assert against == {each.name for each in experiment.claim.criteria if not each.context}
+
+
 def test_intervals_decide() -> None:
     above = Criterion("speed", "", "", 1.0, math.inf, speed=True)
     inside, across = Quantity(1.5, 1.2, 1.8), Quantity(1.5, 0.9, 1.8)

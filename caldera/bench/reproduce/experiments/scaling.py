@@ -258,18 +258,21 @@ STEPS = 5 * 600
 
 def mlp_layer_findings(samples: Samples) -> Findings:
     """Compare slopes and times over layers; each turn of the clock yields a slope."""
-    depths = [float(depth) for depth in samples]
+    depths = np.array([float(depth) for depth in samples])
     peers = [name for name in next(iter(samples.values())) if name != "caldera"]
     deepest = list(samples.values())[-1]
+    middle = len(depths) // 2
 
-    def slopes(name: str) -> list[float]:
-        turns = zip(*(found.get(name, []) for found in samples.values()), strict=False)
-        return [_slope(list(zip(depths, turn, strict=True))) for turn in turns]
+    def slopes(name: str, first: int = 0, last: int = len(depths)) -> list[float]:
+        found = [case.get(name, []) for case in samples.values()][first:last]
+        turns = np.array(list(zip(*found, strict=False)))
+        x = depths[first:last] - depths[first:last].mean()
+        return [float(each) for each in turns @ x / (x @ x)] if turns.size and x.any() else []
 
-    best = [(depth, min(f["caldera"])) for depth, f in zip(depths, samples.values(), strict=True)]
+    growth = Quantity.speedup(slopes("caldera", middle), slopes("caldera", 0, middle + 1))
     none = "no peer is installed (PyTorch, JAX)"
     return {
-        "linear": {"": Quantity.exact(_residual(best))},
+        "linear": {"": growth},
         "slope": {n: Quantity.speedup(slopes(n), slopes("caldera")) for n in peers}
         or {"peers": Quantity.missing(none)},
         "fastest": {n: Quantity.speedup(deepest[n], deepest["caldera"]) for n in peers}
@@ -305,14 +308,3 @@ def _stepping(task: BenchTask) -> Callable[[], object]:
         task.wait()
 
     return step
-
-
-def _slope(points: list[tuple[float, float]]) -> float:
-    x, y = np.array(points).T
-    return float(np.polyfit(x, y, 1)[0])
-
-
-def _residual(points: list[tuple[float, float]]) -> float:
-    """The largest distance to a straight line, relative to the largest time."""
-    x, y = np.array(points).T
-    return float(np.abs(y - np.polyval(np.polyfit(x, y, 1), x)).max() / y.max())
