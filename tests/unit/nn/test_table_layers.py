@@ -113,6 +113,17 @@ def test_each_member_has_its_own_loss() -> None:
     np.testing.assert_allclose(slope.numpy(), expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("shape", [(5, 4, 3), (5, 4, 3, 2)])
+def test_the_axis_of_an_ensembles_loss_is_that_of_a_member(shape: tuple[int, ...]) -> None:
+    prediction = np.random.default_rng(1).normal(size=shape)
+    loss = nn.EnsembleLoss(nn.losses.CrossEntropy(axis=1))
+    powers = np.exp(prediction)
+    likely = (powers / powers.sum(2, keepdims=True)).mean(1)
+    x = op.cast(prediction, "float64")
+    np.testing.assert_allclose(loss.meaning(x).numpy(), likely, rtol=1e-6)
+    np.testing.assert_allclose(loss.judged(x).numpy(), np.log(likely), rtol=1e-5)
+
+
 def test_a_network_of_members_learns_and_is_saved(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     x = random.normal(size=(400, 3)).astype("float32")
