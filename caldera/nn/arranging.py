@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from caldera import op
@@ -12,6 +12,7 @@ from caldera.compiler.lazy import Expr
 from caldera.nn.basic import FunctionLayer, check_counts, register
 from caldera.nn.layer import Layer
 from caldera.nn.pooling import checked_axes
+from caldera.nn.tracing import context, resumed
 from caldera.op.windows import MODES
 
 BORDERS = ("constant", "reflect", "replicate", "circular")
@@ -120,7 +121,9 @@ class TimeDistributed(Layer):
     def forward(self, x: Expr) -> Expr:
         self.require(x.ndim >= 2, "sequences (N, T, ...)", f"shape {x.shape}")
         count, steps, *rest = x.shape
-        y = self.inner(op.reshape(x, (count * steps, *rest)))
+        now = context()
+        with resumed(replace(now, first=now.first * steps)):  # random numbers count samples
+            y = self.inner(op.reshape(x, (count * steps, *rest)))
         return op.reshape(y, (count, steps, *y.shape[1:]))
 
 

@@ -145,10 +145,9 @@ class EnsembleLoss(Loss):
             "end the network with nn.EnsembleDense",
             error=ShapeError,
         )
-        count, members, *rest = prediction.shape
-        each = op.reshape(prediction, (count * members, *rest))
-        repeated = op.repeat(target, members, axis=0)
-        return op.reshape(self.inner.per_sample(each, repeated), (count, members))
+        repeated = op.repeat(target, prediction.shape[1], axis=0)
+        each = self.inner.per_sample(_members_as_samples(prediction), repeated)
+        return op.reshape(each, prediction.shape[:2])
 
     def per_sample(self, prediction: Expr, target: Expr) -> Expr:
         return op.mean(self.member_losses(prediction, target), axis=1)
@@ -167,7 +166,8 @@ class EnsembleLoss(Loss):
         self.inner.check_targets(targets)
 
     def meaning(self, prediction: Expr) -> Expr:
-        return op.mean(self.inner.meaning(prediction), axis=1)
+        each = self.inner.meaning(_members_as_samples(prediction))
+        return op.mean(op.reshape(each, (*prediction.shape[:2], *each.shape[1:])), axis=1)
 
     def prediction_of(self, meaning: Expr) -> Expr:
         return self.inner.prediction_of(meaning)
@@ -177,3 +177,9 @@ class EnsembleLoss(Loss):
 
     def task(self) -> PredictionKind | None:
         return self.inner.task()
+
+
+def _members_as_samples(prediction: Expr) -> Expr:
+    """Predictions (N, members, ...) as (N * members, ...): axes as of a single network."""
+    count, members, *rest = prediction.shape
+    return op.reshape(prediction, (count * members, *rest))

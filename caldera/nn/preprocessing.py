@@ -259,7 +259,7 @@ class NumberEmbedding(Layer):
         self.weight = self.parameter("weight", shape, fill=uniform(-0.25, 0.25))
         self.offset = self.parameter("bias", (members, len(self.edges), self.width))
         # Numbers with fewer bins have some in which every value is 0.
-        low, scale = np.zeros((2, len(self.edges), bins), np.float32)
+        low, scale = np.zeros((2, len(self.edges), bins))
         least, most = np.zeros_like(low), np.ones_like(low)
         for row, edges in enumerate(self.edges):
             count = len(edges) - 1
@@ -270,7 +270,7 @@ class NumberEmbedding(Layer):
 
     def _encode(self, x: Expr) -> Expr:
         """Return the piecewise-linear encoding of rows, (N, numbers, bins)."""
-        low, scale, least, most = self._bins
+        low, scale, least, most = (np.asarray(each, self.weight.dtype) for each in self._bins)
         numbers = op.unsqueeze(op.gather(x, np.asarray(self.columns), axis=1), 2)
         return op.minimum(op.maximum((numbers - low) * scale, least), most)
 

@@ -84,6 +84,15 @@ def test_a_layer_is_applied_to_every_step() -> None:
         np.testing.assert_allclose(y[:, step], inner(x[:, step]).numpy(), rtol=1e-5, atol=1e-6)
 
 
+def test_noise_of_steps_does_not_depend_on_how_a_batch_is_split() -> None:
+    layer, state, x = nn.TimeDistributed(nn.Dropout(0.5)), op.random_state(), np.ones((4, 3, 8))
+    found = []
+    for first, last in ((0, 4), (0, 1), (1, 4)):
+        with nn.trace(training=True, random=state, first=first):
+            found.append(layer(x[first:last]).numpy())
+    np.testing.assert_array_equal(np.concatenate(found[1:]), found[0])
+
+
 @pytest.mark.parametrize("shape", [(7,), (7, 4), (5, 3, 6)])
 def test_adaptive_windows_of_any_rank(shape: tuple[int, ...]) -> None:
     x, sizes = made(2, 3, *shape), (3, 4, 2)[: len(shape)]

@@ -50,6 +50,17 @@ def test_numbers_are_encoded_as_in_the_paper(seed: int) -> None:
     np.testing.assert_allclose(given, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_edges_have_the_precision_of_the_layer() -> None:
+    edges = [1e6 + 0.1, 1e6 + 0.2, 1e6 + 0.4]
+    x = np.array([[1e6 + each] for each in (0.0, 0.1, 0.17, 0.3, 0.5)])
+    layer = nn.NumberEmbedding([edges], 3, activation=None)
+    with nn.trace(dtype="float64"):
+        found = layer(x).numpy()
+    weight = layer.weight.numpy()[0, 0]
+    expected = [np.array(piecewise_linear(row[0], edges)) @ weight for row in x]
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-8)
+
+
 def test_bins_are_quantiles_and_constant_columns_stay() -> None:
     x = np.random.default_rng(0).normal(size=(500, 3))
     x[:, 1] = 2.0
@@ -100,6 +111,17 @@ def test_each_member_has_its_own_loss() -> None:
     (slope,) = grad(loss(x, target), [x])
     expected = (powers / powers.sum(2, keepdims=True) - np.eye(3)[target][:, None]) / 24
     np.testing.assert_allclose(slope.numpy(), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(5, 4, 3), (5, 4, 3, 2)])
+def test_the_axis_of_an_ensembles_loss_is_that_of_a_member(shape: tuple[int, ...]) -> None:
+    prediction = np.random.default_rng(1).normal(size=shape)
+    loss = nn.EnsembleLoss(nn.losses.CrossEntropy(axis=1))
+    powers = np.exp(prediction)
+    likely = (powers / powers.sum(2, keepdims=True)).mean(1)
+    x = op.cast(prediction, "float64")
+    np.testing.assert_allclose(loss.meaning(x).numpy(), likely, rtol=1e-6)
+    np.testing.assert_allclose(loss.judged(x).numpy(), np.log(likely), rtol=1e-5)
 
 
 def test_a_network_of_members_learns_and_is_saved(tmp_path: Path) -> None:
