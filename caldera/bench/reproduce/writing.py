@@ -135,7 +135,7 @@ def read_results(folder: Path, experiment: Experiment, *, quick: bool) -> Experi
         measurement = Measurement(found["samples"], plots, found["left out"])
         outcome = experiment.judge(measurement, busy=found["busy"])
         outcome.seconds, outcome.cpu_seconds = found["seconds"], found["cpu seconds"]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise DataError.build(
             str(path),
             expected=f"a file of `caldera reproduce {experiment.name}`",
