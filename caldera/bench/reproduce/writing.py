@@ -14,14 +14,13 @@ from caldera.base.config import settings
 from caldera.base.file_cache import write_file
 from caldera.base.formatting import seconds_text, table_lines
 from caldera.base.plain_data import to_plain
-from caldera.bench.reproduce.criteria import NOT_COMPARABLE
+from caldera.bench.reproduce.criteria import NOT_COMPARABLE, Figure, figures
 from caldera.bench.reproduce.experiment import (
     Experiment,
     ExperimentResult,
     Measurement,
     Plot,
 )
-from caldera.bench.reproduce.papers import Figure, figures
 from caldera.bench.results import code_version, machine_facts, package_versions
 from caldera.draw.axis import axis_of
 from caldera.draw.line_chart import Line, LineChart, inline

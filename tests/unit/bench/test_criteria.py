@@ -16,9 +16,9 @@ from caldera.bench.reproduce.criteria import (
     Criterion,
     Quantity,
     claims,
+    figures,
 )
 from caldera.bench.reproduce.experiment import ExperimentResult, Measurement, find_experiments
-from caldera.bench.reproduce.papers import figures
 from caldera.bench.reproduce.writing import FIGURE_HEAD, figure_rows
 from tests.unit.bench.reproduce_samples import CONTRADICTING, HONEST, contradicted
 
