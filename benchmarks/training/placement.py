@@ -10,8 +10,8 @@
 - larger: a network whose parameters, gradients and Adam state take 1.5 times a memory limit, with
   the state and the updates on the host, and the same network without a limit.
 
-All cases run in one process. Networks and factorisations are timed in interleaved turns. Each time
-is that of the fastest turn. Each row is printed as soon as it is measured.
+All cases run in one process. Networks and factorisations are timed in interleaved turns, and
+the fastest turn counts. Each row is printed as soon as it is measured.
 """
 
 from __future__ import annotations
