@@ -1,21 +1,22 @@
-"""Evolution of a network for CIFAR-10 beside ResNet-20, at the same parameters and epochs.
+"""Evolution of a network for CIFAR-10, compared with ResNet-20 of the same size and epochs.
 
-Regularised evolution chooses the kind of block, how many of them each of three stages has, how much
-wider a stage is than the one before, the activation and how images are halved. The first width is
-then the largest with which a network has no more parameters than ResNet-20, so no trial is larger.
-Optimizer, schedule, batch, augmentation and epochs are ResNet-20's for everybody.
+Regularised evolution selects the type of block, the number of blocks in each of three stages, the
+ratio of widths between consecutive stages, the activation and the method of downsampling. The first
+width is then the largest for which the network has no more parameters than ResNet-20. All networks
+are trained with ResNet-20's optimizer, schedule, batch size, augmentation and number of epochs.
 
-1. New trials begin for `--seconds`; each is trained for `--search-epochs` with a learning rate of
-   0.1 and judged by a fifth of the training images.
-2. The best two and ResNet-20 are trained for `--epochs` with the same three learning rates, twice:
-   the mean on the same images chooses a network, and a rate for each side.
-3. Both are trained on all training images with new seeds, in turns, and the test images are looked
-   at for the first and only time.
+1. Trials are started during the first `--seconds`. Each is trained for `--search-epochs` with a
+   learning rate of 0.1 and evaluated on a fifth of the training images.
+2. The best two networks and ResNet-20 are trained for `--epochs` with each of three learning rates,
+   twice. Their mean accuracies on the same images select one network, and a rate for each side.
+3. The selected network and ResNet-20 are trained on all training images with new seeds,
+   interleaved. Only this part uses the test images.
 
-Every training is printed when it is over, and is in the file of `--out` by then. None begins that
-would not be over after `--limit` seconds if it took as long as the longest of part 2, and the table
-at the end has what was done until then. Workers are processes that share the card. `CALDERA_DATA`
-names the folder of CIFAR-10, in any form that `data.cifar10` takes, such as `cifar10.tar.xz`.
+Each training is printed and written to the file of `--out` as soon as it ends. In part 3, no
+training is started within the last seconds before `--limit` that the longest training of part 2
+took; the final table contains the trainings that have ended. Workers are processes that share the
+GPU. `CALDERA_DATA` names the folder of CIFAR-10, in any form that `data.cifar10` accepts, such as
+`cifar10.tar.xz`.
 
     CALDERA_DATA=d python benchmarks/search/search_evolution.py --device cuda --precision bfloat16
     python benchmarks/search/search_evolution.py --samples 800 --epochs 2 --seconds 9  # synthetic
@@ -44,12 +45,12 @@ BATCH, CLASSES = 128, 10
 SHAPE = (3, 32, 32)
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.247, 0.2435, 0.2616)
 RATE = 0.1
-"""Of all trials of the evolution."""
+"""Learning rate of all trials of the evolution."""
 RATES = (0.05, 0.1, 0.2)
-"""The best two networks and ResNet-20 choose among them."""
+"""Learning rates tried for the best two networks and ResNet-20."""
 WIDTHS = range(8, 160, 4)
 MOST_PARAMETERS = 269_722
-"""ResNet-20's."""
+"""Number of parameters of ResNet-20."""
 FINALISTS, REPEATS = 2, 2
 SPACE = {
     "blocks": {f"stage{stage}": search.integer(1, 5) for stage in range(3)},
@@ -66,7 +67,7 @@ Layers = list[nn.Layer]
 
 
 def conv(filters: int, kernel: int, stride: int = 1, groups: int = 1) -> Layers:
-    """A convolution and its normalisation."""
+    """Return a convolution and its normalisation."""
     layer = nn.Conv2D(
         filters, kernel, stride, kernel // 2, groups=groups, bias=False, fill="he_normal"
     )
@@ -74,7 +75,7 @@ def conv(filters: int, kernel: int, stride: int = 1, groups: int = 1) -> Layers:
 
 
 def body(kind: str, channels: int, filters: int, stride: int, act: Callable[[], Any]) -> Layers:
-    """The layers of a residual block."""
+    """Return the layers of a residual block."""
     if kind == "basic":
         return [*conv(filters, 3, stride), act(), *conv(filters, 3)]
     if kind == "bottleneck":
@@ -93,7 +94,7 @@ def network(
     activation: str,
     halving: str,
 ) -> Layers:
-    """Three stages of residual blocks, as ResNet-20 has them."""
+    """Return a network of three stages of residual blocks, as in ResNet-20."""
     act = ACTIVATIONS[activation]
     layers: Layers = [nn.Input(SHAPE), *conv(width, 3), act()]
     channels = filters = width
@@ -116,12 +117,12 @@ def network(
 
 
 def parameters_of(width: int, chosen: Mapping[str, Any]) -> int:
-    """How many parameters a network has."""
+    """Return the number of parameters of a network."""
     return nn.count_parameters(network(width, **chosen))
 
 
 def largest_width(chosen: Mapping[str, Any]) -> int:
-    """The largest width with which a network has no more parameters than ResNet-20."""
+    """Return the largest width for which a network has no more parameters than ResNet-20."""
     low, high = 0, len(WIDTHS)
     while low < high:
         middle = (low + high) // 2
@@ -137,7 +138,7 @@ def largest_width(chosen: Mapping[str, Any]) -> int:
 
 @dataclass(frozen=True)
 class Setup:
-    """What is the same for all networks."""
+    """Settings shared by all networks."""
 
     images: data.Dataset
     epochs: int
@@ -145,7 +146,7 @@ class Setup:
     precision: str | None
 
     def model(self, layers: Layers, rate: float) -> cd.Model:
-        """A network with ResNet-20's optimizer and schedule."""
+        """Build a model with ResNet-20's optimizer and schedule."""
         steps = -(-len(self.images.train) // BATCH) * self.epochs
         schedule = optim.OneCycle(rate, steps=steps, rising=0.3)
         return cd.NeuralNetwork(
@@ -158,20 +159,20 @@ class Setup:
         )
 
     def trial(self, **chosen: Any) -> cd.Model:
-        """What the evolution trains."""
+        """Build the model of a trial of the evolution."""
         return self.evolved(chosen, RATE)
 
     def evolved(self, chosen: Mapping[str, Any], rate: float) -> cd.Model:
-        """A network of the space."""
+        """Build a model of the search space."""
         return self.model(network(largest_width(chosen), **chosen), rate)
 
     def resnet(self, rate: float) -> cd.Model:
-        """ResNet-20."""
+        """Build a model of ResNet-20."""
         return self.model(nn.models.resnet20(SHAPE, CLASSES), rate)
 
 
 def made_up(samples: int) -> data.Dataset:
-    """Images that are there without any file, to try this out."""
+    """Return synthetic images, for runs without the files of CIFAR-10."""
     random = np.random.default_rng(0)
     y = random.integers(0, CLASSES, samples)
     x = random.integers(0, 256, (samples, *SHAPE)).astype("uint8")
@@ -180,7 +181,7 @@ def made_up(samples: int) -> data.Dataset:
 
 
 def augmented(images: data.Dataset) -> data.Dataset:
-    """With the usual augmentation of the images to train with."""
+    """Normalise all images, and crop and mirror the training images at random."""
     normalise = data.Normalise(MEAN, STD)
     return images.transformed([data.Crop(32, padding=4), data.Mirror(), normalise], normalise)
 
@@ -189,7 +190,7 @@ def augmented(images: data.Dataset) -> data.Dataset:
 
 
 class Record(search.StudyCallback):
-    """A line for every training, as soon as it is over, and all of them in a file."""
+    """Callback that prints each training when it ends and writes all trainings to a file."""
 
     def __init__(self, began: float, out: Path | None) -> None:
         self.began, self.out = began, out
@@ -221,12 +222,12 @@ class Record(search.StudyCallback):
             self.out.write_text("".join(json.dumps(each) + "\n" for each in self.trainings))
 
     def longest(self, part: str) -> float:
-        """How many seconds the longest training of a part took."""
+        """Return the seconds of the longest training of a part."""
         return max((each["seconds"] for each in self.trainings if each["part"] == part), default=0)
 
 
 def evolve(setup: Setup, given: argparse.Namespace) -> search.Study:
-    """Networks that are judged by images which none of them was trained on."""
+    """Search for networks by their accuracy on images held out of the training."""
     given.record.part = "evolution"
     return search.run(
         setup.trial,
@@ -254,7 +255,10 @@ def repeated(
     until: float,
     test: bool,
 ) -> dict[str, dict[int, float]]:
-    """The accuracy of each contestant with several seeds; on the test images all others train."""
+    """Return the accuracies of each contestant by the number of its repeat, which sets the seed.
+
+    They are those on the test images if `test`, on the validation images otherwise.
+    """
     names = list(contestants)
     shown = setup.images.test if test else setup.images.validation
 
@@ -264,7 +268,7 @@ def repeated(
         model.fit(setup.images.train, epochs=setup.epochs, verbose=0, device=setup.device)
         return float(model.evaluate(shown, batch_size=1000)["accuracy"])
 
-    # The names change first, so that all have as many seeds if the time is over.
+    # The name varies fastest, so the contestants have equal numbers of seeds at a time limit.
     study = search.run(
         accuracy,
         {"repeat": search.integer(0, repeats - 1), "name": search.choice(names)},
@@ -285,19 +289,19 @@ def repeated(
 def choose(
     setup: Setup, given: argparse.Namespace, study: search.Study
 ) -> tuple[dict[str, Any], dict[str, float]]:
-    """The network that is best with several seeds, and the best learning rate of both sides."""
+    """Return the network with the best mean over seeds, and the best learning rate of each side."""
     done = [trial for trial in study.trials if trial.is_feasible and trial.value is not None]
     done.sort(key=lambda trial: -(trial.value or 0.0))
     if not done:
-        raise SystemExit("expected a trial that came to its end; got none: give more --seconds")
+        raise SystemExit("expected at least one finished trial, got none; increase --seconds")
     given.record.part = "choice"
-    # ResNet-20 first: it is the quickest, and has to have all its rates.
+    # ResNet-20 is the fastest and is trained first, so that all its rates fit into the limit.
     networks: dict[str, Callable[[float], cd.Model]] = {"ResNet-20": setup.resnet}
     for trial in done[:FINALISTS]:
         networks[f"trial {trial.number}"] = partial(setup.evolved, trial.parameters)
     entries = {f"{name}, rate {rate:g}": (name, rate) for rate in RATES for name in networks}
     contestants = {entry: partial(networks[name], rate) for entry, (name, rate) in entries.items()}
-    # Half of the time that is left is for the comparison.
+    # Half of the remaining time is reserved for the comparison.
     until = (time.perf_counter() - given.began + given.limit) / 2
     found = repeated(setup, given, contestants, REPEATS, until=until, test=False)
     means = {entry: statistics.fmean(each.values()) for entry, each in found.items() if each}
@@ -308,7 +312,7 @@ def choose(
         those = [entry for entry in means if (entries[entry][0] != "ResNet-20") == ours]
         if not those:
             raise SystemExit(
-                "expected trainings of both sides; no time was left: give a larger --limit"
+                "expected finished trainings of both sides, got none of one side; increase --limit"
             )
         return entries[max(those, key=means.__getitem__)]
 
@@ -326,7 +330,7 @@ def choose(
 def compare(
     setup: Setup, given: argparse.Namespace, best: Mapping[str, Any], rates: Mapping[str, float]
 ) -> None:
-    """Both on the test images, which have chosen nothing."""
+    """Train both networks with several seeds and print their accuracies on the test images."""
     until = given.limit - given.record.longest("choice")
     given.record.part = "test"
     found = repeated(
@@ -344,7 +348,7 @@ def compare(
     sizes = {"evolved": parameters_of(width, best), "ResNet-20": MOST_PARAMETERS}
     for name, values in found.items():
         if not values:
-            print(f"{name}: no time was left")
+            print(f"{name}: no training ended within --limit")
             return
         mean = statistics.fmean(values.values())
         spread = statistics.stdev(values.values()) if len(values) > 1 else 0.0
@@ -361,34 +365,40 @@ def compare(
 
 
 def parsed() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=100.0, help="in which trials begin")
-    parser.add_argument("--limit", type=float, default=210.0, help="in which all is over")
+    parser.add_argument("--seconds", type=float, default=100.0, help="time to start trials")
+    parser.add_argument(
+        "--limit", type=float, default=210.0, help="time of the whole run, in seconds"
+    )
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument(
-        "--search-epochs", type=int, help="of the evolution's trials; all unless told"
+        "--search-epochs", type=int, help="epochs of each trial (default: --epochs)"
     )
-    parser.add_argument("--seeds", type=int, default=5, help="of the comparison at the end")
-    parser.add_argument("--seed", type=int, default=0, help="of the search")
+    parser.add_argument("--seeds", type=int, default=5, help="number of seeds in part 3")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the search")
     parser.add_argument("--population", type=int, default=12)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", default=None)
-    parser.add_argument("--chosen", type=json.loads, help="a network chosen before: part 3 alone")
+    parser.add_argument(
+        "--chosen", type=json.loads, help="parameters of a network: run part 3 only"
+    )
     parser.add_argument(
         "--rates",
         type=json.loads,
-        help="of both sides beside --chosen",
+        help="learning rates of both sides with --chosen",
         default={"evolved": RATE, "ResNet-20": RATE},
     )
-    parser.add_argument("--out", type=Path, help="a file for all trainings, as lines of JSON")
-    parser.add_argument("--samples", type=int, help="so many made-up images instead of CIFAR-10")
+    parser.add_argument("--out", type=Path, help="file of all trainings, in JSON Lines")
+    parser.add_argument(
+        "--samples", type=int, help="number of synthetic images in place of CIFAR-10"
+    )
     return parser.parse_args()
 
 
 def main() -> None:
-    """Everything."""
+    """Run the search, the choice and the comparison."""
     given = parsed()
     given.began = began = time.perf_counter()
     given.record = Record(began, given.out)

@@ -1,16 +1,17 @@
-"""CPU and card together, beside each alone.
+"""Training and factorisations on CPU and GPU together, compared with each device separately.
 
     python benchmarks/training/placement.py --device cuda --markdown benchmarks/results/placement.md
     python benchmarks/training/placement.py --device loopback --small  # without a GPU
 
-- networks: a training step with `settings.placement` auto, on the CPU and on the card;
-- factorisations: Cholesky, QR and LU (as `solve`) of 4096 and 8192 by each kernel that can run
-  them, beside CuPy;
-- embedding: a step with a table of 20 GB on the host;
-- larger: a network whose parameters, gradients and Adam state are 1.5 times a memory limit, with
-  the state and the updates on the host, beside the same network without a limit.
+- networks: a training step on the CPU, on the GPU, and with `settings.placement` auto;
+- factorisations: Cholesky, QR and LU (as `solve`) of sizes 4096 and 8192 by each kernel that
+  supports them, and by CuPy;
+- embedding: a training step with a table of 20 GB in host memory;
+- larger: a network whose parameters, gradients and Adam state take 1.5 times a memory limit, with
+  the state and the updates on the host, and the same network without a limit.
 
-All take turns in one process, and the best turn counts. Rows are printed as they come.
+All cases run in one process. Networks and factorisations are timed in interleaved turns, and
+the fastest turn counts. Each row is printed as soon as it is measured.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ Row = dict[str, Any]
 
 
 def step_of(plan: Plan, feeds: dict[str, Any]) -> Step:
-    """A run that is waited for, captured if that is possible."""
+    """Return a function that runs a plan and synchronises; the plan is captured if supported."""
     plan.run(feeds)
     if not plan.device.is_host and plan.can_capture:
         plan.capture()
@@ -54,7 +55,7 @@ def line_of(row: Row) -> str:
 
 
 def told(case: str, way: str, seconds: float) -> Row:
-    """A row, printed at once: what comes later may take long."""
+    """Print a row immediately and return it: the remaining cases may take minutes."""
     row = {"case": case, "way": way, "ms": 1e3 * seconds}
     print(line_of(row), flush=True)
     return row
@@ -64,7 +65,7 @@ def told(case: str, way: str, seconds: float) -> Row:
 
 
 def networks(device: str, small: bool) -> list[Row]:
-    """Steps of benchmark networks on each device alone, and where auto places them."""
+    """Time training steps on each device, with auto placement, and with updates on the host."""
     draw = np.random.default_rng(0)
     cases: dict[str, tuple[Callable[[], list[nn.Layer]], tuple[int, ...], int]] = {
         "mlp": (
@@ -110,7 +111,7 @@ def networks(device: str, small: bool) -> list[Row]:
 
 
 def factorisations(device: str, sizes: Sequence[int], dtypes: Sequence[str]) -> list[Row]:
-    """Each kernel of the card, and CuPy's own functions."""
+    """Time each kernel of the device and CuPy's functions."""
     family = cd.device(device).kernels
     TABLE.load(family)
     rows = []
@@ -129,7 +130,7 @@ def factorisations(device: str, sizes: Sequence[int], dtypes: Sequence[str]) -> 
 
 
 def _by_kernel(name: str, matrix: np.ndarray, device: str) -> dict[str, Step]:
-    """A step for each kernel that can run this, by its name; others are told."""
+    """Return a step for each kernel that supports the matrix, by name; print the rest."""
     family = cd.device(device).kernels
     steps: dict[str, Step] = {}
     for kernel in TABLE.names(name, family):
@@ -177,11 +178,11 @@ def _peers(name: str, matrix: np.ndarray, device: str) -> dict[str, Step]:
     return {"cupy": step}
 
 
-# --- more than the card holds
+# --- more than the memory of the GPU
 
 
 def embedding(device: str, table_bytes: int, width: int = 64, batch: int = 4096) -> list[Row]:
-    """A step with a table on the host; only rows go to the card."""
+    """Time a step with a table in host memory; only the selected rows are copied to the GPU."""
     count = max(table_bytes // (4 * width), 16)
     draw = np.random.default_rng(0)
     data = draw.integers(0, count, (batch, 4)), draw.integers(0, 10, batch)
@@ -206,7 +207,7 @@ def embedding(device: str, table_bytes: int, width: int = 64, batch: int = 4096)
 
 
 def larger(device: str, limit: int, batch: int = 256) -> list[Row]:
-    """A network whose parameters, gradients and state take 1.5 times the limit."""
+    """Time a network whose parameters, gradients and Adam state take 1.5 times the limit."""
     depth = 4
     width = int((1.5 * limit / (4 * 4 * depth)) ** 0.5) // 64 * 64
     draw = np.random.default_rng(0)
@@ -222,7 +223,7 @@ def larger(device: str, limit: int, batch: int = 256) -> list[Row]:
         cd.forget_plans()
         cd.empty_cache()
         before = place.pool._capacity
-        # Of the card alone: the host has more.
+        # The limit applies to the GPU only; host memory is larger.
         place.pool._capacity = None if bound is None else bound + place.pool.in_use
         try:
             model = cd.NeuralNetwork(
@@ -247,14 +248,20 @@ def larger(device: str, limit: int, batch: int = 256) -> list[Row]:
 
 
 def main() -> None:
-    """Run what is asked for, and print or write a table."""
+    """Run the selected cases and write their table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--only", nargs="*", default=[])
-    parser.add_argument("--small", action="store_true", help="sizes for a machine without a card")
-    parser.add_argument("--table-bytes", type=int, default=20 * 10**9, help="of the embedding")
-    parser.add_argument("--limit", type=int, default=2 << 30, help="bytes of the card, for larger")
-    parser.add_argument("--sizes", type=int, nargs="*", default=[4096, 8192], help="of matrices")
+    parser.add_argument("--only", nargs="*", default=[], help="names of cases (default: all)")
+    parser.add_argument("--small", action="store_true", help="sizes for a machine without a GPU")
+    parser.add_argument(
+        "--table-bytes", type=int, default=20 * 10**9, help="bytes of the embedding table"
+    )
+    parser.add_argument(
+        "--limit", type=int, default=2 << 30, help="memory limit in bytes, for larger"
+    )
+    parser.add_argument(
+        "--sizes", type=int, nargs="*", default=[4096, 8192], help="sizes of matrices"
+    )
     parser.add_argument("--dtypes", nargs="*", default=["float32", "float64"])
     parser.add_argument("--markdown", type=Path)
     parser.add_argument("--json", type=Path)

@@ -11,7 +11,7 @@ from typing import Any
 
 from caldera.base.registry import nearest
 from caldera.bench.honesty import more_rules, rules
-from caldera.bench.honesty.claims import Claims, claims_of, claims_of_bench, is_bench
+from caldera.bench.honesty.claims import Claims, check_claims, claims_of, claims_of_bench, is_bench
 from caldera.bench.honesty.rules import FINE, NOT_SHOWN, VIOLATED, RuleVerdict
 from caldera.errors import ConfigError, DataError
 
@@ -92,6 +92,7 @@ def check(report: str | PathLike[str] | Mapping[str, Any] | Claims) -> Findings:
     """
     if isinstance(report, Claims):
         claims = report
+        check_claims(claims, "report")
     elif isinstance(report, Mapping):
         claims = _claims(dict(report), "report")
     elif isinstance(report, str | PathLike):

@@ -177,17 +177,24 @@ def claims_of(content: Any, where: str) -> Claims:
 
     >>> claims_of({"title": "t", "runs": []}, "t.json")
     Traceback (most recent call last):
-    caldera.errors.DataError: t.json.runs: expected at least one run, got none
+    caldera.errors.DataError: t.json.runs: expected at least one run with a result, got none
     """
     found = from_plain(Claims, content, where)
     if found.format != FORMAT:
         raise DataError.build(f"{where}.format", expected=repr(FORMAT), got=repr(found.format))
-    if not found.runs:
-        raise DataError.build(f"{where}.runs", expected="at least one run", got="none")
-    _check_word(f"{where}.scaling", found.scaling, ("", STRONG, WEAK))
-    for number, run in enumerate(found.runs):
-        _check_run(run, f"{where}.runs[{number}]")
+    check_claims(found, where)
     return found
+
+
+def check_claims(claims: Claims, where: str) -> None:
+    """Raise an error for claims without a result, or with values that the rules cannot judge."""
+    if all(run.error for run in claims.runs):
+        raise DataError.build(
+            f"{where}.runs", expected="at least one run with a result", got="none"
+        )
+    _check_word(f"{where}.scaling", claims.scaling, ("", STRONG, WEAK))
+    for number, run in enumerate(claims.runs):
+        _check_run(run, f"{where}.runs[{number}]")
 
 
 def _check_run(run: ClaimedRun, where: str) -> None:
@@ -210,6 +217,11 @@ def _check_run(run: ClaimedRun, where: str) -> None:
                     got=str(value),
                     hint="write 0.91, not 91",
                 )
+    for name in ("input_shape", "usual_shape"):
+        if not all(each > 0 for each in getattr(run, name)):
+            raise DataError.build(
+                f"{where}.{name}", expected="lengths above 0", got=str(getattr(run, name))
+            )
     for value in run.seconds:
         if not 0.0 < value < float("inf"):
             raise DataError.build(f"{where}.seconds", expected="times above 0", got=str(value))

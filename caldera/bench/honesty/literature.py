@@ -77,9 +77,16 @@ def weights_apart(found: dict[str, int], expected: dict[str, int]) -> str:
     ''
     >>> weights_apart({"3x3x3x8": 1}, {"3x3x3x16": 1})
     '1 of 1 weights'
+    >>> weights_apart({"512x4096": 1}, {"4096x25088": 1})
+    '1 of 1 weights'
     """
     more, less = Counter(found) - Counter(expected), Counter(expected) - Counter(found)
     apart = max(more.total(), less.total())
-    matrices = [set(shape.split("x")) for shape in (*more, *less) if shape.count("x") == 1]
-    is_classifier = apart == 1 and len(matrices) == 2 and bool(matrices[0] & matrices[1])
+    matrices = [shape.split("x") for shape in (*more, *less) if shape.count("x") == 1]
+    is_classifier = (
+        apart == 1
+        and len(matrices) == 2
+        and matrices[1][0] in ("10", "1000")
+        and matrices[1][1] in matrices[0]
+    )
     return f"{apart} of {sum(expected.values())} weights" if apart and not is_classifier else ""

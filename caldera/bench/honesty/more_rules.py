@@ -87,7 +87,9 @@ def usual_inputs(claims: Claims) -> RuleVerdict:
     sized = [run for run in claims.runs if run.level != OPERATOR]
     for run in sized:
         published = usual_shapes(run.workload)
-        if published and run.usual_shape and run.usual_shape not in published:
+        # Axes may be in any order: channels are the first or the last.
+        usual = sorted(run.usual_shape)
+        if published and usual and usual not in map(sorted, published):
             return violated(
                 f"{run.workload}: {_shape(run.usual_shape)} is called usual, published is "
                 f"{' or '.join(map(_shape, published))}",

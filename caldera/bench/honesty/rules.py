@@ -120,8 +120,16 @@ def _error(values: Sequence[float]) -> float:
     return variance(values) / len(values) if len(values) > 1 else 0.0
 
 
-MAKERS = ("amd", "apple", "google", "intel", "nvidia", "xeon", "epyc", "ryzen", "tesla", "tpu")
-"""Words that name hardware without a number."""
+MAKERS = {each: each for each in ("amd", "apple", "google", "intel", "nvidia")} | {
+    "epyc": "amd",
+    "ryzen": "amd",
+    "tesla": "nvidia",
+    "tpu": "google",
+    "xeon": "intel",
+}
+"""Makers of hardware by their own names and by names of their products."""
+_NOT_MODELS = r"x86_64|aarch64|@.*|\b\d+(?:[- ]cores?| gi?b)\b|\b\d{1,2}(?:x|\b)"
+"""Architecture, clock rate, numbers of cores and of devices, and memory."""
 SAME_AGE = 2
 """Allowed age difference of hardware in a comparison, in years."""
 SAME_EFFORT = 2
@@ -288,9 +296,18 @@ def _misnamed(hardware: Hardware) -> RuleVerdict | None:
 
 
 def _models(hardware: str) -> set[str]:
-    """Return the makers and model numbers in a name, without architecture and clock rate."""
-    words = re.findall(r"[a-z0-9]+", re.sub(r"x86_64|aarch64|@.*", "", hardware.lower()))
-    return {each for each in words if each in MAKERS or any(map(str.isdigit, each))}
+    """Return the makers and model numbers in a name, without counts and clock rate.
+
+    >>> sorted(_models("8x Tesla V100, 512 GB")), sorted(_models("16-core EPYC 7763 @ 2.4 GHz"))
+    (['nvidia', 'tesla', 'v100'], ['7763', 'amd', 'epyc'])
+    """
+    named = re.sub(_NOT_MODELS, "", hardware.lower())
+    found = {
+        each
+        for each in re.findall(r"[a-z0-9]+", named)
+        if each in MAKERS or any(map(str.isdigit, each))
+    }
+    return found | {MAKERS[each] for each in found if each in MAKERS}
 
 
 def whole_workload(claims: Claims) -> RuleVerdict:

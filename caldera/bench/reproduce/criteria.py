@@ -51,6 +51,17 @@ class Quantity:
         return cls(math.nan, -math.inf, math.inf, reason)
 
     @classmethod
+    def largest(cls, values: Sequence[float]) -> Quantity:
+        """Return the largest of exact numbers; missing if one of them is not finite.
+
+        >>> Quantity.largest([0.5, math.nan]).text, Quantity.largest([0.5, 1.5]).text
+        ('no result', '1.5')
+        """
+        if not values or not all(map(math.isfinite, values)):
+            return cls.missing("no result")
+        return cls.exact(max(values))
+
+    @classmethod
     def over_seeds(cls, values: Sequence[float], note: str = "") -> Quantity:
         """Return the mean over seeds with their range; one seed has no finite interval.
 
@@ -131,7 +142,7 @@ class Criterion:
         if self.context:
             return NOT_COMPARABLE
         noisy = self.speed and busy and not found.predicted
-        if noisy or math.isnan(found.value):
+        if noisy or not math.isfinite(found.value):
             return UNDECIDED
         if self.low < found.low and found.high < self.high:
             return HOLDS
@@ -184,3 +195,31 @@ def _criterion(claim: str, given: dict[str, Any]) -> Criterion:
             got=str(given),
         )
     return found
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A table, figure or number of a paper: reproduced by an experiment, or not with the reason."""
+
+    place: str
+    says: str
+    experiment: str = ""
+    reason: str = ""
+    nearest: str = ""
+    """The nearest measurement, if there is no experiment."""
+    recorded: str = ""
+    """Verdict of a measurement that takes too long to repeat, with its file of results."""
+    file: str = ""
+    evidence: tuple[str, ...] = ()
+    """Lines of that file from which the verdict follows."""
+
+
+@cache
+def figures() -> tuple[Figure, ...]:
+    """Return all figures in the order of the papers.
+
+    >>> figures()[0].place
+    'MagmaDNN, table 1'
+    """
+    text = (resources.files(__package__) / "papers.toml").read_text("utf-8")
+    return tuple(Figure(**each) for each in tomllib.loads(text)["figures"])

@@ -14,14 +14,13 @@ from caldera.base.config import settings
 from caldera.base.file_cache import write_file
 from caldera.base.formatting import seconds_text, table_lines
 from caldera.base.plain_data import to_plain
-from caldera.bench.reproduce.criteria import NOT_COMPARABLE
+from caldera.bench.reproduce.criteria import NOT_COMPARABLE, Figure, figures
 from caldera.bench.reproduce.experiment import (
     Experiment,
     ExperimentResult,
     Measurement,
     Plot,
 )
-from caldera.bench.reproduce.papers import Figure, figures
 from caldera.bench.results import code_version, machine_facts, package_versions
 from caldera.draw.axis import axis_of
 from caldera.draw.line_chart import Line, LineChart, inline
@@ -135,7 +134,7 @@ def read_results(folder: Path, experiment: Experiment, *, quick: bool) -> Experi
         measurement = Measurement(found["samples"], plots, found["left out"])
         outcome = experiment.judge(measurement, busy=found["busy"])
         outcome.seconds, outcome.cpu_seconds = found["seconds"], found["cpu seconds"]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise DataError.build(
             str(path),
             expected=f"a file of `caldera reproduce {experiment.name}`",

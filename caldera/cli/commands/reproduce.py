@@ -8,6 +8,7 @@ from pathlib import Path
 
 from caldera.base.file_cache import write_file
 from caldera.base.formatting import seconds_text
+from caldera.bench.reproduce.criteria import figures
 from caldera.bench.reproduce.experiment import (
     BUSY,
     Experiment,
@@ -16,7 +17,6 @@ from caldera.bench.reproduce.experiment import (
     find_experiments,
     run_experiment,
 )
-from caldera.bench.reproduce.papers import figures
 from caldera.bench.reproduce.writing import (
     BUSY_TEXT,
     counts_text,

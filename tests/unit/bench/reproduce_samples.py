@@ -10,6 +10,7 @@ from caldera.bench.reproduce.experiments.consistency import MESSAGES
 from caldera.bench.reproduce.experiments.dmath_table import OTHERS, RANKS, SEED
 from caldera.bench.reproduce.experiments.scaling import TABLE
 from caldera.bench.reproduce.ranks import CONSISTENCY
+from caldera.kernels.tuning.choice_store import ORACLE
 
 Found = dict[str, dict[str, list[float]]]
 FAST, SLOW = [1.0] * 9, [2.0] * 9
@@ -19,7 +20,7 @@ SEEDS = [0.9, 0.91, 0.92]
 def _sums() -> Found:
     ways = {"our kernels": [1.1] * 9, "product with ones": FAST}
     ways |= {"BLAS gemv": FAST, "NumPy's sum": SLOW}
-    return {f"{name}, {size}": ways for name in ("X.1", "X^T.1") for size in (64, 1024)}
+    return {f"{name}, {size}": ways for name in ("X.1", "X^T.1") for size in (64, 256, 1024)}
 
 
 def _table() -> Found:
@@ -42,10 +43,10 @@ def _calibrated() -> Found:
 HONEST: dict[str, Callable[[], Found]] = {
     "fusion": lambda: {
         str(size): {"before": SLOW, "fused": FAST, "difference": [0.0], "kernels": [1.0]}
-        for size in (1 << 16, 1 << 20)
+        for size in (1 << 12, 1 << 16, 1 << 20)
     },
     "mixed-precision": lambda: {
-        "512": {
+        size: {
             "before": SLOW,
             "fused": [1.5] * 9,
             "half": [1.5] * 9,
@@ -54,6 +55,7 @@ HONEST: dict[str, Callable[[], Found]] = {
             "kernels, before": [10.0],
             "kernels, fused": [4.0],
         }
+        for size in ("128", "512")
     },
     "half-storage": lambda: {
         "accuracy": {"float32": SEEDS, "float16": SEEDS},
@@ -98,7 +100,7 @@ HONEST: dict[str, Callable[[], Found]] = {
         },
     },
     "allreduce": lambda: {
-        network: {"1 rank": FAST, "2 processes as ranks": [1.05] * 9, "predicted": [1.02, 1.05]}
+        network: {"1 rank": FAST, "2 processes as ranks": [1.05] * 9, "predicted": [1.02] * 5}
         for network in ("mlp", "resnet20")
     },
     "many-cards": lambda: {
@@ -160,7 +162,9 @@ CONTRADICTING: dict[str, dict[str, Change]] = {
         "other values": _each("difference", [0.1]),
         "values that are not numbers": _each("difference", [float("nan")]),
         "two passes": _each("kernels", [2.0]),
+        "kernels unknown": _in(str(1 << 20), "kernels", [float("nan")]),
         "large sizes missing": lambda found: found.pop(str(1 << 20)),
+        "the small size missing": lambda found: found.pop(str(1 << 12)),
     },
     "mixed-precision": {
         "half precision is slower": _each("half", [2.5] * 9),
@@ -168,12 +172,15 @@ CONTRADICTING: dict[str, dict[str, Change]] = {
         "fusion is slower": _each("fused", [2.2] * 9),
         "1.1 times": _each("half", [1.8] * 9),
         "far off": _each("difference, both", [0.3]),
+        "both are not numbers": _each("difference, both", [float("nan")]),
         "fused is far off": _each("difference, fused", [0.01]),
         "as many kernels": _each("kernels, fused", [10.0]),
+        "a size is missing": lambda found: found.pop("128"),
     },
     "half-storage": {
         "accuracy lost": _in("accuracy", "float16", LOWER),
         "accuracy changed": _in("accuracy", "float16", [0.95, 0.96, 0.97]),
+        "nothing learned": _each("float32", [0.1] * 3),
         "one seed": lambda found: found.update(accuracy={"float32": [0.9], "float16": [0.9]}),
         "nothing saved": _in("bytes", "float16", [4.0]),
     },
@@ -194,6 +201,7 @@ CONTRADICTING: dict[str, dict[str, Change]] = {
         "reducing is faster": _each("our kernels", [0.5] * 9),
         "a library's reduction is faster": _each("NumPy's sum", [0.5] * 9),
         "the slower way is chosen": _in("X.1, 1024", "our kernels", [5.0] * 9),
+        "a size is missing": lambda found: found.pop("X^T.1, 1024"),
         "columns missing": lambda found: [
             found.update({k: {**found[k], "BLAS gemv": []}}) for k in found
         ],
@@ -201,6 +209,9 @@ CONTRADICTING: dict[str, dict[str, Change]] = {
     "micro-batching": {
         "the whole batch is faster": _each("direct", [0.5] * 9),
         "as fast": _each("direct", FAST),
+        "only the reference is faster": lambda found: [
+            each.update({ORACLE: [0.1] * 9, "2 x 16 by winograd": SLOW}) for each in found.values()
+        ],
         "nothing takes the whole batch": lambda found: [
             each.pop("direct") for each in found.values()
         ],
@@ -211,11 +222,14 @@ CONTRADICTING: dict[str, dict[str, Change]] = {
             each.update(accuracy=each["accuracy"][:1]) for each in found.values()
         ],
         "a model diverged": _in("Hogwild", "accuracy", [float("nan")] * 3),
+        "nothing learned": _each("accuracy", [0.1] * 3),
         "a model is missing": lambda found: found.pop("ensemble"),
     },
     "messages": {
         "accuracy lost": _in("top 1%", "accuracy", LOWER),
         "as many bytes": _in("TernGrad", "bytes", [100.0] * 3),
+        "nothing learned": _each("accuracy", [0.1] * 3),
+        "bytes unknown": _in("TernGrad", "bytes", [25.0, float("nan"), 25.0]),
         "a scheme is missing": lambda found: found.pop("top 10%"),
         "one seed": lambda found: [
             each.update(accuracy=each["accuracy"][:1]) for each in found.values()
@@ -223,12 +237,16 @@ CONTRADICTING: dict[str, dict[str, Change]] = {
     },
     "ensemble": {
         "worse": _in("accuracy", "ensemble", LOWER),
+        "nothing learned": lambda found: found.update(
+            accuracy={n: [v - 0.8 for v in each] for n, each in found["accuracy"].items()}
+        ),
         "as good": _in("accuracy", "ensemble", SEEDS),
         "better with one seed of three": _in("accuracy", "ensemble", [0.89, 0.90, 0.95]),
     },
     "topk-assumption": {
         "large": _each("xi", [9.0, 9.0, 9.0, 9.0]),
         "growing": _in("top 1%", "xi", [1.0, 2.92, 3.0, 4.66]),
+        "not a number at the end": _in("top 5%", "xi", [1.0, 1.5, 1.4, float("nan")]),
         "a share is missing": lambda found: found.pop("top 20%"),
     },
     "sparcml": {
@@ -242,6 +260,8 @@ CONTRADICTING: dict[str, dict[str, Change]] = {
         "half": _in("mlp", "2 processes as ranks", SLOW),
         "80%": _in("resnet20", "2 processes as ranks", [1.25] * 9),
         "predicted half": _in("mlp", "predicted", [1.0, 2.0]),
+        "one prediction is no number": _in("mlp", "predicted", [1.02] * 4 + [float("nan")]),
+        "one prediction": _in("mlp", "predicted", [1.02]),
         "no predictions": _each("predicted", []),
         "one rank only": lambda found: [
             each.pop("2 processes as ranks") for each in found.values()
@@ -284,6 +304,11 @@ CONTRADICTING: dict[str, dict[str, Change]] = {
         "slower": _in("2 ranks", "seconds", [5.0] * 9),
         "as fast": _in("2 ranks", "seconds", [4.0] * 9),
         "another result": _in("machine", "difference", [0.1]),
+        "no numbers in the second round": _in("machine", "difference", [1e-7, float("nan")]),
+        "four ranks crashed": lambda found: (
+            found["machine"].update(cores=[4.0]),
+            found.pop("4 ranks"),
+        ),
         "two ranks crashed": lambda found: found.pop("2 ranks"),
     },
     "calibration": {

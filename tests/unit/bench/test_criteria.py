@@ -16,9 +16,9 @@ from caldera.bench.reproduce.criteria import (
     Criterion,
     Quantity,
     claims,
+    figures,
 )
 from caldera.bench.reproduce.experiment import ExperimentResult, Measurement, find_experiments
-from caldera.bench.reproduce.papers import figures
 from caldera.bench.reproduce.writing import FIGURE_HEAD, figure_rows
 from tests.unit.bench.reproduce_samples import CONTRADICTING, HONEST, contradicted
 
@@ -101,6 +101,7 @@ def test_intervals_decide() -> None:
     assert above.judge(replace(inside, predicted=True), busy=True) == HOLDS
     assert replace(above, speed=False).judge(inside, busy=True) == HOLDS
     assert above.judge(Quantity.missing("crashed")) == UNDECIDED
+    assert above.judge(Quantity.exact(math.inf)) == UNDECIDED
     assert replace(above, context="another machine").judge(inside) == NOT_COMPARABLE
     assert Quantity.speedup([1.0] * 3, [2.0] * 3).high == math.inf, "three turns say nothing"
     assert math.isnan(Quantity.speedup([1.0, -1.0], [2.0, 2.0]).value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from caldera import NeuralNetwork, bench
 from caldera.base.plain_data import to_plain
 from caldera.bench.honesty import FINE, NOT_SHOWN, VIOLATED, Claims, Hardware, Run, Tuning, check
 from caldera.bench.honesty.check import RULES
-from caldera.bench.honesty.literature import published_weights, weights_by_shape
+from caldera.bench.honesty.literature import published_weights, weights_apart, weights_by_shape
 from caldera.bench.results import Report
 from caldera.bench.workloads import WORKLOADS
 from caldera.errors import ConfigError, DataError
@@ -248,3 +249,54 @@ def test_the_guide_has_every_field_and_rule() -> None:
         for field in dataclasses.fields(kind):
             assert f"`{field.name}`" in text, field.name
     assert all(f"`{name}`" in text and way in text for name, (way, _) in RULES.items())
+
+
+def _changed(**values: Any) -> Claims:
+    drawn = drawn_report(np.random.default_rng(0))
+    return replace(drawn, runs=tuple(replace(each, **values) for each in drawn.runs))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"error": "crashed"}, "at least one run with a result"),
+        ({"seconds": (math.nan,) * 3}, "times above 0"),
+        ({"usual_shape": (3, 0, 32)}, "lengths above 0"),
+    ],
+)
+def test_claims_without_results_are_not_judged(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        check(_changed(**values))
+    with pytest.raises(DataError, match=message):
+        check(to_plain(_changed(**values)))
+
+
+def test_channels_may_be_the_last_axis() -> None:
+    runs = [
+        replace(each, input_shape=each.input_shape[::-1], usual_shape=each.usual_shape[::-1])
+        for each in _changed().runs
+    ]
+    assert check(replace(_changed(), runs=tuple(runs))).passes
+
+
+@pytest.mark.parametrize(
+    ("name", "reported", "passes"),
+    [
+        ("8x A100 80GB", "NVIDIA A100-SXM4-80GB", True),
+        ("4 NVIDIA V100 GPUs", "Tesla V100-SXM2-32GB", True),
+        ("16-core AMD EPYC 7763, 128 GB", "AMD EPYC 7763 64-Core Processor", True),
+        ("8x H200", "NVIDIA H100", False),
+        ("Intel 7763", "AMD EPYC 7763 64-Core Processor", False),
+    ],
+)
+def test_hardware_is_compared_by_model_and_maker(name: str, reported: str, passes: bool) -> None:
+    findings = check(_changed(hardware=Hardware(name, reported=reported)))
+    assert findings.passes == passes
+
+
+def test_another_matrix_than_the_last_is_another_network() -> None:
+    expected = published_weights("VGG-16")[1]
+    found = {**expected, "512x4096": 1}
+    del found["4096x25088"]
+    assert weights_apart(found, expected)
+    assert not weights_apart({**expected, "1000x4096": 0, "10x4096": 1}, expected)

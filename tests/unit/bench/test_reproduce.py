@@ -21,12 +21,13 @@ from caldera.bench.reproduce.experiment import (
     find_experiments,
 )
 from caldera.bench.reproduce.experiments.consistency import ReferenceTernGrad, constants
-from caldera.bench.reproduce.writing import page_of, write_results
+from caldera.bench.reproduce.writing import page_of, read_results, write_results
 from caldera.bench.timing import StepClock, best_in_turns, in_turns
 from caldera.cli import main
 from caldera.cli.commands import reproduce as command
-from caldera.errors import CommError
+from caldera.errors import CommError, DataError
 from tests.cli.conftest import Caldera, Done
+from tests.unit.bench.reproduce_samples import HONEST
 
 RUNS: list[str] = []
 
@@ -102,6 +103,21 @@ def test_an_interrupted_run_goes_on_with_the_same_code(caldera: Caldera, tmp_pat
     damaged = caldera(*words)
     assert damaged.status != 0
     assert "remove it to run the experiment again" in damaged.err
+
+
+@pytest.mark.parametrize("numbers", [[0.0], []])
+def test_samples_that_cannot_be_judged_are_a_damaged_file(
+    numbers: list[float], tmp_path: Path
+) -> None:
+    experiment = find_experiments()["many-cards"]
+    samples = HONEST["many-cards"]()
+    write_results(tmp_path, experiment, experiment.judge(Measurement(samples)), quick=True)
+    path = tmp_path / "reproduce-many-cards.json"
+    found = json.loads(path.read_text())
+    found["samples"]["AlexNet, weak"]["images/s of one"] = numbers
+    path.write_text(json.dumps(found))
+    with pytest.raises(DataError, match="remove it to run the experiment again"):
+        read_results(tmp_path, experiment, quick=True)
 
 
 def test_a_busy_machine_is_named(

@@ -93,9 +93,9 @@ def trained(
     return found[0][0], sum(each[1] for each in found), [each[2] for each in found]
 
 
-def _lost(base: Sequence[float], other: Sequence[float]) -> Quantity:
-    """Return the accuracy lost, seed by seed."""
-    return Quantity.over_seeds([one - two for one, two in zip(base, other, strict=True)])
+def _difference(ones: Sequence[float], others: Sequence[float]) -> Quantity:
+    """Return the difference of accuracies, seed by seed."""
+    return Quantity.over_seeds([one - other for one, other in zip(ones, others, strict=True)])
 
 
 def consistency_findings(samples: Samples) -> Findings:
@@ -103,7 +103,10 @@ def consistency_findings(samples: Samples) -> Findings:
     base = samples[_STRICT]
     others = {name: found for name, found in samples.items() if name != _STRICT}
     return {
-        "converges": {n: _lost(base["accuracy"], each["accuracy"]) for n, each in others.items()},
+        "learned": {"": Quantity.over_seeds(base["accuracy"])},
+        "converges": {
+            name: _difference(base["accuracy"], each["accuracy"]) for name, each in others.items()
+        },
         "seconds": {
             name: Quantity.exact(float(np.median(each["seconds"]) / np.median(base["seconds"])))
             for name, each in others.items()
@@ -140,9 +143,14 @@ def message_findings(samples: Samples) -> Findings:
     base = samples[_WHOLE]
     others = {name: found for name, found in samples.items() if name != _WHOLE}
     return {
-        "accuracy": {n: _lost(base["accuracy"], each["accuracy"]) for n, each in others.items()},
+        "learned": {"": Quantity.over_seeds(base["accuracy"])},
+        "accuracy": {
+            name: _difference(base["accuracy"], each["accuracy"]) for name, each in others.items()
+        },
         "bytes": {
-            name: Quantity.exact(max(each["bytes"]) / min(base["bytes"]))
+            name: Quantity.largest(
+                [one / whole for one, whole in zip(each["bytes"], base["bytes"], strict=True)]
+            )
             for name, each in others.items()
         },
     }
@@ -172,13 +180,10 @@ def messages(context: ExperimentContext) -> Measurement:
 def ensemble_findings(samples: Samples) -> Findings:
     """Compare the ensemble and the averaged weights with the members."""
     found = samples["accuracy"]
-    gains = {
-        name: [one - two for one, two in zip(found[name], found["members"], strict=True)]
-        for name in ("ensemble", "averaged weights")
-    }
     return {
-        "better": {"": Quantity.over_seeds(gains["ensemble"])},
-        "average": {"": Quantity.over_seeds(gains["averaged weights"])},
+        "learned": {"": Quantity.over_seeds(found["members"])},
+        "better": {"": _difference(found["ensemble"], found["members"])},
+        "average": {"": _difference(found["averaged weights"], found["members"])},
     }
 
 
@@ -225,7 +230,7 @@ def topk_findings(samples: Samples) -> Findings:
     for share, found in samples.items():
         xi = found["xi"]
         early, late = max(xi[: len(xi) // 2]), max(xi[len(xi) // 2 :])
-        findings["small"][share] = Quantity.exact(max(xi))
+        findings["small"][share] = Quantity.largest(xi)
         findings["bounded"][share] = Quantity.exact(late / early, f"{early:.2f}, then {late:.2f}")
     return findings
 

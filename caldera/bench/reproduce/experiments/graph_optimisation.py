@@ -50,10 +50,12 @@ def fusion_findings(samples: Samples) -> Findings:
             if int(size) > SMALL
         },
         "equal": {
-            f"{size} numbers": Quantity.exact(max(found[_DIFFERENCE]))
+            f"{size} numbers": Quantity.largest(found[_DIFFERENCE])
             for size, found in samples.items()
         },
-        "one-pass": {"": Quantity.exact(max(max(each[_KERNELS]) for each in samples.values()))},
+        "one-pass": {
+            "": Quantity.largest([n for found in samples.values() for n in found[_KERNELS]])
+        },
     }
 
 
@@ -113,7 +115,7 @@ def mixed_precision_findings(samples: Samples) -> Findings:
     }
     for method, methods in {"fused": ["fused"], "half": ["half", "both"]}.items():
         findings[f"{method}-equal"] = {
-            case: Quantity.exact(max(max(found[f"{_DIFFERENCE}, {each}"]) for each in methods))
+            case: Quantity.largest([n for each in methods for n in found[f"{_DIFFERENCE}, {each}"]])
             for case, found in sizes.items()
         }
     findings["fewer-kernels"] = {
@@ -163,7 +165,11 @@ def half_storage_findings(samples: Samples) -> Findings:
     found = samples["accuracy"]
     lost = [abs(full - half) for full, half in zip(found["float32"], found["float16"], strict=True)]
     share = samples["bytes"]["float16"][0] / samples["bytes"]["float32"][0]
-    return {"accuracy": {"": Quantity.over_seeds(lost)}, "bytes": {"": Quantity.exact(share)}}
+    return {
+        "learned": {"": Quantity.over_seeds(found["float32"])},
+        "accuracy": {"": Quantity.over_seeds(lost)},
+        "bytes": {"": Quantity.exact(share)},
+    }
 
 
 @experiment("half-storage", half_storage_findings)

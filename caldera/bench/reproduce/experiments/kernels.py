@@ -78,7 +78,7 @@ def factorisation_findings(samples: Samples) -> Findings:
         found = samples[key]
         speed = Quantity.speedup(found[library], found[ours])
         findings[f"{key}-faster" if key == "svd" else f"{key}-speed"] = {"": speed}
-        findings[f"{key}-right"] = {"": Quantity.exact(max(found["difference"]))}
+        findings[f"{key}-right"] = {"": Quantity.largest(found["difference"])}
     return findings
 
 
@@ -115,20 +115,15 @@ def reduction_findings(samples: Samples) -> Findings:
     """Compare reductions with products, of ours and of libraries."""
     findings: dict[str, dict[str, Quantity]] = {"ours": {}, "library": {}, "choice": {}}
     for name in _SUMS:
-        by_size = {key.partition(", ")[2]: v for key, v in samples.items() if key.startswith(name)}
-        found = by_size[min(by_size, key=int)]
+        found = samples[f"{name}, {SUM_SIZES[0]}"]
         ours, product = found["our kernels"], found["product with ones"]
         findings["ours"][name] = Quantity.speedup(ours, product)
         sums = [each for way, each in found.items() if way.endswith("sum")]
         library = min(sums, key=min)
         findings["library"][name] = Quantity.speedup(library, found["BLAS gemv"])
-        ratios = [
-            Quantity.speedup(
-                each["our kernels"], min(each["our kernels"], each["product with ones"], key=min)
-            )
-            for each in by_size.values()
-        ]
-        findings["choice"][name] = max(ratios, key=lambda ratio: ratio.value)
+    for case, found in samples.items():
+        fastest = min(found["our kernels"], found["product with ones"], key=min)
+        findings["choice"][case] = Quantity.speedup(found["our kernels"], fastest)
     return findings
 
 
@@ -178,14 +173,19 @@ def micro_batching_findings(samples: Samples) -> Findings:
     by_limit = {}
     for case, found in samples.items():
         # The reference implementation is no alternative.
-        whole = {k: t for k, t in found.items() if SLICED not in k and k != ORACLE}
-        best = min(found, key=lambda kernel: min(found[kernel]))
-        if whole:
-            alone = min(whole, key=lambda kernel: min(whole[kernel]))
-            note = f"{best}; whole: {alone}"
-            by_limit[case] = Quantity.speedup(whole[alone], found[best], note)
+        whole, parts = (
+            min(
+                (k for k in found if k != ORACLE and (SLICED in k) == sliced),
+                key=lambda kernel: min(found[kernel]),
+                default="",
+            )
+            for sliced in (False, True)
+        )
+        if whole and parts:
+            note = f"{parts}; whole: {whole}"
+            by_limit[case] = Quantity.speedup(found[whole], found[parts], note)
         else:
-            by_limit[case] = Quantity.missing(f"no kernel takes the whole batch, {best} fits")
+            by_limit[case] = Quantity.missing(f"only {whole or parts or ORACLE} fits")
     compared = [each for each in by_limit.values() if each.value > 0.0]
     if not compared:
         return {"by-limit": by_limit}

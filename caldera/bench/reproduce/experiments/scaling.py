@@ -52,11 +52,9 @@ def allreduce_findings(samples: Samples) -> Findings:
             if ranks.endswith("ranks"):
                 case = f"{network}, {ranks}"
                 findings["efficiency"][case] = Quantity.speedup(one, seconds)
-        least = one_predicted = 0.0
-        if found["predicted"]:
-            one_predicted = median(one)
-            least = one_predicted / max(found["predicted"])
-        findings["predicted"][network] = Quantity.exact(least, predicted=True)
+        for nodes, seconds in zip(BEYOND, found["predicted"], strict=False):
+            efficiency = Quantity.exact(median(one) / seconds, predicted=True)
+            findings["predicted"][f"{network}, {nodes} nodes"] = efficiency
     return findings
 
 
