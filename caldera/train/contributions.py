@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -77,7 +78,7 @@ def explain_rows(model: Model, rows: TableRows, batch_size: int | None = None) -
         )
     usual = model.predict(rows.x, batch_size=batch_size)
     task = model.objective.task
-    chosen = usual.reshape(len(usual), -1).argmax(axis=1)
+    chosen = _flat(usual).argmax(axis=1)
     score = _scores(usual, chosen, task)
     amounts = np.zeros((len(rows.x), len(schema.columns)))
     for place, (column, span) in enumerate(zip(schema.columns, schema.spans, strict=True)):
@@ -101,9 +102,14 @@ def explain(model: Model, source: Any, batch_size: int | None = None) -> Contrib
     return explain_rows(model, table_rows(source, model.schema), batch_size)
 
 
+def _flat(outputs: np.ndarray) -> np.ndarray:
+    # An array of no rows has no axis of size -1.
+    return outputs.reshape(len(outputs), math.prod(outputs.shape[1:]))
+
+
 def _scores(outputs: np.ndarray, chosen: np.ndarray, task: PredictionKind | None) -> np.ndarray:
     """The predicted value, or the log-odds of the chosen class."""
-    found = outputs.reshape(len(outputs), -1).astype(np.float64)
+    found = _flat(outputs).astype(np.float64)
     kind = REGRESSION if task is None else task.kind
     several = found.shape[1] > 1
     if kind not in (REGRESSION, MULTICLASS, MULTILABEL) or several != (kind == MULTICLASS):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any, Never, cast
 from uuid import uuid4
@@ -20,8 +21,10 @@ from caldera.errors import ConfigError, DataError
 from caldera.nn.metrics import Metric
 from caldera.nn.tracing import Added
 from caldera.optim import EpochRule, Optimizer
+from caldera.train.data_adapters import prediction_arrays
 from caldera.train.metric_totals import AddedMetric
 from caldera.train.model import Model
+from caldera.train.network_graph import input_dtype, parameter_names
 from caldera.train.step_graph import StepGraph, TrainingObjective
 from caldera.train.strategy import Gradients
 from caldera.train.tracking.history import History
@@ -128,12 +131,12 @@ class CustomStepGraph(StepGraph):
 
     def _applied(self, gradients: Gradients, ok: Expr, weight: Expr) -> list[Expr]:
         updates: list[Expr] = []
-        rest = list(zip(gradients.variables, gradients.values, strict=True))
+        values = iter(gradients.values)
         for name, optimizer in self._members.items():
-            count = len(getattr(self._model, name).trainable())
-            variables, values = zip(*rest[:count], strict=True)
-            updates += optimizer.apply(variables, values, ok=ok, weight=weight)
-            rest = rest[count:]
+            own = getattr(self._model, name).trainable()
+            if own:
+                gradient = list(islice(values, len(own)))
+                updates += optimizer.apply(own, gradient, ok=ok, weight=weight)
         return updates
 
 
@@ -171,10 +174,13 @@ class _Forward(_AllInputs):
             seed=owner.seed,
             device=owner.device,
         )
-        self.owner = owner
+        self.owner = cast("CustomModel", weakref.proxy(owner))
 
     def forward(self, *inputs: Any) -> Any:
         return self.owner(*inputs)
+
+    def input_names(self) -> list[str]:
+        return parameter_names(self.owner.forward)
 
 
 @guarded
@@ -308,18 +314,21 @@ class CustomModel(_AllInputs):
         """Return the result of `forward` for each sample: see `Model.predict`."""
         refuse_unknown(Model.predict, unknown)
         _ = self.signature
-        shapes = [np.shape(each)[1:] for each in inputs]
-        key = (shapes, self.precision, self.device)
-        if self._viewed.key != key:
-            self._viewed = SimpleNamespace(
-                key=key, model=_Forward(cast("CustomModel", weakref.proxy(self)))
-            )
-        count = self._count(batch_size, "predict")
-        return self._viewed.model.predict(*inputs, batch_size=count)
+        viewed = self._viewed.model or _Forward(self)
+        arrays = prediction_arrays(viewed, inputs)
+        specs = [(each.shape[1:], input_dtype(self.dtype, each)) for each in arrays]
+        key = (specs, self.precision, self.device)
+        if self._viewed.key not in (None, key):
+            viewed = _Forward(self)
+        self._viewed = SimpleNamespace(key=key, model=viewed)
+        return viewed.predict(*arrays, batch_size=batch_size)
+
+    def input_names(self) -> list[str]:
+        return parameter_names(self.losses)
 
     def _joined(self, data: Any, targets: Any, where: str) -> Any:
-        single = isinstance(data, np.ndarray) and targets is None
-        return super()._joined((data,) if single else data, targets, where)
+        found = super()._joined(data, targets, where)
+        return (found,) if isinstance(found, np.ndarray) else found
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_viewed": SimpleNamespace(key=None, model=None)}

@@ -7,7 +7,6 @@ training data.
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,10 +37,10 @@ _CHANNELS = (1, 3, 4)
 
 def joined(model: Model, data: Any, targets: Any, where: str) -> Any:
     """Inputs and targets as one, as `(x, y)` is; data that have targets stay as they are."""
-    if isinstance(data, Mapping) and targets is None:
+    if isinstance(data, Mapping) and targets is None and model.objective.losses:
         data, targets = _apart(data)
     if isinstance(data, Mapping):
-        data = _by_name(data, _input_names(model), "inputs", where)
+        data = _by_name(data, model.input_names(), "inputs", where)
     if isinstance(targets, Mapping):
         targets = _by_name(targets, list(model.objective.losses), "targets", where)
     if targets is None and isinstance(data, tuple) and len(data) == 2:
@@ -99,12 +98,6 @@ def _apart(data: Mapping[Any, Any]) -> tuple[Any, Any]:
     if len(names) != 1:
         return data, None
     return {name: each for name, each in data.items() if name != names[0]}, data[names[0]]
-
-
-def _input_names(model: Model) -> list[str]:
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = inspect.signature(model.forward).parameters.values()
-    return [each.name for each in parameters if each.kind in kinds]
 
 
 def _by_name(given: Mapping[Any, Any], names: Sequence[str], what: str, where: str) -> Any:
@@ -194,11 +187,11 @@ class Predicted(np.ndarray):
 def prediction_arrays(model: Model, inputs: tuple[Any, ...]) -> list[np.ndarray]:
     """Inputs to predict as arrays."""
     if len(inputs) == 1 and isinstance(inputs[0], Mapping):
-        given = _by_name(inputs[0], _input_names(model), "inputs", "predict")
+        given = _by_name(inputs[0], model.input_names(), "inputs", "predict")
         inputs = given if isinstance(given, tuple) else (given,)
     if len(inputs) == 1 and isinstance(inputs[0], tuple):
         is_built = model._signature is not None
-        wanted = len(model.signature.inputs if is_built else _input_names(model))
+        wanted = len(model.signature.inputs if is_built else model.input_names())
         inputs = inputs[0] if 1 < wanted == len(inputs[0]) else inputs
     schema = model.schema
     if schema is not None and schema.text is not None and _are_texts(inputs[0]):

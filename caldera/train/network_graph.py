@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -59,6 +59,10 @@ class NetworkGraph(ModelSettings):
     def input_specs(self) -> tuple[tuple[tuple[int, ...], str], ...] | None:
         """Return the (shape, dtype) of each input for a single sample, or None if not known yet."""
         return None
+
+    def input_names(self) -> list[str]:
+        """Return the names of the inputs: the parameters of `forward`."""
+        return parameter_names(self.forward)
 
     @property
     def open_lengths(self) -> bool:
@@ -194,6 +198,13 @@ class NetworkGraph(ModelSettings):
         if self.open_axes and specs != self.signature.inputs:
             _, outputs, _ = self.expressions_for(specs, self.samples_traced)
             self._signature = ModelSignature.of(specs, outputs)
+
+
+def parameter_names(function: Callable[..., Any]) -> list[str]:
+    """Return the names of the parameters that can be passed by position."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(function).parameters.values()
+    return [each.name for each in parameters if each.kind in kinds]
 
 
 def input_dtype(dtype: Any, array: np.ndarray) -> str:

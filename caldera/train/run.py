@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -92,6 +93,8 @@ class Run:
         self._stop_reason = ""
         self._wants_save = False
         self._tally: PendingRead | None = None
+        # The caller may train in an `except` block.
+        self._handled = sys.exception()
         self.must_save = False
         """Whether somebody asked for a checkpoint to be saved after this batch."""
         self.started = time.perf_counter()
@@ -113,6 +116,11 @@ class Run:
     def seconds(self) -> float:
         """Since the run began."""
         return time.perf_counter() - self.started
+
+    @property
+    def failed(self) -> bool:
+        """True in `run_ends` if an exception of this run is on its way."""
+        return sys.exception() is not self._handled
 
     def loss(self) -> float:
         """Return the mean loss of this epoch so far.

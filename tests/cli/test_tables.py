@@ -254,6 +254,19 @@ def test_predictions_come_with_identifiers_lines_and_reasons(
     assert without.startswith("sample,line,id,state,probability\n")
 
 
+def test_identifiers_called_as_reasons_stay(caldera: Caldera, tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    rows = [f"R-{n},{n % 9},{('well', 'ill')[n % 2]}" for n in range(40)]
+    table.write_text("\n".join(["reason 1,age,state", *rows]))
+    words = "--target-column state --hidden 4 --epochs 1 --quiet --ignore-columns"
+    trained = caldera("train", "--data", table, "--out", tmp_path, *words.split(), "reason 1")
+    assert trained.status == 0, trained.err
+    done = caldera("predict", tmp_path / "table.caldera", table, "--explain")
+    first = next(csv.DictReader(io.StringIO(done.out)))
+    assert first["reason 1"] == "R-0"
+    assert first["predicted reason 1"].startswith("age=0: ")
+
+
 def test_what_cannot_be_explained_is_refused(
     caldera: Caldera, patients: Path, trained: Path, tmp_path: Path
 ) -> None:
@@ -264,6 +277,11 @@ def test_what_cannot_be_explained_is_refused(
         done = caldera("predict", model, tmp_path / "x.npy", "--explain")
         assert done.status == 2
         assert "--explain: expected a table, and a model that was trained on one" in done.err
+    for name in ("--explain", "--probabilities"):
+        words = [patients / "table.csv", name, "--out", tmp_path / "y.npy"]
+        done = caldera("predict", patients / "table.caldera", *words)
+        assert done.status == 2
+        assert "expected a .csv file, got " in done.err
 
 
 def test_mistakes_in_the_record_have_their_rows(caldera: Caldera, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from caldera import audio, io
+from caldera.base.arguments import require
 from caldera.base.file_cache import write_file
 from caldera.cli.command import Command, UsageError, flag, flags, tell
 from caldera.cli.datasets import table_input_arguments
@@ -78,11 +79,20 @@ add_flags = flags(
 
 def run(arguments: argparse.Namespace) -> int:
     """Predict, and write a line for each sample."""
+    plain = arguments.out is not None and Path(arguments.out).suffix.lower() == ".npy"
+    require(
+        not plain or not (arguments.probabilities or arguments.explain),
+        "--out with --probabilities or --explain",
+        "a .csv file",
+        arguments.out,
+        "an .npy file has the outputs of the network only",
+        error=UsageError,
+    )
     model = load_model(arguments.model)
     path = Path(arguments.input)
     found = _inputs(arguments, model, path)
     outputs = model.predict(found.x)
-    if arguments.out is not None and Path(arguments.out).suffix.lower() == ".npy":
+    if plain:
         return _wrote(arguments.out, lambda out: io.save_npy(out, outputs))
     columns: dict[str, list[str]] = {"sample": found.names}
     if found.rows is not None and found.rows.table.row_word != "row":
@@ -94,10 +104,10 @@ def run(arguments: argparse.Namespace) -> int:
             found.rows.left_out,
         )
     named = _named(model, arguments.model)
-    for name, each in _predicted(outputs, named, arguments.probabilities).items():
+    made = _predicted(outputs, named, arguments.probabilities)
+    made |= _explained(model, found.rows) if arguments.explain else {}
+    for name, each in made.items():
         columns[f"predicted {name}" if name in columns else name] = each
-    if arguments.explain:
-        columns |= _explained(model, found.rows)
     text = StringIO(newline="")
     writer = TableWriter(text, keep_formulas=arguments.keep_formulas)
     writer.writerow(columns)
@@ -157,9 +167,9 @@ def _explained(model: Model, rows: TableRows | None) -> dict[str, list[str]]:
         raise UsageError.build(
             "--explain", expected="a table, and a model that was trained on one", got="another"
         )
-    found = explain_rows(model, rows).largest(min(_EXPLAINED, len(model.schema.columns)))
-    columns = zip(*found, strict=True)
-    return {f"reason {place}": list(map(str, each)) for place, each in enumerate(columns, 1)}
+    count = min(_EXPLAINED, len(model.schema.columns))
+    found = explain_rows(model, rows).largest(count)
+    return {f"reason {n + 1}": [str(each[n]) for each in found] for n in range(count)}
 
 
 def _named(model: Model, path: str) -> Schema:

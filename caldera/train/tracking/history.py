@@ -159,6 +159,12 @@ class History(Mapping[str, list[Any]]):
             if all(isinstance(value, int | float) for value in column)
         ]
 
+    def last_numbers(self) -> dict[str, float]:
+        """Return the numbers of the last epoch, with its learning rate if the model has one."""
+        found = {name: float(self._columns[name][-1]) for name in self.numbers()}
+        rates = self.learning_rates[len(self.epochs) - 1 :]
+        return found | ({"learning_rate": rates[0]} if rates else {})
+
     def curves(self) -> tuple[list[int], dict[str, list[Any]]]:
         """The epochs, counted from 1, and the columns of single numbers."""
         columns = {name: self._columns[name] for name in self.numbers()}

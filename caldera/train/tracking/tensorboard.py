@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections import Counter, deque
 from os import PathLike
 from pathlib import Path
@@ -93,12 +92,9 @@ class TensorBoard(Callback):
             return
         while self._pending:
             self._write_pending()
-        numbers = {name: run.history[name][-1] for name in run.history.numbers()}
+        numbers = run.history.last_numbers()
         validated = {k: v for k, v in numbers.items() if k.startswith(_VALIDATION)}
         trained = {k: v for k, v in numbers.items() if k not in validated}
-        rate = run.model.optimizer.known_rate()
-        if rate is not None:
-            trained["learning_rate"] = rate
         self._file("train").scalars(run.step, trained)
         if validated:
             values = {name.removeprefix(_VALIDATION): v for name, v in validated.items()}
@@ -111,7 +107,7 @@ class TensorBoard(Callback):
 
     def run_ends(self, run: Run) -> None:
         if "train" in self._files:
-            self._files["train"].ended(well=sys.exception() is None)
+            self._files["train"].ended(well=not run.failed)
         for file in self._files.values():
             file.close()
         self._files = {}

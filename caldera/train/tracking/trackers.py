@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from io import StringIO
 from os import PathLike
 from pathlib import Path
@@ -17,12 +16,6 @@ from caldera.train.tracking.summary import hyper_parameters
 
 if TYPE_CHECKING:
     from caldera.train.run import Run
-
-
-def _results(run: Run) -> dict[str, float]:
-    """The numbers of the last epoch, with its learning rate."""
-    found = {name: float(run.history[name][-1]) for name in run.history.numbers()}
-    return found | {"learning_rate": float(run.model.optimizer.current_rate())}
 
 
 @guarded
@@ -50,13 +43,11 @@ class CSVLogger(Callback):
     def epoch_ends(self, run: Run) -> None:
         if run.communicator.rank:
             return
-        names = run.history.numbers()
+        epochs, columns = run.history.curves()
         file = StringIO(newline="")
         writer = TableWriter(file)
-        writer.writerow(["epoch", *names])
-        writer.writerows(
-            [row["epoch"] + 1, *(row[name] for name in names)] for row in run.history.rows
-        )
+        writer.writerow(["epoch", *columns])
+        writer.writerows(zip(epochs, *columns.values(), strict=True))
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_file(self.path, file.getvalue())
 
@@ -109,18 +100,19 @@ class MLflow(_Tracker):
             )
             made = self._client.create_run(number, run_name=self.name or None)
             self.run_id = made.info.run_id
-        if not run.step:
-            for name, value in hyper_parameters(run.model).items():
+        # MLflow refuses another value of a parameter that a run has.
+        logged = self._client.get_run(self.run_id).data.params
+        for name, value in hyper_parameters(run.model).items():
+            if name not in logged:
                 self._client.log_param(self.run_id, name, value)
 
     def epoch_ends(self, run: Run) -> None:
-        for name, value in _results(run).items() if self._client is not None else ():
+        for name, value in run.history.last_numbers().items() if self._client is not None else ():
             self._client.log_metric(self.run_id, name, value, step=run.epoch)
 
     def run_ends(self, run: Run) -> None:
         if self._client is not None and self._is_own:
-            failed = sys.exception() is not None
-            self._client.set_terminated(self.run_id, "FAILED" if failed else "FINISHED")
+            self._client.set_terminated(self.run_id, "FAILED" if run.failed else "FINISHED")
         self._client = None
 
 
@@ -161,9 +153,9 @@ class WandB(_Tracker):
 
     def epoch_ends(self, run: Run) -> None:
         if self._run is not None:
-            self._run.log(_results(run), step=run.epoch)
+            self._run.log(run.history.last_numbers(), step=run.epoch)
 
     def run_ends(self, run: Run) -> None:
         if self._run is not None and self._is_own:
-            self._run.finish(exit_code=int(sys.exception() is not None))
+            self._run.finish(exit_code=int(run.failed))
         self._run = None

@@ -106,3 +106,11 @@ def test_other_models_and_sources_are_refused() -> None:
     model = _linear([float(n) for n in range(80)])
     with pytest.raises(CalderaError, match="arrays have no names"):
         model.explain(np.zeros((1, 4)))
+
+
+@pytest.mark.parametrize("classes", [False, True])
+def test_a_table_without_rows_has_no_contributions(classes: bool) -> None:
+    model = _linear([("odd", "even")[n % 2] if classes else float(n) for n in range(80)])
+    found = model.explain({"age": [], "city": [], "dose": [], "day": []})
+    assert found.amounts.shape == (0, 4)
+    assert (found.largest(), str(found)) == ([], "")

@@ -328,3 +328,53 @@ def test_averages_on_ranks() -> None:
 def test_decays_that_are_none(decay: Any) -> None:
     with pytest.raises(ConfigError, match="decay"):
         cd.WeightAverage(decay)
+
+
+class _Pair(cd.CustomModel):
+    """`losses` and `forward` take different inputs."""
+
+    def __init__(self) -> None:
+        super().__init__({"left": optim.SGD(0.1), "right": "adam"}, batch_size=4)
+        self.left, self.right = nn.Dense(1, bias=False), nn.Dense(1, bias=False)
+
+    def losses(self, y: Any, x: Any) -> dict[str, Any]:
+        left, right = self.left(x), self.right(x)
+        return {"left": op.mean(op.square(left - y)), "right": op.mean(op.square(right - left))}
+
+    def forward(self, a: Any, b: Any) -> Any:
+        return self.left(a) - self.right(b)
+
+
+def test_inputs_go_by_the_names_of_losses_and_of_forward() -> None:
+    by_order, by_name = _Pair(), _Pair()
+    given = {"x": X, "y": X[:, :1]}
+    histories = [
+        by_order.fit((given["y"], X), epochs=2, validation=(given["y"], X), verbose=0),
+        by_name.fit(given, epochs=2, validation=given, verbose=0),
+    ]
+    for name in ("left", "right", "val_left"):
+        assert histories[0][name] == histories[1][name]
+    assert by_name.evaluate(given) == by_order.evaluate(given["y"], X)
+    left, right = (getattr(by_name, name).parameters()[0].numpy() for name in ("left", "right"))
+    for inputs in ((X, X[::-1]), ((X, X[::-1]),), ({"b": X[::-1], "a": X},)):
+        assert by_name.predict(*inputs) == pytest.approx(X @ left - X[::-1] @ right, abs=1e-5)
+
+
+def test_predicts_floats_after_integers() -> None:
+    model = _Pair()
+    model.fit((X[:, :1], X), verbose=0)
+    whole = np.arange(6).reshape(3, 2)
+    assert model.predict(whole, whole).shape == (3, 1)
+    found = model.predict(whole + 0.5, whole + 0.5)
+    assert found == pytest.approx(_Pair.predict(copy.deepcopy(model), whole + 0.5, whole + 0.5))
+
+
+def test_a_frozen_layer_keeps_its_parameters() -> None:
+    model = _Pair()
+    model.fit((X[:, :1], X), verbose=0)
+    model.left.freeze()
+    before = [getattr(model, name).parameters()[0].numpy() for name in ("left", "right")]
+    model.fit((X[:, :1], X), verbose=0)
+    after = [getattr(model, name).parameters()[0].numpy() for name in ("left", "right")]
+    assert np.array_equal(before[0], after[0])
+    assert not np.array_equal(before[1], after[1])

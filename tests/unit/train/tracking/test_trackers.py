@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -94,3 +96,103 @@ def test_what_is_not_installed_is_named(
     monkeypatch.setitem(__import__("sys").modules, name, None)
     with pytest.raises(cd.ConfigError, match=f"pip install {name}"):
         _fit(made())
+
+
+class _Server:
+    """The part of `mlflow` that `cd.MLflow` calls, with MLflow's rule on parameters."""
+
+    def __init__(self, *, around: bool = False) -> None:
+        self.runs: list[SimpleNamespace] = []
+        self._around = self.create_run("0") if around else None
+
+    def MlflowClient(self, tracking_uri: str | None) -> _Server:
+        return self
+
+    def active_run(self) -> Any:
+        return self._around
+
+    def get_experiment_by_name(self, name: str) -> None:
+        return None
+
+    def create_experiment(self, name: str) -> str:
+        return "1"
+
+    def create_run(self, experiment: str, run_name: str | None = None) -> Any:
+        info = SimpleNamespace(run_id=f"run {len(self.runs)}", status="RUNNING")
+        data = SimpleNamespace(params={}, metrics={})
+        self.runs.append(SimpleNamespace(info=info, data=data))
+        return self.runs[-1]
+
+    def get_run(self, run_id: str) -> Any:
+        return next(run for run in self.runs if run.info.run_id == run_id)
+
+    def update_run(self, run_id: str, status: str) -> None:
+        self.get_run(run_id).info.status = status
+
+    set_terminated = update_run
+
+    def log_param(self, run_id: str, name: str, value: Any) -> None:
+        known = self.get_run(run_id).data.params
+        assert known.setdefault(name, value) == value, "changing parameters is not allowed"
+
+    def log_metric(self, run_id: str, name: str, value: float, step: int) -> None:
+        self.get_run(run_id).data.metrics.setdefault(name, []).append((step, value))
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Callable[..., _Server]:
+    def made(**settings: Any) -> _Server:
+        found = _Server(**settings)
+        monkeypatch.setitem(sys.modules, "mlflow", found)
+        return found
+
+    return made
+
+
+def test_mlflow_has_models_without_a_learning_rate(server: Callable[..., _Server]) -> None:
+    class Custom(cd.CustomModel):
+        def __init__(self) -> None:
+            super().__init__({"dense": "sgd"}, batch_size=10)
+            self.dense = nn.Dense(1)
+
+        def losses(self, x: Any) -> dict[str, Any]:
+            return {"dense": cd.op.mean(self.dense(x))}
+
+    found = server()
+    history = Custom().fit(X, callbacks=[cd.MLflow()], epochs=2, verbose=0)
+    metrics = found.runs[0].data.metrics
+    assert metrics["dense"] == list(enumerate(history["dense"], 1))
+    assert "learning_rate" not in metrics
+
+
+def test_mlflow_has_the_rate_of_each_epoch(server: Callable[..., _Server]) -> None:
+    found = server()
+    optimizer = cd.optim.SGD(cd.optim.ReduceOnPlateau(0.1, patience=0, larger_is_better=True))
+    model = cd.NeuralNetwork([nn.Input((2,)), nn.Dense(2)], optimizer=optimizer, epochs=3)
+    history = model.fit(X, Y, validation=0.2, callbacks=[cd.MLflow()], verbose=0)
+    assert len(set(history.learning_rates)) > 1
+    logged = found.runs[0].data.metrics["learning_rate"]
+    assert logged == list(enumerate(history.learning_rates, 1))
+
+
+def test_two_models_share_a_run_of_mlflow(server: Callable[..., _Server]) -> None:
+    found = server(around=True)
+    for epochs in (1, 2):
+        _fit(cd.MLflow(), epochs)
+    assert found.runs[0].data.params["epochs"] == 1
+    assert found.runs[0].info.status == "RUNNING"
+
+
+def test_a_run_in_an_except_block_finishes(server: Callable[..., _Server]) -> None:
+    class Broken(cd.Callback):
+        def epoch_ends(self, run: Any) -> None:
+            raise ValueError("out of range")
+
+    found = server()
+    with pytest.raises(ValueError, match="out of range"):
+        _model().fit(X, Y, callbacks=[cd.MLflow(), Broken()], verbose=0)
+    try:
+        raise MemoryError
+    except MemoryError:
+        _fit(cd.MLflow())
+    assert [run.info.status for run in found.runs] == ["FAILED", "FINISHED"]
