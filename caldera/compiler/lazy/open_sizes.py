@@ -8,7 +8,7 @@ are kept.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import wraps
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
@@ -29,8 +29,6 @@ from caldera.errors import ConfigError, ShapeError
 F = TypeVar("F", bound=Callable[..., Any])
 MOST_SIZES = 64
 """Plans of an expression that are kept: those for the sizes that were fed last."""
-_NUMBERS = (float, int, bool)
-_CONTAINERS = (dict, list, tuple)
 
 
 class Sizes:
@@ -160,17 +158,21 @@ def input(name: str, shape: int | Sequence[int | None], dtype: Any = "float32") 
     return PlanInput(Symbol(name, Spec(sizes, canonical(dtype)), "input"))
 
 
-def sizes_open_in(value: Any) -> list[OpenExpr]:
+_MAY_BE_OPEN = frozenset({OpenExpr, dict, list, tuple})
+
+
+def sizes_open_in(arguments: Collection[Any]) -> list[OpenExpr]:
     """Return the expressions with open sizes in the arguments of a call."""
-    found, waiting, seen = [], [value], set()
+    found, waiting, seen = [], [arguments], set()
     while waiting:
         each = waiting.pop()
         if isinstance(each, OpenExpr):
             found.append(each)
-        elif isinstance(each, _CONTAINERS) and id(each) not in seen:
+        elif id(each) not in seen:
             seen.add(id(each))  # a list may contain itself
             elements = each.values() if isinstance(each, dict) else each
-            waiting.extend(item for item in elements if type(item) not in _NUMBERS)
+            if not _MAY_BE_OPEN.isdisjoint(map(type, elements)):
+                waiting.extend(item for item in elements if type(item) in _MAY_BE_OPEN)
     return found
 
 
@@ -213,7 +215,7 @@ def call_later(function: Callable[..., Any], args: Sequence[Any], named: Mapping
 def _results(whole: OpenExpr) -> Any:
     """Return an expression for each part of a result, which is also checked immediately."""
     tried = whole.written_for(_TRIED[0])
-    if not isinstance(tried, _CONTAINERS):
+    if not isinstance(tried, dict | list | tuple):
         return whole
     keys = tried if isinstance(tried, dict) else range(len(tried))
     parts = {
