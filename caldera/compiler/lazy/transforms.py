@@ -11,7 +11,7 @@ from caldera.base.arguments import checked, refusal
 from caldera.compiler.lazy.compile import compile_nodes
 from caldera.compiler.lazy.expr import Expr, wrap
 from caldera.compiler.lazy.lift import lift
-from caldera.compiler.lazy.open_sizes import OpenExpr, OpenPlan, sizes_open_in
+from caldera.compiler.lazy.open_sizes import OpenExpr, OpenPlan
 from caldera.compiler.plan.plan import Plan
 from caldera.core.graph.differentiate import gradients
 from caldera.core.graph.node import pinned as pinned_nodes
@@ -46,18 +46,18 @@ def compile(
     >>> [tensor.tolist() for tensor in plan.run()]
     [[4.0, 4.0], [9.0, 9.0]]
     """
-    if sizes_open_in(outputs if isinstance(outputs, list | tuple) else [outputs]):
-        options: dict[str, Any] = {"device": device, "without": without, "precision": precision}
-        made = partial(compile, communicator=communicator, remember=False, **options)
-        listed = outputs if isinstance(outputs, list | tuple) else [outputs]
-        return cast("Plan", OpenPlan(listed, made))
-    if not isinstance(outputs, Expr | Iterable):
+    if not isinstance(outputs, Expr | OpenExpr | Iterable):
         raise ConfigError.build(
             "compile", expected="an expression or a list of them", got=repr(outputs)
         )
+    listed = [outputs] if isinstance(outputs, Expr | OpenExpr) else list(outputs)
+    if any(isinstance(each, OpenExpr) for each in listed):
+        options: dict[str, Any] = {"device": device, "without": without, "precision": precision}
+        made = partial(compile, communicator=communicator, remember=False, **options)
+        return cast("Plan", OpenPlan(listed, made))
     if communicator is not None and not hasattr(communicator, "Allreduce"):
         raise refusal("compile", "communicator", "a communicator or None", communicator)
-    wanted = [lift(each) for each in ([outputs] if isinstance(outputs, Expr) else outputs)]
+    wanted = [lift(each) for each in listed]
     return compile_nodes(
         tuple(node for node in wanted if node.op.name != "assign"),
         tuple(node for node in wanted if node.op.name == "assign"),

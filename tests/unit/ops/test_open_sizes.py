@@ -9,7 +9,7 @@ import pytest
 
 import caldera as cd
 from caldera import nn, op
-from caldera.compiler.lazy.open_sizes import MOST_SIZES
+from caldera.compiler.lazy.open_sizes import MOST_SIZES, call_later
 from caldera.errors import ConfigError, ShapeError
 
 GENERATOR = np.random.default_rng(0)
@@ -128,3 +128,78 @@ def test_few_plans_are_kept() -> None:
     for size in range(1, MOST_SIZES + 9):
         assert plan.run({"x": np.ones(size)})[0].item() == size
     assert len(plan.kept) == MOST_SIZES
+
+
+def test_chains_of_any_length() -> None:
+    """More ops than Python has frames, each recorded once."""
+    x: Any = op.input("x", (None,))
+    counted = 0
+
+    def count(value: Any) -> Any:
+        nonlocal counted
+        counted += 1
+        return value + 1.0
+
+    y = x
+    for _ in range(400):
+        y = call_later(count, (op.relu(y),), {})
+    assert y.shape == (None,)
+    assert counted == 2 * 400  # for the two sizes with which shapes are found
+    assert y.eval(x=[1.0, -2.0]).tolist() == [401.0, 400.0]
+
+
+def test_inputs_of_which_only_the_size_is_used() -> None:
+    x = op.input("x", (None, 2))
+    plan = cd.compile([op.grad(op.sum(x), x), op.mean(x * op.input("y", (2,)))])
+    for size in (2, 3):
+        slope, _ = plan.run({"x": np.ones((size, 2)), "y": [1.0, 2.0]})
+        assert slope.tolist() == [[1.0, 1.0]] * size
+    assert op.grad(op.sum(x), x).eval(x=[[1.0, 2.0]]).tolist() == [[1.0, 1.0]]
+    with pytest.raises(ConfigError, match="no inputs, got z"):
+        op.grad(op.sum(x), x).eval(x=[[1.0, 2.0]], z=1.0)
+
+
+def test_values_are_those_at_the_call() -> None:
+    x: Any = op.input("x", (None, 2))
+    parts, offset, outer = [x], np.ones(2, "float32"), [[np.ones(2, "float32")]]
+    joined, moved, nested = op.concat(parts), x + offset, op.add(x, outer)[0]
+    parts.append(x)
+    offset[:] = outer[0][0][:] = 5.0
+    for found in (joined + 1.0, moved, nested):
+        assert found.eval(x=[[1.0, 2.0]]).tolist() == [[2.0, 3.0]]
+
+
+def test_results_in_tuples_and_dicts_stay_separate() -> None:
+    x: Any = op.input("x", (None, 3, 4))
+
+    class Both(nn.Layer):
+        def forward(self, x: Any) -> dict[str, Any]:
+            return {"mean": op.mean(x, axis=0), "pair": [x, -x]}
+
+    found = Both()(x)
+    assert found["mean"].eval(x=np.ones((2, 3, 4))).shape == (3, 4)
+    assert [each.shape for each in found["pair"]] == [(None, 3, 4)] * 2
+
+
+def test_sides_that_have_to_be_even() -> None:
+    image = op.input("image", (1, 3, None, None))
+    half = nn.MaxPool2D(2)(nn.Conv2D(4, 3, padding="same")(image))
+    whole = op.concat([image, nn.ConvTranspose2D(2, 2, stride=2)(half)], axis=1)
+    last: Any = nn.Conv2D(2, 1)(whole)
+    assert last.shape == (1, 2, None, None)
+    assert last.eval(image=np.ones((1, 3, 10, 6))).shape == (1, 2, 10, 6)
+
+
+def test_feeds_that_are_no_arrays() -> None:
+    y = op.exp(op.input("x", (None, 2)))
+    assert y.eval(x=cd.tensor([[0.0, 0.0]])).tolist() == [[1.0, 1.0]]
+    with pytest.raises(ShapeError, match="input x: expected nested lists of equal lengths"):
+        y.eval(x=[[1.0, 2.0], [3.0]])
+    with pytest.raises(ConfigError, match="feeds= a dict of arrays"):
+        cd.compile(y).run([1.0])  # type: ignore[arg-type]
+
+
+def test_outputs_of_a_plan_from_a_generator() -> None:
+    x = op.input("x", (None,))
+    plan = cd.compile(x * factor for factor in (1.0, 2.0))
+    assert [each.tolist() for each in plan.run({"x": [3.0]})] == [[3.0], [6.0]]
