@@ -1,10 +1,11 @@
-"""The interface of a library: its functions, and their declarations and bodies in C."""
+"""The interface of a library in C: declarations, bodies of functions, and an example program."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 
 from caldera.base.arguments import require
 from caldera.core.graph import Spec
@@ -27,10 +28,18 @@ ERRORS = {
     "MEMORY": (2, "not enough memory"),
     "CPU": (3, "the library has no code for this processor"),
     "ROWS": (4, "a number of rows that the function does not accept"),
-    "VALUE": (5, "a value that the network refuses, or a loss that is not finite"),
-    "FILE": (6, "a file that cannot be read or written, or does not fit"),
+    "VALUE": (5, "a value that the network refuses"),
 }
 """Error codes with their meaning."""
+ROWS = 3
+"""Samples that the example computes."""
+
+HEADERS = (
+    "assert|complex|ctype|errno|fenv|float|inttypes|limits|locale|math|pthread|sched|setjmp|signal"
+    "|stdalign|stdarg|stdatomic|stdbool|stddef|stdint|stdio|stdlib|string|tgmath|threads|time"
+    "|uchar|wchar|wctype"
+)
+"""Names of system headers, which a header of the same name next to a program would hide."""
 
 
 @dataclass(frozen=True)
@@ -52,30 +61,18 @@ class Argument:
 
 
 @dataclass(frozen=True)
-class LibraryFunction:
-    """A function of a library that computes rows of its outputs from rows of its inputs."""
-
-    name: str
-    about: str
-    arguments: tuple[Argument, ...]
-
-
-@dataclass(frozen=True)
 class LibraryInterface:
-    """All that a caller of a library has to know."""
+    """The prefix of a library's functions, and the arrays that its `predict` reads and writes."""
 
     name: str
-    functions: tuple[LibraryFunction, ...]
-
-    def function(self, name: str) -> LibraryFunction:
-        """Return a function by its name."""
-        return next(each for each in self.functions if each.name == name)
+    arguments: tuple[Argument, ...]
 
     def header(self) -> str:
         """Return the C header."""
         upper = self.name.upper()
         codes = [
-            f"    {self.name}_{code} = {value}, /* {said} */" for code, (value, said) in _CODES
+            f"    {self.name}_{code} = {value}, /* {said} */"
+            for code, (value, said) in ERRORS.items()
         ]
         parts = [
             f"/* {self.name}: a network trained with Caldera, as a library without Python.\n\n"
@@ -105,28 +102,57 @@ class LibraryInterface:
             "Name the processor whose code a handle runs.",
             (f"const char *{name}_target(const {handle})"),
         )
-        for each in self.functions:
-            yield f"{each.about}{_shapes(each)}", self._prototype(each)
+        said = [
+            f"{each.name}[{']['.join(map(str, ('rows', *each.shape)))}]" for each in self.arguments
+        ]
+        about = f"Compute the outputs of any number of rows.\n   {', '.join(said)}"
+        yield about, self._prototype()
 
-    def _prototype(self, function: LibraryFunction) -> str:
-        given = [_declaration(each) for each in function.arguments]
+    def _prototype(self) -> str:
+        given = [_declaration(each) for each in self.arguments]
         arguments = ", ".join([f"{self.name}_model *model", "int64_t rows", *given])
-        return f"int {self.name}_{function.name}({arguments})"
+        return f"int {self.name}_predict({arguments})"
 
-    def bodies(self) -> str:
-        """Return the C source of the functions."""
-        parts = []
-        for each in self.functions:
-            ports = ", ".join(f"(void *){argument.name}" for argument in each.arguments)
-            count = len(each.arguments)
-            parts.append(
-                f"{self._prototype(each)} {{\n    void *ports[] = {{{ports}}};\n"
-                f"    return run(model, {each.name.upper()}, rows, ports, {count});\n}}\n"
-            )
-        return "\n".join(parts)
+    def body(self) -> str:
+        """Return the C source of `predict`."""
+        ports = ", ".join(f"(void *){each.name}" for each in self.arguments)
+        return (
+            f"{self._prototype()} {{\n    void *ports[] = {{{ports}}};\n"
+            f"    return run(model, rows, ports, {len(self.arguments)});\n}}\n"
+        )
 
+    def example(self) -> str:
+        """Return a C program that predicts for samples of ones and prints the first outputs."""
+        name = self.name
+        sizes = {each.name: max(1, prod(each.shape)) for each in self.arguments}
+        arrays = "\n".join(
+            f"static {C_TYPES[each.dtype]} {each.name}[{ROWS} * {sizes[each.name]}];"
+            for each in self.arguments
+        )
+        fill = "\n".join(
+            f"    for (int i = 0; i < {ROWS} * {sizes[each.name]}; i++) {each.name}[i] = 1;"
+            for each in self.arguments
+            if not each.is_output
+        )
+        given = ", ".join(each.name for each in self.arguments)
+        return f"""\
+#include <stdio.h>
+#include "{name}.h"
 
-_CODES = ERRORS.items()
+{arrays}
+
+int main(void) {{
+    {name}_model *model;
+    int code = {name}_create(&model);
+    if (code != {name}_OK) return fprintf(stderr, "error %d\\n", code), 1;
+{fill}
+    code = {name}_predict(model, {ROWS}, {given});
+    if (code != {name}_OK) fprintf(stderr, "error %d: %s\\n", code, {name}_message(model));
+    for (int row = 0; row < {ROWS}; row++) printf("%.9g\\n", (double)y[row * {sizes["y"]}]);
+    {name}_destroy(model);
+    return code;
+}}
+"""
 
 
 def _declaration(argument: Argument) -> str:
@@ -134,21 +160,17 @@ def _declaration(argument: Argument) -> str:
     return f"{const}{C_TYPES[argument.dtype]} *{argument.name}"
 
 
-def _shapes(function: LibraryFunction) -> str:
-    """Return the shapes of arguments in words."""
-    said = [
-        f"{each.name}[{']['.join(map(str, ('rows', *each.shape)))}]" for each in function.arguments
-    ]
-    return "\n   " + ", ".join(said)
-
-
 def checked_name(name: str) -> str:
     """Return the name if C, C++ and Fortran accept it as a prefix of functions."""
+    where, hint = "export", "choose another with name="
     require(
         re.fullmatch(r"[a-z][a-z0-9_]{0,30}", name),
-        "export",
+        where,
         "a name of lower-case letters, digits and underscores, which starts with a letter",
         repr(name),
-        "choose one with name=",
+        hint,
+    )
+    require(
+        not re.fullmatch(HEADERS, name), where, "a name that no header of C has", repr(name), hint
     )
     return name

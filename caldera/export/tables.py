@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from caldera.core.graph import dense_strides
 from caldera.errors import ConfigError
 from caldera.export.image import FIRST_PORT, PlanImage, Port
-from caldera.export.programs import FUNCTIONS
 
 MOST_AXES, MOST_PORTS = 8, 16
 """The limits of the runtime."""
@@ -16,18 +15,21 @@ MOST_AXES, MOST_PORTS = 8, 16
 
 @dataclass(frozen=True)
 class TargetImage:
-    """The plans of a library for one target: images by function, and kernels as object code."""
+    """The plans of a library for one target, and kernels as object code.
+
+    `condition` is the body of a C function that returns 1 if a processor can run the code.
+    """
 
     target: str
     condition: str
-    plans: Mapping[str, Sequence[PlanImage]]
+    plans: Sequence[PlanImage]
     kernels: int
     code: bytes
 
     @property
     def own(self) -> bytes:
         """The arrays of all kernels, plan by plan."""
-        return b"".join(aligned(bytes(each.own)) for row in self.plans.values() for each in row)
+        return b"".join(aligned(bytes(each.own)) for each in self.plans)
 
 
 def aligned(content: bytes) -> bytes:
@@ -42,20 +44,16 @@ def image_source(image: TargetImage, name: str) -> str:
     lines += [f"void {each}(int64_t *, int64_t, int64_t);" for each in kernels]
     lines += [_array("kernel_t", "kernels", kernels)]
     own = 0
-    programs = []
-    for function in FUNCTIONS:
-        rows = []
-        for number, plan in enumerate(image.plans.get(function, ())):
-            tables, row = _plan_tables(plan, f"{function}_{number}", own)
-            lines += tables
-            rows.append(row)
-            own += len(aligned(bytes(plan.own)))
-        if rows:
-            lines.append(_array("plan_t", f"plans_{function}", rows))
-        programs.append(f"{{plans_{function}, {len(rows)}}}" if rows else "{0, 0}")
+    rows = []
+    for number, plan in enumerate(image.plans):
+        tables, row = _plan_tables(plan, f"{number}", own)
+        lines += tables
+        rows.append(row)
+        own += len(aligned(bytes(plan.own)))
+    lines.append(_array("plan_t", "plans", rows))
     lines += [f"static int can_run(void) {{\n{image.condition}}}"]
     lines.append(
-        f'const image_t {name}_image = {{"{image.target}", can_run, {{{", ".join(programs)}}}, '
+        f'const image_t {name}_image = {{"{image.target}", can_run, plans, {len(rows)}, '
         f"kernels, {name}_own}};"
     )
     return "\n".join(lines) + "\n"

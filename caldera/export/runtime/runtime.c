@@ -1,4 +1,4 @@
-/* Exported model: memory of a handle, execution of plans, threads, and files of weights. */
+/* Exported model: memory of a handle, execution of plans, and threads. */
 #include <pthread.h>
 #include <sched.h>
 #include <stdarg.h>
@@ -102,8 +102,8 @@ static pool_t *pool_new(int workers) {
 struct MODEL_model {
     const image_t *image;
     unsigned char *variables, *arena, *staging;
-    /* The slots of each plan of each program. */
-    int64_t **slots[PROGRAMS];
+    /* The slots of each plan. */
+    int64_t **slots;
     pool_t *pool;
     char message[256];
 };
@@ -116,39 +116,28 @@ static int fail(MODEL_model *model, int code, const char *format, ...) {
     return code;
 }
 
-static const image_t *choose_image(void) {
-    const image_t *best = NULL;
-    for (int i = 0; IMAGES[i] != NULL; i++)
-        if (IMAGES[i]->can_run()) best = IMAGES[i];
-    return best;
-}
-
 /* With `model` NULL, return the bytes that a handle takes; else lay its parts out behind it. */
 static int64_t lay_out(const image_t *image, MODEL_model *model) {
     unsigned char *base = (unsigned char *)model;
-    int64_t end = ALIGNED((int64_t)sizeof *model), arena = 64, staging = 64, tables = 0;
-    for (int g = 0; g < PROGRAMS; g++) tables += image->programs[g].count;
+    int64_t end = ALIGNED((int64_t)sizeof *model), arena = 64, staging = 64;
     if (model) model->variables = base + end;
     end += ALIGNED(VARIABLE_BYTES);
-    int64_t **table = (int64_t **)(base + end);
-    end += ALIGNED(tables * (int64_t)sizeof *table);
-    for (int g = 0; g < PROGRAMS; g++) {
-        if (model) model->slots[g] = table;
-        for (int64_t i = 0; i < image->programs[g].count; i++) {
-            const plan_t *plan = &image->programs[g].plans[i];
-            int64_t ports = 0;
-            for (int64_t j = 0; j < plan->port_count; j++) ports += ALIGNED(plan->ports[j].nbytes);
-            if (ports > staging) staging = ports;
-            if (plan->arena_bytes > arena) arena = plan->arena_bytes;
-            if (model) {
-                *table++ = (int64_t *)(base + end);
-                memcpy(base + end, plan->slots, (size_t)plan->slot_count * sizeof(int64_t));
-            }
-            end += ALIGNED(plan->slot_count * (int64_t)sizeof(int64_t));
-            if (model && plan->own_bytes)
-                memcpy(base + end, image->own + plan->own_offset, (size_t)plan->own_bytes);
-            end += ALIGNED(plan->own_bytes);
+    if (model) model->slots = (int64_t **)(base + end);
+    end += ALIGNED(image->plan_count * (int64_t)sizeof(int64_t *));
+    for (int64_t i = 0; i < image->plan_count; i++) {
+        const plan_t *plan = &image->plans[i];
+        int64_t ports = 0;
+        for (int64_t j = 0; j < plan->port_count; j++) ports += ALIGNED(plan->ports[j].nbytes);
+        if (ports > staging) staging = ports;
+        if (plan->arena_bytes > arena) arena = plan->arena_bytes;
+        if (model) {
+            model->slots[i] = (int64_t *)(base + end);
+            memcpy(base + end, plan->slots, (size_t)plan->slot_count * sizeof(int64_t));
         }
+        end += ALIGNED(plan->slot_count * (int64_t)sizeof(int64_t));
+        if (model && plan->own_bytes)
+            memcpy(base + end, image->own + plan->own_offset, (size_t)plan->own_bytes);
+        end += ALIGNED(plan->own_bytes);
     }
     if (model) model->arena = base + end;
     end += ALIGNED(arena);
@@ -157,28 +146,27 @@ static int64_t lay_out(const image_t *image, MODEL_model *model) {
 }
 
 static void relocate(MODEL_model *model) {
-    for (int g = 0; g < PROGRAMS; g++)
-        for (int64_t i = 0; i < model->image->programs[g].count; i++) {
-            const plan_t *plan = &model->image->programs[g].plans[i];
-            int64_t *slots = model->slots[g][i];
-            unsigned char *own = (unsigned char *)slots + ALIGNED(plan->slot_count * 8);
-            for (int64_t j = 0; j < plan->relocation_count; j++) {
-                const relocation_t *each = &plan->relocations[j];
-                intptr_t place;
-                if (each->segment == CODE) place = (intptr_t)model->image->kernels[each->offset];
-                else if (each->segment == OWN) place = (intptr_t)(own + each->offset);
-                else if (each->segment == ARENA) place = (intptr_t)(model->arena + each->offset);
-                else place = (intptr_t)(model->variables + each->offset);
-                slots[each->slot] = place;
-            }
+    for (int64_t i = 0; i < model->image->plan_count; i++) {
+        const plan_t *plan = &model->image->plans[i];
+        int64_t *slots = model->slots[i];
+        unsigned char *own = (unsigned char *)slots + ALIGNED(plan->slot_count * 8);
+        for (int64_t j = 0; j < plan->relocation_count; j++) {
+            const relocation_t *each = &plan->relocations[j];
+            intptr_t place;
+            if (each->segment == CODE) place = (intptr_t)model->image->kernels[each->offset];
+            else if (each->segment == OWN) place = (intptr_t)(own + each->offset);
+            else if (each->segment == ARENA) place = (intptr_t)(model->arena + each->offset);
+            else place = (intptr_t)(model->variables + each->offset);
+            slots[each->slot] = place;
         }
+    }
 }
 
 int MODEL_create(MODEL_model **made) {
     if (made == NULL) return MODEL_NULL;
     *made = NULL;
-    const image_t *image = choose_image();
-    if (image == NULL) return MODEL_CPU;
+    const image_t *image = &MODEL_image;
+    if (!image->can_run()) return MODEL_CPU;
     int64_t nbytes = lay_out(image, NULL);
     MODEL_model *model = aligned_alloc(64, (size_t)nbytes);
     if (model == NULL) return MODEL_MEMORY;
@@ -274,22 +262,21 @@ static unsigned char *row_of(const port_t *port, unsigned char *base, int64_t ro
 }
 
 /* The plan for the next rows: the largest that is full, or one that is filled up by repetition. */
-static int64_t choose_plan(const program_t *program, int64_t left) {
-    int64_t i = program->count - 1;
-    while (i > 0 && program->plans[i].rows > left) i--;
-    if (i + 1 < program->count && program->plans[i].rows < left) {
-        int64_t full = left / program->plans[i].rows;
-        if (full > 4 && program->plans[i + 1].rows <= 4 * left) i++;
+static int64_t choose_plan(const image_t *image, int64_t left) {
+    int64_t i = image->plan_count - 1;
+    while (i > 0 && image->plans[i].rows > left) i--;
+    if (i + 1 < image->plan_count && image->plans[i].rows < left) {
+        int64_t full = left / image->plans[i].rows;
+        if (full > 4 && image->plans[i + 1].rows <= 4 * left) i++;
     }
     return i;
 }
 
-static int run_rows(MODEL_model *model, int program_number, int64_t rows, void *const *user) {
-    const program_t *program = &model->image->programs[program_number];
+static int run_rows(MODEL_model *model, int64_t rows, void *const *user) {
     unsigned char *ports[MOST_PORTS];
     for (int64_t done = 0; done < rows;) {
-        int64_t number = choose_plan(program, rows - done), offset = 0;
-        const plan_t *plan = &program->plans[number];
+        int64_t number = choose_plan(model->image, rows - done), offset = 0;
+        const plan_t *plan = &model->image->plans[number];
         int64_t taken = rows - done < plan->rows ? rows - done : plan->rows;
         for (int64_t j = 0; j < plan->port_count; j++) {
             const port_t *port = &plan->ports[j];
@@ -303,7 +290,7 @@ static int run_rows(MODEL_model *model, int program_number, int64_t rows, void *
             }
             offset += ALIGNED(port->nbytes);
         }
-        int code = run_plan(model, plan, model->slots[program_number][number], ports);
+        int code = run_plan(model, plan, model->slots[number], ports);
         if (code != MODEL_OK) return code;
         for (int64_t j = 0; j < plan->port_count; j++) {
             const port_t *port = &plan->ports[j];
@@ -316,7 +303,7 @@ static int run_rows(MODEL_model *model, int program_number, int64_t rows, void *
     return MODEL_OK;
 }
 
-static int run(MODEL_model *model, int program, int64_t rows, void *const *user, int count) {
+static int run(MODEL_model *model, int64_t rows, void *const *user, int count) {
     if (model == NULL) return MODEL_NULL;
     model->message[0] = 0;
     if (rows < 0) return fail(model, MODEL_ROWS, "expected rows >= 0, got %lld", (long long)rows);
@@ -324,7 +311,7 @@ static int run(MODEL_model *model, int program, int64_t rows, void *const *user,
         if (user[i] == NULL && rows > 0)
             return fail(model, MODEL_NULL, "argument %d is a null pointer", i + 3);
     if (model->pool) pool_begin(model->pool);
-    int code = run_rows(model, program, rows, user);
+    int code = run_rows(model, rows, user);
     if (model->pool) atomic_store(&model->pool->active, 0);
     return code;
 }

@@ -36,26 +36,14 @@ typedef struct {
     const port_t *ports;
 } plan_t;
 
-/* The plans of one function, by growing number of rows. */
-typedef struct {
-    const plan_t *plans;
-    int64_t count;
-} program_t;
-
-enum { PREDICT, VJP, JVP, STEP, PROGRAMS };
-
+/* The plans are sorted by their number of rows. */
 typedef struct {
     const char *target;
     int (*can_run)(void);
-    program_t programs[PROGRAMS];
+    const plan_t *plans;
+    int64_t plan_count;
     const kernel_t *kernels;
     const unsigned char *own;
 } image_t;
-
-/* A weight or state as a safetensors file describes it. */
-typedef struct {
-    const char *name, *dtype, *shape;
-    int64_t offset, nbytes;
-} variable_t;
 
 #endif

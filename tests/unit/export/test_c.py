@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ import caldera as cd
 from caldera import nn
 from caldera.cli.program import main
 from caldera.errors import ConfigError
+from caldera.export import library
 from tests.unit.export.loaded import WARNINGS, Loaded, needs, planned, run
 
 pytestmark = needs("cc", "ar")
@@ -90,3 +93,65 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
         cd.export.c(model, tmp_path, name="wing", batch=(0, 4))
     with pytest.raises(ConfigError, match="threads >= 1"):
         cd.export.c(model, tmp_path, name="wing", threads=0)
+    with pytest.raises(ConfigError, match="no header of C has, got 'string'"):
+        cd.export.c(model, tmp_path, name="string")
+
+
+def test_a_folder_may_have_other_files_and_any_name(tmp_path: Path) -> None:
+    """A comma separates options that the compiler passes on to the assembler."""
+    folder = tmp_path / "first, second"
+    cd.export.c(_mlp(), folder, name="wing", build=False)
+    (folder / "source" / "mine.c").write_text("int unfinished(")
+    cd.export.c(_mlp(), folder, name="bird")
+    names = run("nm", "-D", "--defined-only", folder / "libbird.so").split()[2::3]
+    assert all(each.startswith("bird_") for each in names)
+
+
+def test_the_compiler_may_have_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "cc -pthread")
+    assert (cd.export.c(_mlp(), tmp_path, name="wing") / "libwing.so").exists()
+
+
+def test_without_a_compiler_the_sources_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", str(tmp_path / "no compiler"))
+    assert not list(cd.export.c(_mlp(), tmp_path, name="wing").glob("lib*"))
+
+
+@needs("cmake")
+def test_cmake_builds_the_folder(tmp_path: Path) -> None:
+    model = _mlp()
+    folder = cd.export.c(model, tmp_path / "wing", build=False)
+    made = tmp_path / "made"
+    run("cmake", "-S", folder, "-B", made, "-DBUILD_SHARED_LIBS=ON")
+    run("cmake", "--build", made)
+    x = RNG.normal(size=(5, 20)).astype("float32")
+    with Loaded(made, "wing") as loaded:
+        np.testing.assert_allclose(loaded.predict(x, outputs=(3,)), model.predict(x), atol=1e-6)
+
+
+def test_a_processor_without_the_instructions_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "_condition", lambda: "    return 0;\n")
+    folder = cd.export.c(_mlp(), tmp_path, name="wing")
+    handle = ctypes.c_void_p()
+    assert ctypes.CDLL(str(folder / "libwing.so")).wing_create(ctypes.byref(handle)) == 3
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_threads_use_handles_at_the_same_time(tmp_path: Path, threads: int) -> None:
+    model = _mlp()
+    folder = cd.export.c(model, tmp_path, name="wing", threads=threads)
+    x = RNG.normal(size=(50, 20)).astype("float32")
+    wanted = model.predict(x)
+
+    def work(_: int) -> None:
+        with Loaded(folder, "wing") as loaded:
+            for rows in (1, 33, 50) * 10:
+                found = loaded.predict(x[:rows], outputs=(3,))
+                np.testing.assert_allclose(found, wanted[:rows], atol=1e-6)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(8)))
