@@ -239,7 +239,8 @@ def connect(
 ) -> socket.socket:
     """Return an authenticated socket to the process that listens at a port.
 
-    `seconds` limits the whole handshake. `own_host` is the address sent to the listener, if given.
+    `seconds` limits the whole handshake. The connection starts from the local address `own_host`,
+    if given, which the listener sees as the peer's address.
     """
     until = time.monotonic() + seconds
     for pause in _PAUSES_S:

@@ -239,7 +239,7 @@ class Scheduler:
         return trial_seed(self.seed, number)
 
     def call_callbacks(self, moment: str, *trial: Trial) -> None:
-        """Tell the callbacks of a moment, and of the trial that it belongs to."""
+        """Call the method `moment` of all callbacks, with the study and its trial if there is one."""
         for callback in self.callbacks:
             getattr(callback, moment)(self.study, *trial)
 

@@ -137,8 +137,8 @@ residual_norm = Joins(
 
 
 LARGE = 1 << 20
-"""Numbers in a batch from which on it is worth it: kernels that take whole small networks would not
-know it."""
+"""Minimum number of elements of a batch: kernels for whole small networks do not support the joins.
+"""
 
 
 def _norm(uses: Uses, node: Node) -> Join | None:

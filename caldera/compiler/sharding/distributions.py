@@ -101,7 +101,7 @@ def Rows(
 def Columns(
     unit: int = 1, *, cuts: Iterable[int] | None = None, ranks: Iterable[int] | None = None
 ) -> Axis:
-    """Each rank has columns of a matrix: `Axis(-1)`.
+    """Return a distribution of a matrix by columns: `Axis(-1)`.
 
     >>> from caldera.compiler.sharding.distributions import Columns
     >>> Columns().of((5, 3), range(2)).local_shape(0)

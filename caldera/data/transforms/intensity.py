@@ -158,7 +158,7 @@ class SubtractMean(_Linear):
 
     @classmethod
     def of(cls, data: Data) -> SubtractMean:
-        """Return the transform to mean 0 for each element of a sample."""
+        """Return the transform that subtracts the mean over `data` from each element of a sample."""
         if not len(data):
             raise DataError.build("data.SubtractMean.of", expected="samples", got="none")
         total = np.zeros(data.shape)

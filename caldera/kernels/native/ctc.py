@@ -288,7 +288,7 @@ def _by_class(sample: _Sample, posterior: Pointer, target: Pointer) -> None:
 
 
 def _rows(node: Node) -> tuple[int, int, int]:
-    """Workers, the width of a row, and numbers of scratch memory for each worker."""
+    """Return the number of workers, the width of a row, and the scratch elements per worker."""
     (samples, frames, _), (_, most) = node.inputs[0].shape, node.inputs[1].shape
     lanes = natural_lanes(F64)
     width = -(-(2 * most + 1) // lanes) * lanes

@@ -71,7 +71,7 @@ class Broadcast:
             self._requests = [comm.Irecv(each, root, _PANEL) for each in some]
 
     def wait(self) -> None:
-        """Until they are there, or may be changed again."""
+        """Wait until the parts have arrived or, at the sender, may be changed again."""
         for request in self._requests:
             request.wait()
 

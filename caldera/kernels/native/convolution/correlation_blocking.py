@@ -328,12 +328,12 @@ class StripBlocks:
 
     @property
     def image_step(self) -> int:
-        """From one image of a block to the next."""
+        """Stride between images of a block, in elements."""
         return self.strips.source_rows * self.row_step
 
     @property
     def block_step(self) -> int:
-        """From one block to the next."""
+        """Stride between blocks, in elements."""
         return self.strips.images * self.image_step
 
     @property

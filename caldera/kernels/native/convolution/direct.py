@@ -356,7 +356,7 @@ def packing(node: Node) -> Packing:
 
 
 def _lengths(packing: Packing) -> list[int]:
-    """Packed filters, and strips."""
+    """Return the number of elements of the packed filters and of the strips."""
     return [packing.filters, packing.scratch]
 
 
