@@ -29,10 +29,10 @@ from caldera.errors import CommError
 
 LOOPBACK = "127.0.0.1"
 EVERYWHERE = "::" if socket.has_dualstack_ipv6() else ""
-"""All interfaces of this machine."""
+"""Address that stands for all interfaces of this machine."""
 KEY_BYTES = 32
 HANDSHAKE_S = 5.0
-"""For the whole handshake, from the connection to the proof."""
+"""Maximum seconds of the whole handshake, from the connection to the proof."""
 MOST_STRANGERS = 256
 """Handshakes at a time; of more, the oldest is ended."""
 _HELLO = struct.Struct("<II")

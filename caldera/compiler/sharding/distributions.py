@@ -177,7 +177,7 @@ def BlockCyclic(
 
 @dataclass(frozen=True)
 class Replicated(Distribution):
-    """Every rank has everything.
+    """Distribution in which every rank has the whole array.
 
     >>> from caldera.compiler.sharding.distributions import Replicated
     >>> Replicated(ranks=(1, 2)).of((3,), range(4)).owners((0,))

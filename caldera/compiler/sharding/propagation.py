@@ -229,7 +229,7 @@ class Propagation:
         return full(layout.local_shape(self.rank), 0, dtype)
 
     def depending(self, made: Node, parts: Sequence[Node]) -> Node:
-        """Return `made`, which a subclass may tie to `parts` so that their collectives always run."""
+        """Return `made`; a subclass may tie it to `parts`, so that their collectives always run."""
         return made
 
     # --- rewriting

@@ -138,7 +138,7 @@ class ParzenEstimator:
         return unit * self._widths[chosen] + self._centres[chosen]
 
     def log_density(self, points: np.ndarray) -> np.ndarray:
-        """Of points that `draw` gave."""
+        """Return the logarithmic density of points returned by `draw`."""
         axes = self._axes
         found = np.empty((len(points), len(self.weights)))
         found[:] = np.log(self.weights)

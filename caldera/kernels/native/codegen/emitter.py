@@ -218,11 +218,11 @@ class Emitter(Arithmetic):
         return RegisterValue(self, self.ir.ptrtoint(pointer.raw, I64))
 
     def int_to_pointer(self, address: RegisterValue, kind: ir.Type) -> Pointer:
-        """The pointer that an integer was."""
+        """Convert an integer to a pointer."""
         return Pointer(self, self.ir.inttoptr(address.raw, POINTER), kind)
 
     def either(self, condition: RegisterValue, yes: Pointer, no: Pointer) -> Pointer:
-        """One of two places."""
+        """Select one of two pointers."""
         return Pointer(self, self.ir.select(condition.raw, yes.raw, no.raw), yes.type)
 
     def in_register(self, place: Pointer) -> Pointer:

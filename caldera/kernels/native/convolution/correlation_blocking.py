@@ -323,7 +323,7 @@ class StripBlocks:
 
     @property
     def row_step(self) -> int:
-        """From one row of a block to the next."""
+        """Stride between rows of a block, in elements."""
         return self.strips.source_columns * self.width
 
     @property

@@ -135,7 +135,7 @@ class _PartNumbers:
 
     @classmethod
     def table(cls, rows: Iterable[dict[str, int]]) -> np.ndarray:
-        """All rows, with their numbers in order."""
+        """Return the rows as an array, with numbers in the order of the fields."""
         names = [field.name for field in fields(cls)]
         return np.array([[row[name] for name in names] for row in rows], np.int64)
 
