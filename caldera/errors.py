@@ -59,7 +59,7 @@ class DeviceError(CalderaError, RuntimeError):
 
 
 class OutOfMemoryError(DeviceError, MemoryError):
-    """A device is out of memory; the message has the requested bytes and the bytes in use.
+    """A device is out of memory; the message has the request, the bytes in use and their owners.
 
     >>> issubclass(OutOfMemoryError, MemoryError)
     True

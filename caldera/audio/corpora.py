@@ -29,7 +29,7 @@ class Utterance(NamedTuple):
     speaker: str
 
     def read(self, rate: int | None = None, **options: Any) -> np.ndarray:
-        """Its samples; see `audio.read`."""
+        """Return the samples of the recording; see `audio.read`."""
         return read(self.path, rate, **options).samples
 
 

@@ -119,7 +119,7 @@ class Adjustable(Configurable):
         return super().arguments() | void | assigned
 
     def check_argument(self, name: str, value: Any) -> None:
-        """Refuse a value that the constructor refuses, or that needs another state.
+        """Raise an error for a value that the constructor rejects, or that requires another state.
 
         >>> from caldera import optim
         >>> optim.Adam().check_argument("beta1", 2.0)

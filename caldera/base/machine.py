@@ -72,10 +72,10 @@ def this_machine() -> Machine:
 
 @cache
 def memory_id() -> list[str | int]:
-    """Return what two processes have in common if they can share memory through files.
+    """Return an identifier that is equal for processes that can share memory through files.
 
-    A container may have the name of another machine, or share a machine and not its memory: so the
-    kernel that was started and its file system for shared memory count as well.
+    A container may have the name of another machine, or share a machine but not its memory. The
+    identifier therefore includes the booted kernel and its file system for shared memory.
 
     >>> memory_id() == memory_id()
     True

@@ -116,7 +116,7 @@ class _Loop:
 
 
 def pool() -> ThreadPool:
-    """The pool of this process, started now if it is not running yet.
+    """Return the pool of this process, started now if it is not running yet.
 
     >>> import caldera as cd
     >>> from caldera.base.threads import pool

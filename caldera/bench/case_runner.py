@@ -213,7 +213,7 @@ LEAST_FREE = 0.5
 
 
 class CardSession:
-    """One network and its contestants."""
+    """Measurement of a network's contestants on a GPU, each in a separate process."""
 
     def __init__(
         self,

@@ -45,7 +45,7 @@ TOLERANCES: Mapping[str, Tolerance] = {
     "tf32": Tolerance(first_loss=1e-3, gradients=2e-3, curve=2e-3),
     "bfloat16": Tolerance(first_loss=2e-2, gradients=2e-2, curve=2e-2),
 }
-"""By precision, the strictest first."""
+"""Tolerances by precision, the strictest first."""
 
 PRECISIONS = tuple(TOLERANCES)
 REFERENCE_PRECISION = PRECISIONS[0]
@@ -93,7 +93,7 @@ class Equality:
     curve: float | None = None
     curve_allowed: float | None = None
     result: float | None = None
-    """Of a single computation."""
+    """Largest relative difference in the result of a single computation."""
     precision: str = ""
     """Precision on a GPU, and on the CPU if it is not float32."""
     distance: float | None = None

@@ -40,7 +40,7 @@ LEARNING_COLUMNS = (
     "first epoch cold",
     "watching",
 )
-"""Of whole trainings."""
+"""Columns for whole trainings."""
 
 
 def is_learning(entries: Sequence[ResultEntry]) -> bool:
@@ -134,7 +134,7 @@ def _median_text(entry: ResultEntry, name: str) -> str:
 
 
 def _sent_text(entry: ResultEntry) -> str:
-    """Of all ranks together, in one training."""
+    """Return the bytes that all ranks send in a training: the median over trainings."""
     found = [each["metrics"]["bytes sent"]["value"] for each in entry.trainings]
     known = [each for each in found if each]
     return bytes_text(int(statistics.median(known))) if known else NOTHING

@@ -165,7 +165,7 @@ class Measured(Protocol):
 
     @property
     def cpu_rounds(self) -> list[list[float]]:
-        """The same in CPU time."""
+        """CPU seconds per step, of every round."""
 
     @property
     def lost(self) -> list[float]:

@@ -87,7 +87,7 @@ def training_lines(entry: ResultEntry, number: int, machine: dict[str, Any]) -> 
 
 
 class _Log:
-    """Log lines with simulated time stamps."""
+    """Lines of a MLPerf log with given time stamps, in milliseconds."""
 
     def __init__(self, now: int) -> None:
         self.lines: list[str] = []

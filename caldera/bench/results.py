@@ -106,7 +106,7 @@ ANY = "best"
 
 @dataclass
 class ResultEntry:
-    """One contestant in one case."""
+    """Result of a contestant in a case."""
 
     work: str
     case: str
@@ -139,7 +139,7 @@ class ResultEntry:
     card_bytes: int = 0
     """GPU memory of the whole process, as counted by the GPU's driver."""
     loss: float | None = None
-    """After `loss_steps` steps from the initial weights."""
+    """Loss after `loss_steps` steps from the initial weights."""
     loss_steps: int = 0
     loss_mean_of: int = 0
     """Number of last steps of which the loss is the mean; 0 if it is the last step's loss."""
@@ -148,16 +148,16 @@ class ResultEntry:
     level: str = ""
     """operator, network, training or distributed."""
     shape: list[int] = field(default_factory=list)
-    """Of a sample."""
+    """Shape of a sample."""
     ranks: int = 1
     scheme: str = ""
     """Communication scheme of the ranks."""
     target: float | None = None
     """The test accuracy that a training ends with."""
     seeds: list[int] = field(default_factory=list)
-    """Of each training."""
+    """Seed of each training."""
     accuracies: list[float] = field(default_factory=list)
-    """On test data, of each training."""
+    """Test accuracy of each training."""
     trainings: list[dict[str, Any]] = field(default_factory=list)
     """Everything that was measured of each training, every sample."""
     weights: dict[str, int] = field(default_factory=dict)

@@ -228,7 +228,7 @@ def _busy_seconds() -> tuple[float, int]:
 
 
 def _seconds_of(task: BenchTask, calls: int) -> tuple[float, float]:
-    """Of the clock, and of this process."""
+    """Return wall and CPU seconds of these calls."""
     watch = Stopwatch()
     for _ in range(calls):
         task.call()

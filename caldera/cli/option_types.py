@@ -119,7 +119,7 @@ class Number(OptionType):
 
 @dataclass(frozen=True)
 class TextOption(OptionType):
-    """Any text that is not empty.
+    """Option whose value is a non-empty text.
 
     >>> TextOption("FOLDER").from_text("out", "--out")
     'out'

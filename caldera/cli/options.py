@@ -165,7 +165,7 @@ AUGMENTATIONS: Mapping[str, Mapping[str, Any]] = {
     "rotate": {"rotate": 15.0},
     "colour": {"colour": 0.2},
 }
-"""Options for each name of --augment; None is a size that follows from the data."""
+"""Options for each name of --augment; None stands for a size derived from the data."""
 
 AUGMENTATION = (
     RecipeOption(

@@ -127,7 +127,7 @@ class Function:
 
     @property
     def words(self) -> list[str]:
-        """Its statements in their order."""
+        """Texts of the statements, in order."""
         return [statement.word for statement in self.statements]
 
 

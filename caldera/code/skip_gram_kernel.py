@@ -76,7 +76,7 @@ def _check_rows(
     many: int,
     count: Integer,
 ) -> None:
-    """Before any row is read or written."""
+    """Report an error for a row index out of range, before any row is read or written."""
     for indices, amount in ((words, pairs), (contexts, pairs * many)):
         with k.loop(0, amount) as place:
             index = _index(k, indices, place)

@@ -162,7 +162,7 @@ def choices_may_vary(communicator: Communicator) -> bool:
 
 
 def link_for_choices(communicator: Communicator) -> Link | None:
-    """Return the measured link if choices may follow from it, else None; all ranks have to call it.
+    """Return the measured link if choices may depend on it, else None; a collective call.
 
     The link of a communicator stays the same.
 

@@ -29,10 +29,10 @@ from caldera.errors import CommError
 
 LOOPBACK = "127.0.0.1"
 EVERYWHERE = "::" if socket.has_dualstack_ipv6() else ""
-"""All interfaces of this machine."""
+"""Address that stands for all interfaces of this machine."""
 KEY_BYTES = 32
 HANDSHAKE_S = 5.0
-"""For the whole handshake, from the connection to the proof."""
+"""Maximum seconds of the whole handshake, from the connection to the proof."""
 MOST_STRANGERS = 256
 """Handshakes at a time; of more, the oldest is ended."""
 _HELLO = struct.Struct("<II")
@@ -239,7 +239,8 @@ def connect(
 ) -> socket.socket:
     """Return an authenticated socket to the process that listens at a port.
 
-    `seconds` limits the whole handshake. `own_host` is the address sent to the listener, if given.
+    `seconds` limits the whole handshake. The connection starts from the local address `own_host`,
+    if given, which the listener sees as the peer's address.
     """
     until = time.monotonic() + seconds
     for pause in _PAUSES_S:

@@ -271,7 +271,7 @@ class MpiCommunicator(Communicator):
 
     @staticmethod
     def instances() -> list[MpiCommunicator]:
-        """All communicators of this process."""
+        """Return all communicators of this process."""
         return list(_made)
 
     @staticmethod

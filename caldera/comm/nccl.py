@@ -277,8 +277,11 @@ class NcclCommunicator(Communicator):
                 handle.broadcast(given, there, (end - begin) * size, _BYTES, rank, stream)
 
     def _sum_of_halves(self, send: np.ndarray, counts: Sequence[int], op: str, stream: int) -> Any:
-        """This rank's part of a sum of float16 or bfloat16: the parts of all ranks are brought
-        here, added in float32 in the order of the ranks, and rounded once."""
+        """Return this rank's part of a sum of float16 or bfloat16 values.
+
+        The parts of all ranks are received, added in float32 in the order of the ranks, and rounded
+        once.
+        """
         mine = counts[self.rank]
         parts = cupy().empty((self.size, mine), np.uint16)
         arriving = [mine] * self.size

@@ -101,8 +101,9 @@ class Staging:
         return here
 
     def write(self, buffer: np.ndarray) -> np.ndarray:
-        """Return a buffer to be written and then copied to `buffer`; reuse a buffer that was
-        read.
+        """Return a buffer to write, which is copied to `buffer` later.
+
+        A buffer that was read is used again.
         """
         if self._reaches(buffer):
             return buffer

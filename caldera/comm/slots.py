@@ -15,7 +15,7 @@ from caldera.errors import ConfigError
 _HOSTS = r"[^:,]+(:\d+)?(,[^:,]+(:\d+)?)*"
 _ANSWERS_WITHIN_S = 10.0
 _DEAD = re.compile(r"\*|down|fail|unk|power|drained|no_?resp|future", re.IGNORECASE)
-"""States of Slurm in which a node of the allocation takes no more ranks; `*` is no answer."""
+"""Slurm states of a node that cannot run more ranks; `*` marks a node without an answer."""
 
 
 def read_hosts(text: str, where: str = "run --hosts") -> dict[str, int]:

@@ -32,12 +32,14 @@ def report(line: str) -> None:
 
 @dataclass
 class Supervisor:
-    """Restarts a job until it is complete, or has failed more than `restarts` times.
+    """Starts a job again until it is complete, or has failed more than `restarts` times.
 
     - `start`: starts the given number of ranks on these machines; None is this machine, or all.
-    - `least`, `most`: the numbers of ranks that the job can have. Equal numbers skip the search.
+    - `least`, `most`: the numbers of ranks that the job can have. If they are equal, machines are
+      not counted.
     - `grace_s`: seconds between a warning and the end of the ranks.
-    - `look_s`: seconds between two searches for machines; `wait_s`: the longest wait for enough.
+    - `look_s`: seconds between two counts of the machines; `wait_s`: the longest wait for `least`
+      ranks.
     """
 
     start: Callable[[int, str | None], LaunchCommand]

@@ -52,7 +52,7 @@ class Counts(dict[str, Count]):
 
     @property
     def total(self) -> Count:
-        """All operations together."""
+        """Sum over all operations."""
         return sum(self.values(), Count())
 
 
@@ -127,7 +127,7 @@ class Traffic:
 
     @property
     def total(self) -> Count:
-        """All operations together, from the beginning."""
+        """Sum over all operations since the start."""
         return self.mark().total
 
 

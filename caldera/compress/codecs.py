@@ -137,7 +137,7 @@ class HalfPrecisionCodec(Codec):
 
 
 class RawCodec(Codec):
-    """All bits of every value.
+    """Codec that sends values unchanged.
 
     >>> import numpy as np
     >>> from caldera.compress.codecs import RawCodec

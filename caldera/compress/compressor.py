@@ -129,7 +129,7 @@ def unpack_indices(packed: np.ndarray, length: int) -> tuple[np.ndarray, np.ndar
 
 
 def max_index_bytes(length: int) -> int:
-    """The most bytes that places in a vector of this length can take.
+    """Return the maximum bytes of the packed indices of a vector of this length.
 
     >>> max_index_bytes(1000)
     141

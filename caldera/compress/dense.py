@@ -135,7 +135,7 @@ def sum_encoded(
 
 
 def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """One vector; halves become float32."""
+    """Return the concatenated arrays; half precision becomes float32."""
     wide = [array.astype(np.float32) if array.dtype in HALVES else array for array in arrays]
     return wide[0] if len(wide) == 1 else np.concatenate(wide)
 

@@ -180,7 +180,7 @@ class SparseVector:
         return int(low), int(high)
 
     def dense(self) -> np.ndarray:
-        """All elements."""
+        """Return the dense vector."""
         whole = np.zeros(self.length, self.values.dtype)
         whole[self.places] = self.values
         return whole

@@ -76,7 +76,7 @@ def _magnitudes(vectors: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _largest(magnitudes: np.ndarray, count: int) -> np.ndarray:
-    """Places of the `count` largest that are not zero, in order."""
+    """Return the indices of the `count` largest nonzero elements, in order."""
     if count >= magnitudes.size:
         return np.flatnonzero(magnitudes)
     least = np.partition(magnitudes, magnitudes.size - count)[magnitudes.size - count]

@@ -241,19 +241,19 @@ class Array(Expr):
     dot = _method(np.dot, "The matrix product.")
 
     def transpose(self, *axes: int) -> Array:
-        """The axes in another order; reversed if none are given."""
+        """Return the array with its axes permuted; reversed if none are given."""
         return _own(op.transpose(self, axes)) if axes else self.T
 
     def reshape(self, *shape: Any) -> Array:
-        """The same elements in another shape."""
+        """Return an array with the same elements in another shape."""
         return _own(op.reshape(self, shape[0] if len(shape) == 1 else shape))
 
     def astype(self, dtype: Any) -> Array:
-        """The same values in another dtype."""
+        """Return an array with the same values in another dtype."""
         return _own(op.cast(self, dtype))
 
     def conj(self) -> Array:
-        """The conjugates; real numbers are their own."""
+        """Return the complex conjugates; real numbers are unchanged."""
         return _own(op.conj(self))
 
 

@@ -33,7 +33,7 @@ SHORTEST_NAP_S, LONGEST_NAP_S = 2e-5, 1e-3
 
 
 def varint(number: int) -> bytes:
-    """A number from 0, seven bits a byte.
+    """Encode a number >= 0 with seven bits per byte.
 
     >>> varint(5), varint(300)
     (b'\\x05', b'\\xac\\x02')

@@ -160,7 +160,7 @@ class Session(ABC):
         return self.call_each(service, [arguments] * self.ranks)
 
     def call_each(self, service: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """The same, with arguments for each rank."""
+        """Return the result of a service on each rank, with separate arguments for each."""
         self.check_open()
         with self._lock:
             return self._call(service, arguments)

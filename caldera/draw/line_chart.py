@@ -41,12 +41,12 @@ _DOTS_UP_TO = 40
 _HINTS_UP_TO = 400
 _MINUS = str.maketrans({"-": "\u2212"})
 _GAP = 16.0
-"""Between the charts of a figure."""
+"""Distance between the charts of a figure, in pixels."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a chart; points whose y is not finite are gaps in it."""
+    """Line of a chart; points with a non-finite y are gaps."""
 
     label: str
     points: Sequence[Point]

@@ -83,7 +83,7 @@ DARK: Mapping[str, str] = {name: dark for name, (_, dark) in _THEMES.items()}
 CATEGORICAL = tuple(LIGHT[f"line{place}"] for place in range(7))
 """Colours of distinguishable lines and bars, dark enough for text."""
 BETTER, WORSE, UNCLEAR = CATEGORICAL[2], CATEGORICAL[1], CATEGORICAL[6]
-"""Of a comparison's outcomes."""
+"""Colours of the outcomes of a comparison."""
 
 # The first name of a colour is used; colours with several names are also equal in the dark.
 _NAMES = {colour: name for name, colour in reversed(list(LIGHT.items()))}

@@ -147,7 +147,7 @@ class PlanImager:
 
 
 class _Binding:
-    """One plan on reserved memory."""
+    """A plan bound to reserved memory."""
 
     def __init__(
         self, owner: PlanImager, plan: Plan, rows: int, inputs: Mapping[str, Spec]

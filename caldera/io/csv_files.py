@@ -279,7 +279,7 @@ def _refuse_complex(dtype: DType, where: str) -> None:
 
 
 def _problem(text: str, dtype: DType) -> str:
-    """Return the expected value in place of this text; "" if it is a value of the dtype."""
+    """Return a description of the expected value; "" if this text is a value of the dtype."""
     if is_float(dtype):
         number = as_float(text)
         if number is None:

@@ -103,7 +103,7 @@ class GraphNode:
     op: str
     inputs: tuple[str, ...] = ()
     shapes: tuple[tuple[int, ...], ...] = ()
-    """Of its outputs."""
+    """Shapes of the outputs."""
 
 
 # --- values

@@ -123,7 +123,7 @@ def load_npz(path: PathLike) -> dict[str, Tensor]:
 
 
 def npz_arrays(path: PathLike) -> dict[str, NDArray[Any]]:
-    """The same as arrays of the host.
+    """Read the arrays of an npz file into NumPy arrays, by name.
 
     >>> import tempfile, pathlib
     >>> import numpy as np

@@ -139,7 +139,7 @@ def load_safetensors(path: Source) -> dict[str, Tensor]:
 
 
 def safetensors_arrays(path: Source) -> dict[str, NDArray[Any]]:
-    """The same as arrays of the host.
+    """Read the arrays of a safetensors file into NumPy arrays, by name.
 
     >>> import tempfile, pathlib
     >>> import caldera as cd
@@ -262,7 +262,7 @@ def _refuse_pickle(file: IO[bytes], where: str) -> None:
 
 
 def _entry(raw: Any, where: str) -> _Entry:
-    """One tensor's part of the header."""
+    """Return the checked header entry of a tensor."""
     fields = raw if isinstance(raw, dict) else {}
     shape: Any = fields.get("shape")
     offsets: Any = fields.get("data_offsets")

@@ -255,7 +255,10 @@ Fresh = Callable[[Shape, str], Array]
 StepFuser = Callable[[Sequence[tuple[str, Call]], Fresh, Callable[[Array], bool]], Steps | None]
 
 STEP_FUSERS: dict[str, StepFuser] = {}
-"""By family; the rooms of kernels fill it when they are imported."""
+"""Functions that run several steps in one launch, by device family.
+
+The packages of kernels add theirs on import.
+"""
 
 
 @dataclass(frozen=True)
@@ -270,4 +273,4 @@ class StepPiece:
 LaunchGrouper = Callable[[Sequence[tuple[Call, Runner]]], list[StepPiece]]
 
 LAUNCH_GROUPERS: dict[str, LaunchGrouper] = {}
-"""By family, in the same way."""
+"""Functions that group the calls of a step, by device family; see `STEP_FUSERS`."""

@@ -220,7 +220,7 @@ class MultiHeadAttention(Layer):
         return self._joined(op.scaled_dot_product_attention(q, k, v, mask=mask, causal=self.causal))
 
     def _joined(self, mixed: Expr) -> Expr:
-        """(N, heads, T, C / heads) as (N, T, C), and the last product."""
+        """Join heads, (N, heads, T, C / heads) to (N, T, C), and apply the output product."""
         count, heads, steps, width = mixed.shape
         joined = op.reshape(op.transpose(mixed, (0, 2, 1, 3)), (count, steps, heads * width))
         return op.linear(joined, self.output_weight, self.output_offset)

@@ -295,7 +295,7 @@ class FunctionLayer(Layer):
 @register
 @dataclass(eq=False)
 class Flatten(Layer):
-    """Each sample as a vector.
+    """Layer that reshapes each sample to a vector.
 
     >>> from caldera import nn, op
     >>> nn.Flatten()(op.input("x", (5, 2, 3))).shape

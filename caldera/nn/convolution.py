@@ -36,7 +36,7 @@ RANGES = {
 
 
 def _sizes(layer: str, name: str, value: int | Sequence[int], axes: int) -> tuple[int, ...]:
-    """One size for each axis."""
+    """Return checked sizes, one for each axis."""
     sizes = tuple(value) if isinstance(value, Sequence) else (value,) * axes
     for each in sizes:
         check_counts(layer, **{name: each})

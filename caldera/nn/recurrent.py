@@ -86,7 +86,7 @@ class Recurrent(Recurrence):
         self._kept = [self.state(name, shape) for name in names if self.stateful]
 
     def reset_states(self) -> None:
-        """Let the kept states be zeros, for new sequences."""
+        """Set the kept states to zeros, for new sequences."""
         for variable in self._kept if self.built else ():
             variable.assign(np.zeros(variable.shape))
 

@@ -91,7 +91,7 @@ def transpose(x: Any, axes: Sequence[int] | None = None) -> Expr:
 
 @along_an_axis
 def swapaxes(x: Any, first: int, second: int) -> Expr:
-    """Two axes exchanged.
+    """Exchange two axes.
 
     >>> import caldera as cd
     >>> from caldera import op

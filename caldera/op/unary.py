@@ -139,7 +139,7 @@ def sqrt(x: Any) -> Expr:
 
 
 def rsqrt(x: Any) -> Expr:
-    """One over the square root.
+    """Return the reciprocal square root, 1 / sqrt(x).
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -161,7 +161,7 @@ def square(x: Any) -> Expr:
 
 
 def reciprocal(x: Any) -> Expr:
-    """One over `x`.
+    """Return the reciprocal, 1 / x.
 
     >>> import caldera as cd
     >>> from caldera import op

@@ -60,7 +60,7 @@ class LineSearch:
 
     @property
     def ends(self) -> tuple[LinePoint, LinePoint]:
-        """Both ends of the interval."""
+        """Points at both ends of the interval."""
         return LinePoint(self.at0, self.loss0, self.slope0), LinePoint(
             self.at1, self.loss1, self.slope1
         )

@@ -84,7 +84,7 @@ def sharded_parameters(sharding: Sharding | None) -> Iterator[None]:
 
 @contextmanager
 def updating(variable: Variable) -> Iterator[None]:
-    """Inside, everything is about this variable."""
+    """Context manager that sets the variable being updated."""
     token = _variable.set(variable)
     try:
         yield

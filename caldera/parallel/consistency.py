@@ -198,7 +198,7 @@ def check_counts(where: str, **counts: object) -> None:
 
 
 def check_choice(where: str, name: str, given: object, choices: Iterable[object]) -> None:
-    """One of these.
+    """Raise an error unless the value is one of the choices.
 
     >>> check_choice("Example", "start", "old", ["new", "given"])
     Traceback (most recent call last):

@@ -262,7 +262,7 @@ class ParameterShards:
         return {whole.node: (part.node, layout) for whole, (part, layout) in self._parts.items()}
 
     def shard(self) -> None:
-        """From now on ranks have parts."""
+        """Replace the whole parameters by each rank's parts."""
         self.is_sharded = True
         for whole, (part, layout) in self._parts.items():
             part.assign(layout.part_of(whole.numpy(), self._communicator.rank))

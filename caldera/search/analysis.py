@@ -52,7 +52,7 @@ class Importance:
     value: float
     low: float
     high: float
-    """Two standard errors below and above."""
+    """Bounds: two standard errors below and above the value."""
 
 
 def importances(

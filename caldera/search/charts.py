@@ -56,7 +56,7 @@ class TrialTable:
         return iter(self.rows)
 
     def to_pandas(self) -> Any:
-        """The same as a `pandas.DataFrame`."""
+        """Return the table as a `pandas.DataFrame`."""
         pandas = optional_import("pandas", "pandas", "study.table")
         return pandas.DataFrame(self.rows, columns=self.columns)
 

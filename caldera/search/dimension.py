@@ -343,7 +343,7 @@ def _check_range(where: str, low: Any, high: Any, log: bool) -> None:
 
 
 def uniform(low: float, high: float, step: float | None = None) -> Uniform:
-    """Return a uniform dimension from `low` to `high`; with `step`, only multiples from `low`.
+    """Return a uniform dimension from `low` to `high`; with `step`, on the grid `low` + n `step`.
 
     >>> from caldera import search
     >>> search.uniform(0.1, 0.5, step=0.1).grid()

@@ -146,11 +146,11 @@ class Method(Configurable):
         return sorted(over, key=lambda trial: trial.told or 0)
 
     def loss(self, trial: Trial) -> float:
-        """The first objective as a number that should be small; infinite if there is none."""
+        """Return the first objective as a number to minimise; infinite if there is none."""
         return self.losses(trial)[0]
 
     def losses(self, trial: Trial) -> tuple[float, ...]:
-        """All objectives likewise."""
+        """Return all objectives as numbers to minimise; infinite if there are none."""
         if not trial.is_feasible:
             return self.objective.losses(None)
         return self.objective.losses(trial.values)

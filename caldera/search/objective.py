@@ -28,7 +28,7 @@ _SMALLER_IS_BETTER = ("value", "seconds", "epochs", "parameters", *MEASURED)
 
 
 class MissingMetric(ConfigError):
-    """An objective or a constraint names what no trial reports."""
+    """An objective or a constraint names a value that no trial reports."""
 
 
 @dataclass(frozen=True)

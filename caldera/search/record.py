@@ -184,7 +184,7 @@ class TrialRecord:
         return replace(outcome, conditions=name)
 
     def keep_conditions(self, name: str, text: str) -> None:
-        """Write conditions down, unless they are."""
+        """Store conditions, unless they are stored already."""
         if self._kept is None:
             self._kept = set(self.conditions())
         if name not in self._kept:
@@ -193,7 +193,7 @@ class TrialRecord:
             self._kept.add(name)
 
     def conditions(self) -> dict[str, str]:
-        """All that are kept, by their names."""
+        """Return all stored conditions, by name."""
         found = self._storage.get_study_system_attrs(self._study)
         return {
             key.removeprefix(_CONDITIONS): str(text)

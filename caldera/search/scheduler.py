@@ -44,7 +44,7 @@ class StudyCallback:
     """
 
     def study_begins(self, study: Study) -> None:
-        """Before the first trial."""
+        """Called before the first trial."""
 
     def trial_begins(self, study: Study, trial: Trial) -> None:
         """Called when a trial is assigned to a worker."""
@@ -239,7 +239,7 @@ class Scheduler:
         return trial_seed(self.seed, number)
 
     def call_callbacks(self, moment: str, *trial: Trial) -> None:
-        """Tell the callbacks of a moment, and of the trial that it belongs to."""
+        """Call the method `moment` of all callbacks, with the study and the trial, if given."""
         for callback in self.callbacks:
             getattr(callback, moment)(self.study, *trial)
 

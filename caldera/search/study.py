@@ -118,7 +118,7 @@ class Study:
         return found
 
     def best_or_none(self) -> Trial | None:
-        """The same, or None."""
+        """Return the best trial, or None."""
         good = [trial for trial in self.trials if math.isfinite(self.losses(trial)[0])]
         return min(good, key=lambda trial: (self.losses(trial), trial.number), default=None)
 

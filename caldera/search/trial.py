@@ -187,7 +187,7 @@ class Trial:
         return f"<{shortened(': '.join(part for part in parts if part), 200)}>"
 
     def copy(self) -> Trial:
-        """One that no longer changes."""
+        """Return a copy of the trial that no longer changes."""
         return replace(self, curve=list(self.curve))
 
 

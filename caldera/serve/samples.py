@@ -150,7 +150,7 @@ class RequestReader:
         raise self._unreadable("samples", self._shape(), f"of shape {list(array.shape[1:])}")
 
     def _array(self, samples: list[Any], *, exact: bool) -> np.ndarray:
-        """Numbers as float64; whole ones for a model that takes these in its own dtype."""
+        """Return an array of the samples: float64, or the model's integer dtype if `exact`."""
         own = canonical(self._contract.dtype)
         dtype = own if exact and is_integer(own) else canonical("float64")
         try:

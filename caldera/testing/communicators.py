@@ -93,7 +93,7 @@ def messages_from_anybody(comm: Communicator) -> None:
 
 @_check
 def broadcasts(comm: Communicator) -> None:
-    """From every root, every size and dtype."""
+    """Check broadcasts from every root, for every size and dtype."""
     for root in range(comm.size):
         for size in SIZES:
             buffer = of_rank(comm.rank, size)

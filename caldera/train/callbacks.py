@@ -68,10 +68,10 @@ class Callback:
     """The column of the history by which it chooses an epoch or ends the run, if it does so."""
 
     def run_begins(self, run: Run) -> None:
-        """Before the first epoch."""
+        """Called before the first epoch."""
 
     def epoch_begins(self, run: Run) -> None:
-        """Before the first batch of an epoch (or the next one, where a run is resumed)."""
+        """Called before the first batch of an epoch, or the next batch of a resumed run."""
 
     def batch_ends(self, run: Run) -> None:
         """After each training step, which a device may still have to do: see above."""

@@ -286,7 +286,7 @@ class LaunchThrottle:
         self._marks: deque[Event] = deque()
 
     def step_launched(self) -> None:
-        """To be called after each launch."""
+        """Record a launch; wait if the device is too far behind."""
         now = self._clock()
         if now < self._next:
             return

@@ -34,7 +34,7 @@ from caldera.optim.sharding import Sharding
 VOTES = "votes"
 """Name of the input by which ranks exchange requests (stop, save) with each step."""
 NO_VOTES = (0.0, 0.0)
-"""To stop, and to save."""
+"""Votes without a request to stop or to save."""
 
 # --- what is handed on
 
@@ -107,11 +107,11 @@ class VariableView(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the whole value."""
+        """Shape of the whole value."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Its dtype."""
+        """Dtype of the value."""
 
     def numpy(self) -> np.ndarray:
         """Return the whole value; a collective call if ranks share the value."""
@@ -218,10 +218,10 @@ class RunHooks(ABC):
         """Make sure that all ranks were given the same, which JSON can hold."""
 
     def begin(self, setup: RunSetup) -> None:  # noqa: B027
-        """Before the first plan is made; all ranks have to call this, with the same model."""
+        """Called before the first plan is made, on all ranks, with the same model."""
 
     def shard(self) -> None:  # noqa: B027
-        """Before the steps of an epoch."""
+        """Called before the steps of an epoch."""
 
     def after_step(self, votes: Sequence[float]) -> Sequence[float] | None:
         """Exchange data after a step has been launched; return the sums of votes over ranks.
@@ -266,7 +266,7 @@ class Strategy(GraphStrategy, RunHooks, CheckpointLayout):
 
 
 class SingleProcessStrategy(Strategy):
-    """One process that sees the whole batch.
+    """Strategy of a single process, which computes the whole batch.
 
     >>> import caldera as cd
     >>> from caldera.train.strategy import SingleProcessStrategy

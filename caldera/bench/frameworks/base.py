@@ -126,7 +126,7 @@ class Trainer(BenchTask):
 
     @abstractmethod
     def losses(self, steps: int) -> list[float]:
-        """Make steps and give back their losses."""
+        """Run steps and return their losses."""
 
     @abstractmethod
     def gradients_at(self, x: Array, y: Array) -> tuple[float, list[Array]]:

@@ -17,7 +17,7 @@ HEAD = ("figure", "verdict", "measured", "commit", "kernels")
 
 @dataclass(frozen=True)
 class FigureAge:
-    """Verdict, date and code of a figure.
+    """A published figure with its verdict, its date and the version of its code.
 
     >>> FigureAge("MLP, 16 threads", "faster", "2026-11-18", "e48545b5", "another").state
     'old: changed since'

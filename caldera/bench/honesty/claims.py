@@ -94,9 +94,9 @@ class ClaimedRun:
     """Total number of training samples, repeated samples included."""
     hardware: Hardware | None = None
     options: Options | None = None
-    """All that changes speed or accuracy."""
+    """Options that affect speed or accuracy."""
     seconds: tuple[float, ...] = ()
-    """Every time that was taken."""
+    """All measured times."""
     seconds_of: str = ""
     """operator, step, epoch or training."""
     rate: float | None = None
@@ -146,7 +146,7 @@ class Claims:
     scaling: str = ""
     """strong or weak, if runs differ in their number of ranks."""
     tuning: dict[str, Tuning] | None = None
-    """By system."""
+    """Tuning effort of each system."""
     statements: dict[str, str] | None = None
     """Sentences of the report about facts that its numbers cannot show, by the name of the rule."""
 

@@ -104,7 +104,7 @@ class Watch:
         self.watching_s += time.perf_counter() - now
 
     def results(self) -> dict[str, Any]:
-        """Of all metrics, by name."""
+        """Return the results of all metrics, by name."""
         return plain_results(self.metrics)
 
 

@@ -44,14 +44,14 @@ class Watched:
     step: int = 0
     epoch: int = 0
     step_seconds: float = 0.0
-    """Of the last step."""
+    """Seconds of the last step."""
     data_seconds: float = 0.0
-    """Until the last batch was there."""
+    """Seconds of waiting for the last batch."""
     seconds: float = 0.0
-    """Since the beginning, without what metrics took."""
+    """Seconds since the start, without the time of the metrics."""
     loss: float | None = None
     accuracy: float | None = None
-    """On test data, after an epoch."""
+    """Test accuracy after an epoch."""
     results: list[Array] = field(default_factory=list)
     """Of the last call, at the levels of operators and networks."""
 
@@ -78,13 +78,13 @@ class Measure(ABC):
     unit: str = ""
 
     def begin(self, watched: Watched) -> None:  # noqa: B027 - most begin with nothing
-        """Before the first step."""
+        """Called before the first step."""
 
     def step(self, watched: Watched) -> None:  # noqa: B027 - some look at epochs alone
-        """After a step."""
+        """Called after each step."""
 
     def epoch(self, watched: Watched) -> None:  # noqa: B027 - operators have none
-        """After an epoch, with the accuracy on test data."""
+        """Called after each epoch, with the test accuracy."""
 
     @abstractmethod
     def result(self) -> Result:

@@ -125,7 +125,7 @@ def exchanged(communicator: Communicator, message: Array) -> list[Array]:
 
 
 def joined(arrays: list[Array]) -> Array:
-    """All numbers as one row.
+    """Concatenate arrays to a vector.
 
     >>> joined([np.ones(2), np.zeros((1, 2))])
     array([1., 1., 0., 0.])

@@ -98,7 +98,7 @@ class ValidationError(CalderaError, AssertionError):
 
 @dataclass(frozen=True)
 class Finding:
-    """One check.
+    """Result of a check.
 
     >>> str(Finding("gradient", 0.5, 1e-6, "input 0"))
     'WRONG  gradient: 0.5 (at most 1e-06), input 0'
@@ -146,7 +146,7 @@ class PartValidation:
         return [each for each in self.findings if not each.passes]
 
     def add(self, check: str, value: float, allowed: float, detail: str = "") -> None:
-        """One check more."""
+        """Add the result of a check."""
         self.findings.append(Finding(check, float(value), allowed, detail))
 
     def add_all(self, *checks: tuple[Any, ...]) -> None:
@@ -157,7 +157,7 @@ class PartValidation:
     def add_difference(
         self, check: str, found: Sequence[Array], expected: Sequence[Array], allowed: float
     ) -> Difference:
-        """One check more, of arrays."""
+        """Add the comparison of arrays, and return their difference."""
         apart = Difference.of(found, expected)
         heat = tuple(map(tuple, apart.heat))
         self.findings.append(Finding(check, apart.largest, allowed, apart.where, heat))

@@ -103,7 +103,7 @@ Findings = Mapping[str, Mapping[str, Quantity]]
 
 @dataclass(frozen=True)
 class Criterion:
-    """One judged aspect of a claim."""
+    """Criterion by which a part of a claim is judged."""
 
     name: str
     figure: str

@@ -58,7 +58,7 @@ class Guess:
     ranks: int
     way: str
     seconds: float
-    """Of a step."""
+    """Seconds of a step."""
     rate: float
     """Samples a second."""
     memory: float

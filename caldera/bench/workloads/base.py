@@ -214,7 +214,7 @@ class ProductCase(Case):
 
     @property
     def nbytes(self) -> int:
-        """Of all three matrices."""
+        """Bytes of all three matrices."""
         return 4 * (self.m * self.k + self.k * self.n + self.m * self.n)
 
     def arrays(self) -> dict[str, Array]:

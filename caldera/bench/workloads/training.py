@@ -125,7 +125,7 @@ _SINGLE = {
 
 
 def networks() -> list[BenchWorkload]:
-    """Every work that trains a network.
+    """Return the workloads of training steps.
 
     >>> [work.name for work in networks()][:3]
     ['mlp', 'mlp-depth', 'lenet5']
@@ -188,7 +188,7 @@ def _case(name: str, network: TrainingCase, ranks: int = 1, scheme: str = "") ->
 
 
 def learning() -> list[BenchWorkload]:
-    """Every work that trains to an accuracy.
+    """Return the workloads that train to an accuracy.
 
     >>> [work.name for work in learning()]
     ['training', 'distributed', 'weak-scaling']

@@ -31,7 +31,7 @@ def room_bytes(ranks: int) -> int:
 
 
 class SharedExchange:
-    """The room of all ranks of a communicator.
+    """Shared memory of a communicator, with a section for each rank.
 
     >>> from caldera.comm import run_virtual_ranks
     >>> def work(comm):

@@ -19,7 +19,7 @@ LARGEST_ARRAY = 1 << 16
 """Elements: larger arrays are neither computed ahead nor compared with each other."""
 
 VIEWS = frozenset({"broadcast_to", "reshape", "transpose", "slice", "flip"})
-"""Ops that only look at a value in another way."""
+"""Ops whose result is a view of the input's elements."""
 
 _known: weakref.WeakValueDictionary[Hashable, Node] = weakref.WeakValueDictionary()
 

@@ -135,4 +135,4 @@ ARRAYS = NUMBERS + Rules(
     (p.iota(name="node"), lambda node: known_node(value_of(node)) if is_known(node) else None),
     (anything("node"), _array),
 )
-"""All of constant folding."""
+"""All rules of constant folding."""

@@ -39,7 +39,7 @@ Use = Literal["rows", "last", "alike", "any"]
 """Order of an op's input or output: row major, channels last, the same for all images, or any."""
 
 Uses = tuple[tuple[Use, ...], tuple[Use, ...]]
-"""For each input and each output."""
+"""Orders of all inputs, and of all outputs."""
 
 IMAGES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "conv2d": ((0,), (0,)),

@@ -15,7 +15,7 @@ HasKernel = Callable[[str], bool]
 
 
 def lower(program: Program, has_kernel: HasKernel) -> Program:
-    """Expand until every op has a kernel."""
+    """Return the program with ops expanded until every op has a kernel."""
 
     def parts_of(node: Node) -> Callable[..., Node | Nodes] | None:
         if node.op is matmul:

@@ -160,7 +160,7 @@ class Rules:
         self._by_ops: dict[tuple[Op, frozenset[Op]], list[tuple[Pattern, Rewrite]]] = {}
 
     def __add__(self, other: Rules) -> Rules:
-        """These rules, then those."""
+        """Return the rules of both, `self` first."""
         return Rules(*self.pairs, *other.pairs)
 
     def once(self, node: Node) -> Node | None:

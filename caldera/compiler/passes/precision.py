@@ -24,7 +24,7 @@ from caldera.core.tensor.dtype import DType, bfloat16, bool_, float16, float32
 from caldera.errors import ConfigError
 
 ALL = 99
-"""Every input, however many there are."""
+"""Number that stands for all inputs of an op."""
 
 PRODUCTS: dict[str, int] = {
     "matmul": ALL,

@@ -102,7 +102,7 @@ def _is_product_of(uses: Uses, value: Node) -> bool:
 
 
 def _sums(uses: Uses, norm: Node, total: Node) -> Nodes:
-    """Its sums over samples: one number for each element of a row."""
+    """Return the sums of `total` over samples: one number for each element of a row."""
     axes, rank = norm.attrs["axis"], len(total.shape)
     others = tuple(axis for axis in range(rank) if axis not in axes)
     found = [user for user in uses.users[total] if is_sum_over(user, others)]
@@ -137,12 +137,12 @@ residual_norm = Joins(
 
 
 LARGE = 1 << 20
-"""Numbers in a batch from which on it is worth it: kernels that take whole small networks would not
-know it."""
+"""Minimum number of elements of a batch: kernels for whole small networks do not support the joins.
+"""
 
 
 def _norm(uses: Uses, node: Node) -> Join | None:
-    """A layer norm whose result all readers round to one dtype."""
+    """Join a layer norm with the casts of all its readers to the same dtype."""
     result = uses.output(node, 0)
     casts = () if result is None else _rounding_casts(uses, result)
     if not casts:
@@ -152,7 +152,7 @@ def _norm(uses: Uses, node: Node) -> Join | None:
 
 
 def _gather(uses: Uses, node: Node) -> Join | None:
-    """The same of a large gather."""
+    """Join a large gather with the casts that round its result."""
     if node.dtype != float32 or size(node.shape) < LARGE:
         return None
     casts = _rounding_casts(uses, node)

@@ -319,4 +319,4 @@ REDUCTIONS = Rules(
 )
 
 RULES = ARITHMETIC + LOGIC + CASTS + MOVEMENT + REDUCTIONS
-"""All rules."""
+"""All rules of simplification."""

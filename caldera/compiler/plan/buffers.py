@@ -246,7 +246,7 @@ class OutputSlot:
         return memory, memory.on_device(write=True, discard=True)
 
     def release(self) -> None:
-        """Drop the memory, which then belongs to the result only."""
+        """Drop the reference to the memory, which then belongs only to the result."""
         self._memory = None
         self._flat = None
 

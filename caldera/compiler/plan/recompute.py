@@ -145,7 +145,7 @@ def _work(
 
 
 class TooLittle(Exception):
-    """A step does not fit even if all other values are dropped."""
+    """Raised if a step does not fit even when all other values are dropped."""
 
 
 class Recomputation:

@@ -144,7 +144,7 @@ class BufferView:
 
 @dataclass
 class Step:
-    """One kernel call."""
+    """Kernel call of a plan."""
 
     node: Node
     kernel: Kernel

@@ -165,7 +165,7 @@ def _read(key: str) -> Peaks | None:
 CARD = Peaks(float32=3e13, float64=1e12, bfloat16=3e13, bandwidth=1e12)
 """Minimum speeds assumed for a GPU, for kernels without measurements."""
 LINK = 1e10
-"""Bytes a second between a device and the host, where that may not be measured."""
+"""Assumed bytes per second between a device and the host, if measuring is not allowed."""
 COPIED_BYTES = 1 << 20
 """Bytes of the copy that is timed: there may not be room for more."""
 LAUNCH_S = 1e-5

@@ -101,7 +101,7 @@ def Rows(
 def Columns(
     unit: int = 1, *, cuts: Iterable[int] | None = None, ranks: Iterable[int] | None = None
 ) -> Axis:
-    """Each rank has columns of a matrix: `Axis(-1)`.
+    """Return a distribution of a matrix by columns: `Axis(-1)`.
 
     >>> from caldera.compiler.sharding.distributions import Columns
     >>> Columns().of((5, 3), range(2)).local_shape(0)
@@ -177,7 +177,7 @@ def BlockCyclic(
 
 @dataclass(frozen=True)
 class Replicated(Distribution):
-    """Every rank has everything.
+    """Distribution in which every rank has the whole array.
 
     >>> from caldera.compiler.sharding.distributions import Replicated
     >>> Replicated(ranks=(1, 2)).of((3,), range(4)).owners((0,))

@@ -365,7 +365,7 @@ class CartesianLayout(ShardLayout):
 
 
 def replicated(shape: Shape, ranks: Sequence[int]) -> CartesianLayout:
-    """Each of these ranks has everything."""
+    """Return a layout in which each of these ranks has the whole array."""
     return _replicated(shape, tuple(ranks))
 
 

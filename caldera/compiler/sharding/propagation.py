@@ -229,7 +229,7 @@ class Propagation:
         return full(layout.local_shape(self.rank), 0, dtype)
 
     def depending(self, made: Node, parts: Sequence[Node]) -> Node:
-        """Return the node `made`, which depends on these parts."""
+        """Return `made`; a subclass may tie it to `parts`, so that their collectives always run."""
         return made
 
     # --- rewriting

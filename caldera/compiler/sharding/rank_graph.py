@@ -102,7 +102,7 @@ class RankGraph(Propagation):
         return [self.whole(root) for root in roots]
 
     def whole(self, node: Node) -> Node:
-        """All of a value, on every rank."""
+        """Return the node of the whole value, on every rank."""
         return self.placed(node, replicated(node.shape, self._everyone))
 
     def share(self, number: Node) -> Node:
@@ -298,5 +298,5 @@ class RankGraph(Propagation):
 
 
 def _has_gradient(way: ShardingRule) -> bool:
-    """Of terms only sums have one."""
+    """Return True if a rule's outputs have gradients: terms of a maximum or product have none."""
     return all(where.terms == 1 or where.reduce == "sum" for where in way.outputs)

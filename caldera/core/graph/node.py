@@ -171,7 +171,7 @@ class Spec:
 
     @property
     def logical(self) -> Spec:
-        """The same without the order."""
+        """Spec without the memory order."""
         return self if self.order is None else Spec(self.shape, self.dtype)
 
     @property

@@ -155,7 +155,7 @@ GradientRule = Callable[..., tuple[Node | None, ...]]
 FlopsRule = Callable[[Node], int]
 
 OPS: dict[str, Op] = {}
-"""Every op there is, by name."""
+"""All registered ops, by name."""
 MOST_KNOWN = 1 << 12
 """Number of shapes for which a composite op caches its results."""
 
@@ -265,7 +265,7 @@ class Op:
         return intern(self, inputs, attrs, tuple(outputs))
 
     def rebuild(self, node: Node, inputs: Nodes) -> Node:
-        """The same node over other inputs."""
+        """Return the node with its inputs replaced."""
         if inputs == node.inputs:
             return node
         if node.pin is None:
@@ -390,7 +390,7 @@ def item(node: Node, index: int) -> Node:
 
 
 def items(node: Node) -> Nodes:
-    """All outputs of a node."""
+    """Return all outputs of a node."""
     if len(node.outputs) == 1:
         return (node,)
     return tuple(item(node, index) for index in range(len(node.outputs)))

@@ -140,11 +140,11 @@ class Program:
 
     @property
     def roots(self) -> Nodes:
-        """Every node that has to be computed."""
+        """Nodes that have to be computed: outputs and updates."""
         return self.outputs + tuple(value for _, value in self.updates)
 
     def with_roots(self, roots: Sequence[Node]) -> Program:
-        """The same program over rewritten roots."""
+        """Return the program with its roots replaced."""
         if tuple(roots) == self.roots:
             # Most passes change no node: the order of the nodes is known.
             return self
@@ -153,14 +153,14 @@ class Program:
         return Program(tuple(roots[:count]), tuple(zip(targets, roots[count:], strict=True)))
 
     def mapped(self, convert: Callable[[Node, Nodes], Node]) -> Program:
-        """The program with every node replaced by `convert(node, new_inputs)`."""
+        """Return the program with every node replaced by `convert(node, new_inputs)`."""
         new: dict[Node, Node] = {}
         for node in self.order():
             new[node] = convert(node, tuple([new[given] for given in node.inputs]))
         return self.with_roots([new[root] for root in self.roots])
 
     def order(self) -> Sequence[Node]:
-        """All nodes, inputs before users."""
+        """Return all nodes, inputs before users."""
         # Not a cached_property: before Python 3.12 threads wait for each other at those.
         kept: dict[str, tuple[Node, ...]] = self.__dict__
         order = kept.get("_order")

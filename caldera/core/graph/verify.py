@@ -104,7 +104,7 @@ class _Checker:
             )
 
     def all_nodes(self) -> None:
-        """Every rule for every node, and for the bodies they hold."""
+        """Apply every rule to every node, and to the bodies that nodes contain."""
         for node in self.order:
             self.attributes(node)
             self.leaf(node)

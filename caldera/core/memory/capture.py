@@ -50,7 +50,7 @@ class LaunchBatcher:
         self._enough = 1
 
     def add(self, times: Times, launch: Launch) -> None:
-        """Once more."""
+        """Add a repetition, and launch the batch when it is full."""
         with self._lock:
             if times != self._last():
                 self.settle(launch)

@@ -264,7 +264,7 @@ class Device(ABC):
 
     @property
     def pools(self) -> tuple[Pool, ...]:
-        """Every pool this device owns, for reports."""
+        """All memory pools of this device, for reports."""
         return (self.pool,)
 
     @property

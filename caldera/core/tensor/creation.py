@@ -95,7 +95,7 @@ def one() -> Filler:
 
 
 def constant(value: bool | int | float) -> Filler:
-    """The same value everywhere.
+    """Return a filler with the same value in every element.
 
     >>> import caldera as cd
     >>> cd.Tensor((2,), fill=cd.constant(0.5)).tolist()

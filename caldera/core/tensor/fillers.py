@@ -90,7 +90,7 @@ def as_filler(fill: object, where: str) -> Filler:
 
 @dataclass(frozen=True)
 class Constant(Filler):
-    """The same value everywhere."""
+    """Filler with the same value in every element."""
 
     value: bool | int | float | complex
 

@@ -51,7 +51,7 @@ class Streams:
         return stream
 
     def restart(self, seed: int) -> None:
-        """Another seed, and the first stream again."""
+        """Set the seed, and restart at the first stream."""
         with self._lock:
             self.seed, self._next = seed, 0
 

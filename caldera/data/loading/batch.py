@@ -59,7 +59,7 @@ class Batch:
 
     @property
     def arrays(self) -> Arrays:
-        """All arrays: the inputs, then the targets."""
+        """Arrays of the batch: the inputs, then the targets."""
         return (self.x, *self.between, *(() if self.y is None else (self.y,)))
 
     def __len__(self) -> int:

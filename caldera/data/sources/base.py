@@ -113,12 +113,12 @@ class Data(ABC):
 
     @property
     def x(self) -> Array:
-        """All inputs, as one new array."""
+        """Inputs of all samples, as a new array."""
         return self.batch(np.arange(len(self)))[0]
 
     @property
     def y(self) -> Array | None:
-        """All targets, as one new array."""
+        """Targets of all samples, as a new array; None without targets."""
         arrays = self.batch(np.arange(len(self)))
         return arrays[-1] if len(arrays) > 1 else None
 
@@ -136,7 +136,7 @@ class RawData(Data):
 
 
 class Subset(Data):
-    """Some samples of data, by their numbers.
+    """Samples of another data source, selected by index.
 
     >>> from caldera import data
     >>> data.Pipeline([10, 20, 30, 40]).subset([3, 1]).x.tolist()

@@ -149,7 +149,7 @@ class IterableData:
         return self._kind
 
     def _items(self) -> Iterator[Any]:
-        """All items, from the first."""
+        """Return an iterator over all items, from the first."""
         if not callable(self._source):
             if self._spent:
                 raise DataError.build(

@@ -123,7 +123,7 @@ class NumberEncoder:
         return values
 
     def shown(self, measure: float) -> str:
-        """Such a number in words."""
+        """Return the text of a value that `measure` returned."""
         return f"{measure:.6g}"
 
     def notes(self, values: Values) -> str:

@@ -93,7 +93,7 @@ class TextEncoder:
         return np.array(lengths, np.float64)
 
     def shown(self, measure: float) -> str:
-        """Such a number in words."""
+        """Return the text of a length that `measure` returned."""
         return f"{measure:.0f} words"
 
     def notes(self, values: Values) -> str:

@@ -158,7 +158,7 @@ class SubtractMean(_Linear):
 
     @classmethod
     def of(cls, data: Data) -> SubtractMean:
-        """Return the transform to mean 0 for each element of a sample."""
+        """Return the transform that subtracts the mean of each element over the samples."""
         if not len(data):
             raise DataError.build("data.SubtractMean.of", expected="samples", got="none")
         total = np.zeros(data.shape)
@@ -189,7 +189,7 @@ def _along_channels(values: Array, axes: int) -> Array:
 
 
 def _batches(data: Data, size: int = 1000) -> Iterator[Array]:
-    """All x, some samples at a time."""
+    """Yield the inputs of all samples, in batches."""
     for start in range(0, len(data), size):
         yield data.batch(np.arange(start, min(start + size, len(data))))[0]
 

@@ -204,10 +204,10 @@ class Phase:
     """
 
     first: int
-    """The first such pixel."""
+    """Index of the first pixel."""
     count: int
     step: int
-    """From one to the next: the stride."""
+    """Distance between neighbouring pixels: the stride."""
     taps: int
     last_tap: int
     """The tap that the correlation begins with."""

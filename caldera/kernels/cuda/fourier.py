@@ -159,7 +159,7 @@ HEADER = "fourier.cuh"
 
 
 def complex_bytes(dtype: str) -> int:
-    """Bytes of a complex number as it is computed with."""
+    """Return the bytes of a complex number in the computation."""
     return 16 if dtype == "float64" else 8
 
 

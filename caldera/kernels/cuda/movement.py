@@ -306,7 +306,7 @@ def _lanes(axes: Sequence[_Axis], target: np.ndarray, source: np.ndarray) -> int
 def placing_calls(
     target: np.ndarray, source: np.ndarray, starts: Sequence[int], steps: Sequence[int], fill: float
 ) -> list[KernelLaunch]:
-    """The source at regular places of the target, and a number everywhere else."""
+    """Return launches that copy the source to a strided part of the target and fill the rest."""
     if not target.size:
         return []
     number = int(as_bits(np.full((1,), fill, target.dtype))[0])

@@ -49,12 +49,12 @@ class _Axis:
 
     @property
     def text(self) -> str:
-        """Its type."""
+        """C++ type of the axis."""
         return f"Axis<{self.size}, {self.stride}, {self.dilation}>"
 
     @property
     def holding(self) -> int:
-        """Windows that may hold an element."""
+        """Maximum number of windows that contain an element."""
         return -(-((self.size - 1) * self.dilation + 1) // self.stride)
 
     def corners(self, length: int) -> int:

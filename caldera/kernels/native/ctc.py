@@ -165,7 +165,7 @@ class _Given:
     width: Integer
 
     def sample(self, k: Emitter, index: RegisterValue, blank: int) -> tuple[_Sample, Pointer]:
-        """A sample, and the rows of its frames."""
+        """Return a sample, and the scratch rows of its frames."""
         stride = self.width + 2 * _MARGIN
         room = self.scratch.at(k.part * self.scratch_step + _MARGIN)
         sample = _Sample(
@@ -186,7 +186,7 @@ class _Given:
 
 @native_kernel
 def _likelihood(k: Emitter, given: _Given, out: Pointer, blank: int) -> None:
-    """Two rows take turns."""
+    """Compute likelihoods with two alternating rows of scratch memory."""
     with k.loop(*k.part_range(given.samples)) as index:
         sample, rows = given.sample(k, index, blank)
         known = _is_known(k, sample, given.frames, given.most_labels)
@@ -288,7 +288,7 @@ def _by_class(sample: _Sample, posterior: Pointer, target: Pointer) -> None:
 
 
 def _rows(node: Node) -> tuple[int, int, int]:
-    """Workers, the width of a row, and numbers of scratch memory for each worker."""
+    """Return the number of workers, the width of a row, and the scratch elements per worker."""
     (samples, frames, _), (_, most) = node.inputs[0].shape, node.inputs[1].shape
     lanes = natural_lanes(F64)
     width = -(-(2 * most + 1) // lanes) * lanes

@@ -33,7 +33,7 @@ FOLLOWING, FROM_MEMORY = 0.85, 0.35
 The second is for kernels with operands in memory, which is equally slow on a shared core.
 """
 CACHED = 1 << 22
-"""Numbers in operands and result from which on they come from memory."""
+"""Number of elements of operands and result from which on they are read from memory."""
 _SPEED = 1e10
 """Operations and bytes a second of kernels that have no estimate."""
 _LARGEST = 1e3
@@ -63,7 +63,7 @@ class Prior:
 
 SECONDS = Prior(overall=2.0, slope=0.1, local=0.3, length=2.0, noise=0.12)
 RATIO = Prior(overall=0.5, slope=0.03, local=0.25, length=3.0, noise=0.08)
-"""Of kernels in turns, whose estimates were made to be compared."""
+"""Prior for ratios of kernels timed in turns, whose estimates are meant for comparison."""
 UNESTIMATED = Prior(overall=1.0, slope=0.1, local=0.25, length=3.0, noise=0.08)
 """The same of kernels that have no estimates."""
 

@@ -1,9 +1,10 @@
-"""Kernels on fewer threads than there are, as further candidates.
+"""Kernels on a subset of the threads, as further candidates.
 
-A short op can be over before the last thread has its part, or spend more time on fetching what
-other cores have written than on computing. So the fastest kernel for a node is tried on some of the
-threads as well, and the best of these takes its place. How fast a kernel is may depend on values
-that cannot be made up, such as indices: then the first calls in earnest take turns, however long.
+A short op can be over before the last thread has its part, or spend more time on fetching data that
+other cores have written than on computing. So the fastest kernel for a node is also timed on fewer
+threads, and the fastest variant replaces it. The speed of a kernel may depend on values that cannot
+be made up, such as indices. Then the first real calls run the variants in turns, however long they
+take.
 """
 
 from __future__ import annotations

@@ -198,7 +198,7 @@ def _conv(filters: int, kernel: int, stride: int, name: str) -> Layer:
 
 
 def _basic(filters: int, stride: int, shortcut: Layer | None, name: str) -> Layer:
-    """Two convolutions of 3 x 3."""
+    """Return a basic residual block: two convolutions of 3 x 3."""
     layers = [
         _conv(filters, 3, stride, name="conv1"),
         BatchNorm(name="bn1"),

@@ -32,7 +32,7 @@ _LOWEST_POWER, _HIGHEST_POWER = -127, 127
 
 @operator("Cast", foreign=True)
 def cast(x: Value, *, to: int, saturate: int = 1, round_mode: str = "up") -> Value:
-    """The same values in another dtype."""
+    """Convert the values to another dtype."""
     return converted(x, dtype_of(to), bool(saturate), round_mode)
 
 
@@ -112,7 +112,7 @@ def size(x: Value) -> np.ndarray:
 
 @operator("Identity", moves=True)
 def identity(x: Value) -> Value:
-    """The same."""
+    """Return the input unchanged."""
     return x
 
 
@@ -198,13 +198,13 @@ def flatten(x: Value, *, axis: int = 1) -> Expr:
 
 @operator("Squeeze", moves=True)
 def squeeze(x: Value, axes: Value = None) -> Expr:
-    """Without these axes of size 1."""
+    """Remove axes of size 1."""
     return op.squeeze(x, None if axes is None else integers(axes, "axes"))
 
 
 @operator("Unsqueeze", moves=True)
 def unsqueeze(x: Value, axes: Value) -> Expr:
-    """With new axes of size 1."""
+    """Insert axes of size 1."""
     return op.unsqueeze(x, integers(axes, "axes"))
 
 

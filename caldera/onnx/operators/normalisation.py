@@ -115,13 +115,13 @@ def group_normalization(
 def instance_normalization(
     x: Value, scale: Value, bias: Value, *, epsilon: float = 1e-5, consumed_inputs: Any = None
 ) -> Expr:
-    """Each channel of each sample."""
+    """Normalise each channel of each sample."""
     return op.group_norm(x, x.shape[1], scale, bias, epsilon)
 
 
 @operator("MeanVarianceNormalization")
 def mean_variance_normalization(x: Value, *, axes: tuple[int, ...] = (0, 2, 3)) -> Expr:
-    """To mean 0 and variance 1."""
+    """Scale to mean 0 and variance 1."""
     centred = op.sub(x, op.mean(x, axes, keepdims=True))
     deviation = op.sqrt(op.mean(op.square(centred), axes, keepdims=True))
     return op.div(centred, op.add(deviation, 1e-9))

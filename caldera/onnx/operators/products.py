@@ -283,7 +283,7 @@ def dynamic_quantize_linear(x: Value) -> tuple[Value, Value, Value]:
 
 
 def _rows(parameter: Value) -> Value:
-    """One number a row: as a column."""
+    """Return a vector with one number per row as a column."""
     return op.reshape(parameter, (-1, 1)) if len(parameter.shape) == 1 else parameter
 
 

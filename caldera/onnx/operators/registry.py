@@ -180,7 +180,7 @@ def axis_moved(x: Value, source: int, target: int) -> Expr:
 
 Function = Callable[..., Any]
 OPERATORS: dict[tuple[str, str], Operator] = {}
-"""By domain and name."""
+"""Operators by domain and name."""
 
 _ASKED_FOR = ("opset", "wanted", "scope")
 

@@ -37,7 +37,7 @@ _DIGITS = {2: 3e-2, 4: 1e-3, 8: 1e-6}
 """Allowed difference relative to the largest value, by the bytes of a number."""
 
 _MUCH = 10**11
-"""Operations from which on a plan is compiled; less is done before one would be ready."""
+"""Number of operations from which on a plan is compiled; below it, compiling takes longer."""
 
 Runner = Callable[[Sequence[np.ndarray]], Sequence[Any]]
 

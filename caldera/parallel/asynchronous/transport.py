@@ -92,11 +92,11 @@ class ServerEndpoint:
         self._here = communicator.size - 1
 
     def local_connection(self) -> Connection:
-        """For the worker of this rank."""
+        """Return the connection for the worker of this rank."""
         return _LocalConnection(self._own, self._own_replies)
 
     def open(self) -> None:
-        """Before the steps of an epoch."""
+        """Prepare for the steps of an epoch."""
         self._here = self._communicator.size - 1
 
     def next(self) -> Push:
@@ -140,7 +140,7 @@ class ServerEndpoint:
 
 
 class _LocalConnection(Connection):
-    """To the server of this rank."""
+    """Connection to the server of this rank."""
 
     def __init__(self, pushes: deque[Push], replies: deque[Reply]) -> None:
         self._pushes = pushes
@@ -219,7 +219,7 @@ class ServerShard:
 
     @cached_property
     def size(self) -> int:
-        """Their elements."""
+        """Number of elements of the parameters."""
         return sum(each.size for each in self.parameters)
 
     @property
@@ -339,7 +339,7 @@ class PushCodec(ABC):
         return message
 
     def step_taken(self) -> None:
-        """Other draws for the next step."""
+        """Select new random draws for the next step."""
         self._steps += 1
 
     def state(self) -> dict[str, np.ndarray]:

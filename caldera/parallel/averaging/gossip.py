@@ -24,7 +24,7 @@ _TURN = "turn of gossip"
 
 
 def ring(ranks: int, turn: int, seed: int) -> np.ndarray:
-    """Each rank with its two neighbours.
+    """Return weights for a mean of each rank and its two neighbours.
 
     >>> from caldera.parallel.averaging.gossip import ring
     >>> ring(4, turn=0, seed=0)

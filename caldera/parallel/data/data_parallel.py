@@ -50,7 +50,11 @@ from caldera.parallel.distributed_variables import FlatLayout, ParameterShards
 from caldera.train.strategy import Gradients, RunSetup, StepProgram, Strategy, VariableView
 
 BUCKET_BYTES = 4 << 20
-"""Large enough that a message's latency does not count, small enough to overlap."""
+"""Default bytes of a gradient message.
+
+This is large enough to hide a message's latency, and small enough to overlap with the backward
+pass.
+"""
 
 
 class DataParallel(Strategy):
@@ -301,8 +305,10 @@ class Sharded(DataParallel):
         return [Expr(node) for node in self._gathering([e.node for e in assignments], forward)]
 
     def _gathering(self, roots: Sequence[Node], forward: Collection[Node]) -> list[Node]:
-        """The program over parameters that are gathered from their parts, for the nodes of the
-        forward pass and, in stage 3, once more for others."""
+        """Return the roots rebuilt with parameters that are gathered from their parts.
+
+        Nodes of the forward pass share one gather. In stage 3 the remaining nodes gather again.
+        """
         ahead = _NO_LIMIT if self.stage < 3 else 1
         first = self._gathered(ahead)
         second = first if self.stage < 3 else self._gathered(ahead)

@@ -26,7 +26,7 @@ class Action(NamedTuple):
 
 
 def fill_drain(stage: int, stages: int, parts: int) -> list[Action]:
-    """All parts forward, then all parts back.
+    """Return the schedule with all parts forward, then all parts backward.
 
     >>> from caldera.parallel.pipeline.schedule import fill_drain
     >>> [str(action) for action in fill_drain(0, stages=2, parts=2)]

@@ -30,7 +30,7 @@ _BOUND = 4
 
 
 def ways(ranks: int, every: int) -> Iterator[TrainingWay]:
-    """Every way of this kind."""
+    """Yield all asynchronous strategies for these ranks."""
     if ranks < 2:
         return
     for mode, exact in _MODES.items():

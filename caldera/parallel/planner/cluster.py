@@ -131,11 +131,11 @@ class Cluster:
         return ranks * stride > self.per_node or not self.is_full
 
     def in_background(self) -> Cluster:
-        """The same for messages behind the computing."""
+        """Return the cluster with links for messages in the background."""
         return _in_background(self)
 
     def of_size(self, ranks: int) -> Cluster:
-        """The same with another number of ranks."""
+        """Return the cluster with another number of ranks."""
         return replace(self, ranks=ranks)
 
     def between(self, ranks: int, stride: int = 1, *, neighbours: bool = True) -> Wire:

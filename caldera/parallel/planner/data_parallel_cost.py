@@ -42,7 +42,7 @@ DATA, SHARDED, COMPRESSED = "data parallel", "sharded", "compressed"
 
 
 def ways(codes: Mapping[str, CodecCost]) -> Iterator[TrainingWay]:
-    """Every kind of data parallelism."""
+    """Yield all data-parallel strategies."""
     for algorithm in ALGORITHMS:
         cost = partial(_plain, algorithm=algorithm)
         maker: tuple[str, dict[str, Any]] = ("DataParallel", {"algorithm": algorithm})

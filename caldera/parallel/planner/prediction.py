@@ -167,7 +167,7 @@ def _made_up(model: Model, batch: int) -> tuple[np.ndarray, ...]:
 
 
 def _fitting(steps: StepPlans, data: Sequence[np.ndarray], size: int) -> float:
-    """The median time of a step as `fit` takes it, of which the batch is a part."""
+    """Return the median seconds of a step as in `fit`, including the batch."""
     count = (_RUNS + 2) * size
     # Repeat the first sample to the required number.
     views = [np.broadcast_to(array[:1], (count, *array.shape[1:])) for array in data]

@@ -34,7 +34,7 @@ def rows(ranking: Ranking) -> list[tuple[str, ...]]:
 
 
 def families_table(ranking: Ranking) -> str:
-    """The same as text."""
+    """Return the rows as a table of text."""
     head, *body = table_lines([HEAD, *rows(ranking)], left=(0,))
     return "\n".join([head, "-" * len(head), *body])
 

@@ -138,7 +138,7 @@ FEATURES = {"matmul": -1, "conv2d": 1}
 
 
 class _Choosing(RankGraph):
-    """Decides about each layer when it is met."""
+    """Graph of a rank that selects the layout of each layer when it reaches the layer."""
 
     def __init__(
         self, rank: int, ranks: int, chosen: Sequence[Candidate], links: Links | None

@@ -49,16 +49,16 @@ class PoolMember:
     ready: bool = False
 
     def greet(self, channel: MessageStream) -> None:
-        """One of its channels has said hello."""
+        """Mark the member as ready after a greeting on one of its channels."""
         self.ready = True
 
     def send(self, message: dict[str, Any]) -> None:
-        """To all its ranks."""
+        """Send a message to all ranks of the member."""
         for channel in self.channels:
             channel.send(message)
 
     def begin(self, task: TrialTask) -> None:
-        """Give it a trial."""
+        """Assign a trial to the member."""
         self.task, self.outcomes, self.is_stopping = task, {}, False
         self.last_heard = self.last_report = time.monotonic()
         self.send({"kind": "trial", "task": task.to_plain()})

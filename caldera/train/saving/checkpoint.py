@@ -39,7 +39,7 @@ FORMAT = "caldera-checkpoint-1"
 TENSORS = "tensors.safetensors"
 STATE = "state.json"
 LARGEST_STATE = 256 << 20
-"""Bytes of JSON that are still read."""
+"""Maximum bytes of JSON that are read."""
 _LARGEST_HEADER = 100 << 20
 
 

@@ -174,7 +174,7 @@ class Checkpointer(Callback):
     # --- resuming
 
     def restore(self, run: Run) -> bool:
-        """Put the run where the newest checkpoint left it; False if there is none yet."""
+        """Restore the run from the newest checkpoint; return False if there is none yet."""
         self._resumed = True
         if run.communicator.rank == 0:
             self._lock.acquire()

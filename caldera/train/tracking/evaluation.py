@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from caldera.train.model import Model
 
 Score = Callable[[np.ndarray, np.ndarray], float]
-"""Of predictions and targets, the larger the better."""
+"""Score of predictions and targets; larger is better."""
 MOST_CLASSES = 200
 """Maximum number of classes for a confusion matrix; larger ones are unreadable."""
 MOST_PAIRS = 1000
 """Pairs of true and predicted values that are kept."""
 MOST_MISTAKES = 18
 MOST_POINTS = 80
-"""Of a curve: more are not seen."""
+"""Maximum number of points of a curve; more would not be visible."""
 CALIBRATION_BINS = 10
 _MOST_SCORED = 100_000
 """Maximum number of samples used for curves."""

@@ -1,7 +1,8 @@
 """Calibration of the planner on the papers' tables: each row is predicted from other rows.
 
 A system has constants that its paper does not report. They are fitted to all rows of a table except
-the rows of one network, which are then predicted. The error on the fitted rows is the error bar.
+the rows of one network, which are then predicted. Twice the error on the fitted rows is the error
+bar.
 """
 
 from __future__ import annotations
@@ -85,8 +86,8 @@ def held_out(
 ) -> list[tuple[float, float]]:
     """Return the prediction of each row by the constants that best fit the remaining groups.
 
-    `predicted` has a row for each choice of constants. The error of a prediction is
-    a factor: the exponential of two standard deviations.
+    `predicted` has a row for each choice of constants. The error of a prediction is a factor: the
+    exponential of twice the root mean square of the logarithmic errors.
 
     >>> held_out(np.array([[1.0, 2.0, 3.0], [2.0, 4.0, 9.0]]), [2.0, 4.0, 6.0], ["a", "b", "c"])
     [(2.0, 1.774...), (4.0, 1.774...), (9.0, 1.0)]

@@ -217,7 +217,7 @@ def _fewer(context: ExperimentContext, epochs: int, seeds: int) -> list[str]:
 
 
 TOP_K_RANKS, TOP_K_RATE, TOP_K_BATCH = 8, 0.1, 16
-"""Ranks, rate and batch; each rank has this batch."""
+"""Number of ranks, learning rate, and batch size of each rank."""
 SHARES = (0.01, 0.05, 0.2)
 WIDTHS = (64, 128, 128, 10)
 """Widths of 26,122 parameters: 1% of a few hundred would be three, too few to represent networks.

@@ -131,7 +131,7 @@ def many_cards(context: ExperimentContext) -> Measurement:
 
 RANKS = 8
 SHAPES = ((784, 528), (528,), (528, 528), (528,), (528, 10), (10,))
-"""Of an MLP on MNIST."""
+"""Shapes of the parameters of an MLP for MNIST."""
 ARIES, EC2 = Wire(1.5e-6, 10e9), Wire(5e-5, 1.25e9)
 """Piz Daint's network, and 10 Gbit/s with the latency of TCP."""
 P100 = 4e12

@@ -34,7 +34,7 @@ USUAL_CPU = Peaks(float32=1e11, float64=5e10, bfloat16=1e11, bandwidth=2e10)
 VIEWS = frozenset({"reshape", "broadcast_to", "transpose", "slice"})
 """Ops that usually take no time at all."""
 OVERHEAD_S = 2e-6
-"""Of a kernel, on any device."""
+"""Assumed overhead of a kernel on any device, in seconds."""
 
 
 class Costs(Protocol):

@@ -89,7 +89,7 @@ def _operand(x: np.ndarray) -> tuple[np.ndarray, int, bytes]:
 
 
 def accumulate_product(c: np.ndarray, a: np.ndarray, b: np.ndarray, scale: float = 1.0) -> None:
-    """c += scale * a @ b, in place; c may be a part of a larger array, if its rows are stretches.
+    """Compute c += scale * a @ b in place; c may be a part of an array with contiguous rows.
 
     >>> c = np.zeros((3, 3))
     >>> accumulate_product(c[:2, 1:], np.ones((2, 4)), np.ones((4, 2)))

@@ -58,7 +58,7 @@ class LocalMatrix:
         return LocalMatrix(self.part.conj().T, self.layout.transposed((1, 0)), self.comm)
 
     def to(self, layout: ShardLayout) -> LocalMatrix:
-        """The same matrix in another layout."""
+        """Redistribute the matrix to another layout."""
         if layout == self.layout:
             return self
         moved = redistributed(self.part, self.layout, layout, self.comm, rank=self.comm.rank)
@@ -134,7 +134,7 @@ def qr(a: LocalMatrix, widest: int = BLOCK) -> tuple[LocalMatrix, LocalMatrix]:
 
 
 Places = slice | np.ndarray
-"""Some of the first axis."""
+"""Selection of indices along the first axis."""
 ALL, NONE = slice(None), slice(0, 0)
 Arriving = Callable[[], np.ndarray]
 """Function that waits for a message and returns its array."""
@@ -170,7 +170,7 @@ class RowMessages:
         return arrived
 
     def finish(self) -> None:
-        """All that was sent has left."""
+        """Wait until all messages have been sent."""
         for request in self._leaving:
             request.wait()
         self._leaving.clear()
@@ -206,7 +206,7 @@ class Posting(RowMessages):
         return lambda: self._post.read(arriving, rank, shape, dtype)[places]
 
     def finish(self) -> None:
-        """All that was sent has left."""
+        """Publish the number of messages, and wait until all have been sent."""
         self._post.count(len(self._leaving), self._sent)
         super().finish()
 

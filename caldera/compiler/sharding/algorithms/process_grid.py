@@ -71,7 +71,7 @@ class Broadcast:
             self._requests = [comm.Irecv(each, root, _PANEL) for each in some]
 
     def wait(self) -> None:
-        """Until they are there, or may be changed again."""
+        """Wait until the parts have arrived or, at the sender, may be changed again."""
         for request in self._requests:
             request.wait()
 
@@ -113,16 +113,16 @@ class ProcessGrid:
 
     @property
     def row(self) -> int:
-        """In which row this rank is."""
+        """Row of this rank."""
         return self.place[1]
 
     @property
     def column(self) -> int:
-        """In which column this rank is."""
+        """Column of this rank."""
         return self.place[2]
 
     def rank_at(self, row: int, column: int) -> int:
-        """Which rank of the communicator is at a place of this rank's layer."""
+        """Return the communicator's rank at a row and a column of this rank's layer."""
         if self.is_transposed:
             return self.transposed.rank_at(column, row)
         return (self.place[0] * self.rows + row) * self.columns + column

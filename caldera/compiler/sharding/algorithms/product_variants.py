@@ -37,7 +37,7 @@ STATIONARY_A, STATIONARY_B, STATIONARY_C = "stationary A", "stationary B", "stat
 
 
 def matmul_variants(node: Node, layouts: Sequence[ShardLayout], ranks: int) -> list[Variant]:
-    """All algorithms on all grids."""
+    """Return the variants of a matrix product: all algorithms on all grids."""
     a, b = node.inputs
     how = node.attrs["ta"], node.attrs["tb"]
     return product_variants(a.shape, b.shape, how, layouts, ranks, a.dtype.itemsize)

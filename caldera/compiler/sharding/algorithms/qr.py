@@ -261,7 +261,7 @@ class Bidiagonalisation:
         self._waiting = 0
 
     def run(self) -> None:
-        """All steps."""
+        """Run all steps."""
         if not self.n:
             return
         column = self._column(0)

@@ -207,7 +207,7 @@ def choose(
 
 
 def contiguous(cuts: Sequence[int]) -> AxisSplit:
-    """One block for each part, in order."""
+    """Return a split with one block per part, in order."""
     return AxisSplit(len(cuts) - 1, tuple(cuts), tuple(range(len(cuts) - 1)))
 
 

@@ -173,7 +173,7 @@ def _(graph: Propagation, node: Node) -> list[ShardingRule] | None:
 
 @rule("scaled_dot_product_attention")
 def _(graph: Propagation, node: Node) -> list[ShardingRule]:
-    """Many products, of which each rank has some: by samples and heads."""
+    """Split attention by samples and heads, which are independent products."""
     y, logarithm = node.outputs
     count = len(y.shape) - 2
     letters = names(count)

@@ -83,9 +83,11 @@ class ShardingRule:
 
 
 Rule = Callable[["Propagation", Node], "list[ShardingRule] | Lazy | Node | None"]
-"""Ways, or how it is made anywhere, or another node of whole values that is the same."""
+"""Function that returns rules of a node, a function that builds it on any rank, or an equivalent
+node.
+"""
 RULES: dict[str, Rule] = {}
-"""By the name of the op."""
+"""Rules by the name of the op."""
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:

@@ -137,12 +137,12 @@ def _broadcast_to(x: Spec, *, shape: Shape) -> Spec:
 
 
 def broadcast_to(x: Node, shape: Shape) -> Node:
-    """`x` seen in a larger shape, as NumPy broadcasts."""
+    """Return `x` broadcast to a larger shape, as in NumPy."""
     return x if x.shape == shape else _broadcast_to(x, shape=shape)
 
 
 def full(shape: Shape, value: Number, dtype: DType) -> Node:
-    """A value of `shape` that is the same everywhere."""
+    """Return an array of `shape` with the same value in every element."""
     return broadcast_to(constant(value, dtype), shape)
 
 

@@ -83,7 +83,7 @@ def _check(probabilities: Node, labels: Node, *lengths: Node, blank: int) -> Non
 
 
 def _at_every(node: Node, shape: tuple[int, ...], axis: int = 0) -> Node:
-    """Numbers for each sample, seen in an array that has samples along `axis`."""
+    """Return numbers for each sample, broadcast to `shape` with samples along `axis`."""
     column = [1] * len(shape)
     column[axis] = shape[axis]
     return broadcast_to(reshape(node, tuple(column)), shape)

@@ -109,7 +109,7 @@ def restricted(parameter: Parameter) -> Parameter:
 
 
 def null_pointer(kind: str) -> Parameter:
-    """No memory at all."""
+    """Return a null pointer as a parameter."""
     return Parameter(f"{kind}*", ctypes.c_longlong(0))
 
 
@@ -152,23 +152,23 @@ def real(kind: str, value: float) -> Parameter:
 
 
 def index_type(large: bool) -> str:
-    """The CUDA type of places and counts."""
+    """Return the CUDA type of indices and counts."""
     return "i64" if large else "i32"
 
 
 def index(value: int, large: bool) -> Parameter:
-    """One number of that type."""
+    """Return an index as a parameter of the type `index_type`."""
     return i64(value) if large else i32(value)
 
 
 def indices(kind: str, values: Sequence[int], large: bool) -> Parameter:
-    """A struct of such numbers."""
+    """Return a struct of indices as a parameter."""
     number = ctypes.c_longlong if large else ctypes.c_int
     return Parameter(kind, (number * len(values))(*values))
 
 
 def counter_type(*counts: int) -> str:
-    """The type that counts this far; divisions of the narrow one are several times faster."""
+    """Return the unsigned type for these counts; 32-bit divisions are several times faster."""
     return "u32" if max(counts, default=0) < 2**31 else "u64"
 
 

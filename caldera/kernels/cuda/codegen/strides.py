@@ -253,7 +253,7 @@ class ThreadGroup:
 
     @property
     def text(self) -> str:
-        """Its type in a kernel's text."""
+        """C++ type of the group."""
         return f"{self.kind}_group<{self.rounds}, {self.together}>"
 
     @property

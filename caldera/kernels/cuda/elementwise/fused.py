@@ -99,7 +99,7 @@ MOST_ELEMENTS = 1 << 22
 _PARAMETERS = 4096 - 512
 """Bytes of a kernel's parameters that a table may take."""
 _ROUND = 8
-"""Entries of a table are a multiple of this: few sources for all numbers of loops."""
+"""Tables have a multiple of this number of entries, so that few sources have to be compiled."""
 _NOBODY = 0xFFFFFFFF
 
 

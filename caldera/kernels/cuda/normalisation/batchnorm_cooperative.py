@@ -149,7 +149,7 @@ def _launch(
     vectors: dict[str, Parameter],
     options: Sequence[bool],
 ) -> Runner:
-    """One of the functions of batchnorm_cooperative.cuh."""
+    """Return a launch of the function `name` of batchnorm_cooperative.cuh."""
     node = call.node
     shares, split, spec = _shares(node.outputs[0]), _split(node), _partial(node)
     assert split is not None

@@ -76,7 +76,7 @@ class NormSizes:
         return max(1, min(_blocks() // max(across, 1), -(-self.length // least)))
 
     def partial(self) -> Spec:
-        """Two sums for each chunk and channel."""
+        """Return the specification of the partial sums: two for each chunk and channel."""
         return Spec((self.images * self.most_chunks() * 2 * self.channels,), float64)
 
     def factors(self, node: Node, count: int) -> Spec:
@@ -186,7 +186,7 @@ class ChannelLayout:
 
 
 def strided(*names: str) -> str:
-    """Such vectors as arguments of a function.
+    """Return strided vectors as arguments of a C++ function.
 
     >>> strided("scale", "shift")
     'strided(scale, scale_step), strided(shift, shift_step)'

@@ -59,7 +59,7 @@ class ClassifierHead:
 
     @property
     def members(self) -> list[FusedProduct | RowWork]:
-        """All pieces in order."""
+        """All pieces of the head, in order."""
         return [self.first, *self.works, self.second]
 
     @property
@@ -197,7 +197,7 @@ class _Writer:
 
     @property
     def _second(self) -> list[TileSide]:
-        """Both operands of the second product."""
+        """Tile sides of both operands of the second product."""
         return sides((ROWS, True), (self._tilings[1].columns, self._jobs[1].right.transposed))
 
     @property

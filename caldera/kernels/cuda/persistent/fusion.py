@@ -104,10 +104,10 @@ def in_phases(parts: Sequence[T], late: Callable[[T], bool] = lambda part: False
 
 
 def early_in(phases: Sequence[Sequence[Touching]], number: int) -> Callable[[Array], bool]:
-    """Return a predicate: True for arrays that a phase may read before the previous phase has
-    ended.
+    """Return a predicate: True for arrays that the phase before does not write.
 
-    The predecessor of a step's first phase is the last phase of the previous step.
+    The phase `number` may read such arrays before the previous phase has ended. The predecessor of
+    a step's first phase is the last phase of the previous step.
     """
     written = [span(array) for part in phases[number - 1] for array in part.writes]
     return lambda array: not _overlap([span(array)], written)

@@ -297,7 +297,7 @@ def average_pool(call: Call) -> Element:
 
 
 def average_pool_input(call: Call) -> Element:
-    """Each element's share of its window's gradient."""
+    """Return the gradient of an average pool: each element's share of its window's gradient."""
     (given,) = call.inputs
     rows, columns = call.node.attrs["size"]
 

@@ -367,7 +367,7 @@ class PersistentKernel:
 
     @property
     def shared_floats(self) -> int:
-        """All shared memory of a block."""
+        """Shared memory of a block, in floats."""
         return MASKS + NUMBERS + self.scratch
 
     @property

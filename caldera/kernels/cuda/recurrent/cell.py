@@ -53,7 +53,7 @@ class RecurrentCell:
     kind: str
     """Multiplication on tensor cores: the struct of recurrent.cuh."""
     weights: int
-    """Number of the parameter that is multiplied by."""
+    """Index of the parameter that is the matrix of the product."""
     transposed: bool
     left: tuple[str, ...]
     right: int
@@ -81,7 +81,7 @@ def _cell_of(body: Body, carries: int, sequences: int) -> RecurrentCell | None:
 
 
 class _NotACellError(Exception):
-    """The body has something that the kernel cannot do."""
+    """Raised if the body contains an operation that the kernel does not support."""
 
 
 def _expect(condition: bool) -> None:

@@ -104,7 +104,7 @@ class RecurrentGeometry:
 
     @property
     def parts(self) -> int:
-        """Sums that make one result in shared memory."""
+        """Number of partial sums in shared memory for each result."""
         return WARPS if self.gathers else max(1, WARPS // self.tiles)
 
     @property

@@ -71,11 +71,11 @@ class Arithmetic:
         return RegisterValue(self, self.ir.shuffle_vector(a.raw, other, _mask(tuple(picks))))
 
     def broadcast_lane(self, a: RegisterValue, lane: int) -> RegisterValue:
-        """One lane of a vector in all lanes."""
+        """Copy one lane of a vector to all lanes."""
         return self.shuffle(a, None, [lane] * a.lanes)
 
     def pair(self, a: Number, b: Number) -> tuple[RegisterValue, RegisterValue]:
-        """Both operands with the same type."""
+        """Convert both operands to the same type."""
         if not isinstance(a, RegisterValue):
             assert isinstance(b, RegisterValue)
             return self.constant(a, b.type), b
@@ -171,11 +171,11 @@ class Arithmetic:
         return RegisterValue(self, self.ir.call(function, [each.raw for each in operands]))
 
     def declared(self, name: str, kind: ir.FunctionType) -> ir.Function:
-        """A function of another module, such as an intrinsic."""
+        """Return a function of another module, such as an intrinsic."""
         return self.module.globals.get(name) or ir.Function(self.module, kind, name)
 
     def bitcast(self, a: RegisterValue, kind: ir.Type) -> RegisterValue:
-        """The same bits as another type."""
+        """Reinterpret the bits as another type."""
         return RegisterValue(self, self.ir.bitcast(a.raw, kind))
 
     def convert(self, a: RegisterValue, kind: ir.Type, *, unsigned: bool = False) -> RegisterValue:
@@ -209,7 +209,7 @@ class Arithmetic:
     def reduce_lanes(
         self, a: RegisterValue, combine: Callable[[RegisterValue, RegisterValue], RegisterValue]
     ) -> RegisterValue:
-        """All lanes combined into one, by halves."""
+        """Combine all lanes into one, by halves."""
         while a.lanes > 1:
             half = a.lanes // 2
             low = self.shuffle(a, None, range(half))

@@ -96,8 +96,10 @@ class Emitter(Arithmetic):
         return self.ir.load(place, typ=kind)
 
     def part_range(self, count: Number, grain: int = 1) -> tuple[RegisterValue, RegisterValue]:
-        """This worker's part of 0..count: begin and end, both multiples of `grain` but for the
-        last end."""
+        """Return the begin and end of this worker's part of 0..count.
+
+        Both are multiples of `grain`, except for the last end.
+        """
         count = self.constant(count, I64)
         blocks = (count + (grain - 1)) // grain if grain > 1 else count
         begin = blocks * self.part // self.parts * grain
@@ -216,11 +218,11 @@ class Emitter(Arithmetic):
         return RegisterValue(self, self.ir.ptrtoint(pointer.raw, I64))
 
     def int_to_pointer(self, address: RegisterValue, kind: ir.Type) -> Pointer:
-        """The pointer that an integer was."""
+        """Convert an integer to a pointer."""
         return Pointer(self, self.ir.inttoptr(address.raw, POINTER), kind)
 
     def either(self, condition: RegisterValue, yes: Pointer, no: Pointer) -> Pointer:
-        """One of two places."""
+        """Select one of two pointers."""
         return Pointer(self, self.ir.select(condition.raw, yes.raw, no.raw), yes.type)
 
     def in_register(self, place: Pointer) -> Pointer:

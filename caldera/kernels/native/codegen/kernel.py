@@ -107,7 +107,7 @@ class _Kind(Protocol):
         """Append the values for slots, and the properties that the code depends on."""
 
     def unpack(self, k: Emitter, slots: Iterator[int], form: Iterator[Any]) -> Any:
-        """The value that the code is written with."""
+        """Return the value that the emitting function receives for the argument."""
 
     def values(self, given: Any) -> Iterator[Any]:
         """Yield the value of each slot before it becomes a word: an array or a number."""

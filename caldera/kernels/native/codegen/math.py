@@ -115,12 +115,12 @@ def sqrt(k: Emitter, x: RegisterValue) -> RegisterValue:
 
 
 def rsqrt(k: Emitter, x: RegisterValue) -> RegisterValue:
-    """One over the square root."""
+    """Return the reciprocal square root."""
     return 1.0 / sqrt(k, x)
 
 
 def minimum(k: Emitter, x: RegisterValue, limit: RegisterValue | float) -> RegisterValue:
-    """x, but no more than the limit; a nan in either stays one."""
+    """Return the minimum of x and the limit; NaN if either is NaN."""
     return _extreme(k, "llvm.minimum", "<", x, limit)
 
 

@@ -39,7 +39,7 @@ from caldera.kernels.native.codegen.emitter import (
 from caldera.kernels.native.codegen.target import host_target
 
 ROWS, ROW_BYTES = 16, 64
-"""Of a tile register."""
+"""Number of rows of a tile register, and bytes per row."""
 TERMS = 32
 """Terms that one instruction sums up for each element: bfloat16 numbers in a row."""
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18

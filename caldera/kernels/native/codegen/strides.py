@@ -22,7 +22,7 @@ Bind = Callable[[Call], Runner | None]
 CHEAP = 1 << 14
 """Elements from which on a second thread saves more than it costs, in loops of a few operations."""
 COSTLY = 1 << 12
-"""The same for loops with an exponential, a logarithm or a power in them."""
+"""Number of elements as for `CHEAP`, for loops with an exponential, a logarithm or a power."""
 SHARE = 1 << 15
 """Minimum number of elements in a share, where a loop has several shares per worker."""
 MOST_SHARES = 4

@@ -200,7 +200,7 @@ def _spread(
 
 
 Span = tuple[int, int]
-"""From one number to (but without) another."""
+"""Half-open range of numbers."""
 
 
 def pack(

@@ -72,7 +72,7 @@ def _correlating(packing: Packing) -> float:
 
 
 def columns_seconds(node: Node) -> float:
-    """By columns and products."""
+    """Return the estimated seconds by im2col: columns and products."""
     geometry = Geometry.of(node)
     own = Columns(geometry, node.op.name)
     # BLAS is slower on narrow matrices.

@@ -323,17 +323,17 @@ class StripBlocks:
 
     @property
     def row_step(self) -> int:
-        """From one row of a block to the next."""
+        """Stride between rows of a block, in elements."""
         return self.strips.source_columns * self.width
 
     @property
     def image_step(self) -> int:
-        """From one image of a block to the next."""
+        """Stride between images of a block, in elements."""
         return self.strips.source_rows * self.row_step
 
     @property
     def block_step(self) -> int:
-        """From one block to the next."""
+        """Stride between blocks, in elements."""
         return self.strips.images * self.image_step
 
     @property

@@ -135,7 +135,7 @@ class _PartNumbers:
 
     @classmethod
     def table(cls, rows: Iterable[dict[str, int]]) -> np.ndarray:
-        """All rows, with their numbers in order."""
+        """Return the rows as an array, with numbers in the order of the fields."""
         names = [field.name for field in fields(cls)]
         return np.array([[row[name] for name in names] for row in rows], np.int64)
 
@@ -356,7 +356,7 @@ def packing(node: Node) -> Packing:
 
 
 def _lengths(packing: Packing) -> list[int]:
-    """Packed filters, and strips."""
+    """Return the number of elements of the packed filters and of the strips."""
     return [packing.filters, packing.scratch]
 
 

@@ -146,7 +146,7 @@ class _Sums:
         return sums_of_blocks.call(sums=self.arguments, parts=shares_for(self.call.outputs[0].size))
 
     def after(self) -> NativeCall:
-        """From sums to results."""
+        """Return the call that computes the results from the sums."""
         how: dict[str, Any] = {
             "sums": self.arguments,
             "totals": self.totals,

@@ -218,7 +218,7 @@ class _Windows:
 
     @property
     def matrix(self) -> tuple[int, int]:
-        """The same as rows."""
+        """Shape of the matrix of windows: a row for each window."""
         batch, rows, columns, *window = self.shape
         return batch * rows * columns, int(np.prod(window))
 

@@ -112,7 +112,7 @@ class Strips:
         return -(-(self.images * self.image_step + self.slack) // 16) * 16
 
     def numbers(self, work: Correlation) -> dict[str, int]:
-        """The strips of a correlation as a kernel takes them: `StripNumbers`."""
+        """Return the strips of a correlation as kernel arguments: `StripNumbers`."""
         return {
             "items": self.items,
             "images": self.images,

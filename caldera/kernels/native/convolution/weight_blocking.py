@@ -110,7 +110,7 @@ class StripGradient(ABC):
 
     @cached_property
     def output_blocks(self) -> StripBlocks:
-        """The same strips of the output's gradient."""
+        """Strips of the output's gradient."""
         own = replace(self.strips, source_rows=self.strips.rows, source_columns=self.work.target[1])
         return StripBlocks(own, *self.output_channels, self.step)
 
@@ -262,7 +262,7 @@ class DepthwiseGradient(StripGradient):
 
     @property
     def output_channels(self) -> tuple[int, int]:
-        """One group of all channels."""
+        """One group with all channels."""
         return 1, self.channels
 
     @cached_property

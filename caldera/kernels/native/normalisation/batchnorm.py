@@ -79,11 +79,11 @@ class _Work:
         return {"x": images(0, x), "y": images(1, y), "more": added, "relu": self.relu}
 
     def normalise(self, x: Array, y: Array, more: list[Array]) -> NativeCall:
-        """All elements, by factors."""
+        """Return the call that normalises all elements by factors."""
         return kernels.normalise.call(**self.applied(x, y, more), **self.by_factors)
 
     def differentiate(self, g: Array, x: Array, dx: Array, given: Array | None) -> NativeCall:
-        """The gradient of all elements, by factors."""
+        """Return the call that computes the gradient of all elements by factors."""
         images = self.layout.images_of
         arrays: dict[str, Any] = {"g": images(1, g), "x": images(0, x), "dx": images(2, dx)}
         return kernels.differentiate.call(**arrays, **self.by_factors, given=given)

@@ -174,7 +174,7 @@ class _Row:
             total.value = total.value + self.k.reduce_lanes(value, lambda p, q: p + q)
 
     def totals(self) -> list[RegisterValue]:
-        """Both sums in float64."""
+        """Return both sums in float64."""
         joined = [self.k.reduce_lanes(each.value, lambda p, q: p + q) for each in self.vectors]
         return [
             self.k.convert(one, F64) + self.k.convert(rest.value, F64)

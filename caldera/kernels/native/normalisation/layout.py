@@ -20,7 +20,7 @@ from caldera.kernels.table import Array
 
 @dataclass(frozen=True)
 class Vector:
-    """One number a channel, at some distance."""
+    """Vector with one number per channel, at any stride."""
 
     base: ElementPointer
     stride: Integer
@@ -38,7 +38,7 @@ class ChannelRows:
     stride: Integer
 
     def load(self, row: RegisterValue, channel: RegisterValue, count: int) -> RegisterValue:
-        """Some channels of a row."""
+        """Load `count` channels of a row."""
         return self.base.load(row * self.stride + channel, count)
 
     def store(self, row: RegisterValue, channel: RegisterValue, value: RegisterValue) -> None:

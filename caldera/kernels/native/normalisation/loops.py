@@ -59,7 +59,7 @@ FACTORS = 4
 def factors_of(
     factors: Pointer, channels: RegisterValue, channel: RegisterValue, which: range, count: int = 1
 ) -> list[RegisterValue]:
-    """Some of the factors of some channels."""
+    """Load the factors `which` of `count` channels."""
     return [factors.load(channel + channels * i, count) for i in which]
 
 

@@ -245,7 +245,7 @@ class _Binder:
         return ready
 
     def runner(self) -> NativeRunner:
-        """All calls."""
+        """Return the runner of all calls."""
         out = self._product.out
         count = len(offsets_of(out, self._product.batch))
         pieces = _pieces(count, *self._product.extent, parts_for(self._product.work))

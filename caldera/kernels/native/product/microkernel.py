@@ -59,7 +59,7 @@ class PackedMatrix:
 
     @property
     def transposed(self) -> PackedMatrix:
-        """The same with rows and columns exchanged."""
+        """Matrix with rows and columns exchanged."""
         return PackedMatrix(self.pointer, self.right, self.down)
 
 
@@ -386,7 +386,7 @@ class TileCalls:
         alpha: RegisterValue,
         keep: RegisterValue,
     ) -> TileCalls:
-        """For these arguments of the micro-kernel."""
+        """Store the arguments of the micro-kernel that are the same for all tiles."""
         calls = cls(k, address, k.alloca(I64, len(_SLOTS)))
         calls._put(panel=k.pointer_to_int(panel), ahead=k.pointer_to_int(panel), step=0, jump=0)
         calls._put(down=down, right=right, leading=leading, terms=terms, wide=wide)

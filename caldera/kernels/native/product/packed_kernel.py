@@ -142,7 +142,7 @@ class _Band:
     is_first: RegisterValue
     is_last: RegisterValue
     lines: Pointer
-    """These rows of the left matrix."""
+    """Address of these rows in the left matrix."""
     again: RegisterValue
     """True if there are several bands: a single band stays packed."""
 

@@ -272,4 +272,4 @@ ACTIVATIONS: dict[str, Callable[..., Any]] = {
     "silu": lambda k, x: math.maximum(k, x, -1000.0) * math.sigmoid(k, x),
     "softplus": _softplus,
 }
-"""By the names of their ops."""
+"""Activation functions by the names of their ops."""

@@ -77,11 +77,11 @@ class _Gathered:
         self.value.value = constant(self.k, nothing, self.dtype, self.lanes)
 
     def add(self, value: RegisterValue) -> None:
-        """Take in a vector."""
+        """Add a vector to the partial result."""
         self.value.value = self.combined(self.value.value, value)
 
     def combined(self, a: RegisterValue, b: RegisterValue) -> RegisterValue:
-        """Two partial results as one."""
+        """Combine two partial results."""
         return combine(self.k, self.op, self.dtype, a, b)
 
 

@@ -107,7 +107,7 @@ class Single:
         return self.k.vector_of([self.base.load(self.apart * lane) for lane in range(count)])
 
     def load_index(self, count: int) -> RegisterValue:
-        """The same as int64."""
+        """Load the number, as `load` does, and convert it to int64."""
         return self.k.convert(self.load(count), I64, unsigned=self.base.name.startswith("u"))
 
     def store(self, value: RegisterValue) -> None:
@@ -119,10 +119,10 @@ class Single:
 _BLOCK = 1024
 """Classes that are added up in the type of computation; between blocks, float64 is used."""
 _FEW = 64
-"""Classes of several samples that are buffer on the stack."""
+"""Maximum number of classes of several samples buffered on the stack."""
 
 Place = Callable[[RegisterValue, int], RegisterValue]
-"""From (class, lanes) to the values there."""
+"""Function that returns the values at a class, for a number of lanes."""
 
 
 class WeightBuffer(Protocol):

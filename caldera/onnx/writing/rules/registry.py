@@ -24,7 +24,7 @@ from caldera.onnx.writing.dynamic_batch import Pair, array_by_samples, counting
 
 Function = Callable[..., Any]
 RULES: dict[str, ExportRule] = {}
-"""By the name of Caldera's op."""
+"""Rules by the name of Caldera's op."""
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ done sooner takes what others have not begun."""
 _WORTH_A_TURN = 1 << 20
 """Products of a part at least: threads need time to find the next."""
 _WASTE = 1.05
-"""Rows of the products of a part, in whole tiles of registers, to tiles at most."""
+"""Maximum ratio of the rows of a part, rounded up to whole register tiles, to its tiles."""
 _SUMS_OF_A_WORKER = 160 << 10
 """Bytes of the sums of all parts of a worker, at most: they are added up in the end."""
 

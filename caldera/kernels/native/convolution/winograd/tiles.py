@@ -82,12 +82,12 @@ class Points:
 
     memory: Pointer
     step: Integer
-    """From one point to the next, in elements."""
+    """Stride between points, in elements."""
     width: Integer
-    """From one tile to the next."""
+    """Stride between tiles, in elements."""
 
     def with_steps(self, step: int, width: int) -> Points:
-        """The same, if its distances are known when code is written."""
+        """Return the points with compile-time strides."""
         return Points(self.memory, *(self.memory.k.constant(each, I64) for each in (step, width)))
 
     def passed(self, number: RegisterValue) -> Points:
@@ -95,7 +95,7 @@ class Points:
         return Points(self.memory.at(self.step * number), self.step, self.width)
 
     def at(self, row: RegisterValue) -> Points:
-        """The same from a row on."""
+        """Return the points that begin at a row of the matrices."""
         return Points(self.memory.at(row * self.width), self.step, self.width)
 
     def of(self, point: RegisterValue) -> Pointer:
@@ -127,7 +127,7 @@ class Cursor:
     column: MutableRegister
 
     def copy(self, k: Emitter) -> Cursor:
-        """Another one at the same tile."""
+        """Return a new cursor at the same tile."""
         return Cursor(*(k.variable(each.value) for each in (self.image, self.row, self.column)))
 
     def move_to(self, other: Cursor) -> None:
@@ -222,7 +222,7 @@ class Strip:
         return [row.at(step * place) for row, step in zip(self.rows, self.steps, strict=True)]
 
     def pixels(self, tile: RegisterValue) -> Pixels:
-        """All pixels of such a tile."""
+        """Return all pixels of an inner tile, column by column."""
         return [self.column(tile, number) for number in range(self.side)]
 
     def checked_column(self, k: Emitter, tile: RegisterValue, number: int) -> list[Pointer]:
