@@ -53,6 +53,7 @@ from caldera.nn.attention import (
     MultiHeadAttention,
     PositionalEmbedding,
     TransformerBlock,
+    TransformerDecoderBlock,
 )
 from caldera.nn.basic import (
     Activation,
@@ -74,6 +75,9 @@ from caldera.nn.convolution import (
     Conv1D,
     Conv2D,
     Conv3D,
+    ConvLSTM1D,
+    ConvLSTM2D,
+    ConvLSTM3D,
     ConvTranspose1D,
     ConvTranspose2D,
     ConvTranspose3D,
@@ -82,9 +86,7 @@ from caldera.nn.convolution import (
     SeparableConv1D,
     SeparableConv2D,
 )
-from caldera.nn.convolutional_lstm import ConvLSTM1D, ConvLSTM2D, ConvLSTM3D
 from caldera.nn.ctc import CTCLoss, ctc_targets
-from caldera.nn.decoder import TransformerDecoderBlock
 from caldera.nn.ensemble import EnsembleDense, EnsembleLoss
 from caldera.nn.initialisers import fillers
 from caldera.nn.inspection import count_parameters, network
@@ -98,6 +100,7 @@ from caldera.nn.normalisation import (
     LayerNorm,
     LocalResponseNorm,
     RMSNorm,
+    SpectralNorm,
 )
 from caldera.nn.penalty import gradient_penalty
 from caldera.nn.pooling import (
@@ -117,7 +120,6 @@ from caldera.nn.pooling import (
 )
 from caldera.nn.preprocessing import ColumnEmbedding, NumberEmbedding, Rescale
 from caldera.nn.recurrent import GRU, LSTM, RNN, Bidirectional
-from caldera.nn.spectral import SpectralNorm
 from caldera.nn.tracing import Context, LayerCall, context, trace
 
 if TYPE_CHECKING:

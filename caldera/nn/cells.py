@@ -30,6 +30,7 @@ class Weights(NamedTuple):
     state_bias: Variable
 
 
+@dataclass(eq=False)
 class Recurrence(Layer):
     """One step of a recurrent network: `cell(x, *state)` is the next state.
 
@@ -97,11 +98,21 @@ class Recurrence(Layer):
         return given
 
 
-class PlainStep(Recurrence):
-    """h = activation(x W + h U + b)."""
+@register
+@dataclass(eq=False)
+class RNNCell(Recurrence):
+    """One step of `nn.RNN`: the next state (N, units) from x (N, C) and the last one.
+
+    >>> from caldera import nn, op
+    >>> cell = nn.RNNCell(4)
+    >>> x = op.input("x", (5, 3))
+    >>> cell(x, cell(x)).shape
+    (5, 4)
+    """
 
     gates: ClassVar[int] = 1
-    activation: str
+
+    activation: str = field(default="tanh", kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -111,8 +122,19 @@ class PlainStep(Recurrence):
         return (activation_function(self.activation)(x + state[0] @ weights.state_weight),)
 
 
-class LSTMStep(Recurrence):
-    """Input, forget, cell and output gates; the state is (output, cell)."""
+@register
+@dataclass(eq=False)
+class LSTMCell(Recurrence):
+    """One step of `nn.LSTM`: the next (output, cell), (N, units) each, from x (N, C) and the last.
+
+    >>> from caldera import nn, op
+    >>> cell = nn.LSTMCell(4)
+    >>> x = op.input("x", (5, 3))
+    >>> h, c = cell(x)
+    >>> h, c = cell(x, h, c)
+    >>> h.shape, c.shape
+    ((5, 4), (5, 4))
+    """
 
     gates: ClassVar[int] = 4
     states_held: ClassVar[int] = 2
@@ -127,8 +149,17 @@ class LSTMStep(Recurrence):
         return op.sigmoid(o) * op.tanh(cell), cell
 
 
-class GRUStep(Recurrence):
-    """Reset, update and new gates; the reset acts after the product with the state."""
+@register
+@dataclass(eq=False)
+class GRUCell(Recurrence):
+    """One step of `nn.GRU`: the next state (N, units) from x (N, C) and the last one.
+
+    >>> from caldera import nn, op
+    >>> cell = nn.GRUCell(4)
+    >>> x = op.input("x", (5, 3))
+    >>> cell(x, cell(x)).shape
+    (5, 4)
+    """
 
     gates: ClassVar[int] = 3
 
@@ -143,51 +174,3 @@ class GRUStep(Recurrence):
         gate = op.sigmoid(update + update_state)
         candidate = op.tanh(new + op.sigmoid(reset + reset_state) * new_state)
         return (candidate + gate * (last - candidate),)
-
-
-@register
-@dataclass(eq=False)
-class RNNCell(PlainStep):
-    """One step of `nn.RNN`: the next state (N, units) from x (N, C) and the last one.
-
-    >>> from caldera import nn, op
-    >>> cell = nn.RNNCell(4)
-    >>> x = op.input("x", (5, 3))
-    >>> cell(x, cell(x)).shape
-    (5, 4)
-    """
-
-    units: int
-    activation: str = field(default="tanh", kw_only=True)
-
-
-@register
-@dataclass(eq=False)
-class LSTMCell(LSTMStep):
-    """One step of `nn.LSTM`: the next (output, cell), (N, units) each, from x (N, C) and the last.
-
-    >>> from caldera import nn, op
-    >>> cell = nn.LSTMCell(4)
-    >>> x = op.input("x", (5, 3))
-    >>> h, c = cell(x)
-    >>> h, c = cell(x, h, c)
-    >>> h.shape, c.shape
-    ((5, 4), (5, 4))
-    """
-
-    units: int
-
-
-@register
-@dataclass(eq=False)
-class GRUCell(GRUStep):
-    """One step of `nn.GRU`: the next state (N, units) from x (N, C) and the last one.
-
-    >>> from caldera import nn, op
-    >>> cell = nn.GRUCell(4)
-    >>> x = op.input("x", (5, 3))
-    >>> cell(x, cell(x)).shape
-    (5, 4)
-    """
-
-    units: int

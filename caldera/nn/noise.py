@@ -19,10 +19,16 @@ from caldera.nn.tracing import context
 class Noise(Layer):
     """Base of layers that act while training only: `noisy` has the random source as well."""
 
+    rate: float
+    """Fraction of the values that are dropped."""
+
+    def __post_init__(self) -> None:
+        require(0 <= self.rate < 1, type(self).__name__, "0 <= rate < 1", self.rate)
+
     @property
-    @abstractmethod
     def amount(self) -> float:
         """A rate or a deviation: 0 leaves the input as it is."""
+        return self.rate
 
     def drawn(self, x: Expr) -> tuple[int, ...]:
         """The shape of the random numbers for an input."""
@@ -40,22 +46,9 @@ class Noise(Layer):
         """The input with noise from `source`, of which numbers of `shape` are drawn."""
 
 
-class NoiseOfRate(Noise):
-    """Base of layers that drop a fraction `rate` of the values."""
-
-    rate: float
-
-    def __post_init__(self) -> None:
-        require(0 <= self.rate < 1, type(self).__name__, "0 <= rate < 1", self.rate)
-
-    @property
-    def amount(self) -> float:
-        return self.rate
-
-
 @register
 @dataclass(eq=False)
-class Dropout(NoiseOfRate):
+class Dropout(Noise):
     """While training, sets a fraction `rate` of the values to zero and scales the rest up.
 
     >>> from caldera import nn, op
@@ -96,7 +89,7 @@ class GaussianNoise(Noise):
 
 @register
 @dataclass(eq=False)
-class GaussianDropout(NoiseOfRate):
+class GaussianDropout(Noise):
     """While training, multiplies with normal numbers of mean 1 and variance rate / (1 - rate).
 
     >>> from caldera import nn
@@ -113,7 +106,7 @@ class GaussianDropout(NoiseOfRate):
 
 @register
 @dataclass(eq=False)
-class SpatialDropout(NoiseOfRate):
+class SpatialDropout(Noise):
     """Dropout of whole channels (N, C, ...) in training; the remaining ones are scaled up.
 
     >>> from caldera import nn
@@ -134,7 +127,7 @@ class SpatialDropout(NoiseOfRate):
 
 @register
 @dataclass(eq=False)
-class AlphaDropout(NoiseOfRate):
+class AlphaDropout(Noise):
     """Dropout for networks of SELUs: keeps mean 0 and variance 1 (Klambauer and others, 2017).
 
     >>> from caldera import nn

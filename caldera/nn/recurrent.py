@@ -15,7 +15,7 @@ layer with `stateful=n` keeps the states of n sequences from batch to batch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,22 +25,23 @@ from caldera.base.arguments import require, shown, within
 from caldera.compiler.lazy import Expr
 from caldera.core.tensor import bool_, is_integer
 from caldera.nn.basic import register
-from caldera.nn.cells import GRUStep, LSTMStep, PlainStep, Recurrence, Weights
+from caldera.nn.cells import GRUCell, LSTMCell, Recurrence, RNNCell, Weights
 from caldera.nn.layer import Layer
 from caldera.nn.tracing import context
 
 
+@dataclass(eq=False)
 class Recurrent(Recurrence):
-    """Base class of recurrent layers: the loop, directions, masks, states."""
+    """Base class of recurrent layers: the settings, the loop, directions, masks, states."""
 
     settled: ClassVar[frozenset[str]] = Layer.settled | {"stateful"}
 
-    return_sequences: bool
-    bidirectional: bool
-    go_backwards: bool
-    return_mask: bool
-    return_state: bool
-    stateful: int
+    return_sequences: bool = False
+    bidirectional: bool = False
+    go_backwards: bool = False
+    return_mask: bool = False
+    return_state: bool = False
+    stateful: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -169,7 +170,7 @@ class Recurrent(Recurrence):
 
 @register
 @dataclass(eq=False)
-class RNN(Recurrent, PlainStep):
+class RNN(Recurrent, RNNCell):
     """h = tanh(x W + h U + b): the last h (N, units), or all steps (N, T, units).
 
     `bidirectional` joins the results of both directions. `go_backwards` starts at the last step;
@@ -189,32 +190,10 @@ class RNN(Recurrent, PlainStep):
     (5, 4)
     """
 
-    units: int
-    activation: str = field(default="tanh", kw_only=True)
-    return_sequences: bool = False
-    bidirectional: bool = False
-    go_backwards: bool = False
-    return_mask: bool = False
-    return_state: bool = False
-    stateful: int = 0
-
-
-@dataclass(eq=False)
-class Gated(Recurrent):
-    """Base class of recurrent layers with gates: their settings."""
-
-    units: int
-    return_sequences: bool = False
-    bidirectional: bool = False
-    go_backwards: bool = False
-    return_mask: bool = False
-    return_state: bool = False
-    stateful: int = 0
-
 
 @register
 @dataclass(eq=False)
-class LSTM(Gated, LSTMStep):
+class LSTM(Recurrent, LSTMCell):
     """Long short-term memory: the last output (N, units), or all outputs (N, T, units).
 
     The gates are input, forget, cell, output, in this order. The settings are the same as for
@@ -231,7 +210,7 @@ class LSTM(Gated, LSTMStep):
 
 @register
 @dataclass(eq=False)
-class GRU(Gated, GRUStep):
+class GRU(Recurrent, GRUCell):
     """Gated recurrent units: the last output (N, units), or all outputs (N, T, units).
 
     The gates are reset, update, new, in this order; the reset acts after the product with the
