@@ -11,6 +11,7 @@ import pytest
 
 from caldera import bench
 from caldera.bench.honesty.age import age_text, figure_ages
+from caldera.errors import DataError
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -208,6 +209,14 @@ def test_figures_of_the_readme_have_a_verdict_and_the_code_they_were_measured_wi
     assert f"{len(ages)} of {len(ages)} figures are older" in age_text(ages)
     (old,) = figure_ages(RESULTS / "levels-x86_64.json")
     assert (old.date, old.state) == ("2026-11-16", "unknown")
+    assert "0 of 1 figures are older than the kernels, 1 of unknown age" in age_text([old])
+
+
+def test_the_age_of_a_damaged_file_is_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    file.write_text(json.dumps({"code": {"commit": None}, "machine": {"time": "2026-11-19"}}))
+    with pytest.raises(DataError, match="commit"):
+        figure_ages(file)
 
 
 OLDER = {"workload"}

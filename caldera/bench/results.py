@@ -68,6 +68,7 @@ def package_versions() -> dict[str, str]:
     return found
 
 
+@cache
 def code_version() -> dict[str, str]:
     """Caldera's version, digests of its sources and kernels, and the commit in a clone of git.
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from caldera.base.formatting import table_lines
+from caldera.base.plain_data import from_plain
 from caldera.bench.honesty.check import read_json
 from caldera.bench.results import kernels_digest
 from caldera.errors import DataError
@@ -54,16 +55,26 @@ def figure_ages(path: Path) -> list[FigureAge]:
 def _ages(content: Any, name: str) -> Iterator[FigureAge]:
     if "rows" in content and "figures" in content:
         for figure, source in {**content["rows"], **content["figures"]}.items():
-            yield FigureAge(figure.strip("| "), **source.get("measured", {}))
+            measured = {"figure": figure.strip("| "), **source.get("measured", {})}
+            yield from_plain(FigureAge, measured, name)
     else:
         code, verdict = content["code"], content.get("verdict", "")
-        known = [code.get(key, "") for key in ("commit", "kernels")]
-        yield FigureAge(name, verdict, content["machine"]["time"][:10], *known)
+        known = {key: code.get(key, "") for key in ("commit", "kernels")}
+        date = content["machine"]["time"][:10]
+        yield from_plain(
+            FigureAge, {"figure": name, "verdict": verdict, "date": date, **known}, name
+        )
 
 
 def age_text(ages: list[FigureAge]) -> str:
     """Return a table of figures with the number of old ones."""
     rows = [(each.figure, each.verdict, each.date, each.commit[:8], each.state) for each in ages]
     old = sum(each.state.startswith("old") for each in ages)
+    unknown = sum(not each.kernels for each in ages)
     lines = table_lines([HEAD, *rows], left=range(len(HEAD)))
-    return "\n".join([*lines, f"{old} of {len(ages)} figures are older than the kernels"])
+    return "\n".join(
+        [
+            *lines,
+            f"{old} of {len(ages)} figures are older than the kernels, {unknown} of unknown age",
+        ]
+    )

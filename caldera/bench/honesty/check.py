@@ -9,9 +9,10 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from caldera.base.plain_data import to_plain
 from caldera.base.registry import nearest
 from caldera.bench.honesty import more_rules, rules
-from caldera.bench.honesty.claims import Claims, check_claims, claims_of, claims_of_bench, is_bench
+from caldera.bench.honesty.claims import Claims, claims_of, claims_of_bench, is_bench
 from caldera.bench.honesty.rules import FINE, NOT_SHOWN, VIOLATED, RuleVerdict
 from caldera.errors import ConfigError, DataError
 
@@ -91,8 +92,7 @@ def check(report: str | PathLike[str] | Mapping[str, Any] | Claims) -> Findings:
     True
     """
     if isinstance(report, Claims):
-        claims = report
-        check_claims(claims, "report")
+        claims = claims_of(to_plain(report), "report")
     elif isinstance(report, Mapping):
         claims = _claims(dict(report), "report")
     elif isinstance(report, str | PathLike):
@@ -127,7 +127,9 @@ def _check_statements(claims: Claims) -> None:
 
 
 def _claims(content: Any, where: str) -> Claims:
-    return claims_of_bench(content, where) if is_bench(content) else claims_of(content, where)
+    if is_bench(content):
+        content = to_plain(claims_of_bench(content, where))
+    return claims_of(content, where)
 
 
 def read_json(path: Path) -> Any:

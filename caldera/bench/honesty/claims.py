@@ -182,19 +182,14 @@ def claims_of(content: Any, where: str) -> Claims:
     found = from_plain(Claims, content, where)
     if found.format != FORMAT:
         raise DataError.build(f"{where}.format", expected=repr(FORMAT), got=repr(found.format))
-    check_claims(found, where)
-    return found
-
-
-def check_claims(claims: Claims, where: str) -> None:
-    """Raise an error for claims without a result, or with values that the rules cannot judge."""
-    if all(run.error for run in claims.runs):
+    if all(run.error for run in found.runs):
         raise DataError.build(
             f"{where}.runs", expected="at least one run with a result", got="none"
         )
-    _check_word(f"{where}.scaling", claims.scaling, ("", STRONG, WEAK))
-    for number, run in enumerate(claims.runs):
+    _check_word(f"{where}.scaling", found.scaling, ("", STRONG, WEAK))
+    for number, run in enumerate(found.runs):
         _check_run(run, f"{where}.runs[{number}]")
+    return found
 
 
 def _check_run(run: ClaimedRun, where: str) -> None:
@@ -260,7 +255,7 @@ def claims_of_bench(content: dict[str, Any], where: str) -> Claims:
             if (entry["rounds"] or entry["error"]) and entry["equality"]["holds"] is not False
         ]
         runs += _left_out(content)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise DataError.build(
             where,
             expected="a file of caldera bench --json",

@@ -10,7 +10,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,6 @@ from caldera.parallel.planner import (
     Setting,
     Way,
     Wire,
-    measured_wire,
     rank,
     workload_of,
 )
@@ -186,10 +185,7 @@ def steps(communicator: Communicator, options: Options) -> dict[str, Any]:
     model.fit((x, y), epochs=1, parallel=strategy, callbacks=[clock], verbose=0)
     taken = clock.seconds(untimed=2)
     slowest = [max(each) for each in zip(*communicator.gather_objects(taken), strict=True)]
-    found = {"seconds": slowest, "memory": max(communicator.gather_objects(peak_memory()))}
-    if options.get("link") and communicator.size > 1:
-        found["link"] = asdict(measured_wire(communicator))
-    return found
+    return {"seconds": slowest, "memory": max(communicator.gather_objects(peak_memory()))}
 
 
 def sums(communicator: Communicator, options: Options) -> dict[str, list[float]]:

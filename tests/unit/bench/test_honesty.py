@@ -300,3 +300,23 @@ def test_another_matrix_than_the_last_is_another_network() -> None:
     del found["4096x25088"]
     assert weights_apart(found, expected)
     assert not weights_apart({**expected, "1000x4096": 0, "10x4096": 1}, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("framework", []),
+        ("framework", math.nan),
+        ("batch", 1e308),
+        ("shape", "x"),
+        ("shape", [None]),
+        ("seeds", [[None]]),
+        ("accuracies", [91.0]),
+    ],
+)
+def test_a_damaged_file_of_the_bench_is_an_error(name: str, value: Any) -> None:
+    file = "levels-operators-x86_64.json" if name == "framework" else "levels-x86_64.json"
+    content = json.loads((RESULTS / file).read_text())
+    content["entries"][0][name] = value
+    with pytest.raises(DataError):
+        check(content)

@@ -52,8 +52,8 @@ def allreduce_findings(samples: Samples) -> Findings:
             if ranks.endswith("ranks"):
                 case = f"{network}, {ranks}"
                 findings["efficiency"][case] = Quantity.speedup(one, seconds)
-        for nodes, seconds in zip(BEYOND, found["predicted"], strict=False):
-            efficiency = Quantity.exact(median(one) / seconds, predicted=True)
+        for nodes, predicted in zip(BEYOND, found["predicted"], strict=False):
+            efficiency = Quantity.exact(median(one) / predicted, predicted=True)
             findings["predicted"][f"{network}, {nodes} nodes"] = efficiency
     return findings
 
