@@ -78,11 +78,11 @@ DATA = (
         "images or texts for each class",
         "digits",
     ),
-    RecipeOption("data_folder", TextOption("FOLDER"), "where the files of mnist or cifar are"),
+    RecipeOption("data_folder", TextOption("FOLDER"), "folder of the files of mnist or cifar"),
     RecipeOption(
         "test_part", Number(), "part of the samples to test with (where the data do not say)"
     ),
-    RecipeOption("split_seed", CountOption(), "which samples these are"),
+    RecipeOption("split_seed", CountOption(), "seed of the selection of these samples"),
     RecipeOption(
         "target_column", TextOption("COLUMN"), "name or number of the column to predict (the last)"
     ),
@@ -93,7 +93,7 @@ DATA = (
     RecipeOption(
         "kinds",
         Texts("COLUMN=KIND,..."),
-        "what columns hold, where the guess is wrong: "
+        "types of columns that are detected wrongly: "
         "number, category, date, date:%d/%m/%Y, text, ignored",
     ),
     RecipeOption(
@@ -104,12 +104,12 @@ DATA = (
     RecipeOption(
         "missing_values",
         Texts("TEXT,..."),
-        "texts that stand for a missing value, beside the usual ones",
+        "further texts that stand for a missing value",
     ),
     RecipeOption(
         "decimal",
         NameOption("decimal mark", lambda: [".", ","]),
-        "what divides the fraction of numbers (default: as they look)",
+        "decimal separator of numbers (default: detected)",
     ),
     RecipeOption(
         "header", Flag(), "the first line of a text file holds names (default: if it has no number)"
@@ -117,7 +117,7 @@ DATA = (
     RecipeOption(
         "delimiter",
         TextOption("CHARACTER"),
-        "what divides the columns of a text file (default: as it looks)",
+        "separator of the columns of a text file (default: detected)",
     ),
     RecipeOption(
         "encoding", TextOption("NAME"), "the encoding of a text file (default: UTF-8, or Windows)"
@@ -125,14 +125,14 @@ DATA = (
     RecipeOption(
         "sheet", TextOption("SHEET"), "name or number of the sheet of a workbook (the first)"
     ),
-    RecipeOption("query", TextOption("SQL"), "what to ask a database, such as SELECT * FROM name"),
+    RecipeOption("query", TextOption("SQL"), "query of a database, such as SELECT * FROM name"),
     RecipeOption(
         "targets",
         NameOption("kind of target", lambda: ["classes", "values"]),
         "whether numbers to predict are classes or values",
     ),
     RecipeOption(
-        "image_size", CountsOption("HEIGHT,WIDTH"), "bring the images of a folder to this size"
+        "image_size", CountsOption("HEIGHT,WIDTH"), "resize the images of a folder to this size"
     ),
     RecipeOption(
         "channels", CountOption(1), "3 for colours, 1 for shades of grey (folders of images)"
@@ -143,18 +143,18 @@ DATA = (
     ),
     RecipeOption("future", CountOption(1), "steps to forecast (1)"),
     RecipeOption(
-        "text_column", TextOption("COLUMN"), "name of the CSV column that has texts to classify"
+        "text_column", TextOption("COLUMN"), "name of the CSV column of texts to classify"
     ),
     RecipeOption(
         "tokenizer",
         NameOption("tokenizer", lambda: TOKENIZERS),
-        "what texts are divided into: " + ", ".join(TOKENIZERS) + " (words)",
+        "tokens of texts: " + ", ".join(TOKENIZERS) + " (words)",
     ),
-    RecipeOption("tokens", CountOption(1), "most words, letters or byte pairs to know (20000)"),
+    RecipeOption("tokens", CountOption(1), "maximum size of the vocabulary (20000)"),
     RecipeOption(
         "text_length",
         CountOption(1),
-        "how many of them to keep of a text (what 95% have, at most 256 words)",
+        "maximum number of tokens of a text (default: enough for 95% of texts, at most 256 words)",
     ),
 )
 
@@ -199,7 +199,7 @@ MODEL = (
     RecipeOption(
         "normalise",
         Flag(),
-        "bring inputs to one scale first, with batch normalisation (default: for tables)",
+        "scale the inputs with batch normalisation (default: for tables)",
     ),
     RecipeOption(
         "embedding",
@@ -229,15 +229,19 @@ MODEL = (
 TRAINING = (
     RecipeOption("epochs", CountOption(), "passes over the training data", 30),
     RecipeOption("batch_size", CountOption(1), "samples in a step", 64),
-    RecipeOption("batch_growth", Number(), "multiply the batch size by this from time to time"),
-    RecipeOption("batch_growth_every", CountOption(1), "epochs between two times (1)"),
-    RecipeOption("batch_growth_limit", CountOption(1), "largest that a batch may grow"),
+    RecipeOption(
+        "batch_growth",
+        Number(),
+        "multiply the batch size by this every --batch-growth-every epochs",
+    ),
+    RecipeOption("batch_growth_every", CountOption(1), "epochs between two changes (1)"),
+    RecipeOption("batch_growth_limit", CountOption(1), "maximum batch size"),
     RecipeOption(
         "loss",
         NameOption("loss", lambda: losses),
-        "what to make small (cross_entropy for classes, mean_squared for values)",
+        "loss function (cross_entropy for classes, mean_squared for values)",
     ),
-    RecipeOption("metrics", Names("metric", lambda: metrics), "what else to measure"),
+    RecipeOption("metrics", Names("metric", lambda: metrics), "further metrics to measure"),
     RecipeOption(
         "label_smoothing", Number(), "part of a target that all classes share (cross_entropy)"
     ),
@@ -257,21 +261,23 @@ TRAINING = (
         NameOption("precision", lambda: ["float16", "bfloat16", "tf32"]),
         "of the products",
     ),
-    RecipeOption("device", TextOption("NAME"), "cpu, or another this machine has"),
+    RecipeOption("device", TextOption("NAME"), "cpu, or another device of this machine"),
     RecipeOption(
         "validation_part",
         Number(),
-        "part of the training data to hold out, and choose by "
+        "fraction of the training data held out for validation "
         "(default: 0.2 with one of the next three or reduce_on_plateau, else none)",
     ),
     RecipeOption(
-        "patience", CountOption(1), "stop after N epochs without a better loss on what is held out"
+        "patience",
+        CountOption(1),
+        "stop after N epochs without a better loss on the validation data",
     ),
     RecipeOption(
-        "keep_best", Flag(), "keep the parameters of the epoch that was best on what is held out"
+        "keep_best", Flag(), "keep the parameters of the epoch with the best validation result"
     ),
     RecipeOption(
-        "target_accuracy", Number(), "stop once the accuracy on what is held out reaches this"
+        "target_accuracy", Number(), "stop once the accuracy on the validation data reaches this"
     ),
     RecipeOption("time_limit", Number(), "stop after this many seconds"),
 )
@@ -313,9 +319,11 @@ OPTIMIZER = (
     RecipeOption("tolerance", Number(), "gradient at which it stops (lbfgs)"),
     RecipeOption("least_change", Number(), "change at which it stops (lbfgs)"),
     RecipeOption("trust", Number(), "part of a parameter's length that a step may have (lars)"),
-    RecipeOption("clip_norm", Number(), "longest that all gradients together may be"),
-    RecipeOption("clip_value", Number(), "largest that an element of a gradient may be"),
-    RecipeOption("accumulate", CountOption(1), "batches whose gradients make one step"),
+    RecipeOption("clip_norm", Number(), "maximum norm of all gradients together"),
+    RecipeOption("clip_value", Number(), "maximum absolute value of an element of a gradient"),
+    RecipeOption(
+        "accumulate", CountOption(1), "number of batches whose gradients are accumulated for a step"
+    ),
 )
 
 SCHEDULE = (

@@ -26,7 +26,7 @@ from caldera.errors import DataError
 from caldera.io.files import read_bounded
 from caldera.train.tracking.history import shown_number
 
-STRICT = "refuse rows with missing or unknown values, or far outside what training saw"
+STRICT = "refuse rows with missing or unknown values, or values far outside the training range"
 
 
 class PredictionInputs(NamedTuple):

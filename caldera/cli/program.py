@@ -110,14 +110,14 @@ def make_parsers(table: dict[str, Command]) -> tuple[Parser, dict[str, Parser]]:
         prog="caldera",
         description="Caldera: deep learning for scientists.",
         epilog="examples:\n  caldera train\n  caldera train --data mnist --model lenet5\n"
-        "  caldera info\n\n`caldera COMMAND --help` says what a command takes.",
+        "  caldera info\n\n`caldera COMMAND --help` describes a command and its options.",
     )
     version = (
         f"caldera {caldera.__version__} "
         f"(Python {platform.python_version()}, NumPy {np.__version__})"
     )
     parser.add_argument("--version", action="version", version=version)
-    parser.add_argument("--debug", action="store_true", help="show where an error comes from")
+    parser.add_argument("--debug", action="store_true", help="print the traceback of an error")
     choose = parser.add_subparsers(metavar="COMMAND", title="commands", dest="command")
     parsers: dict[str, Parser] = {}
     for command in table.values():
@@ -132,7 +132,7 @@ def make_parsers(table: dict[str, Command]) -> tuple[Parser, dict[str, Parser]]:
             epilog=examples,
         )
         command.add_flags(own)
-        own.add_argument("--debug", action="store_true", help="show where an error comes from")
+        own.add_argument("--debug", action="store_true", help="print the traceback of an error")
         parsers[command.name] = own
     return parser, parsers
 

@@ -47,7 +47,7 @@ add_flags = flags(
     flag(
         "--peers",
         metavar="NAME,...",
-        help=f"whom to compare with (default: {','.join(PEERS)}; '' for nobody)",
+        help=f"frameworks to compare with (default: {','.join(PEERS)}; '' for none)",
     ),
     flag(
         "--precision",
@@ -95,15 +95,19 @@ add_flags = flags(
         metavar="EPOCHS",
         help="also train mlp, lenet5 and resnet20 on real data, and test them",
     ),
-    flag("--json", metavar="FILE", help="write everything to this file"),
+    flag("--json", metavar="FILE", help="write all results to this file"),
     flag("--html", metavar="FILE", help="write a page with figures to this file"),
     flag(
         "--again",
         metavar="FILE",
-        help="run what --json wrote once more, and say whether the difference is within noise",
+        help="repeat the runs of a --json file, and report whether the difference is within noise",
     ),
     flag("--mllog", metavar="FILE", help="write a training as MLPerf's log lines (:::MLLOG)"),
-    flag("--list", action="store_true", help="say what can be measured, and by whom"),
+    flag(
+        "--list",
+        action="store_true",
+        help="list the workloads and the frameworks that support them",
+    ),
 )
 """The flags of `bench`."""
 
@@ -342,7 +346,7 @@ def _precisions_text(name: str, options: CaseOptions) -> str:
 COMMAND = Command(
     name="bench",
     takes="WORKLOADS ...",
-    summary="Measure Caldera beside PyTorch and JAX, with equal results.",
+    summary="Compare the speed of Caldera, PyTorch and JAX at equal results.",
     examples="""
         caldera bench --list
         caldera bench mlp --quick

@@ -50,7 +50,7 @@ def _plain(findings: Findings) -> dict[str, object]:
 COMMAND = Command(
     name="check",
     takes="FILE ...",
-    summary="Look for ways to fool the masses in a report of results.",
+    summary="Check a report of results for common ways to mislead its readers.",
     examples="""
         caldera check bench.json
         caldera check ours.json theirs.json --json

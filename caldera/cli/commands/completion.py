@@ -102,7 +102,7 @@ def _names_or_files(command: str, names: tuple[str, ...]) -> dict[str, Any]:
 COMMAND = Command(
     name="completion",
     takes="SHELL",
-    summary="Print what lets bash, zsh or fish complete commands, flags and their values.",
+    summary="Print the completion script of commands, flags and values for bash, zsh or fish.",
     examples="""
         caldera completion bash > ~/.local/share/bash-completion/completions/caldera
         caldera completion zsh > ~/.zfunc/_caldera    (a folder of fpath)

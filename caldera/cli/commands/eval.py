@@ -77,7 +77,7 @@ def _samples(found: Dataset, part: str, class_names: tuple[str, ...]) -> Data:
 COMMAND = Command(
     name="eval",
     takes="FILE.caldera",
-    summary="Test a trained model on data.",
+    summary="Evaluate a trained model on a data set.",
     examples="""
         caldera eval out/digits.caldera --data digits
         caldera eval out/flowers.caldera --data more-flowers.csv --part all

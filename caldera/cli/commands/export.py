@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
 COMMAND = Command(
     name="export",
     takes="FILE.caldera",
-    summary="A trained model as a library for C and Fortran, without Python.",
+    summary="Export a trained model as a library for C and Fortran that needs no Python.",
     examples="""
         caldera export out/wing.caldera --c wing/
         caldera export out/wing.caldera --c wing/ --batch 1,32 --threads 4

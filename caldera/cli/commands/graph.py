@@ -46,7 +46,7 @@ def draw_training_step(model: Model, path: Path) -> Path:
 COMMAND = Command(
     name="graph",
     takes="[MODEL]",
-    summary="Draw the training step of a model as SVG: as it was written, and as it runs.",
+    summary="Draw the training step of a model as SVG, before and after compilation.",
     examples="""
         caldera graph lenet5 --out lenet5.svg
         caldera graph mlp --data digits --optimizer sgd --momentum 0.9 --precision bfloat16

@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
 COMMAND = Command(
     name="info",
     takes="",
-    summary="What this machine has: cores, BLAS, GPU, MPI; and how to get what is missing.",
+    summary="Show the cores, BLAS, GPU and MPI of this machine, and how to install missing parts.",
     examples="""
         caldera info
         caldera info --json > machine.json

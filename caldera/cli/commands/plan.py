@@ -20,7 +20,7 @@ _PICTURES = (".svg", ".html", ".htm")
 add_flags = flags(
     group(
         "ranks",
-        flag("--ranks", metavar="N", required=True, help="how many processes"),
+        flag("--ranks", metavar="N", required=True, help="number of processes"),
         flag(
             "--link",
             metavar="RATE",
@@ -28,7 +28,7 @@ add_flags = flags(
             "between the processes that mpiexec started",
         ),
         flag("--latency", metavar="TIME", default="2us", help="of a message (default: 2us)"),
-        flag("--memory", metavar="BYTES", help="what a rank may use, as 80GB or 16GiB"),
+        flag("--memory", metavar="BYTES", help="memory limit of a rank, such as 80GB or 16GiB"),
         flag(
             "--ranks-per-node",
             metavar="N",
@@ -55,7 +55,7 @@ add_flags = flags(
         flag(
             "--inexact",
             action="store_true",
-            help="propose also what need not equal training in one process",
+            help="recommend also strategies whose results may differ from training in one process",
         ),
         flag(
             "--plot",
@@ -103,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
 COMMAND = Command(
     name="plan",
     takes="[MODEL] --ranks N --link RATE",
-    summary="Predict what training on many ranks costs in every way, and propose one.",
+    summary="Predict the cost of each parallel strategy on many ranks, and recommend one.",
     examples="""
         caldera plan --ranks 1024 --link 100Gb
         caldera plan resnet50 --ranks 1024 --link 100Gb --batch-size 4096 --speed 30T

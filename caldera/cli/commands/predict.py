@@ -64,7 +64,7 @@ add_flags = flags(
     flag(
         "--probabilities",
         action="store_true",
-        help="write the probability of each class, in a column each",
+        help="write the probability of each class in a separate column",
     ),
     flag(
         "--explain",

@@ -63,7 +63,7 @@ def _run_folder(folder: str) -> RunFolder:
 COMMAND = Command(
     name="report",
     takes="FOLDER ...",
-    summary="Write one page about a run, a search, or several runs compared.",
+    summary="Write a page about a run or a search, or a comparison of several runs.",
     examples="""
         caldera report out
         caldera report out --out digits.html

@@ -236,7 +236,7 @@ def _described(recipe: SearchRecipe, options: dict[str, Any], found: Dataset) ->
 COMMAND = Command(
     name="search",
     takes="[recipe.toml]",
-    summary="Search for good hyper-parameters of a network; writes every trial and the best model.",
+    summary="Search for good hyper-parameters of a network; write every trial and the best model.",
     examples="""
         caldera search --data table.csv --trials 50
         caldera search recipe.toml --data table.csv --trials 100

@@ -116,7 +116,7 @@ def _token(path: str | None) -> str:
 COMMAND = Command(
     name="serve",
     takes="FILE.caldera",
-    summary="A trained model as a web service, with a page to try it.",
+    summary="Serve a trained model as a web service, with a page to try it.",
     examples="""
         caldera serve out/digits.caldera
         caldera serve out/flowers.caldera --host 0.0.0.0 --port 80

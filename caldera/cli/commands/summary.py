@@ -18,7 +18,7 @@ def run(arguments: argparse.Namespace) -> int:
 COMMAND = Command(
     name="summary",
     takes="[MODEL]",
-    summary="Every layer of a model with its shape, parameters, FLOPs, memory, work and depth.",
+    summary="Show each layer of a model: shape, parameters, FLOPs, memory, work and depth.",
     examples="""
         caldera summary lenet5
         caldera summary mlp --data digits --hidden 64,64

@@ -44,7 +44,7 @@ add_flags = flags(
         help="where to write model, curves, graph, history, recipe (default: out)",
     ),
     flag("--checkpoint", metavar="FOLDER", help="save the state of the run here"),
-    flag("--resume", action="store_true", help="go on from what --checkpoint has"),
+    flag("--resume", action="store_true", help="continue from the state in --checkpoint"),
     flag("--quiet", action="store_true", help="show no progress"),
     option_flags(*GROUPS),
 )
@@ -145,7 +145,7 @@ def _described(options: dict[str, Any], found: Dataset, model: NeuralNetwork) ->
 COMMAND = Command(
     name="train",
     takes="[recipe.toml]",
-    summary="Train a network on a data set; writes the model, learning curves and the graph.",
+    summary="Train a network on a data set; write the model, learning curves and the graph.",
     examples="""
         caldera train
         caldera train --data mnist --model lenet5 --epochs 5

@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
 COMMAND = Command(
     name="tune",
     takes="[MODEL]",
-    summary="Measure every kernel that a training step could use, and remember the times.",
+    summary="Measure every kernel that a training step could use, and store the times.",
     examples="""
         caldera tune lenet5
         caldera tune resnet50 --batch-size 16 --seconds 300

@@ -10,7 +10,7 @@ import numpy as np
 
 from caldera.data import Dataset, Loader, Pipeline
 from caldera.data.schema import FeatureSpan
-from caldera.data.tables.rows import TableRows, carried_columns
+from caldera.data.tables.rows import MISSING, carried_columns
 from caldera.draw.charts import thumbnail
 from caldera.nn.losses import MULTICLASS, MULTILABEL, PredictionKind
 from caldera.train.tracking.run_record import (
@@ -164,19 +164,15 @@ def _with_rows(
     found = {} if table.row_word == "row" else {table.row_word: list(map(str, table.rows))}
     carried = carried_columns(table, schema.ignored)
     found |= dict(list(carried.items())[:_MOST_IDENTIFIERS])
-    titles = [column.title for column in schema.columns]
-    order = sorted(
-        range(len(titles)), key=lambda place: [*important, titles[place]].index(titles[place])
+    columns = sorted(
+        schema.columns, key=lambda column: [*important, column.title].index(column.title)
     )
-    places = [
-        table.names.index(each.name) if each.name in table.names else each.position
-        for each in schema.columns
-    ]
-    rows = TableRows(np.zeros(0), [], table, places)
-    found |= {titles[place]: rows.texts(place) for place in order[:_MOST_VALUES]}
+    for each in columns[:_MOST_VALUES]:
+        place = table.names.index(each.name) if each.name in table.names else each.position
+        found[each.title] = [MISSING if text is None else text for text in table.texts(place)]
     return [
-        replace(each, row={name: texts[each.sample] for name, texts in found.items()})
-        for each in mistakes
+        replace(mistake, row={name: texts[mistake.sample] for name, texts in found.items()})
+        for mistake in mistakes
     ]
 
 

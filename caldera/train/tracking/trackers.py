@@ -133,6 +133,7 @@ class WandB(_Tracker):
         self.project, self.name, self.settings = project, name, settings
         self._run: Any = None
         self._is_own = False
+        self._steps_before = 0
 
     def run_begins(self, run: Run) -> None:
         if run.communicator.rank:
@@ -140,6 +141,8 @@ class WandB(_Tracker):
         wandb = optional_import("wandb", "wandb", "cd.WandB")
         self._is_own = wandb.run is None
         self._run = wandb.run
+        # Weights & Biases ignores values of steps before its last one.
+        self._steps_before = 0 if self._is_own or run.step else self._run.step
         config = hyper_parameters(run.model)
         if self._run is not None:
             self._run.config.update(config, allow_val_change=True)
@@ -153,7 +156,7 @@ class WandB(_Tracker):
 
     def epoch_ends(self, run: Run) -> None:
         if self._run is not None:
-            self._run.log(run.history.last_numbers(), step=run.epoch)
+            self._run.log(run.history.last_numbers(), step=self._steps_before + run.epoch)
 
     def run_ends(self, run: Run) -> None:
         if self._run is not None and self._is_own:

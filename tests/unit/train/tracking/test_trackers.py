@@ -196,3 +196,19 @@ def test_a_run_in_an_except_block_finishes(server: Callable[..., _Server]) -> No
     except MemoryError:
         _fit(cd.MLflow())
     assert [run.info.status for run in found.runs] == ["FAILED", "FINISHED"]
+
+
+def test_two_models_share_a_run_of_weights_and_biases(monkeypatch: pytest.MonkeyPatch) -> None:
+    logged: dict[int, dict[str, float]] = {}
+    around = SimpleNamespace(step=0, config=SimpleNamespace(update=lambda *_, **settings: None))
+
+    def log(values: dict[str, float], step: int) -> None:
+        # As Weights & Biases does, ignore steps before the last one.
+        if step >= around.step:
+            around.step, logged[step] = step, values
+
+    around.log = log
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(run=around))
+    losses = [*_fit(cd.WandB())["loss"], *_fit(cd.WandB(), 2)["loss"]]
+    assert [values["loss"] for values in logged.values()] == pytest.approx(losses)
+    assert list(logged) == [1, 2, 3, 4, 5]
