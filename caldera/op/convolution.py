@@ -18,24 +18,27 @@ from typing import Any
 from caldera.compiler.lazy import Expr, as_float, lift_all
 from caldera.core.graph import Node, location, scope
 from caldera.core.graph.ops import concat, pad, product, reshape, slice_, transpose
+from caldera.core.tensor import Shape
 from caldera.errors import ShapeError
-from caldera.op.windows import (
-    Paddings,
-    Pairs,
-    as_padding,
-    as_pair,
-    as_sizes,
-    as_widths,
-    expect_rank,
-)
+from caldera.op.windows import Paddings, Pairs, as_sizes, as_widths, expect_rank
 
 __all__ = ["conv1d", "conv2d", "conv3d"]
 
 
-def operands(x: Any, w: Any) -> tuple[Node, Node]:
-    """The input and the kernels, as nodes of floats."""
-    image, kernel = lift_all(x, w)
-    return as_float(image), as_float(kernel)
+_KERNELS = "K, C / groups"
+_AXES = {1: "L", 2: "H, W", 3: "D, H, W"}
+
+
+def operands(
+    x: Any, w: Any, kernels: str, rank: int, stride: Any, dilation: Any, where: str
+) -> tuple[Node, Node, Shape, Shape]:
+    """The input and the kernels as nodes of floats, the strides and the dilations; checked."""
+    image, kernel = map(as_float, lift_all(x, w))
+    axes = _AXES[rank]
+    expect_rank(image, rank + 2, f"x of shape (N, C, {axes})", where)
+    expect_rank(kernel, rank + 2, f"w of shape ({kernels}, {axes.lower()})", where)
+    strides = as_sizes(stride, rank, "stride", where)
+    return image, kernel, strides, as_sizes(dilation, rank, "dilation", where)
 
 
 def conv2d(
@@ -61,19 +64,15 @@ def conv2d(
     (1, 1, 2, 2)
     """
     where = location("conv2d")
-    image, kernel = operands(x, w)
-    expect_rank(image, 4, "x of shape (N, C, H, W)", where)
-    expect_rank(kernel, 4, "w of shape (K, C / groups, h, w)", where)
-    strides = as_pair(stride, "stride", where)
-    dilations = as_pair(dilation, "dilation", where)
-    widths = as_padding(padding, where, image.shape[2:], kernel.shape[2:], strides, dilations)
+    image, kernel, strides, gaps = operands(x, w, _KERNELS, 2, stride, dilation, where)
+    widths = as_widths(padding, where, image.shape[2:], kernel.shape[2:], strides, gaps)
     return Expr(
         product.conv2d(
             image,
             kernel,
             stride=strides,
             padding=widths,
-            dilation=dilations,
+            dilation=gaps,
             groups=as_groups(groups, where),
         )
     )
@@ -106,8 +105,7 @@ def conv1d(
     >>> op.conv1d(x, w, padding=(1, 0)).tolist()
     [[[1.0, 1.0, 2.0, 4.0]]]
     """
-    how = {"stride": stride, "dilation": dilation}
-    return in_rows("conv1d", conv2d, x, w, "(K, C / groups, l)", padding, groups, how)
+    return in_rows("conv1d", conv2d, x, w, _KERNELS, stride, dilation, padding, groups)
 
 
 def in_rows(
@@ -115,25 +113,23 @@ def in_rows(
     convolve: Callable[..., Expr],
     x: Any,
     w: Any,
-    layout: str,
+    kernels: str,
+    stride: int,
+    dilation: int,
     padding: int | Sequence[int] | str,
     groups: int,
-    how: dict[str, int],
+    **more: Any,
 ) -> Expr:
     """Convolve sequences (N, C, L) as images (N, C, 1, L)."""
     where = location(name)
-    sequence, kernel = operands(x, w)
-    expect_rank(sequence, 3, "x of shape (N, C, L)", where)
-    expect_rank(kernel, 3, f"w of shape {layout}", where)
+    *given, strides, gaps = operands(x, w, kernels, 1, stride, dilation, where)
     ends: Any = padding
     if not isinstance(padding, str):
         ends = ((0, 0), *as_widths(padding, where, (), (), (1,), (1,)))
-    sizes = {each: (0 if each == "output_padding" else 1, value) for each, value in how.items()}
     with scope(f"op.{name}"):
-        rows = [
-            Expr(reshape(each, (*each.shape[:2], 1, each.shape[2]))) for each in (sequence, kernel)
-        ]
-        result = convolve(*rows, padding=ends, groups=groups, **sizes)
+        rows = [Expr(reshape(each, (*each.shape[:2], 1, each.shape[2]))) for each in given]
+        more |= {"stride": (1, *strides), "dilation": (1, *gaps)}
+        result = convolve(*rows, padding=ends, groups=groups, **more)
     return Expr(reshape(result.node, (*result.shape[:2], result.shape[3])))
 
 
@@ -156,11 +152,7 @@ def conv3d(
     (2, 4, 5, 6, 7)
     """
     where = location("conv3d")
-    volume, kernel = operands(x, w)
-    expect_rank(volume, 5, "x of shape (N, C, D, H, W)", where)
-    expect_rank(kernel, 5, "w of shape (K, C / groups, d, h, w)", where)
-    strides = as_sizes(stride, 3, "stride", where)
-    gaps = as_sizes(dilation, 3, "dilation", where)
+    volume, kernel, strides, gaps = operands(x, w, _KERNELS, 3, stride, dilation, where)
     widths = as_widths(padding, where, volume.shape[2:], kernel.shape[2:], strides, gaps)
     volume = pad(volume, ((0, 0), (0, 0), widths[0], (0, 0), (0, 0)))
     batch, channels, depth, height, width = volume.shape

@@ -25,7 +25,8 @@ def custom_gradient(
     tuples. Both functions are called once, to record them. Their results are expressions like any
     other, also in layers and loops, and the gradient can be differentiated again.
 
-    Variables that the function reads have to be among the inputs, or behind `op.stop_gradient`.
+    Variables, and values of `op.input`, that the function reads have to be among the inputs, or
+    behind `op.stop_gradient`.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -88,10 +89,11 @@ def _gradients(where: str, found: Any, arguments: list[Node]) -> list[Node]:
 
 
 def _check_closed(where: str, results: list[Node], arguments: list[Node]) -> None:
-    """Refuse variables that are read without being inputs: they would have no gradient."""
+    """Raise if a variable or an input of a plan is read from outside: it would have no gradient."""
     smooth: dict[Node, Node] = {}
     for node in topological(results):
-        if node.op.name == "variable" and is_inexact(node.dtype) and node not in arguments:
+        is_leaf = node.op.name in ("variable", "input")
+        if is_leaf and is_inexact(node.dtype) and node not in arguments:
             smooth[node] = node
         through = next((smooth[each] for each in node.inputs if each in smooth), None)
         if through is not None and node.op.name != "stop_gradient":

@@ -6,6 +6,7 @@ from typing import Any
 
 from caldera.compiler.lazy import Expr, as_float, lift
 from caldera.core.graph import describe, location
+from caldera.core.tensor import float32, promote
 from caldera.errors import ConfigError, ShapeError
 from caldera.op.arithmetic import clip
 from caldera.op.indexing import take_along_axis
@@ -55,19 +56,20 @@ def grid_sample(
             raise ConfigError.build(
                 where_, expected=f"{name}= one of " + ", ".join(known), got=repr(value)
             )
-    places = cast(places, image.dtype)
+    # In half precision, numbers of pixels above 2048 would be rounded, and indices be out of range.
+    places = cast(places, promote(image.dtype, float32))
     height, width = image.shape[2:]
     across = _position(places[..., 0], width, padding, align_corners)
     down = _position(places[..., 1], height, padding, align_corners)
     if mode == "nearest":
         return _read(image, round(down), round(across))
     top, left = floor(down), floor(across)
-    low, right = down - top, across - left
+    low, right = (cast(each, image.dtype)[:, None] for each in (down - top, across - left))
     return (
-        _read(image, top, left) * _of_channels((1.0 - low) * (1.0 - right))
-        + _read(image, top, left + 1.0) * _of_channels((1.0 - low) * right)
-        + _read(image, top + 1.0, left) * _of_channels(low * (1.0 - right))
-        + _read(image, top + 1.0, left + 1.0) * _of_channels(low * right)
+        _read(image, top, left) * ((1.0 - low) * (1.0 - right))
+        + _read(image, top, left + 1.0) * ((1.0 - low) * right)
+        + _read(image, top + 1.0, left) * (low * (1.0 - right))
+        + _read(image, top + 1.0, left + 1.0) * (low * right)
     )
 
 
@@ -89,10 +91,6 @@ def _position(place: Expr, length: int, padding: str, align_corners: bool) -> Ex
     # Far beyond all pixels, as zeros are, no number of a pixel overflows.
     edge = (0.0, length - 1.0) if padding != "zeros" else (-2.0, length + 1.0)
     return clip(found, *edge)
-
-
-def _of_channels(weights: Expr) -> Expr:
-    return weights[:, None]
 
 
 def _read(image: Expr, down: Expr, across: Expr) -> Expr:

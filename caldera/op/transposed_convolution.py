@@ -15,9 +15,11 @@ from caldera.core.graph.ops import Pair, add, pad, product, reshape, slice_, tra
 from caldera.core.tensor import Shape
 from caldera.errors import ConfigError, ShapeError
 from caldera.op.convolution import as_groups, in_rows, operands
-from caldera.op.windows import Paddings, Pairs, as_pair, as_sizes, as_widths, expect_rank
+from caldera.op.windows import Paddings, Pairs, as_sizes, as_widths
 
 __all__ = ["conv_transpose1d", "conv_transpose2d", "conv_transpose3d"]
+
+_KERNELS = "C, K / groups"
 
 
 def conv_transpose2d(
@@ -48,19 +50,14 @@ def conv_transpose2d(
     (1, 1, 6, 6)
     """
     where = location("conv_transpose2d")
-    image, kernel = operands(x, w)
-    expect_rank(image, 4, "x of shape (N, C, H, W)", where)
-    expect_rank(kernel, 4, "w of shape (C, K / groups, h, w)", where)
-    strides = as_pair(stride, "stride", where)
-    dilations = as_pair(dilation, "dilation", where)
-    given, extra = _padding_of_transpose(
-        padding, output_padding, kernel.shape[2:], strides, dilations, where
+    image, kernel, strides, gaps = operands(x, w, _KERNELS, 2, stride, dilation, where)
+    given, more = _padding_of_transpose(
+        padding, output_padding, kernel.shape[2:], strides, gaps, where
     )
-    widths, more = (given[0], given[1]), (extra[0], extra[1])
     parts = as_groups(groups, where)
-    widths, extra, beyond = _reached(widths, more, strides)
+    widths, extra, beyond = _reached(given, more, strides)
     _check_channels(image, kernel, parts, where)
-    sizes = zip(image.shape[2:], kernel.shape[2:], strides, dilations, widths, extra, strict=True)
+    sizes = zip(image.shape[2:], kernel.shape[2:], strides, gaps, widths, extra, strict=True)
     height, width = (
         (length - 1) * step + gap * (window - 1) + 1 + more - sum(sides)
         for length, window, step, gap, sides, more in sizes
@@ -77,8 +74,8 @@ def conv_transpose2d(
         kernel,
         shape=(image.shape[0], kernel.shape[1] * parts, height, width),
         stride=strides,
-        padding=widths,
-        dilation=dilations,
+        padding=tuple(widths),
+        dilation=gaps,
         groups=parts,
     )
     return Expr(pad(result, ((0, 0), (0, 0), *((0, rows) for rows in beyond))))
@@ -116,24 +113,23 @@ def _padding_of_transpose(
                 "numbers for another size",
             )
         # Padding of the convolution that computes the input from an image `stride` times as large.
-        images = tuple(strides)
-        widths = as_widths("same", where, images, window, strides, dilations)
+        widths = as_widths("same", where, strides, window, strides, dilations)
         reaches = (gap * (n - 1) + 1 for n, gap in zip(window, dilations, strict=True))
         return widths, tuple(max(s - n, 0) for s, n in zip(strides, reaches, strict=True))
     widths = as_widths(padding, where, (), (), strides, dilations)
     if any(more >= max(s, d) for more, s, d in zip(extra, strides, dilations, strict=True)):
         raise ShapeError.build(
             where,
-            expected=f"output_padding= smaller than the stride {tuple(strides)} or the dilation "
-            f"{tuple(dilations)}",
+            expected=f"output_padding= smaller than the stride {strides} or the dilation "
+            f"{dilations}",
             got=f"{extra}",
         )
     return widths, extra
 
 
 def _reached(
-    widths: Sequence[Pair], extra: Pair, strides: Pair
-) -> tuple[tuple[Pair, Pair], Pair, Pair]:
+    widths: Sequence[Pair], extra: Shape, strides: Shape
+) -> tuple[list[Pair], list[int], list[int]]:
     """Return padding, output padding below the stride, and the rows and columns of zeros behind.
 
     Output padding >= stride restores the rows and columns that the padding had removed, followed by
@@ -145,7 +141,7 @@ def _reached(
         kept.append((before, after - back))
         smaller.append(more if more < stride else 0)
         beyond.append(0 if more < stride else more - back)
-    return (kept[0], kept[1]), (smaller[0], smaller[1]), (beyond[0], beyond[1])
+    return kept, smaller, beyond
 
 
 def conv_transpose1d(
@@ -168,9 +164,17 @@ def conv_transpose1d(
     >>> op.conv_transpose1d(x, w).tolist()
     [[[1.0, 12.0, 24.0, 40.0]]]
     """
-    how = {"stride": stride, "dilation": dilation, "output_padding": output_padding}
     return in_rows(
-        "conv_transpose1d", conv_transpose2d, x, w, "(C, K / groups, l)", padding, groups, how
+        "conv_transpose1d",
+        conv_transpose2d,
+        x,
+        w,
+        _KERNELS,
+        stride,
+        dilation,
+        padding,
+        groups,
+        output_padding=(0, output_padding),
     )
 
 
@@ -195,11 +199,7 @@ def conv_transpose3d(
     (2, 4, 10, 12, 14)
     """
     where = location("conv_transpose3d")
-    volume, kernel = operands(x, w)
-    expect_rank(volume, 5, "x of shape (N, C, D, H, W)", where)
-    expect_rank(kernel, 5, "w of shape (C, K / groups, d, h, w)", where)
-    strides = as_sizes(stride, 3, "stride", where)
-    gaps = as_sizes(dilation, 3, "dilation", where)
+    volume, kernel, strides, gaps = operands(x, w, _KERNELS, 3, stride, dilation, where)
     widths, extra = _padding_of_transpose(
         padding, output_padding, kernel.shape[2:], strides, gaps, where
     )

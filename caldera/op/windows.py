@@ -279,9 +279,12 @@ def interpolate(
     if max(wanted) > LARGEST:
         raise ShapeError.build(where, expected=f"sides of at most {LARGEST}", got=f"{wanted}")
     for axis, (new, step) in enumerate(zip(wanted, steps, strict=True), start=2):
+        # As in PyTorch for images, a scale that keeps a length moves no element ("bicubic" does).
+        if new == node.shape[axis] and (step == 1 or mode != "bicubic"):
+            continue
         if mode == "nearest":
             node = _nearest(node, axis, new, step)
-        elif new != node.shape[axis] or step != 1:
+        else:
             node = _weighted(node, axis, new, step, mode, align_corners)
     return Expr(node)
 
@@ -289,7 +292,7 @@ def interpolate(
 def _nearest(x: Node, axis: int, new: int, step: float) -> Node:
     length = x.shape[axis]
     if new % length == 0 and step == length / new:
-        return repeat(x, repeats=new // length, axis=axis) if new > length else x
+        return repeat(x, repeats=new // length, axis=axis)
     chosen = np.minimum(np.floor(np.arange(new) * step), length - 1).astype(np.int64)
     return indexing.gather(x, lift(chosen), axis=axis)
 

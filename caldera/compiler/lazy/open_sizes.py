@@ -163,7 +163,9 @@ _MAY_BE_OPEN = frozenset({OpenExpr, dict, list, tuple})
 
 def sizes_open_in(arguments: Collection[Any]) -> list[OpenExpr]:
     """Return the expressions with open sizes in the arguments of a call."""
-    found, waiting, seen = [], [arguments], set()
+    found: list[OpenExpr] = []
+    waiting: list[Any] = [arguments]
+    seen: set[int] = set()
     while waiting:
         each = waiting.pop()
         if isinstance(each, OpenExpr):

@@ -189,3 +189,12 @@ def test_bad_use_fails_when_written_and_says_how(call: Any, words: list[str]) ->
 def test_unknown_padding_names_are_refused(convolve: Any) -> None:
     with pytest.raises(ConfigError, match="'vaild'"):
         convolve(_image(1, 1, 4, 4), _image(1, 1, 2, 2, name="w"), padding="vaild")
+
+
+@pytest.mark.parametrize("name", ["conv1d", "conv_transpose1d"])
+@pytest.mark.parametrize("setting", ["stride", "dilation"])
+def test_settings_of_sequences_are_one_number(name: str, setting: str) -> None:
+    x, w = np.ones((1, 1, 5), "float32"), np.ones((1, 1, 2), "float32")
+    words = rf"op\.{name}: expected {setting}= a whole number of at least 1, got 0"
+    with pytest.raises(ShapeError, match=words):
+        getattr(op, name)(x, w, **{setting: 0})

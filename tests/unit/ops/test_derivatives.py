@@ -88,6 +88,7 @@ def test_no_gradient_is_that_of_none() -> None:
     ("function", "backward", "error", "message"),
     [
         (lambda x: x * W, lambda g, y, x: g, GradientError, "reads variables as inputs"),
+        (lambda x: x * GIVEN, lambda g, y, x: g, GradientError, "as inputs, got given"),
         (lambda x: x, lambda g, y, x: (g, g), GradientError, "for each of the 1 inputs"),
         (lambda x: x, lambda g, y, x: op.sum(g), ShapeError, "a gradient like its input"),
     ],
@@ -100,6 +101,7 @@ def test_what_gradients_have_to_be(
 
 
 W = op.var("w", (2,), fill=cd.constant(2.0))
+GIVEN = op.input("given", (2,))
 
 
 def test_variables_behind_stop_gradient_may_be_read() -> None:
@@ -208,3 +210,16 @@ def test_places_have_a_shape_and_known_words() -> None:
         op.grid_sample(x, grid, "cubic")
     far = op.grid_sample(np.ones((1, 1, 2, 2)), np.full((1, 1, 1, 2), 1e30))
     assert far.tolist() == [[[[0.0]]]]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+def test_numbers_of_pixels_are_not_rounded_to_half_precision(dtype: str, mode: str) -> None:
+    width = 4096
+    row = np.arange(width) % 7
+    image = op.cast(row.astype("float32")[None, None, None], dtype)
+    grid = np.zeros((1, 1, width, 2), "float32")
+    grid[..., 0] = (2 * np.arange(width) + 1) / width - 1
+    found = op.grid_sample(image, grid, mode)
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(op.cast(found, "float32").numpy()[0, 0, 0], row)

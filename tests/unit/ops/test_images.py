@@ -247,3 +247,10 @@ def test_root_mean_squares() -> None:
     assert op.rms_norm(half).tolist() == [[1.0, 1.0, 1.0, 1.0]]
     with pytest.raises(ShapeError, match=r"op\.rms_norm: expected scale of shape \(7,\)"):
         op.rms_norm(X, scale)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_scales_that_keep_the_lengths_move_nothing(rank: int, mode: str) -> None:
+    x = numbers(1, 2, *(3, 2, 5)[:rank])
+    close(op.interpolate(x, scale=1.1, mode=mode), x)
