@@ -20,7 +20,7 @@ from caldera.data.datasets.windows import number_columns
 from caldera.data.series import Series
 from caldera.data.sources.file_formats import LARGEST_FILE, SUFFIXES, LabelledImage
 from caldera.data.tables.reading import TableFormat, is_table_file
-from caldera.data.tables.rows import TableRows
+from caldera.data.tables.table import TableRows
 from caldera.data.transforms.decode import ImageSize, decode_all
 from caldera.errors import DataError
 from caldera.io.files import read_bounded

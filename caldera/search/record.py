@@ -69,9 +69,9 @@ class TrialRecord:
     def open_foreign(self) -> None:
         """Open a study that plain Optuna made, for reading: by name, or the only one."""
         known = self._storage.get_all_studies()
-        found = [each for each in known if each.study_name == self.name or len(known) == 1]
-        is_named = bool(found) and self.name in (NAME, found[0].study_name)
-        if not is_named or not self._storage.get_n_trials(found[0]._study_id):
+        is_only = self.name == NAME and len(known) == 1
+        found = [each for each in known if is_only or each.study_name == self.name]
+        if not found or not self._storage.get_n_trials(found[0]._study_id):
             return
         self._study, self.name = found[0]._study_id, found[0].study_name
         kinds = self._storage.get_study_directions(self._study)
@@ -83,6 +83,11 @@ class TrialRecord:
                 "modes": ["max" if each.name == "MAXIMIZE" else "min" for each in kinds],
             }
         }
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the studies that are stored with this one."""
+        return [each.study_name for each in self._storage.get_all_studies()]
 
     def _find(self) -> int | None:
         found = [each for each in self._storage.get_all_studies() if each.study_name == self.name]

@@ -350,7 +350,10 @@ def load(
             record.open_foreign()
         if not record.exists:
             raise ConfigError.build(
-                "search.load", expected=f"a study in {place}", got="none, or an empty one"
+                "search.load",
+                expected=f"a study in {place}",
+                got="none, or an empty one",
+                hint=f"choose one with name=: {', '.join(record.names)}" if record.names else "",
             )
         study = Study(record, _read_objective(record.facts()))
         _check_kinds(study)

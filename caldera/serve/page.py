@@ -118,9 +118,9 @@ def _field(column: Column, anchor: str, number: int) -> Safe:
             "textarea", id=anchor, data_column=str(number), rows="4", placeholder=str(example)
         )
     settings = {} if column.encoder is not None else {"required": "required"}
-    slider = _slider(column, anchor)
+    slider, value = _slider(column, anchor)
     if slider:
-        settings["value"] = f"{column.seen[2]:.6g}"
+        settings["value"] = value
     box = tag(
         "input",
         id=anchor,
@@ -134,25 +134,29 @@ def _field(column: Column, anchor: str, number: int) -> Safe:
     return join([box, slider])
 
 
-def _slider(column: Column, anchor: str) -> Safe:
-    """A slider over the range that training saw, for a number that has one."""
+def _slider(column: Column, anchor: str) -> tuple[Safe, str]:
+    """A slider over the range that training saw, for a number that has one, and the median."""
     if column.kind != "number" or not column.seen or column.seen[0] == column.seen[-1]:
-        return Safe("")
+        return Safe(""), ""
     low, high = column.seen[0], column.seen[-1]
     step = 10.0 ** math.floor(math.log10((high - low) / 50))
     if all(each == int(each) for each in column.seen):
         step = max(step, 1.0)
     low, high = math.floor(low / step) * step, math.ceil(high / step) * step
-    return tag(
+    # Numbers such as times in seconds differ in their last digits only.
+    digits = 6 + max(0, math.floor(math.log10(max(-low, high) / (high - low))))
+    least, most, median = (f"{each:.{digits}g}" for each in (low, high, column.seen[2]))
+    slider = tag(
         "input",
         type="range",
-        min=f"{low:.9g}",
-        max=f"{high:.9g}",
+        min=least,
+        max=most,
         step=f"{step:.9g}",
-        value=f"{column.seen[2]:.9g}",
+        value=median,
         data_for=anchor,
-        aria_label=f"{column.title}, from {low:.6g} to {high:.6g}",
+        aria_label=f"{column.title}, from {least} to {most}",
     )
+    return slider, median
 
 
 def _image_form(contract: Contract) -> list[Safe]:

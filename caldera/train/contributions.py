@@ -11,7 +11,7 @@ import numpy as np
 from caldera.base.arguments import require
 from caldera.base.formatting import html_table
 from caldera.data.datasets.tables import table_rows
-from caldera.data.tables.rows import TableRows
+from caldera.data.tables.table import TableRows
 from caldera.errors import ConfigError, DataError
 from caldera.nn.losses import MULTICLASS, MULTILABEL, REGRESSION, PredictionKind
 

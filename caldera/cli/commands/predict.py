@@ -21,7 +21,7 @@ from caldera.cli.model_argument import class_names_of
 from caldera.cli.options import OPTIONS, given_options, option_flag
 from caldera.cli.prediction_inputs import STRICT, PredictionInputs, read_inputs
 from caldera.data import Schema
-from caldera.data.tables.rows import TableRows, carried_columns
+from caldera.data.tables.table import TableRows, carried_columns
 from caldera.errors import ShapeError
 from caldera.io.csv_files import TableWriter
 from caldera.serve.signature import is_classifier, prediction_columns

@@ -20,8 +20,7 @@ from caldera.data.tables.encoders import NumberEncoder
 from caldera.data.tables.kinds import Chosen, choose_columns, given_kinds
 from caldera.data.tables.numbers import NumberFormat, is_number
 from caldera.data.tables.reading import TableFormat, read_table, unpacked_name
-from caldera.data.tables.rows import TableRows
-from caldera.data.tables.table import Table, is_missing
+from caldera.data.tables.table import Table, TableRows, is_missing
 from caldera.data.tables.targets import Labels, known_labels, read_labels
 from caldera.errors import ConfigError, DataError
 from caldera.io.csv_files import Header

@@ -10,7 +10,7 @@ import numpy as np
 
 from caldera.data import Dataset, Loader, Pipeline
 from caldera.data.schema import FeatureSpan
-from caldera.data.tables.rows import MISSING, carried_columns
+from caldera.data.tables.table import MISSING, carried_columns
 from caldera.draw.charts import thumbnail
 from caldera.nn.losses import MULTICLASS, MULTILABEL, PredictionKind
 from caldera.train.tracking.run_record import (

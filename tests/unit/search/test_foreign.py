@@ -66,6 +66,6 @@ def test_several_objectives_and_several_studies(tmp_path: Path) -> None:
     assert {each.number for each in ours.front} == {each.number for each in theirs.best_trials}
     assert ours.objective.names() == ("seconds", "accuracy")
     _run(address, study_name="empty")
-    with pytest.raises(ConfigError, match="none, or an empty one"):
+    with pytest.raises(ConfigError, match="choose one with name=: two, empty"):
         search.load(storage=address)
     assert len(search.load(storage=address, name="two").trials) == 5

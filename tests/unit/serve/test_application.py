@@ -398,3 +398,15 @@ def test_what_is_no_text_is_refused(
     found = reply(text_app, "/predict", body, content_type=kind)
     assert found.status == status
     assert words in found.error
+
+
+def test_sliders_of_numbers_that_differ_in_late_digits() -> None:
+    seconds = 1.7e9 + np.arange(60.0)
+    found = data.table({"seconds": seconds, "y": seconds}, target="y")
+    model = cd.NeuralNetwork([nn.Input(found.shape), nn.Dense(1)], loss="mse", epochs=1)
+    model.fit(found.train, verbose=0)
+    app = serve.application(model, limits=serve.Limits(batch_size=1))
+    page = reply(app, "/", method="GET").body.decode()
+    low, _, median, _, high = model.schema.columns[0].seen
+    assert f'min="{low:.0f}" max="{high:.0f}" step="1"' in page
+    assert page.count(f'value="{median:.14g}"') == 2
