@@ -32,7 +32,7 @@ class Kinds(NamedTuple):
     """The kinds of a function's arguments."""
 
     positional: list[tuple[str, ArgumentKind | None]]
-    """Arguments that may come by position."""
+    """Arguments that may be passed by position."""
     rest: tuple[str, ArgumentKind | None] | None
     """The name and kind of any number of further ones; None if there are none."""
     by_name: dict[str, ArgumentKind | None]

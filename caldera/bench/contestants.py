@@ -63,7 +63,7 @@ class Contestant:
         return replace(self, setting=f"{self.setting}{BEFORE}", sources=sources)
 
     def rounded_to(self, precision: str) -> Contestant:
-        """The same one on the CPU in another precision.
+        """Return the contestant on the CPU in another precision.
 
         >>> Contestant("torch", "eager").rounded_to("bfloat16").label
         'torch eager, bfloat16'
@@ -71,7 +71,7 @@ class Contestant:
         return replace(self, precision=precision, options={**self.options, "precision": precision})
 
     def only_compared(self) -> Contestant:
-        """The same one, with which others are only compared."""
+        """Return the contestant as a reference for results, without measurements of its time."""
         return replace(self, is_measured=False)
 
 

@@ -159,7 +159,7 @@ def interval_text(seconds: Estimate | None) -> str:
 
 
 def ratio_text(ratio: Estimate) -> str:
-    """A ratio with its interval.
+    """Return the text of a ratio with its interval.
 
     >>> ratio_text(Estimate(1.5, 1.25, 1.75))
     '1.50 [1.25, 1.75]'

@@ -100,7 +100,7 @@ class CompressionPart(ABC):
 
     @abstractmethod
     def encode(self, values: Array) -> Array:
-        """The message for a gradient as one row."""
+        """Return the message of a gradient that is a vector."""
 
     @abstractmethod
     def decode(self, message: Array, count: int) -> Array:

@@ -125,7 +125,7 @@ class ResultEntry:
     rounds: list[list[float]] = field(default_factory=list)
     """Seconds a step, of every round."""
     cpu_rounds: list[list[float]] = field(default_factory=list)
-    """The same in CPU time of the process."""
+    """CPU seconds of the process per step, of every round."""
     lost: list[float] = field(default_factory=list)
     """The share of its cores' time that others had, of every turn."""
     first_cold_s: float | None = None
@@ -198,7 +198,7 @@ class ResultEntry:
             self.lost.append(lost)
 
     def seconds(self) -> Estimate | None:
-        """The median time of a step, with its interval."""
+        """Median time of a step, with its interval."""
         return median_of(self.rounds) if self.rounds else None
 
 
@@ -209,7 +209,7 @@ class Ratio:
     peer: str
     """A framework, or `ANY`."""
     against: str
-    """The setting it was compared with."""
+    """Setting of the peer."""
     ratio: Estimate
 
 

@@ -175,7 +175,7 @@ def _estimate(value: float, drawn: Values) -> Estimate:
 
 
 _STEPS = 20_000
-"""Of the integral over the tails of a distribution."""
+"""Number of steps of the integral over the tails of a distribution."""
 
 
 def welch_chance(old: Sequence[float], new: Sequence[float]) -> float:

@@ -84,7 +84,7 @@ PACKAGES = (
 
 
 def parts() -> list[OptionalFeature]:
-    """Everything optional, here or not."""
+    """Return all optional parts, installed or not."""
     return [_gpu(), *_mpi(), *(_package(package) for package in PACKAGES)]
 
 

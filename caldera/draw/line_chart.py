@@ -55,7 +55,7 @@ class Line:
     dots_only: bool = False
     """True if the points are not connected."""
     last: str = ""
-    """The text at its end."""
+    """Text at the end of the line."""
     ring: Point | None = None
     """A point to draw a ring around: the best one, say."""
     thin: bool = False

@@ -309,7 +309,7 @@ class Flatten(Layer):
 @register
 @dataclass(eq=False)
 class Reshape(Layer):
-    """Each sample in another shape (one size may be -1).
+    """Layer that reshapes each sample (one size may be -1).
 
     >>> from caldera import nn, op
     >>> nn.Reshape((3, -1))(op.input("x", (5, 12))).shape

@@ -30,7 +30,7 @@ from caldera.onnx.translate import translate
 _SMALL = 64
 """Number of elements up to which an input's values may be fixed in a plan."""
 _REMEMBERED = 64
-"""Plans kept for the next time."""
+"""Maximum number of cached plans."""
 
 
 @dataclass(frozen=True)

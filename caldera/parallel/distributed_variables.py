@@ -114,7 +114,7 @@ class DistributedVariable(ABC):
 
 
 class ShardedVariable(DistributedVariable):
-    """Each rank has a part, by a layout.
+    """Variable of which each rank has a part, by a layout.
 
     >>> import numpy as np
     >>> from caldera import op

@@ -375,7 +375,7 @@ class _Watcher(Callback):
 
 
 class _EndAfter(Callback):
-    """Ends a run where another one was ended."""
+    """Callback that ends a run after the epoch at which another one was ended."""
 
     def __init__(self, epochs: int) -> None:
         self.epochs = epochs

@@ -202,7 +202,7 @@ A client that is still sending does not see the answer.
 
 
 class Gone(Exception):
-    """The client went away before it had sent everything."""
+    """The client disconnected before the request was complete."""
 
 
 @dataclass(frozen=True)

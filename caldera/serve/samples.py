@@ -22,7 +22,7 @@ from caldera.serve.http import Limits, Refusal, shown
 from caldera.serve.signature import Contract
 
 _EXACT = 2.0**53
-"""Up to here float64 has every whole number."""
+"""Largest integer up to which float64 represents all integers."""
 JSON, CSV, PLAIN = "application/json", "text/csv", "text/plain"
 
 

@@ -22,7 +22,7 @@ from caldera.data.random_draws import LazyDraw
 from caldera.errors import DataError, DtypeError, ShapeError
 
 MOST_KEPT = 256
-"""Sizes of batches whose expressions are kept."""
+"""Maximum number of batch sizes with cached expressions."""
 Make = Callable[[str, tuple[int, ...], Any], Expr]
 Take = Callable[[Expr, Share, Share], Expr]
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from caldera.comm.requests import Request
 
 ROOM_BYTES, ALL_ROOM_BYTES = 8 << 20, 64 << 20
-"""Of a rank, at most, and of all ranks together."""
+"""Maximum bytes of a rank, and of all ranks together."""
 
 
 def post_bytes(ranks: int) -> int:

@@ -74,7 +74,7 @@ class OpenExpr(SizesOpen):
         self._plans: OpenPlan | None = None
 
     def written_for(self, sizes: Sizes) -> Any:
-        """The expression for one choice of sizes."""
+        """Return the expression for these sizes."""
         if self not in sizes.written:
             sizes.written[self] = self._write(sizes)
         return sizes.written[self]
@@ -109,7 +109,7 @@ class OpenExpr(SizesOpen):
 
 
 def open_input(name: str, shape: Sequence[int | None], dtype: Any) -> OpenExpr:
-    """An input of which some sizes are open."""
+    """Return an input with some open sizes."""
     known = as_shape([0 if size is None else size for size in shape], "op.input")
     wanted = tuple(None if size is None else n for size, n in zip(shape, known, strict=True))
     kind = canonical(dtype)
@@ -157,7 +157,7 @@ def sizes_open_in(value: Any) -> list[OpenExpr]:
 
 
 def _written(value: Any, sizes: Sizes) -> Any:
-    """Arguments of a call, with expressions for these sizes."""
+    """Return the arguments of a call, with expressions for these sizes."""
     if isinstance(value, OpenExpr):
         return value.written_for(sizes)
     if isinstance(value, dict):

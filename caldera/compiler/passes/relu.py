@@ -116,7 +116,7 @@ def _makes_fewer(node: Node) -> bool:
 
 
 def _pool_of(spread: Node) -> Node | None:
-    """The pooling whose indices a gradient is spread by."""
+    """Return the pooling whose indices a gradient uses."""
     if spread.op is not pool_scatter or spread.inputs[1].op is not ITEM:
         return None
     return spread.inputs[1].inputs[0]

@@ -103,7 +103,7 @@ class _UpdateFinder:
         self._gradient = gradient
 
     def find(self, value: Node, weight: Node) -> Update | None:
-        """The sum that `value` amounts to, if it does."""
+        """Return the update if `value` is a sum of the weight and one product; else None."""
         if value is weight:
             return None
         condition, new = _unless_refused(value, weight)

@@ -251,7 +251,7 @@ class OutputSlot:
         self._flat = None
 
     def array(self) -> Any:
-        """The memory as the kernels see it."""
+        """Return the memory as an array for kernels."""
         return laid_out(self._flat, self.spec.shape, self.spec.order)
 
     def settle(self) -> None:

@@ -74,7 +74,7 @@ class ScheduleFacts:
     clock: list[float] = field(default_factory=list)
     """When each step begins, without anything computed again."""
     outputs: list[tuple[Node, int]] = field(default_factory=list)
-    """Of which node each value is which output."""
+    """Node and output index of each value."""
     copies: list[float] = field(default_factory=list)
     """Seconds to copy each value to the host or back; infinite without separate host memory."""
     host_room: int = 0

@@ -331,7 +331,7 @@ class Propagation:
         )
 
     def _whole(self, node: Node) -> ShardingRule:
-        """Every rank that has something of an input computes everything."""
+        """Compute the whole op on every rank that has a part of an input."""
         ranks = sorted({r for given in node.inputs for r in self._ranks_of(given)})
         where = ranks or range(self.ranks)
         return ShardingRule(

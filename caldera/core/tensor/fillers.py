@@ -204,7 +204,7 @@ class Orthogonal(Filler):
 
 @dataclass(frozen=True)
 class IdentityMatrix(Filler):
-    """Ones on the diagonal, zeros elsewhere."""
+    """Filler with ones on the diagonal and zeros elsewhere."""
 
     def generate(self, shape: Shape, dtype: DType, seed: int, stream: int) -> Array:
         """Return the matrix, which may be rectangular."""
@@ -234,7 +234,7 @@ class Diagonal(Filler):
 
 @dataclass(frozen=True, eq=False)
 class FromArray(Filler):
-    """A copy of an array of the same shape."""
+    """Filler that copies an array of the same shape."""
 
     values: Array = field(repr=False)
 

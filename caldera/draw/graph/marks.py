@@ -110,7 +110,7 @@ class Arrow:
     colour: DtypeColour
     output: int = 0
     input: int | None = None
-    """Which input of a group it is."""
+    """Number of the group's input."""
     points: list[Point] = field(default_factory=list)
 
 

@@ -36,7 +36,7 @@ WORTH_SPLITTING = 1 << 15
 """Numbers from which on a second thread pays."""
 
 Transform = Callable[[np.ndarray, np.ndarray], object]
-"""Of the first array, written to the second."""
+"""Function that transforms the first array and writes the result to the second."""
 
 
 @cache

@@ -302,7 +302,7 @@ def expected_loss(behind: float, spread: float) -> float:
 
 
 BACK_A_SECOND = 0.1
-"""Seconds that come back in each second."""
+"""Seconds of budget regained per second."""
 
 
 class TuningBudget:

@@ -132,7 +132,7 @@ def _calibration(bins: Sequence[CalibrationRecord], advice: AdviceNames) -> list
 
 
 MOST_IN_TABLE = 40
-"""Of more classes, the table would be larger than any screen."""
+"""Maximum number of classes in the table, so that it fits on a screen."""
 _PAIRS = 8
 _UNBALANCED = 3.0
 """Ratio of the most common to the rarest class from which the imbalance is reported."""

@@ -274,7 +274,7 @@ def _described(given: Configurable) -> Any:
 
 
 MOST_BLOCKS = 40
-"""Of more layers, those inside another one are folded into it."""
+"""Maximum number of blocks; with more, inner layers are folded into the outer layer."""
 _INPUT = -1
 
 

@@ -142,7 +142,7 @@ class FlowNetwork:
         return level
 
     def _augment(self, level: Sequence[int], position: list[int]) -> bool:
-        """One more path on which something flows; without recursion, paths are long."""
+        """Find an augmenting path; iterative, since paths are long."""
         path: list[int] = []
         node = self.source
         while node != self.sink:

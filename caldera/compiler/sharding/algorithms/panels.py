@@ -91,7 +91,7 @@ def factorisation_grid(ranks: int) -> tuple[int, int]:
 
 
 def block_size(n: int, ranks: int, widest: int = BLOCK) -> int:
-    """Of a block-cyclic matrix: small enough that all ranks have several blocks."""
+    """Return the block size of a block-cyclic matrix, so that every rank has several blocks."""
     return max(1, min(widest, n // (2 * max(factorisation_grid(ranks)))))
 
 
@@ -141,7 +141,7 @@ Arriving = Callable[[], np.ndarray]
 
 
 class RowMessages:
-    """Each rank is sent the rows of arrays that it needs."""
+    """Messages with rows of arrays, only those that each receiver needs."""
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm

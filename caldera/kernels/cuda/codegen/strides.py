@@ -142,7 +142,7 @@ def _fits(array: DeviceArray, strides: Iterable[int], count: int) -> bool:
 
 
 MOST_AXES = 8
-"""Axes that can be left once they are merged."""
+"""Maximum number of axes after merging."""
 MOST_BLOCKS_EACH = 16
 """Blocks for each multiprocessor from which on threads take several elements instead."""
 

@@ -97,7 +97,7 @@ class PixelProducer(Producer):
     near: Sequence[SharedTile] = ()
     """The operands in shared memory."""
     scratch: int = 0
-    """Floats of shared memory besides those, from `spare` on."""
+    """Additional floats of shared memory, from `spare` on."""
     load: int = 0
     """Multiplications for an image."""
 

@@ -19,7 +19,7 @@ from caldera.kernels.native.codegen import (
 )
 
 HEADER = 16
-"""Bytes before the places, if there are no runs."""
+"""Bytes before the indices of a message without runs."""
 STRING_HEADER = 8
 _TRIED = 3
 """Number of values of r to compare; the best one is near the mean gap."""

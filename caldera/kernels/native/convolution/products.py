@@ -46,7 +46,7 @@ _PACKED = ("packed, sums cut in 4", "packed together", "packed")
 """Products that multiply the matrices: the first of these that can."""
 _PIXELS_A_CHANNEL = 8
 _FEWEST_ELEMENTS = 16
-"""With fewer side by side, windows are copied too slowly."""
+"""Minimum number of contiguous elements of a window; with fewer, copies are too slow."""
 _FASTER = 8
 """Approximate speedup of tile registers over vectors of float32 numbers."""
 
