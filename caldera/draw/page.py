@@ -74,7 +74,7 @@ def table(
 
 
 def scrolled(content: Safe, label: str, class_: str = "scroll") -> Safe:
-    """Something that may be wider than its place."""
+    """Return an element that scrolls if it is wider than the page."""
     return tag("div", content, class_=class_, tabindex="0", role="group", aria_label=label)
 
 

@@ -153,7 +153,7 @@ def element(name: str, *children: str, **attributes: object) -> str:
 def text(
     content: str, x: float, y: float, size: float, *, class_: str, anchor: str = "middle"
 ) -> str:
-    """A line of text whose baseline is at `y`."""
+    """Return a line of text whose baseline is at `y`."""
     return element(
         "text", safe(content), class_=class_, x=x, y=y, font_size=size, text_anchor=anchor
     )

@@ -112,7 +112,7 @@ STEPS_TRACED = 64
 
 
 def shape_text(shape: Sequence[int | None]) -> str:
-    """A shape as errors show it.
+    """Return the text of a shape for errors.
 
     >>> shape_text((3, None)), shape_text((None,))
     ('(3, any)', '(any,)')

@@ -176,7 +176,7 @@ class OwnedVariable(DistributedVariable):
             self._variable.assign(value)
 
     def give_to_all(self) -> None:
-        """From now on every rank has the value; all have to call this."""
+        """Replace the parts by the whole value on every rank; a collective call."""
         value = self.numpy()
         if _is_released(self._variable):
             _store(self._variable, self._variable, value)
@@ -270,7 +270,7 @@ class ParameterShards:
                 release(whole)
 
     def unshard(self) -> None:
-        """From now on each has all; they have to call this together."""
+        """Replace the parts by the whole parameters on every rank; a collective call."""
         self.is_sharded = False
         for whole, (part, _) in self._parts.items():
             value = self._view(part, whole).numpy()

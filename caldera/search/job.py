@@ -421,7 +421,7 @@ def digest_of(model: Model) -> str:
 
 
 def latency_of(model: Model, data: Any) -> float:
-    """The median seconds that `predict` takes for one sample."""
+    """Return the median seconds of `predict` for one sample."""
     inputs = data.batch(np.arange(1))[: len(model.signature.inputs)]
     model.predict(*inputs)
     taken = []

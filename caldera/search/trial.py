@@ -44,7 +44,7 @@ class TrialTask:
 
     @classmethod
     def from_plain(cls, given: Mapping[str, Any]) -> TrialTask:
-        """What `to_plain` wrote."""
+        """Return the object from the data of `to_plain`."""
         return cls(**decoded(given))
 
 

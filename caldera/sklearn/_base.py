@@ -281,5 +281,5 @@ class StandardScale:
         return ((values - self.mean) / self.deviation).astype(values.dtype, copy=False)
 
     def undone(self, values: np.ndarray) -> np.ndarray:
-        """Rows as they were before `applied`."""
+        """Return rows in the original scale: the inverse of `applied`."""
         return (values * self.deviation + self.mean).astype(values.dtype, copy=False)

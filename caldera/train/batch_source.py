@@ -79,7 +79,7 @@ class BatchSource(ABC):
 
     @abstractmethod
     def key(self, batch: Batch | Share) -> Hashable:
-        """Equal for batches that one plan can serve."""
+        """Return a key that is equal for batches that can share a plan."""
 
     @abstractmethod
     def values(self, batch: Batch | Share) -> Values:

@@ -339,7 +339,9 @@ class Model(NetworkGraph):
 
     @checked
     def summary(self, show: bool = True) -> Summary:
-        """Every layer with its shape, parameters, FLOPs, memory, work and depth; printed too.
+        """Return a summary of the layers, and print it if `show`.
+
+        It has the shape, parameters, FLOPs, memory, work and depth of every layer.
 
         >>> import caldera as cd
         >>> from caldera import nn

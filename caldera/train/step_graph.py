@@ -63,7 +63,7 @@ class ModelSignature:
     def of(
         cls, inputs: tuple[tuple[tuple[int, ...], str], ...], outputs: Mapping[str, Expr]
     ) -> ModelSignature:
-        """From the outputs of a network that has been written down."""
+        """Return the signature of a traced network with these outputs."""
         shapes = {name: each.shape[1:] for name, each in outputs.items()}
         return cls(inputs, shapes, {name: _last_op(each) for name, each in outputs.items()})
 

@@ -188,7 +188,7 @@ class Orthogonal(Filler):
     is_random: ClassVar[bool] = True
 
     def generate(self, shape: Shape, dtype: DType, seed: int, stream: int) -> Array:
-        """All axes after the first count as columns."""
+        """Return the matrix; all axes after the first count as columns."""
         if len(shape) < 2:
             raise ShapeError.build("orthogonal", expected="at least two axes", got=str(shape))
         philox.require_float(dtype, "orthogonal")
@@ -239,7 +239,7 @@ class FromArray(Filler):
     values: Array = field(repr=False)
 
     def generate(self, shape: Shape, dtype: DType, seed: int, stream: int) -> Array:
-        """The array, in the wanted dtype."""
+        """Return the array in the requested dtype."""
         if self.values.shape != shape:
             raise ShapeError.build(
                 "from_array",

@@ -171,7 +171,7 @@ class _Process:
             self._fit = None
 
     def predict(self, given: list[float]) -> tuple[float, float]:
-        """The mean and the standard deviation for these features."""
+        """Return the mean and the standard deviation for these features."""
         fit = self._fit
         if fit is None or len(fit.known) < len(self.samples):
             # Several threads for a matrix of this size wait for each other on a busy machine.

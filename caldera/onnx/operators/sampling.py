@@ -166,7 +166,7 @@ def deform_conv(
     pads: tuple[int, ...] | None = None,
     strides: tuple[int, ...] | None = None,
 ) -> Expr:
-    """Convolution whose kernel reads at positions with individual offsets."""
+    """Convolve with a kernel that reads at positions with individual offsets."""
     count, channels, *sizes = x.shape
     kernel = kernel_shape or w.shape[2:]
     windows = lay_windows(sizes, kernel, strides=strides, dilations=dilations, pads=pads)

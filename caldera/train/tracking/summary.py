@@ -194,7 +194,7 @@ def layer_nodes(inputs: tuple[Expr, ...], outputs: tuple[Expr, ...]) -> list[Nod
 
 
 def layer_flops(nodes: list[Node]) -> int:
-    """The floating-point operations of these nodes."""
+    """Return the floating-point operations of these nodes."""
     return sum(node.op.count_flops(node) for node in nodes)
 
 

@@ -303,7 +303,7 @@ def _packed(filters: Array, turned: bool, scratch: Scratch) -> Array:
 
 
 def launches(call: Call) -> list[Any]:
-    """The launches of a convolution or its input gradient."""
+    """Return the launches of a convolution or its input gradient."""
     filters, scratch = call.inputs[1], Scratch(call.workspace)
     calls: list[Any] = []
     is_input = call.node.op.name == "conv2d_input"

@@ -219,7 +219,7 @@ class _Padded:
     transposed: bool
 
     def within(self, memory: Array) -> Array:
-        """The array in such memory."""
+        """Return the array in memory of this spec, transposed if necessary."""
         return memory.swapaxes(-1, -2) if self.transposed else memory
 
 

@@ -101,7 +101,7 @@ def _supports_packed(node: Node) -> bool:
 
 
 def _product_of_pixels(node: Node) -> Node:
-    """The product that this convolution, or its gradient, is."""
+    """Return the matrix product that is equal to this convolution or its gradient."""
     matrices = [_matrix_shape(each.shape) for each in node.inputs]
     if node.op.name != "conv2d_input":
         matrices[0] = _matrix_shape(Geometry.of(node).unstrided.image)
@@ -242,7 +242,7 @@ class _Windows:
         return calls + copied(seen, inside)
 
     def _strides(self, padded: np.ndarray) -> tuple[int, ...]:
-        """From one window, tap or channel to the next, in bytes."""
+        """Return the strides between windows, taps and channels, in bytes."""
         of_image, of_row, of_column, of_channel = padded.strides
         (down, right), (reach_down, reach_right) = self.stride, self.dilation
         return (
@@ -281,7 +281,7 @@ class _Phase:
 
 
 def _phases(node: Node) -> list[_Phase]:
-    """All phases; none if there is one that no tap reaches."""
+    """Return all phases; an empty list if no tap reaches one of them."""
     if node.op.name != "conv2d_input":
         return [_Phase(_Windows.of(node))]
     geometry = Geometry.of(node)

@@ -260,7 +260,7 @@ class Filling:
 
 
 def filling(strips: Strips, images: np.ndarray, channels: int, start: Pair) -> dict[str, Any]:
-    """A `Filling` as a kernel is given it."""
+    """Return the kernel argument for a `Filling`."""
     return {
         "rows": strips.source_rows,
         "columns": strips.source_columns,

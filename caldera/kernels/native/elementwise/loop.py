@@ -71,7 +71,7 @@ class StridedOperand:
         return self.place.at(index if self.mode == "1" else 0)
 
     def load(self, index: RegisterValue, lanes: int) -> RegisterValue:
-        """Some elements from an index on, in the computed type."""
+        """Load elements from an index on, in the computed type."""
         if self.fixed is not None:
             return self.k.splat(self.fixed, lanes)
         if self.mode == "1":
@@ -127,7 +127,7 @@ def strided_arrays(
 def outer_axes(
     axes: Iterable[int], lengths: Sequence[int], strides: Sequence[Sequence[int]]
 ) -> list[dict[str, Any]]:
-    """Some axes as a kernel is given them."""
+    """Return the kernel argument for outer axes."""
     return [{"length": lengths[axis], "strides": [each[axis] for each in strides]} for axis in axes]
 
 

@@ -315,6 +315,6 @@ class WinogradTiling(TiledLayout):
         return self.kept * elements * self.geometry.dtype.itemsize
 
     def _tile_elements(self, block: int) -> int:
-        """Of a point, in both sets of tiles."""
+        """Return the number of elements of a point in both sets of tiles."""
         others = 0 if self.in_place else self._step(block * self.width)
         return self._step(block * self.inner) + others
