@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 import numpy as np
 
 ANY_NAME = "**"
-"""Among the names of a function's arguments: it takes others too."""
+"""Marker among a function's argument names: it accepts any further names."""
 
 
 @dataclass(frozen=True)

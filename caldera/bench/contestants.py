@@ -46,7 +46,7 @@ class Contestant:
     is_measured: bool = True
     """True if it is timed; otherwise other contestants are only compared with it."""
     sources: str = ""
-    """The folder of Caldera's package, if it is not this one."""
+    """Folder of Caldera's package, if it differs from this one."""
 
     @property
     def label(self) -> str:

@@ -146,7 +146,7 @@ def images_text(entry: ResultEntry, seconds: Estimate | None) -> str:
 
 
 def interval_text(seconds: Estimate | None) -> str:
-    """The ends of an interval.
+    """Return the text of an interval.
 
     >>> interval_text(Estimate(0.01, 0.009, 0.012)), interval_text(Estimate(1.0, 0.5, 2.0))
     ('9.0 to 12.0 ms', '500.0 ms to 2.0 s')

@@ -108,7 +108,7 @@ class CompressionPart(ABC):
 
 
 class Scheme(ABC):
-    """Level 3: what ranks tell each other in a step.
+    """Level 3: communication of ranks in a step.
 
     >>> class Alone(Scheme):
     ...     def gradients(self, communicator, gradients):

@@ -279,7 +279,7 @@ def read_report(path: str | Path) -> dict[str, Any]:
 
 
 def options_of(report: Mapping[str, Any]) -> CaseOptions:
-    """The options that a run was made with."""
+    """Return the options of a run."""
     given = report["options"]
     known = {each.name for each in fields(CaseOptions)}
     return CaseOptions(**{name: value for name, value in given.items() if name in known})

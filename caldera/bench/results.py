@@ -159,7 +159,7 @@ class ResultEntry:
     accuracies: list[float] = field(default_factory=list)
     """Test accuracy of each training."""
     trainings: list[dict[str, Any]] = field(default_factory=list)
-    """Everything that was measured of each training, every sample."""
+    """Measurements of each training, with every sample."""
     weights: dict[str, int] = field(default_factory=dict)
     """Number of weights of a network by shape, as its gradients have them."""
     equality: Equality = field(default_factory=Equality)

@@ -16,7 +16,7 @@ class OptionalFeature:
 
     name: str
     found: str
-    """A version or description; empty if it is not here."""
+    """Version or description; empty if it is not installed."""
     purpose: str
     install: str
 

@@ -1,4 +1,4 @@
-"""Vectors of statements: training them on code, and asking them."""
+"""Vectors of statements: training on code, and queries."""
 
 from __future__ import annotations
 

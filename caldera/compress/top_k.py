@@ -91,7 +91,7 @@ def _largest(magnitudes: np.ndarray, count: int) -> np.ndarray:
 
 
 def _apart(chosen: np.ndarray, vectors: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Places in all vectors together as places in each."""
+    """Split indices into the concatenated vectors into indices of each vector."""
     edges = np.cumsum([0, *(vector.size for vector in vectors)])
     cuts = np.searchsorted(chosen, edges)
     return [

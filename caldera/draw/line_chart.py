@@ -289,7 +289,7 @@ def _visible(point: Point, chart: LineChart) -> bool:
 
 
 def _runs(line: Line, chart: LineChart) -> list[list[Point]]:
-    """The places of the points, in stretches without gaps."""
+    """Yield the positions of points, in runs without gaps."""
     runs: list[list[Point]] = [[]]
     for point in line.points:
         if _visible(point, chart):

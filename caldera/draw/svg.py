@@ -130,7 +130,7 @@ def text_width(text: str, size: float, *, bold: bool = False, mono: bool = False
 
 
 _NOT_IN_XML = re.compile("[\x00-\x08\x0b-\x1f\ud800-\udfff\ufffe\uffff]")
-"""Control characters and surrogates, which XML has no way to write."""
+"""Control characters and surrogates, which XML cannot represent."""
 
 
 def number(value: float) -> str:

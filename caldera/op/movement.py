@@ -166,7 +166,7 @@ def unsqueeze(x: Any, axis: Sizes) -> Expr:
 
 
 def broadcast(x: Any, shape: Sizes) -> Expr:
-    """`x` seen in a larger shape, by NumPy's rule.
+    """Broadcast `x` to a larger shape, by NumPy's rule.
 
     >>> import caldera as cd
     >>> from caldera import op

@@ -124,7 +124,7 @@ class RequestReader:
         )
 
     def _encoded(self, table: Table) -> Features:
-        """Rows of a table as the model takes them."""
+        """Encode rows of a table as inputs of the model."""
         schema = self._contract.schema
         assert schema is not None
         places = schema.place(table.names, table.width, "samples").inputs

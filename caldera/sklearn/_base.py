@@ -87,7 +87,7 @@ class NetworkEstimator(BaseEstimator, ABC):
 
     @abstractmethod
     def _targets(self, y: np.ndarray) -> np.ndarray:
-        """Targets as the network is trained with them."""
+        """Return the targets in the form for training."""
 
     @abstractmethod
     def _outputs(self) -> int:
@@ -234,7 +234,7 @@ class NetworkEstimator(BaseEstimator, ABC):
     # --- using it
 
     def _inputs(self, rows: np.ndarray) -> np.ndarray:
-        """Rows as the network takes them."""
+        """Return the rows as inputs of the network."""
         scaled = self.scale_.applied(rows)
         return scaled if self.input_shape is None else scaled.reshape(-1, *self.input_shape)
 

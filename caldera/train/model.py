@@ -302,7 +302,7 @@ class Model(NetworkGraph):
         return evaluate(self, given, self._count(batch_size, "evaluate"), parallel)
 
     def evaluation_steps(self, data: TrainingData) -> StepPlans:
-        """The plans for evaluating; made once."""
+        """Return the plans for evaluation, made on first use."""
         self._check_plans()
         if self._evaluator is None:
             self._evaluator = make_steps(self, data)

@@ -81,7 +81,7 @@ class TrainingObjective:
         return next((loss.task() for loss in self.losses.values()), None)
 
     def of(self, outputs: Mapping[str, Expr]) -> dict[str, tuple[Loss, float]]:
-        """The loss of each output that counts while training."""
+        """Return the loss and the weight of each output that is trained."""
         unknown = sorted(set(self.losses) - set(outputs))
         require(
             not unknown,

@@ -155,7 +155,7 @@ class Claims:
         return list(dict.fromkeys(run.system for run in self.runs))
 
     def workloads(self) -> list[list[ClaimedRun]]:
-        """The runs that are compared with each other."""
+        """Return groups of runs to compare with each other."""
         found: dict[str, list[ClaimedRun]] = {}
         for run in self.runs:
             found.setdefault(run.workload, []).append(run)

@@ -57,7 +57,7 @@ class Watched:
 
 
 class Measure(ABC):
-    """Something to measure.
+    """Base class of metrics.
 
     >>> class LongestStep(Measure):
     ...     name, unit = "longest step", "s"

@@ -218,7 +218,7 @@ class ProductCase(Case):
         return 4 * (self.m * self.k + self.k * self.n + self.m * self.n)
 
     def arrays(self) -> dict[str, Array]:
-        """The matrices as they are stored."""
+        """Return the matrices in their stored form."""
         draw = self.generator()
         a = (self.k, self.m) if self.transpose_a else (self.m, self.k)
         b = (self.n, self.k) if self.transpose_b else (self.k, self.n)
@@ -240,7 +240,7 @@ class FormulaCase(Case):
 
 @dataclass(frozen=True)
 class UpdateCase(Case):
-    """An optimizer's update of parameters from gradients that are there already."""
+    """An optimizer's update of parameters from given gradients."""
 
     rule: UpdateRule = UpdateRule("sgd", 0.01)
     shapes: tuple[tuple[int, ...], ...] = ()

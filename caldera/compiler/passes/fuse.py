@@ -29,7 +29,7 @@ from caldera.core.graph.ops.control import fused
 from caldera.core.tensor import HALVES, Shape
 
 LARGEST = 256
-"""Nodes a body: a limit for the compilers behind it."""
+"""Maximum number of nodes of a body, which limits compile time."""
 REDUCTIONS = frozenset({"sum", "max", "min", "prod"})
 
 

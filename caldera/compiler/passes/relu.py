@@ -40,7 +40,7 @@ from caldera.core.graph.ops.epilogue import (
 from caldera.core.graph.ops.epilogue import relu_mask as relu_with_mask
 
 LARGE = 1 << 22
-"""Activations of a layer from which on it is worth it."""
+"""Minimum number of activations of a layer for which the pass pays."""
 
 
 def _with_mask(uses: Uses, product: Node) -> Join | None:

@@ -195,7 +195,7 @@ def _added(weight: Node, update: Update) -> Node | None:
 
 
 VIEWS = frozenset({"reshape", "transpose", "broadcast_to"})
-"""Ops that only look at a variable in another way."""
+"""Ops whose result is a view of a variable."""
 
 CopyOf = Callable[[Symbol, DType], Symbol | None]
 """The variable that holds another one in this dtype, or None if there can be none."""

@@ -324,7 +324,7 @@ class Outputs:
                 slot.renew()
 
     def settle(self) -> None:
-        """Note the references that bound calls hold."""
+        """Record the number of references from bound calls."""
         for slot in self.slots:
             slot.settle()
 

@@ -294,7 +294,7 @@ class Propagation:
         return DistributedValue(ShardPlacement(layout), tensor(symbol=self.leaves[symbol]))
 
     def _computed(self, node: Node, ways: Sequence[ShardingRule]) -> list[DistributedValue]:
-        """The node in the cheapest way."""
+        """Compute the node by its cheapest rule."""
         costs = [self._cost(node, way) for way in ways]
         best = min(range(len(ways)), key=lambda each: costs[each].seconds)
         way = ways[best]

@@ -189,7 +189,7 @@ def node_mark(node: Node, *, small: bool = False, label: str = "") -> Mark:
 
 
 def group_mark(node: Node, inner: Scene, parts: int) -> Mark:
-    """The mark of a node that holds a body."""
+    """Return the mark of a node with a body."""
     if node.op.name == "scan":
         turn = ", reverse" if node.attrs["reverse"] else ""
         label = f"scan, {node.attrs['length']} steps{turn}"

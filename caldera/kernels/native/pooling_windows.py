@@ -21,7 +21,7 @@ from caldera.kernels.native.codegen import (
 from caldera.kernels.table import Call
 
 LARGEST = 16
-"""Pixels of a window up to which it is written out."""
+"""Maximum number of pixels of a window that is unrolled."""
 
 
 @dataclass(frozen=True)

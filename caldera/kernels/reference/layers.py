@@ -22,7 +22,7 @@ Padding = tuple[Pair, Pair]
 
 
 def padded(x: np.ndarray, padding: Padding) -> np.ndarray:
-    """Images with zeros around them."""
+    """Return images padded with zeros."""
     return np.pad(x, ((0, 0), (0, 0), *padding)) if any(map(any, padding)) else x
 
 

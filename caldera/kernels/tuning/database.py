@@ -52,7 +52,7 @@ class TuningRecord:
 
 
 class _NoKeyError(Exception):
-    """Something in a node has no written form."""
+    """A part of a node has no text form."""
 
 
 def tuning_key(node: Node, family: str, kernels: Sequence[Kernel]) -> dict[str, Any] | None:

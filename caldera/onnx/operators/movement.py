@@ -354,7 +354,7 @@ def non_zero(x: np.ndarray) -> np.ndarray:
 
 @evaluated("Compress")
 def compress(x: np.ndarray, condition: np.ndarray, *, axis: int | None = None) -> np.ndarray:
-    """The parts of x for which the condition holds."""
+    """Return the parts of x for which the condition is true."""
     return np.compress(condition, x, axis)
 
 

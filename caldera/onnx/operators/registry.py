@@ -154,7 +154,7 @@ def integer(value: Value, what: str = "a whole number") -> int:
 
 
 def numbers(value: Value, what: str = "numbers") -> tuple[float, ...]:
-    """Numbers that have to be known: scales, thresholds."""
+    """Return numbers that must be known before the run: scales, thresholds."""
     if isinstance(value, tuple | float):
         return value if isinstance(value, tuple) else (value,)
     return tuple(float(each) for each in known(value, what).reshape(-1))

@@ -61,7 +61,7 @@ def _reflected(place: Expr, n: int, is_aligned: bool) -> Expr:
 
 
 def _cubic_weights(fraction: Expr) -> list[Expr]:
-    """The weights of the four elements around a place."""
+    """Return the weights of the four elements around a position."""
     a = _CUBIC
 
     def near(t: Expr) -> Expr:

@@ -98,7 +98,7 @@ class Writer:
         return self.array(np.array(value, dtype))
 
     def integers(self, values: Sequence[int]) -> str:
-        """A vector of whole numbers: axes, sizes, widths."""
+        """Add a vector of integers (axes, sizes, widths), and return its name."""
         return self.array(np.array(values, np.int64))
 
     def shape(self, wanted: Sequence[Size]) -> str:

@@ -35,7 +35,7 @@ from caldera.train.tracking.run_record import (
 
 _SHARES = ChartAxis(0.0, 1.0, (0.0, 0.2, 0.4, 0.6, 0.8, 1.0))
 _CLEAR = 0.05
-"""Calibration errors below this are not worth a word."""
+"""Minimum calibration error that is mentioned."""
 
 
 def certainty_charts(

@@ -106,7 +106,7 @@ class ProfileRecord:
     arena_bytes: int
     naive_bytes: int
     arena_in_use: list[int]
-    """Bytes of the arena that hold something, step by step."""
+    """Used bytes of the arena at each step."""
     memory: dict[str, int]
     """Bytes by purpose."""
 

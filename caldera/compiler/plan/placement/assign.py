@@ -107,7 +107,7 @@ class FlowNetwork:
         self._out: list[list[int]] = [[] for _ in range(count + 2)]
 
     def node(self) -> int:
-        """A further node."""
+        """Add a node, and return its number."""
         self._out.append([])
         return len(self._out) - 1
 

@@ -72,7 +72,7 @@ class LocalMatrix:
 
 
 def multiply(a: LocalMatrix, b: LocalMatrix) -> LocalMatrix:
-    """The product, by the way that costs least."""
+    """Return the product, by the cheapest algorithm."""
     given, size = (a.layout, b.layout), a.part.itemsize
     variants = product_variants.product_variants(
         a.shape, b.shape, (False, False), given, a.comm.size, size
@@ -148,7 +148,7 @@ class RowMessages:
         self._leaving: list[Request] = []
 
     def place(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """Room for an array that will be sent."""
+        """Return memory for an array to send."""
         return np.empty(shape, dtype)
 
     def send(self, array: np.ndarray, places: Places, rank: int, tag: int) -> None:
@@ -189,7 +189,7 @@ class Posting(RowMessages):
         self._sent = 0
 
     def place(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """Room for an array that others will read."""
+        """Return shared memory for an array that other ranks will read."""
         return self._post.place(shape, dtype)
 
     def send(self, array: np.ndarray, places: Places, rank: int, tag: int) -> None:

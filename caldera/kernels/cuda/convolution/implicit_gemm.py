@@ -160,7 +160,7 @@ def split_k_partials(cut: ProductTiling, scratch: Array, out: Array) -> Array | 
 
 
 def split_k_workspace(splits: int, out: Array) -> int:
-    """The workspace for them."""
+    """Return the bytes of workspace for the partial sums of split-K."""
     return 0 if splits == 1 else workspace_bytes(Spec((splits, out.size), compute_dtype(out.dtype)))
 
 

@@ -140,7 +140,7 @@ class ImageTask:
     scratch: int = 0
     load: int = 0
     alone: FusedLoop | Gather | None = None
-    """The piece to run if no other work joins this."""
+    """Piece to run if no other work is joined to this one."""
 
     def code(self, places: SharedAccess, finish: Epilogue) -> list[str]:
         """Statements for an image."""

@@ -282,7 +282,7 @@ for _name in (*sorted(REDUCTIONS), "argmax", "argmin"):
 
 
 FEWEST_ELEMENTS = 1 << 16
-"""Below them every way is the time of a launch."""
+"""Minimum number of elements; below it, every kernel takes the time of a launch."""
 
 
 class _Ones:

@@ -122,7 +122,7 @@ class Mask:
 
 
 def whole_vectors(length: RegisterValue, kind: ir.Type) -> RegisterValue:
-    """A length, rounded up to whole vectors."""
+    """Return a length rounded up to whole vectors."""
     lanes = natural_lanes(kind)
     return (length + (lanes - 1)) // lanes * lanes
 

@@ -230,7 +230,7 @@ class Pointer:
         )
 
     def bytes_on(self, count: Number) -> Pointer:
-        """The address `count` bytes further on."""
+        """Return the address `count` bytes further on."""
         offset = self.k.constant(count, I64).raw
         return Pointer(
             self.k, self.k.ir.gep(self.raw, [offset], inbounds=True, source_etype=I8), self.type

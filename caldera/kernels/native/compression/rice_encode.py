@@ -149,7 +149,7 @@ def _write(
     fitted: RegisterValue,
     out: RegisterValue,
 ) -> None:
-    """A string of places."""
+    """Write indices as a bit string."""
     source, known = Pointer(k, places.raw, I32), Pointer(k, fitted.raw, I64)
     target = Pointer(k, out.raw, I8)
     rest, unary = known.load(_REST), known.load(_UNARY)

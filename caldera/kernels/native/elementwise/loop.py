@@ -172,7 +172,7 @@ GRAIN = 64
 SHORT_ROW, LONG_ROW = 64, 2048
 """Elements: rows shorter than the first are laid end to end, up to as many as the second."""
 WORTH_JOINING = 1 << 13
-"""Number of elements of a loop from which on joining short rows pays."""
+"""Minimum number of elements of a loop for which joining short rows pays."""
 
 
 def vector_lanes(loop_body: LoopBody) -> int:
