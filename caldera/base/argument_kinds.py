@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 import numpy as np
 
 ANY_NAME = "**"
-"""Among the names of a function's arguments: it takes others too."""
+"""Marker among a function's argument names: it accepts any further names."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Kinds(NamedTuple):
     """The kinds of a function's arguments."""
 
     positional: list[tuple[str, ArgumentKind | None]]
-    """Arguments that may come by position."""
+    """Arguments that may be passed by position."""
     rest: tuple[str, ArgumentKind | None] | None
     """The name and kind of any number of further ones; None if there are none."""
     by_name: dict[str, ArgumentKind | None]

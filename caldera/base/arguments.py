@@ -224,7 +224,7 @@ def _names_function(value: Any, arguments: Iterable[str]) -> bool:
 
 
 def refusal(where: str, argument: str, expected: str, value: Any, hint: str = "") -> CalderaError:
-    """The error about one argument."""
+    """Return the error about an argument."""
     return ConfigError.build(where, expected=f"{argument}= {expected}", got=shown(value), hint=hint)
 
 

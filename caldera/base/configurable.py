@@ -83,7 +83,7 @@ class Configurable:
         return made
 
     def config(self) -> dict[str, Any]:
-        """Its kind, registered name and arguments: a dict that JSON can hold."""
+        """Return kind, registered name and arguments: a JSON-serialisable dict."""
         family, name = _registered(type(self))
         arguments = {
             key: plain(value, partial(_written, f"{name} {key}"), dicts=False)

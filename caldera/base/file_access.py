@@ -200,7 +200,7 @@ def _way(path: str) -> Iterator[tuple[str, os.stat_result]]:
 
 _MOST_AXES = 64
 _MOST_ELEMENTS = ((1 << 63) - 1) // 16
-"""Of the widest dtype, complex numbers of 16 bytes."""
+"""Maximum number of elements of the widest dtype, complex numbers of 16 bytes."""
 USUAL_GROWTH = 100
 """Ratio of requested memory to file size that is always allowed."""
 

@@ -133,7 +133,7 @@ def sync(path: Path) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Once in a process, remove what processes that were killed have left unfinished."""
+    """Remove unfinished files of killed processes; once per process and folder."""
     if folder in _swept:
         return
     _swept.add(folder)

@@ -237,7 +237,7 @@ ARGUMENTS: dict[str, str] = {
 """Ours for each foreign argument; of several, parted by |, the first that the function has."""
 
 _UNNUMBERED = ("batchnorm", "instancenorm", "globalaveragepool", "globalmaxpool")
-"""Layers of any rank, which others number."""
+"""Layers for any number of axes, which have a number in the names of other packages."""
 
 _rooms: list[str] = []
 

@@ -130,7 +130,7 @@ def encoded(value: Any) -> Any:
 
 
 def decoded(value: Any) -> Any:
-    """What `encoded` was given; tuples have become lists.
+    """Return the argument of `encoded`, with tuples as lists.
 
     >>> decoded({"best": {"float": "inf"}})
     {'best': inf}
@@ -151,7 +151,7 @@ def decoded(value: Any) -> Any:
 
 
 def to_plain(value: Any) -> Any:
-    """The value as what strict JSON can hold.
+    """Convert a value to strict JSON data.
 
     >>> to_plain([1.5, float("nan"), {"a": (1, 2)}])
     [1.5, 'nan', {'a': [1, 2]}]

@@ -54,7 +54,7 @@ class CaseOptions:
     settings: Sequence[str] = ()
     """Words of which a contestant's label must contain one on a GPU; if empty, all are measured."""
     without: Sequence[str] = ()
-    """On the CPU: passes of which each is left out once."""
+    """Passes to measure on the CPU, each by leaving it out once."""
     workspaces: Sequence[int] = ()
     """Workspace limits to measure on the CPU, in MiB."""
     limit: float | None = None
@@ -85,7 +85,7 @@ SETTLE = 0.1
 """Seconds between turns of several threads, in which threads that busy-wait for work fall asleep.
 """
 LEAST = 3
-"""Times taken in a turn, however long they are."""
+"""Minimum number of times taken in a turn, regardless of their length."""
 SHORTEST_TURN = 0.05
 """Seconds."""
 

@@ -46,7 +46,7 @@ class Contestant:
     is_measured: bool = True
     """True if it is timed; otherwise other contestants are only compared with it."""
     sources: str = ""
-    """The folder of Caldera's package, if it is not this one."""
+    """Folder of Caldera's package, if it differs from this one."""
 
     @property
     def label(self) -> str:
@@ -63,7 +63,7 @@ class Contestant:
         return replace(self, setting=f"{self.setting}{BEFORE}", sources=sources)
 
     def rounded_to(self, precision: str) -> Contestant:
-        """The same one on the CPU in another precision.
+        """Return the contestant on the CPU in another precision.
 
         >>> Contestant("torch", "eager").rounded_to("bfloat16").label
         'torch eager, bfloat16'
@@ -71,7 +71,7 @@ class Contestant:
         return replace(self, precision=precision, options={**self.options, "precision": precision})
 
     def only_compared(self) -> Contestant:
-        """The same one, with which others are only compared."""
+        """Return the contestant as a reference for results, without measurements of its time."""
         return replace(self, is_measured=False)
 
 

@@ -88,7 +88,7 @@ class Equality:
     true_gradients: float | None = None
     """The difference to the reference's gradients in float64."""
     reference_true_gradients: float | None = None
-    """The same of the reference's own gradients in float32."""
+    """Difference of the reference's float32 gradients to its float64 gradients."""
     float64: float | None = None
     curve: float | None = None
     curve_allowed: float | None = None

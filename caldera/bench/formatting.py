@@ -146,7 +146,7 @@ def images_text(entry: ResultEntry, seconds: Estimate | None) -> str:
 
 
 def interval_text(seconds: Estimate | None) -> str:
-    """The ends of an interval.
+    """Return the text of an interval.
 
     >>> interval_text(Estimate(0.01, 0.009, 0.012)), interval_text(Estimate(1.0, 0.5, 2.0))
     ('9.0 to 12.0 ms', '500.0 ms to 2.0 s')
@@ -159,7 +159,7 @@ def interval_text(seconds: Estimate | None) -> str:
 
 
 def ratio_text(ratio: Estimate) -> str:
-    """A ratio with its interval.
+    """Return the text of a ratio with its interval.
 
     >>> ratio_text(Estimate(1.5, 1.25, 1.75))
     '1.50 [1.25, 1.75]'

@@ -100,7 +100,7 @@ class CompressionPart(ABC):
 
     @abstractmethod
     def encode(self, values: Array) -> Array:
-        """The message for a gradient as one row."""
+        """Return the message of a gradient that is a vector."""
 
     @abstractmethod
     def decode(self, message: Array, count: int) -> Array:
@@ -108,7 +108,7 @@ class CompressionPart(ABC):
 
 
 class Scheme(ABC):
-    """Level 3: what ranks tell each other in a step.
+    """Level 3: communication of ranks in a step.
 
     >>> class Alone(Scheme):
     ...     def gradients(self, communicator, gradients):

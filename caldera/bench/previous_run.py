@@ -132,9 +132,9 @@ class Again:
     verdict: str
     ratio: float
     chance: float = math.nan
-    """Of a difference as large, if there were none; of runs that are compared by their files."""
+    """p-value of the difference, for runs that are compared by their files."""
     interval: tuple[float, float] | None = None
-    """Of the ratio, with 98% confidence; of codes that took turns."""
+    """98% confidence interval of the ratio, for versions whose rounds were interleaved."""
     to_file: float = math.nan
     """Ratio of the new time to the time in the file, which also depends on the machine's state."""
     lost: float = 0.0
@@ -191,7 +191,7 @@ def compare_in_turns(name: str, before: Measured, after: Measured) -> Again:
 
 
 def _side(ratio: Estimate) -> str:
-    """On which side of the least difference all of an interval lies."""
+    """Return the verdict: slower, faster, within the least difference, or undecided."""
     if ratio.low > 1.0 + LEAST:
         return SLOWER
     if ratio.high < 1.0 / (1.0 + LEAST):
@@ -279,7 +279,7 @@ def read_report(path: str | Path) -> dict[str, Any]:
 
 
 def options_of(report: Mapping[str, Any]) -> CaseOptions:
-    """The options that a run was made with."""
+    """Return the options of a run."""
     given = report["options"]
     known = {each.name for each in fields(CaseOptions)}
     return CaseOptions(**{name: value for name, value in given.items() if name in known})

@@ -384,6 +384,6 @@ def _console() -> Any:
 
 
 def _plain(cells: list[str]) -> list[Any]:
-    """Cells whose brackets are brackets, not markup."""
+    """Return cells with brackets escaped, so that they are not markup."""
     text = optional_import("rich.text", "rich", "caldera bench").Text
     return [text(cell) for cell in cells]

@@ -126,7 +126,7 @@ class ResultEntry:
     rounds: list[list[float]] = field(default_factory=list)
     """Seconds a step, of every round."""
     cpu_rounds: list[list[float]] = field(default_factory=list)
-    """The same in CPU time of the process."""
+    """CPU seconds of the process per step, of every round."""
     lost: list[float] = field(default_factory=list)
     """The share of its cores' time that others had, of every turn."""
     first_cold_s: float | None = None
@@ -160,7 +160,7 @@ class ResultEntry:
     accuracies: list[float] = field(default_factory=list)
     """Test accuracy of each training."""
     trainings: list[dict[str, Any]] = field(default_factory=list)
-    """Everything that was measured of each training, every sample."""
+    """Measurements of each training, with every sample."""
     weights: dict[str, int] = field(default_factory=dict)
     """Number of weights of a network by shape, as its gradients have them."""
     equality: Equality = field(default_factory=Equality)
@@ -199,7 +199,7 @@ class ResultEntry:
             self.lost.append(lost)
 
     def seconds(self) -> Estimate | None:
-        """The median time of a step, with its interval."""
+        """Median time of a step, with its interval."""
         return median_of(self.rounds) if self.rounds else None
 
 
@@ -210,7 +210,7 @@ class Ratio:
     peer: str
     """A framework, or `ANY`."""
     against: str
-    """The setting it was compared with."""
+    """Setting of the peer."""
     ratio: Estimate
 
 

@@ -58,7 +58,7 @@ def ratio_of(ours: Rounds, theirs: Rounds) -> Estimate:
 
 
 def mean_ratio_of(pairs: Sequence[tuple[Rounds, Rounds]]) -> Estimate:
-    """The geometric mean of such ratios, and the interval.
+    """Return the geometric mean of ratios, with its interval.
 
     >>> mean_ratio_of([([[1.0]], [[2.0]]), ([[1.0]], [[8.0]])]).value
     4.0
@@ -175,7 +175,7 @@ def _estimate(value: float, drawn: Values) -> Estimate:
 
 
 _STEPS = 20_000
-"""Of the integral over the tails of a distribution."""
+"""Number of steps of the integral over the tails of a distribution."""
 
 
 def welch_chance(old: Sequence[float], new: Sequence[float]) -> float:

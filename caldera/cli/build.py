@@ -22,7 +22,7 @@ from caldera.train.neural_network import NeuralNetwork
 _RATE_ARGUMENTS = ("initial", "peak", "then")
 """Argument names under which schedules receive the learning rate."""
 _WHOLE_RUN = ("cosine", "one_cycle")
-"""Schedules that take the whole run unless told otherwise."""
+"""Schedules that cover the whole run by default."""
 _MAIN = "main"
 _CLIPS = {"clip_norm": optim.ClipNorm, "clip_value": optim.ClipValue}
 VALIDATION_PART = 0.2

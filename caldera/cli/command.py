@@ -68,7 +68,7 @@ class Command:
 
     name: str
     takes: str
-    """Its arguments, as the first line of its help shows them."""
+    """Arguments, as shown in the first line of the command's help."""
     summary: str
     examples: str
     add_flags: AddFlags

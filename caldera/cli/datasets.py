@@ -182,7 +182,7 @@ def column_of(text: str) -> int | str:
 
 
 def _kind(text: str) -> tuple[int | str, str]:
-    """A column and its kind, from COLUMN=KIND.
+    """Parse COLUMN=KIND into a column and its kind.
 
     >>> _kind("zip=category")
     ('zip', 'category')
@@ -218,7 +218,7 @@ _CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
     "targets": lambda value: value == "classes",
     "image_size": _image_size,
 }
-"""Options whose argument has another form."""
+"""Options whose argument has a different form."""
 
 
 def _argument(option: str, value: Any, *, by_name: bool = False) -> Any:

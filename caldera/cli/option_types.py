@@ -220,7 +220,7 @@ class NameOption(OptionType):
 
 @dataclass(frozen=True)
 class Names(NameOption):
-    """Some of those names, with commas between them.
+    """Option whose value is a comma-separated list of these names.
 
     >>> Names("metric", lambda: ["accuracy", "f1"]).from_text("accuracy,f1", "--metrics")
     ['accuracy', 'f1']

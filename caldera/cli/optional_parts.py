@@ -16,7 +16,7 @@ class OptionalFeature:
 
     name: str
     found: str
-    """A version or description; empty if it is not here."""
+    """Version or description; empty if it is not installed."""
     purpose: str
     install: str
 
@@ -84,7 +84,7 @@ PACKAGES = (
 
 
 def parts() -> list[OptionalFeature]:
-    """Everything optional, here or not."""
+    """Return all optional parts, installed or not."""
     return [_gpu(), *_mpi(), *(_package(package) for package in PACKAGES)]
 
 

@@ -107,7 +107,7 @@ class SearchRecipe:
 
 
 def searched_options() -> list[str]:
-    """The options that may be in a space."""
+    """Return the options that may be in a space."""
     groups = names_of(["model", "training", "optimizer", "schedule"])
     return [name for name in groups if name not in _NOT_SEARCHED]
 

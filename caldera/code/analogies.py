@@ -134,7 +134,7 @@ def _asked(embedding: StatementEmbedding, questions: Iterable[Question], among: 
 
 
 def _operations(words: Iterable[str]) -> Iterator[re.Match[str]]:
-    """Statements that compute something of two operands."""
+    """Return statements that compute a value from two operands."""
     return (match for word in sorted(words) if (match := _OPERATION.match(word)) is not None)
 
 

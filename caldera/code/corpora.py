@@ -88,7 +88,7 @@ def poj104(folder: str | PathLike[str], *, seed: int = 0) -> list[SourceProgram]
 
 
 def _problems(place: Path) -> list[tuple[int, Path]]:
-    """The folders whose names are numbers."""
+    """Return the folders of problems, whose names are numbers."""
     inside = place.iterdir() if place.is_dir() else ()
     return sorted((int(each.name), each) for each in inside if each.name.isdecimal())
 

@@ -1,4 +1,4 @@
-"""Vectors of statements: training them on code, and asking them."""
+"""Vectors of statements: training on code, and queries."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class StatementEmbedding:
         return self._best(second - first + third, {0, *numbers}, count)
 
     def save(self, path: str | PathLike[str]) -> Path:
-        """One file of safetensors, with the statements in it."""
+        """Save vectors and statements in a safetensors file."""
         words = {"words": list(self.vocabulary.words), "counts": list(self.vocabulary.counts)}
         kept = {"vocabulary": json.dumps(words)}
         io.save_safetensors(path, {"vectors": self.vectors.astype(np.float32)}, metadata=kept)

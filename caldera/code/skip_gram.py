@@ -45,7 +45,7 @@ from caldera.kernels.reference.evaluation import reference
 from caldera.op.arguments import as_count
 
 _AT_ONCE = 1 << 16
-"""Pairs that one run of the plan is given."""
+"""Number of pairs per run of the plan."""
 _MOST_PLANS = 32
 _MOST_NEGATIVES = 1000
 _PLACES, _MOST_PLACES = 256, 1 << 22
@@ -116,7 +116,7 @@ step.decompose = _decomposed
 def _decomposed_step(
     of_words: Node, of_contexts: Node, words: Node, contexts: Node, rate: Node
 ) -> tuple[Node, Node, Node]:
-    """Both tables after the step of a batch, and its losses."""
+    """Return both tables after the step of a batch, and its losses."""
     pairs, many = contexts.shape
     context = gather(of_contexts, contexts, axis=0)
     word = reshape(gather(of_words, words, axis=0), (pairs, 1, of_words.shape[1]))

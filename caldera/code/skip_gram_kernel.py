@@ -260,7 +260,7 @@ def _losses(
     slices: int,
     stride: RegisterValue,
 ) -> None:
-    """Of this part's pairs: the sums of log(1 + exp(wrong)), without overflow."""
+    """Compute the losses of this part's pairs: sums of log(1 + exp(wrong)), without overflow."""
     first, last = k.part_range(batch.pairs)
     with k.loop(first * many, last * many, natural_lanes(terms.type)) as place:
         wrong = _wrong(k, batch, place, slices, stride)

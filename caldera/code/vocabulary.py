@@ -127,7 +127,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, statements: Iterable[str], least: int = 5) -> Vocabulary:
-        """All statements that occur at least so often."""
+        """Return a vocabulary of all statements with at least `least` occurrences."""
         counted = Counter(statements)
         wrong = next((word for word in counted if not isinstance(word, str)), None)
         if wrong is not None:

@@ -88,7 +88,7 @@ class Endpoint:
     # --- for communicators
 
     def failure(self, root: int) -> JobFailure:
-        """State shared by all communicators derived from one root."""
+        """Return the failure state shared by all communicators derived from a root."""
         with self._lock:
             if root not in self._failures:
                 self._failures[root] = JobFailure()

@@ -106,7 +106,7 @@ IMPLEMENTATIONS = (
         "MPICH", r"(?:MPICH Version\s*:|HYDRA build details:\s+Version:|CRAY MPICH version)\s*(\S+)"
     ),
 )
-"""All that are known; the first that recognises itself is taken."""
+"""Supported MPI implementations; the first whose pattern matches is selected."""
 
 
 def implementation(text: str) -> MpiImplementation:

@@ -150,7 +150,7 @@ class StagedReceive(Request):
 ANY_SOURCE = -1
 """Source of a `Recv` that accepts messages from any rank."""
 LAST_TAG = TAG - 1
-"""The tag after it belongs to collectives."""
+"""Largest tag for messages; the next one is reserved for collectives."""
 
 
 class PointToPoint(ABC):

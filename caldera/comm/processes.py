@@ -112,7 +112,7 @@ READ_WITHIN_S, ENDED_WITHIN_S = 0.1, 5.0
 
 
 def end_together(communicator: MpiCommunicator | SocketCommunicator) -> None:
-    """From now on, end all ranks after an uncaught error of any rank."""
+    """End all ranks after an uncaught error of any rank from now on."""
 
     def report(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None

@@ -212,7 +212,7 @@ class SharedOutbox:
         return slot, begin
 
     def _collect(self) -> None:
-        """Places whose messages have been read are free again."""
+        """Free the memory of messages that have been read."""
         read = [slot for slot in self._used if self._bytes[slot]]
         if not read:
             return

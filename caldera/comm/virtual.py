@@ -130,7 +130,7 @@ def virtual_ranks(size: int) -> list[VirtualRank]:
 
 
 MOST_RANKS = 4096
-"""Threads that one process may be."""
+"""Maximum number of virtual ranks in a process."""
 
 
 def run_virtual_ranks(

@@ -337,7 +337,7 @@ class TernaryCodec(Codec):
 
     @staticmethod
     def _form(count: int) -> dict[str, int]:
-        """A byte each, and one bucket for all."""
+        """Return the kernel's format: a byte per value, and a single bucket."""
         return {"levels": 1, "width": 8, "bucket": -(-max(count, 1) // ALIGNED) * ALIGNED}
 
     def bits(self, count: int) -> float:

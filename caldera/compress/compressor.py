@@ -155,7 +155,7 @@ def packed_bits(density: float) -> float:
 
 _RANKS = 1 << 16
 _ROOM = 1 << 32
-"""For one rank in one stage, in units of 64 words."""
+"""Length of the stream reserved for a rank in a stage, in units of 64 words."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,9 @@ class CompressorState:
         return self._arrays[key]
 
     def like(self, kind: str, name: str, gradient: np.ndarray) -> np.ndarray:
-        """As `take`: one number for each of the gradient's elements, zeros at first."""
+        """Return a stored array as `take` does: one number per element of the gradient, initially
+        0.
+        """
         wide = np.float32 if gradient.dtype in HALVES else gradient.dtype
         found = self.take(kind, name, lambda: np.zeros(gradient.size, wide))
         if found.size != gradient.size:

@@ -46,7 +46,7 @@ from caldera.errors import ConfigError
 from caldera.kernels.native.compression import FORMATS, round_stochastically
 
 _SUMMANDS, _SUMS = 0, 1
-"""The two stages, as far as chance is concerned."""
+"""Numbers of the two stages in the random stream."""
 
 
 class DenseCompressor(Compressor):

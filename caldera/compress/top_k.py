@@ -37,7 +37,7 @@ _TOO_MANY = 1.5
 
 
 def in_blocks(vectors: Sequence[np.ndarray], count: int, block: int) -> list[np.ndarray]:
-    """For each vector, the places of the `count` largest of every `block` elements."""
+    """Return for each vector the indices of the `count` largest of every `block` elements."""
     return [top_k_in_blocks(vector.astype(np.float32), count, block) for vector in vectors]
 
 
@@ -91,7 +91,7 @@ def _largest(magnitudes: np.ndarray, count: int) -> np.ndarray:
 
 
 def _apart(chosen: np.ndarray, vectors: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Places in all vectors together as places in each."""
+    """Split indices into the concatenated vectors into indices of each vector."""
     edges = np.cumsum([0, *(vector.size for vector in vectors)])
     cuts = np.searchsorted(chosen, edges)
     return [

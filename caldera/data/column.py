@@ -142,7 +142,7 @@ class Column:
         return form if form.unit == known.unit else replace(form, unit=known.unit)
 
     def transform(self, values: Values) -> Values:
-        """Features of such values."""
+        """Return the features of values of this column."""
         return values[:, None] if self.encoder is None else self.encoder.transform(values)
 
     def typical(self) -> Values:

@@ -206,7 +206,7 @@ class Schema:
 
     @classmethod
     def from_plain(cls, given: Any, where: str) -> Schema:
-        """What `to_plain` wrote; anything else is refused.
+        """Return the schema from the data of `to_plain`; raise an error for any other data.
 
         >>> schema = Schema((Column("width", "number", 0),), width=2)
         >>> Schema.from_plain(schema.to_plain(), "flowers.caldera") == schema

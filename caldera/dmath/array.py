@@ -288,7 +288,7 @@ def _own(made: Expr) -> Array:
 
 
 def evaluate(arrays: Sequence[Expr]) -> list[Array]:
-    """Several arrays computed by one program.
+    """Compute several arrays with a single program.
 
     >>> import numpy as np
     >>> from caldera import dmath as dm

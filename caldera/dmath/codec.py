@@ -155,7 +155,7 @@ class _Writer:
     def nodes(
         self, order: Sequence[Node], outputs: Sequence[Node]
     ) -> tuple[list[list[Any]], list[int]]:
-        """All nodes in order, and the numbers of the outputs among them."""
+        """Return all nodes in order, and the indices of the outputs."""
         numbers = {node: number for number, node in enumerate(order)}
         written: list[list[Any]] = []
         for node in order:

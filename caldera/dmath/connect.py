@@ -32,7 +32,7 @@ class _Current:
     was_asked_for = False
     """True if a session was requested explicitly; otherwise another session may replace it."""
     on: Any = None
-    """The cluster that its workers are on, as it was given."""
+    """The argument `on` with the cluster of the workers."""
 
 
 def connect(

@@ -68,7 +68,7 @@ def full(
     layout: Where = None,
     ranks: Iterable[int] | None = None,
 ) -> Array:
-    """An array that is the same everywhere.
+    """Return an array with the same value in every element.
 
     >>> from caldera import dmath as dm
     >>> dm.full((2,), 7.0).numpy().tolist()
@@ -92,7 +92,7 @@ def zeros(
 def ones(
     shape: Any, dtype: Any = "float64", layout: Where = None, ranks: Iterable[int] | None = None
 ) -> Array:
-    """An array of ones.
+    """Return an array of ones.
 
     >>> from caldera import dmath as dm
     >>> with dm.connect(threads=2):
@@ -136,7 +136,7 @@ def eye(
     layout: Where = None,
     ranks: Iterable[int] | None = None,
 ) -> Array:
-    """Ones on the diagonal, zeros elsewhere.
+    """Return a matrix with ones on the diagonal and zeros elsewhere.
 
     >>> from caldera import dmath as dm
     >>> dm.eye(2).numpy().tolist()
@@ -288,7 +288,7 @@ def _from(source: FileArray, layout: Where) -> Array:
 
 
 def _near(bounds: np.ndarray, ranks: int) -> list[int]:
-    """Cuts among these that are near to equal parts.
+    """Return the cuts among these bounds that are nearest to equal parts.
 
     >>> _near(np.array([0, 3, 6, 9, 10]), 2)
     [0, 6, 10]

@@ -195,7 +195,7 @@ class Master(Session):
 
     @contextmanager
     def _reaching(self) -> Iterator[None]:
-        """Messages to and from workers, who may be gone."""
+        """Context manager that reports a lost worker if a message fails."""
         try:
             yield
         except CommError as error:
@@ -311,6 +311,6 @@ class Master(Session):
 
 
 def _read(source: int, report: bytes) -> tuple[int, bytes, int, bytes]:
-    """Rank, kind, number and the rest of a report."""
+    """Return rank, kind, number and the rest of a report."""
     kind, number = report[:1], next(varints(report[1:]))
     return source - 1, kind, number, report[1 + len(varint(number)) :]

@@ -94,7 +94,7 @@ def pack_changes(numbers: Sequence[int], before: Sequence[int]) -> bytes:
 
 
 def unpack_changes(stream: Iterator[int], before: Iterable[int]) -> list[int]:
-    """The numbers that `pack_changes` was given."""
+    """Return the arguments of `pack_changes`."""
     changes: list[int] = []
     for _ in range(next(stream)):
         changes += [_unzigzag(next(stream))] * next(stream)

@@ -337,7 +337,7 @@ class Rank:
         self.cache.counts = counts
 
     def define(self, number: int, definition: Definition) -> None:
-        """A program, from now on known by its number."""
+        """Store a program under its number."""
         self._definitions[number] = definition
 
     def undefine(self, number: int) -> None:

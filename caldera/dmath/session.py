@@ -146,7 +146,7 @@ class Session(ABC):
         return handles
 
     def get(self, handle: Handle) -> np.ndarray:
-        """An array whose parts are on ranks, whole."""
+        """Return the whole array whose parts are on ranks."""
         self.check_open(handle)
         with self._lock:
             parts = self._parts(handle, senders(handle.layout))

@@ -68,7 +68,7 @@ class Team(ABC):
         """Release all who wait in the data communicator of the last epoch."""
 
     def leave(self) -> None:
-        """This one goes."""
+        """Leave the team; called by a worker that ends."""
         return
 
     def end(self) -> None:
@@ -80,7 +80,7 @@ class Team(ABC):
         return f"worker {worker} of {self.workers}"
 
     def processes(self) -> list[int]:
-        """The processes of workers that this one has started."""
+        """Return the worker processes that this process has started."""
         return []
 
     def lost(self) -> str:

@@ -166,7 +166,7 @@ def _digits(step: float) -> int:
 
 
 def _clean(value: float) -> float:
-    """Without the noise of binary fractions: 0.30000000000000004 is 0.3."""
+    """Round off the error of binary fractions: 0.30000000000000004 becomes 0.3."""
     return float(f"{value:.12g}")
 
 

@@ -55,7 +55,7 @@ class Line:
     dots_only: bool = False
     """True if the points are not connected."""
     last: str = ""
-    """The text at its end."""
+    """Text at the end of the line."""
     ring: Point | None = None
     """A point to draw a ring around: the best one, say."""
     thin: bool = False
@@ -289,7 +289,7 @@ def _visible(point: Point, chart: LineChart) -> bool:
 
 
 def _runs(line: Line, chart: LineChart) -> list[list[Point]]:
-    """The places of the points, in stretches without gaps."""
+    """Yield the positions of points, in runs without gaps."""
     runs: list[list[Point]] = [[]]
     for point in line.points:
         if _visible(point, chart):

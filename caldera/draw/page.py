@@ -74,7 +74,7 @@ def table(
 
 
 def scrolled(content: Safe, label: str, class_: str = "scroll") -> Safe:
-    """Something that may be wider than its place."""
+    """Return an element that scrolls if it is wider than the page."""
     return tag("div", content, class_=class_, tabindex="0", role="group", aria_label=label)
 
 
@@ -101,7 +101,7 @@ def _headed(name: str, title: str, note: str) -> list[Safe]:
 
 
 def folded(title: str, content: Safe) -> Safe:
-    """Something that is seen only when asked for."""
+    """Return content that is collapsed until its title is clicked."""
     return tag("details", tag("summary", title), content)
 
 
@@ -112,7 +112,7 @@ def share_bar(share: float, title: str, class_: str = "share") -> Safe:
 
 
 def tiles(values: Iterable[tuple[str, str]]) -> Safe:
-    """Names with values that are seen first."""
+    """Return tiles with the most important values and their names."""
     each = [tag("div", tag("b", value), tag("span", name), class_="tile") for name, value in values]
     return tag("div", *each, class_="tiles")
 

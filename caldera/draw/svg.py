@@ -130,7 +130,7 @@ def text_width(text: str, size: float, *, bold: bool = False, mono: bool = False
 
 
 _NOT_IN_XML = re.compile("[\x00-\x08\x0b-\x1f\ud800-\udfff\ufffe\uffff]")
-"""Control characters and surrogates, which XML has no way to write."""
+"""Control characters and surrogates, which XML cannot represent."""
 
 
 def number(value: float) -> str:
@@ -153,7 +153,7 @@ def element(name: str, *children: str, **attributes: object) -> str:
 def text(
     content: str, x: float, y: float, size: float, *, class_: str, anchor: str = "middle"
 ) -> str:
-    """A line of text whose baseline is at `y`."""
+    """Return a line of text whose baseline is at `y`."""
     return element(
         "text", safe(content), class_=class_, x=x, y=y, font_size=size, text_anchor=anchor
     )

@@ -154,7 +154,7 @@ class _Table:
         )
 
     def read(self, dtype: DType) -> NDArray[Any]:
-        """The numbers of the wanted columns."""
+        """Return the numbers of the requested columns."""
         if self._columns is not None:
             # NumPy does not count the columns that it skips.
             self._check_widths()
@@ -203,7 +203,7 @@ class _Table:
                 raise self._error(line, f"{self._width} columns", f"{len(row)}")
 
     def _check(self, dtype: DType) -> None:
-        """Say which line is wrong, if one is."""
+        """Raise an error that names the first wrong line, if any."""
         self._check_widths()
         rows = self._rows()
         if self._has_header:

@@ -228,7 +228,7 @@ class EventFile:
         self._write(step, message(7, whole(1, _STARTED)))
 
     def flush(self) -> None:
-        """Hand everything to the system, where readers see it."""
+        """Flush all data to the system, so that readers see them."""
         self._file.flush()
 
     def close(self) -> None:

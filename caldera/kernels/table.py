@@ -180,7 +180,7 @@ class KernelTable:
         return found
 
     def kernels(self, op: str, family: str) -> tuple[Kernel, ...]:
-        """All kernels for an op, best guess first."""
+        """Return all kernels for an op, by decreasing priority."""
         if family == "cpu" and family in self.rooms:
             self.load(family)
         return tuple(self._kernels.get((op, family), ()))

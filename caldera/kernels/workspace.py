@@ -288,9 +288,7 @@ class WorkspaceOption:
 
 
 def best_options(layers: Sequence[Sequence[WorkspaceOption]], limit: int) -> list[int]:
-    """For each layer the position of the option it gets.
-
-    Where not even the smallest options fit together, each gets its smallest.
+    """Return for each layer the index of its option.
 
     >>> small, large = WorkspaceOption(1, 3.0), WorkspaceOption(5, 1.0)
     >>> best_options([[small, large], [small, WorkspaceOption(5, 2.0)]], limit=6)

@@ -112,7 +112,7 @@ STEPS_TRACED = 64
 
 
 def shape_text(shape: Sequence[int | None]) -> str:
-    """A shape as errors show it.
+    """Return the text of a shape for errors.
 
     >>> shape_text((3, None)), shape_text((None,))
     ('(3, any)', '(any,)')
@@ -309,7 +309,7 @@ class Flatten(Layer):
 @register
 @dataclass(eq=False)
 class Reshape(Layer):
-    """Each sample in another shape (one size may be -1).
+    """Layer that reshapes each sample (one size may be -1).
 
     >>> from caldera import nn, op
     >>> nn.Reshape((3, -1))(op.input("x", (5, 12))).shape

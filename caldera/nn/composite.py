@@ -167,7 +167,7 @@ class Cell(Layer):
 @register
 @dataclass(eq=False)
 class Concat(Layer):
-    """Its inputs joined along `axis` (1 is the channels).
+    """Layer that joins its inputs along `axis` (1 is the channels).
 
     >>> from caldera import nn, op
     >>> nn.Concat()(op.input("a", (5, 2, 7)), op.input("b", (5, 3, 7))).shape

@@ -23,7 +23,7 @@ from caldera.nn.initialisers import fill_or
 from caldera.nn.layer import Layer
 
 INPUTS = {1: "sequences (N, C, L)", 2: "images (N, C, H, W)", 3: "volumes (N, C, D, H, W)"}
-"""By the number of axes along which windows move."""
+"""Inputs by their number of spatial axes."""
 CONVOLUTIONS: dict[int, Callable[..., Expr]] = {1: op.conv1d, 2: op.conv2d, 3: op.conv3d}
 TRANSPOSES: dict[int, Callable[..., Expr]] = {
     1: op.conv_transpose1d,

@@ -66,7 +66,7 @@ def fill_or(fill: Any, default: Filler) -> Any:
 
 
 def fill_to_config(fill: Filler) -> dict[str, Any]:
-    """A filler as a model file holds it."""
+    """Return the configuration of a filler for model files."""
     if isinstance(fill, Scaled):
         return {"filler": f"{fill.rule}_{fill.distribution}"}
     if type(fill) not in _NAMES:

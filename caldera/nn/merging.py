@@ -38,7 +38,7 @@ class Merging(Layer):
 @register
 @dataclass(eq=False)
 class Add(Merging):
-    """The sum of its inputs.
+    """Layer that adds its inputs.
 
     >>> from caldera import nn
     >>> nn.Add()([1.0, 2.0], [10.0, 20.0]).tolist()
@@ -83,7 +83,7 @@ class Multiply(Merging):
 @register
 @dataclass(eq=False)
 class Average(Merging):
-    """The mean of its inputs.
+    """Layer that averages its inputs.
 
     >>> from caldera import nn
     >>> nn.Average()([1.0, 2.0], [3.0, 4.0]).tolist()
@@ -99,7 +99,7 @@ class Average(Merging):
 @register
 @dataclass(eq=False)
 class Maximum(Merging):
-    """The largest of its inputs at each position.
+    """Layer that returns the largest of its inputs at each position.
 
     >>> from caldera import nn
     >>> nn.Maximum()([1.0, 5.0], [3.0, 4.0]).tolist()
@@ -112,7 +112,7 @@ class Maximum(Merging):
 @register
 @dataclass(eq=False)
 class Minimum(Merging):
-    """The smallest of its inputs at each position.
+    """Layer that returns the smallest of its inputs at each position.
 
     >>> from caldera import nn
     >>> nn.Minimum()([1.0, 5.0], [3.0, 4.0]).tolist()
@@ -160,7 +160,7 @@ def unit_length(x: Expr, axis: Any, eps: float = 1e-12) -> Expr:
 @register
 @dataclass(eq=False)
 class UnitNorm(Layer):
-    """Each sample's vectors along `axis`, divided by their length.
+    """Layer that divides each sample's vectors along `axis` by their length.
 
     >>> from caldera import nn, op
     >>> nn.UnitNorm()([[0.0, -2.0]]).tolist()

@@ -67,7 +67,7 @@ class Dropout(Noise):
 @register
 @dataclass(eq=False)
 class GaussianNoise(Noise):
-    """While training, adds normal numbers of mean 0 and this `deviation`.
+    """Layer that adds normal noise of mean 0 and this `deviation` during training.
 
     >>> from caldera import nn
     >>> nn.GaussianNoise(0.1)([1.0, 2.0]).tolist()  # not while training

@@ -26,7 +26,7 @@ from caldera.nn.layer import Layer
 
 AVERAGE_POOLS = {1: op.avg_pool1d, 2: op.avg_pool2d, 3: op.avg_pool3d}
 MAX_POOLS = {1: op.max_pool1d, 2: op.max_pool2d, 3: op.max_pool3d}
-"""By the number of axes along which windows move."""
+"""Pooling ops by their number of spatial axes."""
 
 
 def checked_axes(layer: Layer, x: Expr, axes: Sequence[int] = (1, 2, 3)) -> int:

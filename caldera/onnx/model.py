@@ -212,7 +212,7 @@ def _spec(declared: Declared) -> tuple[tuple[int, ...], str] | None:
 
 
 def _dtype_of(graph: Graph) -> DType:
-    """The dtype that most of its numbers have."""
+    """Return the floating-point dtype of most elements of the graph's constants."""
     counts: dict[DType, int] = {}
     for array in graph.constants.values():
         if is_float(array.dtype):

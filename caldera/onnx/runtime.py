@@ -30,7 +30,7 @@ from caldera.onnx.translate import translate
 _SMALL = 64
 """Number of elements up to which an input's values may be fixed in a plan."""
 _REMEMBERED = 64
-"""Plans kept for the next time."""
+"""Maximum number of cached plans."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Compiled:
     in_numpy: frozenset[str]
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> list[Value]:
-        """The outputs for these inputs."""
+        """Return the outputs for these inputs."""
         needed = {name: feeds[name] for name in self.plan.inputs}
         found = [tensor.numpy().copy() for tensor in self.plan.run(needed)]
         filled = partial(mapped, lambda value: found[value] if isinstance(value, int) else value)
@@ -77,7 +77,7 @@ class InferenceSession:
         self.names = [each.name for each in program.graph.inputs if each.name not in constants]
 
     def run(self, feeds: Mapping[str, Any]) -> list[Value]:
-        """The outputs for these inputs."""
+        """Return the outputs for these inputs."""
         compiled = self._compiled_for(feeds) if self.compiled else None
         self.was_compiled = compiled is not None
         if compiled is not None:

@@ -113,7 +113,7 @@ def _message(path: Path, kind: Any) -> Any:
 
 
 def run_case(case: Any, backend: Any = Backend, device: str = "CPU", **options: Any) -> TestResult:
-    """One test, compared as ONNX's own runner compares."""
+    """Run a test, and compare its results as ONNX's own runner does."""
     runner = optional_import("onnx.backend.test.runner", PACKAGE, WHERE).Runner
     operators = frozenset(
         (plain_domain(node.domain), node.op_type) for node in case.model.graph.node

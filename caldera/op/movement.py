@@ -106,7 +106,7 @@ def swapaxes(x: Any, first: int, second: int) -> Expr:
 
 
 def moveaxis(x: Any, source: Sizes, target: Sizes) -> Expr:
-    """Some axes moved to other places; the rest keep their order.
+    """Move axes to other positions; the remaining axes keep their order.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -151,7 +151,7 @@ def squeeze(x: Any, axis: Sizes | None = None) -> Expr:
 
 
 def unsqueeze(x: Any, axis: Sizes) -> Expr:
-    """With new axes of size 1, which have these places in the result.
+    """Insert axes of size 1 at these positions of the result.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -166,7 +166,7 @@ def unsqueeze(x: Any, axis: Sizes) -> Expr:
 
 
 def broadcast(x: Any, shape: Sizes) -> Expr:
-    """`x` seen in a larger shape, by NumPy's rule.
+    """Broadcast `x` to a larger shape, by NumPy's rule.
 
     >>> import caldera as cd
     >>> from caldera import op

@@ -42,7 +42,7 @@ class _Term:
     labels: tuple[str, ...]
 
     def ordered(self, labels: Sequence[str]) -> Node:
-        """The node with its axes in this order."""
+        """Return the node with its axes in this order."""
         return transpose(self.node, tuple(self.labels.index(label) for label in labels))
 
 
@@ -170,7 +170,7 @@ def _summed(term: _Term, needed: set[str], sizes: dict[str, int]) -> _Term:
 
 
 def _cheapest_pair(terms: Sequence[_Term], sizes: dict[str, int]) -> tuple[_Term, _Term]:
-    """The two factors whose joint loop is smallest."""
+    """Return the two factors whose joint loop is smallest."""
 
     def loop(pair: tuple[_Term, _Term]) -> int:
         return size(tuple(sizes[label] for label in _labels_of(pair)))

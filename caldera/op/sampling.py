@@ -94,7 +94,7 @@ def _position(place: Expr, length: int, padding: str, align_corners: bool) -> Ex
 
 
 def _read(image: Expr, down: Expr, across: Expr) -> Expr:
-    """The pixels of these numbers, 0 outside."""
+    """Return the pixels with these indices, 0 outside."""
     count, channels, height, width = image.shape
     inside = logical_and(
         logical_and(down >= 0.0, down <= height - 1.0),

@@ -229,7 +229,7 @@ def logaddexp(a: Any, b: Any) -> Expr:
 
 
 def relu(x: Any) -> Expr:
-    """max(x, 0); its derivative at 0 is 0.
+    """Return max(x, 0); its derivative at 0 is 0.
 
     >>> import caldera as cd
     >>> from caldera import op

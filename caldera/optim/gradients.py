@@ -54,7 +54,7 @@ clips: Family[Clip] = Family("clip", Clip)
 @clips.register("value")
 @dataclass(frozen=True)
 class ClipValue(Clip):
-    """Each element of each gradient is kept from -limit to limit.
+    """Clips each element of each gradient to -limit to limit.
 
     >>> import caldera as cd
     >>> from caldera import optim

@@ -31,7 +31,7 @@ State = Mapping[str, Expr]
 
 @dataclass(frozen=True)
 class MinimizeResult:
-    """What `minimize` found.
+    """Result of `minimize`.
 
     >>> from caldera import optim
     >>> optim.MinimizeResult(value=-2.0, steps=120, converged=True).converged

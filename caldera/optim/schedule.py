@@ -233,7 +233,7 @@ class OneCycle(Schedule):
 
 
 def _eased(first: float, last: float, fraction: Expr) -> Expr:
-    """From the first value to the last along half a cosine."""
+    """Interpolate from the first value to the last along half a cosine."""
     return last + (op.cos(fraction * math.pi) + 1.0) * (0.5 * (first - last))
 
 
@@ -303,7 +303,7 @@ class EpochRule(Configurable, ABC):
         return {"value": self.value, "memory": dict(self.memory)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state that was kept."""
+        """Restore a saved state."""
         if set(state) != {"value", "memory"} or set(state["memory"]) != set(self.memory):
             raise ConfigError.build(
                 type(self).__name__, expected=f"a state like {self.state()}", got=f"{state}"

@@ -64,7 +64,7 @@ _variable: ContextVar[Variable | None] = ContextVar("caldera_optim_variable", de
 
 @contextmanager
 def sharded_parameters(sharding: Sharding | None) -> Iterator[None]:
-    """Inside, some variables are the parts of others; None, if none is.
+    """Context manager in which some variables are parts of other variables; None if none are.
 
     >>> import caldera as cd
     >>> from caldera import op, optim

@@ -106,7 +106,7 @@ class DistributedVariable(ABC):
 
     @abstractmethod
     def numpy(self) -> np.ndarray:
-        """The whole value; all ranks have to ask."""
+        """Return the whole value; a collective call."""
 
     @abstractmethod
     def assign(self, value: Any) -> None:
@@ -114,7 +114,7 @@ class DistributedVariable(ABC):
 
 
 class ShardedVariable(DistributedVariable):
-    """Each rank has a part, by a layout.
+    """Variable of which each rank has a part, by a layout.
 
     >>> import numpy as np
     >>> from caldera import op
@@ -134,7 +134,7 @@ class ShardedVariable(DistributedVariable):
         self._layout = layout
 
     def numpy(self) -> np.ndarray:
-        """The whole value; all ranks have to ask."""
+        """Return the whole value; a collective call."""
         shapes = [self._layout.local_shape(rank) for rank in range(self._communicator.size)]
         counts = [size(shape) for shape in shapes]
         everything = np.empty(sum(counts), self.dtype)
@@ -176,7 +176,7 @@ class OwnedVariable(DistributedVariable):
             self._variable.assign(value)
 
     def give_to_all(self) -> None:
-        """From now on every rank has the value; all have to call this."""
+        """Store the whole value on every rank that has released it; a collective call."""
         value = self.numpy()
         if _is_released(self._variable):
             _store(self._variable, self._variable, value)
@@ -270,7 +270,7 @@ class ParameterShards:
                 release(whole)
 
     def unshard(self) -> None:
-        """From now on each has all; they have to call this together."""
+        """Replace the parts by the whole parameters on every rank; a collective call."""
         self.is_sharded = False
         for whole, (part, _) in self._parts.items():
             value = self._view(part, whole).numpy()

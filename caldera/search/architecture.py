@@ -23,7 +23,7 @@ from caldera.search.space import SpaceNode, Walk, check_parameters, describe
 from caldera.train.arguments import whole_number
 
 NONE = "none"
-"""The operation of an edge that is not there."""
+"""Name of the operation of an absent edge."""
 
 Operations = Mapping[str, Callable[[], Any]]
 """Factories of operations by name; each returns a new layer or a list of layers."""

@@ -173,7 +173,7 @@ def _best_so_far(overview: Overview, objective: int) -> Iterable[tuple[float, fl
 
 
 def _step_line(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """A value holds until the next one is reached."""
+    """Return the points of a step line, in which a value holds until the next one."""
     found = list(points[:1])
     for (_, before), (x, y) in pairwise(points):
         found += [(x, before), (x, y)]

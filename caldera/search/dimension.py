@@ -363,7 +363,7 @@ def log(low: float, high: float) -> Uniform:
 
 
 def integer(low: int, high: int, step: int = 1, log: bool = False) -> Integer:
-    """Whole numbers from `low` to `high`, both included.
+    """Return a dimension of integers from `low` to `high`, both included.
 
     >>> from caldera import search
     >>> search.integer(64, 256, step=64).grid()

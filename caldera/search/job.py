@@ -375,7 +375,7 @@ class _Watcher(Callback):
 
 
 class _EndAfter(Callback):
-    """Ends a run where another one was ended."""
+    """Callback that ends a run after the epoch at which another one was ended."""
 
     def __init__(self, epochs: int) -> None:
         self.epochs = epochs
@@ -421,7 +421,7 @@ def digest_of(model: Model) -> str:
 
 
 def latency_of(model: Model, data: Any) -> float:
-    """The median seconds that `predict` takes for one sample."""
+    """Return the median seconds of `predict` for one sample."""
     inputs = data.batch(np.arange(1))[: len(model.signature.inputs)]
     model.predict(*inputs)
     taken = []

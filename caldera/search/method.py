@@ -156,7 +156,7 @@ class Method(Configurable):
         return self.objective.losses(trial.values)
 
     def best(self) -> Trial | None:
-        """The best trial that is done."""
+        """Return the best finished trial; None if there is none."""
         done = [trial for trial in self.trials if trial.state == DONE]
         good = [trial for trial in done if math.isfinite(self.loss(trial))]
         return min(good, key=lambda trial: (self.loss(trial), trial.number), default=None)
@@ -167,5 +167,5 @@ methods: Family[Method] = Family("search method", Method)
 
 
 def as_proposal(given: TrialProposal | Mapping[str, Any]) -> TrialProposal:
-    """What `ask` gave, as a proposal."""
+    """Convert the result of `ask` to a proposal."""
     return given if isinstance(given, TrialProposal) else TrialProposal(dict(given))

@@ -125,7 +125,7 @@ def _tiles(overview: Overview, counts: dict[str, int]) -> Iterator[tuple[str, st
 
 
 def duration_text(seconds: float) -> str:
-    """A time as people say it.
+    """Return a readable text of a duration.
 
     >>> duration_text(2.345), duration_text(75), duration_text(7325)
     ('2.3 s', '1 min 15 s', '2 h 2 min')

@@ -175,7 +175,7 @@ class TrialRecord:
         self._storage.set_study_user_attr(self._study, key, encoded(value))
 
     def notes(self) -> dict[str, Any]:
-        """All that was written down about the whole study."""
+        """Return all notes about the whole study."""
         return decoded(self._storage.get_study_user_attrs(self._study))
 
     # --- conditions of trials, each once: trials of the same network have mostly the same

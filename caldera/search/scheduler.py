@@ -53,7 +53,7 @@ class StudyCallback:
         """A step of a trial is over; `trial.curve[-1]` has its results."""
 
     def trial_ends(self, study: Study, trial: Trial) -> None:
-        """A trial is done, was stopped or has failed."""
+        """Called after a trial is done, was stopped or has failed."""
 
     def study_ends(self, study: Study) -> None:
         """After the last trial, also if the search ends by Ctrl-C or an error."""
@@ -146,7 +146,7 @@ class Scheduler:
         return trial
 
     def _notify_methods(self, trial: Trial) -> None:
-        """A trial is over, here or in another program."""
+        """Notify the methods of a trial that is over, here or in another program."""
         self._told += 1
         losses = list(self.study.losses(trial))
         if math.isfinite(losses[0]) and (self._best is None or losses < self._best):

@@ -191,7 +191,7 @@ class Space:
         return self.walk(stored)[0]
 
     def dimensions(self) -> dict[str, Dimension]:
-        """Every dimension that any point may have, by path."""
+        """Return all dimensions that any point may have, by path."""
         found: dict[str, Dimension] = {}
         # A choice that opens parameters is taken in each of its ways, all else at its last value,
         # which is the longest list there is.
@@ -211,7 +211,7 @@ class Space:
         return found
 
     def grid(self) -> Iterator[Point]:
-        """Every point, each once; a dimension without steps is an error.
+        """Yield every point once; a dimension without steps is an error.
 
         >>> from caldera import search
         >>> space = search.Space({"a": search.integer(1, 2), "b": search.choice(["x", "y"])})
@@ -326,7 +326,7 @@ def _check_one(name: Any, part: Any, prefix: str) -> None:
 
 
 def _opened(part: Any) -> Iterator[str]:
-    """All names that a choice may open, also by choices inside it."""
+    """Return all names that a choice may open, also by choices inside it."""
     for opened in part.opens.values() if isinstance(part, Choice) else ():
         for name, inner in opened.items():
             yield name

@@ -89,7 +89,7 @@ class Study:
     # --- looking at it
 
     def of_state(self, *states: str) -> list[Trial]:
-        """The trials in one of these states."""
+        """Return the trials in one of these states."""
         return [trial for trial in self.trials if trial.state in states]
 
     def counts(self) -> dict[str, int]:

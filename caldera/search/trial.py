@@ -44,7 +44,7 @@ class TrialTask:
 
     @classmethod
     def from_plain(cls, given: Mapping[str, Any]) -> TrialTask:
-        """What `to_plain` wrote."""
+        """Return the object from the data of `to_plain`."""
         return cls(**decoded(given))
 
 
@@ -58,7 +58,7 @@ class TrialResult:
     values: list[float] | None = None
     """The objectives, each in its own direction; None for a trial that failed."""
     violations: list[str] = field(default_factory=list)
-    """Constraints that it does not keep, in words."""
+    """Violated constraints, as texts."""
     curve: list[Row] = field(default_factory=list)
     """Reports of the trial, step by step."""
     seconds: float = 0.0

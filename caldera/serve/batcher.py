@@ -76,7 +76,7 @@ class Metrics:
         self.batches = Histogram(SIZES)
 
     def text(self, model: str, waiting: int) -> str:
-        """Everything, as Prometheus reads it."""
+        """Return all counters in the text format of Prometheus."""
         requests = [
             f"caldera_requests_total{_labels({'path': path, 'status': str(status)})} {count}"
             for (path, status), count in sorted(self.requests.items())

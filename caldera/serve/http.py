@@ -131,7 +131,7 @@ def _is_address(text: str, what: str = "version") -> bool:
 
 
 def plain_host(name: str) -> str:
-    """A host without its port, in small letters.
+    """Return a host without its port, in lower case.
 
     >>> plain_host("[::1]:8000"), plain_host("API.example.:80"), plain_host("::1")
     ('::1', 'api.example', '::1')
@@ -202,7 +202,7 @@ A client that is still sending does not see the answer.
 
 
 class Gone(Exception):
-    """The client went away before it had sent everything."""
+    """The client disconnected before the request was complete."""
 
 
 @dataclass(frozen=True)

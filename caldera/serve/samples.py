@@ -22,7 +22,7 @@ from caldera.serve.http import Limits, Refusal, shown
 from caldera.serve.signature import Contract
 
 _EXACT = 2.0**53
-"""Up to here float64 has every whole number."""
+"""Largest integer up to which float64 represents all integers."""
 JSON, CSV, PLAIN = "application/json", "text/csv", "text/plain"
 
 
@@ -124,7 +124,7 @@ class RequestReader:
         )
 
     def _encoded(self, table: Table) -> Features:
-        """Rows of a table as the model takes them."""
+        """Encode rows of a table as inputs of the model."""
         schema = self._contract.schema
         assert schema is not None
         places = schema.place(table.names, table.width, "samples").inputs

@@ -87,7 +87,7 @@ class NetworkEstimator(BaseEstimator, ABC):
 
     @abstractmethod
     def _targets(self, y: np.ndarray) -> np.ndarray:
-        """Targets as the network is trained with them."""
+        """Return the targets in the form for training."""
 
     @abstractmethod
     def _outputs(self) -> int:
@@ -234,7 +234,7 @@ class NetworkEstimator(BaseEstimator, ABC):
     # --- using it
 
     def _inputs(self, rows: np.ndarray) -> np.ndarray:
-        """Rows as the network takes them."""
+        """Return the rows as inputs of the network."""
         scaled = self.scale_.applied(rows)
         return scaled if self.input_shape is None else scaled.reshape(-1, *self.input_shape)
 
@@ -281,5 +281,5 @@ class StandardScale:
         return ((values - self.mean) / self.deviation).astype(values.dtype, copy=False)
 
     def undone(self, values: np.ndarray) -> np.ndarray:
-        """Rows as they were before `applied`."""
+        """Return rows in the original scale: the inverse of `applied`."""
         return (values * self.deviation + self.mean).astype(values.dtype, copy=False)

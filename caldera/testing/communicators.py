@@ -360,7 +360,7 @@ def counted(comm: Communicator) -> None:
 
 @_check
 def refused(comm: Communicator) -> None:
-    """Wrong buffers are errors before anything is sent."""
+    """Check that wrong buffers raise errors before any data are sent."""
     good = np.zeros(comm.size)
     gaps, dense = np.zeros(4 * comm.size)[::2], np.zeros(2 * comm.size)
     wrong: list[Callable[[], object]] = [

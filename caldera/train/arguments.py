@@ -58,7 +58,7 @@ def truth(value: Any, name: str, where: str = "fit") -> bool:
 
 
 def folder(value: Any, name: str, where: str = "fit") -> Path | None:
-    """The path of a folder, if one is given.
+    """Return the path of a folder, if one is given.
 
     >>> folder("", "checkpoint")
     Traceback (most recent call last):

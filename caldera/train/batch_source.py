@@ -22,7 +22,7 @@ from caldera.data.random_draws import LazyDraw
 from caldera.errors import DataError, DtypeError, ShapeError
 
 MOST_KEPT = 256
-"""Sizes of batches whose expressions are kept."""
+"""Maximum number of batch sizes with cached expressions."""
 Make = Callable[[str, tuple[int, ...], Any], Expr]
 Take = Callable[[Expr, Share, Share], Expr]
 
@@ -79,7 +79,7 @@ class BatchSource(ABC):
 
     @abstractmethod
     def key(self, batch: Batch | Share) -> Hashable:
-        """Equal for batches that one plan can serve."""
+        """Return a key that is equal for batches that can share a plan."""
 
     @abstractmethod
     def values(self, batch: Batch | Share) -> Values:

@@ -77,7 +77,9 @@ class Callback:
         """After each training step, which a device may still have to do: see above."""
 
     def epoch_ends(self, run: Run) -> None:
-        """After validation; `run.history` has the epoch's results, `run.epoch` is the next one."""
+        """Called after validation; `run.history` has the epoch's results, `run.epoch` is the next
+        epoch.
+        """
 
     def run_ends(self, run: Run) -> None:
         """After the last epoch, also if the run ends early or by an error."""

@@ -100,7 +100,7 @@ class AddedMetric(MeanMetric):
 
 @dataclass(frozen=True)
 class TotalsReading:
-    """Sums that may still be on their way from the device."""
+    """Sums whose copies from the device may be pending."""
 
     metrics: Sequence[Metric]
     readings: dict[str, PendingRead]

@@ -302,7 +302,7 @@ class Model(NetworkGraph):
         return evaluate(self, given, self._count(batch_size, "evaluate"), parallel)
 
     def evaluation_steps(self, data: TrainingData) -> StepPlans:
-        """The plans for evaluating; made once."""
+        """Return the plans for evaluation, made on first use."""
         self._check_plans()
         if self._evaluator is None:
             self._evaluator = make_steps(self, data)
@@ -339,7 +339,9 @@ class Model(NetworkGraph):
 
     @checked
     def summary(self, show: bool = True) -> Summary:
-        """Every layer with its shape, parameters, FLOPs, memory, work and depth; printed too.
+        """Return a summary of the layers, and print it if `show`.
+
+        It has the shape, parameters, FLOPs, memory, work and depth of every layer.
 
         >>> import caldera as cd
         >>> from caldera import nn

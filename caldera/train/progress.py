@@ -131,7 +131,7 @@ class Progress(Callback):
     # --- showing
 
     def _after(self, now: float) -> float:
-        """When to show something next."""
+        """Return the time of the next output."""
         if self._live is not None:
             return now + LIVE_EVERY_S
         return now + LINE_EVERY_S if self.verbose == 1 else float("inf")

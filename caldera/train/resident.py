@@ -182,6 +182,6 @@ def _bytes(stored: StoredArrays, dtypes: Sequence[np.dtype[Any]]) -> int:
 
 
 def _free_bytes(device: Device) -> float:
-    """The bytes that data may take on a device."""
+    """Return the bytes that data may occupy on a device."""
     there = device.memory_bytes
     return float("inf") if there is None else settings.resident_fraction * there

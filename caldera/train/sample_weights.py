@@ -71,7 +71,7 @@ class SampleWeights:
         return self.of_samples(batch.indices, batch.y)
 
     def of_samples(self, indices: np.ndarray, labels: np.ndarray | None) -> np.ndarray:
-        """The weights of samples with these numbers and labels."""
+        """Return the weights of samples with these indices and labels."""
         weights = np.ones(len(indices))
         if self.by_sample is not None:
             weights = weights * self.by_sample[indices]

@@ -147,7 +147,7 @@ class StepPlans:
         self._launch(plan, {name: each for name, each in feeds.items() if name in plan.inputs})
 
     def batches(self, loader: Loader) -> Iterator[Batch | Share]:
-        """The rest of the loader's epoch."""
+        """Return the remaining batches of the loader's epoch."""
         found = self.source.epoch(loader)
         if loader.data.is_stream and self.strategy.is_distributed:
             return synchronised_stream(found, self.strategy.communicator)

@@ -63,7 +63,7 @@ class ModelSignature:
     def of(
         cls, inputs: tuple[tuple[tuple[int, ...], str], ...], outputs: Mapping[str, Expr]
     ) -> ModelSignature:
-        """From the outputs of a network that has been written down."""
+        """Return the signature of a traced network with these outputs."""
         shapes = {name: each.shape[1:] for name, each in outputs.items()}
         return cls(inputs, shapes, {name: _last_op(each) for name, each in outputs.items()})
 
@@ -81,7 +81,7 @@ class TrainingObjective:
         return next((loss.task() for loss in self.losses.values()), None)
 
     def of(self, outputs: Mapping[str, Expr]) -> dict[str, tuple[Loss, float]]:
-        """The loss of each output that counts while training."""
+        """Return the loss and the weight of each output that is trained."""
         unknown = sorted(set(self.losses) - set(outputs))
         require(
             not unknown,

@@ -266,7 +266,7 @@ def built(
 
 
 def initial_weights(model: NeuralNetwork) -> list[Array]:
-    """The parameters a network begins with."""
+    """Return the initial parameters of a network."""
     return [parameter.numpy() for parameter in model.parameters()]
 
 

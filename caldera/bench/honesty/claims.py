@@ -103,11 +103,11 @@ class ClaimedRun:
     rate_unit: str = ""
     train_accuracy: tuple[float, ...] = ()
     test_accuracy: tuple[float, ...] = ()
-    """One of each run that was repeated with another seed."""
+    """Test accuracy of each run, if runs were repeated with other seeds."""
     seeds: tuple[int, ...] = ()
     """The seed of each accuracy."""
     accuracy_options: Options | None = None
-    """With which the accuracy was measured, if not with `options`."""
+    """Options of the measurement of accuracy, if they differ from `options`."""
     equal_results: bool | None = None
     """True if the result was compared with a reference's and is equal to it."""
     reads: str = ""
@@ -155,7 +155,7 @@ class Claims:
         return list(dict.fromkeys(run.system for run in self.runs))
 
     def workloads(self) -> list[list[ClaimedRun]]:
-        """The runs that are compared with each other."""
+        """Return groups of runs to compare with each other."""
         found: dict[str, list[ClaimedRun]] = {}
         for run in self.runs:
             found.setdefault(run.workload, []).append(run)

@@ -42,7 +42,7 @@ class RuleVerdict:
     """Sentence that should be added to the report."""
     number: int = 0
     rule: str = ""
-    """The short name of the rule, as `statements` has it."""
+    """Short name of the rule, the key in `statements`."""
     way: str = ""
     """The way to fool the masses that the rule looks for."""
     excusable: bool = False
@@ -335,7 +335,7 @@ def whole_workload(claims: Claims) -> RuleVerdict:
 
 
 def input_counted(claims: Claims) -> RuleVerdict:
-    """6: training begins with reading."""
+    """Check rule 6: the time of a training includes reading the samples."""
     training = [run for run in claims.runs if run.trains]
     if not training:
         return fine("steps and operators: nothing is said about training from storage")

@@ -53,11 +53,11 @@ class Watched:
     accuracy: float | None = None
     """Test accuracy after an epoch."""
     results: list[Array] = field(default_factory=list)
-    """Of the last call, at the levels of operators and networks."""
+    """Results of the last call, at the levels of operators and networks."""
 
 
 class Measure(ABC):
-    """Something to measure.
+    """Base class of metrics.
 
     >>> class LongestStep(Measure):
     ...     name, unit = "longest step", "s"
@@ -91,7 +91,7 @@ class Measure(ABC):
         """Return a number, or a list of samples; None if it is unknown."""
 
     def summary(self, results: Sequence[Result]) -> Estimate | None:
-        """One number with its 95% interval, from the results of several runs."""
+        """Return a number with its 95% interval, from the results of several runs."""
         rounds = [each if isinstance(each, list) else [each] for each in results]
         known = [[v for v in each if v is not None and math.isfinite(v)] for each in rounds]
         known = [each for each in known if each]
@@ -364,7 +364,7 @@ class MessageCount(Communication):
 
 
 class DatasetLatency(WallTime):
-    """Seconds until each batch was there.
+    """Seconds of waiting for each batch.
 
     >>> DatasetLatency().name
     'dataset latency'

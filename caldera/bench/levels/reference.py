@@ -32,7 +32,7 @@ class Linear(OperatorPart):
 
 
 class ReferenceSoftmax(OperatorPart):
-    """exp(x) over its sum along the last axis.
+    """Softmax: exp(x) divided by its sum along the last axis.
 
     >>> ReferenceSoftmax().forward(np.zeros((1, 2)))
     array([[0.5, 0.5]])

@@ -134,7 +134,7 @@ def joined(arrays: list[Array]) -> Array:
 
 
 def parted(row: Array, like: list[Array]) -> list[Array]:
-    """A row as arrays of these shapes.
+    """Split a vector into arrays of these shapes.
 
     >>> parted(np.arange(3.0), [np.ones(1), np.ones((2, 1))])
     [array([0.]), array([[1.],

@@ -89,7 +89,7 @@ def _finite(value: float) -> float:
 
 
 class ValidationError(CalderaError, AssertionError):
-    """A part that does something else than it should.
+    """A part failed its validation.
 
     >>> issubclass(ValidationError, AssertionError)
     True
@@ -194,7 +194,7 @@ class PartValidation:
 
 
 def validation_page(validations: Sequence[PartValidation]) -> str:
-    """One page about them; of arrays that differ, a map of where.
+    """Return an HTML page of validations, with maps of the differences between arrays.
 
     >>> "SGD in torch" in validation_page([PartValidation("SGD", "torch")])
     True

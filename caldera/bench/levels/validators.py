@@ -165,7 +165,7 @@ def validate_sampler(
 
 
 def _check_order(found: PartValidation, orders: Array, samples: int) -> None:
-    """Every sample comes early as often as late, and epochs differ."""
+    """Check that positions of samples are uniform over epochs, and that epochs differ."""
     found.add("epochs in the same order", sum(np.array_equal(a, b) for a, b in pairwise(orders)), 0)
     places = np.argsort(orders, axis=1)
     deviation = np.sqrt((samples**2 - 1) / 12 / len(orders))

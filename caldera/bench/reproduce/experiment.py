@@ -1,4 +1,4 @@
-"""Experiments, their samples, and the verdicts that follow from them."""
+"""Experiments, their samples and their verdicts."""
 
 from __future__ import annotations
 

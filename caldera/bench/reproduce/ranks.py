@@ -134,7 +134,7 @@ CONSISTENCY: Mapping[str, Callable[[Communicator], Strategy]] = {
     "gossip, ring": lambda c: parallel.Gossip("ring", communicator=c),
     "ensemble": lambda c: parallel.Ensemble(communicator=c),
 }
-"""From strict to loose, as on the keynote's slide."""
+"""Strategies from strict to loose consistency, as on the keynote's slide."""
 NETWORKS: Mapping[str, tuple[Callable[[], list[Layer]], tuple[int, ...], int]] = {
     "mlp": (lambda: nn.models.mlp((784,), hidden=(528, 528, 528)), (784,), 10),
     "resnet20": (nn.models.resnet20, (3, 32, 32), 10),

@@ -40,7 +40,7 @@ class JaxState(NamedTuple):
 
 @dataclass
 class Interpreter:
-    """One use of the network, while it is traced."""
+    """State of a traced call of the network."""
 
     params: Sequence[Any]
     state: JaxState

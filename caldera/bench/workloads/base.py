@@ -19,7 +19,7 @@ from caldera.nn.layer import Layer
 Array = np.ndarray[Any, np.dtype[Any]]
 BATCHES = 8
 FEW_BATCHES = 2
-"""Of large networks, whose batches are large as well."""
+"""Number of batches for large networks, whose batches are large as well."""
 _COARSE = 8
 """Length of each axis of a class's picture before it is enlarged."""
 
@@ -83,7 +83,7 @@ class TrainingCase(Case):
     depth: int = 0
     """The number of layers, where a figure is drawn over it."""
     dataset: str = ""
-    """What `--test-accuracy` trains on."""
+    """Data set for `--test-accuracy`."""
     card_batch: int = 0
     """Batch size on a GPU, if it differs."""
     card_epoch: int = BATCHES
@@ -99,7 +99,7 @@ class TrainingCase(Case):
         return "network"
 
     def on(self, device: str) -> TrainingCase:
-        """This case as it is measured on a device.
+        """Return the case with its settings for a device.
 
         >>> case = TrainingCase("example", batch=16, card_batch=256)
         >>> case.on("cpu").batch, case.on("cuda").batch
@@ -218,7 +218,7 @@ class ProductCase(Case):
         return 4 * (self.m * self.k + self.k * self.n + self.m * self.n)
 
     def arrays(self) -> dict[str, Array]:
-        """The matrices as they are stored."""
+        """Return the matrices in their stored form."""
         draw = self.generator()
         a = (self.k, self.m) if self.transpose_a else (self.m, self.k)
         b = (self.n, self.k) if self.transpose_b else (self.k, self.n)
@@ -240,7 +240,7 @@ class FormulaCase(Case):
 
 @dataclass(frozen=True)
 class UpdateCase(Case):
-    """An optimizer's update of parameters from gradients that are there already."""
+    """An optimizer's update of parameters from given gradients."""
 
     rule: UpdateRule = UpdateRule("sgd", 0.01)
     shapes: tuple[tuple[int, ...], ...] = ()
@@ -274,7 +274,7 @@ class LearningCase(Case):
     network: TrainingCase = TrainingCase("nothing")
     dataset: str = "digits"
     epochs: int = 1
-    """After which it ends, if the accuracy is not reached."""
+    """Maximum number of epochs if the target accuracy is not reached."""
     target: float = 1.0
     ranks: int = 1
     scheme: str = ""

@@ -244,7 +244,7 @@ _ROWS = (4096, 1000)
 
 
 def _chain(f: Any, a: Any, b: Any, c: Any) -> Any:
-    """Eight operations that one pass over memory can do."""
+    """Return a chain of eight operations that can be fused to one pass over memory."""
     return f.tanh(a * b + c) * f.sigmoid(a) - f.exp(-(b * b))
 
 
@@ -272,7 +272,7 @@ _RULES = {
 
 
 def kernels() -> list[BenchWorkload]:
-    """Every work that is not a whole training step.
+    """Return the workloads other than whole training steps.
 
     >>> [work.name for work in kernels()]
     ['conv', 'gemm', 'elementwise', 'optimizers', 'input']

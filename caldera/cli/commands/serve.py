@@ -99,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _token(path: str | None) -> str:
-    """The token in a file; none without one."""
+    """Return the token in a file; "" without a file."""
     if path is None:
         return ""
     token = read_bounded(path, _LONGEST_TOKEN, "--token-file").decode("utf-8", "replace").strip()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from caldera.comm.requests import Request
 
 ROOM_BYTES, ALL_ROOM_BYTES = 8 << 20, 64 << 20
-"""Of a rank, at most, and of all ranks together."""
+"""Maximum bytes of a rank, and of all ranks together."""
 
 
 def post_bytes(ranks: int) -> int:
@@ -32,7 +32,7 @@ def post_bytes(ranks: int) -> int:
 
 
 class SharedPost:
-    """The room of all ranks of a communicator.
+    """Shared memory of a communicator, with a section for each rank.
 
     >>> from caldera.comm import run_virtual_ranks
     >>> def work(comm):
@@ -59,7 +59,7 @@ class SharedPost:
         self._filled = 0
 
     def place(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """Room for an array that others will read."""
+        """Return shared memory for an array that other ranks will read."""
         begin = self._filled
         made = self._at(self._rank, begin, shape, dtype)
         self._filled = -(-(begin + made.nbytes) // LINE) * LINE

@@ -129,7 +129,7 @@ class Index:
         return gather(joined, self._joined(lengths), axis=before)
 
     def _joined(self, lengths: Shape) -> Node:
-        """Positions in the axes of positions, taken as one."""
+        """Return flat positions in the indexed axes, merged to a single axis."""
         all_positions = [self._positions(i) for i in self.at]
         if self.is_known:
             flat = (

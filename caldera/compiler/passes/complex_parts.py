@@ -196,7 +196,7 @@ class _Splitter:
         )
 
     def _prod(self, node: Node) -> Value:
-        """Halves are multiplied until one number is left."""
+        """Return the product of complex numbers, by repeated products of two halves."""
         x = self._parts(node.inputs[0])
         for axis in node.attrs["axis"]:
             x = _product_along(x, axis)

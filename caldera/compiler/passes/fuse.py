@@ -29,7 +29,7 @@ from caldera.core.graph.ops.control import fused
 from caldera.core.tensor import HALVES, Shape
 
 LARGEST = 256
-"""Nodes a body: a limit for the compilers behind it."""
+"""Maximum number of nodes of a body, which limits compile time."""
 REDUCTIONS = frozenset({"sum", "max", "min", "prod"})
 
 
@@ -143,7 +143,7 @@ class _Fuser:
         return False
 
     def _hand_down(self, group: _Group, more: int, now: int) -> None:
-        """All that depend on `group` now depend on `more` as well."""
+        """Add the dependencies `more` to all groups that depend on `group`."""
         if more:
             for node in self.order[group.first : now]:
                 below = self.group[node]

@@ -118,7 +118,7 @@ def rebuilt(program: Program, joined: Mapping[Node, Join]) -> Program:
 
 
 def _dependency_order(roots: Iterable[Node], needs: Callable[[Node], Nodes]) -> list[Node]:
-    """Every node that the roots need, each after all that it needs itself."""
+    """Return the nodes that the roots depend on, in topological order."""
     found: dict[Node, None] = {}
     pending = list(roots)
     while pending:

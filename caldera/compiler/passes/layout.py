@@ -270,7 +270,7 @@ class _Layout:
         self.orders = {region: found.order() for region, found in self._borders().items()}
 
     def _reads(self) -> Iterator[tuple[Node, Node, Use]]:
-        """Each node with each of its inputs, and how it takes it."""
+        """Yield each node, each of its inputs, and the order in which the node reads the input."""
         for node, (inputs, _) in self.uses.items():
             for given, use in zip(node.inputs, inputs, strict=True):
                 yield node, given, use

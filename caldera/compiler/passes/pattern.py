@@ -29,7 +29,7 @@ _NUMBERS = frozenset({OPS["constant"], OPS["broadcast_to"]})
 
 
 class Pattern(ABC):
-    """Something a node may look like."""
+    """Pattern that a node may match."""
 
     def may_match(self, op: Op) -> bool:
         """Return True if nodes with this op may match."""

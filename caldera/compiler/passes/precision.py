@@ -126,7 +126,7 @@ would be off by many deviations when the mean is large compared to these.
 """
 
 COMPARISONS = frozenset({"equal", "not_equal", "less", "less_equal", "greater", "greater_equal"})
-"""Rounding a constant would change what these answer."""
+"""Comparisons, whose results would change if a constant were rounded."""
 
 HALF_NAMES = {"float16": float16, "bfloat16": bfloat16}
 NAMES = (*HALF_NAMES, "tf32")
@@ -202,7 +202,7 @@ class _Narrowing:
         return scan.node(*self._inputs(node), **attrs)
 
     def _full(self, node: Node) -> Node:
-        """The value in the dtype it was written in."""
+        """Return the value in its original dtype."""
         return cast(self.new[node], node.dtype)
 
     def _inputs(self, node: Node) -> tuple[Node, ...]:
@@ -252,7 +252,7 @@ class _Narrowing:
 
 
 def _before_products(order: Sequence[Node]) -> set[Node]:
-    """The nodes whose value some product depends on."""
+    """Return the nodes on which a product depends."""
     found: set[Node] = set()
     for node in reversed(order):
         if node.op.name in PRODUCTS or node in found:

@@ -40,7 +40,7 @@ from caldera.core.graph.ops.epilogue import (
 from caldera.core.graph.ops.epilogue import relu_mask as relu_with_mask
 
 LARGE = 1 << 22
-"""Activations of a layer from which on it is worth it."""
+"""Minimum number of activations of a layer for which the pass pays."""
 
 
 def _with_mask(uses: Uses, product: Node) -> Join | None:
@@ -116,7 +116,7 @@ def _makes_fewer(node: Node) -> bool:
 
 
 def _pool_of(spread: Node) -> Node | None:
-    """The pooling whose indices a gradient is spread by."""
+    """Return the pooling whose indices a gradient uses."""
     if spread.op is not pool_scatter or spread.inputs[1].op is not ITEM:
         return None
     return spread.inputs[1].inputs[0]

@@ -21,7 +21,7 @@ from caldera.core.graph import Node, Nodes, Program, Spec, Symbol, intern, inter
 from caldera.core.graph.ops.base import array as array_leaf
 
 REMEMBERED = 64
-"""Structures kept for the next program."""
+"""Maximum number of cached structures."""
 LARGEST_ARRAY = 1 << 12
 """Bytes: a program with a larger constant is not remembered, because the constant would be too."""
 _BOUND_LATER = frozenset({"variable", "input", "tensor"})
@@ -113,7 +113,7 @@ def _without_tensor(node: Node) -> Node:
 
 
 def _with_tensor(node: Node) -> Node:
-    """The constant array as plans take it."""
+    """Return the leaf of a constant array with a copy of the array; other nodes unchanged."""
     known = isinstance(node.attrs["symbol"].value, _Constant)
     return array_node(value_of(node).copy()) if known else node
 
@@ -121,7 +121,7 @@ def _with_tensor(node: Node) -> Node:
 def _over(
     program: Program, symbols: Mapping[Symbol, Symbol], array: Callable[[Node], Node]
 ) -> Program:
-    """The same program over other symbols and constant arrays."""
+    """Return the program with its symbols and constant arrays replaced."""
 
     def convert(node: Node, inputs: Nodes) -> Node:
         symbol = node.attrs.get("symbol")

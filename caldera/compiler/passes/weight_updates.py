@@ -103,7 +103,7 @@ class _UpdateFinder:
         self._gradient = gradient
 
     def find(self, value: Node, weight: Node) -> Update | None:
-        """The sum that `value` amounts to, if it does."""
+        """Return the update if `value` is a sum of the weight and one product; else None."""
         if value is weight:
             return None
         condition, new = _unless_refused(value, weight)
@@ -195,7 +195,7 @@ def _added(weight: Node, update: Update) -> Node | None:
 
 
 VIEWS = frozenset({"reshape", "transpose", "broadcast_to"})
-"""Ops that only look at a variable in another way."""
+"""Ops whose result is a view of a variable."""
 
 CopyOf = Callable[[Symbol, DType], Symbol | None]
 """The variable that holds another one in this dtype, or None if there can be none."""

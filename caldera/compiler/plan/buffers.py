@@ -251,7 +251,7 @@ class OutputSlot:
         self._flat = None
 
     def array(self) -> Any:
-        """The memory as the kernels see it."""
+        """Return the memory as an array for kernels."""
         return laid_out(self._flat, self.spec.shape, self.spec.order)
 
     def settle(self) -> None:
@@ -324,7 +324,7 @@ class Outputs:
                 slot.renew()
 
     def settle(self) -> None:
-        """Note the references that bound calls hold."""
+        """Record the number of references from bound calls."""
         for slot in self.slots:
             slot.settle()
 

@@ -72,7 +72,7 @@ class Level:
 
 @dataclass
 class Timeline:
-    """Everything that was seen, in seconds since it began."""
+    """Recorded events of a run, with times in seconds since its start."""
 
     slices: list[TimelineSlice] = field(default_factory=list)
     levels: list[Level] = field(default_factory=list)

@@ -115,7 +115,7 @@ class _Streams:
     end: list[float] = field(default_factory=list)
 
     def start(self, number: int, stream: int) -> float:
-        """When a piece would begin on a stream."""
+        """Return the earliest start time of a piece on a stream."""
         ready = (
             self.end[other] + _HOP_SECONDS * (self.stream[other] != stream)
             for other in self.pieces[number].after

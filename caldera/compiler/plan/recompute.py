@@ -47,7 +47,7 @@ POLICIES = (Policy(), Policy(chains=False), Policy(patience=0.5), Policy(patienc
 
 @dataclass
 class _Work:
-    """A step as the simulation sees it: values by their numbers."""
+    """Step of the simulation, with values by number."""
 
     reads: tuple[int, ...]
     writes: tuple[int, ...]
@@ -72,9 +72,9 @@ class ScheduleFacts:
     maker: list[int] = field(default_factory=list)
     uses: list[list[int]] = field(default_factory=list)
     clock: list[float] = field(default_factory=list)
-    """When each step begins, without anything computed again."""
+    """Start time of each step without recomputation."""
     outputs: list[tuple[Node, int]] = field(default_factory=list)
-    """Of which node each value is which output."""
+    """Node and output index of each value."""
     copies: list[float] = field(default_factory=list)
     """Seconds to copy each value to the host or back; infinite without separate host memory."""
     host_room: int = 0

@@ -136,7 +136,7 @@ class BufferView:
     views: tuple[ViewFunction, ...] = ()
 
     def array_in(self, array: Any) -> Any:
-        """This value, given the buffer's array."""
+        """Return the array of this value, from the buffer's array."""
         for function in self.views:
             array = function(array)
         return array

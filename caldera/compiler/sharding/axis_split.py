@@ -207,7 +207,7 @@ def positions(part: Intervals, wanted: Intervals) -> slice | np.ndarray:
 
 
 def _runs(part: Intervals, wanted: Intervals) -> Iterator[Interval]:
-    """The stretches of a part, in its own numbers."""
+    """Yield the intervals of `wanted` as local positions in a part."""
     held, place, run = iter(part), 0, None
     begin, end = next(held, (0, 0))
     for first, last in wanted:

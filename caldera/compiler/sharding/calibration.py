@@ -47,7 +47,7 @@ EVICTED_BYTES = 32 << 20
 PRODUCT, SLICE = 768, 256
 """Rows and columns of a block to which the product of two slices is added, and their width."""
 PANELS, NARROW = 16, 8
-"""Of a small matrix: panels, and the columns of each."""
+"""Number of panels of a small matrix, and columns of each panel."""
 SIGNALS, LENGTH = 128, 2048
 """Number of contiguous signals to transform, and their length."""
 NEAR, FAR = (1024, 32), (4096, 128)

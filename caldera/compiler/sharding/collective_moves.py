@@ -151,7 +151,7 @@ def is_plain(layout: ShardLayout, ranks: int) -> bool:
 
 
 def in_stretches(shape: Shape, axis: int, sizes: Sequence[int]) -> CartesianLayout:
-    """Each rank has a stretch of an axis, in the order of ranks."""
+    """Return the layout in which each rank has one interval of an axis, in the order of ranks."""
     cuts = [0]
     for length in sizes:
         cuts.append(cuts[-1] + length)

@@ -89,7 +89,7 @@ class Axis(Distribution):
 def Rows(
     unit: int = 1, *, cuts: Iterable[int] | None = None, ranks: Iterable[int] | None = None
 ) -> Axis:
-    """Each rank has rows of a matrix: `Axis(0)`.
+    """Return a distribution of a matrix by rows: `Axis(0)`.
 
     >>> from caldera.compiler.sharding.distributions import Rows
     >>> Rows().of((5, 3), range(2)).local_shape(0)

@@ -53,7 +53,7 @@ class IndexBlock:
         return size(self.shape)
 
     def overlap(self, other: IndexBlock) -> IndexBlock | None:
-        """The elements in both; None if there are none."""
+        """Return the intersection; None if it is empty."""
         axes = []
         for mine, others in zip(self.axes, other.axes, strict=True):
             both = overlap(mine, others)

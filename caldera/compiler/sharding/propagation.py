@@ -294,7 +294,7 @@ class Propagation:
         return DistributedValue(ShardPlacement(layout), tensor(symbol=self.leaves[symbol]))
 
     def _computed(self, node: Node, ways: Sequence[ShardingRule]) -> list[DistributedValue]:
-        """The node in the cheapest way."""
+        """Compute the node by its cheapest rule."""
         costs = [self._cost(node, way) for way in ways]
         best = min(range(len(ways)), key=lambda each: costs[each].seconds)
         way = ways[best]
@@ -331,7 +331,7 @@ class Propagation:
         )
 
     def _whole(self, node: Node) -> ShardingRule:
-        """Every rank that has something of an input computes everything."""
+        """Compute the whole op on every rank that has a part of an input."""
         ranks = sorted({r for given in node.inputs for r in self._ranks_of(given)})
         where = ranks or range(self.ranks)
         return ShardingRule(

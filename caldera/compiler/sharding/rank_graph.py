@@ -72,7 +72,7 @@ class RankGraph(Propagation):
     # --- what is asked
 
     def split_now(self, leaf: Node, own: Node, layout: ShardLayout) -> None:
-        """From now on, ranks have parts of this leaf."""
+        """Partition this leaf from now on."""
         self._weights.add(leaf)
         self._values[leaf] = [DistributedValue(ShardPlacement(layout), own)]
         self._forget(leaf)

@@ -1,4 +1,4 @@
-"""Every family of ops. Importing this fills the table `OPS`."""
+"""All families of ops. Importing this module fills the table `OPS`."""
 
 # ruff: noqa: F401 - families are imported for what they register
 

@@ -372,7 +372,7 @@ def _total_flops(results: Nodes) -> int:
 
 
 def as_tuple(result: Any) -> Nodes:
-    """One node or a tuple of nodes, as a tuple."""
+    """Return a node, or a tuple of nodes, as a tuple."""
     return result if isinstance(result, tuple) else (result,)
 
 

@@ -40,7 +40,7 @@ def topological(roots: Iterable[Node], done: set[Node] | None = None) -> list[No
 
 
 def users_of(order: Sequence[Node]) -> dict[Node, list[Node]]:
-    """For each node, the nodes in `order` that read it (once each)."""
+    """Return for each node the nodes in `order` that read it (once each)."""
     users: dict[Node, list[Node]] = {node: [] for node in order}
     for node in order:
         for given in dict.fromkeys(node.inputs):
@@ -120,7 +120,7 @@ class Body:
         return [parameter(i, spec) for i, spec in enumerate(self.parameters)]
 
     def with_outputs(self, outputs: Sequence[Node]) -> Body:
-        """The body with the same parameters and other outputs."""
+        """Return the body with its outputs replaced."""
         return Body(self.arguments(), outputs)
 
     def order(self) -> Sequence[Node]:

@@ -27,7 +27,7 @@ from caldera.core.graph import (
 from caldera.errors import CalderaError
 
 NEIGHBOURS = 6
-"""Inputs and readers that a failure shows at most."""
+"""Maximum number of inputs and readers shown in a failure."""
 
 
 class MalformedGraphError(CalderaError, AssertionError):
@@ -207,7 +207,7 @@ class _Checker:
         self.expect(node, found is node, "another node of the same structure exists")
 
     def body(self, node: Node, body: Body) -> None:
-        """The rules hold inside."""
+        """Apply all rules to the body of a node."""
         path = (*self.path, f"in the body of op.{node.op.name}")
         inside = _Checker(body.order(), path, body.parameters)
         inside.all_nodes()

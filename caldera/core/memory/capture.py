@@ -19,7 +19,7 @@ from caldera.errors import DeviceError
 
 Launch = Callable[[Call], None]
 MOST = 16
-"""Repeats in one launch."""
+"""Maximum number of repetitions per launch."""
 
 
 class LaunchBatcher:

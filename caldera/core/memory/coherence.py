@@ -369,7 +369,7 @@ def _refuse_capture(stream: Stream) -> None:
 
 
 class MemorySide(enum.Enum):
-    """One of the two places a memory can have bytes in."""
+    """Side of a memory: its bytes on the host or on the device."""
 
     DEVICE = "device"
     HOST = "host"

@@ -153,7 +153,7 @@ class Stream(ABC):
 
     @abstractmethod
     def record_timing(self) -> TimingEvent:
-        """When everything launched so far has run."""
+        """Record an event with the time at which all work launched so far has run."""
 
     @abstractmethod
     def wait(self, event: Event) -> None:

@@ -185,7 +185,7 @@ def orthogonal(gain: float = 1.0) -> Filler:
 
 
 def identity() -> Filler:
-    """Ones on the diagonal, zeros elsewhere.
+    """Return a filler with ones on the diagonal and zeros elsewhere.
 
     >>> import caldera as cd
     >>> cd.Tensor((2, 2), fill=cd.identity()).tolist()

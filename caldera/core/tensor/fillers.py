@@ -188,7 +188,7 @@ class Orthogonal(Filler):
     is_random: ClassVar[bool] = True
 
     def generate(self, shape: Shape, dtype: DType, seed: int, stream: int) -> Array:
-        """All axes after the first count as columns."""
+        """Return the matrix; all axes after the first count as columns."""
         if len(shape) < 2:
             raise ShapeError.build("orthogonal", expected="at least two axes", got=str(shape))
         philox.require_float(dtype, "orthogonal")
@@ -204,7 +204,7 @@ class Orthogonal(Filler):
 
 @dataclass(frozen=True)
 class IdentityMatrix(Filler):
-    """Ones on the diagonal, zeros elsewhere."""
+    """Filler with ones on the diagonal and zeros elsewhere."""
 
     def generate(self, shape: Shape, dtype: DType, seed: int, stream: int) -> Array:
         """Return the matrix, which may be rectangular."""
@@ -234,12 +234,12 @@ class Diagonal(Filler):
 
 @dataclass(frozen=True, eq=False)
 class FromArray(Filler):
-    """A copy of an array of the same shape."""
+    """Filler that copies an array of the same shape."""
 
     values: Array = field(repr=False)
 
     def generate(self, shape: Shape, dtype: DType, seed: int, stream: int) -> Array:
-        """The array, in the wanted dtype."""
+        """Return the array in the requested dtype."""
         if self.values.shape != shape:
             raise ShapeError.build(
                 "from_array",

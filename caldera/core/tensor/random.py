@@ -260,7 +260,7 @@ def _sine_and_cosine(angle: Floats, precision: _Precision) -> tuple[Floats, Floa
 
 
 def _polynomial(variable: Floats, coefficients: list[float], precision: _Precision) -> Floats:
-    """Horner's rule; the coefficient of the constant comes first."""
+    """Evaluate a polynomial by Horner's rule, with the constant coefficient first."""
     last, *others = reversed([precision.float_type(value) for value in coefficients])
     result = variable * last
     for coefficient in others[:-1]:

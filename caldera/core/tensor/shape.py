@@ -393,7 +393,7 @@ def _is_int(item: object) -> bool:
 
 
 def _written(key: tuple[object, ...]) -> str:
-    """The key as it stands between the brackets."""
+    """Return the text of the key as written between brackets."""
 
     def part(item: object) -> str:
         if item is Ellipsis:

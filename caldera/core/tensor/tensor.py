@@ -424,7 +424,7 @@ class Tensor(StridedArray, ScalarConversions):
 
 
 def _one_sequence(arguments: tuple[int | Sequence[int], ...]) -> Any:
-    """`f(2, 3)` and `f((2, 3))` mean the same."""
+    """Return the sequence of arguments: `f(2, 3)` and `f((2, 3))` are equivalent."""
     return arguments[0] if len(arguments) == 1 else arguments
 
 

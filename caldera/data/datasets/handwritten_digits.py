@@ -102,7 +102,7 @@ def mnist(folder: PathLike | None = None, *, download: bool = True) -> Dataset:
 
 
 def _in_folder(folder: Path) -> dict[str, Path] | None:
-    """The four files, if this folder has them all."""
+    """Return the four files if this folder has all of them."""
     found = {}
     for key, published in FILES.items():
         packed = published.name

@@ -136,7 +136,7 @@ def number_columns(source: Any) -> tuple[tuple[str, ...], NDArray[np.float64]]:
 
 
 def _numbers(table: Table, number: int) -> NDArray[np.float64] | None:
-    """A column as numbers; None if it holds others."""
+    """Return a column as numbers; None if it contains other values."""
     column = table.columns[number]
     if column.dtype != object:
         return column if column.dtype.kind == "f" else None

@@ -131,7 +131,7 @@ class Pipeline(Data):
         return super().y if self.changes_targets else self._numbered("y").y
 
     def subset(self, numbers: Sequence[int] | NDArray[np.integer]) -> Pipeline:
-        """The samples with these numbers, through the same stages."""
+        """Return the pipeline of the samples with these indices, with the same stages."""
         found = Pipeline(
             self._numbered("subset").subset(numbers),
             self.own_stages,

@@ -30,7 +30,7 @@ from caldera.io import map_npy
 from caldera.io.files import PathLike, opened
 
 _LONGEST = 4096
-"""Characters of a path, as systems take them."""
+"""Maximum number of characters of a path."""
 
 _NPY_MAGIC = b"\x93NUMPY"
 _IDX_MAGIC = b"\x00\x00"

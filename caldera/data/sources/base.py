@@ -108,7 +108,7 @@ class Data(ABC):
         return None
 
     def subset(self, numbers: Sequence[int] | NDArray[np.integer]) -> Data:
-        """The samples with these numbers, in this order."""
+        """Return the samples with these indices, in this order."""
         return Subset(self, checked_rows(numbers, len(self), f"data.{type(self).__name__}.subset"))
 
     @property

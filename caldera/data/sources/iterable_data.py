@@ -183,7 +183,7 @@ class IterableData:
             number += len(piece)
 
     def _piece(self, piece: Any, number: int) -> Arrays:
-        """One batch as arrays that agree with each other and with all before."""
+        """Return an item as arrays that are consistent with each other and with earlier items."""
         what = "batch" if self._batches else "sample"
         where = f"data.IterableData, {what} {number}"
         if self._batches:

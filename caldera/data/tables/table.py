@@ -74,7 +74,7 @@ class Table:
         return len(self.rows)
 
     def subset(self, rows: NDArray[Any]) -> Table:
-        """Some of its rows, by a mask or by their numbers."""
+        """Return a table of some rows, selected by a mask or by indices."""
         return replace(
             self, columns=tuple(each[rows] for each in self.columns), rows=self.rows[rows]
         )
@@ -115,7 +115,7 @@ class Table:
         return f"{column} ({self.names[column]!r})" if self.names else str(column)
 
     def missing(self, column: int) -> NDArray[np.bool_]:
-        """Which rows have no value there."""
+        """Return a mask of the rows without a value in a column."""
         return missing_values(self.columns[column])
 
     def texts(self, column: int) -> Values:
@@ -147,7 +147,7 @@ class Table:
     # --- errors
 
     def refused(self, row: int, column: int, expected: str, hint: str = "") -> DataError:
-        """The error about one field."""
+        """Return the error about a field."""
         value = self.columns[column][row]
         text = "" if value is None else value if isinstance(value, str) else str(value)
         return DataError.build(

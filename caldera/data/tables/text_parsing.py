@@ -42,7 +42,7 @@ def parse_text(
     header: Header = "auto",
     encoding: str | None = None,
 ) -> Table:
-    """A table from text with one row a line.
+    """Parse a table from text with one row per line.
 
     >>> from caldera.data.tables.table import MARKS
     >>> table = parse_text(b"a;b\\n1,5;x\\n2,5;\\n", "t.csv", MARKS)

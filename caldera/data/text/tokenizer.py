@@ -161,7 +161,7 @@ class Tokenizer:
 
     @classmethod
     def from_plain(cls, given: Any, where: str) -> Tokenizer:
-        """What `to_plain` wrote; anything else is refused.
+        """Return the tokenizer from the data of `to_plain`; raise an error for any other data.
 
         >>> words = Tokenizer.fit(["a b"])
         >>> Tokenizer.from_plain(words.to_plain(), "a file") == words

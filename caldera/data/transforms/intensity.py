@@ -305,7 +305,7 @@ class Colour(Transform):
 
 
 def _factor(xp: Any, x: Any, factors: Any, number: int) -> Any:
-    """One factor for each image, shaped to meet the batch."""
+    """Return a random factor for each image, shaped to broadcast with the batch."""
     return xp.reshape(factors[:, number], (len(factors), *(1,) * (x.ndim - 1)))
 
 

@@ -31,7 +31,7 @@ register(
 register({np.fft.irfft: _plain(op.irfft)}, size=2)
 
 SWAPPED: dict[str, Any] = {"backward": "forward", "forward": "backward", "ortho": "ortho"}
-"""The norm of the transform the other way."""
+"""Norm of the inverse transform."""
 
 
 @handles(np.fft.hfft, size=2)

@@ -39,7 +39,7 @@ def _ravel(a: Any, order: Any = "C") -> Any:
 
 
 def flat(a: Any) -> Any:
-    """The elements along one axis."""
+    """Return the elements as a vector."""
     return op.reshape(a, (a.size,))
 
 

@@ -17,7 +17,7 @@ from caldera.draw.svg import Point
 
 BETWEEN_BOXES = 16.0
 WIDEST = 1500.0
-"""Maximum width of a level before it is spread over several."""
+"""Maximum width of a level; wider levels are spread over several."""
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,7 @@ class Arrow:
     colour: DtypeColour
     output: int = 0
     input: int | None = None
-    """Which input of a group it is."""
+    """Number of the group's input."""
     points: list[Point] = field(default_factory=list)
 
 
@@ -189,7 +189,7 @@ def node_mark(node: Node, *, small: bool = False, label: str = "") -> Mark:
 
 
 def group_mark(node: Node, inner: Scene, parts: int) -> Mark:
-    """The mark of a node that holds a body."""
+    """Return the mark of a node with a body."""
     if node.op.name == "scan":
         turn = ", reverse" if node.attrs["reverse"] else ""
         label = f"scan, {node.attrs['length']} steps{turn}"

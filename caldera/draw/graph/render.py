@@ -329,7 +329,7 @@ def _strip(left: float, right: float, top: float, height: float, colour: str) ->
 
 
 def _heading(program: Program, width: float) -> tuple[list[str], float]:
-    """Title and legend, and the height they take."""
+    """Return title and legend, and their height."""
     counts = [_counted(len(program.outputs), "output"), _counted(len(program.updates), "update")]
     title = "Graph with " + (" and ".join(count for count in counts if count) or "no result")
     parts = [text(title, MARGIN, 36, _TITLE_SIZE, class_="bold", anchor="start")]

@@ -99,7 +99,7 @@ def _aligned(nbytes: int) -> int:
 
 
 def workspace_bytes(*specs: Spec) -> int:
-    """The workspace that arrays like these take."""
+    """Return the bytes of workspace for arrays with these specs."""
     return sum(_aligned(spec.nbytes) for spec in specs)
 
 

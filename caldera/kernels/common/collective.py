@@ -41,11 +41,11 @@ class PendingMessage:
         return cls._of.setdefault(communicator, {}).setdefault(message.number, cls())
 
     def begin(self, request: Request, arrives: np.ndarray) -> None:
-        """It is on its way to this place."""
+        """Record that the message is in flight to `arrives`."""
         self._in_flight = request, arrives
 
     def end(self) -> np.ndarray:
-        """Wait until it has arrived; where."""
+        """Wait until the message has arrived; return its array."""
         assert self._in_flight is not None, "what was not begun does not arrive"
         (request, arrives), self._in_flight = self._in_flight, None
         request.wait()
@@ -62,7 +62,7 @@ def communicator_of(call: Call) -> Communicator:
 
 
 def values_of(call: Call) -> list[Array]:
-    """The values of a start, without its token."""
+    """Return the values of a start, without its token."""
     given = zip(call.inputs, call.node.inputs, strict=True)
     return [array for array, node in given if node.spec != TOKEN]
 

@@ -190,7 +190,7 @@ def _block_plan(node: Node) -> _BlockPlan:
 
 
 def _at_once() -> int:
-    """Blocks that run at the same time."""
+    """Return the number of blocks that run at the same time."""
     return _BLOCKS_EACH * driver().multiprocessors
 
 

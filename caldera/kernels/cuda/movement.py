@@ -39,7 +39,7 @@ BITS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 THINNEST = 8
 """Rows and columns below which a tile is mostly empty."""
 MOST_TOGETHER = 8
-"""Copies in one launch."""
+"""Maximum number of copies per launch."""
 
 
 def as_bits(array: np.ndarray) -> np.ndarray:

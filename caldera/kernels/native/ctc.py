@@ -118,7 +118,7 @@ class _Sample:
             before.store(s, _log_sum(self.k, stay, follow, skip))
 
     def likelihood(self, last: Pointer) -> RegisterValue:
-        """Its logarithm, from the forward variables of the last frame."""
+        """Return the log-likelihood, from the forward variables of the last frame."""
         k = self.k
         state = self.count * 2
         return _log_sum(k, last.load(state), last.load(state - 1), k.constant(IMPOSSIBLE, F64))
@@ -207,14 +207,14 @@ def _likelihood(k: Emitter, given: _Given, out: Pointer, blank: int) -> None:
 
 
 def _begin(sample: _Sample, rows: Pointer) -> None:
-    """Before the first frame there is only the start."""
+    """Initialise the forward variables: before the first frame only the start is possible."""
     sample.clear(rows)
     sample.clear(rows.at(sample.stride))
     rows.store(-1, sample.k.constant(0.0, F64))
 
 
 def _close(sample: _Sample, rows: Pointer, frame: RegisterValue) -> None:
-    """The start is left once and for all."""
+    """Make the start impossible after the first frame."""
     with sample.k.if_then(frame.equals(0)):
         rows.store(-1, sample.k.constant(IMPOSSIBLE, F64))
 

@@ -36,7 +36,7 @@ WORTH_SPLITTING = 1 << 15
 """Numbers from which on a second thread pays."""
 
 Transform = Callable[[np.ndarray, np.ndarray], object]
-"""Of the first array, written to the second."""
+"""Function that transforms the first array and writes the result to the second."""
 
 
 @cache
@@ -76,7 +76,7 @@ def _pieces(shape: Shape, axis: int, blocks: int, together: int) -> list[tuple[s
 
 
 def _bind(call: Call) -> Runner | None:
-    """None for pairs whose parts are no neighbours."""
+    """Return a runner; None for complex pairs whose parts are not adjacent."""
     (given,), (result,), node = call.inputs, call.outputs, call.node
     transform = _transform(node)
     source = given if node.op.name == "rfft" else _as_complex(given)

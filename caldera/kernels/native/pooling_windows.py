@@ -21,7 +21,7 @@ from caldera.kernels.native.codegen import (
 from caldera.kernels.table import Call
 
 LARGEST = 16
-"""Pixels of a window up to which it is written out."""
+"""Maximum number of pixels of a window that is unrolled."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class ImageMemory:
 
 
 def image_memory(array: np.ndarray) -> dict[str, np.ndarray | int]:
-    """An array as a kernel is given it."""
+    """Return the kernel argument for an array of images."""
     of_image, of_channel, of_row, of_column = (step // array.itemsize for step in array.strides)
     return {
         "memory": array,

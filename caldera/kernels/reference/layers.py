@@ -22,7 +22,7 @@ Padding = tuple[Pair, Pair]
 
 
 def padded(x: np.ndarray, padding: Padding) -> np.ndarray:
-    """Images with zeros around them."""
+    """Return images padded with zeros."""
     return np.pad(x, ((0, 0), (0, 0), *padding)) if any(map(any, padding)) else x
 
 
@@ -44,7 +44,7 @@ def _grouped(x: np.ndarray, groups: int) -> np.ndarray:
 
 
 def _pixels(x: np.ndarray) -> np.ndarray:
-    """Rows and columns as one axis."""
+    """Merge rows and columns to one axis."""
     return x.reshape(*x.shape[:3], x.shape[3] * x.shape[4])
 
 
@@ -135,7 +135,7 @@ def _within(shape: Shape, padding: Padding) -> np.ndarray:
 
 
 def _inner(whole: np.ndarray, shape: Shape, padding: Padding) -> np.ndarray:
-    """A padded image without its padding."""
+    """Return a padded image without its padding."""
     (top, _), (left, _) = padding
     return whole[:, :, top : top + shape[2], left : left + shape[3]]
 

@@ -57,7 +57,7 @@ The GPU package adds its timer here on import.
 SMALL = 1 << 14
 """Operations and bytes together, below which calling costs more than computing."""
 SLICE_S = 5e-6
-"""Seconds that a further slice costs, where none was measured."""
+"""Assumed seconds per additional slice, without a measurement."""
 SLOW_FLOPS: dict[str, Callable[[], float]] = {"cpu": lambda: 5e9}
 """Operations per second that any kernel of a family reaches, to find nodes that take too long."""
 

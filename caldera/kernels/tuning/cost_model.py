@@ -65,7 +65,7 @@ SECONDS = Prior(overall=2.0, slope=0.1, local=0.3, length=2.0, noise=0.12)
 RATIO = Prior(overall=0.5, slope=0.03, local=0.25, length=3.0, noise=0.08)
 """Prior for ratios of kernels timed in turns, whose estimates are meant for comparison."""
 UNESTIMATED = Prior(overall=1.0, slope=0.1, local=0.25, length=3.0, noise=0.08)
-"""The same of kernels that have no estimates."""
+"""Prior for kernels without estimates."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class _Process:
             self._fit = None
 
     def predict(self, given: list[float]) -> tuple[float, float]:
-        """The mean and the standard deviation for these features."""
+        """Return the mean and the standard deviation for these features."""
         fit = self._fit
         if fit is None or len(fit.known) < len(self.samples):
             # Several threads for a matrix of this size wait for each other on a busy machine.

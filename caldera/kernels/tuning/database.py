@@ -52,7 +52,7 @@ class TuningRecord:
 
 
 class _NoKeyError(Exception):
-    """Something in a node has no written form."""
+    """A part of a node has no text form."""
 
 
 def tuning_key(node: Node, family: str, kernels: Sequence[Kernel]) -> dict[str, Any] | None:
@@ -176,7 +176,7 @@ def store(record: TuningRecord) -> None:
 
 
 def all_records() -> Iterator[TuningRecord]:
-    """Every choice remembered for this machine as it is now."""
+    """Return all stored choices for the present state of this machine."""
     here = cache(machine_key)
     for record in map(_record, _all_files().values()):
         if record is not None and record.key.get("machine") == here(record.kind[0]):

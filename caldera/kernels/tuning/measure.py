@@ -187,7 +187,7 @@ def _memory(spec: Spec) -> np.ndarray:
 
 
 def _aligned(spec: Spec) -> np.ndarray:
-    """An array as plans lay it out."""
+    """Return an uninitialised array with the layout and alignment that plans use."""
     return laid_out(_memory(spec), spec.shape, spec.order)
 
 
@@ -302,7 +302,7 @@ def expected_loss(behind: float, spread: float) -> float:
 
 
 BACK_A_SECOND = 0.1
-"""Seconds that come back in each second."""
+"""Seconds of budget regained per second."""
 
 
 class TuningBudget:

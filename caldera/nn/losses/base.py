@@ -55,7 +55,7 @@ class PredictionKind:
 
 
 Task = PredictionKind
-"""Its earlier name, for losses that were written with it."""
+"""Former name of `PredictionKind`, for existing custom losses."""
 
 
 class Loss(Configurable, ABC):

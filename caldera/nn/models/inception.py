@@ -235,7 +235,7 @@ def _module_a(pool_filters: int, name: str) -> Layer:
 
 
 def _module_b(name: str) -> Layer:
-    """From 35 x 35 to 17 x 17."""
+    """Return the module that reduces 35 x 35 to 17 x 17."""
     return Branches(
         [
             _conv(384, 3, 2, name="branch3x3"),
@@ -274,7 +274,7 @@ def _module_c(inner: int, name: str) -> Layer:
 
 
 def _module_d(name: str) -> Layer:
-    """From 17 x 17 to 8 x 8."""
+    """Return the module that reduces 17 x 17 to 8 x 8."""
     return Branches(
         [
             [_conv(192, 1, name="branch3x3_1"), _conv(320, 3, 2, name="branch3x3_2")],

@@ -55,7 +55,7 @@ class TorchName(NamedTuple):
 
 
 def torchvision_names(layers: Layer | Sequence[Layer]) -> list[TorchName]:
-    """Every variable of the layers under the name that torchvision has for it.
+    """Return the variables of the layers by their names in torchvision.
 
     >>> from caldera import nn, op
     >>> layer = nn.Dense(3, name="fc")

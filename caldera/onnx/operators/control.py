@@ -176,20 +176,20 @@ def sequence_empty(*, dtype: int = 1) -> list[Value]:
 
 @operator("SequenceConstruct", foreign=True)
 def sequence_construct(*values: Value) -> list[Value]:
-    """A sequence of these."""
+    """Return a sequence of these values."""
     return list(values)
 
 
 @operator("SequenceInsert", foreign=True)
 def sequence_insert(sequence: list[Value], value: Value, position: Value = None) -> list[Value]:
-    """One element more, at the end or before a position."""
+    """Insert an element at the end or before a position."""
     place = len(sequence) if position is None else integer(position, "a position")
     return [*sequence[:place], value, *sequence[place:]]
 
 
 @operator("SequenceErase", foreign=True)
 def sequence_erase(sequence: list[Value], position: Value = None) -> list[Value]:
-    """One element less: the last, or that at a position."""
+    """Remove the last element, or the element at a position."""
     place = -1 if position is None else integer(position, "a position")
     found = list(sequence)
     del found[place]
@@ -246,7 +246,7 @@ def sequence_map(*inputs: Value, body: Graph, scope: Any) -> tuple[list[Value], 
 
 @operator("Optional", foreign=True)
 def optional(value: Value = None, *, type: Any = None) -> Value:
-    """A value that may be missing."""
+    """Return an optional value, which may be missing."""
     return value
 
 
@@ -258,7 +258,7 @@ def optional_has_element(value: Value = None) -> np.ndarray:
 
 @operator("OptionalGetElement", foreign=True)
 def optional_get_element(value: Value = None) -> Value:
-    """The value itself, which must be there."""
+    """Return the value of an optional; raise an error if it is missing."""
     if value is None:
         raise DataError.build("onnx OptionalGetElement", expected="an element", got="none")
     return value

@@ -38,7 +38,7 @@ def cast(x: Value, *, to: int, saturate: int = 1, round_mode: str = "up") -> Val
 
 @operator("CastLike", foreign=True)
 def cast_like(x: Value, like: Value, *, saturate: int = 1, round_mode: str = "up") -> Value:
-    """The same values in the dtype of another tensor."""
+    """Convert the values to the dtype of another tensor."""
     return converted(x, like.dtype, bool(saturate), round_mode)
 
 
@@ -146,7 +146,7 @@ def constant(
 
 @operator("ConstantOfShape")
 def constant_of_shape(sizes: Value, *, value: np.ndarray | None = None) -> np.ndarray:
-    """One value everywhere; 0 in float32 if none is given."""
+    """Return an array with one value in every element, by default 0 in float32."""
     found = np.zeros(1, np.float32) if value is None else value
     wanted = integers(sizes, "a shape")
     check_size(wanted, found.dtype)
@@ -155,7 +155,7 @@ def constant_of_shape(sizes: Value, *, value: np.ndarray | None = None) -> np.nd
 
 @operator("Range", numpy=lambda start, limit, delta: range_(start, limit, delta))
 def range_(start: Value, limit: Value, delta: Value) -> np.ndarray:
-    """From start to limit in steps of delta."""
+    """Return numbers from start to limit in steps of delta."""
     first, last, step = (known(each, "a bound").reshape(()) for each in (start, limit, delta))
     count = max(int(np.ceil((last.astype(np.float64) - first) / step)), 0)
     check_size((count,))
@@ -164,7 +164,7 @@ def range_(start: Value, limit: Value, delta: Value) -> np.ndarray:
 
 @operator("EyeLike")
 def eye_like(x: Value, *, dtype: int | None = None, k: int = 0) -> np.ndarray:
-    """Ones on a diagonal."""
+    """Return a matrix with ones on a diagonal."""
     rows, columns = x.shape
     check_size(x.shape)
     return np.eye(rows, columns, k, x.dtype if dtype is None else dtype_of(dtype))

@@ -80,7 +80,7 @@ def clip(x: Value, min: Value = None, max: Value = None) -> Value:
 
 @operator("BitShift")
 def bit_shift(x: Value, y: Value, *, direction: str) -> Expr:
-    """Bits moved to the left or to the right."""
+    """Shift bits to the left or to the right."""
     return (op.bitwise_left_shift if direction == "LEFT" else op.bitwise_right_shift)(x, y)
 
 

@@ -84,7 +84,7 @@ _ROUNDINGS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "ceil": np.ceil,
     "round_prefer_floor": lambda places: np.ceil(places - 0.5),
 }
-"""Halves go up in all other modes."""
+"""Rounding functions by mode; all other modes round halves up."""
 
 
 def _kernel(distance: np.ndarray, mode: str, a: float) -> np.ndarray:

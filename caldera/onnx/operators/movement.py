@@ -89,7 +89,7 @@ def pad(
     value: float = 0.0,
     paddings: tuple[int, ...] | None = None,
 ) -> Expr:
-    """x with something around it; negative widths cut."""
+    """Pad x; negative widths crop it."""
     given = integers(pads if paddings is None else paddings, "widths")
     chosen = range(len(x.shape)) if axes is None else integers(axes, "axes")
     widths = [(0, 0)] * len(x.shape)
@@ -232,7 +232,7 @@ def gather(x: Value, indices: Value, *, axis: int = 0) -> Expr:
 
 @operator("GatherElements", moves=True)
 def gather_elements(x: Value, indices: Value, *, axis: int = 0) -> Expr:
-    """For each index, the element of x at that position of the axis."""
+    """Return for each index the element of x at that position of the axis."""
     position = axis_of(axis, len(x.shape))
     # Indices may cover only a part of the remaining axes.
     kept = [None if each == position else n for each, n in enumerate(indices.shape)]
@@ -354,7 +354,7 @@ def non_zero(x: np.ndarray) -> np.ndarray:
 
 @evaluated("Compress")
 def compress(x: np.ndarray, condition: np.ndarray, *, axis: int | None = None) -> np.ndarray:
-    """The parts of x for which the condition holds."""
+    """Return the parts of x for which the condition is true."""
     return np.compress(condition, x, axis)
 
 

@@ -103,7 +103,7 @@ def positions(kernel: Sizes) -> Iterator[Sizes]:
 
 
 def padded(x: Value, windows: AxisWindows, value: float) -> Expr:
-    """Images (N, C, ...) with their padding around them."""
+    """Return images (N, C, ...) with padding."""
     return op.pad(x, [(0, 0), (0, 0), *windows.padding()], value)
 
 

@@ -338,7 +338,7 @@ def conv_integer(
 
 
 def _by_filter(parameter: Value, w: Value) -> Value:
-    """One number a filter: along the first axis of the weights."""
+    """Return a vector with one number per filter, along the first axis of the weights."""
     if parameter is None or parameter.shape in ((), (1,)):
         return parameter
     return op.reshape(parameter, (-1, *(1,) * (len(w.shape) - 1)))

@@ -122,7 +122,7 @@ def laid_along(x: Value, y: Value, axis: int | None, broadcast: int) -> Value:
 
 
 def all_known(value: Value) -> Value:
-    """The same with arrays for expressions, also inside sequences."""
+    """Replace expressions by arrays, also inside sequences."""
     return mapped(lambda x: known(x) if isinstance(x, Expr) else x, value)
 
 
@@ -148,13 +148,13 @@ def integers(value: Value, what: str = "whole numbers") -> tuple[int, ...]:
 
 
 def integer(value: Value, what: str = "a whole number") -> int:
-    """One whole number that has to be known."""
+    """Return an integer that must be known before the run."""
     (found,) = integers(value, what)
     return found
 
 
 def numbers(value: Value, what: str = "numbers") -> tuple[float, ...]:
-    """Numbers that have to be known: scales, thresholds."""
+    """Return numbers that must be known before the run: scales, thresholds."""
     if isinstance(value, tuple | float):
         return value if isinstance(value, tuple) else (value,)
     return tuple(float(each) for each in known(value, what).reshape(-1))

@@ -61,7 +61,7 @@ def _reflected(place: Expr, n: int, is_aligned: bool) -> Expr:
 
 
 def _cubic_weights(fraction: Expr) -> list[Expr]:
-    """The weights of the four elements around a place."""
+    """Return the weights of the four elements around a position."""
     a = _CUBIC
 
     def near(t: Expr) -> Expr:
@@ -166,7 +166,7 @@ def deform_conv(
     pads: tuple[int, ...] | None = None,
     strides: tuple[int, ...] | None = None,
 ) -> Expr:
-    """Convolution whose kernel reads at positions with individual offsets."""
+    """Convolve with a kernel that reads at positions with individual offsets."""
     count, channels, *sizes = x.shape
     kernel = kernel_shape or w.shape[2:]
     windows = lay_windows(sizes, kernel, strides=strides, dilations=dilations, pads=pads)

@@ -14,7 +14,7 @@ from caldera.onnx.operators.registry import Value, axis_of, check_size, integer,
 
 
 def _length_changed(x: Value, axis: int, length: int) -> Value:
-    """Cut, or padded with zeros at the end."""
+    """Truncate, or pad with zeros at the end."""
     return widened(x, [(0, (length - n) * (i == axis)) for i, n in enumerate(x.shape)])
 
 

@@ -120,7 +120,7 @@ def sizes(first: Sequence[int], second: Sequence[int], node: Node) -> tuple[Size
 
 
 def in_order(roots: Iterable[Pair]) -> list[Pair]:
-    """Every pair that the roots depend on, inputs before users."""
+    """Return all pairs that the roots depend on, inputs before users."""
     order: list[Pair] = []
     done: set[Pair] = set()
     stack = [(root, False) for root in reversed(list(roots))]

@@ -62,7 +62,7 @@ class Writer:
     # --- parts of the graph
 
     def add(self, operator: str, *inputs: str, outputs: int = 1, **attributes: Any) -> Any:
-        """One call; the name of its output, or of each."""
+        """Add a call; return the name of its output, or the names of its outputs."""
         names = [self.unique(operator.lower()) for _ in range(outputs)]
         self.nodes.append(
             helper.make_node(operator, list(inputs), names, name=names[0], **attributes)
@@ -98,7 +98,7 @@ class Writer:
         return self.array(np.array(value, dtype))
 
     def integers(self, values: Sequence[int]) -> str:
-        """A vector of whole numbers: axes, sizes, widths."""
+        """Add a vector of integers (axes, sizes, widths), and return its name."""
         return self.array(np.array(values, np.int64))
 
     def shape(self, wanted: Sequence[Size]) -> str:
@@ -218,6 +218,6 @@ def _takes_bias(product: Pair, bias: Pair) -> bool:
 
 
 def as_proto(name: str, array: np.ndarray) -> Any:
-    """An array as ONNX's files hold it."""
+    """Convert an array to a TensorProto."""
     # Not `ascontiguousarray`, which adds an axis to a scalar.
     return numpy_helper.from_array(np.asarray(array, order="C"), name)

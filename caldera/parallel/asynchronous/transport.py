@@ -359,7 +359,7 @@ class PushCodec(ABC):
 
 
 class DensePushCodec(PushCodec):
-    """All elements, in the code of a compressor."""
+    """Messages with all elements, encoded by a compressor."""
 
     def __init__(self, compressor: DenseCompressor, rank: int) -> None:
         super().__init__(compressor.seed, rank, feedback=compressor.feedback)

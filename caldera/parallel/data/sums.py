@@ -250,7 +250,7 @@ def virtual_shards_of(share: Share, shards: int, rank: int, ranks: int) -> list[
 
 
 def joined(programs: Sequence[Sequence[Expr]], shards: int, rank: int, ranks: int) -> list[Expr]:
-    """The programs of a rank's parts as one."""
+    """Join the programs of a rank's parts."""
     roots = [without_hidden(Program(tuple(e.node for e in each))).outputs for each in programs]
     leaves = (*leaf_range(rank, ranks, shards), shards)
     new: dict[Node, Node] = {}

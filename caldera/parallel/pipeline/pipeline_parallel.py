@@ -256,7 +256,7 @@ class PipelineParallel(Strategy):
     # --- gradients and updates
 
     def _know(self, program: StageProgram) -> None:
-        """Whose variables are which."""
+        """Assign each variable that only one stage uses to that stage."""
         assert self._model is not None
         users = program.used_by()
         changed = {node: program.stage_of_state(node) for node in program.parts[0].states}

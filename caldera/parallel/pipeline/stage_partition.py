@@ -27,7 +27,7 @@ from caldera.nn import LayerCall, Sequential
 from caldera.parallel.tensor.layer_sharding import RankNetwork, TracedNetwork
 
 Stages = dict[Node, int]
-"""The stage of each node that has one."""
+"""Stage of each node that belongs to a stage."""
 
 
 def stages_of(network: TracedNetwork, starts: Sequence[int]) -> Stages:

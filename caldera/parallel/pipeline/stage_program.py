@@ -278,7 +278,7 @@ class _Coming:
 
 
 def _by_dtype(specs: Sequence[Spec]) -> list[list[int]]:
-    """The places of values that can share a message."""
+    """Return groups of indices of values that can share a message."""
     found: dict[str, list[int]] = {}
     for place, spec in enumerate(specs):
         found.setdefault(spec.dtype.name, []).append(place)

@@ -58,7 +58,7 @@ def late_sums(
 
 
 def stand_in(name: str, like: Node) -> Node:
-    """A leaf for something that is not there yet."""
+    """Return a placeholder for a node that is not built yet."""
     return op.input(name, like.shape, like.dtype).node
 
 

@@ -51,7 +51,7 @@ class Wire(Link):
         return messages * self.latency + size / min(self.bandwidth, self.adding)
 
     def met(self) -> Wire:
-        """The same where messages of several ranks meet."""
+        """Return the link as shared by messages of several ranks."""
         return replace(self, bandwidth=min(self.bandwidth, self.meeting))
 
     def shared(self, ways: float) -> Wire:

@@ -136,7 +136,7 @@ def _folded(nbytes: float, extra: int, wire: Wire) -> CollectiveCost:
 
 
 def _hierarchical(nbytes: float, ranks: int, cluster: Cluster, stride: int) -> CollectiveCost:
-    """To the first rank of a machine, around the machines, and back."""
+    """Return the cost of a sum on each machine, a ring over machines, and a broadcast."""
     together = min(ranks, max(1, cluster.per_node // stride))
     inside = cluster.between(together, stride)
     others = (together - 1) * nbytes

@@ -215,7 +215,7 @@ class ModelNetwork:
     def stages(
         self, count: int, ranks: int, samples: float, traced: int
     ) -> list[PipelineStage] | None:
-        """As `PipelineParallel` cuts it, for the operations that its first rank does."""
+        """Return the stages of `PipelineParallel`, with the operations of their first rank."""
         try:
             starts = self._starts(count, ranks)
         except ConfigError:
@@ -248,7 +248,7 @@ class ModelNetwork:
         return bisect_left(self._leaves, calls[unit])
 
     def of_all_samples(self, ranks: int, samples: float) -> tuple[StageCollective, ...]:
-        """As `Hybrid` does it whose ranks share all samples and the dense layers."""
+        """Return the collectives of `Hybrid` with `samples="all"` and divided dense layers."""
         small, large = (self._gathered(ranks, times) for times in (1, 2))
         return tuple(_between(small, large, samples - 1))
 

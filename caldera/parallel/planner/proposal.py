@@ -78,7 +78,7 @@ class Proposal:
         return self.series(scaling)[-1]
 
     def series(self, scaling: str = STRONG) -> tuple[Ranking, ...]:
-        """The same for 1, 2, 4, ... ranks."""
+        """Return the rankings for 1, 2, 4, ... ranks."""
         if scaling not in (STRONG, WEAK):
             raise ConfigError.build("scaling", expected="'strong' or 'weak'", got=repr(scaling))
         found = self.strong if scaling == STRONG else self.weak
@@ -99,7 +99,7 @@ class Proposal:
         return explained(self.series(scaling), scaling)
 
     def table(self, scaling: str = STRONG) -> str:
-        """The best of each kind, the proposed one first."""
+        """Return a table of the best strategy of each family, the proposed one first."""
         return families_table(self.ranking(scaling))
 
     def plot(self, path: str | PathLike[str] | None = None) -> Picture | Path:

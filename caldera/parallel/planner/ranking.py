@@ -16,7 +16,7 @@ from caldera.parallel.planner.prediction import Prediction, Setting, TrainingWay
 from caldera.train.strategy import SingleProcessStrategy, Strategy
 
 CLEARLY = 1.02
-"""Times that differ by less are alike."""
+"""Ratio below which two times count as equal."""
 _FAMILIES = (
     "one process",
     data_parallel_cost.DATA,
@@ -68,7 +68,7 @@ class Ranking:
 
 
 def all_ways(setting: Setting) -> Iterator[TrainingWay]:
-    """Everything that is known, for this number of ranks."""
+    """Yield all known strategies for this number of ranks."""
     if setting.ranks == 1:
         yield _alone()
         return

@@ -27,7 +27,7 @@ class _Stopper(Random):
         return _loss_after([self.objective.loss(row) for row in trial.curve[:step]], self.objective)
 
     def rivals(self, trial: Trial) -> Iterator[Trial]:
-        """The trials that this one is compared with."""
+        """Return the trials to compare with this one."""
         return (each for each in self.trials if each.number != trial.number)
 
     def others_at(self, trial: Trial, step: int) -> list[float]:

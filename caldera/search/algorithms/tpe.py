@@ -357,7 +357,7 @@ class TrialRanking:
         return number in self._running or number in self._ranks
 
     def begin(self, number: int, values: Point) -> None:
-        """A trial with these values runs."""
+        """Record that a trial with these values runs."""
         while number >= len(self._rows):
             self._rows = np.concatenate([self._rows, np.empty_like(self._rows)])
         self._rows[number] = self.axes.row(values)

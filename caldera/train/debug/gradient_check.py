@@ -148,7 +148,7 @@ class Float64Graph:
         self._new: dict[Node, Node] = {}
 
     def node(self, root: Node) -> Node:
-        """The node that computes the same in float64."""
+        """Return the equivalent node in float64."""
         for each in topological([root]):
             if each not in self._new:
                 self._new[each] = self._rebuilt(each)

@@ -14,7 +14,7 @@ _PNG = re.compile(r"iVBORw0KGgo[A-Za-z0-9+/]*={0,2}")
 
 
 def mistakes_card(mistakes: Sequence[MistakeRecord], names: Sequence[str], wrong: int) -> Safe:
-    """The most confident ones of `wrong` mistakes."""
+    """Return a card with the most confident of `wrong` mistakes."""
     title = "Most confident mistakes"
     if not mistakes:
         return card(title, tag("p", "There are none.", class_="quiet"))

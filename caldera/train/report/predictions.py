@@ -35,7 +35,7 @@ from caldera.train.tracking.run_record import (
 
 _SHARES = ChartAxis(0.0, 1.0, (0.0, 0.2, 0.4, 0.6, 0.8, 1.0))
 _CLEAR = 0.05
-"""Calibration errors below this are not worth a word."""
+"""Minimum calibration error that is mentioned."""
 
 
 def certainty_charts(
@@ -132,7 +132,7 @@ def _calibration(bins: Sequence[CalibrationRecord], advice: AdviceNames) -> list
 
 
 MOST_IN_TABLE = 40
-"""Of more classes, the table would be larger than any screen."""
+"""Maximum number of classes in the table, so that it fits on a screen."""
 _PAIRS = 8
 _UNBALANCED = 3.0
 """Ratio of the most common to the rarest class from which the imbalance is reported."""

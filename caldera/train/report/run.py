@@ -55,7 +55,7 @@ def curves_section(record: RunRecord, history: History) -> Safe:
 
 
 def _rate(history: History, epochs: list[int]) -> list[LineChart]:
-    """The learning rate, if it changed."""
+    """Return a chart of the learning rate, if it changed."""
     rates = history.learning_rates
     if len(rates) != len(epochs) or len(set(rates)) < 2:
         return []

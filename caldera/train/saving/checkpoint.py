@@ -235,7 +235,7 @@ class CheckpointFolder:
         self._thread.start()
 
     def wait(self) -> None:
-        """Until everything is on the disk; raises what went wrong."""
+        """Wait until everything is on disk; raise the error of a failed write."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None

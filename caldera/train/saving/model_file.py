@@ -124,7 +124,7 @@ def _prove(unfinished: Path, target: Path) -> None:
 
 
 def model_bytes(model: Model) -> bytes:
-    """What `save_model` writes, in memory."""
+    """Return the bytes that `save_model` writes."""
     file = io.BytesIO()
     save_safetensors(file, *_described_model(model))
     return file.getvalue()
@@ -133,7 +133,7 @@ def model_bytes(model: Model) -> bytes:
 def _described_model(
     model: Model, schema: Schema | None = None
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """The tensors of a model file, and its metadata."""
+    """Return the tensors of a model file, and its metadata."""
     inputs = [[list(shape), dtype] for shape, dtype in model.signature.inputs]
     tensors = {name: each.numpy() for name, each in model_variables(model).items()}
     layers = _layers_of(model)
@@ -325,7 +325,7 @@ def _inputs(given: Any, where: str) -> InputSpecs:
 
 
 def settings_from_config(given: Any, where: str) -> dict[str, Any]:
-    """What `settings_of` described, as a network takes it."""
+    """Return a network's settings from the description by `settings_of`."""
     if not isinstance(given, Mapping) or set(given) != set(SETTINGS):
         got = ", ".join(given) if isinstance(given, Mapping) else repr(given)
         raise DataError.build(where, expected="settings " + ", ".join(SETTINGS), got=got[:200])

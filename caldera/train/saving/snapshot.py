@@ -188,7 +188,7 @@ _WHERE = "progress of training"
 
 
 def progress_bytes(model: Model) -> bytes:
-    """What `restore_progress` takes."""
+    """Return the bytes for `restore_progress`."""
     optimizer = model.optimizer
     # An optimizer has variables once a step has been written down.
     kept = optimizer.named_variables() if optimizer.state else {}

@@ -276,7 +276,7 @@ class History(Mapping[str, list[Any]]):
 
 
 def shown_number(value: float) -> str:
-    """A number as tables and progress lines show it.
+    """Return the text of a number for tables and progress lines.
 
     >>> [shown_number(each) for each in (0.12345, 1234.5, 1.2e-7, float("nan"), 3)]
     ['0.1235', '1234.5', '1.200e-07', 'nan', '3']

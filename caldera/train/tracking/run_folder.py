@@ -114,7 +114,7 @@ class RunFolder:
     # --- reading
 
     def record(self) -> RunRecord:
-        """What `write` wrote down."""
+        """Return the record that `write` stored."""
         content = self._read_json(RUN)
         require(
             isinstance(content, dict) and content.get("format") == FORMAT,

@@ -41,7 +41,7 @@ class DataRecord:
 
 @dataclass(frozen=True)
 class LayerRecord:
-    """A layer, for one sample."""
+    """Record of a layer, for one sample."""
 
     path: str
     kind: str
@@ -64,7 +64,7 @@ class BlockRecord:
 
 @dataclass(frozen=True)
 class NetworkRecord:
-    """The network, for one sample."""
+    """Record of the network, for one sample."""
 
     layers: list[LayerRecord]
     parameters: int
@@ -106,7 +106,7 @@ class ProfileRecord:
     arena_bytes: int
     naive_bytes: int
     arena_in_use: list[int]
-    """Bytes of the arena that hold something, step by step."""
+    """Used bytes of the arena at each step."""
     memory: dict[str, int]
     """Bytes by purpose."""
 
@@ -139,7 +139,7 @@ class RocRecord:
 
 @dataclass(frozen=True)
 class CalibrationRecord:
-    """Samples of which the model was about as sure."""
+    """Bin of samples with similar confidence."""
 
     confidence: float
     accuracy: float
@@ -162,9 +162,9 @@ class ClassesRecord:
     train: list[int]
     """Samples of each class to train with; none where that is not known."""
     mistakes: list[MistakeRecord]
-    """The most confident ones."""
+    """Most confident mistakes."""
     roc: list[RocRecord]
-    """Of each class; of two, only of the second."""
+    """ROC curve of each class; with two classes only of the second."""
     calibration: list[CalibrationRecord]
     columns: list[ColumnRecord]
 
@@ -196,7 +196,7 @@ class RunRecord:
     data: DataRecord
     network: NetworkRecord
     results: dict[str, float]
-    """On the test data; empty if they were not asked for."""
+    """Metrics on the test data; empty if not requested."""
     confusion: list[list[int]] | None
     """Confusion matrix: true classes in rows, predicted classes in columns."""
     predictions: list[list[float]] | None

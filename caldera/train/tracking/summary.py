@@ -194,7 +194,7 @@ def layer_nodes(inputs: tuple[Expr, ...], outputs: tuple[Expr, ...]) -> list[Nod
 
 
 def layer_flops(nodes: list[Node]) -> int:
-    """The floating-point operations of these nodes."""
+    """Return the floating-point operations of these nodes."""
     return sum(node.op.count_flops(node) for node in nodes)
 
 
@@ -274,7 +274,7 @@ def _described(given: Configurable) -> Any:
 
 
 MOST_BLOCKS = 40
-"""Of more layers, those inside another one are folded into it."""
+"""Maximum number of blocks; with more, inner layers are folded into the outer layer."""
 _INPUT = -1
 
 

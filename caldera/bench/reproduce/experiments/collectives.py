@@ -32,7 +32,7 @@ GRADIENT = 4 << 20
 
 
 def ring_findings(samples: Samples) -> Findings:
-    """Compare times of the same sums."""
+    """Compare the times of the same sums by different algorithms."""
     found: dict[str, dict[str, Quantity]] = {"margin": {}, "master": {}, "predicted": {}}
     for case, seconds in samples.items():
         if case.endswith(" nodes"):

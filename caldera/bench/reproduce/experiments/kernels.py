@@ -245,7 +245,7 @@ def _plans(expression: Expr) -> dict[str, Plan]:
 
 
 def _named(plan: Plan) -> tuple[str, Plan]:
-    """A plan by the kernel that its convolution has."""
+    """Return the kernel of a plan's convolution, and the plan."""
     rows = plan.explain(time=False).rows
     return next(row.kernel for row in rows if row.op.startswith("conv2d")), plan
 

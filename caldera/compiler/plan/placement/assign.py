@@ -107,7 +107,7 @@ class FlowNetwork:
         self._out: list[list[int]] = [[] for _ in range(count + 2)]
 
     def node(self) -> int:
-        """A further node."""
+        """Add a node, and return its number."""
         self._out.append([])
         return len(self._out) - 1
 
@@ -142,7 +142,7 @@ class FlowNetwork:
         return level
 
     def _augment(self, level: Sequence[int], position: list[int]) -> bool:
-        """One more path on which something flows; without recursion, paths are long."""
+        """Find an augmenting path; iterative, since paths are long."""
         path: list[int] = []
         node = self.source
         while node != self.sink:

@@ -171,7 +171,7 @@ class ConvolutionWindow:
         return (first, last), (first - begin, end - last)
 
     def outputs(self, inputs: Range, count: int) -> Range:
-        """Which of `count` outputs see any of these inputs."""
+        """Return the range of the `count` outputs that depend on any of these inputs."""
         if inputs[0] >= inputs[1]:
             return 0, 0
         first = -(-(inputs[0] + self.before - self.reach + 1) // self.stride)

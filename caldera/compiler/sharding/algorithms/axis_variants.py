@@ -96,7 +96,7 @@ def _jacobi_variants(
 
 
 def _eigh_variants(node: Node, given: Layouts, ranks: int) -> list[Variant]:
-    """Also by LAPACK on each rank, if it has room for the matrix."""
+    """Return the variants, including LAPACK on each rank if the matrix fits into its memory."""
     found = _jacobi_variants(_of_eigh, node, ranks)
     if not found:
         return []

@@ -33,7 +33,7 @@ def has_scipy() -> bool:
 
 @cache
 def _lapack(name: str, dtype: np.dtype) -> Any:
-    """A routine of LAPACK, as SciPy wraps it."""
+    """Return a LAPACK routine from SciPy."""
     return getattr(_scipy("lapack"), KINDS[dtype.char] + name)
 
 

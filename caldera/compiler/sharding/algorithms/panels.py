@@ -72,7 +72,7 @@ class LocalMatrix:
 
 
 def multiply(a: LocalMatrix, b: LocalMatrix) -> LocalMatrix:
-    """The product, by the way that costs least."""
+    """Return the product, by the cheapest algorithm."""
     given, size = (a.layout, b.layout), a.part.itemsize
     variants = product_variants.product_variants(
         a.shape, b.shape, (False, False), given, a.comm.size, size
@@ -91,7 +91,7 @@ def factorisation_grid(ranks: int) -> tuple[int, int]:
 
 
 def block_size(n: int, ranks: int, widest: int = BLOCK) -> int:
-    """Of a block-cyclic matrix: small enough that all ranks have several blocks."""
+    """Return the block size of a block-cyclic matrix, so that every rank has several blocks."""
     return max(1, min(widest, n // (2 * max(factorisation_grid(ranks)))))
 
 
@@ -141,14 +141,14 @@ Arriving = Callable[[], np.ndarray]
 
 
 class RowMessages:
-    """Each rank is sent the rows of arrays that it needs."""
+    """Messages with rows of arrays, only those that each receiver needs."""
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
         self._leaving: list[Request] = []
 
     def place(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """Room for an array that will be sent."""
+        """Return memory for an array to send."""
         return np.empty(shape, dtype)
 
     def send(self, array: np.ndarray, places: Places, rank: int, tag: int) -> None:
@@ -189,7 +189,7 @@ class Posting(RowMessages):
         self._sent = 0
 
     def place(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """Room for an array that others will read."""
+        """Return shared memory for an array that other ranks will read."""
         return self._post.place(shape, dtype)
 
     def send(self, array: np.ndarray, places: Places, rank: int, tag: int) -> None:

@@ -198,7 +198,7 @@ def _split(comm: Communicator, color: int, size: int) -> Communicator:
 
 
 def grid_shapes(ranks: int) -> list[tuple[int, int]]:
-    """All (rows, columns) with that many ranks, the squarest first.
+    """Return all (rows, columns) with this number of ranks, the squarest first.
 
     >>> grid_shapes(6)
     [(2, 3), (3, 2), (1, 6), (6, 1)]

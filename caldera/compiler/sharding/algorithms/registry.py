@@ -92,7 +92,7 @@ def _matrices(
 
 
 def _cyclic(node: Node, ranks: int, widest: int) -> list[ShardLayout]:
-    """All inputs block-cyclic with the block of the first."""
+    """Return block-cyclic layouts of all inputs, with the block of the first."""
     block, grid = block_size(node.inputs[0].shape[0], ranks, widest), factorisation_grid(ranks)
     return [cyclic_layout((m, n), block, grid) for m, n in (each.shape for each in node.inputs)]
 
@@ -215,7 +215,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     ops.largest_singular.name: Algorithm(_largest_variants, _run_largest),
     "eigh": EIGH,
 }
-"""By the name of the op of whole values."""
+"""Algorithms by the name of the op on whole values."""
 
 
 @op("spmd", kind="distributed")

@@ -80,7 +80,7 @@ def _spatial(graph: Propagation, node: Node) -> Spatial | None:
 
 
 def _shapes(node: Node) -> tuple[Shape, Shape, Shape]:
-    """Of the images, the kernel and the results."""
+    """Return the shapes of the images, the kernel and the results."""
     first, second = (given.shape for given in node.inputs)
     if node.op.name == "conv2d":
         return first, second, node.shape

@@ -58,7 +58,7 @@ def _(graph: Propagation, node: Node) -> list[ShardingRule]:
 
 
 def _lazy(graph: Propagation, node: Node, inputs: tuple[Letters, ...], output: Letters) -> Lazy:
-    """Of values that are made anywhere the result is, too."""
+    """Return the rule for an op whose inputs can be computed in the layout of its result."""
 
     def sources(layout: CartesianLayout) -> list[CartesianLayout]:
         assignment = Assignment.of(layout, output)
@@ -92,7 +92,7 @@ def _table_ways(graph: Propagation, node: Node) -> list[ShardingRule]:
 
 
 def _table(graph: Propagation, node: Node) -> TableLayout | None:
-    """The table of blocks in which a value is."""
+    """Return the table of blocks of a value; None if it has another layout."""
     layout = graph.value(node).placement.layout
     return layout if isinstance(layout, TableLayout) else None
 
@@ -165,7 +165,7 @@ def _range(dtype: DType) -> tuple[Any, Any]:
 
 
 def _flat_terms(graph: Propagation, node: Node) -> list[ShardingRule]:
-    """All elements of a table of blocks: each rank reduces its own."""
+    """Reduce all elements of a table of blocks: each rank reduces its own blocks."""
     (x,) = node.inputs
     table, name = _table(graph, x), node.op.name
     if table is None or len(_axes(node)) != len(x.shape):

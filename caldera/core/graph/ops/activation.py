@@ -165,7 +165,7 @@ def _tanh_argument(x: Node) -> Node:
 
 
 def _tanh_gate(x: Node) -> Node:
-    """The same by Hendrycks and Gimpel's (2016) approximation."""
+    """Return the gate of GELU by Hendrycks and Gimpel's (2016) approximation."""
     half = scalar(0.5, x)
     return add(mul(tanh(_tanh_argument(x)), half), half)
 

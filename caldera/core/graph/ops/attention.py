@@ -69,7 +69,7 @@ def _check(q: Node, k: Node, v: Node, masks: Nodes) -> None:
 def _scores(
     times: Callable[..., Node], q: Node, k: Node, masks: Nodes, causal: bool, scale: float
 ) -> Node:
-    """Each query times each key; -inf where a mask forbids it."""
+    """Return the product of each query with each key; -inf at masked positions."""
     scaled = mul(widen(q), constant(scale, accumulator(q.dtype)))
     scores = times(scaled, widen(k), ta=False, tb=True)
     never = constant(-math.inf, scores.dtype)

@@ -159,7 +159,7 @@ def reshape(x: Node, shape: Shape) -> Node:
 
 
 def reduced_shape(shape: Shape, axes: Axes, keepdims: bool) -> Shape:
-    """The shape left when `axes` are reduced."""
+    """Return the shape after a reduction of `axes`."""
     if keepdims:
         return tuple(1 if axis in axes else n for axis, n in enumerate(shape))
     return tuple(n for axis, n in enumerate(shape) if axis not in axes)
@@ -241,7 +241,7 @@ def check_part(dtype: DType) -> None:
 
 @op("complex", kind="movement", gradient=lambda g, y, re, im: (real(g), imag(g)))
 def complex_(real: Spec, imag: Spec) -> Spec:
-    """The numbers with these real and imaginary parts."""
+    """Return complex numbers with these real and imaginary parts."""
     check_part(real.dtype)
     if real.dtype != imag.dtype:
         refuse_dtype("two parts of one dtype", hint="cast one of them with op.cast")
@@ -286,7 +286,7 @@ def conj(x: Node) -> Node:
 
 
 def accumulator(dtype: DType) -> DType:
-    """The dtype in which sums of `dtype` are kept."""
+    """Return the dtype in which sums of `dtype` are accumulated."""
     return float32 if dtype in HALVES else dtype
 
 

@@ -88,7 +88,7 @@ def _(g: Node, y: Node, x: Node, *, widths: Widths, value: complex) -> Nodes:
 
 
 def pad(x: Node, widths: Widths, value: complex = 0) -> Node:
-    """`x` with `value` around it."""
+    """Pad `x` with `value`."""
     if all(pair == (0, 0) for pair in widths):
         return x
     around: complex
@@ -161,7 +161,7 @@ def _(g: tuple[Node | None, ...], y: Nodes, x: Node, *, sizes: tuple[int, ...], 
 
 
 def split(x: Node, sizes: tuple[int, ...], axis: int) -> Nodes:
-    """`x` cut along `axis` into pieces of these sizes."""
+    """Split `x` along `axis` into pieces of these sizes."""
     return (x,) if len(sizes) == 1 else _split.outputs(x, sizes=sizes, axis=axis)
 
 
@@ -212,7 +212,7 @@ def tile(x: Node, *, repeats: tuple[int, ...]) -> Node:
 
 @composite("repeat", kind="movement")
 def repeat(x: Node, *, repeats: int, axis: int) -> Node:
-    """Each element `repeats` times in a row along `axis`."""
+    """Repeat each element `repeats` times along `axis`."""
     before, n, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
     spread = broadcast_to(reshape(x, (*before, n, 1, *after)), (*before, n, repeats, *after))
     return reshape(spread, (*before, n * repeats, *after))

@@ -191,7 +191,7 @@ def _backward(
 
 @composite("layer_norm")
 def layer_norm(x: Node, scale: Node, shift: Node, *, axis: Axes, eps: float) -> Nodes:
-    """Each sample normalised over `axis`, with its mean and variance."""
+    """Normalise each sample over `axis`; also return its mean and variance."""
     shape = tuple(x.shape[each] for each in axis)
     _check(x, (scale, shift), shape, f"scale and shift (along axes {axis})")
     return _normalise(x, scale, shift, axis, axis, eps)

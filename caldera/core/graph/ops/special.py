@@ -59,7 +59,7 @@ def _check_floats(*nodes: Node) -> None:
 
 
 def _polynomial(x: Node, coefficients: Sequence[float]) -> Node:
-    """The highest power comes first."""
+    """Evaluate a polynomial with coefficients from the highest power down."""
     result = scalar(coefficients[0], x)
     for each in coefficients[1:]:
         result = add(mul(result, x), scalar(each, x))

@@ -142,7 +142,7 @@ def _fits(array: DeviceArray, strides: Iterable[int], count: int) -> bool:
 
 
 MOST_AXES = 8
-"""Axes that can be left once they are merged."""
+"""Maximum number of axes after merging."""
 MOST_BLOCKS_EACH = 16
 """Blocks for each multiprocessor from which on threads take several elements instead."""
 
@@ -236,7 +236,7 @@ def blocks_for(count: int, threads: int) -> int:
 
 _BLOCK_SIZES = (128, 256, 512, 1024)
 _STREAM_THREADS = 512
-"""Threads that share a row too long to be kept."""
+"""Number of threads for a row that is too long for registers."""
 _WARPS = 4
 """Warps of a block in which each warp has a separate row."""
 

@@ -50,7 +50,7 @@ def launches(call: Call) -> list[Any]:
 
 
 def workspace(node: Node) -> int:
-    """The workspace that these launches can use."""
+    """Return the bytes of workspace that these launches can use."""
     call = described_call(node)
     if node.op.name != "conv2d_weight":
         return implicit_gemm.workspace(call)

@@ -37,7 +37,7 @@ from caldera.kernels.cuda.runtime.cudnn import (
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 RANKS = 3
-"""Plans that are tried against each other."""
+"""Maximum number of plans to compare by time."""
 IMAGE, FILTERS, OUTPUT, BIAS = 1, 2, 3, 4
 """Identifiers of the tensors, independent of which tensor is computed."""
 ROLES = {

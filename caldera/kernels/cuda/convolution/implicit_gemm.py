@@ -160,7 +160,7 @@ def split_k_partials(cut: ProductTiling, scratch: Array, out: Array) -> Array | 
 
 
 def split_k_workspace(splits: int, out: Array) -> int:
-    """The workspace for them."""
+    """Return the bytes of workspace for the partial sums of split-K."""
     return 0 if splits == 1 else workspace_bytes(Spec((splits, out.size), compute_dtype(out.dtype)))
 
 
@@ -303,7 +303,7 @@ def _packed(filters: Array, turned: bool, scratch: Scratch) -> Array:
 
 
 def launches(call: Call) -> list[Any]:
-    """The launches of a convolution or its input gradient."""
+    """Return the launches of a convolution or its input gradient."""
     filters, scratch = call.inputs[1], Scratch(call.workspace)
     calls: list[Any] = []
     is_input = call.node.op.name == "conv2d_input"

@@ -138,7 +138,7 @@ def _unit(rank: int, axis: int) -> tuple[int, ...]:
 
 
 def without(strides: tuple[int, ...], axis: int) -> tuple[int, ...]:
-    """Strides with none along one axis."""
+    """Return the strides with 0 along one axis."""
     return tuple(0 if i == axis else step for i, step in enumerate(strides))
 
 

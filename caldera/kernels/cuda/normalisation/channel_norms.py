@@ -53,7 +53,7 @@ from caldera.kernels.cuda.normalisation.statistics import (
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
 _FACTORS = 5
-"""Numbers a channel that the last kernel works with, at most."""
+"""Maximum number of factors per channel in the last kernel."""
 _FORWARD, _BACKWARD = 3, 4
 """Numbers per channel of an image for groups, in the forward and backward pass."""
 _CHANNELS = 1

@@ -45,7 +45,7 @@ TOTALS_BLOCK: Size = (16, 32, 1)
 """Channels, and threads that share one, where sums of chunks are added up."""
 TOTALS_THREADS = TOTALS_BLOCK[0] * TOTALS_BLOCK[1]
 _LANES = 32
-"""Threads along the channels of a row, at most."""
+"""Maximum number of threads along the channels of a row."""
 RESIDENT = 4
 """Blocks that a multiprocessor has at the same time."""
 _MORE = 4

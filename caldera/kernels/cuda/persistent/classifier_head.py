@@ -90,7 +90,7 @@ class ClassifierHead:
         )
 
     def task(self, first: ProductJob, second: ProductJob, blocks: int) -> TileTask:
-        """The jobs of the two products as one part."""
+        """Return both products as one task."""
         rows, columns = second.result.shape
         down = units_of(rows, ROWS)
         wide = min(8 * units_of(columns, 8 * max(blocks // down, 1)), 128)

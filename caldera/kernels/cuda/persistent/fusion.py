@@ -22,7 +22,7 @@ Range = tuple[int, int]
 
 
 class Touching(Protocol):
-    """Something that reads and writes memory."""
+    """Piece of work that reads and writes memory."""
 
     @property
     def reads(self) -> Sequence[Array]: ...

@@ -97,7 +97,7 @@ class PixelProducer(Producer):
     near: Sequence[SharedTile] = ()
     """The operands in shared memory."""
     scratch: int = 0
-    """Floats of shared memory besides those, from `spare` on."""
+    """Additional floats of shared memory, from `spare` on."""
     load: int = 0
     """Multiplications for an image."""
 
@@ -140,7 +140,7 @@ class ImageTask:
     scratch: int = 0
     load: int = 0
     alone: FusedLoop | Gather | None = None
-    """The piece to run if no other work joins this."""
+    """Piece to run if no other work is joined to this one."""
 
     def code(self, places: SharedAccess, finish: Epilogue) -> list[str]:
         """Statements for an image."""

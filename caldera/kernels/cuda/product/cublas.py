@@ -47,7 +47,7 @@ MOST_CALLS = 16
 MOST_WORKSPACE = 32 << 20
 """Workspace that NVIDIA recommends for Hopper."""
 WORKSPACE_ALIGNMENT = 256
-"""Bytes: the library refuses a workspace at other addresses."""
+"""Alignment of a workspace in bytes, required by the library."""
 EPILOGUES = {"relu": "RELU", "gelu": "GELU"}
 """The library's names for activations."""
 
@@ -206,9 +206,9 @@ def _limit(taken: int) -> int:
 SIDE_ALIGNMENT = 16
 """Alignment in bytes of the contiguous sides of matrices."""
 PADDED_RANKS = 4
-"""Algorithms that are tried."""
+"""Number of algorithms to try."""
 FEWEST_FLOPS = 1 << 27
-"""Work below which two launches more are never worth it."""
+"""Minimum operations for which two additional launches can pay."""
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ class _Padded:
     transposed: bool
 
     def within(self, memory: Array) -> Array:
-        """The array in such memory."""
+        """Return the array in memory of this spec, transposed if necessary."""
         return memory.swapaxes(-1, -2) if self.transposed else memory
 
 

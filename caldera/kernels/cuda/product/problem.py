@@ -157,9 +157,9 @@ SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 ENOUGH = 4
 """Tiles per multiprocessor from which sums are not split."""
 LATENCY = 700
-"""Cycles from asking for operands to having used them."""
+"""Cycles from the request for operands to the end of their use."""
 SECOND_LAUNCH = 5000
-"""Cycles that adding up the parts takes at least."""
+"""Minimum cycles for adding up the parts."""
 BYTES_A_CYCLE = 21
 """Bytes per cycle that a multiprocessor moves."""
 
@@ -173,7 +173,7 @@ class ThreadTile:
     depth: int
     """Steps of the sum that are in shared memory simultaneously."""
     resident: int
-    """Blocks that a multiprocessor has room for."""
+    """Number of blocks that fit on a multiprocessor."""
     efficiency: float
     """Efficiency of its arithmetic."""
 

@@ -101,7 +101,7 @@ def places_of(product: Multiplication) -> StrideParameters:
 
 
 def batch_numbers(axes: Sequence[StridedAxis]) -> BatchNumbers:
-    """The axes before the matrices', the last one first."""
+    """Return the batch axes, the last one first."""
     numbers: Any = BatchNumbers()
     numbers.size[:] = [1] * MOST_BATCH_AXES
     for index, axis in enumerate(reversed(axes)):

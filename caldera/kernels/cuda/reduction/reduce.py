@@ -282,7 +282,7 @@ for _name in (*sorted(REDUCTIONS), "argmax", "argmin"):
 
 
 FEWEST_ELEMENTS = 1 << 16
-"""Below them every way is the time of a launch."""
+"""Minimum number of elements; below it, every kernel takes the time of a launch."""
 
 
 class _Ones:
@@ -310,7 +310,7 @@ def _ones(terms: int, dtype: DType) -> _Ones:
 
 
 class _ProductRunner(CudaRunner):
-    """Product, and the row of ones that it reads."""
+    """Runner of a product with a row of ones, which it keeps alive."""
 
     def __init__(self, ones: _Ones, product: Multiplication, call: Call, rank: int) -> None:
         calls = cublas.bind_product(product, call.workspace, rank)

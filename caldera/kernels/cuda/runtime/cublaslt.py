@@ -119,7 +119,7 @@ def _compute_type(product: Multiplication) -> int:
 
 
 class Descriptors:
-    """The library's objects for a problem; they go when this does."""
+    """Library objects for a problem, freed with this object."""
 
     def __init__(self, lt: Any, problem: Problem, bias: int) -> None:
         self.product = lt.matmul_desc_create(problem.compute, problem.scale)

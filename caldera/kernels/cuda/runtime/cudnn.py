@@ -68,7 +68,7 @@ class CudnnGraph(ABC):
 
     @abstractmethod
     def _built(self) -> Any:
-        """The library's graph, with its plans created."""
+        """Return the library's graph, with its plans created."""
 
     def _new_graph(self, dtype: str) -> Any:
         """A graph of tensors of this dtype, computed at least in float32."""

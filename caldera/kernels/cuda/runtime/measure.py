@@ -39,7 +39,7 @@ from caldera.kernels.tuning.measure import (
 )
 
 OWN = frozenset({"tiles", "direct"})
-"""Kernels that may judge others."""
+"""Kernels whose results serve as references for other kernels."""
 ORACLE_FLOPS = 5e8
 ORACLE_BYTES = 64 << 20
 """Work from which on the oracle takes too long."""

@@ -71,7 +71,7 @@ def _offsets(batch: Shape, arrays: Sequence[Array]) -> np.ndarray:
 
 
 def _aligned_elements(elements: int, dtype: DType) -> int:
-    """Elements of a part's memory, whole cache lines."""
+    """Return the number of elements of a part's memory, in whole cache lines."""
     step = CACHE_LINE // dtype.itemsize
     return -(-elements // step) * step
 

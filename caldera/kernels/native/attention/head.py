@@ -122,7 +122,7 @@ class Mask:
 
 
 def whole_vectors(length: RegisterValue, kind: ir.Type) -> RegisterValue:
-    """A length, rounded up to whole vectors."""
+    """Return a length rounded up to whole vectors."""
     lanes = natural_lanes(kind)
     return (length + (lanes - 1)) // lanes * lanes
 
@@ -259,7 +259,7 @@ class QueryBlock:
         return (self.seen + (self.wide - 1)) // self.wide * self.wide
 
     def seen_by(self, line: RegisterValue) -> RegisterValue:
-        """The keys that one query sees."""
+        """Return the number of keys that a query attends to."""
         return _seen(self.k, self.top + line, self.keys, self.queries) if self.causal else self.seen
 
     def mask(self, scores: PackedMatrix, masks: Sequence[Mask]) -> None:

@@ -110,7 +110,7 @@ class Arithmetic:
         return self.binary("", "lshr", a, count)
 
     def select(self, condition: RegisterValue, yes: Number, no: Number) -> RegisterValue:
-        """`yes` where the condition holds, else `no`."""
+        """Select `yes` where the condition holds, else `no`."""
         x, y = self.pair(yes, no)
         if condition.lanes > x.lanes:
             x, y = self.splat(x, condition.lanes), self.splat(y, condition.lanes)

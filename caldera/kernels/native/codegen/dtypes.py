@@ -187,7 +187,7 @@ def from_memory(k: Emitter, raw: RegisterValue, name: str) -> RegisterValue:
 
 
 def to_memory(k: Emitter, value: RegisterValue, name: str) -> RegisterValue:
-    """A computed value as it is stored."""
+    """Convert a computed value to its stored form."""
     if name in HALF_NAMES:
         return narrow(k, value, name)
     return k.convert(value, I8) if name == "bool" else value

@@ -132,7 +132,7 @@ def _of_single(formula: Function) -> Function:
 
 
 def _odd(formula: Function) -> Function:
-    """A formula for positive numbers, continued to negative ones."""
+    """Extend a formula for positive numbers to an odd function."""
 
     def function(k: Emitter, x: RegisterValue) -> RegisterValue:
         return copy_sign(k, formula(k, absolute(k, x)), x)

@@ -142,7 +142,7 @@ def _extreme(
 
 
 def nearest(k: Emitter, x: RegisterValue) -> RegisterValue:
-    """The nearest integer, ties to the even one."""
+    """Round to the nearest integer, ties to even."""
     # From this magnitude on, all floats are integers. Adding and subtracting it rounds smaller
     # values.
     whole = 2.0 ** _format(x).mantissa

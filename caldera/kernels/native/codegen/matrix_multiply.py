@@ -106,7 +106,7 @@ class TileRegisters:
         self._emit("tileloadd64", I8(number), source.raw, self._k.constant(row_bytes, I64).raw)
 
     def store(self, number: int, target: Pointer, row_bytes: Number) -> None:
-        """Likewise."""
+        """Store rows with a stride of `row_bytes` bytes."""
         self._emit("tilestored64", I8(number), target.raw, self._k.constant(row_bytes, I64).raw)
 
     def multiply(self, sums: int, left: int, right: int) -> None:

@@ -340,7 +340,7 @@ def _wait(k: Emitter, condition: Callable[[], RegisterValue], team: Pointer) -> 
 
 
 def _rest(k: Emitter, turns: RegisterValue, team: Pointer) -> None:
-    """Every so often, let other threads of the machine run."""
+    """Yield the processor to other threads at intervals."""
     give_way = team.load(_YIELD)
     with k.if_then((turns % _SPINS).equals(0) & give_way.differs(0)):
         k.call_address(give_way, I32)

@@ -183,7 +183,7 @@ class RegisterValue:
         return self.k.compare("!=", self, other)
 
     def lane(self, index: int) -> RegisterValue:
-        """One lane as a scalar; a scalar itself, which has no other."""
+        """Return a lane as a scalar; a scalar is returned unchanged."""
         if not isinstance(self.raw.type, ir.VectorType):
             return self
         return RegisterValue(self.k, self.k.ir.extract_element(self.raw, I32(index)))
@@ -230,14 +230,14 @@ class Pointer:
         )
 
     def bytes_on(self, count: Number) -> Pointer:
-        """The address `count` bytes further on."""
+        """Return the address `count` bytes further on."""
         offset = self.k.constant(count, I64).raw
         return Pointer(
             self.k, self.k.ir.gep(self.raw, [offset], inbounds=True, source_etype=I8), self.type
         )
 
     def cast(self, kind: ir.Type) -> Pointer:
-        """The same address of elements of another type."""
+        """Return the same address with another element type."""
         return Pointer(self.k, self.raw, kind)
 
     def load(

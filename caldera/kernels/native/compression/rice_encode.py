@@ -19,7 +19,7 @@ from caldera.kernels.native.codegen import (
 )
 
 HEADER = 16
-"""Bytes before the places, if there are no runs."""
+"""Bytes before the indices of a message without runs."""
 STRING_HEADER = 8
 _TRIED = 3
 """Number of values of r to compare; the best one is near the mean gap."""
@@ -149,7 +149,7 @@ def _write(
     fitted: RegisterValue,
     out: RegisterValue,
 ) -> None:
-    """A string of places."""
+    """Write indices as a bit string."""
     source, known = Pointer(k, places.raw, I32), Pointer(k, fitted.raw, I64)
     target = Pointer(k, out.raw, I8)
     rest, unary = known.load(_REST), known.load(_UNARY)

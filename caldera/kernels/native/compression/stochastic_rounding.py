@@ -75,7 +75,7 @@ class DrawsArgument:
     first: Integer
 
     def generator(self, k: Emitter) -> tuple[Philox, RegisterValue]:
-        """The generator that they name, and the first word."""
+        """Return the generator of these draws, and the index of its first word."""
         lanes = max(natural_lanes(I32), _WORDS)
         return Philox(k, lanes, self.seed, self.step, self.stream), self.first * ALIGNED
 

@@ -394,7 +394,7 @@ class BlockedFilling:
 
 
 def filling(blocks: StripBlocks, images: np.ndarray, start: Pair) -> dict[str, Any]:
-    """A `BlockedFilling` as a kernel is given it."""
+    """Return the kernel argument for a `BlockedFilling`."""
     return {
         "groups": blocks.groups,
         "channels": blocks.channels,

@@ -46,7 +46,7 @@ _PACKED = ("packed, sums cut in 4", "packed together", "packed")
 """Products that multiply the matrices: the first of these that can."""
 _PIXELS_A_CHANNEL = 8
 _FEWEST_ELEMENTS = 16
-"""With fewer side by side, windows are copied too slowly."""
+"""Minimum number of contiguous elements of a window; with fewer, copies are too slow."""
 _FASTER = 8
 """Approximate speedup of tile registers over vectors of float32 numbers."""
 
@@ -101,7 +101,7 @@ def _supports_packed(node: Node) -> bool:
 
 
 def _product_of_pixels(node: Node) -> Node:
-    """The product that this convolution, or its gradient, is."""
+    """Return the matrix product that is equal to this convolution or its gradient."""
     matrices = [_matrix_shape(each.shape) for each in node.inputs]
     if node.op.name != "conv2d_input":
         matrices[0] = _matrix_shape(Geometry.of(node).unstrided.image)
@@ -242,7 +242,7 @@ class _Windows:
         return calls + copied(seen, inside)
 
     def _strides(self, padded: np.ndarray) -> tuple[int, ...]:
-        """From one window, tap or channel to the next, in bytes."""
+        """Return the strides between windows, taps and channels, in bytes."""
         of_image, of_row, of_column, of_channel = padded.strides
         (down, right), (reach_down, reach_right) = self.stride, self.dilation
         return (
@@ -281,7 +281,7 @@ class _Phase:
 
 
 def _phases(node: Node) -> list[_Phase]:
-    """All phases; none if there is one that no tap reaches."""
+    """Return all phases; an empty list if no tap reaches one of them."""
     if node.op.name != "conv2d_input":
         return [_Phase(_Windows.of(node))]
     geometry = Geometry.of(node)

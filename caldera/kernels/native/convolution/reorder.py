@@ -239,7 +239,7 @@ class ScratchMemory:
 
 
 def scratch_bytes(lengths: Sequence[int], dtype: DType) -> int:
-    """The workspace that arrays of these lengths take."""
+    """Return the bytes of workspace for arrays of these lengths."""
     return workspace_bytes(*(Spec((length,), dtype) for length in lengths))
 
 

@@ -92,7 +92,7 @@ class Strips:
     """Input rows of a strip's image."""
     source_columns: int
     pitch: int
-    """From one pixel of a strip to the next."""
+    """Stride between pixels of a strip, in elements."""
     slack: int
     """Number of elements behind the last pixel that may be read, with arbitrary content."""
 
@@ -260,7 +260,7 @@ class Filling:
 
 
 def filling(strips: Strips, images: np.ndarray, channels: int, start: Pair) -> dict[str, Any]:
-    """A `Filling` as a kernel is given it."""
+    """Return the kernel argument for a `Filling`."""
     return {
         "rows": strips.source_rows,
         "columns": strips.source_columns,

@@ -280,7 +280,7 @@ class _Tap:
     adds: RegisterValue
 
     def column(self, tile: RegisterValue, vectors: int) -> None:
-        """All inputs, with the output channels of a tile."""
+        """Add the products of all inputs with the output channels of a tile."""
         neighbours, left = self.neighbours
         with self.k.loop(0, self.n.length // neighbours) as index:
             self._block(tile, vectors, index, neighbours)

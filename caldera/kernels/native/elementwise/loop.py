@@ -71,7 +71,7 @@ class StridedOperand:
         return self.place.at(index if self.mode == "1" else 0)
 
     def load(self, index: RegisterValue, lanes: int) -> RegisterValue:
-        """Some elements from an index on, in the computed type."""
+        """Load elements from an index on, in the computed type."""
         if self.fixed is not None:
             return self.k.splat(self.fixed, lanes)
         if self.mode == "1":
@@ -127,7 +127,7 @@ def strided_arrays(
 def outer_axes(
     axes: Iterable[int], lengths: Sequence[int], strides: Sequence[Sequence[int]]
 ) -> list[dict[str, Any]]:
-    """Some axes as a kernel is given them."""
+    """Return the kernel argument for outer axes."""
     return [{"length": lengths[axis], "strides": [each[axis] for each in strides]} for axis in axes]
 
 
@@ -172,7 +172,7 @@ GRAIN = 64
 SHORT_ROW, LONG_ROW = 64, 2048
 """Elements: rows shorter than the first are laid end to end, up to as many as the second."""
 WORTH_JOINING = 1 << 13
-"""Number of elements of a loop from which on joining short rows pays."""
+"""Minimum number of elements of a loop for which joining short rows pays."""
 
 
 def vector_lanes(loop_body: LoopBody) -> int:

@@ -241,7 +241,7 @@ def apply(
 
 
 def combine(k: Emitter, op: str, dtype: str, a: RegisterValue, b: RegisterValue) -> RegisterValue:
-    """Two partial results of a reduction as one."""
+    """Combine two partial results of a reduction."""
     if dtype == "bool":
         return a | b if op in ("sum", "max") else a & b
     name = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}[op]

@@ -61,7 +61,7 @@ class _Work:
     def given_statistics(
         self, target: Array, scale: Array, shift: Array, mean: Array, variance: Array
     ) -> NativeCall:
-        """From scale, shift, mean and variance to factors."""
+        """Return the call that computes factors from scale, shift, mean and variance."""
         return kernels.given_statistics.call(
             channels=self.layout.channels,
             eps=self.eps,

@@ -100,7 +100,7 @@ def given_statistics(
     mean: Vector,
     variance: Vector,
 ) -> None:
-    """The factors from a given mean and variance."""
+    """Compute the factors from a given mean and variance."""
     with k.loop(0, channels) as channel:
         factor = _factor_of(k, scale.load(channel), variance.load(channel), eps)
         values = {MEAN: mean.load(channel), FACTOR: factor, SHIFT: shift.load(channel)}

@@ -67,7 +67,7 @@ class Images:
 
 
 def vector(array: Array) -> dict[str, Array | int]:
-    """A `Vector` as a kernel is given it."""
+    """Return the kernel argument for a `Vector`."""
     return {"base": array, "stride": stride_of(array)}
 
 
@@ -119,7 +119,7 @@ def batch_layout(arrays: list[Array], axis: int) -> RowLayout | None:
 
 
 def image_layout(arrays: list[Array]) -> RowLayout | None:
-    """The same where images are normalised one by one."""
+    """Return the layout for normalisation of each image separately."""
     images, channels, *rest = arrays[0].shape
     found = collapse_axes(arrays, [(0,), (1,), tuple(range(2, 2 + len(rest)))])
     if found is None:

@@ -269,7 +269,7 @@ class _Binder:
         return place
 
     def _summed(self, pieces: int) -> Array:
-        """The product with its sum cut into pieces."""
+        """Add the calls of a product whose sums are split into pieces."""
         rows, columns, length = self._product.extent
         found = dense((pieces, rows, columns), np.dtype(float32), self._scratch)
         place = dense((rows, columns), np.dtype(float32), self._scratch)

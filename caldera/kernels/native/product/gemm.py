@@ -205,7 +205,7 @@ class Binder:
         self.place = place
 
     def ready(self, array: Array, make: Callable[[Array, Scratch], Prepared[Ready]]) -> Ready:
-        """What `make` makes of an operand, with the calls for it noted."""
+        """Return the operand as prepared by `make`, and record the calls for it."""
         found, calls = make(array, self.scratch)
         self.calls += calls
         return found

@@ -119,7 +119,7 @@ def _multiply(
     vectors: int,
     height: int,
 ) -> None:
-    """Each row of the table is one product: where its matrices begin."""
+    """Compute products; each row of the table has the offsets of a product's matrices."""
     kind = computed_type(c.name)
     width = lanes * vectors
     across, down = (columns + (width - 1)) // width, (rows + (height - 1)) // height

@@ -256,7 +256,7 @@ def _pack_some(
     width: int,
     columns: RegisterValue,
 ) -> None:
-    """The same for fewer columns than a panel has."""
+    """Pack a panel with fewer columns than its width."""
     lanes = min(natural_lanes(panel.type), width)
     end = (columns + (lanes - 1)) // lanes * lanes
     with k.loop(0, length) as row:

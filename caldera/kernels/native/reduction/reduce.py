@@ -68,13 +68,13 @@ class Stretches:
 
 
 LONG, SHORT = Stretches(1 << 13, 256), Stretches(1 << 10, 32)
-"""The usual ones, and some that more workers can share."""
+"""Usual stretches, and shorter ones for more workers."""
 _LINE = 16
-"""Elements of a cache line, of the usual four bytes."""
+"""Number of elements of four bytes in a cache line."""
 SHORT_ROW, LONG_ROW = 64, 256
 """Elements: rows shorter than the first are reduced as longer ones, of no more than the second."""
 WORTH_JOINING = 1 << 12
-"""Elements of a loop from which on that pays."""
+"""Minimum number of elements of a loop for which joining short rows pays."""
 
 
 def reduction_calls(task: ReductionTask, stretches: Stretches | None = None) -> list[NativeCall]:

@@ -41,7 +41,7 @@ def _turned(write: Any, pair: Any) -> str:
 
 
 def placing(pair: Any) -> dict[str, Any]:
-    """Strides and padding, as ONNX writes them."""
+    """Return strides and padding as ONNX attributes."""
     (top, bottom), (left, right) = pair.attrs["padding"]
     return {"strides": list(pair.attrs["stride"]), "pads": [top, left, bottom, right]}
 

@@ -138,7 +138,7 @@ def _divisors(number: int) -> list[int]:
 
 
 RANKS = 2
-"""Ways that are tried against each other."""
+"""Maximum number of tilings to compare by time."""
 BYTES_A_CLOCK = 40
 """Bytes per clock that a multiprocessor receives from the GPU's cache."""
 PRODUCT_CLOCKS = 1.8

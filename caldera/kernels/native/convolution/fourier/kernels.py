@@ -106,7 +106,7 @@ def matrices(length: int, taps: tuple[int, int], turned: bool, dtype: DType) -> 
 
 
 LENGTHS = (16, 24, 32, 48, 64)
-"""Of tiles and their transforms, along either axis."""
+"""Supported lengths of tiles and their transforms, along either axis."""
 _BLOCKS = (64, 32, 16, 8, 4)
 """Tiles in a block, the most first."""
 

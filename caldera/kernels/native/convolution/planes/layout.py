@@ -106,7 +106,7 @@ class PlaneCorrelation:
         return min(_tiles(), key=cost)
 
     def whole(self, tile: int) -> int:
-        """The output channels, in whole tiles."""
+        """Number of output channels, rounded up to whole tiles."""
         return -(-self.work.results // tile) * tile
 
     @cached_property

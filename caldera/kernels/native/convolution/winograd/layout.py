@@ -35,7 +35,7 @@ _BLOCKS_TOGETHER = (256, 128, 64, 32, 16, 8)
 _NEAREST_CACHE = 44 << 10
 """Bytes of the first-level cache, which should contain the points of a block and of the filters."""
 _MANY_FILTERS = 1 << 16
-"""Channels in times channels out, from which on workers compute together."""
+"""Minimum input channels times output channels for which workers compute together."""
 _OUR_PRODUCTS = 1 << 15
 _OUR_SUMS = 1 << 12
 """Maximum size of a matrix that the built-in kernel multiplies.
@@ -315,6 +315,6 @@ class WinogradTiling(TiledLayout):
         return self.kept * elements * self.geometry.dtype.itemsize
 
     def _tile_elements(self, block: int) -> int:
-        """Of a point, in both sets of tiles."""
+        """Return the number of elements of a point in both sets of tiles."""
         others = 0 if self.in_place else self._step(block * self.width)
         return self._step(block * self.inner) + others

@@ -17,7 +17,7 @@ from caldera.kernels.native.codegen import Emitter, RegisterValue
 Vector = list[RegisterValue]
 Transform = Callable[[Emitter, Sequence[RegisterValue]], Vector]
 Store = Callable[[int, int, RegisterValue], None]
-"""Takes a row, a column, and the value that belongs there."""
+"""Function that stores a value at a row and a column."""
 
 TAPS = 3
 """The length of the filters."""

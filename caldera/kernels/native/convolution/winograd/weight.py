@@ -256,7 +256,7 @@ def _by_registers(
 
 
 def _broadcast_rows(k: Emitter, rows: Pointer, height: int, lanes: int) -> list[RegisterValue]:
-    """Each of `height` neighbours in all lanes of a vector."""
+    """Broadcast each of `height` neighbours to all lanes of a vector."""
     if not by_lanes():
         return [k.splat(rows.load(i), lanes) for i in range(height)]
     loaded = [rows.load(i, lanes) for i in range(0, height, lanes)]
