@@ -1,14 +1,22 @@
 """The form of the package's source: sizes of files and functions, names of classes."""
 
 import ast
+import shutil
+import subprocess
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
+
+import pytest
 
 import caldera
 
 PACKAGE = Path(caldera.__file__).parent
 LONGEST_FILE, LONGEST_FUNCTION = 450, 60
+AT_THE_ROOT = {
+    *(".ci", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md"),
+    *("benchmarks", "caldera", "docs", "pyproject.toml", "tests", "tools", "zensical.toml"),
+}
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -49,3 +57,14 @@ def test_a_public_class_name_means_one_thing():
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(name)
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
+@pytest.mark.skipif(
+    shutil.which("git") is None or not (PACKAGE.parent / ".git").exists(), reason="no repository"
+)
+def test_no_output_of_a_program_is_kept_at_the_root():
+    command = ["git", "ls-tree", "--name-only", "HEAD"]
+    listed = subprocess.run(
+        command, cwd=PACKAGE.parent, capture_output=True, text=True, check=True
+    ).stdout
+    assert set(listed.split()) <= AT_THE_ROOT

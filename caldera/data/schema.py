@@ -7,6 +7,7 @@ predictions.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -158,7 +159,7 @@ class Schema:
         >>> schema.decode(np.array([[0.0, 2.0]]))
         {'kind': array(['rose'], dtype=object), 'probability': array([0.88079708])}
         """
-        flat = outputs.reshape(len(outputs), -1)
+        flat = outputs.reshape(len(outputs), math.prod(outputs.shape[1:]))
         name = self.target.name if self.target is not None else ""
         if self.series is not None:
             return dict(zip(self.series.outputs, flat.T, strict=True))

@@ -317,6 +317,10 @@ def objects(values: list[str | None]) -> Values:
     return found
 
 
+MISSING = "missing"
+"""Text for a missing value in messages about a row."""
+
+
 @dataclass(frozen=True)
 class TableRows:
     """Rows of a table as a network takes them, and the rows themselves.
@@ -336,9 +340,7 @@ class TableRows:
 
     def texts(self, column: int) -> list[str]:
         """The texts of an input column, by its number among the inputs, for messages."""
-        return [
-            "missing" if each is None else each for each in self.table.texts(self.places[column])
-        ]
+        return [MISSING if each is None else each for each in self.table.texts(self.places[column])]
 
 
 def carried_columns(
