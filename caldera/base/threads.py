@@ -1,10 +1,10 @@
 """The thread pool of a process: kernels, loaders and communication share its budget.
 
 It has `settings.threads` workers, starts when first used, follows a change of the setting, and is
-recreated in a child after a fork. The pool does not include threads that prepare
-batches ahead of training (`data/loading/prefetcher.py`). They mostly wait for disks or for free memory, so there may be
-more threads than cores. Their number is found by measuring, with `settings.threads` as the number
-of cores.
+recreated in a child after a fork. The pool does not include threads that prepare batches ahead of
+training (`data/loading/prefetcher.py`). They mostly wait for disks or for free memory, so there may
+be more threads than cores. Their number is found by measuring, with `settings.threads` as the
+number of cores.
 """
 
 from __future__ import annotations
@@ -175,10 +175,10 @@ def is_limited() -> bool:
 
 
 MANY_THREADS, PARTS_A_THREAD = 12, 4
-"""With 16 threads, matrix products in four parts per thread take 0.87 times as long as in a
-single part per thread in an MLP, and 0.74 to 0.93 times in a GPT. With eight threads they are no faster. Loops over
-elements do not gain: the input of a part is no longer in the cache of the thread that takes it (an
-LSTM took 1.15 times as long).
+"""With 16 threads, matrix products in four parts per thread take 0.87 times as long as in a single
+part per thread in an MLP, and 0.74 to 0.93 times in a GPT. With eight threads they are no faster.
+Loops over elements do not gain: the input of a part is no longer in the cache of the thread that
+takes it (an LSTM took 1.15 times as long).
 """
 
 
