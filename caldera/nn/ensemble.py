@@ -11,8 +11,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self
 
-import numpy as np
-
 from caldera import op
 from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr
@@ -21,7 +19,8 @@ from caldera.errors import ConfigError, ShapeError
 from caldera.nn.basic import activation_function, check_counts, register
 from caldera.nn.initialisers import fill_or
 from caldera.nn.layer import Layer
-from caldera.nn.losses import Loss, PredictionKind, losses
+from caldera.nn.losses import Loss, losses
+from caldera.nn.losses.regions import DelegatingLoss
 
 
 @register
@@ -113,7 +112,7 @@ class EnsembleDense(Layer):
 
 @losses.register("ensemble")
 @dataclass(frozen=True)
-class EnsembleLoss(Loss):
+class EnsembleLoss(DelegatingLoss):
     """Mean of the members' losses: each member of (N, members, ...) learns independently.
 
     Targets have the format that `loss` expects for a single member. Members are trained separately
@@ -156,27 +155,18 @@ class EnsembleLoss(Loss):
         self, prediction_shape: Sequence[int], dtype: Any = "float32"
     ) -> tuple[Shape, DType]:
         count, _, *rest = prediction_shape
-        return self.inner.target_spec((count, *rest), dtype)
+        return super().target_spec((count, *rest), dtype)
 
     def for_targets(self, targets: Shape, predictions: Shape) -> Self:
         one_member = (predictions[0], *predictions[2:])
         return replace(self, loss=self.inner.for_targets(targets, one_member))
 
-    def check_targets(self, targets: np.ndarray) -> None:
-        self.inner.check_targets(targets)
-
     def meaning(self, prediction: Expr) -> Expr:
         each = self.inner.meaning(_members_as_samples(prediction))
         return op.mean(op.reshape(each, (*prediction.shape[:2], *each.shape[1:])), axis=1)
 
-    def prediction_of(self, meaning: Expr) -> Expr:
-        return self.inner.prediction_of(meaning)
-
     def judged(self, prediction: Expr) -> Expr:
         return self.prediction_of(self.meaning(prediction))
-
-    def task(self) -> PredictionKind | None:
-        return self.inner.task()
 
 
 def _members_as_samples(prediction: Expr) -> Expr:

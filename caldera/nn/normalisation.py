@@ -9,7 +9,7 @@ from typing import Any
 
 from caldera import op
 from caldera.base.arguments import require, shown
-from caldera.compiler.lazy import Expr, Variable
+from caldera.compiler.lazy import Expr
 from caldera.core.tensor import as_list, normal, one
 from caldera.nn.basic import FunctionLayer, check_counts, register
 from caldera.nn.convolution import ConvTranspose2D
@@ -223,9 +223,9 @@ class SpectralNorm(Layer):
 
     def build(self, *inputs: Any) -> None:
         self.inner.make_parameters(*inputs)
-        weight = getattr(self.inner, "weight", None)
+        own = [each for each in self.inner.variables().values() if each.ndim >= 2]
         self.require(
-            isinstance(weight, Variable) and weight.ndim >= 2,
+            len(own) == 1 and own[0] is getattr(self.inner, "weight", None),
             "a layer with one weight, such as nn.Dense or nn.Conv2D",
             type(self.inner).__name__,
         )

@@ -190,7 +190,8 @@ class NumberEmbedding(Layer):
     members: int | None = None
 
     def __post_init__(self) -> None:
-        check_counts("NumberEmbedding", width=self.width, members=self.members or 1)
+        members = 1 if self.members is None else self.members
+        check_counts("NumberEmbedding", width=self.width, members=members)
         activation_function(self.activation)  # Refused now, not when it is first called.
         self.edges = [np.asarray(each, float).reshape(-1).tolist() for each in self.edges]
         known = [each for each in self.edges if len(each) > 1]

@@ -7,6 +7,7 @@ Predictions are logits. With `axis=None` each number is a separate label, as for
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,32 +24,41 @@ from caldera.nn.sample_means import mean_by_sample
 _TINY = 1e-12
 
 
-class RegionLoss(Loss):
+class DelegatingLoss(Loss):
+    """Base class of losses with the targets and the meaning of another one, `inner`."""
+
+    @property
+    @abstractmethod
+    def inner(self) -> Loss:
+        """The loss for the same targets."""
+
+    def target_spec(
+        self, prediction_shape: Sequence[int], dtype: Any = "float32"
+    ) -> tuple[Shape, DType]:
+        return self.inner.target_spec(prediction_shape, dtype)
+
+    def check_targets(self, targets: np.ndarray) -> None:
+        self.inner.check_targets(targets)
+
+    def task(self) -> PredictionKind | None:
+        return self.inner.task()
+
+    def meaning(self, prediction: Expr) -> Expr:
+        return self.inner.meaning(prediction)
+
+    def prediction_of(self, meaning: Expr) -> Expr:
+        return self.inner.prediction_of(meaning)
+
+
+class RegionLoss(DelegatingLoss):
     """Base class of losses of labels or classes, with the same targets as cross entropy."""
 
     axis: int | None
 
     @property
-    def counterpart(self) -> Loss:
+    def inner(self) -> Loss:
         """The cross entropy for the same targets."""
         return BinaryCrossEntropy() if self.axis is None else CrossEntropy(axis=self.axis)
-
-    def target_spec(
-        self, prediction_shape: Sequence[int], dtype: Any = "float32"
-    ) -> tuple[Shape, DType]:
-        return self.counterpart.target_spec(prediction_shape, dtype)
-
-    def check_targets(self, targets: np.ndarray) -> None:
-        self.counterpart.check_targets(targets)
-
-    def task(self) -> PredictionKind | None:
-        return self.counterpart.task()
-
-    def meaning(self, prediction: Expr) -> Expr:
-        return self.counterpart.meaning(prediction)
-
-    def prediction_of(self, meaning: Expr) -> Expr:
-        return self.counterpart.prediction_of(meaning)
 
 
 @losses.register("focal")
