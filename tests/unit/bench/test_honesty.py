@@ -306,7 +306,6 @@ def test_another_matrix_than_the_last_is_another_network() -> None:
     ("name", "value"),
     [
         ("framework", []),
-        ("framework", math.nan),
         ("batch", 1e308),
         ("shape", "x"),
         ("shape", [None]),
@@ -315,7 +314,8 @@ def test_another_matrix_than_the_last_is_another_network() -> None:
     ],
 )
 def test_a_damaged_file_of_the_bench_is_an_error(name: str, value: Any) -> None:
-    content = json.loads((RESULTS / "levels-x86_64.json").read_text())
+    file = "levels-operators-x86_64.json" if name == "framework" else "levels-x86_64.json"
+    content = json.loads((RESULTS / file).read_text())
     content["entries"][0][name] = value
     with pytest.raises(DataError):
         check(content)
