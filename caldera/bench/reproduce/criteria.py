@@ -52,7 +52,7 @@ class Quantity:
 
     @classmethod
     def largest(cls, values: Sequence[float]) -> Quantity:
-        """Return the largest of exact numbers; missing if one of them is not finite.
+        """Return the largest of exact numbers; missing if any number is not finite.
 
         >>> Quantity.largest([0.5, math.nan]).text, Quantity.largest([0.5, 1.5]).text
         ('no result', '1.5')

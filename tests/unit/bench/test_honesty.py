@@ -306,7 +306,6 @@ def test_another_matrix_than_the_last_is_another_network() -> None:
     ("name", "value"),
     [
         ("framework", []),
-        ("framework", math.nan),
         ("batch", 1e308),
         ("shape", "x"),
         ("shape", [None]),
