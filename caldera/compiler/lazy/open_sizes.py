@@ -69,15 +69,18 @@ class OpenExpr(SizesOpen):
     __array_ufunc__ = None
     __iter__ = None
 
-    def __init__(
-        self,
-        write: Callable[[Sizes], Any],
-        inputs: Mapping[str, OpenExpr],
-        operands: Sequence[OpenExpr] = (),
-    ) -> None:
+    def __init__(self, write: Callable[[Sizes], Any], operands: Sequence[OpenExpr] = ()) -> None:
         self._write, self._operands = write, operands
-        self.inputs = dict(inputs)
+        self.inputs: dict[str, OpenExpr] = {}
         """The inputs it depends on whose sizes are open, by name."""
+        for each in operands:
+            for name, source in each.inputs.items():
+                require(
+                    self.inputs.setdefault(name, source) is source,
+                    "op.input",
+                    "names of their own for inputs",
+                    f"two inputs {name!r}",
+                )
         # An expression that is read twice is one node.
         self._written: WeakKeyDictionary[Sizes, Any] = WeakKeyDictionary()
         self._plans: OpenPlan | None = None
@@ -133,7 +136,7 @@ def open_input(name: str, shape: Sequence[int | None], dtype: Any) -> OpenExpr:
     def write(sizes: Sizes) -> PlanInput:
         return PlanInput(Symbol(name, Spec(sizes.of(name, wanted), kind), "input"))
 
-    made = OpenExpr(write, {})
+    made = OpenExpr(write)
     made.inputs = {name: made}
     return made
 
@@ -196,22 +199,12 @@ def call_later(function: Callable[..., Any], args: Sequence[Any], named: Mapping
     """Return the result of a call for every choice of sizes; several results stay separate."""
     # Copied: later calls have the values of this one, though the caller changes lists and arrays.
     kept = _mapped((list(args), dict(named)), lambda x: x.copy() if type(x) is np.ndarray else x)
-    operands = sizes_open_in(kept)
-    given: dict[str, OpenExpr] = {}
-    for each in operands:
-        for name, source in each.inputs.items():
-            require(
-                given.setdefault(name, source) is source,
-                "op.input",
-                "names of their own for inputs",
-                f"two inputs {name!r}",
-            )
 
     def write(sizes: Sizes) -> Any:
         positional, by_name = _written(kept, sizes)
         return function(*positional, **by_name)
 
-    return _results(OpenExpr(write, given, operands))
+    return _results(OpenExpr(write, sizes_open_in(kept)))
 
 
 def _results(whole: OpenExpr) -> Any:
@@ -222,7 +215,7 @@ def _results(whole: OpenExpr) -> Any:
     keys = tried if isinstance(tried, dict) else range(len(tried))
     parts = {
         key: _results(
-            OpenExpr(lambda sizes, key=key: whole.written_for(sizes)[key], whole.inputs, [whole])  # type: ignore[misc]
+            OpenExpr(lambda sizes, key=key: whole.written_for(sizes)[key], [whole])  # type: ignore[misc]
         )
         for key in keys
     }
@@ -255,9 +248,9 @@ class OpenPlan:
     def __init__(
         self, outputs: Sequence[Any], compiled: Callable[[list[Any]], Plan], most: int = MOST_SIZES
     ) -> None:
-        self._outputs, self._compiled = list(outputs), compiled
-        inputs = {k: v for each in sizes_open_in(self._outputs) for k, v in each.inputs.items()}
-        self._open = {name: source.shape for name, source in inputs.items()}
+        self._compiled, listed = compiled, list(outputs)
+        self._whole = OpenExpr(lambda sizes: _written(listed, sizes), sizes_open_in(listed))
+        self._open = {name: source.shape for name, source in self._whole.inputs.items()}
         self.kept = RecentPlans(most)
         """The plans of the sizes that were fed last."""
 
@@ -279,7 +272,7 @@ class OpenPlan:
         key = tuple(shapes.values())
         plan = self.kept.get(key)
         if plan is None:
-            plan = self._compiled(_written(self._outputs, Sizes(shapes)))
+            plan = self._compiled(self._whole.written_for(Sizes(shapes)))
             self.kept.add(key, plan)
         # Of some inputs only the sizes are used, which are constants of the plan.
         used = set(plan.inputs)
