@@ -8,29 +8,27 @@ are kept.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import wraps
 from typing import Any, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from caldera.base.arguments import require
 from caldera.compiler.lazy.compile import compile_nodes
-from caldera.compiler.lazy.expr import Expr
 from caldera.compiler.lazy.lift import SizesOpen
 from caldera.compiler.lazy.variable import PlanInput
+from caldera.compiler.plan.buffers import check_feeds
 from caldera.compiler.plan.cache import RecentPlans
 from caldera.compiler.plan.plan import Plan
 from caldera.core.graph.node import Spec, Symbol
-from caldera.core.tensor import DType, Tensor, as_shape, canonical
+from caldera.core.tensor import DType, Tensor, array_of, as_shape, canonical
 from caldera.errors import ConfigError, ShapeError
 
 F = TypeVar("F", bound=Callable[..., Any])
 MOST_SIZES = 64
 """Plans of an expression that are kept: those for the sizes that were fed last."""
-_NUMBERS = (float, int, bool)
-_TRIED = (64, 65)
-"""Sizes with which an expression is written down to check it and to find its shape."""
 
 
 class Sizes:
@@ -38,14 +36,19 @@ class Sizes:
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]] | int) -> None:
         self._shapes = shapes
-        self.written: dict[OpenExpr, Any] = {}
-        """What expressions are for these sizes: a value that is read twice is one node."""
 
     def of(self, name: str, shape: Sequence[int | None]) -> tuple[int, ...]:
         """The shape of an input."""
         if isinstance(self._shapes, int):
             return tuple(self._shapes if size is None else size for size in shape)
         return self._shapes[name]
+
+
+_TRIED = (Sizes(64), Sizes(96))
+"""Sizes with which an expression is written down to check it and to find its shape.
+
+Both are multiples of 32, since networks for images halve their sides up to five times.
+"""
 
 
 class OpenExpr(SizesOpen):
@@ -66,23 +69,39 @@ class OpenExpr(SizesOpen):
     __array_ufunc__ = None
     __iter__ = None
 
-    def __init__(self, write: Callable[[Sizes], Any], inputs: Mapping[str, OpenExpr]) -> None:
-        self._write = write
-        self.inputs = dict(inputs)
+    def __init__(self, write: Callable[[Sizes], Any], operands: Sequence[OpenExpr] = ()) -> None:
+        self._write, self._operands = write, operands
+        self.inputs: dict[str, OpenExpr] = {}
         """The inputs it depends on whose sizes are open, by name."""
-        self._tried: Expr | None = None
+        for each in operands:
+            for name, source in each.inputs.items():
+                require(
+                    self.inputs.setdefault(name, source) is source,
+                    "op.input",
+                    "names of their own for inputs",
+                    f"two inputs {name!r}",
+                )
+        # An expression that is read twice is one node.
+        self._written: WeakKeyDictionary[Sizes, Any] = WeakKeyDictionary()
         self._plans: OpenPlan | None = None
 
     def written_for(self, sizes: Sizes) -> Any:
-        """Return the expression for these sizes."""
-        if self not in sizes.written:
-            sizes.written[self] = self._write(sizes)
-        return sizes.written[self]
+        """The expression for one choice of sizes."""
+        waiting = [self]
+        while waiting:  # without recursion: a network may have more ops than Python has frames
+            last = waiting[-1]
+            missing = [each for each in last._operands if sizes not in each._written]
+            waiting.extend(missing)
+            if not missing:
+                waiting.pop()
+                if sizes not in last._written:
+                    last._written[sizes] = last._write(sizes)
+        return self._written[sizes]
 
     @property
     def shape(self) -> tuple[int | None, ...]:
         """The shape of the value, with None for each size that is open."""
-        first, second = (self.written_for(Sizes(size)).shape for size in _TRIED)
+        first, second = (self.written_for(sizes).shape for sizes in _TRIED)
         return tuple(a if a == b else None for a, b in zip(first, second, strict=True))
 
     @property
@@ -93,7 +112,7 @@ class OpenExpr(SizesOpen):
     @property
     def dtype(self) -> DType:
         """The dtype of the value."""
-        return cast("DType", self.written_for(Sizes(_TRIED[0])).dtype)
+        return cast("DType", self.written_for(_TRIED[0]).dtype)
 
     def __repr__(self) -> str:
         return f"OpenExpr({self.shape} {self.dtype.name})"
@@ -109,7 +128,7 @@ class OpenExpr(SizesOpen):
 
 
 def open_input(name: str, shape: Sequence[int | None], dtype: Any) -> OpenExpr:
-    """Return an input with some open sizes."""
+    """An input of which some sizes are open."""
     known = as_shape([0 if size is None else size for size in shape], "op.input")
     wanted = tuple(None if size is None else n for size, n in zip(shape, known, strict=True))
     kind = canonical(dtype)
@@ -117,7 +136,7 @@ def open_input(name: str, shape: Sequence[int | None], dtype: Any) -> OpenExpr:
     def write(sizes: Sizes) -> PlanInput:
         return PlanInput(Symbol(name, Spec(sizes.of(name, wanted), kind), "input"))
 
-    made = OpenExpr(write, {})
+    made = OpenExpr(write)
     made.inputs = {name: made}
     return made
 
@@ -142,54 +161,65 @@ def input(name: str, shape: int | Sequence[int | None], dtype: Any = "float32") 
     return PlanInput(Symbol(name, Spec(sizes, canonical(dtype)), "input"))
 
 
-def sizes_open_in(value: Any) -> list[OpenExpr]:
+_MAY_BE_OPEN = frozenset({OpenExpr, dict, list, tuple})
+
+
+def sizes_open_in(arguments: Collection[Any]) -> list[OpenExpr]:
     """Return the expressions with open sizes in the arguments of a call."""
-    found, waiting, seen = [], [value], set()
+    found: list[OpenExpr] = []
+    waiting: list[Any] = [arguments]
+    seen: set[int] = set()
     while waiting:
         each = waiting.pop()
         if isinstance(each, OpenExpr):
             found.append(each)
-        elif isinstance(each, Mapping | list | tuple) and id(each) not in seen:
+        elif id(each) not in seen:
             seen.add(id(each))  # a list may contain itself
-            elements = each.values() if isinstance(each, Mapping) else each
-            waiting.extend(item for item in elements if type(item) not in _NUMBERS)
+            elements = each.values() if isinstance(each, dict) else each
+            if not _MAY_BE_OPEN.isdisjoint(map(type, elements)):
+                waiting.extend(item for item in elements if type(item) in _MAY_BE_OPEN)
     return found
 
 
-def _written(value: Any, sizes: Sizes) -> Any:
-    """Return the arguments of a call, with expressions for these sizes."""
-    if isinstance(value, OpenExpr):
-        return value.written_for(sizes)
+def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A copy of arguments, with other values in the same lists, tuples and dicts."""
     if isinstance(value, dict):
-        return {key: _written(each, sizes) for key, each in value.items()}
+        return {key: _mapped(each, change) for key, each in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_written(each, sizes) for each in value)
-    return value
+        return type(value)(_mapped(each, change) for each in value)
+    return change(value)
+
+
+def _written(value: Any, sizes: Sizes) -> Any:
+    """Arguments of a call, with expressions for these sizes."""
+    return _mapped(value, lambda x: x.written_for(sizes) if isinstance(x, OpenExpr) else x)
 
 
 def call_later(function: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]) -> Any:
     """Return the result of a call for every choice of sizes; several results stay separate."""
-    given: dict[str, OpenExpr] = {}
-    for each in sizes_open_in([*args, *named.values()]):
-        for name, source in each.inputs.items():
-            require(
-                given.setdefault(name, source) is source,
-                "op.input",
-                "names of their own for inputs",
-                f"two inputs {name!r}",
-            )
-    whole = OpenExpr(
-        lambda sizes: function(*_written(list(args), sizes), **_written(dict(named), sizes)), given
-    )
-    # Errors are also raised immediately, at the position of the call.
-    tried = whole.written_for(Sizes(_TRIED[0]))
-    if not isinstance(tried, list | tuple):
+    # Copied: later calls have the values of this one, though the caller changes lists and arrays.
+    kept = _mapped((list(args), dict(named)), lambda x: x.copy() if type(x) is np.ndarray else x)
+
+    def write(sizes: Sizes) -> Any:
+        positional, by_name = _written(kept, sizes)
+        return function(*positional, **by_name)
+
+    return _results(OpenExpr(write, sizes_open_in(kept)))
+
+
+def _results(whole: OpenExpr) -> Any:
+    """Return an expression for each part of a result, which is also checked immediately."""
+    tried = whole.written_for(_TRIED[0])
+    if not isinstance(tried, dict | list | tuple):
         return whole
-    parts = [
-        OpenExpr(lambda sizes, place=place: whole.written_for(sizes)[place], given)  # type: ignore[misc]
-        for place in range(len(tried))
-    ]
-    return type(tried)(parts)
+    keys = tried if isinstance(tried, dict) else range(len(tried))
+    parts = {
+        key: _results(
+            OpenExpr(lambda sizes, key=key: whole.written_for(sizes)[key], [whole])  # type: ignore[misc]
+        )
+        for key in keys
+    }
+    return parts if isinstance(tried, dict) else type(tried)(parts.values())
 
 
 def takes_open_sizes(function: F) -> F:
@@ -218,18 +248,22 @@ class OpenPlan:
     def __init__(
         self, outputs: Sequence[Any], compiled: Callable[[list[Any]], Plan], most: int = MOST_SIZES
     ) -> None:
-        self._outputs, self._compiled = list(outputs), compiled
-        self._open = {k: v for each in sizes_open_in(self._outputs) for k, v in each.inputs.items()}
+        self._compiled, listed = compiled, list(outputs)
+        self._whole = OpenExpr(lambda sizes: _written(listed, sizes), sizes_open_in(listed))
+        self._open = {name: source.shape for name, source in self._whole.inputs.items()}
         self.kept = RecentPlans(most)
         """The plans of the sizes that were fed last."""
 
     def run(self, feeds: Mapping[str, Any] | None = None) -> list[Tensor]:
         """Run the plan for the sizes of these feeds; see `Plan.run`."""
+        check_feeds(feeds)
         given = dict(feeds or {})
         shapes: dict[str, tuple[int, ...]] = {}
-        for name, source in self._open.items():
+        for name, wanted in self._open.items():
             require(name in given, "run", f"a value for the input {name!r}", f"{sorted(given)}")
-            shape, wanted = np.shape(given[name]), source.shape
+            if not hasattr(given[name], "shape"):
+                given[name] = array_of(given[name], f"input {name}")
+            shape = tuple(given[name].shape)
             fits = len(shape) == len(wanted) and all(
                 size in (None, n) for size, n in zip(wanted, shape, strict=True)
             )
@@ -238,9 +272,11 @@ class OpenPlan:
         key = tuple(shapes.values())
         plan = self.kept.get(key)
         if plan is None:
-            plan = self._compiled(_written(self._outputs, Sizes(shapes)))
+            plan = self._compiled(self._whole.written_for(Sizes(shapes)))
             self.kept.add(key, plan)
-        return plan.run(given)
+        # Of some inputs only the sizes are used, which are constants of the plan.
+        used = set(plan.inputs)
+        return plan.run({k: v for k, v in given.items() if k in used or k not in self._open})
 
 
 _REFLECTED = "add sub mul truediv pow floordiv mod matmul and_ or_ xor lshift rshift"
@@ -258,4 +294,3 @@ def _add_operator(name: str) -> None:
 
 for _name in f"{_REFLECTED} {_OTHERS}".split():
     _add_operator(_name)
-OpenExpr.__hash__ = object.__hash__  # type: ignore[method-assign]

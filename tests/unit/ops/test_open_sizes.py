@@ -58,6 +58,8 @@ def test_what_does_not_fit_is_refused_where_it_is_written() -> None:
         x @ np.ones((3, 2), "float32")
     with pytest.raises(ConfigError, match="two inputs 'x'"):
         x + op.input("x", (None, 4))
+    with pytest.raises(ConfigError, match="two inputs 'x'"):
+        cd.compile([x, op.input("x", (None,))])
     with pytest.raises(ShapeError, match=r"input x: expected shape \(None, 4\), got \(2, 3\)"):
         op.exp(x).eval(x=np.ones((2, 3)))
     with pytest.raises(ConfigError, match="a value for the input 'x'"):
