@@ -67,8 +67,6 @@ def c(
     sizes = sorted({1, *batch})
     require(sizes[0] > 0, "export", "numbers of rows >= 1", repr(tuple(batch)))
     require(0 < threads <= 1024, "export", "threads >= 1 and at most 1024", threads)
-    source = target / "source"
-    source.mkdir(parents=True, exist_ok=True)
     imager = PlanImager()
     with as_exported(threads):
         plans = [(*predict_plan(model, rows), rows) for rows in sizes]
@@ -85,6 +83,8 @@ def c(
     for symbol, offset in imager.variables.offsets.items():
         content = symbol.value.numpy().tobytes()
         weights[offset : offset + len(content)] = content
+    source = target / "source"
+    source.mkdir(parents=True, exist_ok=True)
     write_file(target / f"{name}.h", interface.header())
     write_file(target / "example.c", interface.example())
     write_file(target / "CMakeLists.txt", _CMAKE.replace("MODEL", name))

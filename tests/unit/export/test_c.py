@@ -12,6 +12,7 @@ import pytest
 import caldera as cd
 from caldera import nn
 from caldera.cli.program import main
+from caldera.compiler.lazy import Expr
 from caldera.errors import ConfigError
 from caldera.export import library
 from tests.unit.export.loaded import WARNINGS, Loaded, needs, planned, run
@@ -95,6 +96,55 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
         cd.export.c(model, tmp_path, name="wing", threads=0)
     with pytest.raises(ConfigError, match="no header of C has, got 'string'"):
         cd.export.c(model, tmp_path, name="string")
+
+
+def test_a_refused_network_leaves_no_folder(tmp_path: Path) -> None:
+    model = cd.NeuralNetwork([nn.Input((8,)), nn.Lambda(cd.op.sort)], loss="mean_squared")
+    with pytest.raises(ConfigError, match=r"op\.sort: expected operations with machine"):
+        cd.export.c(model, tmp_path / "wing")
+    assert not (tmp_path / "wing").exists()
+
+
+def test_images_are_passed_in_the_order_of_the_caller(tmp_path: Path) -> None:
+    layers = [nn.Input((3, 9, 9)), nn.Conv2D(5, 3), nn.BatchNorm(), nn.MaxPool2D(2)]
+    model = cd.NeuralNetwork(layers, loss="mean_squared")
+    with Loaded(cd.export.c(model, tmp_path, name="wing"), "wing") as loaded:
+        for rows in (1, 2, 33):
+            x = RNG.normal(size=(rows, 3, 9, 9)).astype("float32")
+            wanted = model.predict(x)
+            found = loaded.predict(x, outputs=wanted.shape[1:])
+            np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)
+
+
+def test_a_refused_value_leaves_a_usable_handle(tmp_path: Path) -> None:
+    layers = [nn.Input((5,), dtype="int64"), nn.Embedding(11, 6), nn.LSTM(7)]
+    model = cd.NeuralNetwork(layers, loss="mean_squared")
+    with Loaded(cd.export.c(model, tmp_path, name="wing"), "wing") as loaded:
+        x = RNG.integers(0, 11, (33, 5))
+        x[3, 2] = 11
+        assert loaded.call("predict", 33, x, np.zeros((33, 7), "float32")) == 5
+        assert loaded.text("message") == "op.gather refuses a value of the input"
+        x[3, 2] = 10
+        found = loaded.predict(x, outputs=(7,))
+        np.testing.assert_allclose(found, model.predict(x), rtol=0, atol=1e-5)
+
+
+class _TwoInputs(cd.Model):
+    def __init__(self) -> None:
+        super().__init__(loss="mean_squared")
+        self.first, self.second = nn.Dense(3), nn.Dense(3)
+
+    def forward(self, x: Expr, y: Expr) -> Expr:
+        return self.first(x) - self.second(y)
+
+
+def test_several_inputs_in_the_order_of_predict(tmp_path: Path) -> None:
+    model = _TwoInputs()
+    x, y = (RNG.normal(size=(33, width)).astype("float32") for width in (6, 4))
+    wanted = model.predict(x, y)
+    with Loaded(cd.export.c(model, tmp_path, name="wing"), "wing") as loaded:
+        found = loaded.predict(x, y, outputs=(3,))
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)
 
 
 def test_a_folder_may_have_other_files_and_any_name(tmp_path: Path) -> None:
