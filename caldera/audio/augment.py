@@ -105,7 +105,7 @@ def spec_augment(
 
 
 def _kept(samples: int, length: int, count: int, widest: int) -> Expr:
-    """Which of `length` places of each sample no stretch has taken."""
+    """Return a mask of the `length` positions of each sample outside all stretches."""
     places = op.cast(op.arange(length), "float32")
     kept = op.broadcast(op.cast(1.0, "bool"), (samples, length))
     for _ in range(count):

@@ -259,7 +259,7 @@ def normalise(x: Any, lengths: Any = None, *, variance: bool = True, eps: float 
 
 
 def mask(lengths: Any, frames: int) -> Expr:
-    """Which frames lie before the end of each sample: (N, frames).
+    """Return a mask of the frames before the end of each sample: (N, frames).
 
     >>> from caldera import audio
     >>> audio.mask([1, 2], frames=3).tolist()

@@ -238,7 +238,7 @@ class Report:
     versions: dict[str, str] = field(default_factory=dict)
     entries: list[ResultEntry] = field(default_factory=list)
     code: dict[str, str] = field(default_factory=dict)
-    """Which code was measured."""
+    """Version of the measured code."""
     stopped: bool = False
     """True if the run was interrupted."""
 

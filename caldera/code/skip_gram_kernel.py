@@ -144,7 +144,7 @@ class _Tables:
         return total.value
 
     def says_nothing(self, contexts: Pointer, pair: RegisterValue, numbers: range) -> RegisterValue:
-        """Which contexts were drawn and are the pair's own."""
+        """Return a mask of drawn contexts that equal the pair's true context."""
         k = self.k
         drawn = k.vector_of([k.constant(int(number > 0), I1) for number in numbers])
         given = contexts.load(pair * self.many + numbers.start, len(numbers))

@@ -36,7 +36,7 @@ HANDSHAKE_S = 5.0
 MOST_STRANGERS = 256
 """Handshakes at a time; of more, the oldest is ended."""
 _HELLO = struct.Struct("<II")
-"""Which process connects, and the port at which it listens itself."""
+"""Number of the connecting process, and the port at which it listens."""
 _DIGEST = hashlib.sha256().digest_size
 _ANSWER = _HELLO.size + KEY_BYTES + _DIGEST
 """Bytes that are read of a stranger."""

@@ -221,7 +221,7 @@ def _all_ranks_start_within(seconds: float) -> Iterator[None]:
 
 @cache
 def loaded() -> MpiImplementation:
-    """Which MPI was loaded."""
+    """Return the loaded MPI implementation."""
     return implementation(mpi().Get_library_version())
 
 

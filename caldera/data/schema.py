@@ -89,7 +89,7 @@ class Schema:
 
     @property
     def spans(self) -> tuple[FeatureSpan, ...]:
-        """Which features come from which column."""
+        """Features of each column."""
         found, start = [], 0
         for column in self.columns:
             found.append(FeatureSpan(column.title, start, start + column.width))

@@ -215,7 +215,7 @@ class EventFile:
         self._summary(0, [_of_hparams("_hparams_/session_start_info", started)])
 
     def ended(self, *, well: bool) -> None:
-        """This run is over."""
+        """Record the end of the run."""
         ended = message(4, whole(1, _SUCCESS if well else _FAILURE), double(2, time.time()))
         self._summary(0, [_of_hparams("_hparams_/session_end_info", ended)])
 

@@ -279,13 +279,13 @@ class _Recorder:
         return time.perf_counter() - self.started
 
     def add(self, row: Row) -> None:
-        """A step is over."""
+        """Record the results of a step, and report them."""
         row.setdefault("seconds", self.seconds)
         self.curve.append(row)
         self.reason = self.reason or self.report(self.task.number, row)
 
     def violated(self) -> list[str]:
-        """The constraints that the last row does not keep."""
+        """Return the constraints that the last row violates."""
         if not self.curve:
             return self.violations
         last = self.curve[-1]

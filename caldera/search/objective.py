@@ -67,7 +67,7 @@ class Objective(ABC):
         """The (first) value after a step: what stopping goes by."""
 
     def values(self, curve: Sequence[Row]) -> tuple[float, ...]:
-        """The values of a trial that is over."""
+        """Return the values of a finished trial."""
         return (self.measure(curve[-1]),)
 
     def losses(self, values: Sequence[float] | None) -> tuple[float, ...]:

@@ -131,7 +131,7 @@ class Scheduler:
         return ""
 
     def finish(self, outcome: TrialResult) -> Trial:
-        """A trial is over."""
+        """Record the result of a finished trial, and return the trial."""
         trial = self.study.trials[outcome.number]
         with self._turn():
             if trial.is_over:

@@ -172,7 +172,7 @@ class HostSource(BatchSource):
 
 
 def share_of(batch: Batch | Share) -> Share:
-    """Which part of a batch this rank has."""
+    """Return this rank's share of a batch."""
     if isinstance(batch, Share):
         return batch
     return Share(0, batch.first, len(batch), batch.count, batch.count)

@@ -128,7 +128,7 @@ class DeviceSource(BatchSource):
         return rows, place, [op.assign(self._turn, next_turn)]
 
     def _tensor(self, name: str, dtype: np.dtype[Any] | None) -> Tensor:
-        """All samples of an array, put on the device when they are first asked for."""
+        """Return all samples of an array, copied to the device on first use."""
         if name not in self._held:
             # The host's array is not needed any longer.
             array = self._arrays.pop(name)

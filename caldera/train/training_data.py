@@ -42,7 +42,7 @@ class _Output:
     prediction: tuple[int, ...]
     target: np.ndarray
     number: int
-    """Which of a sample's arrays the targets are."""
+    """Index of the targets among a sample's arrays."""
 
     @property
     def what(self) -> str:

@@ -63,7 +63,7 @@ class TimelineSlice:
 
 @dataclass(frozen=True)
 class Level:
-    """Bytes in use from a moment on."""
+    """Bytes in use from a given time on."""
 
     what: str
     time: float

@@ -76,7 +76,7 @@ class IndexBlock:
 
 
 class ShardLayout(ABC):
-    """Which of the `ranks` have which elements of an array of this `shape`.
+    """Assignment of the elements of an array of this `shape` to `ranks`.
 
     >>> from caldera import dmath as dm
     >>> with dm.connect(threads=2):
@@ -270,7 +270,7 @@ class CartesianLayout(ShardLayout):
         return split.intervals[self.part_along(axis, rank)]
 
     def part_along(self, axis: int, rank: int) -> int:
-        """Which part of an axis a rank has."""
+        """Return the part of an axis that a rank has."""
         place = self.coordinates(rank)
         assert place is not None
         return 0 if self.splits[axis] is None else place[self.split_axes.index(axis)]

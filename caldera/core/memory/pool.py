@@ -38,7 +38,7 @@ from caldera.base.machine import usable_numa_nodes
 from caldera.errors import OutOfMemoryError, ShapeError
 
 LEAST_BYTES = 1 << 20
-"""Smaller blocks stay in a processor's caches."""
+"""Minimum bytes of a block with interleaved pages; smaller blocks stay in a processor's caches."""
 _MBIND = {"x86_64": 237, "aarch64": 235}
 """The number of Linux's system call, for which the C library has no function."""
 _INTERLEAVE = 3

@@ -159,7 +159,7 @@ class Table:
 
 
 def missing_values(column: Values) -> NDArray[np.bool_]:
-    """Which values of a column are missing.
+    """Return a mask of the missing values of a column.
 
     >>> missing_values(np.array(["a", None], object)).tolist()
     [False, True]

@@ -1,1 +1,1 @@
-"""Which kernel serves a node: candidates are measured, predicted, chosen and remembered."""
+"""Choice of a node's kernel: candidates are measured, predicted, chosen and remembered."""

@@ -1,4 +1,4 @@
-"""Which kernels compute the right result: they confirm each other, or the oracle decides."""
+"""Checks of kernel results: kernels confirm each other, or the oracle decides."""
 
 from __future__ import annotations
 

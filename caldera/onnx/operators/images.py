@@ -129,7 +129,7 @@ def _resized(x: Value, given: _Axis, rule: _Rule) -> Value:
 
 
 def _outside(given: _Axis, rank: int) -> np.ndarray:
-    """Which new elements lie outside of the old ones, in a shape that broadcasts."""
+    """Return a mask of new elements outside the old ones, in a shape that broadcasts."""
     places = _places(given, "tf_crop_and_resize")
     is_out = (places < 0) | (places > given.length - 1)
     return is_out.reshape([-1 if axis == given.axis else 1 for axis in range(rank)])

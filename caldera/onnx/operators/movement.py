@@ -54,7 +54,7 @@ def split(
 
 @operator("Slice", moves=True)
 def slice_(x: Value, starts: Value, ends: Value, axes: Value = None, steps: Value = None) -> Expr:
-    """A regular part."""
+    """Return a slice with steps along axes."""
     first, last = integers(starts, "starts"), integers(ends, "ends")
     chosen = range(len(first)) if axes is None else integers(axes, "axes")
     strides = (1,) * len(first) if steps is None else integers(steps, "steps")

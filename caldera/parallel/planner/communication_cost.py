@@ -228,7 +228,7 @@ def parameter_buckets(workload: ModelWorkload, seconds: float) -> list[BucketCos
 
 
 def overlapped_sends(work: Sequence[BucketCost], cost: CostOf) -> float:
-    """When everything is computed and exchanged, if messages leave while the next is computed.
+    """Return the time of computing and exchanging all buckets, if both overlap.
 
     >>> from caldera.parallel.planner.communication_cost import CollectiveCost
     >>> work = [BucketCost(1.0, 8.0), BucketCost(1.0, 8.0)]

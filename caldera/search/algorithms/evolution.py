@@ -200,7 +200,7 @@ class PBT(Method):
         return TrialProposal(dict(point), epochs=epochs, parent=parent, keep=True, note=note)
 
     def _latest(self, *, over: bool = False) -> dict[int, Trial]:
-        """The last trial of each member, or the last one that is over."""
+        """Return the last trial of each member, or the last finished one."""
         trials = [each for each in self.trials if "member" in each.note]
         return {each.note["member"]: each for each in trials if each.is_over or not over}
 

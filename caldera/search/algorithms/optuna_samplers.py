@@ -145,7 +145,7 @@ class OptunaMethod(Method, ABC):
         kept.intermediate_values = made.intermediate_values
 
     def _optuna_trial(self, trial: Trial) -> Any:
-        """A trial that this sampler has not asked for, as Optuna keeps it."""
+        """Return Optuna's record of a trial that this sampler did not propose."""
         state, values, steps = self._end_of(trial)
         parameters, distributions = self._suggestions(trial.point)
         return self._optuna.trial.create_trial(

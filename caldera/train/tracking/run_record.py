@@ -203,7 +203,7 @@ class RunRecord:
     """Pairs of a true and a predicted value, where values are predicted."""
     profile: ProfileRecord | None
     selection: str = ""
-    """Which data chose the epoch or ended the run, in words."""
+    """Description of the data that selected the epoch or ended the run."""
     classes: ClassesRecord | None = None
     values: ValuesRecord | None = None
     format: str = FORMAT

@@ -156,7 +156,7 @@ class ConvolutionWindow:
 
     @property
     def reach(self) -> int:
-        """From the first to the last input that an output sees, with both."""
+        """Distance from the first to the last input of an output, both included."""
         return self.dilation * (self.taps - 1) + 1
 
     def inputs(self, outputs: Range) -> tuple[Range, Range]:

@@ -45,11 +45,11 @@ class Cyclic:
         self._columns_before = _counts_before(self.columns, self.shape[1])
 
     def row_owner(self, row: int | np.ndarray) -> int | np.ndarray:
-        """Which row of the grid has a row."""
+        """Return the row of the grid that owns a row of the matrix."""
         return (row // self.block) % self.grid.rows
 
     def column_owner(self, column: int) -> int:
-        """Which column of the grid has a column."""
+        """Return the column of the grid that owns a column of the matrix."""
         return (column // self.block) % self.grid.columns
 
     def local_rows(self, begin: int, end: int) -> slice:

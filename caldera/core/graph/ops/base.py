@@ -114,7 +114,7 @@ def iota(*, shape: Shape, axis: int, dtype: DType) -> Spec:
 
 @op("assign", kind="state")
 def assign(target: Spec, value: Spec) -> Spec:
-    """The value, and a promise that `target` holds it when the run is over."""
+    """Return the value, which is assigned to `target` by the end of the run."""
     if value.shape != target.shape:
         refuse_shape("a value of the variable's shape")
     if value.dtype != target.dtype:

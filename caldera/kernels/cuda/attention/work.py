@@ -122,7 +122,7 @@ class AttentionWork:
     # --- text
 
     def place(self, name: str) -> int:
-        """Which of the operands has this name."""
+        """Return the index of the operand with this name."""
         return next(i for i, each in enumerate(self.operands) if each.name == name)
 
     def matrix(self, name: str, head: str = "at") -> str:

@@ -224,7 +224,7 @@ class SharedFilters(SharedTile):
 
     @property
     def floats(self) -> int:
-        """A line has a number for each result."""
+        """Number of floats in shared memory, in lines with one number per result."""
         results, channels, *taps = self.array.shape
         return (results if self.turned else channels) * size(tuple(taps)) * self.line
 

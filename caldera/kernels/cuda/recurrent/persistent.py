@@ -95,7 +95,7 @@ class RecurrentGeometry:
 
     @property
     def exchange(self) -> Spec:
-        """The words that blocks tell each other, twice."""
+        """Specification of two buffers for the words that blocks exchange."""
         if self.gathers:
             tiles = len(self.cell.left) * self.blocks
         else:

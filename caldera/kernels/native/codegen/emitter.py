@@ -82,7 +82,7 @@ class Emitter(Arithmetic):
 
     @property
     def part(self) -> RegisterValue:
-        """Which worker this is: 0, 1, ..."""
+        """Index of this worker: 0, 1, ..."""
         return RegisterValue(self, self.function.args[1])
 
     @property

@@ -217,7 +217,7 @@ def _scatter(
 
 
 IMAGES = {"conv2d": ((0,), True), "conv2d_input": ((0,), True), "conv2d_weight": ((0, 1), False)}
-"""Which inputs of an op are images, and whether its output is one."""
+"""Indices of an op's inputs that are images, and True if its output is an image."""
 
 Compute = Callable[["ScratchMemory", list[np.ndarray]], list[NativeCall]]
 """Makes the calls of a kernel from its scratch memory and its arrays (inputs, then the output)."""

@@ -98,12 +98,12 @@ class Strips:
 
     @property
     def row_step(self) -> int:
-        """From one row of a strip to the next."""
+        """Stride between rows of a strip, in elements."""
         return self.source_columns * self.pitch
 
     @property
     def image_step(self) -> int:
-        """From one image of a strip to the next."""
+        """Stride between images of a strip, in elements."""
         return self.source_rows * self.row_step
 
     @property

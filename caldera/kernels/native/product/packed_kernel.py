@@ -211,7 +211,7 @@ class _Rectangle:
                 self._multiply_band(some, first_row)
 
     def _multiply_band(self, some: _Columns, first: RegisterValue) -> None:
-        """Multiply the rows from `first` on with some columns."""
+        """Multiply a band of rows from `first` on by a group of columns."""
         k, shape, (top, bottom) = self.k, self.shape, self.rows
         last = k.minimum(first + self.band, bottom)
         is_first, is_last = first.equals(top), last.equals(bottom)

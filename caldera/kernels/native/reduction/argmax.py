@@ -48,7 +48,7 @@ COLUMNS = 512
 
 @dataclass(frozen=True)
 class _Search:
-    """Which of two elements wins."""
+    """Comparison that selects the winner of two elements."""
 
     k: Emitter
     dtype: str

@@ -51,7 +51,7 @@ class PlaneCorrelation:
 
     @cached_property
     def pitch(self) -> int:
-        """From one row of a plane to the next."""
+        """Stride between rows of a plane, in elements."""
         return self.work.target[1] + self.work.reach[1] - 1
 
     @cached_property

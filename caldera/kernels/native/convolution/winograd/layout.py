@@ -262,12 +262,12 @@ class WinogradTiling(TiledLayout):
 
     @cached_property
     def filter_step(self) -> int:
-        """From one point of the filters to the next."""
+        """Stride between points of the filters, in elements."""
         return self._step(self.inner * self.width)
 
     @property
     def step(self) -> int:
-        """From one point of a block of transformed tiles to the next."""
+        """Stride between points of a block of transformed tiles, in elements."""
         return self._step(self.block * self.inner)
 
     @property
