@@ -71,7 +71,7 @@ check: lint
 docs: tools
 	$(RUN)/python -m tools.docs out/docs
 
-# For a machine with a card: its own Python, which has the packages of caldera[cuda], no network.
+# For a machine with a GPU: its own Python, which has the packages of caldera[cuda], no network.
 test-cuda:
 	python3 -m pytest tests/card
 

@@ -89,7 +89,7 @@ def checked_on_card(
         means = task.epoch_losses(steps // case.batches)
         return {"epochs": means, "steps": steps, "loss": means[-1], "mean of": case.batches}
     if not isinstance(task, Restartable):
-        raise ConfigError.build("bench check", expected="a trainer for a card", got=case.name)
+        raise ConfigError.build("bench check", expected="a trainer for a GPU", got=case.name)
     task.restart()
     loss, gradients = task.gradients()
     _write(folder, gradients)

@@ -124,7 +124,7 @@ class BenchSession:
         if REFERENCE not in self._peers:
             return
         self._note(
-            f"compared with {REFERENCE} eager in float32 on the card, tf32 off: the first loss, "
+            f"compared with {REFERENCE} eager in float32 on the GPU, tf32 off: the first loss, "
             "the losses of all steps (of fit, the means of epochs), of small networks Caldera's "
             "five steps in float64; the gradients of the first batch with those in float64"
         )

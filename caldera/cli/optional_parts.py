@@ -119,7 +119,7 @@ def _gpu() -> OptionalFeature:
     if cards:
         return OptionalFeature("GPU", "; ".join(cards), purpose, "")
     return OptionalFeature(
-        "GPU", "", purpose, "an NVIDIA card, and its driver from nvidia.com/drivers"
+        "GPU", "", purpose, "an NVIDIA GPU, and its driver from nvidia.com/drivers"
     )
 
 

@@ -51,7 +51,7 @@ _BYTES = _DTYPES["uint8"]
 
 def nccl() -> Any:
     """CuPy's NCCL, imported when the first communicator between cards is used."""
-    return optional_import("cupy.cuda.nccl", PACKAGE, "training on several cards")
+    return optional_import("cupy.cuda.nccl", PACKAGE, "training on several GPUs")
 
 
 class _OnCard(Request):
@@ -379,7 +379,7 @@ def _all_on_card(*buffers: np.ndarray) -> bool:
     found = {on_card(buffer) for buffer in buffers}
     if len(found) > 1:
         raise CommError.build(
-            "NCCL", expected="both buffers on the card, or both on the host", got="one on each"
+            "NCCL", expected="both buffers on the GPU, or both on the host", got="one on each"
         )
     return found.pop()
 

@@ -196,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("pattern", nargs="?", default="", help="only tests whose names match")
     parser.add_argument("--call-by-call", action="store_true", help="compute without compiling")
     parser.add_argument("--backend", choices=("caldera", "onnxruntime"), default="caldera")
-    parser.add_argument("--device", default="CPU", help="CPU, or CUDA with a card")
+    parser.add_argument("--device", default="CPU", help="CPU, or CUDA with a GPU")
     chosen = parser.parse_args(arguments)
     title = f"onnx {onnx.__version__}"
     backend, how = Backend, {"compiled": not chosen.call_by_call}

@@ -41,9 +41,7 @@ _LIMIT = 300
 
 add_flags = flags(
     flag("work", nargs="*", metavar="WORKLOADS", help="what to measure; see --list"),
-    flag(
-        "--device", metavar="NAME", default=_CPU, help="cpu (the default) or cuda: the first card"
-    ),
+    flag("--device", metavar="NAME", default=_CPU, help="cpu (the default) or cuda: the first GPU"),
     flag(
         "--peers",
         metavar="NAME,...",
@@ -52,18 +50,18 @@ add_flags = flags(
     flag(
         "--precision",
         metavar="NAME,...",
-        help=f"of products: {', '.join(PRECISIONS)} (default on a card: what --list says; on the "
+        help=f"of products: {', '.join(PRECISIONS)} (default on a GPU: as in --list; on the "
         "CPU, which has no tf32, float32)",
     ),
     flag(
         "--settings",
         metavar="TEXT,...",
-        help="on a card, only contestants with one of these in their names, as in 'caldera,graph'",
+        help="on a GPU, only contestants with one of these in their names, as in 'caldera,graph'",
     ),
     flag(
         "--limit",
         metavar="SECONDS",
-        help=f"of each contestant in a case, which is then ended (default on a card: {_LIMIT})",
+        help=f"of each contestant in a case, which is then ended (default on a GPU: {_LIMIT})",
     ),
     flag("--threads", metavar="N", help="threads of each framework (default: all)"),
     flag("--repeats", metavar="N", help="turns of each (default: 7; 3 with --quick)"),
@@ -138,7 +136,7 @@ def run(arguments: argparse.Namespace) -> int:
     if options.on_card and card_state() is None:
         raise ConfigError.build(
             "--device cuda",
-            expected="an NVIDIA card",
+            expected="an NVIDIA GPU",
             got="none that nvidia-smi finds",
             hint="caldera info says what is here",
         )
@@ -232,7 +230,7 @@ def _options(arguments: argparse.Namespace) -> CaseOptions:
             raise ConfigError.build(
                 "caldera bench --device cuda",
                 got=name,
-                expected="work that a card is measured with: " + ", ".join(_networks()),
+                expected="a network with a GPU benchmark: " + ", ".join(_networks()),
             )
     peers = ",".join(PEERS) if arguments.peers is None else arguments.peers
     threads = CountOption(1).optional(arguments.threads, "--threads") or settings.threads

@@ -153,11 +153,11 @@ def _card(index: int) -> Device:
     if index >= found:
         raise DeviceError.build(
             f"device 'cuda:{index}'",
-            expected=f"one of {found} cards" if found else "an NVIDIA card",
+            expected=f"one of {found} GPUs" if found else "an NVIDIA GPU",
             got="none that CuPy finds" if not found else f"number {index}",
-            hint=f"pip install '{PACKAGE}' on a machine with a card; caldera info says what is here"
+            hint=f"pip install '{PACKAGE}' on a machine with a GPU; see caldera info"
             if not found
-            else "the first card is cuda:0",
+            else "the first GPU is cuda:0",
         )
     return CudaDevice(index)
 

@@ -204,6 +204,14 @@ def export(model: Model, path: str | os.PathLike[str], *, batch_size: int | None
             hint="make it again with all sizes in nn.Input((steps, ...)) and give it "
             "the weights: other.load_weights(model.save(path))",
         )
+    kept = next((each for each in model.walk() if getattr(each, "stateful", 0)), None)
+    if kept is not None:
+        raise ConfigError.build(
+            "onnx export",
+            expected="layers that keep no states between batches",
+            got=f"{kept.path} with stateful={kept.stateful}",
+            hint="make the network again with stateful=0 and give it the weights",
+        )
     raw = to_proto(model, batch_size).SerializeToString()
     check(raw, model, batch_size)
     write_file(target, raw, durable=True)

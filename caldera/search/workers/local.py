@@ -113,8 +113,8 @@ def _check_fork() -> None:
     if card_count.cache_info().currsize and card_count():
         raise ConfigError.build(
             "search workers",
-            expected="no card in use before processes are copied",
-            got="a card that this process has opened",
+            expected="no GPU in use before processes are forked",
+            got="a GPU that this process has opened",
             hint=hint,
         )
 

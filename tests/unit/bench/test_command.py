@@ -71,7 +71,7 @@ def test_precisions_of_the_cpu_can_be_chosen() -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["conv", "--device", "cuda"], "expected work that a card is measured with: mlp, "),
+        (["conv", "--device", "cuda"], "expected a network with a GPU benchmark: mlp, "),
         (["mlp", "--device", "tpu"], "--device: expected a device"),
         (["mlp", "--precision", "tf32"], "--precision: expected a precision"),
         (["mlp", "conv", "--precision", "bfloat16"], "--precision: expected networks with it"),
@@ -91,7 +91,7 @@ def test_without_a_card_the_run_does_not_begin(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(command, "card_state", lambda: None)
     parser = argparse.ArgumentParser()
     command.add_flags(parser)
-    with pytest.raises(ConfigError, match="expected an NVIDIA card, got none"):
+    with pytest.raises(ConfigError, match="expected an NVIDIA GPU, got none"):
         command.run(parser.parse_args(["mlp", "--device", "cuda"]))
 
 

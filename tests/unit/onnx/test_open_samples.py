@@ -145,6 +145,14 @@ def test_what_cannot_be_left_open_is_refused(
     np.testing.assert_allclose(by_onnxruntime(path, x)[0], model.predict(x), rtol=1e-5, atol=1e-6)
 
 
+def test_states_between_batches_are_refused(tmp_path: Path) -> None:
+    layers = [nn.Input((5, 3)), nn.LSTM(4, stateful=2), nn.Dense(2)]
+    model = cd.NeuralNetwork(layers, batch_size=2)
+    for batch_size in (None, 2):
+        with pytest.raises(ConfigError, match="no states between batches, got .* stateful=2"):
+            cd.onnx.export(model, tmp_path / "m.onnx", batch_size=batch_size)
+
+
 @pytest.mark.parametrize("has_onnxruntime", [True, False])
 def test_a_file_that_computes_something_else_is_never_written(
     has_onnxruntime: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -210,7 +210,7 @@ def strided_axes(axes: Sequence[StridedAxis], arrays: int) -> Parameter:
     """The parameter of a kernel that walks `arrays` arrays along these axes."""
     if len(axes) > MOST_AXES:
         raise DeviceError.build(
-            "kernel of a card",
+            "GPU kernel",
             expected=f"at most {MOST_AXES} axes that cannot be merged",
             got=f"{len(axes)}",
             hint="make the array contiguous, or run this on another device",

@@ -81,7 +81,7 @@ class CardProperties:
         capability = ".".join(map(str, self.capability))
         raise DeviceError.build(
             "precision",
-            expected=f"float16 on this card, whose compute capability is {capability}",
+            expected=f"float16 on this GPU, whose compute capability is {capability}",
             got=repr(precision),
             hint="bfloat16 and tf32 need 8.0 or above: ask for float16, or leave precision out",
         )
