@@ -9,12 +9,14 @@ from typing import Any
 import caldera as cd
 from caldera import bench, dmath, nn, search
 from caldera.bench import levels
+from caldera.bench.honesty import Run
 from caldera.bench.levels import reference, schemes
 from caldera.bench.levels.learner import PROBLEM
 from caldera.search.record import TrialRecord
 from tests.bad_calls.calls_of_op import labels, square, x
 from tests.bad_calls.damage import Given
 
+RUN = Run("a", "ours", "mlp", "network", seconds=(0.1,), seconds_of="step")
 OPERATIONS = {"dense": lambda: nn.Dense(4), "nothing": lambda: nn.Activation("relu")}
 
 
@@ -133,7 +135,7 @@ SKLEARN: dict[str, Given] = {
 }
 BENCH: dict[str, Given] = {
     "Claims": lambda f: f("training", ()),
-    "check": lambda f: f(bench.Claims("training", ())),
+    "check": lambda f: f(bench.Claims("training", (RUN,))),
 }
 LEVELS: dict[str, Given] = {
     "learner": lambda f: f("reference"),

@@ -209,7 +209,7 @@ def export(model: Model, path: str | os.PathLike[str], *, batch_size: int | None
         raise ConfigError.build(
             "onnx export",
             expected="layers that keep no states between batches",
-            got=f"{kept.path} with stateful={kept.stateful}",
+            got=f"{kept.path} with stateful=",
             hint="make the network again with stateful=0 and give it the weights",
         )
     raw = to_proto(model, batch_size).SerializeToString()
