@@ -150,7 +150,7 @@ def test_states_between_batches_are_refused(tmp_path: Path) -> None:
     model = cd.NeuralNetwork(layers, batch_size=2)
     for batch_size in (None, 2):
         with pytest.raises(
-            ConfigError, match=r"no states between batches, got 1-LSTM with stateful="
+            ConfigError, match="no states between batches, got 1-LSTM with stateful="
         ):
             cd.onnx.export(model, tmp_path / "m.onnx", batch_size=batch_size)
 
