@@ -160,3 +160,12 @@ def test_it_stays_with_the_samples(table) -> None:
     named = data.arrays(np.eye(4), ["b", "a", "b", "a"], test=0)
     assert named.schema == Schema(classes=("a", "b"))
     assert replace(named, class_names=("x", "y")).test.schema == Schema(classes=("x", "y"))
+
+
+@pytest.mark.parametrize("shape", [(0, 1), (0, 2), (0, 2, 3)])
+def test_predictions_of_no_rows_are_decoded(shape: tuple[int, ...]) -> None:
+    width = int(np.prod(shape[1:]))
+    found = Schema((Column("x", "number", 0),), Column("y", "number", 1), (), width=1)
+    values = found.decode(np.zeros(shape, np.float32))
+    assert len(values) == width
+    assert all(len(each) == 0 for each in values.values())
