@@ -75,7 +75,7 @@ def test_ranks_on_a_machine_take_cards_in_turn(monkeypatch: pytest.MonkeyPatch) 
     [
         (1, r'device 0.*use "loopback:1" to test placement'),
         (-1, "device 0"),
-        pytest.param("cuda:0", r"NVIDIA card.*pip install 'caldera\[cuda\]'", marks=without_card),
+        pytest.param("cuda:0", r"NVIDIA GPU.*pip install 'caldera\[cuda\]'", marks=without_card),
         pytest.param("cuda", r"pip install 'caldera\[cuda\]'", marks=without_card),
         ("loopbak", "did you mean 'loopback'"),
         ("loopback:x", "expected"),
