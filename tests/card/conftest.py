@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from caldera.compiler.lazy import forget_plans
 from caldera.core.memory import Device
 from caldera.core.memory import device as find_device
 from caldera.core.memory.gpus import card_count
+from caldera.kernels.cuda import fourier
+from caldera.kernels.cuda.linalg import cusolver
 from caldera.kernels.cuda.runtime import driver
 from tests.card import accepted
-from tests.card.emulated import PLAYED, EmulatedDriver, compiler, emulated_card
+from tests.card.emulated import PLAYED, EmulatedCard, EmulatedDriver, compiler, emulated_card
 
 HERE = Path(__file__).parent
 
@@ -65,3 +70,27 @@ def card(request: pytest.FixtureRequest) -> Iterator[Device]:
         driver.use(None)
         # After each launch all guards are looked at: those of memory that nobody has take time.
         played.pool.trim()
+
+
+class _Transforms:
+    """A plan of cuFFT."""
+
+    def fft(self, given: np.ndarray, out: np.ndarray, direction: int) -> None:
+        """Along the last axis, without a factor in either direction."""
+        out[...] = np.fft.fft(given) if direction < 0 else np.fft.ifft(given, norm="forward")
+
+
+@pytest.fixture
+def libraries(card: Device, monkeypatch: pytest.MonkeyPatch) -> Device:
+    """A card whose libraries are NumPy, unless it has its own."""
+    if isinstance(card, EmulatedCard):
+        for module in (cusolver, fourier):
+            monkeypatch.setattr(module, "card_count", lambda: 1)
+            monkeypatch.setattr(module, "cupy_array", lambda array: array)
+        monkeypatch.setattr(cusolver, "cupy", lambda: np)
+        monkeypatch.setattr(np, "asnumpy", np.asarray, raising=False)
+        state = SimpleNamespace(errstate=lambda linalg: nullcontext())
+        monkeypatch.setattr(cusolver, "optional_import", lambda *_: state)
+        monkeypatch.setattr(fourier, "current_card", lambda: 0)
+        monkeypatch.setattr(fourier, "_plan", lambda *_: _Transforms())
+    return card

@@ -52,7 +52,7 @@ def test_a_small_network_and_its_gradient(card: Device) -> None:
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_complex_numbers_and_their_gradients(card: Device) -> None:
+def test_complex_numbers_and_their_gradients(libraries: Device) -> None:
     """All but factorisations is made of real kernels: products, loops, transforms, copies."""
 
     def build(given: Sequence[Any]) -> Sequence[Any]:
@@ -64,7 +64,7 @@ def test_complex_numbers_and_their_gradients(card: Device) -> None:
         (_numbers(4, 3) + 1j * _numbers(3, 4).T).astype("complex64"),
         (_numbers(3) + 1j * _numbers(1, 3)[0]).astype("complex64"),
     ]
-    for found, wanted in _both(card, build, *arrays):
+    for found, wanted in _both(libraries, build, *arrays):
         assert found.dtype == wanted.dtype
         np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-5)
 

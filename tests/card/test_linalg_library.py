@@ -5,9 +5,6 @@ CuPy has NumPy's functions under NumPy's names, so NumPy can stand in for it.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
@@ -15,40 +12,13 @@ from caldera.core.graph.ops import factorisation, linalg
 from caldera.core.memory import Device
 from caldera.core.tensor.dtype import BY_NAME
 from caldera.errors import DataError
-from caldera.kernels.cuda import fourier
-from caldera.kernels.cuda.linalg import cusolver
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE
 from tests.card.candidates import nodes_of_cases, run_kernel, stand_ins
-from tests.card.emulated import EmulatedCard
 from tests.unit.kernels.checking import LAYOUTS, compare
 
 MATRICES = {"solve", "inverse", "slogdet", "cholesky", "qr", "svd", "eigh", "eig"}
 TRANSFORMS = {"fft", "rfft", "irfft"}
-
-
-class _Plan:
-    """A plan of cuFFT."""
-
-    def fft(self, given: np.ndarray, out: np.ndarray, direction: int) -> None:
-        """Along the last axis, without a factor in either direction."""
-        out[...] = np.fft.fft(given) if direction < 0 else np.fft.ifft(given, norm="forward")
-
-
-@pytest.fixture
-def libraries(card: Device, monkeypatch: pytest.MonkeyPatch) -> Device:
-    """A card whose libraries are NumPy, unless it has its own."""
-    if isinstance(card, EmulatedCard):
-        for module in (cusolver, fourier):
-            monkeypatch.setattr(module, "card_count", lambda: 1)
-            monkeypatch.setattr(module, "cupy_array", lambda array: array)
-        monkeypatch.setattr(cusolver, "cupy", lambda: np)
-        monkeypatch.setattr(np, "asnumpy", np.asarray, raising=False)
-        state = SimpleNamespace(errstate=lambda linalg: nullcontext())
-        monkeypatch.setattr(cusolver, "optional_import", lambda *_: state)
-        monkeypatch.setattr(fourier, "current_card", lambda: 0)
-        monkeypatch.setattr(fourier, "_plan", lambda *_: _Plan())
-    return card
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -104,7 +74,7 @@ def test_one_block_is_not_asked_for_large_matrices(libraries: Device) -> None:
         given = [np.broadcast_to(np.zeros((), BY_NAME[dtype]), shape) for shape in shapes]
         found = [each.name for each in TABLE.candidates(linalg.solve(*stand_ins(*given)), "cuda")]
         # A real card has more than is played here.
-        return [name for name in found if name not in ("hybrid", "blocked")]
+        return [name for name in found if name != "blocked"]
 
     assert names("float32", (4096, 4096), (4096, 1)) == ["cusolver"]
     assert names("float16", (4, 2000, 2000), (4, 2000, 1)) == ["cusolver"]

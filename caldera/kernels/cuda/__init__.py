@@ -38,11 +38,11 @@ replaces a library that may be absent:
 - `linalg/blocked`: Cholesky, QR and solve for a single large matrix, by cuBLASLt and a kernel for
   diagonal blocks. QR and solve take a third to two thirds of CuPy's time with cuSOLVER, Cholesky
   three quarters to nine tenths (placement-h200.md).
-- `linalg/cusolver`: the library for large matrices, and GPU and host together (`choices.fix`).
+- `linalg/cusolver`: the library for large matrices.
 - `linalg/batched`: many small matrices in one launch, also inside captured graphs. There it takes a
   tenth to a thousandth of the time of cuSOLVER, which serves large matrices.
 - `recurrent`: all steps of a recurrent layer in one launch; no library supports arbitrary cells.
-- `fourier`: cuFFT if installed, otherwise Stockham passes.
+- `fourier`: cuFFT, with our own conversion of layouts and dtypes.
 """
 
 # ruff: noqa: F401 - families are imported for what they register
