@@ -115,7 +115,15 @@ class _Reserved:
     def __init__(self, sizes: Sequence[int]) -> None:
         # A gap after each range: an empty array at the end of a range belongs to no other range.
         starts = np.cumsum([0, *(_padded(size) + ALIGNMENT for size in sizes)]).tolist()
-        self._memory = np.frombuffer(mmap.mmap(-1, starts[-1] + ALIGNMENT), np.uint8)
+        try:
+            self._memory = np.frombuffer(mmap.mmap(-1, starts[-1] + ALIGNMENT), np.uint8)
+        except (OSError, OverflowError):
+            raise ConfigError.build(
+                "export",
+                expected="plans whose values fit into the address space",
+                got=f"{starts[-1]} bytes",
+                hint="choose smaller numbers of rows with batch=",
+            ) from None
         base = address_of(self._memory)
         self.ranges = [(base + start, size) for start, size in zip(starts[:-1], sizes, strict=True)]
         self._starts = [start for start, _ in self.ranges]

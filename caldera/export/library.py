@@ -8,6 +8,7 @@ import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.resources import files
 from os import PathLike
 from pathlib import Path
@@ -16,12 +17,13 @@ from caldera.base.arguments import require
 from caldera.base.children import run_program
 from caldera.base.config import settings
 from caldera.base.file_cache import write_file
-from caldera.compiler.lazy import compile
+from caldera.compiler.lazy import Expr, compile
 from caldera.compiler.plan.plan import Plan
 from caldera.core.graph import Spec
 from caldera.errors import ConfigError
 from caldera.export.image import PlanImager
 from caldera.export.interface import Argument, LibraryInterface, checked_name
+from caldera.export.rows import check_rows
 from caldera.export.tables import TargetImage, image_source
 from caldera.kernels.native.codegen.compiler import object_file
 from caldera.kernels.native.codegen.matrix_multiply import standalone
@@ -29,6 +31,8 @@ from caldera.kernels.native.codegen.target import host_target
 from caldera.train.model import Model
 from caldera.train.step_graph import main_output
 
+MOST_ROWS = 1 << 16
+"""Largest number of rows for which code is made."""
 COMPILE_S = 600.0
 """Seconds for one run of the C compiler."""
 FLAGS = ("-std=c11", "-O2", "-fPIC", "-fvisibility=hidden")
@@ -65,11 +69,20 @@ def c(
     target = Path(folder)
     name = checked_name(name or re.sub(r"\W", "_", target.absolute().name).lower())
     sizes = sorted({1, *batch})
-    require(sizes[0] > 0, "export", "numbers of rows >= 1", repr(tuple(batch)))
+    require(
+        sizes[0] > 0 and sizes[-1] <= MOST_ROWS,
+        "export",
+        f"numbers of rows >= 1 and at most {MOST_ROWS}",
+        repr(tuple(batch)),
+        "larger numbers of rows are computed in batches of these sizes",
+    )
     require(0 < threads <= 1024, "export", "threads >= 1 and at most 1024", threads)
+    model.check_exportable("export")
     imager = PlanImager()
     with as_exported(threads):
         plans = [(*predict_plan(model, rows), rows) for rows in sizes]
+        trial = plans[-1] if len(plans) > 1 else predict_plan(model, 2)
+        check_rows(*trial[:2], partial(prediction_of, model))
         images = [imager.image(plan, rows, inputs) for plan, inputs, rows in plans]
         symbols = [f"{name}_native_k{i}" for i in range(len(imager.kernels.kernels))]
         code = object_file(dict(zip(symbols, imager.kernels.kernels, strict=True)))
@@ -83,6 +96,7 @@ def c(
     for symbol, offset in imager.variables.offsets.items():
         content = symbol.value.numpy().tobytes()
         weights[offset : offset + len(content)] = content
+    check_folder(target, name)
     source = target / "source"
     source.mkdir(parents=True, exist_ok=True)
     write_file(target / f"{name}.h", interface.header())
@@ -94,6 +108,19 @@ def c(
     return target
 
 
+def check_folder(folder: Path, name: str) -> None:
+    """Raise an error if a folder has a project of another name, whose files would be replaced."""
+    project = folder / "CMakeLists.txt"
+    known = re.search(r"^project\((\S+)", project.read_text(), re.M) if project.is_file() else None
+    require(
+        not project.exists() or (known is not None and known[1] == name),
+        "export",
+        f"a folder without other projects for {name}",
+        f"{project} of {known[1] if known else 'another project'}",
+        "export every library to a folder of its own",
+    )
+
+
 @contextmanager
 def as_exported(threads: int) -> Iterator[None]:
     """Context in which plans are compiled, bound and run as they are exported."""
@@ -101,10 +128,22 @@ def as_exported(threads: int) -> Iterator[None]:
         yield
 
 
+def prediction_of(model: Model, rows: int) -> tuple[list[Expr], Expr]:
+    """Return the inputs of a model for a number of samples, and its main output."""
+    inputs, outputs, traced = model.expressions(rows)
+    require(
+        not traced.updates,
+        "export",
+        "a network that changes no variables when it predicts",
+        ", ".join(each.node.inputs[0].attrs["symbol"].name for each in traced.updates),
+        "run this model with Caldera",
+    )
+    return inputs, main_output(outputs, model.objective)[1]
+
+
 def predict_plan(model: Model, rows: int) -> tuple[Plan, Mapping[str, Spec]]:
     """Return the plan that predicts for a number of samples, and the inputs of its caller."""
-    inputs, outputs, _ = model.expressions(rows)
-    _, prediction = main_output(outputs, model.objective)
+    inputs, prediction = prediction_of(model, rows)
     require(
         prediction.shape and prediction.shape[0] == rows,
         "export",

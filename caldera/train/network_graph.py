@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from caldera import op
+from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr
 from caldera.core.tensor.random import seeded
 from caldera.errors import ConfigError, DataError
@@ -145,6 +146,26 @@ class NetworkGraph(ModelSettings):
     def open_expressions(self, count: int) -> tuple[list[Expr], dict[str, Expr], Context]:
         """Return `expressions` for callers that vary the number of samples, on whichever axis."""
         return self.expressions(count)
+
+    def check_exportable(self, where: str) -> None:
+        """Raise an error unless samples have one size and no layer keeps states between batches."""
+        open_axes = type(self).open_expressions is NetworkGraph.open_expressions and self.open_axes
+        require(
+            not open_axes,
+            where,
+            "a network for samples of one size, or sequences of one length",
+            f"one for any {'length' if self.open_lengths else 'size'}",
+            "make it again with all sizes in nn.Input((steps, ...)) and give it the weights: "
+            "other.load_weights(model.save(path))",
+        )
+        kept = next((each for each in self.walk() if getattr(each, "stateful", 0)), None)
+        require(
+            kept is None,
+            where,
+            "layers that keep no states between batches",
+            f"{kept and kept.path} with stateful=",
+            "make the network again with stateful=0 and give it the weights",
+        )
 
     def _expressions(
         self, specs: Sequence[tuple[tuple[int, ...], str]], count: int

@@ -25,7 +25,6 @@ from caldera.onnx.runtime import Backend
 from caldera.onnx.writing.dynamic_batch import FIRST, SECOND, Pair
 from caldera.onnx.writing.writer import OPSET, Writer, as_proto
 from caldera.train.model import Model
-from caldera.train.network_graph import NetworkGraph
 
 COUNTS = (1, 2)
 """Numbers of samples that a file with an open number is run for: none that it was made from."""
@@ -195,23 +194,7 @@ def export(model: Model, path: str | os.PathLike[str], *, batch_size: int | None
         )
     if batch_size is not None:
         within("onnx.export", "batch_size", batch_size, 1, 2**16)  # it is tried with that many
-    # A model of a file writes the axes open that were open there.
-    if model.open_axes and type(model).open_expressions is NetworkGraph.open_expressions:
-        raise ConfigError.build(
-            "onnx export",
-            expected="a network for samples of one size, or sequences of one length",
-            got="one for any length" if model.open_lengths else "one for any size",
-            hint="make it again with all sizes in nn.Input((steps, ...)) and give it "
-            "the weights: other.load_weights(model.save(path))",
-        )
-    kept = next((each for each in model.walk() if getattr(each, "stateful", 0)), None)
-    if kept is not None:
-        raise ConfigError.build(
-            "onnx export",
-            expected="layers that keep no states between batches",
-            got=f"{kept.path} with stateful=",
-            hint="make the network again with stateful=0 and give it the weights",
-        )
+    model.check_exportable("onnx export")
     raw = to_proto(model, batch_size).SerializeToString()
     check(raw, model, batch_size)
     write_file(target, raw, durable=True)

@@ -92,6 +92,8 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
         cd.export.c(model, tmp_path, name="9lives")
     with pytest.raises(ConfigError, match="numbers of rows >= 1"):
         cd.export.c(model, tmp_path, name="wing", batch=(0, 4))
+    with pytest.raises(ConfigError, match="at most 65536, got"):
+        cd.export.c(model, tmp_path, name="wing", batch=(10**9,))
     with pytest.raises(ConfigError, match="threads >= 1"):
         cd.export.c(model, tmp_path, name="wing", threads=0)
     with pytest.raises(ConfigError, match="no header of C has, got 'string'"):
@@ -152,9 +154,18 @@ def test_a_folder_may_have_other_files_and_any_name(tmp_path: Path) -> None:
     folder = tmp_path / "first, second"
     cd.export.c(_mlp(), folder, name="wing", build=False)
     (folder / "source" / "mine.c").write_text("int unfinished(")
-    cd.export.c(_mlp(), folder, name="bird")
-    names = run("nm", "-D", "--defined-only", folder / "libbird.so").split()[2::3]
-    assert all(each.startswith("bird_") for each in names)
+    cd.export.c(_mlp(), folder, name="wing")
+    names = run("nm", "-D", "--defined-only", folder / "libwing.so").split()[2::3]
+    assert all(each.startswith("wing_") for each in names)
+
+
+def test_files_of_another_project_are_not_replaced(tmp_path: Path) -> None:
+    cd.export.c(_mlp(), tmp_path, name="wing", build=False)
+    with pytest.raises(ConfigError, match=r"CMakeLists.txt of wing; export every library"):
+        cd.export.c(_mlp(), tmp_path, name="wing_native", build=False)
+    (tmp_path / "CMakeLists.txt").write_text("add_subdirectory(mine)\n")
+    with pytest.raises(ConfigError, match="of another project"):
+        cd.export.c(_mlp(), tmp_path, name="wing", build=False)
 
 
 def test_the_compiler_may_have_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
