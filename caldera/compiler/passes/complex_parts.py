@@ -1,4 +1,4 @@
-"""Decomposition of complex numbers into pairs of real ones, before any other pass.
+"""Decomposition of complex numbers into pairs of real ones, before any pass of arithmetic.
 
 Each value becomes two nodes, its real and its imaginary part. All optimisations of real numbers
 (algebra, fusion, kernels on every device) therefore apply to complex ones, and kernels do not have

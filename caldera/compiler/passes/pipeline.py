@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from functools import lru_cache
 
 from caldera.compiler.passes import fold, redundancy, reshapes, simplify, stable_losses
-from caldera.compiler.passes.complex_parts import complex_parts, has_complex
+from caldera.compiler.passes.complex_parts import complex_parts
 from caldera.compiler.passes.epilogue import epilogue, norm_epilogue, norm_sums
 from caldera.compiler.passes.fuse import fuse
 from caldera.compiler.passes.layout import layout
@@ -22,7 +22,7 @@ from caldera.core.graph import Body, Node, Program, rewrite
 from caldera.core.graph.ops.attention import attention_backward_packed
 from caldera.core.graph.ops.control import scan, with_body
 from caldera.core.graph.ops.epilogue import ACTIVATIONS
-from caldera.errors import ConfigError, DtypeError
+from caldera.errors import ConfigError
 
 NAMES = (
     "losses",
@@ -78,7 +78,6 @@ def optimise(
     for name in without:
         if name not in NAMES:
             raise ConfigError.build("passes", expected="one of " + ", ".join(NAMES), got=repr(name))
-    _check_real(program, precision)
     for _, run in passes(
         has_kernel, frozenset(without), precision, channels_last=channels_last, adds_rows=adds_rows
     ):
@@ -88,20 +87,9 @@ def optimise(
 
 def narrowed(program: Program, precision: str, without: Collection[str] = ()) -> Program:
     """The program as it is after the passes that decide its precision, which come first."""
-    _check_real(program, precision)
     if "losses" not in without:
         program = stable_losses.RULES(program)
     return lower_precision(program, precision)
-
-
-def _check_real(program: Program, precision: str | None) -> None:
-    if precision is not None and any(map(has_complex, program.order())):
-        raise DtypeError.build(
-            "precision",
-            expected="real numbers alone for a precision of their own",
-            got=f"complex numbers, and precision={precision!r}",
-            hint="leave precision out, or compile the complex part by itself",
-        )
 
 
 def passes(
@@ -126,9 +114,10 @@ def passes(
 
     algebra = _algebra(without, in_loop)
     steps: list[tuple[str, Pass]] = [
-        ("complex", complex_parts),
         ("losses", stable_losses.RULES),
+        # Before complex numbers are parts: their arithmetic keeps its precision.
         ("precision", lambda program: lower_precision(program, precision)),
+        ("complex", complex_parts),
         ("algebra", algebra),
         ("row_products", row_products),
         ("pool_first", pool_first),

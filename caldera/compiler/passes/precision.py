@@ -4,6 +4,7 @@ Variables stay float32 (the master weights) and are cast where a product reads t
 outputs and the new values of variables. Values between two products are stored in half precision.
 After the last product on a path (a loss, an optimizer's update) everything is float32. Casts are
 explicit nodes; two consecutive casts cancel in a later pass. Kernels accumulate halves in float32.
+Complex numbers, Fourier transforms included, are computed in their own precision.
 
 With "tf32" everything stays float32; products and convolutions are only marked. A device may round
 their factors to the precision of its tensor cores.
@@ -20,7 +21,7 @@ from caldera.compiler.passes.constants import source_of, uniform
 from caldera.core.graph import ITEM, Body, Node, Program, item, rewrite
 from caldera.core.graph.ops.base import cast
 from caldera.core.graph.ops.control import scan, with_body
-from caldera.core.tensor.dtype import DType, bfloat16, bool_, float16, float32
+from caldera.core.tensor.dtype import DType, bfloat16, bool_, float16, float32, is_complex
 from caldera.errors import ConfigError
 
 ALL = 99
@@ -255,6 +256,7 @@ def _before_products(order: Sequence[Node]) -> set[Node]:
     """Return the nodes on which a product depends."""
     found: set[Node] = set()
     for node in reversed(order):
-        if node.op.name in PRODUCTS or node in found:
+        narrowed = node.op.name in PRODUCTS and not is_complex(node.inputs[0].dtype)
+        if narrowed or node in found:
             found.update(node.inputs)
     return found

@@ -15,7 +15,7 @@ from caldera.core.graph.node import Node
 from caldera.core.graph.opdef import OPS
 from caldera.core.graph.program import Program, program_of
 from caldera.core.graph.verify import verify
-from caldera.core.tensor.dtype import bfloat16, float16, float32, float64
+from caldera.core.tensor.dtype import bfloat16, complex64, float16, float32, float64
 from caldera.errors import ConfigError
 from caldera.kernels.table import TABLE
 from tests.unit.compiler.passes.graphs import Graph, graphs
@@ -197,6 +197,53 @@ def test_loops_run_their_products_in_half() -> None:
     assert loop.outputs[0].dtype == float32
     # The weight is cast once, before the loop; the state in every step.
     assert [node.shape for node in of_op(inside, "cast")] == [(2, 4), (2, 4)]
+
+
+def fourier_network() -> tuple[Expr, list[Expr]]:
+    """The loss of a Fourier neural operator of one layer, and its gradients."""
+    x, w1, w2 = uniform("x", 2, 8, 3), uniform("w1", 3, 3), uniform("w2", 3, 2)
+    modes = op.view_as_complex(uniform("modes", 5, 3, 3, 2))
+    hidden = op.relu(x @ w1)
+    # A product of complex matrices for each frequency, beside a product of real ones.
+    mixed = op.reshape(op.rfft(hidden, axis=1), (2, 5, 1, 3)) @ modes
+    signal = op.irfft(op.reshape(mixed, (2, 5, 3)), 8, axis=1)
+    loss = op.mean(op.square((signal + hidden @ w1) @ w2))
+    return loss, op.grad(loss, [w1, w2])
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16", "tf32"])
+def test_complex_numbers_keep_their_precision_beside_products_that_do_not(precision: str) -> None:
+    loss, slopes = fourier_network()
+    program = lowered(loss, *slopes, precision=precision)
+    verify(program)
+    assert {node.inputs[0].dtype for node in of_op(program, "rfft")} == {float32}
+    assert {node.inputs[0].dtype for node in of_op(program, "irfft")} == {float32}
+    products = of_op(program, "matmul")
+    assert {node.dtype for node in products} == {complex64, HALVES.get(precision, float32)}
+    optimised = optimise(
+        program_of([loss.node, *(slope.node for slope in slopes)]),
+        has_kernel=lambda name: TABLE.has(name, "cpu"),
+        precision=precision,
+        without=["epilogue"],
+    )
+    products = [node for node in of_op(optimised, "matmul") if len(node.shape) == 4]
+    # The products of parts: neither rounded nor marked.
+    assert products
+    assert {(node.dtype, node.attrs.get("compute")) for node in products} == {(float32, None)}
+    exact = [each.numpy() for each in cd.compile([loss, *slopes]).run()]
+    close = [each.numpy() for each in cd.compile([loss, *slopes], precision=precision).run()]
+    for one, other in zip(exact, close, strict=True):
+        np.testing.assert_allclose(one, other, atol=0.03 * np.abs(one).max())
+
+
+def test_a_program_of_complex_numbers_alone_is_the_same_in_every_precision() -> None:
+    z = op.var(
+        "z", (3, 4, 4), fill=np.exp(1j * np.arange(48.0)).reshape(3, 4, 4), dtype="complex64"
+    )
+    result = op.abs(op.fft(op.exp(z) @ z, axis=1))
+    for precision in ("bfloat16", "tf32"):
+        (same,) = cd.compile([result], precision=precision).run()
+        np.testing.assert_array_equal(same.numpy(), result.numpy())
 
 
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
