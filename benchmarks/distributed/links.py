@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Self
 
-from caldera.comm.processes import launch
+from caldera.comm.processes import LaunchCommand, launch
 
 ROOT = Path(__file__).parents[2]
 BURST = {"100mbit": "72kb", "1gbit": "256kb"}
@@ -39,6 +39,7 @@ class Links:
         self._bridge = f"cb{number}"
         self._hosts = [f"ch{number}x{rank}" for rank in range(ranks)]
         self._net = f"10.{77 + number // 250}.{number % 250}"
+        self._folder = tempfile.TemporaryDirectory()
 
     def __enter__(self) -> Self:
         try:
@@ -54,6 +55,7 @@ class Links:
             _try(f"ip link del {host}v")
             _try(f"ip netns del {host}")
         _try(f"ip link del {self._bridge}")
+        self._folder.cleanup()
 
     def _make(self) -> None:
         _do(f"ip link add {self._bridge} type bridge")
@@ -75,32 +77,39 @@ class Links:
         """Of a rank's end of its link."""
         return f"{self._net}.{rank + 1}"
 
+    def inside(self, rank: int, command: list[str]) -> list[str]:
+        """Return the command that runs another in a rank's namespace."""
+        return ["ip", "netns", "exec", self._hosts[rank], *command]
+
+    def job(self, program: list[str], **variables: str) -> LaunchCommand:
+        """Return the command that runs a program as one rank in each namespace."""
+        agent = Path(self._folder.name) / "agent"
+        # mpiexec starts a daemon on each machine through this, as it would through ssh.
+        agent.write_text(
+            "#!/bin/sh\nhost=$1\nshift\n"
+            'exec ip netns exec $host unshare --uts sh -c "hostname $host; $*"\n'
+        )
+        agent.chmod(0o755)
+        environment = {
+            **os.environ,
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+            "OMPI_MCA_pml": "ob1",
+            "OMPI_MCA_btl": "self,tcp",
+            "CALDERA_THREADS": "1",
+            "CALDERA_RESTART": "0",
+            "OPENBLAS_NUM_THREADS": "1",
+            "PRTE_MCA_plm_ssh_agent": str(agent),
+            **variables,
+        }
+        hosts = ",".join(f"{host}:1" for host in self._hosts)
+        return launch(self.ranks, program, hosts=hosts, environment=environment)
+
     def run(self, program: list[str], **variables: str) -> str:
         """Run a program as one rank in each namespace; what it prints."""
-        with tempfile.TemporaryDirectory() as folder:
-            agent = Path(folder) / "agent"
-            # mpiexec starts a daemon on each machine through this, as it would through ssh.
-            agent.write_text(
-                "#!/bin/sh\nhost=$1\nshift\n"
-                'exec ip netns exec $host unshare --uts sh -c "hostname $host; $*"\n'
-            )
-            agent.chmod(0o755)
-            environment = {
-                **os.environ,
-                "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
-                "OMPI_MCA_pml": "ob1",
-                "OMPI_MCA_btl": "self,tcp",
-                "CALDERA_THREADS": "1",
-                "CALDERA_RESTART": "0",
-                "OPENBLAS_NUM_THREADS": "1",
-                "PRTE_MCA_plm_ssh_agent": str(agent),
-                **variables,
-            }
-            hosts = ",".join(f"{host}:1" for host in self._hosts)
-            job = launch(self.ranks, program, hosts=hosts, environment=environment)
-            done = subprocess.run(
-                job.command, env=job.environment, capture_output=True, text=True, check=False
-            )
+        job = self.job(program, **variables)
+        done = subprocess.run(
+            job.command, env=job.environment, capture_output=True, text=True, check=False
+        )
         if done.returncode:
             raise RuntimeError(f"{' '.join(job.command)} failed:\n{done.stdout}{done.stderr}")
         return done.stdout
