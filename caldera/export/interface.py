@@ -1,4 +1,4 @@
-"""The interface of a library in C: declarations, bodies of functions, and an example program."""
+"""The interface of a library: its functions, their arguments, and the C header."""
 
 from __future__ import annotations
 
@@ -31,9 +31,16 @@ ERRORS = {
     "VALUE": (5, "a value that the network refuses"),
 }
 """Error codes with their meaning."""
-ROWS = 3
-"""Samples that the example computes."""
-
+KEYWORDS = (
+    "alignas|alignof|and|asm|auto|bitand|bitor|bool|break|case|catch|char|class|compl|concept|const"
+    "|consteval|constexpr|constinit|continue|decltype|default|delete|do|double|else|enum|explicit"
+    "|export|extern|false|float|for|friend|goto|if|inline|int|long|mutable|namespace|new|noexcept"
+    "|not|nullptr|operator|or|private|protected|public|register|requires|return|short|signed|sizeof"
+    "|static|struct|switch|template|this|throw|true|try|typedef|typeid|typename|union|unsigned"
+    "|using|virtual|void|volatile|while|xor|(and|not|or|xor)_eq|(co|static|const|dynamic)_\\w+"
+    "|reinterpret_cast|thread_local|(wchar|char8|char16|char32)_t"
+)
+"""Words of C++, which cannot be the name of its namespace."""
 HEADERS = (
     "assert|complex|ctype|errno|fenv|float|inttypes|limits|locale|math|pthread|sched|setjmp|signal"
     "|stdalign|stdarg|stdatomic|stdbool|stddef|stdint|stdio|stdlib|string|tgmath|threads|time"
@@ -51,6 +58,16 @@ class Argument:
     shape: tuple[int, ...]
     is_output: bool = False
 
+    @property
+    def c_type(self) -> str:
+        """The name of the dtype in C and C++."""
+        return C_TYPES[self.dtype]
+
+    @property
+    def size(self) -> int:
+        """Number of values for each row, at least 1."""
+        return max(1, prod(self.shape))
+
     @classmethod
     def of(cls, name: str, spec: Spec, *, is_output: bool = False) -> Argument:
         """The argument for a value of a plan."""
@@ -61,11 +78,31 @@ class Argument:
 
 
 @dataclass(frozen=True)
-class LibraryInterface:
-    """The prefix of a library's functions, and the arrays that its `predict` reads and writes."""
+class ExportedFunction:
+    """A function of a library that computes arrays of rows."""
 
     name: str
+    about: str
     arguments: tuple[Argument, ...]
+
+    def prototype(self, library: str) -> str:
+        """Return the declaration in C, without a semicolon."""
+        given = [f"{'' if a.is_output else 'const '}{a.c_type} *{a.name}" for a in self.arguments]
+        arguments = ", ".join([f"{library}_model *model", "int64_t rows", *given])
+        return f"int {library}_{self.name}({arguments})"
+
+    def comment(self) -> str:
+        """Return a description with the shape of each array."""
+        said = [f"{a.name}[{']['.join(map(str, ('rows', *a.shape)))}]" for a in self.arguments]
+        return f"{self.about}\n   {', '.join(said)}"
+
+
+@dataclass(frozen=True)
+class LibraryInterface:
+    """The prefix of a library's functions, and its functions of arrays."""
+
+    name: str
+    functions: tuple[ExportedFunction, ...]
 
     def header(self) -> str:
         """Return the C header."""
@@ -102,62 +139,19 @@ class LibraryInterface:
             "Name the processor whose code a handle runs.",
             (f"const char *{name}_target(const {handle})"),
         )
-        said = [
-            f"{each.name}[{']['.join(map(str, ('rows', *each.shape)))}]" for each in self.arguments
-        ]
-        about = f"Compute the outputs of any number of rows.\n   {', '.join(said)}"
-        yield about, self._prototype()
-
-    def _prototype(self) -> str:
-        given = [_declaration(each) for each in self.arguments]
-        arguments = ", ".join([f"{self.name}_model *model", "int64_t rows", *given])
-        return f"int {self.name}_predict({arguments})"
+        for each in self.functions:
+            yield each.comment(), each.prototype(name)
 
     def body(self) -> str:
-        """Return the C source of `predict`."""
-        ports = ", ".join(f"(void *){each.name}" for each in self.arguments)
-        return (
-            f"{self._prototype()} {{\n    void *ports[] = {{{ports}}};\n"
-            f"    return run(model, rows, ports, {len(self.arguments)});\n}}\n"
-        )
-
-    def example(self) -> str:
-        """Return a C program that predicts for samples of ones and prints the first outputs."""
-        name = self.name
-        sizes = {each.name: max(1, prod(each.shape)) for each in self.arguments}
-        arrays = "\n".join(
-            f"static {C_TYPES[each.dtype]} {each.name}[{ROWS} * {sizes[each.name]}];"
-            for each in self.arguments
-        )
-        fill = "\n".join(
-            f"    for (int i = 0; i < {ROWS} * {sizes[each.name]}; i++) {each.name}[i] = 1;"
-            for each in self.arguments
-            if not each.is_output
-        )
-        given = ", ".join(each.name for each in self.arguments)
-        return f"""\
-#include <stdio.h>
-#include "{name}.h"
-
-{arrays}
-
-int main(void) {{
-    {name}_model *model;
-    int code = {name}_create(&model);
-    if (code != {name}_OK) return fprintf(stderr, "error %d\\n", code), 1;
-{fill}
-    code = {name}_predict(model, {ROWS}, {given});
-    if (code != {name}_OK) fprintf(stderr, "error %d: %s\\n", code, {name}_message(model));
-    for (int row = 0; row < {ROWS}; row++) printf("%.9g\\n", (double)y[row * {sizes["y"]}]);
-    {name}_destroy(model);
-    return code;
-}}
-"""
-
-
-def _declaration(argument: Argument) -> str:
-    const = "" if argument.is_output else "const "
-    return f"{const}{C_TYPES[argument.dtype]} *{argument.name}"
+        """Return the C source of the functions."""
+        bodies = []
+        for number, each in enumerate(self.functions):
+            ports = ", ".join(f"(void *){a.name}" for a in each.arguments)
+            bodies.append(
+                f"{each.prototype(self.name)} {{\n    void *ports[] = {{{ports}}};\n"
+                f"    return run(model, {number}, rows, ports);\n}}\n"
+            )
+        return "\n".join(bodies)
 
 
 def checked_name(name: str) -> str:
@@ -170,7 +164,9 @@ def checked_name(name: str) -> str:
         repr(name),
         hint,
     )
-    require(
-        not re.fullmatch(HEADERS, name), where, "a name that no header of C has", repr(name), hint
-    )
+    for expected, taken in (
+        ("a name that no header of C has", HEADERS),
+        ("a name that is no word of C++", KEYWORDS),
+    ):
+        require(not re.fullmatch(taken, name), where, expected, repr(name), hint)
     return name

@@ -1,8 +1,8 @@
-"""Check that a network computes each row of a batch by itself.
+"""Check that a network computes the rows of a batch independently.
 
-A library computes any number of rows in batches of the sizes it was made for. A network that mixes
-rows, by a mean over the batch for instance, would have other results for each division into
-batches. Such a network is found by running its plan: a row must not change with the other rows.
+A library computes any number of rows in batches of fixed sizes. A network that mixes rows, by a
+mean over the batch for instance, would have different results for different sizes. Such a network
+is found by running its plan: a row of the output must depend on no other row.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def check_rows(
         return
     raise ConfigError.build(
         f"export of op.{_mixing_op(*expressions(ROWS))}",
-        expected="a network that computes each row by itself",
+        expected="a network that computes rows independently",
         got="rows that depend on other rows of the batch",
         hint="replace the operation, or run this model with Caldera",
     )

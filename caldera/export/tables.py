@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from caldera.core.graph import dense_strides
@@ -15,16 +15,21 @@ MOST_AXES, MOST_PORTS = 8, 16
 
 @dataclass(frozen=True)
 class TargetImage:
-    """The plans of a library for one target, and kernels as object code.
+    """The plans of each function of a library for one target, and kernels as object code.
 
     `condition` is the body of a C function that returns 1 if a processor can run the code.
     """
 
     target: str
     condition: str
-    plans: Sequence[PlanImage]
+    functions: Mapping[str, Sequence[PlanImage]]
     kernels: int
     code: bytes
+
+    @property
+    def plans(self) -> list[PlanImage]:
+        """The plans of all functions."""
+        return [plan for plans in self.functions.values() for plan in plans]
 
     @property
     def own(self) -> bytes:
@@ -51,9 +56,14 @@ def image_source(image: TargetImage, name: str) -> str:
         rows.append(row)
         own += len(aligned(bytes(plan.own)))
     lines.append(_array("plan_t", "plans", rows))
+    functions, first = [], 0
+    for function, plans in image.functions.items():
+        functions.append(_braces([f'"{function}"', f"plans + {first}", len(plans)]))
+        first += len(plans)
+    lines.append(_array("function_t", "functions", functions))
     lines += [f"static int can_run(void) {{\n{image.condition}}}"]
     lines.append(
-        f'const image_t {name}_image = {{"{image.target}", can_run, plans, {len(rows)}, '
+        f'const image_t {name}_image = {{"{image.target}", can_run, functions, plans, {len(rows)}, '
         f"kernels, {name}_own}};"
     )
     return "\n".join(lines) + "\n"

@@ -262,21 +262,23 @@ static unsigned char *row_of(const port_t *port, unsigned char *base, int64_t ro
 }
 
 /* The plan for the next rows: the largest that is full, or one that is filled up by repetition. */
-static int64_t choose_plan(const image_t *image, int64_t left) {
-    int64_t i = image->plan_count - 1;
-    while (i > 0 && image->plans[i].rows > left) i--;
-    if (i + 1 < image->plan_count && image->plans[i].rows < left) {
-        int64_t full = left / image->plans[i].rows;
-        if (full > 4 && image->plans[i + 1].rows <= 4 * left) i++;
+static const plan_t *choose_plan(const function_t *function, int64_t left) {
+    const plan_t *plans = function->plans;
+    int64_t i = function->plan_count - 1;
+    while (i > 0 && plans[i].rows > left) i--;
+    if (i + 1 < function->plan_count && plans[i].rows < left) {
+        int64_t full = left / plans[i].rows;
+        if (full > 4 && plans[i + 1].rows <= 4 * left) i++;
     }
-    return i;
+    return &plans[i];
 }
 
-static int run_rows(MODEL_model *model, int64_t rows, void *const *user) {
+static int run_rows(MODEL_model *model, const function_t *function, int64_t rows,
+                    void *const *user) {
     unsigned char *ports[MOST_PORTS];
     for (int64_t done = 0; done < rows;) {
-        int64_t number = choose_plan(model->image, rows - done), offset = 0;
-        const plan_t *plan = &model->image->plans[number];
+        int64_t offset = 0;
+        const plan_t *plan = choose_plan(function, rows - done);
         int64_t taken = rows - done < plan->rows ? rows - done : plan->rows;
         for (int64_t j = 0; j < plan->port_count; j++) {
             const port_t *port = &plan->ports[j];
@@ -290,7 +292,7 @@ static int run_rows(MODEL_model *model, int64_t rows, void *const *user) {
             }
             offset += ALIGNED(port->nbytes);
         }
-        int code = run_plan(model, plan, model->slots[number], ports);
+        int code = run_plan(model, plan, model->slots[plan - model->image->plans], ports);
         if (code != MODEL_OK) return code;
         for (int64_t j = 0; j < plan->port_count; j++) {
             const port_t *port = &plan->ports[j];
@@ -303,15 +305,17 @@ static int run_rows(MODEL_model *model, int64_t rows, void *const *user) {
     return MODEL_OK;
 }
 
-static int run(MODEL_model *model, int64_t rows, void *const *user, int count) {
+static int run(MODEL_model *model, int number, int64_t rows, void *const *user) {
     if (model == NULL) return MODEL_NULL;
+    const function_t *function = &model->image->functions[number];
+    int64_t count = function->plans[0].port_count;
     model->message[0] = 0;
     if (rows < 0) return fail(model, MODEL_ROWS, "expected rows >= 0, got %lld", (long long)rows);
     for (int i = 0; i < count; i++)
         if (user[i] == NULL && rows > 0)
             return fail(model, MODEL_NULL, "argument %d is a null pointer", i + 3);
     if (model->pool) pool_begin(model->pool);
-    int code = run_rows(model, rows, user);
+    int code = run_rows(model, function, rows, user);
     if (model->pool) atomic_store(&model->pool->active, 0);
     return code;
 }

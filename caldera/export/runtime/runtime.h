@@ -38,8 +38,16 @@ typedef struct {
 
 /* The plans are sorted by their number of rows. */
 typedef struct {
+    const char *name;
+    const plan_t *plans;
+    int64_t plan_count;
+} function_t;
+
+/* The plans of all functions follow each other. */
+typedef struct {
     const char *target;
     int (*can_run)(void);
+    const function_t *functions;
     const plan_t *plans;
     int64_t plan_count;
     const kernel_t *kernels;

@@ -15,7 +15,7 @@ from caldera.cli.program import main
 from caldera.compiler.lazy import Expr
 from caldera.errors import ConfigError
 from caldera.export import library
-from tests.unit.export.loaded import WARNINGS, Loaded, needs, planned, run
+from tests.unit.export.loaded import Loaded, needs, planned, run
 
 pytestmark = needs("cc", "ar")
 RNG = np.random.default_rng(0)
@@ -57,19 +57,6 @@ def test_errors_are_codes_with_a_message(exported: tuple[cd.NeuralNetwork, Path]
         assert loaded.text("message") == ""
 
 
-def test_the_example_in_c_builds_without_warnings(
-    exported: tuple[cd.NeuralNetwork, Path], tmp_path: Path
-) -> None:
-    model, folder = exported
-    for libraries in ([f"-L{folder}", "-lwing", f"-Wl,-rpath,{folder}"], [folder / "libwing.a"]):
-        program = tmp_path / "example"
-        given = [folder / "example.c", *libraries, "-lm", "-lpthread"]
-        run("cc", "-std=c11", *WARNINGS, f"-I{folder}", *given, "-o", program)
-        found = np.array(run(program).split(), "float32")
-        wanted = model.predict(np.ones((3, 20), "float32"))[:, 0]
-        np.testing.assert_allclose(found, wanted, atol=1e-6)
-
-
 def test_a_library_needs_the_c_library_alone(exported: tuple[cd.NeuralNetwork, Path]) -> None:
     lines = run("ldd", exported[1] / "libwing.so").splitlines()
     names = {line.split()[0].rpartition("/")[2].split(".")[0] for line in lines}
@@ -98,6 +85,8 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
         cd.export.c(model, tmp_path, name="wing", threads=0)
     with pytest.raises(ConfigError, match="no header of C has, got 'string'"):
         cd.export.c(model, tmp_path, name="string")
+    with pytest.raises(ConfigError, match=r"no word of C\+\+, got 'double'"):
+        cd.export.c(model, tmp_path, name="double")
 
 
 def test_a_refused_network_leaves_no_folder(tmp_path: Path) -> None:
@@ -178,18 +167,6 @@ def test_without_a_compiler_the_sources_are_written(
 ) -> None:
     monkeypatch.setenv("CC", str(tmp_path / "no compiler"))
     assert not list(cd.export.c(_mlp(), tmp_path, name="wing").glob("lib*"))
-
-
-@needs("cmake")
-def test_cmake_builds_the_folder(tmp_path: Path) -> None:
-    model = _mlp()
-    folder = cd.export.c(model, tmp_path / "wing", build=False)
-    made = tmp_path / "made"
-    run("cmake", "-S", folder, "-B", made, "-DBUILD_SHARED_LIBS=ON")
-    run("cmake", "--build", made)
-    x = RNG.normal(size=(5, 20)).astype("float32")
-    with Loaded(made, "wing") as loaded:
-        np.testing.assert_allclose(loaded.predict(x, outputs=(3,)), model.predict(x), atol=1e-6)
 
 
 def test_a_processor_without_the_instructions_is_refused(

@@ -41,7 +41,7 @@ def _check(model: cd.Model, rows: int = 4) -> None:
 
 @pytest.mark.parametrize("name", MIXING)
 def test_a_network_that_mixes_rows_is_refused_by_name(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"op\.{name}: expected a network that computes each"):
+    with pytest.raises(ConfigError, match=rf"op\.{name}: expected a network that computes rows"):
         _check(_model(MIXING[name]))
 
 
