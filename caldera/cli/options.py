@@ -258,7 +258,7 @@ TRAINING = (
     ),
     RecipeOption(
         "precision",
-        NameOption("precision", lambda: ["float16", "bfloat16", "tf32"]),
+        NameOption("precision", lambda: ["float16", "bfloat16", "tf32", "float8"]),
         "of the products",
     ),
     RecipeOption("device", TextOption("NAME"), "cpu, or another device of this machine"),

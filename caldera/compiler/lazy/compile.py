@@ -66,7 +66,7 @@ def plan_on(program: Program, place: Device, options: CompileOptions) -> Plan:
     ordered = collectives(program) if several else program
     originals: dict[Symbol, Symbol] = {}
     # Where memory is short, a cast that can be made again is better than one that stays.
-    if precision in HALF_NAMES and not place.is_host and settings.memory_limit is None:
+    if precision in (*HALF_NAMES, "float8") and not place.is_host and settings.memory_limit is None:
         ordered, originals = weight_copies(
             narrowed(ordered, precision, options.without), partial(copy_on, place)
         )

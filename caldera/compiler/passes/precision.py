@@ -6,8 +6,9 @@ After the last product on a path (a loss, an optimizer's update) everything is f
 explicit nodes; two consecutive casts cancel in a later pass. Kernels accumulate halves in float32.
 Complex numbers, Fourier transforms included, are computed in their own precision.
 
-With "tf32" everything stays float32; products and convolutions are only marked. A device may round
-their factors to the precision of its tensor cores.
+With "float8" products of inner dense layers are computed in 8 bits, and everything else as with
+"bfloat16"; see `float8`. With "tf32" everything stays float32; products and convolutions are only
+marked. A device may round their factors to the precision of its tensor cores.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from caldera.compiler.passes.constants import source_of, uniform
+from caldera.compiler.passes.float8 import float8_products
 from caldera.core.graph import ITEM, Body, Node, Program, item, rewrite
 from caldera.core.graph.ops.base import cast
 from caldera.core.graph.ops.control import scan, with_body
@@ -130,7 +132,7 @@ COMPARISONS = frozenset({"equal", "not_equal", "less", "less_equal", "greater", 
 """Comparisons, whose results would change if a constant were rounded."""
 
 HALF_NAMES = {"float16": float16, "bfloat16": bfloat16}
-NAMES = (*HALF_NAMES, "tf32")
+NAMES = (*HALF_NAMES, "tf32", "float8")
 """Values accepted by `precision`."""
 ROUNDED = frozenset(
     {
@@ -152,6 +154,8 @@ def lower_precision(program: Program, precision: str | None) -> Program:
         return program
     if precision == "tf32":
         return _marked(program)
+    if precision == "float8":
+        return float8_products(_Narrowing(program, bfloat16).run())
     if precision not in HALF_NAMES:
         raise ConfigError.build(
             "precision",

@@ -14,6 +14,7 @@ from caldera.core.graph.ops import (
     elementwise,
     epilogue,
     factorisation,
+    float8,
     fourier,
     indexing,
     linalg,

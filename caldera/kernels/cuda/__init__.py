@@ -72,7 +72,7 @@ from caldera.kernels.cuda.normalisation import (
     layernorm,
     local_response,
 )
-from caldera.kernels.cuda.product import cublas, tiled
+from caldera.kernels.cuda.product import cublas, float8, tiled
 from caldera.kernels.cuda.recurrent import persistent as recurrent
 from caldera.kernels.cuda.reduction import cumsum, reduce
 from caldera.kernels.cuda.runtime import measure

@@ -7,6 +7,7 @@ from __future__ import annotations
 from caldera.kernels.reference import (
     arrays,
     elementwise,
+    float8,
     layers,
 )
 from caldera.kernels.reference.evaluation import (

@@ -59,6 +59,20 @@ __device__ __forceinline__ u32 bfloat_pair(float low, float high) {
     return nearest_bfloat(high) << 16 | nearest_bfloat(low);
 }
 #endif
+// Two floats as numbers of 8 bits, side by side; what is too large becomes the largest number.
+#if __CUDA_ARCH__ >= 890
+#define FLOAT8_PAIRS
+__device__ __forceinline__ u32 e4m3_pair(float low, float high) {
+    u16 both;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(both) : "f"(high), "f"(low));
+    return both;
+}
+__device__ __forceinline__ u32 e5m2_pair(float low, float high) {
+    u16 both;
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(both) : "f"(high), "f"(low));
+    return both;
+}
+#endif
 // As one of a pair: the card converts single numbers at an eighth of the speed, and plain
 // arithmetic would take ten instructions.
 __device__ __forceinline__ u16 float_to_bfloat_bits(float x) { return (u16)bfloat_pair(x, 0.0f); }

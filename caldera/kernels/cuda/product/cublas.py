@@ -126,7 +126,7 @@ def bind_product(product: Multiplication, workspace: Array, rank: int = 0) -> li
     if parts is None:
         return None
     calls: list[Any] = []
-    spare = _aligned_part(scratch.rest)
+    spare = aligned_part(scratch.rest)
     # A limit of exactly this size would select other algorithms than when the workspace was
     # measured.
     limit = _limit(0 if plan.terms is None else workspace_bytes(Spec(terms.shape, plan.terms)))
@@ -176,13 +176,13 @@ def workspace(product: Multiplication) -> tuple[int, int]:
     problem = None if not parts else problem_of(parts[0], plan.epilogue, _limit(terms))
     if problem is None:
         return 0, 0
-    found = algorithms(_aligned(problem), device.current_card())
+    found = algorithms(aligned(problem), device.current_card())
     most = int(found["workspace"].max(initial=0))
     # 16 bytes more, as nvmath does: an epilogue has been seen to use them.
     return terms + most + (16 + WORKSPACE_ALIGNMENT if most else 0), len(found)
 
 
-def _aligned(problem: Problem) -> Problem:
+def aligned(problem: Problem) -> Problem:
     """Return the problem with the operands' alignment in plans.
 
     Arrays that only describe operands have arbitrary addresses.
@@ -191,7 +191,7 @@ def _aligned(problem: Problem) -> Problem:
     return replace(problem, a=a, b=b, d=d)
 
 
-def _aligned_part(workspace: Array) -> Array:
+def aligned_part(workspace: Array) -> Array:
     """The workspace from the first address on that the library takes."""
     skipped = -address_of(workspace) % WORKSPACE_ALIGNMENT if workspace.size else 0
     return workspace[skipped:]

@@ -27,7 +27,7 @@ RANKS = 8
 the last ones have been the fastest."""
 ALIGNMENT = 64
 """Alignment in bytes of all arrays in plans; the library requires at most 16."""
-DATA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
+DATA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14, "e4m3": 28, "e5m2": 29}
 """cudaDataType_t."""
 COMPUTE_32F, COMPUTE_64F, COMPUTE_TF32 = 68, 70, 77
 """cublasComputeType_t."""
@@ -56,23 +56,24 @@ class MatrixLayout:
     apart: int
     """Stride between matrices of the batch."""
     alignment: int
+    data: int
+    """Type of the elements, one of DATA_TYPES."""
 
     @classmethod
-    def of(cls, matrices: Matrices, apart: int) -> MatrixLayout:
+    def of(cls, matrices: Matrices, apart: int, data: str = "") -> MatrixLayout:
         """Matrices of ours: their rows are its columns, unless they are transposed already."""
         rows, columns = matrices.array.shape[-2:]
         size = (rows, columns) if matrices.transposed else (columns, rows)
         address = address_of(matrices.array)
         alignment = min(ALIGNMENT, address & -address)
-        return cls(*size, matrices.leading, matrices.transposed, apart, alignment)
+        kind = DATA_TYPES[data or matrices.array.dtype.name]
+        return cls(*size, matrices.leading, matrices.transposed, apart, alignment, kind)
 
 
 @dataclass(frozen=True)
 class Problem:
     """Key of a product: all properties that determine the choice of an algorithm."""
 
-    data: int
-    result: int
     compute: int
     a: MatrixLayout
     b: MatrixLayout
@@ -80,6 +81,15 @@ class Problem:
     count: int
     epilogue: str
     limit: int
+    scaled: bool = False
+    """True if a number in memory multiplies the product, as products of 8 bits require."""
+    fast: bool = False
+    """True if tensor cores may keep fewer digits of partial sums of products of 8 bits."""
+
+    @property
+    def layouts(self) -> tuple[MatrixLayout, MatrixLayout, MatrixLayout]:
+        """Both factors and the result."""
+        return self.a, self.b, self.d
 
     @property
     def scale(self) -> int:
@@ -87,9 +97,18 @@ class Problem:
         return DATA_TYPES["float64" if self.compute == COMPUTE_64F else "float32"]
 
 
-def problem_of(product: Multiplication, epilogue: str, limit: int) -> Problem | None:
+def problem_of(
+    product: Multiplication,
+    epilogue: str,
+    limit: int,
+    forms: tuple[str, str] = ("", ""),
+    *,
+    fast: bool = False,
+) -> Problem | None:
     """Return the problem for the plain product; None if cuBLAS does not support the arrays'
     layouts.
+
+    `forms` are the formats of factors whose bytes hold numbers of 8 bits.
     """
     found = [as_matrices(each) for each in (product.left, product.right, product.out)]
     left, right, out = found
@@ -99,15 +118,15 @@ def problem_of(product: Multiplication, epilogue: str, limit: int) -> Problem | 
     if min(apart) < 0 or 0 in product.extent:
         return None
     return Problem(
-        DATA_TYPES[product.left.dtype.name],
-        DATA_TYPES[product.dtype.name],
         _compute_type(product),
-        MatrixLayout.of(right, apart[1]),
-        MatrixLayout.of(left, apart[0]),
+        MatrixLayout.of(right, apart[1], forms[1]),
+        MatrixLayout.of(left, apart[0], forms[0]),
         MatrixLayout.of(out, apart[2]),
         product.count,
         epilogue,
         limit,
+        scaled=any(forms),
+        fast=fast,
     )
 
 
@@ -119,9 +138,9 @@ def _compute_type(product: Multiplication) -> int:
 
 
 class Descriptors:
-    """Library objects for a problem, freed with this object."""
+    """Library objects for a problem, freed with this object; `bias` and `scale` are addresses."""
 
-    def __init__(self, lt: Any, problem: Problem, bias: int) -> None:
+    def __init__(self, lt: Any, problem: Problem, bias: int, scale: int) -> None:
         self.product = lt.matmul_desc_create(problem.compute, problem.scale)
         finalize(self, lt.matmul_desc_destroy, self.product)
         attributes = lt.MatmulDescAttribute
@@ -132,13 +151,17 @@ class Descriptors:
             put(attributes.EPILOGUE, ctypes.c_uint32(lt.Epilogue[problem.epilogue]))
         if "BIAS" in problem.epilogue:
             put(attributes.BIAS_POINTER, ctypes.c_int64(bias))
-            put(attributes.BIAS_DATA_TYPE, ctypes.c_int32(problem.data))
-        self.a = self._layout(lt, problem.data, problem.a, problem.count)
-        self.b = self._layout(lt, problem.data, problem.b, problem.count)
-        self.d = self._layout(lt, problem.result, problem.d, problem.count)
+            put(attributes.BIAS_DATA_TYPE, ctypes.c_int32(problem.a.data))
+        if problem.scaled:
+            put(attributes.A_SCALE_POINTER, ctypes.c_int64(scale))
+        if problem.fast:
+            put(attributes.FAST_ACCUM, ctypes.c_int8(1))
+        a, b, d = (self._layout(lt, each, problem.count) for each in problem.layouts)
+        self.a, self.b, self.d = a, b, d
 
-    def _layout(self, lt: Any, kind: int, layout: MatrixLayout, count: int) -> int:
-        found: int = lt.matrix_layout_create(kind, layout.rows, layout.columns, layout.leading)
+    def _layout(self, lt: Any, layout: MatrixLayout, count: int) -> int:
+        size = (layout.rows, layout.columns, layout.leading)
+        found: int = lt.matrix_layout_create(layout.data, *size)
         finalize(self, lt.matrix_layout_destroy, found)
         if count > 1:
             attributes = lt.MatrixLayoutAttribute
@@ -163,14 +186,14 @@ def algorithms(problem: Problem, card: int) -> np.ndarray:
     """The algorithms that the library thinks fastest, the best one first; maybe none."""
     lt = device.cublas_lt()
     # The result depends on the presence of a bias, not on its address.
-    descriptors = Descriptors(lt, problem, ALIGNMENT)
+    descriptors = Descriptors(lt, problem, ALIGNMENT, ALIGNMENT)
     preference = lt.matmul_preference_create()
     attributes = lt.MatmulPreferenceAttribute
     put = partial(_put, lt.matmul_preference_set_attribute, preference)
     put(attributes.MAX_WORKSPACE_BYTES, ctypes.c_uint64(problem.limit))
     # Split sums are added up with the same precision as unsplit ones.
     exact = lt.ReductionScheme.COMPUTE_TYPE
-    if problem.data == problem.result == problem.scale:
+    if all(each.data == problem.scale for each in problem.layouts):
         exact |= lt.ReductionScheme.INPLACE
     put(attributes.REDUCTION_SCHEME_MASK, ctypes.c_uint32(exact))
     for name, layout in zip("ABCD", (problem.a, problem.b, problem.d, problem.d), strict=True):
@@ -212,14 +235,15 @@ class LtCall:
         workspace: Array,
         alpha: float = 1.0,
         beta: float = 0.0,
+        scale: Array | None = None,
     ) -> None:
         self._lt = device.cublas_lt()
-        bias = 0 if product.bias is None else address_of(product.bias)
-        self._descriptors = Descriptors(self._lt, problem, bias)
+        pointers = [0 if each is None else address_of(each) for each in (product.bias, scale)]
+        self._descriptors = Descriptors(self._lt, problem, *pointers)
         self._algorithm = algorithm.copy()
         number = ctypes.c_double if problem.compute == COMPUTE_64F else ctypes.c_float
         self._scales = (number(alpha), number(beta))
-        self._kept = (product, workspace)
+        self._kept = (product, workspace, scale)
         found, out = self._descriptors, address_of(product.out)
         nbytes = 0 if workspace is None else workspace.nbytes
         self._arguments = (
