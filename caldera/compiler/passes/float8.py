@@ -3,7 +3,7 @@
 The program is in bfloat16 already. Each factor of a layer's products is multiplied so that its
 largest number is the largest of the format, rounded to 8 bits, and multiplied along rows, as tensor
 cores require. Inputs and weights are "e4m3", gradients "e5m2". A matrix that several products read
-is rounded once for all of them, as it is and transposed.
+is rounded once, as it is and transposed.
 
 The first and the last layer stay in bfloat16, and so does all that is small: its products would
 take less time than rounding the factors.
@@ -23,7 +23,7 @@ from caldera.core.tensor.dtype import bfloat16, float32
 from caldera.core.tensor.shape import Shape, size
 
 MULTIPLE = 16
-"""Sides of matrices are multiples of it: rows must begin at addresses that tensor cores read."""
+"""Divisor of all sides: tensor cores read rows at aligned addresses."""
 SHORTEST = 512
 """Rows, columns and length of a product from which rounding its factors pays."""
 LEAST = 2.0**-100
@@ -170,7 +170,7 @@ def _value_of(node: Node) -> Node:
 
 
 def _factors(node: Node, known: int, form: str) -> Factors | None:
-    """Return both factors as matrices: the one at `known` is "e4m3", the other one is `form`.
+    """Return both factors as matrices: the factor at `known` is "e4m3", its partner `form`.
 
     The result is None for batches of products.
     """
@@ -188,7 +188,7 @@ def _pays(factors: Factors) -> bool:
 
 
 def _between_layers(order: Sequence[Node], forward: set[Node]) -> set[Node]:
-    """Return those of the layers' products that have another one before and after them."""
+    """Return the layers' products that neither come first nor last."""
     after: set[Node] = set()
     for node in order:
         if any(given in after or given in forward for given in node.inputs):

@@ -12,7 +12,7 @@ from caldera.kernels.reference.evaluation import reference
 FORMATS = {"e4m3": np.dtype(ml_dtypes.float8_e4m3fn), "e5m2": np.dtype(ml_dtypes.float8_e5m2)}
 """NumPy's dtype of each format."""
 NAN = 0x7F
-"""Byte that stands for nan in both formats."""
+"""Byte of nan in both formats."""
 
 
 @reference("to_float8")
