@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import mmap
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from caldera.compiler.plan.plan import Plan
 from caldera.compiler.plan.schedule import Buffer, Step
 from caldera.core.graph import Node, Order, Spec, Symbol, laid_out, seen_as, stored_shape
 from caldera.core.memory import ALIGNMENT
 from caldera.errors import ConfigError
+from caldera.export.functions import FunctionPlan
 from caldera.kernels.native.codegen import NativeCall, NativeRunner, address_of
 from caldera.kernels.native.codegen.compiler import CodeAddress
 from caldera.kernels.native.codegen.kernel import AddressTable
@@ -149,17 +149,16 @@ class PlanImager:
         self.variables = VariableLayout()
         self.kernels = KernelNumbers()
 
-    def image(self, plan: Plan, rows: int, inputs: Mapping[str, Spec]) -> PlanImage:
-        """Return the image of a plan whose inputs a caller passes in this order."""
-        return _Binding(self, plan, rows, inputs).image()
+    def image(self, function: FunctionPlan, rows: int) -> PlanImage:
+        """Return the image of a plan for a number of rows."""
+        return _Binding(self, function, rows).image()
 
 
 class _Binding:
     """A plan bound to reserved memory."""
 
-    def __init__(
-        self, owner: PlanImager, plan: Plan, rows: int, inputs: Mapping[str, Spec]
-    ) -> None:
+    def __init__(self, owner: PlanImager, function: FunctionPlan, rows: int) -> None:
+        plan, inputs, outputs = function
         self._owner = owner
         self._schedule = schedule = plan.schedule
         self._orders = {b.key: b.spec.order for b in schedule.buffers if isinstance(b.key, Symbol)}
@@ -170,7 +169,10 @@ class _Binding:
         self._image = PlanImage(
             rows,
             [Port(name, spec, found.get(name)) for name, spec in inputs.items()],
-            [Port(f"y{i}", spec, spec.order) for i, spec in enumerate(self._outputs)],
+            [
+                Port(name, spec, spec.order)
+                for name, spec in zip(outputs, self._outputs, strict=True)
+            ],
             schedule.arena_bytes,
         )
         specs = [*(each.spec for each in self._symbols), *self._outputs]

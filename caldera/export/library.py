@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 
 from caldera.base.arguments import require
-from caldera.base.config import settings
-from caldera.compiler.lazy import Expr, compile
-from caldera.compiler.plan.plan import Plan
-from caldera.core.graph import Spec
-from caldera.errors import ConfigError
-from caldera.export.image import PlanImage, PlanImager
+from caldera.export.functions import KINDS, FunctionPlan, as_exported, check_model
+from caldera.export.image import PlanImager
 from caldera.export.interface import Argument, ExportedFunction, LibraryInterface, checked_name
-from caldera.export.rows import check_rows
 from caldera.export.sources import Library
 from caldera.export.tables import TargetImage
 from caldera.kernels.native.codegen.compiler import object_file
-from caldera.kernels.native.codegen.matrix_multiply import standalone
 from caldera.kernels.native.codegen.target import host_target
 from caldera.train.model import Model
-from caldera.train.step_graph import main_output
 
 MOST_ROWS = 1 << 16
 """Largest number of rows for which code is made."""
@@ -39,6 +30,8 @@ def c(
     name: str = "",
     batch: Sequence[int] = (1, 32),
     threads: int = 1,
+    vjp: bool = False,
+    jvp: bool = False,
     build: bool = True,
 ) -> Path:
     """Write a trained model to a folder as a library for C; return the folder.
@@ -46,8 +39,10 @@ def c(
     The library contains machine code and weights, and needs neither Python nor a BLAS. `name` is
     the prefix of its functions, by default the name of the folder. `batch` are the numbers of rows
     for which code is made; together they compute any number of rows. `threads` is the number of
-    threads of a handle. Without `build`, or where no C compiler is installed, the folder has the
-    sources and object files, from which CMake builds the library.
+    threads of a handle. `vjp` and `jvp` add the adjoint and the tangent of each row: products with
+    the Jacobian of `predict`, for sensitivities and data assimilation. Without `build`, or where no
+    C compiler is installed, the folder has the sources and object files, from which CMake builds
+    the library.
 
     >>> import tempfile
     >>> import caldera as cd
@@ -69,74 +64,35 @@ def c(
         "larger numbers of rows are computed in batches of these sizes",
     )
     require(0 < threads <= 1024, "export", "threads >= 1 and at most 1024", threads)
-    model.check_exportable("export")
+    names = ["predict", *(each for each, wanted in (("vjp", vjp), ("jvp", jvp)) if wanted)]
     imager = PlanImager()
     with as_exported(threads):
-        plans = [(*predict_plan(model, rows), rows) for rows in sizes]
-        trial = plans[-1] if len(plans) > 1 else predict_plan(model, 2)
-        check_rows(*trial[:2], partial(prediction_of, model))
-        images = [imager.image(plan, rows, inputs) for plan, inputs, rows in plans]
+        check_model(model, sizes[-1])
+        plans = {each: [KINDS[each].plan(model, rows) for rows in sizes] for each in names}
+        images = {each: list(map(imager.image, plans[each], sizes)) for each in names}
         symbols = [f"{name}_native_k{i}" for i in range(len(imager.kernels.kernels))]
         code = object_file(dict(zip(symbols, imager.kernels.kernels, strict=True)))
-    image = TargetImage("native", _condition(), {"predict": images}, len(symbols), code)
-    about = "Compute the outputs of any number of rows."
-    predict = ExportedFunction("predict", about, _arguments(images[0]))
+    image = TargetImage("native", _condition(), images, len(symbols), code)
+    functions = tuple(_function(each, plans[each][0]) for each in names)
     weights = bytearray(imager.variables.nbytes)
     for symbol, offset in imager.variables.offsets.items():
         content = symbol.value.numpy().tobytes()
         weights[offset : offset + len(content)] = content
-    library = Library(LibraryInterface(name, (predict,)), image, bytes(weights), threads)
+    library = Library(LibraryInterface(name, functions), image, bytes(weights), threads)
     library.write(target)
     if build:
         library.build(target)
     return target
 
 
-def _arguments(image: PlanImage) -> tuple[Argument, ...]:
-    names = ["x"] if len(image.inputs) == 1 else [each.name for each in image.inputs]
-    pairs = zip(names, image.inputs, strict=True)
-    inputs = [Argument.of(name, each.spec) for name, each in pairs]
-    return (*inputs, *(Argument.of("y", each.spec, is_output=True) for each in image.outputs))
-
-
-@contextmanager
-def as_exported(threads: int) -> Iterator[None]:
-    """Context in which plans are compiled, bound and run as they are exported."""
-    with standalone(), settings.override(threads=threads):
-        yield
-
-
-def prediction_of(model: Model, rows: int) -> tuple[list[Expr], Expr]:
-    """Return the inputs of a model for a number of samples, and its main output."""
-    inputs, outputs, traced = model.expressions(rows)
-    require(
-        not traced.updates,
-        "export",
-        "a network that changes no variables when it predicts",
-        ", ".join(each.node.inputs[0].attrs["symbol"].name for each in traced.updates),
-        "run this model with Caldera",
-    )
-    return inputs, main_output(outputs, model.objective)[1]
-
-
-def predict_plan(model: Model, rows: int) -> tuple[Plan, Mapping[str, Spec]]:
-    """Return the plan that predicts for a number of samples, and the inputs of its caller."""
-    inputs, prediction = prediction_of(model, rows)
-    require(
-        prediction.shape and prediction.shape[0] == rows,
-        "export",
-        f"an output with a row for each of {rows} samples",
-        f"shape {prediction.shape}",
-    )
-    plan = compile([prediction], device="cpu", precision=model.precision, remember=False)
-    if not isinstance(plan, Plan):
-        raise ConfigError.build(
-            "export",
-            expected="a model on the CPU",
-            got="layers on several devices",
-            hint='move it with model.to("cpu")',
-        )
-    return plan, {each.node.attrs["symbol"].name: each.node.spec for each in inputs}
+def _function(name: str, plan: FunctionPlan) -> ExportedFunction:
+    """Return the interface of a function; the only input of a network is called x."""
+    numbered = "x1" in plan.inputs
+    specs = {each if numbered else each.replace("x0", "x"): s for each, s in plan.inputs.items()}
+    arguments = [Argument.of(*each) for each in specs.items()]
+    outputs = zip(plan.outputs, plan.plan.optimised.outputs, strict=True)
+    arguments += [Argument.of(each, node.spec, is_output=True) for each, node in outputs]
+    return ExportedFunction(name, KINDS[name].about, tuple(arguments))
 
 
 def _condition() -> str:

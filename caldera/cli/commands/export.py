@@ -1,4 +1,4 @@
-"""`caldera export`: a trained model as a library for C and Fortran."""
+"""`caldera export`: a trained model as a library for C, C++ and Fortran."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ add_flags = flags(
         help="numbers of rows that have code of their own (default: 1,32)",
     ),
     flag("--threads", default="1", metavar="N", help="threads of a handle (default: 1)"),
+    flag("--vjp", action="store_true", help="add the adjoint: products with J^T, row by row"),
+    flag("--jvp", action="store_true", help="add the tangent: products with J, row by row"),
     flag(
         "--no-build",
         action="store_true",
@@ -39,6 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
         name=arguments.name or path.stem.lower().replace("-", "_"),
         batch=CountsOption().from_text(arguments.batch, "--batch"),
         threads=CountOption(1).from_text(arguments.threads, "--threads"),
+        vjp=arguments.vjp,
+        jvp=arguments.jvp,
         build=not arguments.no_build,
     )
     for each in sorted(folder.iterdir()):
@@ -49,10 +53,11 @@ def run(arguments: argparse.Namespace) -> int:
 COMMAND = Command(
     name="export",
     takes="FILE.caldera",
-    summary="Export a trained model as a library for C and Fortran that needs no Python.",
+    summary="Export a trained model as a library for C, C++ and Fortran that needs no Python.",
     examples="""
         caldera export out/wing.caldera --c wing/
         caldera export out/wing.caldera --c wing/ --batch 1,32 --threads 4
+        caldera export out/wing.caldera --c wing/ --vjp --jvp
     """,
     add_flags=add_flags,
     run=run,

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import caldera as cd
-from caldera.export.library import as_exported, predict_plan
+from caldera.export.functions import as_exported, predict_plan
 
 WARNINGS = ("-Wall", "-Wextra", "-Werror", "-pedantic")
 
@@ -77,5 +77,5 @@ class Loaded:
 def planned(model: cd.Model, *inputs: np.ndarray, threads: int = 1) -> np.ndarray:
     """What the plan gives that was exported for as many rows."""
     with as_exported(threads):
-        plan, _ = predict_plan(model, len(inputs[0]))
+        plan = predict_plan(model, len(inputs[0])).plan
         return plan.run({f"x{i}": each for i, each in enumerate(inputs)})[0].numpy().copy()

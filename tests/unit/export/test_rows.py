@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,7 @@ import caldera as cd
 from caldera import nn, op
 from caldera.compiler.lazy import Expr
 from caldera.errors import ConfigError
-from caldera.export.library import predict_plan, prediction_of
-from caldera.export.rows import check_rows
+from caldera.export.functions import check_model
 
 MIXING: dict[str, Callable[[Expr], Expr]] = {
     "mean": lambda x: x - op.mean(x, axis=0),
@@ -35,19 +33,15 @@ def _model(function: Callable[[Expr], Expr]) -> cd.NeuralNetwork:
     return cd.NeuralNetwork(layers, loss="mean_squared")
 
 
-def _check(model: cd.Model, rows: int = 4) -> None:
-    check_rows(*predict_plan(model, rows), partial(prediction_of, model))
-
-
 @pytest.mark.parametrize("name", MIXING)
 def test_a_network_that_mixes_rows_is_refused_by_name(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"op\.{name}: expected a network that computes rows"):
-        _check(_model(MIXING[name]))
+        check_model(_model(MIXING[name]), 4)
 
 
 @pytest.mark.parametrize("name", SEPARATE)
 def test_a_network_of_separate_rows_is_accepted(name: str) -> None:
-    _check(_model(SEPARATE[name]))
+    check_model(_model(SEPARATE[name]), 4)
 
 
 def test_rows_of_integers_are_compared(tmp_path: Path) -> None:
@@ -55,7 +49,7 @@ def test_rows_of_integers_are_compared(tmp_path: Path) -> None:
         return x - op.mean(x, axis=0)
 
     layers = [nn.Input((5,), dtype="int64"), nn.Embedding(2, 6), nn.LSTM(7)]
-    _check(cd.NeuralNetwork(layers, loss="mean_squared"))
+    check_model(cd.NeuralNetwork(layers, loss="mean_squared"), 4)
     model = cd.NeuralNetwork([*layers, nn.Lambda(mixed)], loss="mean_squared")
     with pytest.raises(ConfigError, match=r"op\.mean"):
         cd.export.c(model, tmp_path, name="wing", batch=(1,))

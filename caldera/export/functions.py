@@ -1,0 +1,142 @@
+"""The functions of a library as plans: prediction and its derivatives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import NamedTuple
+
+from caldera import op
+from caldera.base.arguments import require
+from caldera.base.config import settings
+from caldera.compiler.lazy import Expr, compile
+from caldera.compiler.plan.plan import Plan
+from caldera.core.graph import Spec
+from caldera.core.tensor.dtype import is_float
+from caldera.errors import ConfigError
+from caldera.export.rows import check_rows
+from caldera.kernels.native.codegen.matrix_multiply import standalone
+from caldera.train.model import Model
+from caldera.train.step_graph import main_output
+
+
+class FunctionPlan(NamedTuple):
+    """A plan for a number of rows, the inputs that a caller passes, and names of the outputs."""
+
+    plan: Plan
+    inputs: Mapping[str, Spec]
+    outputs: Sequence[str]
+
+
+Planner = Callable[[int], FunctionPlan]
+
+
+class FunctionKind(NamedTuple):
+    """A function that a library may have: its description, and its plan for a number of rows."""
+
+    about: str
+    plan: Callable[[Model, int], FunctionPlan]
+
+
+@contextmanager
+def as_exported(threads: int) -> Iterator[None]:
+    """Context in which plans are compiled, bound and run as they are exported."""
+    with standalone(), settings.override(threads=threads):
+        yield
+
+
+def prediction_of(model: Model, rows: int) -> tuple[list[Expr], Expr]:
+    """Return the inputs of a model for a number of samples, and its main output."""
+    inputs, outputs, traced = model.expressions(rows)
+    require(
+        not traced.updates,
+        "export",
+        "a network that changes no variables when it predicts",
+        ", ".join(each.node.inputs[0].attrs["symbol"].name for each in traced.updates),
+        "run this model with Caldera",
+    )
+    return inputs, main_output(outputs, model.objective)[1]
+
+
+def check_model(model: Model, rows: int) -> None:
+    """Raise an error unless `model` computes samples of one size, each independently."""
+    model.check_exportable("export")
+    plan, inputs, _ = predict_plan(model, max(2, rows))
+    check_rows(plan, inputs, partial(prediction_of, model))
+
+
+def predict_plan(model: Model, rows: int) -> FunctionPlan:
+    """Return the plan that predicts for a number of samples."""
+    inputs, prediction = prediction_of(model, rows)
+    require(
+        prediction.shape and prediction.shape[0] == rows,
+        "export",
+        f"an output with a row for each of {rows} samples",
+        f"shape {prediction.shape}",
+    )
+    return _planned(model, inputs, {"y": prediction})
+
+
+def vjp_plan(model: Model, rows: int) -> FunctionPlan:
+    """Return the plan of the adjoint: dx = J^T dy, for the Jacobian J of each row."""
+    inputs, prediction = prediction_of(model, rows)
+    dy = op.input("dy", prediction.shape, prediction.dtype)
+    wanted = _differentiable("vjp", inputs, prediction)
+    found = op.grad(prediction, list(wanted.values()), seed=dy, unused="zero")
+    return _planned(model, [*inputs, dy], dict(zip(wanted, found, strict=True)))
+
+
+def jvp_plan(model: Model, rows: int) -> FunctionPlan:
+    """Return the plan of the tangent, dy = J dx: J is the derivative of the adjoint by dy."""
+    inputs, prediction = prediction_of(model, rows)
+    dy = op.input("dy", prediction.shape, prediction.dtype)
+    wanted = _differentiable("jvp", inputs, prediction)
+    adjoint = op.grad(prediction, list(wanted.values()), seed=dy, unused="zero")
+    given = [op.input(name, each.shape, each.dtype) for name, each in wanted.items()]
+    product = sum(
+        (op.sum(a * b) for a, b in zip(adjoint, given, strict=True)), start=op.sum(dy) * 0
+    )
+    tangent = op.grad(product, dy)
+    return _planned(model, [*inputs, *given], {"dy": tangent})
+
+
+def _differentiable(where: str, inputs: Sequence[Expr], output: Expr) -> dict[str, Expr]:
+    """Return the inputs with derivatives, by the names of their derivatives."""
+    floats = {f"d{_name(each)}": each for each in inputs if is_float(each.dtype)}
+    require(
+        floats and is_float(output.dtype),
+        f"export of {where}",
+        "a network with inputs and an output of floating-point numbers",
+        f"{', '.join(str(each.dtype) for each in inputs)} to {output.dtype}",
+        "export this model without derivatives",
+    )
+    return floats if len(inputs) > 1 else {"dx": inputs[0]}
+
+
+def _name(given: Expr) -> str:
+    return str(given.node.attrs["symbol"].name)
+
+
+def _planned(model: Model, inputs: Sequence[Expr], outputs: Mapping[str, Expr]) -> FunctionPlan:
+    plan = compile(list(outputs.values()), device="cpu", precision=model.precision, remember=False)
+    if not isinstance(plan, Plan):
+        raise ConfigError.build(
+            "export",
+            expected="a model on the CPU",
+            got="layers on several devices",
+            hint='move it with model.to("cpu")',
+        )
+    return FunctionPlan(plan, {_name(each): each.node.spec for each in inputs}, list(outputs))
+
+
+KINDS = {
+    "predict": FunctionKind("Compute the outputs of any number of rows.", predict_plan),
+    "vjp": FunctionKind(
+        "Compute the adjoint of `predict`, dx = J^T dy, with the Jacobian J of each row.", vjp_plan
+    ),
+    "jvp": FunctionKind(
+        "Compute the tangent of `predict`, dy = J dx, with the Jacobian J of each row.", jvp_plan
+    ),
+}
+"""The functions that a library may have."""
