@@ -56,13 +56,18 @@ def _cpp_function(function: ExportedFunction, library: str) -> str:
     vectors = ", ".join(f"const std::vector<{each.c_type}> &{each.name}" for each in inputs)
     checks = "".join(f"    check_size({each.name}, rows, {each.size});\n" for each in inputs)
     first = inputs[0]
-    given = ", ".join(f"{each.name}.data()" for each in function.arguments)
+    made = f"{result.c_type} {result.name}", f"&{result.name}"
+    returned = result.c_type
+    if result.has_rows:
+        returned = f"std::vector<{result.c_type}>"
+        size = f"static_cast<std::size_t>(rows) * {result.size}"
+        made = f"{returned} {result.name}({size})", f"{result.name}.data()"
+    given = ", ".join([*(f"{each.name}.data()" for each in inputs), made[1]])
     return text + (
-        f"std::vector<{result.c_type}> {function.name}({vectors}) {{\n"
+        f"{returned} {function.name}({vectors}) {{\n"
         f"    const std::int64_t rows = static_cast<std::int64_t>({first.name}.size() / "
         f"{first.size});\n{checks}"
-        f"    std::vector<{result.c_type}> {result.name}(static_cast<std::size_t>(rows) * "
-        f"{result.size});\n"
+        f"    {made[0]};\n"
         f"    {function.name}(rows, {given});\n    return {result.name};\n}}\n"
     )
 
@@ -87,7 +92,8 @@ def fortran_module(interface: LibraryInterface) -> str:
 def _fortran_interface(function: ExportedFunction, library: str) -> str:
     names = [each.name for each in function.arguments]
     arrays = "\n".join(
-        f"      {FORTRAN_TYPES[each.dtype]}, intent({_intent(each)}) :: {each.name}(*)"
+        f"      {FORTRAN_TYPES[each.dtype]}, intent({_intent(each)}) :: {each.name}"
+        f"{'(*)' if each.has_rows else ''}"
         for each in function.arguments
     )
     kinds = sorted({kind_of(each) for each in function.arguments})
@@ -106,16 +112,13 @@ def _fortran_interface(function: ExportedFunction, library: str) -> str:
 
 def _fortran_procedure(function: ExportedFunction, library: str) -> str:
     names = [each.name for each in function.arguments]
-    arrays = "\n".join(
-        f"    {FORTRAN_TYPES[each.dtype]}, contiguous, intent({_intent(each)}) :: "
-        f"{each.name}({', '.join([':'] * (1 + len(each.shape)))})"
-        for each in function.arguments
-    )
+    arrays = "\n".join(map(_fortran_argument, function.arguments))
     first = function.arguments[0]
     checks = "\n".join(
         f"    if (any(shape({each.name}) /= [{', '.join([*map(str, each.shape[::-1]), 'rows'])}])) "
         f"code = {library}_rows"
         for each in function.arguments
+        if each.has_rows
     )
     about = function.about.replace("\n", "\n  ! ")
     return f"""\
@@ -139,6 +142,17 @@ def _fortran_procedure(function: ExportedFunction, library: str) -> str:
 def kind_of(argument: Argument) -> str:
     """Return the kind parameter of an argument's type, such as c_float."""
     return FORTRAN_TYPES[argument.dtype].split("(")[1][:-1]
+
+
+def _fortran_argument(argument: Argument) -> str:
+    """Return the declaration of an argument of a Fortran procedure."""
+    kind, axes = (
+        f"    {FORTRAN_TYPES[argument.dtype]}",
+        ", ".join([":"] * (1 + len(argument.shape))),
+    )
+    if not argument.has_rows:
+        return f"{kind}, intent({_intent(argument)}) :: {argument.name}"
+    return f"{kind}, contiguous, intent({_intent(argument)}) :: {argument.name}({axes})"
 
 
 def _intent(argument: Argument) -> str:

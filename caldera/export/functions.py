@@ -17,8 +17,11 @@ from caldera.core.tensor.dtype import is_float
 from caldera.errors import ConfigError
 from caldera.export.rows import check_rows
 from caldera.kernels.native.codegen.matrix_multiply import standalone
+from caldera.optim import LossScale
 from caldera.train.model import Model
+from caldera.train.step import StepPlans
 from caldera.train.step_graph import main_output
+from caldera.train.strategy import SingleProcessStrategy
 
 
 class FunctionPlan(NamedTuple):
@@ -33,10 +36,14 @@ Planner = Callable[[int], FunctionPlan]
 
 
 class FunctionKind(NamedTuple):
-    """A function that a library may have: its description, and its plan for a number of rows."""
+    """A function that a library may have: a description, and a maker of plans.
+
+    A function of whole batches accepts only the numbers of rows that it was made for.
+    """
 
     about: str
-    plan: Callable[[Model, int], FunctionPlan]
+    planner: Callable[[Model], Planner]
+    is_whole: bool = False
 
 
 @contextmanager
@@ -60,7 +67,7 @@ def prediction_of(model: Model, rows: int) -> tuple[list[Expr], Expr]:
 
 
 def check_model(model: Model, rows: int) -> None:
-    """Raise an error unless `model` computes samples of one size, each independently."""
+    """Raise an error unless all samples have the same size and are computed independently."""
     model.check_exportable("export")
     plan, inputs, _ = predict_plan(model, max(2, rows))
     check_rows(plan, inputs, partial(prediction_of, model))
@@ -101,6 +108,38 @@ def jvp_plan(model: Model, rows: int) -> FunctionPlan:
     return _planned(model, [*inputs, *given], {"dy": tangent})
 
 
+def step_planner(model: Model) -> Planner:
+    """Return a function for plans of a training step on a whole batch; they share variables."""
+    halves = model.precision == "float16"
+    steps = StepPlans(
+        model,
+        model.objective,
+        model.optimizer,
+        (),
+        SingleProcessStrategy(),
+        loss_scale=LossScale(device=model.device) if halves else None,
+        targets=len(model.objective.losses),
+    )
+    # A bad step is reported to the caller, who may continue; totals over an epoch are not read.
+    unread = [steps.bad_step, steps.tally, *steps.training_totals.variables().values()]
+    dropped = {each.symbol for each in unread}
+
+    def plan_of(rows: int) -> FunctionPlan:
+        program = steps.graph(rows).training()
+        assert program.gradients is not None
+        assert program.gradients.loss is not None
+        updates = [
+            each
+            for each in program.assignments()
+            if each.node.inputs[0].attrs["symbol"] not in dropped
+        ]
+        made = _planned(model, [], {"loss": program.gradients.loss}, updates)
+        inputs = {each.name: each.spec for each in made.plan.symbols if each.role == "input"}
+        return made._replace(inputs=dict(sorted(inputs.items())))
+
+    return plan_of
+
+
 def _differentiable(where: str, inputs: Sequence[Expr], output: Expr) -> dict[str, Expr]:
     """Return the inputs with derivatives, by the names of their derivatives."""
     floats = {f"d{_name(each)}": each for each in inputs if is_float(each.dtype)}
@@ -118,8 +157,14 @@ def _name(given: Expr) -> str:
     return str(given.node.attrs["symbol"].name)
 
 
-def _planned(model: Model, inputs: Sequence[Expr], outputs: Mapping[str, Expr]) -> FunctionPlan:
-    plan = compile(list(outputs.values()), device="cpu", precision=model.precision, remember=False)
+def _planned(
+    model: Model,
+    inputs: Sequence[Expr],
+    outputs: Mapping[str, Expr],
+    updates: Sequence[Expr] = (),
+) -> FunctionPlan:
+    found = [*outputs.values(), *updates]
+    plan = compile(found, device="cpu", precision=model.precision, remember=False)
     if not isinstance(plan, Plan):
         raise ConfigError.build(
             "export",
@@ -130,13 +175,25 @@ def _planned(model: Model, inputs: Sequence[Expr], outputs: Mapping[str, Expr]) 
     return FunctionPlan(plan, {_name(each): each.node.spec for each in inputs}, list(outputs))
 
 
+def _of_rows(plan_of: Callable[[Model, int], FunctionPlan]) -> Callable[[Model], Planner]:
+    return lambda model: partial(plan_of, model)
+
+
 KINDS = {
-    "predict": FunctionKind("Compute the outputs of any number of rows.", predict_plan),
+    "predict": FunctionKind("Compute the outputs of any number of rows.", _of_rows(predict_plan)),
     "vjp": FunctionKind(
-        "Compute the adjoint of `predict`, dx = J^T dy, with the Jacobian J of each row.", vjp_plan
+        "Compute the adjoint of `predict`, dx = J^T dy, with the Jacobian J of each row.",
+        _of_rows(vjp_plan),
     ),
     "jvp": FunctionKind(
-        "Compute the tangent of `predict`, dy = J dx, with the Jacobian J of each row.", jvp_plan
+        "Compute the tangent of `predict`, dy = J dx, with the Jacobian J of each row.",
+        _of_rows(jvp_plan),
+    ),
+    "step": FunctionKind(
+        "Train on one batch with the model's optimizer. A loss that is infinite or NaN is an\n"
+        "   error, and leaves the weights as they are.",
+        step_planner,
+        is_whole=True,
     ),
 }
 """The functions that a library may have."""

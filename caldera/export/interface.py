@@ -29,6 +29,7 @@ ERRORS = {
     "CPU": (3, "the library has no code for this processor"),
     "ROWS": (4, "a number of rows that the function does not accept"),
     "VALUE": (5, "a value that the network refuses"),
+    "FILE": (6, "a file that cannot be read or written, or has other weights"),
 }
 """Error codes with their meaning."""
 KEYWORDS = (
@@ -51,12 +52,13 @@ HEADERS = (
 
 @dataclass(frozen=True)
 class Argument:
-    """An array that a function reads or writes: `shape` values for each row."""
+    """An array that a function reads or writes: `shape` values for each row, or one number."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     is_output: bool = False
+    has_rows: bool = True
 
     @property
     def c_type(self) -> str:
@@ -74,7 +76,7 @@ class Argument:
         dtype = canonical(spec.dtype).name
         known = ", ".join(C_TYPES)
         require(dtype in C_TYPES, f"export of {name}", f"one of the dtypes {known}", dtype)
-        return cls(name, dtype, spec.shape[1:], is_output)
+        return cls(name, dtype, spec.shape[1:], is_output, spec.rank > 0)
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,10 @@ class ExportedFunction:
 
     def comment(self) -> str:
         """Return a description with the shape of each array."""
-        said = [f"{a.name}[{']['.join(map(str, ('rows', *a.shape)))}]" for a in self.arguments]
+        said = [
+            f"{a.name}[{']['.join(map(str, ('rows', *a.shape))) if a.has_rows else 1}]"
+            for a in self.arguments
+        ]
         return f"{self.about}\n   {', '.join(said)}"
 
 
@@ -138,6 +143,14 @@ class LibraryInterface:
         yield (
             "Name the processor whose code a handle runs.",
             (f"const char *{name}_target(const {handle})"),
+        )
+        yield (
+            "Write the weights to a safetensors file, for `load_weights` of Caldera.",
+            f"int {name}_store({handle}, const char *path)",
+        )
+        yield (
+            "Read the weights of this network from a .caldera or safetensors file.",
+            f"int {name}_load({handle}, const char *path)",
         )
         for each in self.functions:
             yield each.comment(), each.prototype(name)

@@ -13,6 +13,7 @@ from caldera.export.image import PlanImager
 from caldera.export.interface import Argument, ExportedFunction, LibraryInterface, checked_name
 from caldera.export.sources import Library
 from caldera.export.tables import TargetImage
+from caldera.export.weights import WeightTable
 from caldera.kernels.native.codegen.compiler import object_file
 from caldera.kernels.native.codegen.target import host_target
 from caldera.train.model import Model
@@ -32,6 +33,7 @@ def c(
     threads: int = 1,
     vjp: bool = False,
     jvp: bool = False,
+    step: bool = False,
     build: bool = True,
 ) -> Path:
     """Write a trained model to a folder as a library for C; return the folder.
@@ -40,9 +42,10 @@ def c(
     the prefix of its functions, by default the name of the folder. `batch` are the numbers of rows
     for which code is made; together they compute any number of rows. `threads` is the number of
     threads of a handle. `vjp` and `jvp` add the adjoint and the tangent of each row: products with
-    the Jacobian of `predict`, for sensitivities and data assimilation. Without `build`, or where no
-    C compiler is installed, the folder has the sources and object files, from which CMake builds
-    the library.
+    the Jacobian of `predict`, for sensitivities and data assimilation. `step` adds a training step
+    of the model's loss and optimizer, for batches of these numbers of rows. Without `build`, or
+    where no C compiler is installed, the folder has the sources and object files, from which CMake
+    builds the library.
 
     >>> import tempfile
     >>> import caldera as cd
@@ -64,21 +67,25 @@ def c(
         "larger numbers of rows are computed in batches of these sizes",
     )
     require(0 < threads <= 1024, "export", "threads >= 1 and at most 1024", threads)
-    names = ["predict", *(each for each, wanted in (("vjp", vjp), ("jvp", jvp)) if wanted)]
+    asked = ("vjp", vjp), ("jvp", jvp), ("step", step)
+    names = ["predict", *(each for each, wanted in asked if wanted)]
     imager = PlanImager()
     with as_exported(threads):
         check_model(model, sizes[-1])
-        plans = {each: [KINDS[each].plan(model, rows) for rows in sizes] for each in names}
-        images = {each: list(map(imager.image, plans[each], sizes)) for each in names}
+        plans = {}
+        for each in names:
+            of = sorted(set(batch)) if KINDS[each].is_whole else sizes
+            plans[each] = dict(zip(of, map(KINDS[each].planner(model), of), strict=True))
+        images = {
+            each: [imager.image(plan, rows) for rows, plan in found.items()]
+            for each, found in plans.items()
+        }
         symbols = [f"{name}_native_k{i}" for i in range(len(imager.kernels.kernels))]
         code = object_file(dict(zip(symbols, imager.kernels.kernels, strict=True)))
     image = TargetImage("native", _condition(), images, len(symbols), code)
-    functions = tuple(_function(each, plans[each][0]) for each in names)
-    weights = bytearray(imager.variables.nbytes)
-    for symbol, offset in imager.variables.offsets.items():
-        content = symbol.value.numpy().tobytes()
-        weights[offset : offset + len(content)] = content
-    library = Library(LibraryInterface(name, functions), image, bytes(weights), threads)
+    functions = tuple(_function(each, next(iter(plans[each].values()))) for each in names)
+    weights = WeightTable.of(model, imager.variables)
+    library = Library(LibraryInterface(name, functions), image, weights, threads)
     library.write(target)
     if build:
         library.build(target)
@@ -86,10 +93,11 @@ def c(
 
 
 def _function(name: str, plan: FunctionPlan) -> ExportedFunction:
-    """Return the interface of a function; the only input of a network is called x."""
-    numbered = "x1" in plan.inputs
-    specs = {each if numbered else each.replace("x0", "x"): s for each, s in plan.inputs.items()}
-    arguments = [Argument.of(*each) for each in specs.items()]
+    """Return the interface of a function; the only input of a network is x, its targets are y."""
+    arguments = [
+        Argument.of(each if f"{each[0]}1" in plan.inputs else each.replace("0", ""), spec)
+        for each, spec in plan.inputs.items()
+    ]
     outputs = zip(plan.outputs, plan.plan.optimised.outputs, strict=True)
     arguments += [Argument.of(each, node.spec, is_output=True) for each, node in outputs]
     return ExportedFunction(name, KINDS[name].about, tuple(arguments))

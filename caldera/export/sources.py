@@ -17,6 +17,7 @@ from caldera.export.bindings import cpp_header, fortran_module, template
 from caldera.export.examples import c_example, cpp_example, fortran_example
 from caldera.export.interface import LibraryInterface
 from caldera.export.tables import TargetImage, image_source
+from caldera.export.weights import WeightTable
 
 COMPILE_S = 600.0
 """Seconds for one run of the C compiler."""
@@ -29,7 +30,7 @@ class Library:
 
     interface: LibraryInterface
     image: TargetImage
-    weights: bytes
+    weights: WeightTable
     threads: int
 
     def write(self, folder: Path) -> None:
@@ -55,7 +56,12 @@ class Library:
         label = f"{name}_{image.target}"
         write_file(source / f"{label}.c", image_source(image, label))
         write_file(source / f"{label}_kernels.o", image.code)
-        data = {f"{name}_variables": self.weights, f"{label}_own": image.own}
+        weights = self.weights
+        data = {
+            f"{name}_variables": weights.content,
+            f"{name}_header": weights.header,
+            f"{label}_own": image.own,
+        }
         for symbol, content in data.items():
             write_file(source / f"{symbol}.bin", content or bytes(64))
         write_file(source / f"{name}_data.S", "".join(map(_data, data)) + _NO_STACK)
@@ -64,10 +70,13 @@ class Library:
             f'#include "../{name}.h"\n#include "runtime.h"\n',
             f"extern const image_t {label}_image;",
             f"#define {name}_image {label}_image",
-            f"extern const unsigned char {name}_variables[];",
-            f"#define VARIABLE_BYTES ((int64_t){len(self.weights)})",
+            f"extern const unsigned char {name}_variables[], {name}_header[];",
+            f"#define VARIABLE_BYTES ((int64_t){len(weights.content)})",
+            f"#define HEADER_BYTES ((size_t){len(weights.header)})",
+            f"#define WEIGHTS {len(weights.entries)}",
             f"#define THREADS {self.threads}\n",
             template("runtime.c", name),
+            template("weights.c", name, ENTRIES=weights.table()),
             self.interface.body(),
         ]
         write_file(source / f"{name}.c", "\n".join(parts))

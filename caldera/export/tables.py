@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from caldera.core.graph import dense_strides
 from caldera.errors import ConfigError
+from caldera.export.functions import KINDS
 from caldera.export.image import FIRST_PORT, PlanImage, Port
 
 MOST_AXES, MOST_PORTS = 8, 16
@@ -58,7 +59,8 @@ def image_source(image: TargetImage, name: str) -> str:
     lines.append(_array("plan_t", "plans", rows))
     functions, first = [], 0
     for function, plans in image.functions.items():
-        functions.append(_braces([f'"{function}"', f"plans + {first}", len(plans)]))
+        numbers = [f"plans + {first}", len(plans), int(KINDS[function].is_whole)]
+        functions.append(_braces([f'"{function}"', *numbers]))
         first += len(plans)
     lines.append(_array("function_t", "functions", functions))
     lines += [f"static int can_run(void) {{\n{image.condition}}}"]
@@ -98,10 +100,12 @@ def _port(is_output: int, port: Port) -> str:
         raise ConfigError.build(
             f"export of {port.name}", expected=f"at most {MOST_AXES} axes", got=str(spec.rank)
         )
-    strides = dense_strides(spec.shape, port.order, spec.dtype.itemsize)
+    strides = dense_strides(spec.shape, port.order, spec.dtype.itemsize) or (0,)
     numbers = [is_output, int(port.is_reordered), spec.dtype.itemsize, spec.rank]
-    row_bytes = spec.nbytes // max(spec.shape[0], 1)
-    return _braces([*numbers, row_bytes, spec.nbytes, _braces(spec.shape), _braces(strides)])
+    row_bytes = spec.nbytes // max(spec.shape[0], 1) if spec.rank else spec.nbytes
+    return _braces(
+        [*numbers, row_bytes, spec.nbytes, _braces(spec.shape or (1,)), _braces(strides or (0,))]
+    )
 
 
 def _word(value: int) -> str:

@@ -23,6 +23,7 @@ add_flags = flags(
     flag("--threads", default="1", metavar="N", help="threads of a handle (default: 1)"),
     flag("--vjp", action="store_true", help="add the adjoint: products with J^T, row by row"),
     flag("--jvp", action="store_true", help="add the tangent: products with J, row by row"),
+    flag("--step", action="store_true", help="add a training step with the model's optimizer"),
     flag(
         "--no-build",
         action="store_true",
@@ -43,6 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
         threads=CountOption(1).from_text(arguments.threads, "--threads"),
         vjp=arguments.vjp,
         jvp=arguments.jvp,
+        step=arguments.step,
         build=not arguments.no_build,
     )
     for each in sorted(folder.iterdir()):

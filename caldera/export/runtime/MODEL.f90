@@ -16,6 +16,8 @@ module MODEL
     procedure :: create => do_create
     procedure :: destroy => do_destroy
     procedure :: message => do_message
+    procedure :: store => do_store
+    procedure :: load => do_load
 ! @BOUND@
   end type
 
@@ -35,6 +37,20 @@ module MODEL
       import :: c_ptr
       type(c_ptr), value :: model
       type(c_ptr) :: text
+    end function
+
+    function c_store(model, path) bind(c, name="MODEL_store") result(code)
+      import :: c_char, c_int, c_ptr
+      type(c_ptr), value :: model
+      character(kind=c_char), intent(in) :: path(*)
+      integer(c_int) :: code
+    end function
+
+    function c_load(model, path) bind(c, name="MODEL_load") result(code)
+      import :: c_char, c_int, c_ptr
+      type(c_ptr), value :: model
+      character(kind=c_char), intent(in) :: path(*)
+      integer(c_int) :: code
     end function
 
     function c_length(text) bind(c, name="strlen") result(length)
@@ -81,6 +97,24 @@ contains
       text(i:i) = letters(i)
     end do
   end function
+
+  ! Write the weights to a safetensors file, for load_weights of Caldera.
+  subroutine do_store(self, path, status)
+    class(MODEL_model), intent(in) :: self
+    character(len=*), intent(in) :: path
+    integer, intent(out), optional :: status
+
+    call finish(self, int(c_store(self%handle, trim(path)//c_null_char)), "store", status)
+  end subroutine
+
+  ! Read the weights of this network from a .caldera or safetensors file.
+  subroutine do_load(self, path, status)
+    class(MODEL_model), intent(in) :: self
+    character(len=*), intent(in) :: path
+    integer, intent(out), optional :: status
+
+    call finish(self, int(c_load(self%handle, trim(path)//c_null_char)), "load", status)
+  end subroutine
 
 ! @BODIES@
   subroutine finish(self, code, what, status)

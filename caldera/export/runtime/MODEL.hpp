@@ -46,6 +46,11 @@ class Model {
     // The processor whose code runs.
     std::string target() const { return MODEL_target(handle_); }
 
+    // Write the weights to a safetensors file, for load_weights of Caldera.
+    void store(const std::string &path) { check(MODEL_store(handle_, path.c_str())); }
+    // Read the weights of this network from a .caldera or safetensors file.
+    void load(const std::string &path) { check(MODEL_load(handle_, path.c_str())); }
+
 // @FUNCTIONS@
   private:
     void check(int code) const {

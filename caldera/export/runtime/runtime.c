@@ -1,4 +1,6 @@
 /* Exported model: memory of a handle, execution of plans, and threads. */
+#include <limits.h>
+#include <math.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdarg.h>
@@ -305,6 +307,24 @@ static int run_rows(MODEL_model *model, const function_t *function, int64_t rows
     return MODEL_OK;
 }
 
+/* Run the plan for exactly these rows. A number that it returns is a loss. */
+static int run_whole(MODEL_model *model, const function_t *function, int64_t rows,
+                     void *const *user) {
+    int64_t i = 0;
+    while (i + 1 < function->plan_count && function->plans[i].rows < rows) i++;
+    if (function->plans[i].rows != rows)
+        return fail(model, MODEL_ROWS, "%s has no code for %lld rows; the next number is %lld",
+                    function->name, (long long)rows, (long long)function->plans[i].rows);
+    int code = run_rows(model, function, rows, user);
+    for (int64_t j = 0; j < function->plans[i].port_count && code == MODEL_OK; j++) {
+        const port_t *port = &function->plans[i].ports[j];
+        if (!port->is_output || port->axes) continue;
+        double value = port->itemsize == 8 ? *(double *)user[j] : (double)*(float *)user[j];
+        if (!isfinite(value)) code = fail(model, MODEL_VALUE, "the loss is %f", value);
+    }
+    return code;
+}
+
 static int run(MODEL_model *model, int number, int64_t rows, void *const *user) {
     if (model == NULL) return MODEL_NULL;
     const function_t *function = &model->image->functions[number];
@@ -315,7 +335,8 @@ static int run(MODEL_model *model, int number, int64_t rows, void *const *user) 
         if (user[i] == NULL && rows > 0)
             return fail(model, MODEL_NULL, "argument %d is a null pointer", i + 3);
     if (model->pool) pool_begin(model->pool);
-    int code = run_rows(model, function, rows, user);
+    int code = function->is_whole ? run_whole(model, function, rows, user)
+                                  : run_rows(model, function, rows, user);
     if (model->pool) atomic_store(&model->pool->active, 0);
     return code;
 }

@@ -6,6 +6,7 @@
 
 #define MOST_AXES 8
 #define MOST_PORTS 16
+#define MOST_HEADER_BYTES 100000000
 enum { ARENA, VARIABLES, OWN, CODE, FIRST_PORT };
 
 typedef void (*kernel_t)(int64_t *slots, int64_t part, int64_t parts);
@@ -40,7 +41,7 @@ typedef struct {
 typedef struct {
     const char *name;
     const plan_t *plans;
-    int64_t plan_count;
+    int64_t plan_count, is_whole;
 } function_t;
 
 /* The plans of all functions follow each other. */
