@@ -148,25 +148,31 @@ def _cores_of(numbers: Iterable[int], root: Path) -> set[str]:
 
 
 def _processor_quota(root: Path) -> float:
-    """Return the number of processors that the control groups of this process allow, at least 1.
+    """Return the number of processors that the control groups of this process allow, at least 1."""
+    return max(1.0, min(map(_group_quota, processor_groups(root)), default=math.inf))
+
+
+def processor_groups(root: Path = Path("/")) -> list[Path]:
+    """Return the folders of the control groups that limit this process's processor time.
 
     Version 2 has one tree of groups, version 1 one for each kind of limit. In a container the group
     that the system names is often the root of the mounted tree, so its parents are read too, whose
     limits apply as well.
+
+    >>> all(isinstance(each, Path) for each in processor_groups())
+    True
     """
-    least = math.inf
+    found: list[Path] = []
     groups = root / "sys/fs/cgroup"
     with suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             if controllers and "cpu" not in controllers.split(","):
                 continue
-            trees = [controllers, "cpu"] if controllers else ["", "unified"]
-            for tree in trees:
-                place = PurePosixPath(path.lstrip("/"))
-                for group in (place, *place.parents):
-                    least = min(least, _group_quota(groups / tree / group))
-    return max(1.0, least)
+            place = PurePosixPath(path.lstrip("/"))
+            for tree in (controllers, "cpu") if controllers else ("", "unified"):
+                found += [groups / tree / group for group in (place, *place.parents)]
+    return found
 
 
 def _group_quota(group: Path) -> float:

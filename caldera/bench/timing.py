@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from caldera.base.noise import OthersWatch
 from caldera.bench.frameworks.base import BenchTask
 from caldera.compiler.lazy import forget_plans
 from caldera.core.memory import device, trim_heap
@@ -192,39 +193,6 @@ def timed(task: BenchTask, seconds: float, least: int = 3, *, shortest: float = 
         times.cpu.append(cpu / steps)
     times.lost = watch.share()
     return times
-
-
-class OthersWatch:
-    """Share of its cores' time used by other programs since creation.
-
-    >>> 0.0 <= OthersWatch().share() <= 1.0
-    True
-    """
-
-    def __init__(self) -> None:
-        self._watch = Stopwatch()
-        self._busy, self._cores = _busy_seconds()
-
-    def share(self) -> float:
-        """Other programs, and other machines of the host; 0 where the system does not say."""
-        busy = _busy_seconds()[0] - self._busy - self._watch.cpu
-        available = self._cores * self._watch.wall
-        return min(1.0, max(0.0, busy / available)) if available > 0.0 else 0.0
-
-
-_STAT = Path("/proc/stat")
-_BUSY = (1, 2, 3, 6, 7, 8)
-"""Columns: user, nice, system, two kinds of interrupts, and time given to other machines."""
-
-
-def _busy_seconds() -> tuple[float, int]:
-    """Return the busy seconds of this process's cores since they were started, and their number."""
-    with suppress(OSError, ValueError, IndexError, AttributeError):
-        cores = {f"cpu{number}" for number in os.sched_getaffinity(0)}
-        rows = [line.split() for line in _STAT.read_text().splitlines()]
-        ticks = [int(row[place]) for row in rows if row and row[0] in cores for place in _BUSY]
-        return sum(ticks) / os.sysconf("SC_CLK_TCK"), len(cores)
-    return 0.0, 0
 
 
 def _seconds_of(task: BenchTask, calls: int) -> tuple[float, float]:

@@ -43,7 +43,8 @@ from caldera.kernels.native.codegen import (
 from caldera.kernels.table import Array, Call, Kernel, Runner
 
 if TYPE_CHECKING:
-    from caldera.kernels.tuning.choose import Choices, Fixed
+    from caldera.kernels.tuning.choose import Choices
+    from caldera.kernels.tuning.fixed import Fixed
 
 ADDING_SPEED = 1e10
 """Bytes a second at which a term of a sum over the batch is read and added, roughly."""

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from caldera import data
+from caldera.base.noise import OthersWatch
 from caldera.bench.frameworks import Framework, Task, Trainer
 from caldera.bench.levels.learner import Learner
 from caldera.bench.levels.metrics import (
@@ -42,7 +43,7 @@ from caldera.bench.levels.schemes import (
 )
 from caldera.bench.levels.validation import Difference
 from caldera.bench.parts import Array, OptimizerPart, Sampler, Scheme
-from caldera.bench.timing import OthersWatch, Stopwatch
+from caldera.bench.timing import Stopwatch
 from caldera.bench.workloads import LearningCase
 from caldera.comm import Communicator, SingleProcess, run_virtual_ranks
 

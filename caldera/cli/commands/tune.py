@@ -43,6 +43,9 @@ def run(arguments: argparse.Namespace) -> int:
         f"measured  {len(choices.known()) - before} nodes in {seconds_text(perf_counter() - start)}"
     )
     print(f"kept      in {settings.cache_dir}")
+    noisy = sources.count("provisional")
+    if noisy:
+        print(f"busy      {noisy} steps were measured while others computed: run it again later")
     left = sources.count("guess")
     if left:
         print(f"left      {left} steps are too small to be measured, or --seconds were used up")

@@ -38,8 +38,8 @@ class StepRow:
     beaten: dict[str, float]
     """Slower candidate kernels, with their times relative to the chosen kernel."""
     source: str
-    """Why this kernel: "only", "fixed", "remembered", "measured", "predicted" or "guess"; "" if
-    forgotten."""
+    """Why this kernel: "only", "fixed", "remembered", "measured", "provisional" (measured while
+    other programs computed), "predicted" or "guess"; "" if forgotten."""
     inputs: tuple[Spec, ...]
     outputs: tuple[Spec, ...]
     target: str

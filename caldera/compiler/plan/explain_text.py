@@ -61,7 +61,8 @@ def _kernel_text(row: StepRow) -> str:
     if row.beaten:
         nearest = sorted(row.beaten.items(), key=lambda each: each[1])[:2]
         reason = ", ".join(f"{ratio:.1f}x {name}" for name, ratio in nearest)
-        reason = f"predicted {reason}" if row.source == "predicted" else reason
+        if row.source in ("predicted", "provisional"):
+            reason = f"{row.source} {reason}"
     else:
         reason = {"fixed": "fixed", "guess": "not measured"}.get(row.source, "")
     return f"{row.kernel} ({reason})" if reason else row.kernel

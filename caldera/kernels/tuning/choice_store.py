@@ -14,24 +14,27 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from caldera.base.config import settings
 from caldera.base.formatting import table_lines
 from caldera.base.plain_data import json_digest
 from caldera.core.graph import Node, order_name
-from caldera.errors import ConfigError, DeviceError
+from caldera.errors import DeviceError
 from caldera.kernels.table import Kernel
 from caldera.kernels.tuning import database
 from caldera.kernels.tuning.cost_model import CostModel
 from caldera.kernels.tuning.database import TuningRecord
-from caldera.kernels.tuning.threads import seconds_in_plan
+from caldera.kernels.tuning.threads import seconds_in_plan, with_thread_counts
 
-Source = Literal["only", "fixed", "remembered", "measured", "predicted", "guess"]
+Source = Literal["only", "fixed", "remembered", "measured", "provisional", "predicted", "guess"]
+"""Origin of a choice; a provisional one was measured while other programs computed."""
 ORACLE = "reference"
 """Name of the kernel that checks all kernels. It serves only if there is no alternative."""
 HYSTERESIS = 0.03
 """Minimum speedup of a kernel over one of higher priority to replace it."""
+NOISE = 0.5
+"""Standard deviation, in logarithms of seconds, of times measured while others computed."""
 MOST_KNOWN = 1 << 14
 """Choices that a process remembers."""
 
@@ -65,30 +68,6 @@ class KernelChoice:
         return _ratios(self.kernel.name, self.times or {})
 
 
-class FixedKernel(NamedTuple):
-    """A kernel fixed by the user; an optional one is skipped for nodes it cannot run."""
-
-    name: str
-    optional: bool = False
-
-
-Fixed = Mapping[tuple[str, str], FixedKernel]
-"""By op and family of devices, the kernel that was fixed by hand."""
-
-
-def cannot_serve(node: Node, name: str, reason: str, candidates: Iterable[Kernel]) -> ConfigError:
-    """Return the error for a fixed kernel that cannot run a node."""
-    others = ", ".join(kernel.name for kernel in candidates if kernel.name != name)
-    op = node.op.name
-    return ConfigError.build(
-        f"choices.fix({op!r}, {name!r})",
-        expected=f"a kernel that can run {node!r}",
-        got=f"{name}, {reason}",
-        hint=f"fix another one ({others}), pass optional=True to let others run such nodes, or "
-        f"call choices.unfix({op!r})",
-    )
-
-
 def named(kernels: Iterable[Kernel], name: str | None) -> Kernel | None:
     """Return the kernel of this name, None if no kernel has it."""
     return next((kernel for kernel in kernels if kernel.name == name), None)
@@ -111,6 +90,20 @@ def winner(eligible: Sequence[Kernel], times: dict[str, float], node: Node) -> K
             got=f"none of {', '.join(kernel.name for kernel in eligible)}",
         )
     return best
+
+
+def decisive(kernels: Sequence[Kernel], *, is_provisional: bool) -> list[Kernel]:
+    """Return the kernels that measured times may select.
+
+    On a busy machine fewer threads wait less for a core than all threads do: such times are no
+    reason for fewer threads.
+    """
+    if not is_provisional:
+        return with_thread_counts(kernels)
+    shared = [kernel for kernel in kernels if not kernel.serial and kernel.name != ORACLE]
+    if settings.threads == 1 or not shared:
+        return list(kernels)
+    return [*shared, *[kernel for kernel in kernels if kernel.name == ORACLE]]
 
 
 # --- choices cached for a computation that is repeated
@@ -208,7 +201,7 @@ class ChoiceStore:
         if model is None:
             model = self._models[settings.cache_dir] = CostModel()
             for record in database.all_records():
-                model.learn(*record.kind, record.times, record.features, record.pace)
+                _teach(model, record)
         return model
 
     def _record(self, digest: str, key: dict[str, Any]) -> TuningRecord | None:
@@ -226,7 +219,7 @@ class ChoiceStore:
 
     def _keep(self, record: TuningRecord) -> None:
         """Remember a measured choice in memory and on disk, and train the model with it."""
-        self._model().learn(*record.kind, record.times, record.features, record.pace)
+        _teach(self._model(), record)
         self._note(json_digest(record.key), record)
         try:
             database.store(record)
@@ -294,6 +287,11 @@ class ChoiceStore:
         rows += [(op, "any", name, "fixed by hand") for op, name in sorted(fixed.items())]
         rows += sorted(map(_row, records.values()))
         return "\n".join(table_lines(rows, left=range(4)))
+
+
+def _teach(model: CostModel, record: TuningRecord) -> None:
+    noise = NOISE if record.is_provisional else 0.0
+    model.learn(*record.kind, record.times, record.features, record.pace, noise)
 
 
 def _row(record: TuningRecord) -> tuple[str, str, str, str]:

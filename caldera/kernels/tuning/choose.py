@@ -2,40 +2,48 @@
 
 The candidates are all kernels that support a node; the eligible ones respect the workspace limit.
 The first of these decides: a kernel fixed by the user; the only kernel; a choice cached for a
-repeated computation; a choice stored on disk; a measurement of the kernels that earlier
+repeated computation; a choice stored on disk, unless it was measured on a busy machine and this one
+is quieter now; a measurement of the kernels that earlier
 measurements favour, if the time budget allows; a prediction from earlier measurements; the highest
 priority. A deterministic run does not measure.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from caldera.base.config import settings
+from caldera.base.noise import LEAST_S, QUIET, others_now
 from caldera.base.plain_data import json_digest
-from caldera.base.registry import nearest
-from caldera.core.graph import OPS, Node
-from caldera.errors import ConfigError
+from caldera.core.graph import Node
 from caldera.kernels.common.binding import at_most_workspace, workspace_limit
 from caldera.kernels.table import TABLE, Kernel, KernelTable
 from caldera.kernels.tuning.choice_store import (
     ORACLE,
-    ChoiceStore,
-    Fixed,
-    FixedKernel,
     KernelChoice,
+    Source,
     cached_or,
-    cannot_serve,
+    decisive,
     named,
     winner,
 )
 from caldera.kernels.tuning.cost_model import features
 from caldera.kernels.tuning.database import TuningRecord, tuning_key
-from caldera.kernels.tuning.measure import TuningBudget, TuningResult, measure
+from caldera.kernels.tuning.fixed import Fixed, FixedKernels, cannot_serve
+from caldera.kernels.tuning.measure import (
+    TuningBudget,
+    TuningResult,
+    measure,
+    reference_seconds,
+    slowdown,
+)
 from caldera.kernels.tuning.threads import SHORT_S, with_a_shared_one, with_thread_counts
 from caldera.kernels.workspace import (
     SLICED,
@@ -62,7 +70,7 @@ SLOW_FLOPS: dict[str, Callable[[], float]] = {"cpu": lambda: 5e9}
 """Operations per second that any kernel of a family reaches, to find nodes that take too long."""
 
 
-class Choices(ChoiceStore):
+class Choices(FixedKernels):
     """Every choice made in this process or remembered on disk; `choices` is the one in use.
 
     >>> from caldera.kernels.tuning.choose import choices
@@ -73,39 +81,12 @@ class Choices(ChoiceStore):
     """
 
     def __init__(self, table: KernelTable = TABLE) -> None:
-        super().__init__()
-        self._table = table
-        self._fixed: dict[tuple[str, str], FixedKernel] = {}
+        super().__init__(table)
         self._exhaustive = 0
         self._budget = TuningBudget()
-        self._generation = 0
-
-    @property
-    def version(self) -> Hashable:
-        """Differs whenever choices made so far may no longer hold; part of the key of a plan.
-
-        >>> from caldera.kernels.tuning.choose import Choices
-        >>> choices = Choices()
-        >>> before = choices.version
-        >>> choices.fix("matmul", "reference")
-        >>> choices.version == before
-        False
-        """
-        limits = (settings.workspace_limit, settings.workspace_total)
-        return self._generation, *limits, settings.accuracy
-
-    @property
-    def fixed(self) -> Fixed:
-        """Kernels fixed by the user at this time; a plan stores them when it is built.
-
-        >>> from caldera.kernels.tuning.choose import Choices
-        >>> choices = Choices()
-        >>> choices.fix("matmul", "reference")
-        >>> choices.fixed["matmul", "cpu"].name
-        'reference'
-        """
-        with self._lock:
-            return dict(self._fixed)
+        self._noise = -math.inf, 0.0
+        # Choices that were measured in this process.
+        self._tried: set[tuple[Path, str]] = set()
 
     # --- choosing
 
@@ -199,8 +180,8 @@ class Choices(ChoiceStore):
         digest = json_digest(key)
 
         def choose() -> KernelChoice | None:
-            known = self._lookup(digest, key, kernels)
-            if measure and (known is None or known.source == "predicted"):
+            known = self._lookup(digest, key, kernels, node)
+            if measure and (known is None or self._can_improve(known, digest)):
                 known = self._tune(node, key, kernels) or known
             return known or self._predict(node, key, eligible)
 
@@ -272,16 +253,41 @@ class Choices(ChoiceStore):
     # --- remembered, measured or predicted
 
     def _lookup(
-        self, digest: str, key: dict[str, Any], kernels: Sequence[Kernel]
+        self, digest: str, key: dict[str, Any], kernels: Sequence[Kernel], node: Node
     ) -> KernelChoice | None:
         """Return the remembered choice, if its kernel is among these."""
         record = self._record(digest, key)
-        chosen = named(with_thread_counts(kernels), record.chosen) if record is not None else None
-        if record is None or chosen is None:
+        if record is None:
             return None
-        return KernelChoice(
-            chosen, record.times, "predicted" if record.is_predicted else "remembered"
-        )
+        able = decisive(kernels, is_provisional=record.is_provisional)
+        chosen = named(able, record.chosen)
+        if chosen is None and record.is_provisional and any(k.name in record.times for k in able):
+            chosen = winner(able, record.times, node)
+        if chosen is None:
+            return None
+        measured: Source = "provisional" if record.is_provisional else "remembered"
+        return KernelChoice(chosen, record.times, "predicted" if record.is_predicted else measured)
+
+    def _can_improve(self, known: KernelChoice, digest: str) -> bool:
+        """Return True if a measurement now may replace a choice.
+
+        A provisional choice is measured again once in a process, if the machine is much quieter.
+        """
+        place = settings.cache_dir, digest
+        if known.source != "provisional" or place in self._tried:
+            return known.source == "predicted"
+        return bool(self._exhaustive) or self._noise_now() < self._known[place].noise / 2
+
+    def _noise_now(self) -> float:
+        """Return the number of cores that others take at present; it is updated twice a second."""
+        now = perf_counter()
+        if now - self._noise[0] > LEAST_S:
+            self._noise = now, max(others_now(), self._slowdown(reference_seconds()))
+        return self._noise[1]
+
+    def _slowdown(self, pace: float) -> float:
+        fastest = self._model().fastest_pace("cpu")
+        return 0.0 if fastest is None else slowdown(pace, fastest)
 
     def _tune(
         self, node: Node, key: dict[str, Any], kernels: Sequence[Kernel]
@@ -314,11 +320,29 @@ class Choices(ChoiceStore):
                 RuntimeWarning,
                 stacklevel=2,
             )
-        kernel = winner(with_thread_counts(kernels), outcome.times, node)
-        timed = [each for each in with_thread_counts(contenders) if each.name in outcome.times]
-        rows = {each.name: features(node, each) for each in timed}
-        self._keep(TuningRecord(key, kernel.name, outcome.times, rows, outcome.pace))
-        return KernelChoice(kernel, outcome.times, "measured")
+        return self._kept(node, key, kernels, outcome)
+
+    def _kept(
+        self, node: Node, key: dict[str, Any], kernels: Sequence[Kernel], outcome: TuningResult
+    ) -> KernelChoice | None:
+        """Remember a measurement and return its choice; None if an earlier one is more reliable."""
+        place = settings.cache_dir, json_digest(key)
+        before, family = self._known.get(place), kernels[0].family
+        noise = max(outcome.noise, self._slowdown(outcome.pace) if family == "cpu" else 0.0)
+        self._tried.add(place)
+        if before is not None and not before.is_predicted and before.noise <= noise:
+            return None
+        able = decisive(kernels, is_provisional=noise > QUIET)
+        kernel = winner(able, outcome.times, node)
+        rows = {
+            each.name: features(node, each)
+            for each in able
+            if each.name in outcome.times and each.name != ORACLE
+        }
+        record = TuningRecord(key, kernel.name, outcome.times, rows, outcome.pace, noise)
+        self._keep(record)
+        source: Source = "provisional" if record.is_provisional else "measured"
+        return KernelChoice(kernel, outcome.times, source)
 
     @contextmanager
     def exhaustive(self) -> Iterator[None]:
@@ -362,44 +386,6 @@ class Choices(ChoiceStore):
         is_long = min((found.times or {}).values(), default=0.0) > SHORT_S
         return is_long or len(self._model().promising(node, with_thread_counts([kernel]))) == 1
 
-    # --- what a user may do about it
-
-    def fix(
-        self, op: str, kernel_name: str, family: str = "cpu", *, optional: bool = False
-    ) -> None:
-        """Use this kernel for an op in this process, whichever is faster.
-
-        Plans that exist keep their kernels; new ones follow. A node that the kernel cannot run is
-        an error, which names both. With `optional=True` another kernel runs such a node:
-        `plan.explain()` shows the kernel of each step.
-
-        >>> from caldera.kernels.tuning.choose import choices
-        >>> choices.fix("matmul", "blas")
-        >>> choices.unfix("matmul")
-        """
-        _check_op("choices.fix", op)
-        names = self._table.names(op, family)
-        if kernel_name not in names:
-            raise ConfigError.build(
-                "choices.fix",
-                expected=f"a kernel for op.{op}: {', '.join(names) or 'none'}",
-                got=repr(kernel_name),
-            )
-        with self._lock:
-            self._fixed[op, family] = FixedKernel(kernel_name, optional)
-            self._generation += 1
-
-    def unfix(self, op: str, family: str = "cpu") -> None:
-        """Choose for this op by measuring again.
-
-        >>> from caldera.kernels.tuning.choose import choices
-        >>> choices.unfix("conv2d")
-        """
-        _check_op("choices.unfix", op)
-        with self._lock:
-            self._fixed.pop((op, family), None)
-            self._generation += 1
-
     def clear(self) -> None:
         """Forget all measurements, in memory and on disk, and start with a full time budget.
 
@@ -410,6 +396,7 @@ class Choices(ChoiceStore):
         """
         with self._lock:
             self._forget()
+            self._tried.clear()
             self._budget.reset()
             self._generation += 1
 
@@ -433,11 +420,6 @@ def _work(node: Node) -> int:
     """Operations and bytes of a node."""
     specs = [given.spec for given in node.inputs] + list(node.outputs)
     return node.op.count_flops(node) + sum(spec.nbytes for spec in specs)
-
-
-def _check_op(where: str, op: str) -> None:
-    if op not in OPS:
-        raise ConfigError.build(where, expected="an op's name", got=repr(op), hint=nearest(op, OPS))
 
 
 choices = Choices()

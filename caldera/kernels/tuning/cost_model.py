@@ -160,14 +160,17 @@ class _Process:
 
     prior: Prior
     samples: list[tuple[list[float], float]] = field(default_factory=list)
+    noises: list[float] = field(default_factory=list)
+    """Variance of each sample beyond the prior's noise."""
     _fit: _Fit | None = None
 
-    def add(self, given: list[float], value: float) -> None:
-        """A measurement more."""
+    def add(self, given: list[float], value: float, noise: float = 0.0) -> None:
+        """Add a measurement; `noise` is its standard deviation beyond the usual one."""
         self.samples.append((given, value))
+        self.noises.append(noise**2)
         if len(self.samples) > MOST_SAMPLES:
             # Many are dropped together: without the first samples the fit is recomputed.
-            del self.samples[: MOST_SAMPLES // 4]
+            del self.samples[: MOST_SAMPLES // 4], self.noises[: MOST_SAMPLES // 4]
             self._fit = None
 
     def predict(self, given: list[float]) -> tuple[float, float]:
@@ -194,7 +197,7 @@ class _Process:
             known = np.array([each[1:] for each, _ in self.samples])
             middle = known.mean(0)
             known -= middle
-            whitening, whole = np.linalg.inv(np.linalg.cholesky(self._noisy(known))), count
+            whitening, whole = np.linalg.inv(np.linalg.cholesky(self._noisy(known, 0))), count
         else:
             middle, whole, first = before.middle, before.whole, len(before.known)
             new = np.array([each[1:] for each, _ in self.samples[first:]]) - middle
@@ -211,7 +214,7 @@ class _Process:
         """The inverse factor with rows for new samples, from that without them."""
         count = len(before.known)
         explained = before.whitening @ self._covariance(before.known, new)
-        rest = self._noisy(new) - explained.T @ explained
+        rest = self._noisy(new, count) - explained.T @ explained
         corner = np.linalg.inv(np.linalg.cholesky(rest))
         found = np.zeros((count + len(new),) * 2)
         found[:count, :count] = before.whitening
@@ -219,9 +222,10 @@ class _Process:
         found[count:, count:] = corner
         return found
 
-    def _noisy(self, known: np.ndarray) -> np.ndarray:
-        """Return the covariance of samples, including their noise."""
-        return self._covariance(known, known) + self.prior.noise**2 * np.eye(len(known))
+    def _noisy(self, known: np.ndarray, first: int) -> np.ndarray:
+        """Return the covariance of the samples from this index on, including their noise."""
+        noises = np.array(self.noises[first : first + len(known)])
+        return self._covariance(known, known) + np.diag(self.prior.noise**2 + noises)
 
     def _covariance(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         """Return the covariance of measurements."""
@@ -258,10 +262,12 @@ class CostModel:
         times: Mapping[str, float],
         rows: Mapping[str, list[float]],
         pace: float = 1.0,
+        noise: float = 0.0,
     ) -> None:
         """Add the measurements for a node: seconds and features of each kernel.
 
-        `pace` is the seconds of the reference kernel measured with them.
+        `pace` is the seconds of the reference kernel measured with them, and `noise` the standard
+        deviation of their logarithms beyond the usual one.
         """
         timed = {
             name: (math.log(times[name]) - row[0], row)
@@ -278,13 +284,13 @@ class CostModel:
         for name, (value, row) in timed.items():
             group = (family, op, dtype, name)
             value_alone = value - following(row) * load
-            self._alone.setdefault(group, _Process(SECONDS)).add(row, value_alone)
+            self._alone.setdefault(group, _Process(SECONDS)).add(row, value_alone, noise)
             for other, (beside, base) in timed.items():
                 if name < other:
                     # One that has an estimate starts from it; others start from the same work.
                     prior = UNESTIMATED if row[0] == base[0] else RATIO
                     process = self._ratios.setdefault((group, other), _Process(prior))
-                    process.add(row, value - beside)
+                    process.add(row, value - beside, noise)
 
     def seconds(self, group: Group, row: list[float]) -> TimeEstimate | None:
         """Return the time of a kernel for a node of these features, at the usual load of the
@@ -299,6 +305,15 @@ class CostModel:
         paces = self._paces[group[0]]
         usual = following(row) * paces[len(paces) // 2]
         return TimeEstimate(math.exp(mean + row[0] + usual), spread)
+
+    def fastest_pace(self, family: str) -> float | None:
+        """Return the shortest seconds of the reference kernel, None without measurements.
+
+        >>> CostModel().fastest_pace("cpu") is None
+        True
+        """
+        paces = self._paces.get(family)
+        return self._first_pace[family] * math.exp(paces[0]) if paces else None
 
     def predictions(self, node: Node, kernels: Sequence[Kernel]) -> dict[str, TimeEstimate] | None:
         """Return the times of these kernels, the fastest first.

@@ -17,6 +17,7 @@ import numpy as np
 from caldera.base.config import settings
 from caldera.base.file_cache import FileCache
 from caldera.base.machine import this_machine
+from caldera.base.noise import MOST_CORES, QUIET
 from caldera.base.plain_data import json_digest
 from caldera.core.graph import Body, Node, Spec
 from caldera.core.tensor.dtype import NAMES
@@ -34,8 +35,9 @@ class TuningRecord:
     """A choice: the kernel, and the measured seconds of all kernels.
 
     `features` has for each kernel the training data of a model of its time, `pace` the seconds of
-    the reference kernel measured with it, or 0 if unknown. A choice predicted by such a model,
-    `is_predicted`, is not stored on disk.
+    the reference kernel measured with it, or 0 if unknown. `noise` is the number of cores that
+    others took. A choice predicted by such a model, `is_predicted`, is not stored on
+    disk.
     """
 
     key: dict[str, Any]
@@ -43,7 +45,13 @@ class TuningRecord:
     times: dict[str, float]
     features: dict[str, list[float]] = field(default_factory=dict)
     pace: float = 0.0
+    noise: float = 0.0
     is_predicted: bool = False
+
+    @property
+    def is_provisional(self) -> bool:
+        """True if the machine was busy during the measurement."""
+        return self.noise > QUIET
 
     @property
     def kind(self) -> tuple[str, str, str]:
@@ -160,9 +168,12 @@ def _record(held: Any) -> TuningRecord | None:
             str(name): [float(each) for each in row]
             for name, row in held.get("features", {}).items()
         }
-        record = TuningRecord(
-            dict(held["key"]), str(held["chosen"]), times, features, float(held.get("pace", 0.0))
-        )
+        key, noise = dict(held["key"]), held.get("noise")
+        if noise is None and key["family"] == "cpu":
+            # Written before noise was recorded: the machine may have been busy.
+            noise, features = MOST_CORES, {}
+        pace = float(held.get("pace", 0.0))
+        record = TuningRecord(key, str(held["chosen"]), times, features, pace, float(noise or 0.0))
         return record if held["format"] == FORMAT and record.kind else None
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
         return None

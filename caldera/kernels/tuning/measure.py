@@ -24,6 +24,7 @@ from time import perf_counter
 import numpy as np
 
 from caldera.base.config import settings
+from caldera.base.noise import NoiseWatch
 from caldera.core.graph import Node, Spec, laid_out
 from caldera.core.memory.host import note_garbage
 from caldera.core.tensor import DType, Shape, bool_, float32, is_float
@@ -39,6 +40,8 @@ COLD_S = 2e-3
 """Seconds of a call from which on it does not matter that workers have to be called first."""
 YARDSTICK = 192
 """Rows and columns of the reference product, which measures the current speed of the machine."""
+PACE_CHANGES = 0.3
+"""Share by which the yardstick may take longer on a quiet machine, as its frequency changes."""
 ROUNDS = 7
 SAMPLE_S = 2e-4
 """Minimum duration of a timing, for the resolution of the clock."""
@@ -81,7 +84,7 @@ def measure(
     call = Call(node, outputs, inputs, workspace)
     outcome = TuningResult()
     with single_threaded_blas, np.errstate(all="ignore"):
-        before = _pace()
+        watch, before = NoiseWatch(), reference_seconds()
         judge = Judge(call, alone=thorough or len(kernels) == 1)
         runners = _right_runners(kernels, call, judge, outcome)
         race(_clocks(runners), outcome, deadline, thorough=thorough)
@@ -95,15 +98,28 @@ def measure(
             contenders = {best.name: runners[best.name], **right}
             race(_clocks(contenders), outcome, deadline, thorough=thorough)
         # The best times of kernels count, and so does the best reference time.
-        outcome.pace = min(before, _pace())
+        after = reference_seconds()
+        outcome.pace = min(before, after)
+        outcome.noise = max(watch.cores(), slowdown(max(before, after), outcome.pace))
     note_garbage()
     return outcome
 
 
-def _pace() -> float:
-    """The seconds of the yardstick: a product that any machine computes from its cache."""
+def reference_seconds() -> float:
+    """Return the seconds of the yardstick: a product that any machine computes from its cache."""
     a, b, c = _yardstick()
     return min(_seconds(partial(np.matmul, a, b, out=c), 1) for _ in range(3))
+
+
+def slowdown(seconds: float, fastest: float) -> float:
+    """Return the excess of the yardstick's time over its fastest time, as a share of the latter.
+
+    Usual changes of a processor's frequency are subtracted.
+
+    >>> slowdown(1.0, 1.0), slowdown(3.0, 1.0) > 1.0
+    (0.0, True)
+    """
+    return max(0.0, seconds / fastest - 1.0 - PACE_CHANGES)
 
 
 @lru_cache(maxsize=1)
@@ -228,12 +244,14 @@ class TuningResult:
     """Seconds per call of each correct kernel, and the errors of the excluded ones.
 
     `pace` is the seconds of a reference kernel measured with the kernels, if there is one. It makes
-    times from a busy machine comparable with others.
+    times from a busy machine comparable with others. `noise` is the number of cores that other
+    programs took during the measurement.
     """
 
     times: dict[str, float] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     pace: float = 1.0
+    noise: float = 0.0
 
 
 def race(

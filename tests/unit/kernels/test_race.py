@@ -139,6 +139,6 @@ def test_the_best_time_of_the_yardstick_counts_as_that_of_kernels_does(
 ) -> None:
     """Who is disturbed for a moment is not disturbed for all of a race."""
     left = iter(seconds)
-    monkeypatch.setattr(measure, "_pace", lambda: next(left))
+    monkeypatch.setattr(measure, "reference_seconds", lambda: next(left))
     kernel = Kernel("matmul", "cpu", "one", lambda call: lambda: compute(call))
     assert measure.measure(product_node(), [kernel], 1.0).pace == 1e-4
