@@ -108,6 +108,7 @@ if TYPE_CHECKING:
     from caldera.train.neural_network import load_model as load
     from caldera.train.run import Run
     from caldera.train.saving.checkpointer import Checkpointer
+    from caldera.train.tables.training import TableRun, train_table
     from caldera.train.tracking.history import History
     from caldera.train.tracking.run_folder import RunFolder
     from caldera.train.tracking.tensorboard import TensorBoard
@@ -153,6 +154,7 @@ _LATER = {
     "RoundWeights": ("caldera.train.callbacks", "RoundWeights"),
     "Run": ("caldera.train.run", "Run"),
     "RunFolder": ("caldera.train.tracking.run_folder", "RunFolder"),
+    "TableRun": ("caldera.train.tables.training", "TableRun"),
     "Target": ("caldera.train.callbacks", "Target"),
     "TensorBoard": ("caldera.train.tracking.tensorboard", "TensorBoard"),
     "TimeLimit": ("caldera.train.callbacks", "TimeLimit"),
@@ -160,6 +162,7 @@ _LATER = {
     "WeightAverage": ("caldera.train.weight_average", "WeightAverage"),
     "check_model_gradients": ("caldera.train.debug.gradient_check", "check_model_gradients"),
     "load": ("caldera.train.neural_network", "load_model"),
+    "train_table": ("caldera.train.tables.training", "train_table"),
 }
 
 # Training on several processes without a given strategy uses this one, which caldera.train cannot
@@ -229,6 +232,7 @@ __all__ = [
     "Run",
     "RunFolder",
     "ShapeError",
+    "TableRun",
     "Target",
     "Tensor",
     "TensorBoard",
@@ -281,6 +285,7 @@ __all__ = [
     "tensor",
     "testing",
     "train",
+    "train_table",
     "uniform",
     "zero",
 ]

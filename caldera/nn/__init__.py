@@ -87,7 +87,7 @@ from caldera.nn.convolution import (
     SeparableConv2D,
 )
 from caldera.nn.ctc import CTCLoss, ctc_targets
-from caldera.nn.ensemble import EnsembleDense, EnsembleLoss
+from caldera.nn.ensemble import Blend, EnsembleDense, EnsembleLoss
 from caldera.nn.initialisers import fillers
 from caldera.nn.inspection import count_parameters, network
 from caldera.nn.layer import Layer
@@ -145,6 +145,7 @@ __all__ = [
     "AveragePool3D",
     "BatchNorm",
     "Bidirectional",
+    "Blend",
     "Branches",
     "CTCLoss",
     "Cell",

@@ -6,21 +6,34 @@ Members share a weight matrix and differ in vectors that scale its inputs and ou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self
+
+import numpy as np
 
 from caldera import op
 from caldera.base.arguments import require
 from caldera.compiler.lazy import Expr
 from caldera.core.tensor import DType, Shape, one, uniform
 from caldera.errors import ConfigError, ShapeError
-from caldera.nn.basic import activation_function, check_counts, register
+from caldera.nn.basic import (
+    Sequential,
+    activation_function,
+    check_counts,
+    check_layers,
+    named_in_order,
+    register,
+)
 from caldera.nn.initialisers import fill_or
 from caldera.nn.layer import Layer
 from caldera.nn.losses import Loss, losses
 from caldera.nn.losses.regions import DelegatingLoss
+
+_LEAST = 1e-9
+"""Least probability of a class."""
 
 
 @register
@@ -173,3 +186,65 @@ def _members_as_samples(prediction: Expr) -> Expr:
     """Predictions (N, members, ...) as (N * members, ...): axes as of a single network."""
     count, members, *rest = prediction.shape
     return op.reshape(prediction, (count * members, *rest))
+
+
+@register
+@dataclass(eq=False)
+class Blend(Layer):
+    """Weighted mean of several networks' predictions, each the mean of its members.
+
+    Branches return (N, outputs) or (N, members, outputs), and have one of `weights` each. With
+    `classes` they return logits; their probabilities are averaged, and the result has the logarithm
+    of the mean, divided by `temperature`. Otherwise values are averaged, after
+    start + factor * exp(rate * value) if `curve` is (rate, factor, start, least, most); values are
+    limited to `least` and `most`.
+
+    >>> from caldera import nn, op
+    >>> both = nn.Blend([nn.Dense(3), nn.EnsembleDense(3, 4)], [0.25, 0.75], classes=True)
+    >>> both(op.input("x", (5, 2))).shape
+    (5, 3)
+    """
+
+    branches: Sequence[Any]
+    weights: Sequence[float]
+    classes: bool = field(default=False, kw_only=True)
+    temperature: float = field(default=1.0, kw_only=True)
+    curve: Sequence[float] | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        wrapped = [Sequential(b) if isinstance(b, list | tuple) else b for b in self.branches]
+        self.branches = check_layers("Blend", wrapped)
+        self.weights = np.asarray(self.weights, float).reshape(-1).tolist()
+        require(
+            len(self.weights) == len(self.branches) > 0 and np.isfinite(self.weights).all(),
+            "Blend",
+            "branches, and weights= a finite number for each",
+            f"{len(self.branches)} branches and {self.weights}"[:80],
+        )
+        require(0 < self.temperature < math.inf, "Blend", "temperature > 0", self.temperature)
+        if self.curve is not None:
+            self.curve = np.asarray(self.curve, float).reshape(-1).tolist()
+            require(
+                len(self.curve) == 5 and np.isfinite(self.curve).all() and not self.classes,
+                "Blend",
+                "curve= (rate, factor, start, least, most) of values",
+                f"{self.curve}"[:80],
+            )
+
+    def children(self) -> Iterator[tuple[str, Layer]]:
+        return named_in_order(self.branches, "branch{index}")
+
+    def forward(self, x: Expr) -> Expr:
+        total: Any = 0.0
+        for branch, weight in zip(self.branches, self.weights, strict=True):
+            z = branch(x)
+            self.require(z.ndim in (2, 3), "branches that return (N, members, outputs)", z.shape)
+            z = op.softmax(z, axis=-1) if self.classes else z
+            total = total + weight * self._curved(op.mean(z, axis=1) if z.ndim == 3 else z)
+        return op.log(op.maximum(total, _LEAST)) / self.temperature if self.classes else total
+
+    def _curved(self, z: Expr) -> Expr:
+        if self.curve is None:
+            return z
+        rate, factor, start, least, most = self.curve
+        return start + factor * op.exp(rate * op.clip(z, least, most))

@@ -109,7 +109,8 @@ class ColumnEmbedding(Layer):
 
     `spans` has the range of features (start, stop) with the categories of each column, as returned
     by `data.schema.category_spans`. Each span is replaced by its vector; the remaining features are
-    unchanged and come first. An unknown category has the vector 0.
+    unchanged and come first. An unknown category has the vector 0. With `members` the output is
+    (N, members, features), with separate vectors of each member; the input may have that form too.
 
     >>> from caldera import nn, op
     >>> nn.ColumnEmbedding([(1, 9)], width=3)(op.input("rows", (5, 10))).shape
@@ -118,10 +119,11 @@ class ColumnEmbedding(Layer):
 
     spans: Sequence[Sequence[int]]
     width: int | None = 8
+    members: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        if self.width is not None:
-            check_counts("ColumnEmbedding", width=self.width)
+        given = {"width": self.width, "members": self.members}
+        check_counts("ColumnEmbedding", **{k: v for k, v in given.items() if v is not None})
         self.spans = [[int(start), int(stop)] for start, stop in self.spans]
         ends = [0, *(place for span in self.spans for place in span)]
         if sorted(ends) != ends or any(start >= stop for start, stop in self.spans):
@@ -133,9 +135,12 @@ class ColumnEmbedding(Layer):
             )
 
     def build(self, x: Expr) -> None:
+        several = () if self.members is None else (self.members,)
         self.weights = [
             self.parameter(
-                f"weight{number}", (stop - start, self._width(start, stop)), fill=uniform(-0.5, 0.5)
+                f"weight{number}",
+                (*several, stop - start, self._width(start, stop)),
+                fill=uniform(-0.5, 0.5),
             )
             for number, (start, stop) in enumerate(self.spans)
         ]
@@ -146,19 +151,28 @@ class ColumnEmbedding(Layer):
         return min(self.width or round(6 * count**0.25), (count + 1) // 2)
 
     def forward(self, x: Expr) -> Expr:
+        known = (2,) if self.members is None else (2, 3)
         self.require(
-            x.ndim == 2 and (not self.spans or self.spans[-1][1] <= x.shape[1]),
+            x.ndim in known and (not self.spans or self.spans[-1][1] <= x.shape[-1]),
             "rows with all features of its spans",
             f"shape {x.shape}",
             "take the spans of the data that it is trained on",
         )
+        if self.members is not None:
+            # Products are over the rows of each member.
+            rows = x if x.ndim == 3 else op.unsqueeze(x, 1)
+            rows = op.broadcast(rows, (len(x), self.members, x.shape[-1]))
+            return op.transpose(self._embedded(op.transpose(rows, (1, 0, 2))), (1, 0, 2))
+        return self._embedded(x)
+
+    def _embedded(self, x: Expr) -> Expr:
         others, embedded, last = [], [], 0
         for (start, stop), weight in zip(self.spans, self.weights, strict=True):
-            others.append(x[:, last:start])
-            embedded.append(x[:, start:stop] @ weight)
+            others.append(x[..., last:start])
+            embedded.append(x[..., start:stop] @ weight)
             last = stop
-        parts = [each for each in (*others, x[:, last:]) if each.shape[1]]
-        return op.concat([*parts, *embedded], axis=1)
+        parts = [each for each in (*others, x[..., last:]) if each.shape[-1]]
+        return op.concat([*parts, *embedded], axis=-1)
 
 
 @register

@@ -1,0 +1,1 @@
+"""Training on tables: several members, validated on rows that they were not trained with."""

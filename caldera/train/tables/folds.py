@@ -1,0 +1,254 @@
+"""Folds of a table's rows, trained in one network with members for each fold.
+
+A network has members for every fold, and its targets carry the fold of each row. The loss leaves
+out the members of that fold, whose predictions for the row are then out-of-fold predictions.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from caldera import op
+from caldera.compiler.lazy import Expr, Variable
+from caldera.core.tensor import DType, Shape
+from caldera.nn import EnsembleLoss
+from caldera.nn.losses import CrossEntropy, Loss, MeanSquared
+from caldera.train.callbacks import Callback
+from caldera.train.tracking.history import History
+
+if TYPE_CHECKING:
+    from caldera.train.run import Run
+
+FOLDS = 5
+MOST_FOLDED = 20_000
+"""Maximum number of rows for cross-validation; larger tables have one validation part."""
+_PATIENCE = 0.25
+"""Fraction of the planned epochs without a better result after which training ends."""
+_WARM_UP = 0.03
+"""Fraction of the run in which the learning rate rises."""
+Array = np.ndarray
+
+
+def fold_numbers(targets: Array, count: int, seed: int = 0) -> Array:
+    """Return the fold of each row: folds of equal size, with similar targets.
+
+    >>> folds = fold_numbers(np.array([0, 0, 0, 0, 1, 1, 1, 1]), 2)
+    >>> np.bincount(folds[:4]).tolist(), np.bincount(folds[4:]).tolist()
+    ([2, 2], [2, 2])
+    """
+    random = np.random.default_rng(seed)
+    flat = np.asarray(targets).reshape(len(targets), -1)[:, 0]
+    order = np.lexsort((random.random(len(flat)), flat))
+    found = np.empty(len(flat), np.int64)
+    blocks = -(-len(flat) // count)
+    numbers = np.concatenate([random.permutation(count) for _ in range(blocks)])
+    found[order] = numbers[: len(flat)]
+    return found
+
+
+@dataclass(frozen=True)
+class FoldLoss(Loss):
+    """Mean loss of the members that learn from a row; its last target is the row's fold.
+
+    `folds` has the fold of each member, in the order of predictions (N, members, outputs).
+
+    >>> import caldera as cd
+    >>> loss = FoldLoss((0, 1), classes=False)
+    >>> loss(cd.tensor([[[1.0], [3.0]]]), cd.tensor([[0.0, 1.0]])).item()
+    1.0
+    """
+
+    folds: tuple[int, ...]
+    classes: bool
+
+    @cached_property
+    def _members(self) -> EnsembleLoss:
+        return EnsembleLoss(CrossEntropy() if self.classes else MeanSquared())
+
+    def per_sample(self, prediction: Expr, target: Expr) -> Expr:
+        values = target[:, 0] if self.classes else target[:, :1]
+        losses = self._members.member_losses(prediction, values)
+        folds = np.asarray(self.folds)
+        learns = op.cast(op.cast(target[:, 1:], "int64") != folds, losses.dtype)
+        return op.sum(losses * learns, axis=1) / op.maximum(op.sum(learns, axis=1), 1.0)
+
+    def target_spec(
+        self, prediction_shape: Sequence[int], dtype: Any = "float32"
+    ) -> tuple[Shape, DType]:
+        count, _, outputs = prediction_shape
+        inner = CrossEntropy() if self.classes else MeanSquared()
+        _, kind = inner.target_spec((count, outputs), dtype)
+        return (count, 2), kind
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a table as members learn from them: features, targets, folds and weights.
+
+    `targets` are class numbers (N,), or values (N,) of mean 0 and deviation 1 or so. Fold k
+    below `count` validates on its own rows and learns from all others. All folds learn from rows
+    with larger numbers.
+    """
+
+    x: Array
+    targets: Array
+    folds: Array
+    count: int
+    outputs: int
+    classes: bool
+    weights: Array | None = None
+
+    @cached_property
+    def held_out(self) -> Array:
+        """Numbers of the rows that some fold holds out, in order."""
+        return np.flatnonzero(self.folds < self.count)
+
+    @cached_property
+    def learnt(self) -> Array:
+        """Numbers of the rows that some fold learns from."""
+        alone = self.count == 1
+        return np.flatnonzero(self.folds != 0) if alone else np.arange(len(self.folds))
+
+    def of(self, fold: int) -> Array:
+        """Return the numbers of the rows that a fold holds out."""
+        return np.flatnonzero(self.folds == fold)
+
+    def meaning(self, outputs: Array) -> Array:
+        """Return the mean prediction of members (N, members, outputs): probabilities or values."""
+        if self.classes:
+            outputs = softmax(outputs)
+        return outputs.mean(axis=1)
+
+    def loss(self, rows: Array, meaning: Array) -> float:
+        """Return the mean loss of predictions for some rows: log-loss or squared error."""
+        return mean_loss(self.targets[rows], meaning, self.classes, self.row_weights(rows))
+
+    def row_weights(self, rows: Array) -> Array | None:
+        return None if self.weights is None else self.weights[rows]
+
+
+def mean_loss(targets: Array, meaning: Array, classes: bool, weights: Array | None = None) -> float:
+    """Return the log-loss of probabilities or the mean squared error of values.
+
+    >>> round(mean_loss(np.array([1]), np.array([[0.5, 0.5]]), True), 4)
+    0.6931
+    """
+    if classes:
+        own = np.take_along_axis(meaning, targets[:, None], axis=1)[:, 0]
+        each = -np.log(np.maximum(own.astype(np.float64), 1e-9))
+    else:
+        each = np.square(meaning.reshape(len(targets)).astype(np.float64) - targets)
+    return float(np.average(each, weights=weights)) if len(each) else math.nan
+
+
+def softmax(logits: Array) -> Array:
+    """Return probabilities along the last axis."""
+    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=-1, keepdims=True))
+
+
+class BestOfFolds(Callback):
+    """Keeps the best weights of each branch and fold by the rows held out, and sets the rate.
+
+    `branches` has the first and last member of each branch. The learning rate rises, then follows
+    a cosine to 0 over `epochs`, or over `seconds` if that is less. Training ends early if no branch
+    of any fold has improved for a quarter of the epochs.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        branches: Mapping[str, tuple[int, int]],
+        rate: float,
+        epochs: int,
+        seconds: float | None = None,
+    ) -> None:
+        self.rows = rows
+        self.branches = dict(branches)
+        self.rate, self.epochs, self.seconds = rate, epochs, seconds
+        self.history = History()
+        self.best = {(name, fold): math.inf for name in branches for fold in range(rows.count)}
+        self.predictions = {name: np.zeros((len(rows.targets), rows.outputs)) for name in branches}
+        self._kept: dict[tuple[str, int], dict[str, Array]] = {}
+        self._improved = 0
+        self._epoch_started = self._started = time.perf_counter()
+
+    def run_begins(self, run: Run) -> None:
+        self._started = self._epoch_started = time.perf_counter()
+
+    def batch_ends(self, run: Run) -> None:
+        self._set_rate(run)
+        if self.seconds is not None and self._elapsed() >= self.seconds and self._kept:
+            run.stop(f"the time limit of {self.seconds:g} s")
+
+    def epoch_ends(self, run: Run) -> None:
+        found = self._evaluated(run)
+        now = time.perf_counter()
+        results = {"loss": run.history["loss"][-1], **found, "seconds": now - self._epoch_started}
+        self._epoch_started = now
+        self.history.add(run.epoch - 1, results, run.model.optimizer.known_rate())
+        if self._improved < run.epoch - max(4, _PATIENCE * self.epochs):
+            run.stop("no member improves any more")
+        if self._progress(run) >= 1:
+            run.stop("")
+
+    def run_ends(self, run: Run) -> None:
+        for (name, fold), values in self._kept.items():
+            for variable in self._variables(run, name):
+                whole = variable.numpy().copy()
+                _part(whole, fold, self.rows.count)[...] = values[variable.name]
+                variable.assign(whole)
+
+    # --- details
+
+    def _elapsed(self) -> float:
+        return time.perf_counter() - self._started
+
+    def _progress(self, run: Run) -> float:
+        steps = run.epoch + run.batch / max(run.batches or 1, 1)
+        found = steps / self.epochs
+        return found if self.seconds is None else max(found, self._elapsed() / self.seconds)
+
+    def _set_rate(self, run: Run) -> None:
+        done = min(self._progress(run), 1.0)
+        factor = min(done / _WARM_UP + 0.01, 1.0) * (0.5 + 0.5 * math.cos(math.pi * done))
+        run.model.optimizer.learning_rate.assign(self.rate * max(factor, 1e-3))
+
+    def _evaluated(self, run: Run) -> dict[str, float]:
+        """Evaluate the rows held out, keep the best weights, and return the branches' losses."""
+        rows, held_out = self.rows, self.rows.held_out
+        outputs = run.model.predict(rows.x[held_out])
+        folds, losses = rows.folds[held_out], {}
+        for name, (first, last) in self.branches.items():
+            each = (last - first) // rows.count
+            for fold in range(rows.count):
+                chosen = folds == fold
+                start = first + fold * each
+                meaning = rows.meaning(outputs[chosen, start : start + each])
+                loss = rows.loss(held_out[chosen], meaning)
+                if loss < self.best[name, fold]:
+                    self.best[name, fold] = loss
+                    self._improved = run.epoch
+                    self.predictions[name][held_out[chosen]] = meaning
+                    self._kept[name, fold] = {
+                        variable.name: _part(variable.numpy(), fold, rows.count).copy()
+                        for variable in self._variables(run, name)
+                    }
+            losses[name] = float(np.mean([self.best[name, fold] for fold in range(rows.count)]))
+        return {"val_loss": min(losses.values()), **{f"val_{n}": v for n, v in losses.items()}}
+
+    def _variables(self, run: Run, branch: str) -> list[Variable]:
+        """Return the parameters of a branch, whose first axis has a part for each fold."""
+        return [each for each in run.model.parameters() if f"/{branch}/" in f"/{each.name}"]
+
+
+def _part(values: Array, fold: int, folds: int) -> Array:
+    size = len(values) // folds
+    return values[fold * size : (fold + 1) * size]

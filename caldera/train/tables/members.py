@@ -1,0 +1,91 @@
+"""Networks of a table's folds: dense layers with dropout, and an ensemble with embedded numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from caldera.core.tensor import normal
+from caldera.data import Dataset
+from caldera.nn import ColumnEmbedding, Dropout, EnsembleDense, NumberEmbedding, Sequential
+from caldera.nn.layer import Layer
+from caldera.train.tables.folds import Rows
+
+MOST_ONE_HOT = 30
+"""Categories of a column up to which each enters the network as a feature, without a vector."""
+_MOST_EMBEDDED = 100
+"""Numbers up to which each has an embedding."""
+_LEAST_VALUES = 6
+"""Different values of a number that has an embedding."""
+_MEMBERS, _UNITS = 8, 128
+"""Members of the ensemble of a fold, and units of their layers."""
+_NETWORK_UNITS = 256
+
+
+@dataclass(frozen=True)
+class Members:
+    """Networks of all folds."""
+
+    rows: Rows
+    spans: list[tuple[int, int]]
+    """Features of categories that have vectors."""
+    numbers: NumberEmbedding | None
+    """The edges of the numbers that have embeddings."""
+
+    @classmethod
+    def of(cls, found: Dataset, rows: Rows) -> Members:
+        """Choose the columns with embeddings."""
+        every = found.schema.category_spans if found.schema is not None else []
+        spans = [(start, stop) for start, stop in every if stop - start > MOST_ONE_HOT]
+        categories = {place for start, stop in every for place in range(start, stop)}
+        numbers = [
+            place
+            for place in range(rows.x.shape[1])
+            if place not in categories and len(np.unique(rows.x[:, place])) >= _LEAST_VALUES
+        ]
+        edges = None
+        if 0 < len(numbers) <= _MOST_EMBEDDED:
+            folds = rows.count if rows.count > 1 else None
+            width = 8 if len(numbers) <= 30 else 4
+            edges = NumberEmbedding.fit(rows.x, width, columns=numbers, members=folds)
+        return cls(rows, spans, edges)
+
+    @property
+    def ensemble_size(self) -> int:
+        """Number of members of the ensembles of all folds."""
+        return self.rows.count * _MEMBERS
+
+    def network(self) -> Sequential:
+        """Dense layers with dropout, a network for each fold."""
+        return self._layers("network", self.rows.count, _NETWORK_UNITS, 0.2)
+
+    def ensemble(self) -> Sequential:
+        """Members that share weights, with embeddings of numbers, for each fold."""
+        return self._layers("ensemble", self.ensemble_size, _UNITS, 0.1)
+
+    def _layers(self, name: str, members: int, units: int, dropout: float) -> Sequential:
+        folds, spans = self.rows.count, self.spans
+        several = members > folds
+        shared: Any = {"members": members, "groups": folds, "activation": "relu"}
+        layers: list[Layer] = []
+        if several and self.numbers is not None:
+            layers.append(self.numbers)
+            gone = np.asarray(self.numbers.columns)
+            spans = [(a - int((gone < a).sum()), b - int((gone < a).sum())) for a, b in spans]
+        if spans:
+            each = folds if folds > 1 else None
+            layers.append(ColumnEmbedding(spans, None, members=each))
+        first = normal(0.0, 1.0) if several else None
+        return Sequential(
+            [
+                *layers,
+                EnsembleDense(units, scales=first, **shared),
+                Dropout(dropout),
+                EnsembleDense(units, **shared),
+                Dropout(dropout),
+                EnsembleDense(self.rows.outputs, members, members),
+            ],
+            name=name,
+        )

@@ -1,0 +1,278 @@
+"""`train_table`: a linear model, a network and an ensemble in one, blended by validation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from caldera import optim
+from caldera.base.arguments import require
+from caldera.data import Dataset
+from caldera.errors import DataError
+from caldera.nn import Blend, Branches, EnsembleDense, Input, Rescale, Sequential
+from caldera.train.neural_network import NeuralNetwork
+from caldera.train.tables.blending import TargetCurve, best_temperature, blend_weights
+from caldera.train.tables.folds import (
+    FOLDS,
+    MOST_FOLDED,
+    Array,
+    BestOfFolds,
+    FoldLoss,
+    Rows,
+    fold_numbers,
+    softmax,
+)
+from caldera.train.tables.linear import LinearMembers, linear_members
+from caldera.train.tables.members import Members
+from caldera.train.tracking.history import History
+
+_RATE, _DECAY = 3e-3, 0.02
+_LEAST_WEIGHT = 0.02
+"""Weight under which a member is left out."""
+_LEAST_GAIN, _LEAST_SKEW = 0.97, 1.0
+"""Relative error out of fold, and skewness, at which the logarithm of a target is learnt."""
+_MEMBERS = "members"
+
+
+@dataclass(frozen=True)
+class TableRun:
+    """A trained model of a table, and its predictions out of fold.
+
+    - `model`: the blended network.
+    - `rows`: numbers of the validated training rows, in order.
+    - `predictions`: the blend's out-of-fold predictions for these rows: probabilities
+      (rows, classes), or values in the unit of the target.
+    - `members`: the same of each member, by name.
+    - `weights`: the weight of each member in the blend.
+    - `folds`: the fold of each training row.
+    - `history`: losses of each epoch, by rows held out too.
+    - `notes`: decisions, such as a logarithmic target.
+    """
+
+    model: NeuralNetwork
+    rows: Array
+    predictions: Array
+    members: Mapping[str, Array]
+    weights: Mapping[str, float]
+    folds: Array
+    history: History
+    temperature: float = 1.0
+    notes: tuple[str, ...] = ()
+
+
+def train_table(
+    found: Dataset,
+    *,
+    seconds: float | None = None,
+    seed: int = 0,
+    weights: Array | None = None,
+    folds: Array | None = None,
+    device: Any = None,
+    verbose: int | None = 0,
+) -> TableRun:
+    """Train a blend of models on a table, in the usual time or in `seconds`.
+
+    Up to 20,000 rows it cross-validates in five folds; larger tables have one validation part.
+    Members are a linear model, a network and an ensemble of networks that share weights, all folds
+    trained in one plan, each with its best weights. Predictions out of fold determine the members'
+    weights, the temperature, and whether the logarithm of a skewed target is learnt.
+
+    `weights` has a number for each row, and `folds` the fold of each row, from 0.
+
+    >>> import caldera as cd
+    >>> rows = [{"width": n / 30, "area": 2 + n / 15} for n in range(60)]
+    >>> run = cd.train_table(cd.data.table(rows, "area"), seconds=2)
+    >>> run.model.predict([{"width": 1.0}]).round(1).tolist()
+    [[4.0]]
+    """
+    started = time.perf_counter()
+    x, y = _arrays(found)
+    numbers = fold_numbers(y, FOLDS, seed) if folds is None else np.asarray(folds)
+    # Large tables have a single validation part.
+    count = int(numbers.max()) + 1 if len(y) <= MOST_FOLDED or folds is not None else 1
+    rows = Rows(x, y, numbers, count, found.outputs, bool(found.classes), weights)
+    curve, linear = _curve_and_linear(rows, _scale(found, y))
+    learnt = rows if rows.classes else replace(rows, targets=curve.applied(y))
+    members = Members.of(found, learnt)
+    parts: dict[str, tuple[Sequential, Array]] = {
+        "linear": (_linear_layer(rows), linear.predictions)
+    }
+    histories = []
+    while True:
+        round_started = time.perf_counter()
+        left = None if seconds is None else seconds - (round_started - started)
+        number = len(histories)
+        layers, keeper = _fitted(members, seed + number, left, device, verbose)
+        histories.append(keeper.history)
+        for name, layer in layers.items():
+            label = f"{name}{number + 1}" if number else name
+            layer.name = label
+            parts[label] = (layer, keeper.predictions[name])
+        now = time.perf_counter()
+        if seconds is None or seconds - (now - started) < 0.5 * (now - round_started):
+            break
+    return _blended(found, rows, curve, parts, linear, histories[0], seed, device)
+
+
+def _arrays(found: Dataset) -> tuple[Array, Array]:
+    """Return features and targets of the training rows: class numbers, or values (N,)."""
+    x, y = found.train.batch(np.arange(len(found.train)))[:2]
+    expected = "a table: rows of numbers, with a class or a value each"
+    require(
+        x.ndim == 2 and x.dtype.kind == "f" and y.reshape(len(y), -1).shape[1] == 1,
+        "train_table",
+        expected,
+        f"inputs of shape {x.shape} and targets of shape {y.shape}",
+        "read it with data.table, or train a network with model.fit",
+        error=DataError,
+    )
+    least = 2 * FOLDS
+    require(len(x) >= least, "train_table", f"at least {least} rows", len(x), error=DataError)
+    return x, y.reshape(-1) if found.classes else y.reshape(-1).astype(np.float64)
+
+
+def _scale(found: Dataset, y: Array) -> TargetCurve:
+    """Return the scale of the targets in the schema, or else the scale of these targets."""
+    known = found.schema.target_scale if found.schema is not None else None
+    if found.classes or known is None:
+        return TargetCurve.of(np.zeros(1) if found.classes else y)
+    return TargetCurve(float(np.ravel(known.mean)[0]), float(np.ravel(known.scale)[0]))
+
+
+def _curve_and_linear(rows: Rows, plain: TargetCurve) -> tuple[TargetCurve, LinearMembers]:
+    """Return the scale of the target with the smaller error of linear models, and these models."""
+    y = rows.targets
+    if rows.classes:
+        return plain, linear_members(rows)
+    found = linear_members(replace(rows, targets=plain.applied(y)))
+    skew = float((TargetCurve.of(y).applied(y) ** 3).mean())
+    if y.min() < 0 or not (y > 0).any() or skew < _LEAST_SKEW:
+        return plain, found
+    curve = TargetCurve.of(y, is_log=True)
+    other = linear_members(replace(rows, targets=curve.applied(y)))
+    errors = [
+        rows.loss(rows.held_out, scale.undone(each.predictions[rows.held_out]))
+        for scale, each in ((plain, found), (curve, other))
+    ]
+    return (curve, other) if errors[1] < _LEAST_GAIN * errors[0] else (plain, found)
+
+
+def _linear_layer(rows: Rows) -> Sequential:
+    """Return the linear models of all folds as a layer."""
+    return Sequential([EnsembleDense(rows.outputs, rows.count, rows.count)], name="linear")
+
+
+def _plan(rows: int) -> tuple[int, int]:
+    """Return batch size and number of epochs for a number of rows."""
+    batch = 32 if rows < 1000 else 64 if rows < 6000 else 256
+    steps = 2400 if rows < 20_000 else 3000
+    return batch, int(np.clip(steps * batch / rows, 10, 100))
+
+
+def _fitted(
+    members: Members,
+    seed: int,
+    seconds: float | None,
+    device: Any,
+    verbose: int | None,
+) -> tuple[dict[str, Sequential], BestOfFolds]:
+    """Train the networks of all folds in one plan; return them with their best weights."""
+    rows = members.rows
+    layers = {"network": members.network(), "ensemble": members.ensemble()}
+    counts = {"network": rows.count, "ensemble": members.ensemble_size}
+    branches, start = {}, 0
+    for name, count in counts.items():
+        branches[name] = (start, start + count)
+        start += count
+    folds = tuple(
+        number // (count // rows.count) for count in counts.values() for number in range(count)
+    )
+    learnt = rows.learnt
+    batch, epochs = _plan(len(learnt))
+    model = NeuralNetwork(
+        [Input(rows.x.shape[1:]), Branches(list(layers.values()), name=_MEMBERS)],
+        loss=FoldLoss(folds, rows.classes),
+        optimizer=optim.AdamW(_RATE / 10, weight_decay=_DECAY),
+        batch_size=batch,
+        epochs=epochs,
+        metrics=[],
+        seed=seed,
+        device=device,
+    )
+    keeper = BestOfFolds(rows, branches, _RATE, epochs, seconds)
+    kind = np.int64 if rows.classes else np.float32
+    targets = np.stack([rows.targets, rows.folds], axis=1).astype(kind)
+    model.fit(
+        (rows.x[learnt], targets[learnt]),
+        verbose=verbose,
+        callbacks=[keeper],
+        sample_weights=rows.row_weights(learnt),
+    )
+    return layers, keeper
+
+
+def _blended(
+    found: Dataset,
+    rows: Rows,
+    curve: TargetCurve,
+    parts: Mapping[str, tuple[Sequential, Array]],
+    linear: LinearMembers,
+    history: History,
+    seed: int,
+    device: Any,
+) -> TableRun:
+    """Weigh the members by the rows held out, and build the network that blends them."""
+    known = {name: each for name, (_, each) in parts.items()}
+    if not rows.classes:
+        known = {name: curve.undone(each) for name, each in known.items()}
+    chosen = blend_weights(rows, list(known.values()))
+    weights = {n: w for n, w in zip(known, chosen.tolist(), strict=True) if w >= _LEAST_WEIGHT}
+    weights = {name: weight / sum(weights.values()) for name, weight in weights.items()}
+    meaning = sum(weight * known[name] for name, weight in weights.items())
+    temperature, notes = 1.0, []
+    if rows.classes:
+        temperature = best_temperature(rows, meaning)
+        meaning = softmax(np.log(np.maximum(meaning, 1e-9)) / temperature)
+    scale = _scale(found, rows.targets)
+    layers = [
+        Input(rows.x.shape[1:]),
+        Blend(
+            [parts[name][0] for name in weights],
+            list(weights.values()),
+            classes=rows.classes,
+            temperature=temperature,
+            curve=curve.within(scale, rows.targets) if curve.is_log else None,
+            name=_MEMBERS,
+        ),
+    ]
+    if not rows.classes and (found.schema is None or found.schema.target_scale is None):
+        layers.append(Rescale(scale.scale, scale.mean))
+    model = NeuralNetwork(
+        layers,
+        loss="cross_entropy" if rows.classes else "mean_squared",
+        batch_size=256,
+        seed=seed,
+        device=device,
+    )
+    if "linear" in weights:
+        for parameter, values in zip(parts["linear"][0].parameters(), linear[:2], strict=True):
+            parameter.assign(values)
+    model.schema = found.train.schema
+    held_out = rows.held_out
+    if curve.is_log:
+        notes.append("the logarithm of the target is learnt, with a smaller error out of fold")
+    return TableRun(
+        model,
+        held_out,
+        meaning[held_out],
+        {name: each[held_out] for name, each in known.items()},
+        weights,
+        rows.folds,
+        history,
+        temperature,
+        tuple(notes),
+    )
