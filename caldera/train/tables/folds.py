@@ -93,8 +93,8 @@ class Rows:
     """Rows of a table as members learn from them: features, targets, folds and weights.
 
     `targets` are class numbers (N,), or values (N,) of mean 0 and deviation 1 or so. Fold k
-    below `count` validates on its own rows and learns from all others. All folds learn from rows
-    with larger numbers.
+    below `count` validates on its own rows and trains on the remaining ones. Rows with larger
+    numbers are training rows of every fold.
     """
 
     x: Array
