@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from caldera import data
+from caldera.base.arguments import require
 from caldera.base.registry import nearest
 from caldera.cli.options import AUGMENTATIONS, names_of
 from caldera.data import Dataset, Schema
@@ -110,6 +111,21 @@ def load_data(options: Mapping[str, Any], schema: Schema | None = None) -> Datas
         # The notes of the data set contain these warnings.
         warnings.simplefilter("ignore", UserWarning)
         return source.make(*leading, **arguments)
+
+
+def show_findings(found: Dataset, *, strict: bool = False) -> None:
+    """Print the findings of the data doctor, a line each; with `strict`, faults are an error."""
+    for each in found.findings:
+        print(f"{'fault' if each.is_fault else 'check':7} {each}", flush=True)
+    faults = sum(each.is_fault for each in found.findings)
+    require(
+        not (strict and faults),
+        f"data {found.name}",
+        "no faults",
+        f"{faults}, listed above",
+        "mend the table or name its columns and missing values; without --strict it is used as is",
+        error=DataError,
+    )
 
 
 def has_texts(options: Mapping[str, Any]) -> bool:

@@ -126,7 +126,7 @@ class Schema:
     ) -> Features:
         """The features of a table whose columns are at these places; one that is not new is the one
         from which the schema was learnt."""
-        parts, notes, far = [], [], []
+        parts, notes, far, shifted = [], [], [], []
         for column, place in zip(self.columns, places, strict=True):
             values = column.parse(table, place, decimal, is_new=is_new)
             part = column.transform(values)
@@ -143,9 +143,17 @@ class Schema:
             count, seen = column.far(values)
             if count:
                 far.append(f"column {column.name or column.position!r} in {count} ({seen})")
+            share = column.drift(values)
+            if share:
+                shifted.append(f"column {column.name or column.position!r} in {share:.0%}")
+        rows = f"{len(table)} row{'s' if len(table) > 1 else ''}"
         if far:
-            rows = f"{len(table)} row{'s' if len(table) > 1 else ''}"
             notes.append(f"far outside what training saw, of {rows}: {listed(far, str)}")
+        if shifted:
+            notes.append(
+                f"drift: outside the range of 98% of the training rows, of {rows}: "
+                f"{listed(shifted, str)}"
+            )
         return Features(np.concatenate(parts, axis=1), notes)
 
     def decode(self, outputs: Values, *, probabilities: bool = False) -> dict[str, Values]:

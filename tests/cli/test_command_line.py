@@ -20,6 +20,7 @@ from tests.cli.conftest import Caldera
 COMMANDS = [
     "train",
     "search",
+    "doctor",
     "eval",
     "report",
     "predict",

@@ -306,3 +306,25 @@ def test_mistakes_in_the_record_have_their_rows(caldera: Caldera, tmp_path: Path
     assert caldera("report", tmp_path / "run").status == 0
     page = (tmp_path / "run" / "report.html").read_text()
     assert mistakes[0]["row"]["patient"] in page
+
+
+def test_faults_are_shown_before_training_and_on_the_page(caldera: Caldera, tmp_path: Path) -> None:
+    table, out = tmp_path / "t.csv", tmp_path / "out"
+    rows = [f"{-999 if n % 9 == 0 else n / 8},{n % 5 + 0.5},7,{'ab'[n % 2]}" for n in range(90)]
+    table.write_text("\n".join(["x,z,same,y", *rows]))
+    done = caldera("doctor", table)
+    assert (done.status, done.out.splitlines()[-1][-13:]) == (0, "1 fault found")
+    said = "fault   column 'x': -999 in 10 rows looks like a mark of missing values"
+    words = "--hidden 4 --epochs 1 --dropout 0 --quiet --out"
+    stopped = caldera("train", "--data", table, *words.split(), out, "--strict")
+    assert (stopped.status, out.exists(), said in stopped.out) == (1, False, True)
+    assert "expected no faults, got 1, listed above" in stopped.err
+    done = caldera("train", "--data", table, *words.split(), out)
+    assert done.out.startswith(said)
+    assert "left out: the same value in each row" in done.out
+    assert caldera("report", out).status == 0
+    page = (out / "report.html").read_text()
+    assert "-999 in 10 rows" in page
+    assert "the same value in each row" in page
+    done = caldera("doctor", table, "--missing-values=-999", "--strict")
+    assert (done.status, "no faults found" in done.out) == (0, True)

@@ -16,7 +16,7 @@ from caldera.cli.build import (
     resolved,
 )
 from caldera.cli.command import Command, UsageError, flag, flags
-from caldera.cli.datasets import augmented, load_data, split_seed
+from caldera.cli.datasets import augmented, load_data, show_findings, split_seed
 from caldera.cli.options import GROUPS, given_options, option_flags
 from caldera.cli.prediction_inputs import results_line
 from caldera.cli.recipe import complete, read_recipe, write_recipe
@@ -46,6 +46,7 @@ add_flags = flags(
     flag("--checkpoint", metavar="FOLDER", help="save the state of the run here"),
     flag("--resume", action="store_true", help="continue from the state in --checkpoint"),
     flag("--quiet", action="store_true", help="show no progress"),
+    flag("--strict", action="store_true", help="do not train on a table with faults"),
     option_flags(*GROUPS),
 )
 """The flags of `train`: its own, and every option of a recipe."""
@@ -66,6 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     recipe = read_recipe(arguments.recipe) if arguments.recipe else {}
     options = complete(recipe | given_options(arguments))
     found = load_data(options)
+    show_findings(found, strict=arguments.strict)
     options = resolved(options, found)
     found = augmented(held_out(found, options), options)
     model = make_model(options, found)

@@ -19,6 +19,7 @@ from caldera.data.random_draws import permutation
 from caldera.data.schema import Schema, listed
 from caldera.data.sources.base import SCALE, Array, Data
 from caldera.data.sources.indexed_data import ArrayData
+from caldera.data.tables.column_checks import TableFinding
 from caldera.data.transforms.stage import StagesLike
 from caldera.draw.charts import thumbnail
 from caldera.errors import ConfigError, DataError, DtypeError, ShapeError
@@ -42,7 +43,7 @@ def dataset_html(data: Dataset) -> str:
         facts["classes"] = f"{data.classes}: {listed(data.class_names, str, _MOST_NAMES)}"
     if data.dropped:
         facts["rows dropped"] = f"{data.dropped:,}"
-    said = "".join(note(each) for each in data.notes)
+    said = "".join(note(each) for each in (*data.notes, *map(str, data.findings)))
     facts_shown = note(data.name, strong=True) + html_facts(facts) + said
     return facts_shown + _columns(data) + _pictures(data)
 
@@ -100,6 +101,7 @@ class Dataset:
     - `shape`: shape of x of a single sample.
     - `dropped`: number of rows of a table left out because a value was missing.
     - `notes`: decisions taken while reading, such as the size of images.
+    - `findings`: faults of a table that training would not notice; see `data.table`.
 
     >>> from caldera import data
     >>> digits = data.digits()
@@ -117,6 +119,7 @@ class Dataset:
     dropped: int = 0
     validation: Data | None = None
     notes: tuple[str, ...] = ()
+    findings: tuple[TableFinding, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "class_names", tuple(map(str, self.class_names)))

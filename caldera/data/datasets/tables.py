@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from caldera.data.column import Column
 from caldera.data.datasets.dataset import Dataset, split_rows
 from caldera.data.schema import Schema
 from caldera.data.sources.base import Array
 from caldera.data.sources.indexed_data import ArrayData
+from caldera.data.tables.column_checks import TableFinding
+from caldera.data.tables.doctor import Doctor
 from caldera.data.tables.encoders import NumberEncoder
 from caldera.data.tables.kinds import Chosen, choose_columns, given_kinds
 from caldera.data.tables.numbers import NumberFormat, is_number
@@ -52,6 +53,7 @@ def table(
     sheet: str | int | None = None,
     query: str | None = None,
     schema: Schema | None = None,
+    strict: bool = False,
 ) -> Dataset:
     """Return a data set from a table with one sample per row.
 
@@ -73,6 +75,10 @@ def table(
     `dropped`. A target of text or of at most 20 different integers is a class, others are values;
     `classes` overrides this.
 
+    The `findings` of the data set list faults that training would not notice. Examples are numbers
+    such as -999 that mark missing values, columns that give the target away, copies of training
+    rows among the test rows, and far outliers. With `strict`, faults are an error.
+
     >>> from caldera import data
     >>> rows = [{"height": 3.1, "kind": "iris"}, {"height": None, "kind": "rose"}] * 5
     >>> flowers = data.table(rows, "kind")
@@ -88,7 +94,7 @@ def table(
     reading = TableFormat(delimiter, header, encoding, sheet, query, missing_values)
     found = read_table(source, where, reading)
     selection = (target, columns, ignore, kinds, classes, missing, decimal, header)
-    request = _Request(where, *selection, schema, scale, test, seed)
+    request = _Request(where, *selection, schema, scale, test, seed, strict)
     return request.dataset(found, _title(source))
 
 
@@ -186,6 +192,7 @@ class _Request:
     scale: bool
     test: float
     seed: int
+    strict: bool
 
     def dataset(self, found: Table, name: str) -> Dataset:
         """Return the encoded table, split into rows to train with and rows to test with."""
@@ -202,13 +209,17 @@ class _Request:
         rows = ArrayData(np.zeros((len(found), 1), np.float32), labels.values)
         train, apart = split_rows(rows, self.test, self.seed)
         notes, schema = found.notes + left_out, self.schema
+        findings: tuple[TableFinding, ...] = ()
         if chosen is not None:
             notes += tuple(
                 f"column {found.label(place)}: {kind.reason}"
                 for place, kind in chosen.kinds.items()
                 if kind.reason
             )
-            schema = _fitted(found, chosen, column, labels, train, self.scale)
+            doctor = Doctor(found, column, labels, train)
+            schema = _fitted(found, chosen, column, labels, doctor, self.scale)
+            findings = doctor.findings(chosen, apart)
+            self._check(findings)
         assert schema is not None
         if not schema.features:
             raise DataError.build(
@@ -224,7 +235,18 @@ class _Request:
         parts = samples.subset(train), samples.subset(apart)
         parts[1].table = found.subset(apart)
         names = labels.class_names
-        return Dataset(*parts, len(names), names, name, dropped=dropped, notes=notes)
+        return Dataset(*parts, len(names), names, name, dropped, notes=notes, findings=findings)
+
+    def _check(self, findings: Sequence[TableFinding]) -> None:
+        """Raise an error for faults with `strict`."""
+        faults = "; ".join(str(each) for each in findings if each.is_fault)
+        if self.strict and faults:
+            raise DataError.build(
+                self.where,
+                expected="a table without faults",
+                got=faults,
+                hint="without strict= (--strict) it is used, and the findings are shown",
+            )
 
     def _known(self, found: Table) -> tuple[None, list[int], int]:
         """Return the columns of a schema, and the target's."""
@@ -258,14 +280,17 @@ def _fitted(
     chosen: Chosen,
     target: int,
     labels: Labels,
-    train: NDArray[np.int64],
+    doctor: Doctor,
     scale: bool,
 ) -> Schema:
-    """Return the schema fitted to the training rows."""
+    """Return the schema fitted to the training rows; the doctor examines each column."""
+    train = doctor.train
     titles = found.names or ("",) * found.width
     columns = []
     for place, kind in chosen.kinds.items():
-        values = kind.parse(found, place)[train]
+        values = kind.parse(found, place)
+        doctor.column(place, kind.name, values, kind.detail)
+        values = values[train]
         column = Column(titles[place], kind.name, place)
         if kind.name != "number" or scale:
             column = Column.encoded(titles[place], place, kind.fit(values))

@@ -30,9 +30,10 @@ _MOST_CATEGORIES = 20
 """More different texts than this, and than half of the rows, are no categories."""
 _MOSTLY = 0.9
 """If more than this fraction of texts are numbers, the remaining texts are errors."""
-_IDENTIFIER = re.compile(
+IDENTIFIER_NAME = re.compile(
     r"(^|[\s_.-])(id|ids|index|uuid|guid|rownames|row)$|[a-z]I[dD]$|^Unnamed: 0$"
 )
+"""Names of columns that identify rows, or what rows belong to."""
 
 
 class ColumnKind(NamedTuple):
@@ -153,7 +154,7 @@ def _present(values: Values) -> list[str]:
 def _unless_identifier(kind: ColumnKind, name: str, numbers: Values, rows: int) -> ColumnKind:
     """The kind, unless the numbers only count or name the rows."""
     if (
-        _IDENTIFIER.search(name) is not None
+        IDENTIFIER_NAME.search(name) is not None
         and len(numbers) == rows > _MOST_CATEGORIES
         and (numbers == np.floor(numbers)).all()
         and len(np.unique(numbers)) == rows

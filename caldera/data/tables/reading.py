@@ -19,11 +19,14 @@ from pathlib import Path
 from sys import getsizeof
 from typing import IO, Any
 
+import numpy as np
+
 from caldera.base.config import settings
 from caldera.base.file_access import Demand
 from caldera.base.registry import optional_import
 from caldera.data.tables.arrow_files import arrow_columns, table_columns
-from caldera.data.tables.table import MARKS, Table, table_of
+from caldera.data.tables.numbers import POINT, is_plain, read_number
+from caldera.data.tables.table import MARKS, Table, Values, objects, table_of
 from caldera.data.tables.text_parsing import parse_text
 from caldera.errors import CalderaError, ConfigError, DataError
 from caldera.io.csv_files import Header
@@ -107,6 +110,25 @@ def is_table(value: Any) -> bool:
 
 def read_table(source: Any, where: str, reading: TableFormat) -> Table:
     """The table of a file, a frame, a query, columns by name or a list of rows."""
+    found = _read_source(source, where, reading)
+    numbers = [float(each) for each in reading.marks if is_plain(each)]
+    if not np.isfinite(numbers).any():
+        return found
+    return replace(found, columns=tuple(_without(each, numbers) for each in found.columns))
+
+
+def _without(column: Values, numbers: Sequence[float]) -> Values:
+    """Return a column in which these numbers, however they are written, are missing values."""
+    if column.dtype.kind == "f":
+        return np.where(np.isin(column, numbers), np.nan, column)
+    if column.dtype != object:
+        return column
+    read = {each: read_number(each, POINT) for each in set(column) - {None}}
+    gone = {each for each, number in read.items() if number and float(number.plain) in numbers}
+    return objects([None if each in gone else each for each in column])
+
+
+def _read_source(source: Any, where: str, reading: TableFormat) -> Table:
     if isinstance(source, str | os.PathLike):
         return _read_file(Path(source).expanduser(), where, reading)
     if _is_connection(source):

@@ -124,6 +124,7 @@ def run_page(run: RunFolder) -> str:
     people = {
         "curves": ("Curves", curves_section(record, history)),
         "predictions": ("Predictions", _predictions(record)),
+        "data": ("Data", _data(record)),
         "columns": ("Columns", _columns(record)),
         "network": ("Network", _network(record)),
         "settings": ("Settings", _settings(record)),
@@ -155,6 +156,19 @@ def _predictions(record: RunRecord) -> Safe:
     else:
         parts, where = [], "The run has no predictions on test data."
     return section("predictions", "Predictions", *parts, note=where)
+
+
+def _data(record: RunRecord) -> Safe:
+    """Return the findings of the data doctor."""
+    found = record.data
+    rows = [("fault", each) for each in found.faults] + [("remark", each) for each in found.remarks]
+    if not rows:
+        return Safe("")
+    note = (
+        "Faults make results better or worse than they would be on new data; mend the table or "
+        "leave columns out, and train again. Remarks need no action."
+    )
+    return section("data", "Data", card("Findings", table(("", "finding"), rows)), note=note)
 
 
 def _columns(record: RunRecord) -> Safe:

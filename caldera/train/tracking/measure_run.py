@@ -65,7 +65,13 @@ def record_of(
         seeds=_seeds(model, settings),
         machine=_machine(),
         data=DataRecord(
-            data.name, len(data.train), len(data.test), list(data.shape), list(data.class_names)
+            data.name,
+            len(data.train),
+            len(data.test),
+            list(data.shape),
+            list(data.class_names),
+            faults=[str(each) for each in data.findings if each.is_fault],
+            remarks=[str(each) for each in data.findings if not each.is_fault],
         ),
         network=network_record(model),
         results={name: float(value) for name, value in results.items() if np.ndim(value) == 0},

@@ -37,6 +37,10 @@ class DataRecord:
     test: int
     shape: list[int]
     class_names: list[str]
+    faults: list[str] = field(default_factory=list)
+    """Faults of the table that the data doctor found."""
+    remarks: list[str] = field(default_factory=list)
+    """The remaining findings of the data doctor."""
 
 
 @dataclass(frozen=True)

@@ -133,3 +133,15 @@ def test_the_command_line_says_it_and_refuses_it(caldera: Caldera, tmp_path: Pat
     assert "--strict" in refused.err
     new.write_text("x,z,y\n1.5,2.5,a\n9000.5,3.5,b\n")
     assert "note    " in caldera("eval", model, "--data", new, "--part", "all").err
+
+
+def test_the_drift_of_a_column_is_told_of_enough_rows() -> None:
+    random = np.random.default_rng(0)
+    rows = {"x": random.normal(size=500), "z": random.uniform(size=500), "y": np.arange(500.0)}
+    schema = data.table(rows, "y").schema
+    new = {"x": random.normal(size=40), "z": random.uniform(size=40)}
+    assert data.table_inputs(new, schema).shape == (40, 2)  # warnings are errors
+    new["x"] += 1
+    with pytest.warns(UserWarning, match=r"drift.* of 40 rows: column 'x' in [12]\d%$"):
+        data.table_inputs(new, schema)
+    data.table_inputs({name: each[:19] for name, each in new.items()}, schema)
