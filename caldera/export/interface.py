@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -108,6 +108,8 @@ class LibraryInterface:
 
     name: str
     functions: tuple[ExportedFunction, ...]
+    declared: Sequence[tuple[str, str]] = ()
+    """Comments and declarations of other functions."""
 
     def header(self) -> str:
         """Return the C header."""
@@ -127,7 +129,9 @@ class LibraryInterface:
             "enum {\n" + "\n".join(codes) + "\n};\n",
             f"typedef struct {self.name}_model {self.name}_model;\n",
         ]
-        parts += [f"/* {about} */\n{upper}_API {each};\n" for about, each in self._declared()]
+        for about, each in self._declared():
+            api = "" if each.startswith("typedef") else f"{upper}_API "
+            parts.append(f"/* {about} */\n{api}{each};\n")
         parts += ["#ifdef __cplusplus\n}\n#endif\n", "#endif"]
         return "\n".join(parts) + "\n"
 
@@ -154,6 +158,7 @@ class LibraryInterface:
         )
         for each in self.functions:
             yield each.comment(), each.prototype(name)
+        yield from self.declared
 
     def body(self) -> str:
         """Return the C source of the functions."""

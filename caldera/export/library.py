@@ -11,6 +11,7 @@ from caldera.base.arguments import require
 from caldera.export.functions import KINDS, FunctionPlan, as_exported, check_model
 from caldera.export.image import PlanImager
 from caldera.export.interface import Argument, ExportedFunction, LibraryInterface, checked_name
+from caldera.export.preprocessing import Preprocessing
 from caldera.export.sources import Library
 from caldera.export.tables import TargetImage
 from caldera.export.weights import WeightTable
@@ -34,6 +35,7 @@ def c(
     vjp: bool = False,
     jvp: bool = False,
     step: bool = False,
+    preprocessing: bool = True,
     build: bool = True,
 ) -> Path:
     """Write a trained model to a folder as a library for C; return the folder.
@@ -43,9 +45,13 @@ def c(
     for which code is made; together they compute any number of rows. `threads` is the number of
     threads of a handle. `vjp` and `jvp` add the adjoint and the tangent of each row: products with
     the Jacobian of `predict`, for sensitivities and data assimilation. `step` adds a training step
-    of the model's loss and optimizer, for batches of these numbers of rows. Without `build`, or
-    where no C compiler is installed, the folder has the sources and object files, from which CMake
-    builds the library.
+    of the model's loss and optimizer, for batches of these numbers of rows.
+
+    A model of a table has a function that encodes rows of numbers and categories, and one with the
+    names of classes. Other columns and texts are refused, unless `preprocessing` is False.
+
+    Without `build`, or where no C compiler is installed, the folder has the sources and object
+    files, from which CMake builds the library.
 
     >>> import tempfile
     >>> import caldera as cd
@@ -67,6 +73,8 @@ def c(
         "larger numbers of rows are computed in batches of these sizes",
     )
     require(0 < threads <= 1024, "export", "threads >= 1 and at most 1024", threads)
+    model.check_exportable("export")
+    before = Preprocessing.of(model) if preprocessing else Preprocessing((), "", ())
     asked = ("vjp", vjp), ("jvp", jvp), ("step", step)
     names = ["predict", *(each for each, wanted in asked if wanted)]
     imager = PlanImager()
@@ -85,7 +93,8 @@ def c(
     image = TargetImage("native", _condition(), images, len(symbols), code)
     functions = tuple(_function(each, next(iter(plans[each].values()))) for each in names)
     weights = WeightTable.of(model, imager.variables)
-    library = Library(LibraryInterface(name, functions), image, weights, threads)
+    interface = LibraryInterface(name, functions, before.declarations(name))
+    library = Library(interface, image, weights, threads, before.source(name))
     library.write(target)
     if build:
         library.build(target)

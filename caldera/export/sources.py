@@ -32,6 +32,8 @@ class Library:
     image: TargetImage
     weights: WeightTable
     threads: int
+    preprocessing: str = ""
+    """C source of further functions."""
 
     def write(self, folder: Path) -> None:
         """Write all files that need no compiler."""
@@ -78,6 +80,7 @@ class Library:
             template("runtime.c", name),
             template("weights.c", name, ENTRIES=weights.table()),
             self.interface.body(),
+            self.preprocessing,
         ]
         write_file(source / f"{name}.c", "\n".join(parts))
 

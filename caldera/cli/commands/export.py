@@ -25,6 +25,11 @@ add_flags = flags(
     flag("--jvp", action="store_true", help="add the tangent: products with J, row by row"),
     flag("--step", action="store_true", help="add a training step with the model's optimizer"),
     flag(
+        "--no-preprocessing",
+        action="store_true",
+        help="export the network only, for inputs that are encoded elsewhere",
+    ),
+    flag(
         "--no-build",
         action="store_true",
         help="write sources and object files only, to be built with CMake",
@@ -45,6 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         vjp=arguments.vjp,
         jvp=arguments.jvp,
         step=arguments.step,
+        preprocessing=not arguments.no_preprocessing,
         build=not arguments.no_build,
     )
     for each in sorted(folder.iterdir()):

@@ -62,6 +62,12 @@ class Loaded:
         ]
         return int(getattr(self._library, f"{self._name}_{function}")(self.handle, *words))
 
+    def function(self, name: str, result: Any) -> Any:
+        """Return a function of the library that takes no handle."""
+        found = getattr(self._library, f"{self._name}_{name}")
+        found.restype = result
+        return found
+
     def text(self, function: str) -> str:
         """Return the text of `message` or `target`."""
         return str(getattr(self._library, f"{self._name}_{function}")(self.handle).decode())
