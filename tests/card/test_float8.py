@@ -8,7 +8,7 @@ import pytest
 
 from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.opdef import parameter
-from caldera.core.graph.ops.float8 import float8_matmul, to_float8
+from caldera.core.graph.ops.float8 import float8_factor, float8_matmul, to_float8
 from caldera.core.memory import Device
 from caldera.core.tensor.dtype import BY_NAME, float32, uint8
 from caldera.kernels.cuda.runtime import device
@@ -39,6 +39,25 @@ def test_rounding(card: Device, dtype: str, form: str) -> None:
         exponents = generator.uniform(-20, 14, shape)
         x = (generator.choice([-1, 1], shape) * 2.0**exponents).astype(BY_NAME[dtype])
         assert check(card, _rounding(shape, dtype, form, transposed), (x, ONE)) == {"float8"}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_factors(card: Device, dtype: str) -> None:
+    generator = np.random.default_rng(4)
+    for shape, special in (
+        ((128, 640), None),
+        ((3, 5), None),
+        ((64, 64), np.nan),
+        ((64, 64), np.inf),
+        ((9, 16), 0.0),
+    ):
+        x = parameter(0, Spec(shape, BY_NAME[dtype]))
+        values = generator.uniform(-3, 2, shape)
+        if special is not None:
+            values = np.where(generator.random(shape) < 0.1, special, 0.0)
+        node = float8_factor(x, form="e4m3")
+        found = check(card, node, (values.astype(BY_NAME[dtype]),))
+        assert found == {"float8"}
 
 
 @pytest.mark.parametrize("form", FORMATS)

@@ -5,8 +5,8 @@ largest number is the largest of the format, rounded to 8 bits, and multiplied a
 cores require. Inputs and weights are "e4m3", gradients "e5m2". A matrix that several products read
 is rounded once, as it is and transposed.
 
-The first and the last layer stay in bfloat16, and so does all that is small: its products would
-take less time than rounding the factors.
+The first and the last layer stay in bfloat16, and so do small layers: rounding their factors would
+take longer than their products gain.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ from dataclasses import dataclass
 from caldera.compiler.passes.constants import source_of
 from caldera.core.graph import ITEM, Node, Program, item
 from caldera.core.graph.node import Symbol
-from caldera.core.graph.ops import abs_, cast, constant, div, matmul, max_, maximum, mul, reshape
-from caldera.core.graph.ops.float8 import LARGEST, float8_matmul, to_float8
+from caldera.core.graph.ops import constant, div, matmul, mul, reshape
+from caldera.core.graph.ops.float8 import float8_factor, float8_matmul, to_float8
 from caldera.core.tensor.dtype import bfloat16, float32
 from caldera.core.tensor.shape import Shape, size
 
 MULTIPLE = 16
 """Divisor of all sides: tensor cores read rows at aligned addresses."""
-SHORTEST = 512
-"""Rows, columns and length of a product from which rounding its factors pays."""
-LEAST = 2.0**-100
-"""Largest number from which a matrix is scaled: the factors of smaller ones would overflow."""
+WORTHWHILE = 600.0
+"""Least 1 / (1 / rows + 1 / columns + 1 / length) of a product in 8 bits.
+
+The time of a product grows with rows x columns x length, and that of rounding with the sum of the
+three matrices' sizes. On an H200 both gain and cost are equal at about 500.
+"""
 
 
 @dataclass(frozen=True)
@@ -91,9 +93,7 @@ class _Rounded:
 
     @classmethod
     def of(cls, value: Node, form: str, transposed: tuple[bool, ...]) -> _Rounded:
-        largest = cast(max_(abs_(value), axis=(0, 1), keepdims=False), float32)
-        within = maximum(largest, constant(LEAST, float32))
-        factor = div(constant(LARGEST[form], float32), within)
+        factor = float8_factor(value, form=form)
         node = to_float8.node(value, factor, form=form, transposed=transposed)
         results = [node] if len(transposed) == 1 else [item(node, i) for i in range(2)]
         return cls(dict(zip(transposed, results, strict=True)), factor)
@@ -183,8 +183,11 @@ def _factors(node: Node, known: int, form: str) -> Factors | None:
 
 
 def _pays(factors: Factors) -> bool:
-    sides = [side for each in factors for side in each.extent]
-    return all(side % MULTIPLE == 0 and side >= SHORTEST for side in sides)
+    (rows, length), (columns, _) = (each.extent for each in factors)
+    sides = (rows, columns, length)
+    if not all(sides) or any(side % MULTIPLE for side in sides):
+        return False
+    return 1 / sum(1 / side for side in sides) >= WORTHWHILE
 
 
 def _between_layers(order: Sequence[Node], forward: set[Node]) -> set[Node]:

@@ -8,12 +8,24 @@ are stored as uint8. The ops have no gradient: the float8 pass uses them after d
 
 from __future__ import annotations
 
-from caldera.core.graph.node import Spec
-from caldera.core.graph.opdef import op, refuse_dtype, refuse_shape
+from caldera.core.graph.node import Node, Spec
+from caldera.core.graph.opdef import composite, op, refuse_dtype, refuse_shape
+from caldera.core.graph.ops import abs_, cast, constant, div, max_, maximum
 from caldera.core.tensor.dtype import DType, float32, is_float, uint8
 
 LARGEST = {"e4m3": 448.0, "e5m2": 57344.0}
 """The largest number of each format."""
+LEAST = 2.0**-100
+"""Smallest number that is scaled to the largest: factors of smaller ones would overflow."""
+
+
+@composite("float8_factor")
+def float8_factor(x: Node, *, form: str) -> Node:
+    """Return the float32 factor that makes the largest size in a matrix the format's largest."""
+    if len(x.shape) != 2:
+        refuse_shape("a matrix")
+    size = cast(max_(abs_(x), axis=(0, 1), keepdims=False), float32)
+    return div(constant(LARGEST[form], float32), maximum(size, constant(LEAST, float32)))
 
 
 @op("to_float8")

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from caldera.core.graph.node import Node, Spec
+from caldera.core.graph.ops.float8 import LARGEST, LEAST
 from caldera.core.memory.software import address_of
-from caldera.core.tensor.dtype import float32
+from caldera.core.tensor.dtype import float32, uint32
 from caldera.kernels.common.binding import Scratch, workspace_bytes
 from caldera.kernels.cuda.codegen import (
     CudaRunner,
@@ -23,6 +24,7 @@ from caldera.kernels.cuda.codegen import (
     i64,
     indices,
     pointer,
+    real,
     strides_of,
     type_of,
     unless_empty,
@@ -50,6 +52,45 @@ _MOST_BLOCKS = 1 << 14
 
 
 # --- rounding
+
+
+def _bind_factor(call: Call) -> Runner:
+    (x,), (factor,) = call.inputs, call.outputs
+    aligned = x.flags.c_contiguous and address_of(x) % (_TOGETHER * x.itemsize) == 0
+    together = _TOGETHER if aligned and x.size % _TOGETHER == 0 else 1
+    blocks = _factor_blocks(x.size)
+    largest = Scratch(call.workspace).array((blocks,), uint32)
+    parameters = {
+        "x": const_pointer(x),
+        "largest": pointer(largest),
+        "given": _steps(x),
+        **_counts(x),
+    }
+    last = {
+        "largest": const_pointer(largest),
+        "factor": pointer(factor),
+        "count": i32(blocks),
+        "most": real("float", LARGEST[call.node.attrs["form"]]),
+        "least": real("float", LEAST),
+    }
+    return CudaRunner(
+        [
+            _launch("block_sizes", blocks, f"<{together}>", parameters),
+            _launch("block_factor", 1, "", last),
+        ]
+    )
+
+
+def _factor_blocks(count: int) -> int:
+    """Return the number of blocks: each thread has a few packs of numbers."""
+    return max(1, min(-(-count // (4 * _TOGETHER * _THREADS)), 8 * driver().multiprocessors))
+
+
+def _factor_workspace(node: Node) -> int:
+    return workspace_bytes(Spec((_factor_blocks(node.inputs[0].spec.size),), uint32))
+
+
+TABLE.add(Kernel("float8_factor", "cuda", "float8", _bind_factor, workspace=_factor_workspace))
 
 
 @unless_empty

@@ -11,11 +11,17 @@ import pytest
 import caldera as cd
 from caldera import nn, op, optim
 from caldera.compiler.lazy import Expr
+from caldera.compiler.passes import float8
 from caldera.compiler.passes.precision import lower_precision
 from caldera.core.graph.node import Node
 from caldera.core.graph.program import program_of
 
 SIDE = 512
+
+
+@pytest.fixture(autouse=True)
+def _small_products_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(float8, "WORTHWHILE", 150.0)
 
 
 def variable(name: str, *shape: int) -> Expr:

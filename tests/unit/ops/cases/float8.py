@@ -9,7 +9,7 @@ import numpy as np
 
 from caldera.compiler.lazy import Expr, wrap
 from caldera.core.graph.ops.base import constant
-from caldera.core.graph.ops.float8 import float8_matmul, to_float8
+from caldera.core.graph.ops.float8 import float8_factor, float8_matmul, to_float8
 from caldera.core.tensor.dtype import float32
 from tests.unit.ops.case import Case, numbers
 
@@ -30,6 +30,17 @@ def _rounding(form: str, factor: float, transposed: tuple[bool, ...]) -> Case:
 
     x = numbers(6, 5) if form == "e5m2" else numbers(8, 16)
     return Case("to_float8", rounded, (x,), expected, differentiable=False, name=f"{form}-{factor}")
+
+
+def _factor(form: str, size: float) -> Case:
+    def factor(x: Expr) -> Any:
+        return Expr(float8_factor(x.node, form=form))
+
+    def expected(x: np.ndarray) -> Any:
+        return np.float32(ml_dtypes.finfo(FORMATS[form]).max) / np.float32(np.abs(x).max())
+
+    inputs = (numbers(5, 7, low=-size, high=size / 2),)
+    return Case("float8_factor", factor, inputs, expected, differentiable=False, name=form)
 
 
 def _product(first: str, second: str, *, fast: bool) -> Case:
@@ -54,6 +65,8 @@ CASES = [
         for form, factor in (("e4m3", 100.0), ("e4m3", 0.003), ("e5m2", 3e-5), ("e5m2", 1e5))
         for transposed in LAYOUTS
     ],
+    _factor("e4m3", 0.01),
+    _factor("e5m2", 300.0),
     _product("e4m3", "e4m3", fast=True),
     _product("e5m2", "e4m3", fast=False),
     _product("e4m3", "e5m2", fast=False),

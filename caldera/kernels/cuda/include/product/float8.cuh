@@ -52,6 +52,55 @@ struct E5M2 : Float8<2, 15, 0x7bu> {
 #endif
 };
 
+// The largest size of the block's numbers, as its bits: those of nan are above all others.
+__device__ __forceinline__ u32 block_largest(u32 bits) {
+    __shared__ u32 found[8];
+#pragma unroll
+    for (int lane = 16; lane; lane /= 2) {
+        const u32 other = __shfl_xor_sync(0xffffffffu, bits, lane);
+        bits = other > bits ? other : bits;
+    }
+    if (!(threadIdx.x & 31)) found[threadIdx.x >> 5] = bits;
+    __syncthreads();
+    for (int warp = 0; warp < 8; warp++) bits = found[warp] > bits ? found[warp] : bits;
+    return bits;
+}
+template <typename T> __device__ __forceinline__ u32 size_of(T x, u32 before) {
+    const u32 bits = float_to_bits((float)wide(x)) & 0x7fffffffu;
+    return bits > before ? bits : before;
+}
+
+// Distances in elements between rows and between columns.
+struct Steps { i64 row, column; };
+
+// By 256 threads a block: dense numbers, `N` at a time, or single ones wherever they lie.
+template <int N, typename T>
+__device__ void block_sizes(const T* x, u32* largest, Steps given, i64 columns, i64 count) {
+    const i64 step = (i64)gridDim.x * blockDim.x;
+    u32 bits = 0;
+#pragma unroll 4
+    for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < count / N; i += step) {
+        if (N == 1) {
+            const i64 row = i / columns, column = i - row * columns;
+            bits = size_of(x[row * given.row + column * given.column], bits);
+            continue;
+        }
+        const Pack<T, N> pack = dense<N>(x + i * N);
+#pragma unroll
+        for (int k = 0; k < N; k++) bits = size_of(pack.v[k], bits);
+    }
+    bits = block_largest(bits);
+    if (threadIdx.x == 0) largest[blockIdx.x] = bits;
+}
+__device__ __forceinline__ void block_factor(const u32* largest, float* factor, i32 count,
+                                             float most, float least) {
+    u32 bits = float_to_bits(least);
+    for (i32 i = threadIdx.x; i < count; i += blockDim.x)
+        bits = largest[i] > bits ? largest[i] : bits;
+    bits = block_largest(bits);
+    if (threadIdx.x == 0) *factor = most / bits_to_float(bits);
+}
+
 // A tile of 64 x 64 numbers by 256 threads, each of which rounds 8 of a row at a time. Sides of the
 // matrix are multiples of 8. Rows and transposed rows are written where they are wanted.
 template <typename F, bool ROWS, bool COLUMNS, typename T>
@@ -92,9 +141,6 @@ __device__ void block_to_float8(const T* x, const float* factor, u8* as_is, u8* 
         *(uint2*)(transposed + (i64)row * rows + column) = uint2{words[0], words[1]};
     }
 }
-
-// Distances in elements between rows and between columns.
-struct Steps { i64 row, column; };
 
 // One number after the other, wherever they lie.
 template <typename F, bool ROWS, bool COLUMNS, typename T>
