@@ -27,8 +27,8 @@ MULTIPLE = 16
 WORTHWHILE = 600.0
 """Least 1 / (1 / rows + 1 / columns + 1 / length) of a product in 8 bits.
 
-The time of a product grows with rows x columns x length, and that of rounding with the sum of the
-three matrices' sizes. On an H200 both gain and cost are equal at about 500.
+The gain grows with rows x columns x length, the time of rounding with the sizes of the three
+matrices. On an H200 they are equal at about 500.
 """
 
 
