@@ -138,6 +138,11 @@ class Model(NetworkGraph):
         sequences.
         """
         refuse_unknown(Model.predict, unknown)
+        if len(inputs) == 1 and batch_size is None:
+            self._check_plans()
+            again = self._predictors.repeat(inputs[0])
+            if again is not None:
+                return again
         if batch_size is not None:
             batch_size = self._count(batch_size, "predict")
         if self._takes_table(inputs):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -36,12 +36,24 @@ class Predictors(RecentPlans):
     def __init__(self) -> None:
         super().__init__(MOST_SIZES)
         self._element_bytes: float | None = None
+        self._last: tuple[tuple[int, ...], np.dtype[Any], Hashable] = ((), np.dtype(bool), None)
+
+    def repeat(self, given: Any) -> np.ndarray | None:
+        """Return the prediction for one array like the last one, which had a plan of its size.
+
+        None if anything else than the numbers differs.
+        """
+        shape, dtype, key = self._last
+        if type(given) is not np.ndarray or given.shape != shape or given.dtype != dtype:
+            return None
+        plan = self.get(key)
+        return None if plan is None else plan.run({"x0": given})[0].numpy().copy()
 
     def predict(
         self, model: Model, arrays: Sequence[np.ndarray], batch_size: int | None
     ) -> np.ndarray:
         """Return the main output for each sample, in batches of up to `batch_size` samples."""
-        samples = len(arrays[0])
+        samples, is_chosen = len(arrays[0]), batch_size is None
         specs = tuple(
             (array.shape[1:], dtype)
             for array, (_, dtype) in zip(arrays, model.signature.inputs, strict=True)
@@ -65,6 +77,10 @@ class Predictors(RecentPlans):
                 f"x{i}": _padded(x[start : start + count], count) for i, x in enumerate(arrays)
             }
             parts.append(plan.run(feeds)[0].numpy()[: samples - start].copy())
+        if len(parts) == 1:
+            if is_chosen and len(arrays) == 1 and count == samples and not model.sequences_kept:
+                self._last = arrays[0].shape, arrays[0].dtype, (count, specs)
+            return parts[0]
         if not parts:
             name = next(iter(model.signature.outputs))
             return np.zeros((0, *model.signature.outputs[name]), model.dtype)

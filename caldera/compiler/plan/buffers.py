@@ -24,6 +24,7 @@ from caldera.base.arguments import shown
 from caldera.core.graph import Order, Spec, Symbol, laid_out, stored_shape
 from caldera.core.memory import MANAGED, Device, Event, MemoryManager, host_view
 from caldera.core.tensor import Tensor, exactly
+from caldera.core.tensor.shape import StridedView, row_major_strides
 from caldera.errors import ConfigError, ShapeError
 from caldera.kernels.native.movement import copying
 
@@ -198,77 +199,90 @@ MOST_KEPT = 4 << 20
 """Bytes of results a plan may hold on to between runs, to write the next ones to the same place."""
 
 
+class ResultMemory:
+    """Memory for a result; its references reveal whether the result is still in use."""
+
+    def __init__(self, spec: Spec, device: Device) -> None:
+        self.memory = MemoryManager(spec.size, spec.dtype, MANAGED, device, owner="results")
+        self.flat = self.memory.on_device(write=True, discard=True)
+        self.settle()
+
+    def settle(self) -> None:
+        """Record the number of internal references, to distinguish them from a user's."""
+        self._references = (sys.getrefcount(self.memory), sys.getrefcount(self.flat))
+
+    def is_held(self) -> bool:
+        """Return True if a user refers to the memory or to its array."""
+        return (sys.getrefcount(self.memory), sys.getrefcount(self.flat)) != self._references
+
+
 class OutputSlot:
     """Memory for one output of a plan; `is_copied` if results are copied from this memory."""
 
     def __init__(self, spec: Spec, device: Device) -> None:
         self.spec = spec
         self.is_copied = False
-        self._device = device
-        self._memory: MemoryManager | None = None
-        self._flat: Any = None
-        self._references = (0, 0)
+        self._device, self._is_on_host = device, device.is_host
+        # Of an empty result, overwriting cannot be observed.
+        self._is_trivial = spec.size == 0
+        self._layout = StridedView(spec.shape, row_major_strides(spec.shape), 0)
+        self._now: ResultMemory | None = None
+        # A caller that assigns each result to the same name holds the last one during the next run.
+        self._before: ResultMemory | None = None
 
     @property
     def is_empty(self) -> bool:
         """True if it has no memory."""
-        return self._memory is None
+        return self._now is None
 
     @property
     def nbytes(self) -> int:
         """Bytes of the memory it holds on to."""
-        return 0 if self._memory is None else self._memory.nbytes
+        return sum(each.memory.nbytes for each in (self._now, self._before) if each is not None)
 
     @property
     def address(self) -> int:
         """Start address of the memory."""
-        assert self._memory is not None
-        return self._memory.address
+        assert self._now is not None
+        return self._now.memory.address
 
     def is_held(self) -> bool:
         """Return True if the memory may still be in use outside the plan."""
-        if self._memory is None or self.is_copied or self.spec.size == 0:
-            # For an empty result, overwriting cannot be observed.
+        if self._now is None or self.is_copied or self._is_trivial:
             return False
-        if not self._device.is_host:
-            # A result has a host side too, whose readers cannot be counted here.
-            return True
-        return (sys.getrefcount(self._memory), sys.getrefcount(self._flat)) != self._references
+        # Readers of a result's host side on another device cannot be counted here.
+        return not self._is_on_host or self._now.is_held()
 
     def renew(self) -> None:
-        """Take new memory for the next result."""
-        self._memory, self._flat = self._fresh()
-        self.settle()
-
-    def _fresh(self) -> tuple[MemoryManager, Any]:
-        spec = self.spec
-        memory = MemoryManager(spec.size, spec.dtype, MANAGED, self._device, owner="results")
-        return memory, memory.on_device(write=True, discard=True)
+        """Take other memory for the next result; the one before the last is reused if free."""
+        before, self._before = self._before, self._now
+        is_free = before is not None and self._is_on_host and not before.is_held()
+        self._now = before if is_free else ResultMemory(self.spec, self._device)
 
     def release(self) -> None:
-        """Drop the reference to the memory, which then belongs only to the result."""
-        self._memory = None
-        self._flat = None
+        """Drop the references to memory, which then belongs only to results."""
+        self._now = self._before = None
 
     def array(self) -> Any:
         """Return the memory as an array for kernels."""
-        return laid_out(self._flat, self.spec.shape, self.spec.order)
+        assert self._now is not None
+        return laid_out(self._now.flat, self.spec.shape, self.spec.order)
 
     def settle(self) -> None:
-        """Record the number of internal references, to distinguish them from a user's."""
-        self._references = (sys.getrefcount(self._memory), sys.getrefcount(self._flat))
+        """Record the number of references from bound calls."""
+        if self._now is not None:
+            self._now.settle()
 
     def tensor(self) -> Tensor:
         """The result that was just written."""
-        written = self._memory
-        assert written is not None
-        if not self._device.is_host:
-            written.on_device(write=True, discard=True)
-        result = written
+        assert self._now is not None
+        result = self._now.memory
+        if not self._is_on_host:
+            result.on_device(write=True, discard=True)
         if self.is_copied:
-            result, _ = self._fresh()
+            written, result = result, ResultMemory(self.spec, self._device).memory
             result.copy_from(written)
-        return Tensor._wrap(result, self.spec.shape, self.spec.dtype)
+        return Tensor._over(result, self._layout, self.spec.dtype)
 
 
 class Outputs:
@@ -278,17 +292,21 @@ class Outputs:
         self.slots = [OutputSlot(spec, device) for spec in specs]
         self.are_movable = False
         self._device = device
-        # Plans are remembered; large results must not be remembered with them.
-        self._releases = sum(spec.nbytes for spec in specs) > MOST_KEPT
+        self.are_large = sum(spec.nbytes for spec in specs) > MOST_KEPT
 
     @property
     def nbytes(self) -> int:
         """Bytes retained between runs."""
         return sum(slot.nbytes for slot in self.slots)
 
+    @property
+    def are_held(self) -> bool:
+        """True if a result is still in use."""
+        return any(slot.is_held() for slot in self.slots)
+
     def must_move(self) -> bool:
         """Return True if a run would overwrite results still in use, and make outputs movable."""
-        if self.are_movable or not any(slot.is_held() for slot in self.slots):
+        if self.are_movable or not self.are_held:
             return False
         self.make_movable()
         return True
@@ -331,7 +349,7 @@ class Outputs:
     def move(self, patches: Sequence[Sequence[Patch]]) -> None:
         """Allocate new memory where the last result is in use, and patch the calls by slot."""
         for slot, places in zip(self.slots, patches, strict=True):
-            if not slot.is_copied and (slot.is_empty or slot.is_held()):
+            if slot.is_held() or (slot.is_empty and not slot.is_copied):
                 slot.renew()
                 address = slot.address
                 for slots, position, offset in places:
@@ -343,7 +361,8 @@ class Outputs:
 
     def release(self) -> bool:
         """Drop results that are too large to keep; return True if calls must be bound again."""
-        if not self._releases:
+        # Plans are remembered; large results must not be remembered with them.
+        if not self.are_large:
             return False
         if not self.are_movable:
             self.make_movable()

@@ -63,6 +63,11 @@ class Operands:
         return self.inputs.nbytes + sum(each.nbytes for each in kept)
 
     @property
+    def foreign(self) -> set[Symbol]:
+        """Data of other devices, of which a host plan uses the host's side."""
+        return self._foreign or set()
+
+    @property
     def are_stale(self) -> bool:
         """True if variables have moved since arrays were last requested."""
         return self._rebinds != Symbol.rebinds
@@ -90,7 +95,7 @@ class Operands:
     def _make_ready_on_host(self) -> None:
         """Update the host side of variables that belong to another device."""
         updated = set(self.updated)
-        for symbol in self._foreign or ():
+        for symbol in self.foreign:
             written = symbol in updated
             self._tensor(symbol).host_array(written, written and symbol not in self._read)
 
@@ -99,7 +104,7 @@ class Operands:
         if symbol.role == "input":
             return self.inputs.array(symbol)
         tensor = self._tensor(symbol)
-        on_host = tensor.kind is HOST or symbol in (self._foreign or ())
+        on_host = tensor.kind is HOST or symbol in self.foreign
         array = tensor.host_array() if on_host else tensor.device_array()
         order = self._orders[symbol]
         return array if order is None else laid_out(array, symbol.spec.shape, order)

@@ -18,6 +18,7 @@ from caldera.compiler.plan.inspection import explain, timed_run, trace
 from caldera.compiler.plan.loop import loop_kernel, not_capturable
 from caldera.compiler.plan.memory_limit import Room, within_limit
 from caldera.compiler.plan.operands import WeightCopies
+from caldera.compiler.plan.repeated_run import RepeatedRun, repeated_run
 from caldera.compiler.plan.schedule import Root, StepSchedule, Transfer
 from caldera.compiler.plan.scheduling import schedule_steps
 from caldera.compiler.plan.step_fusion import can_fuse_step, execute
@@ -79,6 +80,7 @@ class Plan:
         self.can_capture = not any(not_capturable(self.schedule))
         """True if all of its kernels can be captured."""
         self._binding = PlanBinding(self.schedule, optimised, device, communicator, copies)
+        self._again: RepeatedRun | None = None
         self._lock = threading.RLock()
 
     # --- facts
@@ -192,8 +194,13 @@ class Plan:
 
     def run(self, feeds: Mapping[str, Any] | None = None) -> list[Tensor]:
         """Run once: feed the inputs, compute, commit the updates; the outputs as tensors."""
+        with self._lock:
+            again = None if self._again is None else self._again(feeds)
+            return self._run(feeds) if again is None else again
+
+    def _run(self, feeds: Mapping[str, Any] | None) -> list[Tensor]:
         check_feeds(feeds)
-        with self._lock, self._turn:
+        with self._turn:
             if self._has_run and self._choose_well is not None:
                 self._settle()
             self._has_run = True
@@ -216,12 +223,14 @@ class Plan:
             binding.operands.inputs.launched()
             results = binding.outputs.results()
             binding.release_results()
+            self._again = None if self._choose_well is not None else repeated_run(binding)
             return results
 
     def release(self) -> None:
         """Let go of the arrays that calls are tied to, until the next run ties them again."""
         with self._lock:
             if not self.is_captured:
+                self._again = None
                 self._binding.unbind()
 
     def capture(self) -> None:

@@ -194,11 +194,11 @@ class StridedView(NamedTuple):
         (True, False)
         """
         wanted = row_major_strides(self.shape)
+        if self.strides == wanted:
+            return True
         steps = zip(self.shape, self.strides, wanted, strict=True)
-        return (
-            self.strides == wanted
-            or size(self.shape) == 0
-            or all(length == 1 or stride == dense for length, stride, dense in steps)
+        return size(self.shape) == 0 or all(
+            length == 1 or stride == dense for length, stride, dense in steps
         )
 
     @property

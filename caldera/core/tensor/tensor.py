@@ -74,25 +74,19 @@ class Tensor(StridedArray, ScalarConversions):
         self.fill_(Constant(0) if fill is None else fill)
 
     @classmethod
-    def _wrap(
-        cls,
-        memory: MemoryManager,
-        shape: Shape,
-        dtype: DType,
-        strides: Shape | None = None,
-        offset: int = 0,
-    ) -> Self:
+    def _wrap(cls, memory: MemoryManager, shape: Shape, dtype: DType) -> Self:
         """A tensor over memory that exists, without any check; `dtype` is the memory's."""
+        return cls._over(memory, StridedView(shape, row_major_strides(shape), 0), dtype)
+
+    @classmethod
+    def _over(cls, memory: MemoryManager, layout: StridedView, dtype: DType) -> Self:
+        """The same for any layout."""
         self = cls.__new__(cls)
-        self._dtype = dtype
-        self._layout = StridedView(
-            shape, row_major_strides(shape) if strides is None else strides, offset
-        )
-        self._memory = memory
+        self._dtype, self._layout, self._memory = dtype, layout, memory
         return self
 
     def _view(self, layout: StridedView) -> Tensor:
-        return Tensor._wrap(self._memory, layout.shape, self._dtype, layout.strides, layout.offset)
+        return Tensor._over(self._memory, layout, self._dtype)
 
     @classmethod
     def from_numpy(
@@ -123,7 +117,7 @@ class Tensor(StridedArray, ScalarConversions):
         if not copy:
             flat, layout = dlpack.flattened(array)
             memory = MemoryManager.adopt(flat, kind, device, name)
-            return cls._wrap(memory, layout.shape, flat.dtype, layout.strides, layout.offset)
+            return cls._over(memory, layout, flat.dtype)
         dtype = canonical(array.dtype)
         memory = MemoryManager(array.size, dtype, kind, device, owner=name)
         memory.copy_from(np.ascontiguousarray(array, dtype).reshape(-1))

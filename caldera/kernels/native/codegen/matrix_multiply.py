@@ -152,6 +152,12 @@ def blas() -> Blas | None:
     return None if _standalone.get() else _blas()
 
 
+def calls_blas(slots: np.ndarray) -> bool:
+    """Return True if a call with these slots receives the address of a product of the BLAS."""
+    known = _blas()
+    return known is not None and bool(np.isin(slots, (known.sgemm, known.dgemm)).any())
+
+
 @lru_cache(maxsize=1)
 def _blas() -> Blas | None:
     # The extension module is linked to the BLAS, so its symbols are found through it.

@@ -45,10 +45,15 @@ class NativeRunner:
         self.calls = list(calls)
         self._program: NativeProgram | None = None
 
-    def __call__(self) -> None:
+    @property
+    def program(self) -> NativeProgram:
+        """The calls as one function."""
         if self._program is None:
             self._program = NativeProgram(self.calls)
-        self._program()
+        return self._program
+
+    def __call__(self) -> None:
+        self.program()
 
 
 def run_now(kernel: NativeKernel, *, elements: int = 0, worth: int = 1, **given: Any) -> None:
@@ -195,18 +200,22 @@ class NativeProgram:
         self._workers = max((call.parts for call in self._calls), default=1) - 1
         self._slots = _slots(_lead, table=self._table, count=len(self._calls), team=0)
         self._address = self._slots.ctypes.data
+        self._lead, _ = _functions()
 
     def __call__(self) -> None:
+        if not self._workers and not self._failing:
+            self._lead(self._address, 0, 1)
+            return
         workers = min(self._workers, settings.threads - 1)
         if workers > 0 and not is_worker():
             team = _Team.of_this_thread()
             self._slots[_TEAM] = team.address
             team.begin(workers)
-            _functions()[0](self._address, 0, 1)
+            self._lead(self._address, 0, 1)
             team.end()
         else:
             self._slots[_TEAM] = 0
-            _functions()[0](self._address, 0, 1)
+            self._lead(self._address, 0, 1)
         for call in self._failing:
             self._check(call)
 
