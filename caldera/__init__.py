@@ -111,8 +111,7 @@ if TYPE_CHECKING:
     from caldera.train.tables.training import TableRun, train_table
     from caldera.train.tracking.history import History
     from caldera.train.tracking.run_folder import RunFolder
-    from caldera.train.tracking.tensorboard import TensorBoard
-    from caldera.train.tracking.trackers import CSVLogger, MLflow, WandB
+    from caldera.train.tracking.trackers import CSVLogger, MLflow, TensorBoard, WandB
     from caldera.train.weight_average import WeightAverage
 
 __version__ = "0.1.0"
@@ -156,7 +155,7 @@ _LATER = {
     "RunFolder": ("caldera.train.tracking.run_folder", "RunFolder"),
     "TableRun": ("caldera.train.tables.training", "TableRun"),
     "Target": ("caldera.train.callbacks", "Target"),
-    "TensorBoard": ("caldera.train.tracking.tensorboard", "TensorBoard"),
+    "TensorBoard": ("caldera.train.tracking.trackers", "TensorBoard"),
     "TimeLimit": ("caldera.train.callbacks", "TimeLimit"),
     "WandB": ("caldera.train.tracking.trackers", "WandB"),
     "WeightAverage": ("caldera.train.weight_average", "WeightAverage"),

@@ -38,7 +38,7 @@ import caldera as cd
 from benchmarks.distributed.links import Links
 from caldera import nn, optim, parallel
 from caldera.comm import world
-from caldera.comm.processes import launch
+from caldera.comm.supervision import launch
 
 TARGET = 0.975
 HIDDEN = (528, 528, 528)

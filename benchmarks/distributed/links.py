@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Self
 
-from caldera.comm.processes import LaunchCommand, launch
+from caldera.comm.supervision import LaunchCommand, launch
 
 ROOT = Path(__file__).parents[2]
 BURST = {"100mbit": "72kb", "1gbit": "256kb"}

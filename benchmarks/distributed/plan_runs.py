@@ -32,7 +32,7 @@ from caldera import nn, optim
 from caldera.bench.timing import StepClock, Stopwatch
 from caldera.comm import world
 from caldera.comm.mpi import MpiCommunicator
-from caldera.comm.processes import launch
+from caldera.comm.supervision import launch
 from caldera.parallel.planner import Cluster, Compute, Setting, Wire, measured_wire, workload_of
 from caldera.parallel.planner.cluster import measured_turn
 from caldera.parallel.planner.compression_cost import default_codecs, timed

@@ -24,7 +24,7 @@ import caldera as cd
 from caldera import nn, optim, parallel
 from caldera.bench.timing import StepClock
 from caldera.comm import world
-from caldera.comm.processes import launch
+from caldera.comm.supervision import launch
 from caldera.train.strategy import SingleProcessStrategy, Strategy
 
 HIDDEN, SAMPLES, BATCH, PLANNING = (528, 528, 528), 40_000, 200, 20

@@ -22,7 +22,7 @@ import caldera as cd
 from caldera import nn, optim
 from caldera.bench.timing import StepClock
 from caldera.comm import world
-from caldera.comm.processes import launch
+from caldera.comm.supervision import launch
 
 BATCHES = {100: 1.5, 400: 1.8}
 """Batch sizes, and how many times as fast two processes should be."""

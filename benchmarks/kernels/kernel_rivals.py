@@ -9,9 +9,9 @@ from typing import Any
 from caldera.base.config import settings
 from caldera.compiler.passes.pipeline import passes
 from caldera.compiler.plan.loop import loop_kernel
+from caldera.compiler.plan.order import grouped
 from caldera.compiler.plan.schedule import Buffer, Root, StepSchedule
 from caldera.compiler.plan.scheduling import schedule_steps
-from caldera.compiler.plan.step_fusion import grouped
 from caldera.core.graph.memory_format import laid_out
 from caldera.core.graph.node import Node
 from caldera.core.graph.opdef import as_tuple, parameter

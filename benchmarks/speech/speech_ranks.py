@@ -33,7 +33,7 @@ import numpy as np
 import caldera as cd
 from caldera import audio, optim, parallel
 from caldera.comm import world
-from caldera.comm.processes import launch
+from caldera.comm.supervision import launch
 from caldera.compress import OneBit, TopK
 
 RATE, SECONDS, BINS, SNR = 8000, 1.0, 24, -8.0

@@ -25,7 +25,7 @@ from caldera.bench.frameworks.caldera_tasks import ResidentTrainer
 from caldera.bench.workloads import TrainingCase
 from caldera.bench.workloads.base import UpdateRule
 from caldera.bench.workloads.training import networks
-from caldera.compiler.plan.explain_text import shapes_text
+from caldera.compiler.plan.explain import shapes_text
 from caldera.nn.layer import Layer
 
 _WORDS, _TOKENS = 50304, 1024

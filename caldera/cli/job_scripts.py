@@ -21,7 +21,7 @@ from caldera.base.children import run_program
 from caldera.cli.command import flag, flags
 from caldera.cli.option_types import CountOption, OptionType
 from caldera.comm.mpi_library import find_launcher
-from caldera.comm.processes import REQUEUE, REQUEUED
+from caldera.comm.supervision import REQUEUE, REQUEUED
 from caldera.errors import ConfigError
 
 _GRACE_S = 120

@@ -21,9 +21,9 @@ from caldera.comm.mailboxes import Inbox, JobFailure, MailboxRank
 from caldera.comm.mpi import MpiCommunicator
 from caldera.comm.mpi_library import loaded, mpi
 from caldera.comm.nccl import with_nccl
-from caldera.comm.processes import end_together
 from caldera.comm.rendezvous import join_world
 from caldera.comm.requests import Request
+from caldera.comm.supervision import end_together
 from caldera.comm.traffic import Traffic
 from caldera.errors import CommError
 

@@ -36,8 +36,7 @@ from caldera.data.transforms.decode import Decode
 from caldera.data.transforms.geometry import Crop, Cutout, Mirror, Rotate
 from caldera.data.transforms.intensity import Colour, Normalise, SubtractMean
 from caldera.data.transforms.stage import BatchStage as Stage
-from caldera.data.transforms.stage import Transform
-from caldera.data.transforms.targets import Mixup, OneHot
+from caldera.data.transforms.stage import Mixup, OneHot, Transform
 
 __all__ = [
     "ArrayData",

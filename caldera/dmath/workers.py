@@ -20,7 +20,7 @@ import numpy as np
 from caldera.comm import Communicator, Traffic
 from caldera.comm.endpoint import Endpoint, channel_of
 from caldera.comm.local_sockets import SocketCommunicator
-from caldera.comm.processes import end_all
+from caldera.comm.supervision import end_all
 from caldera.comm.virtual import VirtualRank, virtual_ranks
 from caldera.core.tensor.dtype import canonical
 from caldera.dmath import shards  # noqa: F401 - its services

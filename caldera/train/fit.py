@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from caldera.base.arguments import require, shown
 from caldera.base.config import settings
-from caldera.comm.processes import REQUEUE, REQUEUED
+from caldera.comm.supervision import REQUEUE, REQUEUED
 from caldera.data import Data, IterableData, Pipeline
 from caldera.optim import LossScale
 from caldera.train.batch_source import BatchSource, HostSource

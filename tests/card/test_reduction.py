@@ -13,8 +13,7 @@ from caldera.core.graph.ops.control import fused
 from caldera.core.graph.program import Body
 from caldera.core.memory import Device
 from caldera.core.tensor.dtype import ALL, BY_NAME, is_complex, is_float
-from caldera.kernels.common.loops import loop_body_of
-from caldera.kernels.common.reduction import ReductionTask, with_axes
+from caldera.kernels.common.loops import ReductionTask, loop_body_of, with_axes
 from caldera.kernels.cuda.codegen.loops import LaunchIntegers
 from caldera.kernels.cuda.product.problem import described
 from caldera.kernels.cuda.reduction import reduce as cuda_reduction

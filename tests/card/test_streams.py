@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from caldera import nn, optim
 from caldera.base.config import settings as config
-from caldera.compiler.plan import step_fusion
 from caldera.compiler.plan.order import assign_streams
 from caldera.core.memory import Device
 from caldera.core.memory.gpus import card_count
@@ -147,7 +146,9 @@ def _learnt(
 
     monkeypatch.setattr(LoopbackStream, "has_side_streams", True)
     monkeypatch.setattr(LoopbackStream, "launch_on_streams", launch_on_streams)
-    monkeypatch.setattr(step_fusion, "AutotunedGraph", lambda stream, forms: forms[1])
+    monkeypatch.setattr(
+        "caldera.compiler.plan.order.AutotunedGraph", lambda stream, forms: forms[1]
+    )
     generator = np.random.default_rng(0)
     x = generator.normal(size=(8, 3, 8, 8)).astype("float32")
     model = NeuralNetwork(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from caldera.comm.processes import REQUEUE, REQUEUED
+from caldera.comm.supervision import REQUEUE, REQUEUED
 from tests.cli.conftest import Caldera
 
 

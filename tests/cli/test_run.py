@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from caldera.cli.commands import run as command
-from caldera.comm.processes import LaunchCommand
+from caldera.comm.supervision import LaunchCommand
 from tests.cli.conftest import Caldera
 
 
@@ -49,7 +49,7 @@ def test_the_ranks_do_not_outlive_the_command() -> None:
     sleeps = [sys.executable, "-S", "-c", "import time; print(1, flush=True); time.sleep(60)"]
     script = (
         "import os\n"
-        "from caldera.comm.processes import LaunchCommand\n"
+        "from caldera.comm.supervision import LaunchCommand\n"
         f"child = LaunchCommand({sleeps!r}, dict(os.environ)).start()\n"
         "print(child.pid, flush=True)\n"
         "child.wait()\n"

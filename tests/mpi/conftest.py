@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from caldera.comm.mpi_library import find_launcher
-from caldera.comm.processes import launch
+from caldera.comm.supervision import launch
 
 JOBS = Path(__file__).parent / "jobs"
 ROOT = Path(__file__).parent.parent.parent

@@ -11,7 +11,7 @@ import pytest
 
 from caldera.cli import optional_parts
 from caldera.comm.mpi_library import LIBRARY_VARIABLE
-from caldera.comm.processes import launch
+from caldera.comm.supervision import launch
 from caldera.errors import ConfigError
 from tests.mpi.conftest import Job
 

@@ -23,7 +23,7 @@ from caldera.base.file_cache import write_file
 from caldera.bench.timing import StepClock, Stopwatch, peak_memory
 from caldera.comm import Communicator, run_virtual_ranks, world
 from caldera.comm.mpi_library import find_launcher, library
-from caldera.comm.processes import launch
+from caldera.comm.supervision import launch
 from caldera.compress import compressors
 from caldera.errors import CommError
 from caldera.nn.layer import Layer

@@ -8,8 +8,7 @@ from caldera.base.arguments import require
 from caldera.cli.command import Command, flag, flags, group
 from caldera.cli.job_scripts import SLURM_FLAGS, hand_out, job_name, mpi_job, requested
 from caldera.cli.option_types import CountOption, Number
-from caldera.comm.processes import launch, python_command
-from caldera.comm.supervision import Supervisor
+from caldera.comm.supervision import Supervisor, launch, python_command
 
 add_flags = flags(
     flag("-n", "--ranks", metavar="N", help="number of processes; 2:8 takes what is there"),

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from caldera.compiler.passes.constants import is_positive_test, source_of, uniform
-from caldera.compiler.passes.joins import Join, Joins, Uses, rebuilt
 from caldera.compiler.passes.lower import HasKernel
+from caldera.compiler.passes.pattern import Join, Joins, Uses, rebuilt
 from caldera.core.graph import ITEM, OPS, Node, Nodes, Op, Program, topological
 from caldera.core.graph.ops import add, conv2d, conv2d_input, greater, matmul, relu, reshape, where
 from caldera.core.graph.ops.epilogue import (

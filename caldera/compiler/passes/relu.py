@@ -17,7 +17,7 @@ from functools import partial
 
 from caldera.compiler.passes.constants import is_positive_test, is_sum_over, uniform
 from caldera.compiler.passes.epilogue import summands
-from caldera.compiler.passes.joins import Join, Joins, Uses
+from caldera.compiler.passes.pattern import Join, Joins, Uses
 from caldera.core.graph import ITEM, OPS, Node, Nodes, Program, item
 from caldera.core.graph.ops import (
     accumulator,

@@ -20,8 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from caldera.compiler.passes.constants import uniform
-from caldera.compiler.passes.joins import Join, Joins, Uses
-from caldera.compiler.passes.pattern import Rules, anything, p
+from caldera.compiler.passes.pattern import Join, Joins, Rules, Uses, anything, p
 from caldera.core.graph import ITEM, OPS, Node, Nodes, Program, rewrite
 from caldera.core.graph.ops import Axes, add, cast, concat, full, matmul, reshape, sum_, transpose
 from caldera.core.graph.ops.attention import (

@@ -17,7 +17,7 @@ from __future__ import annotations
 from functools import partial
 
 from caldera.compiler.passes.constants import is_sum_over
-from caldera.compiler.passes.joins import Join, Joins, Uses
+from caldera.compiler.passes.pattern import Join, Joins, Uses
 from caldera.core.graph import Node, Nodes, topological
 from caldera.core.graph.ops.elementwise import add
 from caldera.core.graph.ops.epilogue import (

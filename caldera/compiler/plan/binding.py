@@ -19,8 +19,8 @@ import numpy as np
 from caldera.compiler.plan.arena import ArenaUser, SharedArena, block_to_keep
 from caldera.compiler.plan.buffers import Outputs
 from caldera.compiler.plan.operands import Operands, WeightCopies
+from caldera.compiler.plan.order import captured, fuse_step, grouped
 from caldera.compiler.plan.schedule import Buffer, Lookup, Step, StepSchedule
-from caldera.compiler.plan.step_fusion import captured, fuse_step, grouped
 from caldera.core.graph import Node, Program, Spec, Symbol, laid_out, seen_as, stored_shape
 from caldera.core.memory import ALIGNMENT, Block, CapturedGraph, Device, trim_heap
 from caldera.kernels.native.codegen import NativeCall, NativeRunner, address_of

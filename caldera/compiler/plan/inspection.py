@@ -27,8 +27,7 @@ from caldera.base.file_access import output_file
 from caldera.base.file_cache import write_file
 from caldera.compiler.plan.arena import aligned
 from caldera.compiler.plan.binding import PlanBinding
-from caldera.compiler.plan.explain import Explanation, StepRow, explained, fastest
-from caldera.compiler.plan.explain_text import shapes_text
+from caldera.compiler.plan.explain import Explanation, StepRow, explained, fastest, shapes_text
 from caldera.compiler.plan.schedule import StepSchedule
 from caldera.compiler.plan.timing import TimedRun, cpu_peaks_at_least, seconds_of_calls
 from caldera.core.memory import Device, recorded

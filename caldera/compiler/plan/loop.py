@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from caldera.compiler.plan.arena import aligned
+from caldera.compiler.plan.order import grouped
 from caldera.compiler.plan.schedule import Buffer, Chooser, Key, Root, StepSchedule
 from caldera.compiler.plan.scheduling import schedule_steps
-from caldera.compiler.plan.step_fusion import grouped
 from caldera.core.graph import Body, Node, Spec, laid_out
 from caldera.kernels.native.codegen.program import in_sequence
 from caldera.kernels.table import COPY, Call, Kernel, Runner

@@ -18,10 +18,10 @@ from caldera.compiler.plan.inspection import explain, timed_run, trace
 from caldera.compiler.plan.loop import loop_kernel, not_capturable
 from caldera.compiler.plan.memory_limit import Room, within_limit
 from caldera.compiler.plan.operands import WeightCopies
+from caldera.compiler.plan.order import can_fuse_step, execute
 from caldera.compiler.plan.repeated_run import RepeatedRun, repeated_run
 from caldera.compiler.plan.schedule import Root, StepSchedule, Transfer
 from caldera.compiler.plan.scheduling import schedule_steps
-from caldera.compiler.plan.step_fusion import can_fuse_step, execute
 from caldera.compiler.plan.timing import TimedRun
 from caldera.core.graph import Node, Program, Symbol
 from caldera.core.memory import Device

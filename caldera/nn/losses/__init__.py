@@ -28,7 +28,15 @@ from caldera.nn.losses.base import (
     as_loss,
     losses,
 )
-from caldera.nn.losses.regions import Dice, Focal, RegionLoss, Tversky
+from caldera.nn.losses.regions import (
+    Contrastive,
+    CosineDistance,
+    Dice,
+    Focal,
+    RegionLoss,
+    Triplet,
+    Tversky,
+)
 from caldera.nn.losses.values import (
     GaussianLikelihood,
     LogCosh,
@@ -38,7 +46,6 @@ from caldera.nn.losses.values import (
     Quantile,
     SquaredHinge,
 )
-from caldera.nn.losses.vectors import Contrastive, CosineDistance, Triplet
 
 __all__ = [
     "MULTICLASS",

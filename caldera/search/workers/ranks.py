@@ -27,7 +27,7 @@ from caldera.comm import Communicator
 from caldera.comm.hosts import host_names
 from caldera.comm.listener import EVERYWHERE, LOOPBACK, Listener, connect
 from caldera.comm.places.shared_folder import FolderProof, unseen
-from caldera.comm.processes import end_all
+from caldera.comm.supervision import end_all
 from caldera.errors import CommError, ConfigError
 from caldera.parallel import DataParallel
 from caldera.search.job import SearchJob

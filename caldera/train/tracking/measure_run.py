@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from caldera.compiler.plan.explain import Explanation, StepRow
-from caldera.compiler.plan.explain_text import shapes_text
+from caldera.compiler.plan.explain import Explanation, StepRow, shapes_text
 from caldera.compiler.plan.inspection import arena_in_use
 from caldera.compiler.plan.plan import Plan
 from caldera.data import Dataset, Loader, as_data

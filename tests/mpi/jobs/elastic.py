@@ -17,7 +17,7 @@ import numpy as np
 import caldera as cd
 from caldera import nn
 from caldera.comm import supervision, world
-from caldera.comm.processes import launch
+from caldera.comm.supervision import launch
 
 EPOCHS, LOST_AFTER, BACK_AFTER = 6, 2, 3
 

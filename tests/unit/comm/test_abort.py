@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from caldera.comm import processes
+from caldera.comm import supervision
 
 
 def test_who_ends_all_does_not_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,9 +20,14 @@ def test_who_ends_all_does_not_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
         raise SystemExit
 
     world: Any = SimpleNamespace(_abort=lambda status: done.append("abort"))
-    monkeypatch.setattr(processes.time, "sleep", done.append)
+    monkeypatch.setattr(supervision.time, "sleep", done.append)
     monkeypatch.setattr(os, "_exit", leave)
     with pytest.raises(SystemExit):
-        processes.end_all(world)
+        supervision.end_all(world)
     # What was printed is read first.
-    assert done == [processes.READ_WITHIN_S, "abort", processes.ENDED_WITHIN_S, processes.FAILED]
+    assert done == [
+        supervision.READ_WITHIN_S,
+        "abort",
+        supervision.ENDED_WITHIN_S,
+        supervision.FAILED,
+    ]

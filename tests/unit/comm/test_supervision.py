@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from caldera.comm import slots, supervision
-from caldera.comm.processes import REQUEUE, REQUEUED, LaunchCommand
-from caldera.comm.slots import hosts_text, live_slots, read_hosts
-from caldera.comm.supervision import Supervisor
+from caldera.comm import hosts, supervision
+from caldera.comm.hosts import hosts_text, live_slots, read_hosts
+from caldera.comm.supervision import REQUEUE, REQUEUED, LaunchCommand, Supervisor
 from caldera.errors import CommError, ConfigError
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
@@ -146,7 +145,7 @@ def test_nodes_of_slurm_count_while_they_answer(
     class Done:
         returncode, stdout = 0, f"n1 allocated\nn2 {state}\n".encode()
 
-    monkeypatch.setattr(slots, "run_program", lambda *words, seconds: Done)
+    monkeypatch.setattr(hosts, "run_program", lambda *words, seconds: Done)
     environment = {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_TASKS_PER_NODE": "4(x2)"}
     assert live_slots(None, environment) == {"n1": 4} | ({"n2": 4} if alive else {})
 
@@ -162,6 +161,6 @@ def test_a_node_that_the_job_has_lost_is_not_taken_again(monkeypatch: pytest.Mon
         assert words[0] == "squeue" or words[2] == "n1"
         return Done("n1\n" if words[0] == "squeue" else "n1 mixed\n")
 
-    monkeypatch.setattr(slots, "run_program", run)
+    monkeypatch.setattr(hosts, "run_program", run)
     environment = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_TASKS_PER_NODE": "2"}
     assert live_slots(None, environment) == {"n1": 2}

@@ -10,7 +10,7 @@ import pytest
 
 from caldera.comm import SingleProcess, restarted, world
 from caldera.comm.mpi_library import find_launcher, implementation
-from caldera.comm.processes import launch
+from caldera.comm.supervision import launch
 from caldera.errors import ConfigError
 
 

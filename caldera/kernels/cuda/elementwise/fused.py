@@ -21,8 +21,13 @@ import numpy as np
 from caldera.core.graph import Body, Node
 from caldera.core.memory.software import address_of
 from caldera.core.tensor.shape import size
-from caldera.kernels.common.loops import loop_body_of, loop_shape
-from caldera.kernels.common.reduction import elementwise_outputs, fused_tasks, reductions_by_axes
+from caldera.kernels.common.loops import (
+    elementwise_outputs,
+    fused_tasks,
+    loop_body_of,
+    loop_shape,
+    reductions_by_axes,
+)
 from caldera.kernels.cuda.codegen import (
     HEADER,
     CudaRunner,

@@ -15,8 +15,7 @@ import numpy as np
 
 from caldera.core.graph.node import Node
 from caldera.core.tensor.shape import size
-from caldera.kernels.common.loops import LoopBody
-from caldera.kernels.common.reduction import accumulator_dtype, identity
+from caldera.kernels.common.loops import LoopBody, accumulator_dtype, identity
 from caldera.kernels.cuda.codegen import Array, computed_type, literal
 from caldera.kernels.cuda.persistent.fusion import FusedLoop, Producer, Reduction
 from caldera.kernels.cuda.persistent.gather import Gather

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from caldera.core.tensor.shape import Shape, size
-from caldera.kernels.common.loops import LoopBody
-from caldera.kernels.common.reduction import accumulator_dtype, identity
+from caldera.kernels.common.loops import LoopBody, accumulator_dtype, identity
 from caldera.kernels.cuda.codegen import Array, computed_type, literal, statements
 from caldera.kernels.cuda.persistent.fusion import FusedLoop, Reduction
 from caldera.kernels.cuda.persistent.tasks import (

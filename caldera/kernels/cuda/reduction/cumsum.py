@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from caldera.core.tensor.shape import size
-from caldera.kernels.common.loops import LoopBody
-from caldera.kernels.common.reduction import ReductionTask
+from caldera.kernels.common.loops import LoopBody, ReductionTask
 from caldera.kernels.cuda.codegen import (
     CudaRunner,
     KernelLaunch,

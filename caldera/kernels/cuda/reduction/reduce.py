@@ -24,8 +24,17 @@ from caldera.core.memory import device
 from caldera.core.memory.gpus import card_count
 from caldera.core.tensor import DType, Shape, bfloat16, float16, float32, size
 from caldera.kernels.common.binding import workspace_limit
-from caldera.kernels.common.loops import REDUCTIONS, LoopAxes, LoopBody, axes_of, loop_body_of
-from caldera.kernels.common.reduction import MOST_TERMS, ReductionTask, lengths, with_axes
+from caldera.kernels.common.loops import (
+    MOST_TERMS,
+    REDUCTIONS,
+    LoopAxes,
+    LoopBody,
+    ReductionTask,
+    axes_of,
+    lengths,
+    loop_body_of,
+    with_axes,
+)
 from caldera.kernels.cuda.codegen import (
     CudaRunner,
     KernelLaunch,

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from caldera.core.tensor.shape import size
-from caldera.kernels.common.loops import LoopAxes, LoopBody, axes_of
-from caldera.kernels.common.reduction import identity
+from caldera.kernels.common.loops import LoopAxes, LoopBody, axes_of, identity
 from caldera.kernels.native.codegen import (
     I32,
     I64,

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from caldera.kernels.common.loops import LoopBody, Reduction
-from caldera.kernels.common.reduction import accumulator_dtype, identity
+from caldera.kernels.common.loops import LoopBody, Reduction, accumulator_dtype, identity
 from caldera.kernels.native.codegen import (
     HALF_NAMES,
     I64,

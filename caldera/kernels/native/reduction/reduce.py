@@ -19,21 +19,19 @@ from caldera.core.graph import Body, Node
 from caldera.core.tensor.dtype import BY_NAME, float32, float64
 from caldera.core.tensor.shape import Shape, size
 from caldera.kernels.common.loops import (
+    MOST_TERMS,
     REDUCTIONS,
     LoopAxes,
     LoopBody,
-    axes_of,
-    loop_body_of,
-    loop_shape,
-)
-from caldera.kernels.common.reduction import (
-    MOST_TERMS,
     ReductionTask,
     accumulator_dtype,
+    axes_of,
     elementwise_outputs,
     fused_tasks,
     identity,
     lengths,
+    loop_body_of,
+    loop_shape,
     with_axes,
 )
 from caldera.kernels.native.codegen import (

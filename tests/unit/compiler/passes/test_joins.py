@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from caldera.compiler.passes.joins import Join, Joins, Uses
+from caldera.compiler.passes.pattern import Join, Joins, Uses
 from caldera.core.graph.node import Node
 from caldera.core.graph.ops.elementwise import add, exp, mul, neg, sub
 from caldera.core.graph.program import Program

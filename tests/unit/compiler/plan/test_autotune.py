@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from caldera.compiler.plan.step_fusion import HYSTERESIS, ROUNDS, AutotunedGraph
+from caldera.compiler.plan.order import HYSTERESIS, ROUNDS, AutotunedGraph
 from caldera.core.memory import device
 from caldera.core.memory.host import LoopbackStream
 from caldera.core.memory.interface import CapturedGraph, TimingEvent
