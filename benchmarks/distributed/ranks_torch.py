@@ -38,7 +38,7 @@ from statistics import median
 from benchmarks.distributed import ranks_cases as shared
 from benchmarks.distributed.links import ROOT, Links, missing
 from benchmarks.distributed.ranks_caldera_worker import write
-from caldera.comm.processes import launch
+from caldera.comm.supervision import launch
 
 HERE = Path(__file__).parent
 FRAMEWORKS = ("Caldera", "PyTorch")
