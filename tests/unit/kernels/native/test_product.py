@@ -157,6 +157,23 @@ def test_tiles_at_the_edges(rows: int, columns: int) -> None:
     _check(matmul(*_operands((rows, 3), (3, columns), "float32"), ta=False, tb=False))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_few_rows_with_a_large_matrix(dtype: str, threads: int) -> None:
+    with cd.settings.override(threads=threads):
+        for a, b in (((1, 83), (83, 1111)), ((3, 130), (130, 700)), ((2, 1, 65), (65, 1100))):
+            left, right = _operands(a, b, dtype)
+            bias = parameter(2, Spec(b[1:], BY_NAME[dtype]))
+            node = matmul_epilogue(
+                left, right, bias, activation="relu", ta=False, tb=False, attributes=()
+            )
+            assert "few rows" in [each.name for each in _native(node)]
+            _check(node)
+    assert "few rows" not in [
+        each.name for each in _native(matmul(right, right, ta=True, tb=False))
+    ]
+
+
 def test_blocks_cover_the_result_evenly() -> None:
     assert problem.blocks(1, 100, 528, 2, finish=False) == (100, 264)
     assert problem.blocks(1, 784, 528, 2, finish=False) == (392, 528)

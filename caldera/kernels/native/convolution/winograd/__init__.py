@@ -311,7 +311,8 @@ def _supports(node: Node, size: int) -> bool:
     plain = geometry.taps == (TAPS, TAPS) and geometry.stride == geometry.dilation == (1, 1)
     enough = min(geometry.channels, geometry.results) >= FEWEST_CHANNELS and layout.tiles > 0
     allowed = size == 2 or settings.accuracy == "fast"
-    return plain and enough and allowed and blas() is not None
+    multiplies = layout.register_tile is not None or blas() is not None
+    return plain and enough and allowed and multiplies
 
 
 def _workspace(node: Node, size: int) -> int:

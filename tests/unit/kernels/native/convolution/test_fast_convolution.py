@@ -16,6 +16,7 @@ from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.opdef import parameter
 from caldera.core.tensor.dtype import float64
 from caldera.kernels.native import families  # noqa: F401 - registers its kernels
+from caldera.kernels.native.codegen.matrix_multiply import standalone
 from caldera.kernels.native.convolution.winograd import layout
 from caldera.kernels.native.convolution.winograd.layout import WinogradTiling
 from caldera.kernels.reference import evaluate
@@ -314,3 +315,11 @@ def test_few_channels_stay_in_registers_and_in_the_nearest_cache() -> None:
         assert found.in_place is (found.panel == 16 and not found.is_sum)
         taken = found.filter_step + found.step + (0 if found.in_place else found.other_step)
         assert found.points * taken * 4 <= 52 << 10
+
+
+def test_winograd_without_a_blas() -> None:
+    with standalone():
+        (node, *_) = _nodes((2, 16, 8, 12), (16, 16, 3, 3))
+        assert _error(node, "winograd 2x2") < BOUNDS["winograd 2x2", "float32"]
+        (many, *_) = _nodes((3, 136, 20, 19), (248, 136, 3, 3))
+        assert _kernel(many, "winograd 2x2") is None
