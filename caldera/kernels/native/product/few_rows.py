@@ -2,9 +2,9 @@
 
 Each element of the matrix is read once, so the speed of memory decides. A tile of the result in
 registers would read a few cache lines from each row of the matrix, and each row is in another page.
-registers would read a few cache lines from each row of the matrix, and each row is in another page.
 Here the sums are in the nearest cache, and a strip of several rows of the matrix is read at a time,
 in the order that processors prefetch.
+"""
 
 from __future__ import annotations
 
