@@ -184,6 +184,20 @@ def _reports(*command: str) -> str:
     return (done.stdout + done.stderr).decode(errors="replace")
 
 
+def in_pool() -> bool:
+    """Return True if mpi4py.futures shares the ranks: one runs the program, the others its tasks.
+
+    >>> in_pool()
+    False
+    """
+    core: Any = sys.modules.get("mpi4py.futures._core")
+    if core is None or core.SharedPool is not None:
+        return core is not None
+    with suppress(RuntimeError):
+        return core.get_comm_server() is not None
+    return False
+
+
 PACKAGE = "caldera[mpi]"
 STALLS_BEFORE_ABORT = 10
 """A job is aborted after this multiple of `settings.stall_s`."""

@@ -19,7 +19,7 @@ from caldera.base.launchers import ATTEMPT, CHOICE, SOCKETS, Launch, launch_of, 
 from caldera.comm.communicator import Communicator
 from caldera.comm.mailboxes import Inbox, JobFailure, MailboxRank
 from caldera.comm.mpi import MpiCommunicator
-from caldera.comm.mpi_library import loaded, mpi
+from caldera.comm.mpi_library import in_pool, loaded, mpi
 from caldera.comm.nccl import with_nccl
 from caldera.comm.rendezvous import join_world
 from caldera.comm.requests import Request
@@ -78,6 +78,9 @@ def world() -> Communicator:
     1
     """
     launch = launch_of(os.environ)
+    if in_pool():
+        # The remaining ranks wait for tasks, and take part in no collective.
+        return SingleProcess()
     if launch.ranks == 1:
         warn_of_idle_tasks(os.environ)
         return SingleProcess()
@@ -112,7 +115,7 @@ def started_ranks() -> int:
     1
     """
     launch = launch_of(os.environ)
-    return world().size if launch.ranks is None else launch.ranks
+    return world().size if launch.ranks is None or in_pool() else launch.ranks
 
 
 @cache

@@ -22,7 +22,8 @@ The arguments of `run`, with their defaults:
   terminal and no output elsewhere (the default), 2 for a line per trial.
 - `workers`: the number of trials that run in parallel, in separate processes, or as in
   `"threads:4"` in threads. A `dask.distributed.Client`, `"dask:tcp://HOST:PORT"`, `"ray"` or
-  `"ray:ADDRESS"` runs one trial per thread or core of a cluster. Under `caldera run -n 9` all ranks
+  `"ray:ADDRESS"` runs one trial per thread or core of a cluster, and `"mpi"` or an
+  `mpi4py.futures.MPIPoolExecutor` one per rank of its pool. Under `caldera run -n 9` all ranks
   except the first are the workers, and every rank gets the study. With `ranks_per_trial` several
   ranks train each model.
 - `retries`: the number of times a trial is restarted if its worker has died, or has sent no report

@@ -6,6 +6,7 @@
 | `"threads:4"` | in threads of this process | ends the program as well |
 | 4, `"processes:4"` | in copies of this process | is begun again in another |
 | a Dask client, `"dask:tcp://..."`, `"ray"` | on a cluster | is begun again elsewhere |
+| `"mpi"`, an `MPIPoolExecutor` | on the ranks of mpi4py.futures | ends the MPI job |
 | under `caldera run -n 5` | on the ranks but the first, whatever `workers` says | see `--survive` |
 
 Master or workers may be killed at any time: finished trials are kept, and the remaining trials run
@@ -18,7 +19,10 @@ from collections.abc import Callable
 from typing import Any
 
 from caldera.comm import world
+from caldera.comm.mpi_library import in_pool
 from caldera.comm.places import cluster_hint, is_cluster, place_of
+from caldera.comm.places.mpi_place import is_mpi_pool
+from caldera.comm.ranks import started_ranks
 from caldera.errors import ConfigError
 from caldera.search.job import SearchJob as Job
 from caldera.search.scheduler import Scheduler
@@ -114,6 +118,13 @@ def parse_workers(workers: Any) -> tuple[str, int]:
     (('here', 1), ('processes', 8), ('threads', 4), ('cluster', 0))
     """
     if is_cluster(workers):
+        if is_mpi_pool(workers) and not in_pool() and started_ranks() > 1:
+            raise ConfigError.build(
+                "search",
+                expected="an MPIPoolExecutor in a program that mpi4py.futures runs",
+                got=f"{started_ranks()} ranks that run the program",
+                hint="mpiexec -n 5 python -m mpi4py.futures PROGRAM",
+            )
         return "cluster", 0
     kind, _, number = str(workers).rpartition(":")
     usable = not isinstance(workers, bool) and number.isascii() and number.isdigit()
@@ -121,7 +132,7 @@ def parse_workers(workers: Any) -> tuple[str, int]:
         raise ConfigError.build(
             "search",
             expected="workers as a number, 'threads:4', 'processes:4', a Dask client, "
-            "'dask:tcp://HOST:PORT' or 'ray'",
+            "'dask:tcp://HOST:PORT', 'ray', 'mpi' or an MPIPoolExecutor",
             got=repr(workers)[:80],
             hint=cluster_hint(workers),
         )

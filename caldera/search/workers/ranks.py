@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import atexit
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -25,10 +24,11 @@ from typing import Any
 from caldera.base.plain_data import decoded, encoded
 from caldera.comm import Communicator
 from caldera.comm.hosts import host_names
-from caldera.comm.listener import EVERYWHERE, LOOPBACK, Listener, connect
+from caldera.comm.listener import LOOPBACK, Listener
+from caldera.comm.places.meeting import listening_address, offer, reach
 from caldera.comm.places.shared_folder import FolderProof, unseen
 from caldera.comm.supervision import end_all
-from caldera.errors import CommError, ConfigError
+from caldera.errors import ConfigError
 from caldera.parallel import DataParallel
 from caldera.search.job import SearchJob
 from caldera.search.scheduler import Scheduler
@@ -55,7 +55,7 @@ class RankGroup(PoolMember):
 class RankWorkers(WorkerPool):
     """Groups of ranks; one that was given up may come again.
 
-    Ranks need the `key` and the `address`: names of this machine and the port.
+    Ranks connect by its `offer`.
     """
 
     def __init__(
@@ -63,12 +63,9 @@ class RankWorkers(WorkerPool):
     ) -> None:
         super().__init__()
         self._groups = groups
-        place = EVERYWHERE if several_machines else LOOPBACK
-        self._listener = Listener(key, place, self._selector)
-        self.address = {
-            "hosts": host_names() if several_machines else [LOOPBACK],
-            "port": self._listener.port,
-        }
+        host = host_names()[0] if several_machines else LOOPBACK
+        self._listener = Listener(key, listening_address(host, ""), self._selector)
+        self.offer = offer(self._listener, host)
         self._rank_of: dict[MessageStream, int] = {}
         self._left_over: list[RankGroup] = []
         self._hung: set[int] = set()
@@ -173,7 +170,8 @@ def run_on_ranks(
         several = len(set(communicator.nodes)) > 1
         pool = RankWorkers(groups, key, several_machines=several)
         with _proof_of(job.folder if several and job.samples is not None else None) as folder:
-            communicator.bcast_object({**pool.address, "folder": folder}, MASTER)
+            # Without the key, which every rank has, and which no message carries.
+            communicator.bcast_object({**pool.offer, "key": "", "folder": folder}, MASTER)
             communicator.Split(None)
             _warn_of_idle_ranks(communicator.size, groups)
 
@@ -184,8 +182,8 @@ def run_on_ranks(
             Dispatcher(scheduler, pool, retries=retries, hung_after=hung_after).run(finish)
         pool.end_hung(communicator)
         return pool.final_messages
-    address = communicator.bcast_object(None, MASTER)
-    if address["folder"] is not None and (reason := unseen(address["folder"])):
+    offered = {**communicator.bcast_object(None, MASTER), "key": key.hex()}
+    if offered["folder"] is not None and (reason := unseen(offered["folder"])):
         raise ConfigError.build(
             "search",
             expected=f"a folder that all ranks see: {job.folder}",
@@ -196,7 +194,7 @@ def run_on_ranks(
     own = communicator.Split(number, communicator.rank)
     machine = communicator.nodes[communicator.rank]
     share_card(sum(each == machine for each in communicator.nodes[1:]))
-    return serve_rank(address, key, communicator.rank, job, own)
+    return serve_rank(offered, communicator.rank, job, own)
 
 
 @contextmanager
@@ -239,7 +237,7 @@ def _warn_of_idle_ranks(ranks: int, groups: Sequence[range]) -> None:
 
 
 def serve_rank(
-    address: Mapping[str, Any], key: bytes, rank: int, job: SearchJob, own: Communicator | None
+    offered: Mapping[str, Any], rank: int, job: SearchJob, own: Communicator | None
 ) -> list[dict[str, Any]]:
     """Run trials with the ranks of `own` until the master reports that no more are left.
 
@@ -248,26 +246,11 @@ def serve_rank(
     together = own is not None and own.size > 1
     strategy = DataParallel(communicator=own) if together else SingleProcessStrategy()
     while True:
-        channel = _connected(address, key, rank)
+        channel = MessageStream(reach(offered, rank, CONNECTS_WITHIN_S))
         worker = TrialWorker(channel, job, strategy=strategy, name=f"rank {rank}")
         final_messages = worker.serve()
         if final_messages is not None:
             return final_messages
-
-
-def _connected(address: Mapping[str, Any], key: bytes, rank: int) -> MessageStream:
-    until = time.monotonic() + CONNECTS_WITHIN_S
-    port = address["port"]
-    for host in address["hosts"]:
-        with suppress(OSError, CommError):
-            seconds = max(1.0, until - time.monotonic())
-            return MessageStream(connect(key, port, rank, 0, seconds, host))
-    raise CommError.build(
-        "search",
-        expected=f"the master at port {port} of {address['hosts']}",
-        got="no answer",
-        hint="it has ended, or a firewall is between these machines",
-    )
 
 
 _MADE_HERE = ("parameters", "make")

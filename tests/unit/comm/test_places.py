@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from caldera.comm.listener import EVERYWHERE, KEY_BYTES, LOOPBACK, Listener
 from caldera.comm.places import is_cluster, meeting, place_of
 from caldera.comm.places.dask_place import DaskPlace
 from caldera.comm.places.local import ForkPlace, SupervisedPlace
+from caldera.comm.places.mpi_place import MpiPlace
 from caldera.comm.places.place import Place
 from caldera.comm.places.ray_place import RayPlace
 from caldera.comm.places.shared_folder import FolderProof, unseen
@@ -86,6 +88,55 @@ def test_a_place_is_stopped_after_the_time_that_workers_are_given(
     place.stop(seconds=WITHIN_S)
     assert time.monotonic() - began < WITHIN_S
     assert [path.name for path in tmp_path.iterdir()] == ["0"]
+
+
+class MPIPoolExecutor(ThreadPoolExecutor):
+    """Stands for mpi4py's: its ranks are threads."""
+
+    num_workers = 2
+
+
+MPIPoolExecutor.__module__ = "mpi4py.futures.pool"
+
+
+def test_ranks_of_a_pool_run_workers_and_tell_how_they_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CALDERA_THREADS", "1")
+    executor, over = MPIPoolExecutor(2), threading.Event()
+    place = place_of(executor, "here", together=True)
+    assert isinstance(place, MpiPlace)
+    assert (place.capacity(), place.own_processes, place.distributes) == (2, False, False)
+
+    def work(number: int) -> None:
+        if number == 1:
+            raise ValueError("no table")
+        assert number == 0 or over.wait(WITHIN_S)
+
+    place.start(4, work, [])
+    assert _lost(place, 2) == {0: "has ended", 1: "raised ValueError: no table"}
+    place.stop(3, seconds=0.02)
+    over.set()
+    place.stop(seconds=WITHIN_S)
+    assert place.lost().keys() == {0, 1}
+    executor.num_workers = 0
+    with pytest.raises(ConfigError, match="got one that was shut down"):
+        place_of(executor, "here", together=True)
+
+
+def test_a_pool_of_ranks_listens_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = MpiPlace(MPIPoolExecutor())
+    names = [name for name in hosts.host_names() if not hosts.is_loopback(name)]
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "8")
+    for local, wanted in (("8", LOOPBACK), ("4", names[0] if names else LOOPBACK)):
+        monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_SIZE", local)
+        assert place.host() == wanted
+
+
+@pytest.mark.parametrize("given", ["mpi", "mpi:2", "mpi:0", "mpi:x"])
+def test_a_pool_needs_the_ranks_of_a_program_that_has_them(given: str) -> None:
+    with pytest.raises(ConfigError, match=r"mpiexec -n 5 python -m mpi4py\.futures PROGRAM"):
+        place_of(given, "here", together=True)
 
 
 def test_neither_dask_nor_ray_is_imported_before_it_is_used() -> None:

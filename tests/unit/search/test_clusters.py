@@ -181,6 +181,15 @@ def test_a_cluster_and_ranks_exclude_each_other(monkeypatch: pytest.MonkeyPatch)
         search.run(squared, GRID, method="grid", workers="ray", verbose=0)
 
 
+def test_a_pool_beside_ranks_that_run_the_program_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool = type("MPIPoolExecutor", (), {"__module__": "mpi4py.futures.pool"})()
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "3")
+    with pytest.raises(ConfigError, match=r"got 3 ranks that run the program.*mpi4py\.futures"):
+        search.run(squared, GRID, method="grid", workers=pool, verbose=0)
+
+
 @pytest.mark.parametrize("kind", ["LocalCluster", "Other"])
 def test_what_is_no_client_has_a_hint(kind: str) -> None:
     made: Callable[[], object] = type(kind, (), {"__module__": "distributed.deploy.local"})

@@ -346,7 +346,7 @@ def test_strangers_are_not_let_in() -> None:
     pool = RankWorkers([range(1, 2)], bytes(KEY_BYTES))
     with pool:
         for line in (b"[" * 200_000, b'{"kind": "hello", "word": "\\ud800"}\n' * 9):
-            with socket.create_connection(("127.0.0.1", pool.address["port"])) as stranger:
+            with socket.create_connection(("127.0.0.1", pool.offer["port"])) as stranger:
                 stranger.settimeout(0.01)
                 ended, until = False, time.monotonic() + 30
                 with suppress(OSError):
@@ -372,7 +372,7 @@ def _is_ended(stranger: socket.socket) -> bool:
 def test_a_rank_that_sends_what_nobody_can_read_is_lost_and_no_more() -> None:
     pool = RankWorkers([range(1, 2)], bytes(KEY_BYTES))
     with pool, ThreadPoolExecutor(1) as threads:
-        connected = threads.submit(connect, bytes(KEY_BYTES), pool.address["port"], 1, 0, 30.0)
+        connected = threads.submit(connect, bytes(KEY_BYTES), pool.offer["port"], 1, 0, 30.0)
         until = time.monotonic() + 30
         found: list[WorkerMessage] = []
         while not found:
