@@ -53,7 +53,8 @@ def connect(
     - `connect(1)` computes in this process, as without a connection.
     - `on` is a cluster to start the workers on: a `dask.distributed.Client`, the address of a Dask
       scheduler ("dask:tcp://10.0.0.1:8786"), "ray", "ray:ADDRESS", "mpi" or an
-      `mpi4py.futures.MPIPoolExecutor`. By default there is one worker per thread, core or rank. `interface` names the network between them ("ib0").
+      `mpi4py.futures.MPIPoolExecutor`. By default there is one worker per thread,
+      core or rank. `interface` names the network between them ("ib0").
     - `threads` uses threads of this process as ranks, for tests.
     - `device` is where ranks store their parts and compute: "cpu", or "cuda" for GPUs, which ranks
       divide or share. Messages between GPUs pass through the host.
