@@ -1,7 +1,7 @@
 """Workers on the ranks of an mpi4py pool, which `mpi4py.futures` distributes tasks to.
 
 `mpiexec -n 9 python -m mpi4py.futures search.py` runs the program on the first rank, and its tasks
-on the eight remaining ranks. Within an MPI job of one rank the pool starts ranks of its own. MPI
+on the eight remaining ranks. In an MPI job with a single rank, the pool starts further ranks. MPI
 carries the workers' functions and arguments; later messages use sockets, as everywhere.
 """
 
@@ -98,7 +98,7 @@ class MpiPlace(Place):
         futures = [self._futures.pop(each) for each in stopped if each in self._futures]
         while not all(each.done() for each in futures) and time.monotonic() < until:
             time.sleep(_POLL_S)
-        # MPI cannot end a rank alone: a worker that runs ends when its connection does.
+        # MPI ends whole jobs only: a running worker exits when its connection is closed.
         for each in futures:
             each.cancel()
         if number is None and self._owns_executor:
@@ -115,7 +115,7 @@ class MpiPlace(Place):
 
 
 def _is_alone() -> bool:
-    """Return True in an MPI job of one rank, whose pool starts further ranks."""
+    """Return True in an MPI job with a single rank."""
     return os.environ.get("OMPI_COMM_WORLD_SIZE", os.environ.get("PMI_SIZE")) == "1"
 
 
