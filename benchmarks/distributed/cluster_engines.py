@@ -1,0 +1,218 @@
+"""Searches and matrices on Dask and Ray whose workers are killed, counted.
+
+    python benchmarks/distributed/cluster_engines.py dask --kills 200 --kept counts.jsonl
+    python benchmarks/distributed/cluster_engines.py ray --kills 50 --kept counts.jsonl
+
+A grid of 1,000 trials runs on three workers, one of which is killed whenever all three are there:
+so kills are further apart than a worker's start. A trial waits more than it computes, and its
+values are known. Then products of random matrices on three workers are compared with NumPy's, and
+a worker of each session is killed while it computes. One JSON line for each part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from caldera import dmath as dm
+from caldera import search
+from caldera.errors import CommError
+
+ROOT = Path(__file__).parents[2]
+WORKERS, STEPS = 3, 3
+SESSIONS = 5
+MOST_S = 120.0
+PIDS = Callable[[], list[int]]
+
+
+@contextmanager
+def dask_cluster() -> Iterator[tuple[Any, PIDS]]:
+    """Three Dask workers, which their nannies start again."""
+    import dask
+    import distributed
+
+    given = {
+        "distributed.deploy.lost-worker-timeout": "10 minutes",
+        "distributed.nanny.environ.PYTHONPATH": str(ROOT),
+    }
+    with (
+        dask.config.set(given),
+        distributed.LocalCluster(
+            n_workers=WORKERS, threads_per_worker=1, dashboard_address=None, silence_logs=50
+        ) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        yield client, lambda: [*client.run(os.getpid).values()]
+
+
+@contextmanager
+def ray_cluster() -> Iterator[tuple[Any, PIDS]]:
+    """Ray with three cores: actors are processes, found by their title."""
+    import ray
+
+    ray.init(
+        num_cpus=WORKERS,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}},
+    )
+
+    def actors() -> list[int]:
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):
+                if path.read_bytes().startswith(b"ray::Actor"):
+                    found.append(int(path.parent.name))
+        return found
+
+    yield "ray", actors
+    ray.shutdown()
+
+
+CLUSTERS = {"dask": dask_cluster, "ray": ray_cluster}
+
+
+def value(x: int, step: int) -> float:
+    """Return what a trial reports in a step."""
+    return (x - 500) ** 2 / 1000 + 1 / (step + 1)
+
+
+class Killer(threading.Thread):
+    """Kills one of three workers whenever all three have run for a while."""
+
+    def __init__(self, pids: PIDS, log: Path, kills: int) -> None:
+        super().__init__(daemon=True)
+        self._pids, self._log, self.left = pids, log, kills
+        self.over, self.killed = threading.Event(), 0
+        self._draw = random.Random(1)
+
+    def run(self) -> None:
+        while self.left and not self.over.wait(0.2):
+            try:
+                there = self._pids()
+            except (OSError, CommError, TimeoutError, KeyError):
+                continue
+            working = set(self._log.read_text().split()[1::2]) if self._log.exists() else set()
+            # A worker that has begun no trial is still starting.
+            ready = [pid for pid in there if str(pid) in working]
+            if len(there) != WORKERS or len(ready) != WORKERS:
+                continue
+            self.over.wait(self._draw.uniform(0.1, 0.6))
+            with suppress(ProcessLookupError):
+                os.kill(self._draw.choice(ready), signal.SIGKILL)
+                self.killed, self.left = self.killed + 1, self.left - 1
+
+
+def trials(cluster: Any, pids: PIDS, count: int, kills: int, seconds: float) -> dict[str, Any]:
+    """Run the grid while workers are killed, and check every trial."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "begun"
+
+        def steps(x: int) -> Iterator[float]:
+            with log.open("a") as file:
+                file.write(f"{x} {os.getpid()}\n")
+            for step in range(STEPS):
+                time.sleep(seconds / STEPS)
+                yield value(x, step)
+
+        killer = Killer(pids, log, kills)
+        killer.start()
+        began = time.monotonic()
+        grid = {"x": search.integer(0, count - 1)}
+        study = search.run(steps, grid, method="grid", workers=cluster, retries=9, verbose=0)
+        taken = time.monotonic() - began
+        killer.over.set()
+        killer.join()
+        begun = len(log.read_text().splitlines())
+    wrong = sum(
+        [row["value"] for row in trial.curve]
+        != [value(trial.parameters["x"], step) for step in range(STEPS)]
+        for trial in study.trials
+    )
+    once = sorted(trial.parameters["x"] for trial in study.trials) == list(range(count))
+    return {
+        "kills": killer.killed,
+        "trials": len(study.trials),
+        "every trial once": once,
+        "done": study.counts()["done"],
+        "wrong": wrong,
+        "begun": begun,
+        "seconds": round(taken),
+        "efficiency": round(count * seconds / (WORKERS * taken), 3),
+    }
+
+
+def matrices(cluster: Any, checks: int) -> dict[str, Any]:
+    """Compare products on three workers with NumPy, and kill a worker of each session."""
+    draw = np.random.default_rng(0)
+    wrong, named = 0, []
+    for _ in range(SESSIONS):
+        until = time.monotonic() + MOST_S
+        while True:
+            try:
+                session: Any = dm.connect(WORKERS, on=cluster)
+                break
+            except CommError:
+                if time.monotonic() > until:
+                    raise
+        for _ in range(checks // SESSIONS):
+            m, k, n = draw.integers(1, 90, 3)
+            a, b = draw.normal(size=(m, k)), draw.normal(size=(k, n))
+            found = dm.array(a, layout=dm.Columns()) @ dm.array(b, layout=dm.Rows())
+            wrong += not np.allclose(found.numpy(), a @ b, rtol=1e-10, atol=1e-11)
+        name = session.call("process_name")[1]
+        began = time.monotonic()
+        os.kill(int(re.findall(r"process (\d+) on", name)[0]), signal.SIGKILL)
+        try:
+            while time.monotonic() - began < MOST_S:
+                dm.ones((8, 8)).sum().item()
+            raise RuntimeError("no error after a worker was killed")
+        except CommError as error:
+            wrong += name not in str(error)
+            named.append(round(time.monotonic() - began, 2))
+    return {
+        "matrix checks": checks,
+        "wrong": wrong,
+        "seconds until a killed worker is named": named,
+    }
+
+
+def main() -> None:
+    """Run what is asked for."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("cluster", choices=CLUSTERS)
+    options.add_argument("--trials", type=int, default=1000)
+    options.add_argument("--kills", type=int, default=200)
+    options.add_argument("--seconds", type=float, default=1.5, help="that a trial takes")
+    options.add_argument("--checks", type=int, default=150)
+    options.add_argument("--kept", type=Path, help="file of results, to which these are added")
+    given = options.parse_args()
+    with CLUSTERS[given.cluster]() as (cluster, pids):
+        for part in (
+            lambda: trials(cluster, pids, given.trials, given.kills, given.seconds),
+            lambda: matrices(cluster, given.checks),
+        ):
+            line = json.dumps({"on": given.cluster, **part()})
+            print(line, flush=True)
+            if given.kept is not None:
+                with given.kept.open("a") as file:
+                    file.write(line + "\n")
+        dm.disconnect()
+
+
+if __name__ == "__main__":
+    main()
