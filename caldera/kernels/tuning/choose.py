@@ -62,8 +62,11 @@ TIMERS: dict[str, Timer] = {"cpu": measure}
 
 The GPU package adds its timer here on import.
 """
-SMALL = 1 << 14
-"""Operations and bytes together, below which calling costs more than computing."""
+SMALL, SMALL_ON_CPU = 1 << 14, 1 << 17
+"""Operations and bytes together, below which kernels are not measured.
+
+A call takes less than 10 us then, and to compile a rival more than the steps of an hour may gain.
+"""
 SLICE_S = 5e-6
 """Assumed seconds per additional slice, without a measurement."""
 SLOW_FLOPS: dict[str, Callable[[], float]] = {"cpu": lambda: 5e9}
@@ -134,7 +137,7 @@ class Choices(FixedKernels):
         if len(candidates) == 1:
             return KernelChoice(candidates[0], None, "only")
         contenders = _contenders(candidates)
-        is_small = by_hand is None and _work(node) < SMALL
+        is_small = by_hand is None and _is_small(node, family)
         if is_small and contenders[0].workspace(node) <= workspace_limit():
             # The common case in small networks: the first kernel serves, without checking the rest.
             return KernelChoice(contenders[0], None, "only" if len(contenders) == 1 else "guess")
@@ -149,7 +152,7 @@ class Choices(FixedKernels):
         eligible = [kernel for kernel in contenders if kernel.workspace(node) <= allowed]
         if len(eligible) == len(contenders):
             return self._select(node, eligible, candidates, measure)
-        can_measure = measure and _work(node) >= SMALL
+        can_measure = measure and not _is_small(node, family)
         cuts, is_measured = self._divisions(node, candidates, allowed, can_measure)
         if cuts and not is_measured:
             first = eligible[0] if contenders[0] in eligible else cuts[0]
@@ -163,7 +166,7 @@ class Choices(FixedKernels):
         if len(eligible) == 1:
             return KernelChoice(eligible[0], None, "only")
         guess = KernelChoice(eligible[0], None, "guess")
-        if _work(node) < SMALL or not all(kernel.measured for kernel in eligible):
+        if _is_small(node, guess.kernel.family) or not all(kernel.measured for kernel in eligible):
             return guess
         return self._tuned(node, eligible, candidates, measure) or guess
 
@@ -416,10 +419,11 @@ def _contenders(candidates: Sequence[Kernel]) -> Sequence[Kernel]:
     return [kernel for kernel in candidates if kernel.name != ORACLE] or candidates
 
 
-def _work(node: Node) -> int:
-    """Operations and bytes of a node."""
+def _is_small(node: Node, family: str) -> bool:
+    """Return True if the choice of a kernel hardly matters, by operations and bytes."""
     specs = [given.spec for given in node.inputs] + list(node.outputs)
-    return node.op.count_flops(node) + sum(spec.nbytes for spec in specs)
+    work = node.op.count_flops(node) + sum(spec.nbytes for spec in specs)
+    return work < (SMALL_ON_CPU if family == "cpu" else SMALL)
 
 
 choices = Choices()
