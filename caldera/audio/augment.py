@@ -35,7 +35,7 @@ def add_noise(samples: Any, noise: Any, snr: float, seed: int = 0) -> np.ndarray
     if sound.ndim != 1 or not sound.size or clean.ndim != 1:
         raise DataError.build(
             "audio.add_noise",
-            expected="samples and noise of one channel, (samples,)",
+            expected="samples and noise with a single channel, (samples,)",
             got=f"{clean.shape} and {sound.shape}",
         )
     start = int(np.random.default_rng(seed).integers(len(sound)))

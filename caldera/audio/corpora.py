@@ -128,7 +128,7 @@ def librispeech(folder: str | PathLike[str]) -> Iterator[Utterance]:
             f"audio.librispeech {root}",
             expected="SPEAKER/CHAPTER/*.trans.txt",
             got="none",
-            hint="give the folder of one part, such as LibriSpeech/dev-clean",
+            hint="pass the folder of a single part, such as LibriSpeech/dev-clean",
         )
     for listing in found:
         for line in listing.read_text().splitlines():

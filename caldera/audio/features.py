@@ -349,7 +349,7 @@ def _samples(x: Any, name: str) -> Expr:
             f"audio.{name}",
             expected="samples (samples,) or (N, samples), floating-point numbers",
             got=f"shape {tuple(x.shape)} of {x.dtype}",
-            hint="audio.read gives such; channels are averaged with channels='mean'",
+            hint="audio.read returns this shape; channels are averaged with channels='mean'",
         )
     return x
 

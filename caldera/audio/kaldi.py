@@ -262,7 +262,7 @@ def _text(reader: _Reader) -> np.ndarray:
         rows = [list(map(_number, row.split())) for row in inside.split(b"\n")]
         wide = np.array([row for row in rows if row], np.float64)
     except ValueError:
-        raise reader.refused("numbers in rows of one length", "others") from None
+        raise reader.refused("rows of numbers, all of the same length", "others") from None
     if not wide.size:
         return np.zeros((0, 0) if is_matrix else 0, np.float32)
     with np.errstate(over="ignore"):

@@ -141,7 +141,9 @@ def refusal_of(
             where(name or function.__qualname__),
             expected=f"at most {len(kinds.positional) - own} arguments by position",
             got=f"{len(args) - own}",
-            hint="pass the others by name" if len(by_name) > len(kinds.positional) else "",
+            hint="pass the remaining arguments by name"
+            if len(by_name) > len(kinds.positional)
+            else "",
         )
     expected = kinds.positional
     if rest is not None:

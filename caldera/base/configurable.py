@@ -225,7 +225,7 @@ class Family(Registry[Callable[..., T]]):
         if arguments:
             raise ConfigError.build(
                 self.kind,
-                expected="arguments only beside a name",
+                expected="arguments only together with a name",
                 got=f"an object and {', '.join(arguments)}",
             )
         return given
@@ -296,7 +296,7 @@ def _written(where: str, value: Any) -> Any:
         return value.item()
     raise ConfigError.build(
         where,
-        expected="what JSON can hold: numbers, text, lists and registered objects",
+        expected="a JSON-serialisable value: number, string, list or registered object",
         got=type(value).__name__,
     )
 

@@ -71,7 +71,7 @@ def why_folder_is_unsafe(folder: Path) -> str:
         # This user makes it, in the last folder that was there, or cannot.
         return ""
     except OSError as problem:
-        return f"{place} cannot be looked at ({problem.strerror})"
+        return f"{place} cannot be inspected ({problem.strerror})"
     assert found is not None
     return _why_unsafe(place, found)
 
@@ -210,14 +210,14 @@ def check_asked(wanted: int, where: str, *, held: int = 0) -> None:
 
     >>> check_asked(5 << 30, "load_npz bomb.npz", held=1000)
     Traceback (most recent call last):
-    caldera.errors.DataError: load_npz bomb.npz: expected a file that asks for at most 1.0 GiB,
+    caldera.errors.DataError: load_npz bomb.npz: expected a file that requires at most 1.0 GiB,
     got 5.0 GiB; if you trust it, set cd.settings.file_limit = 5368709120 (CALDERA_FILE_LIMIT)
     """
     allowed = max(settings.file_limit, USUAL_GROWTH * held)
     if wanted > allowed:
         raise DataError.build(
             where,
-            expected=f"a file that asks for at most {bytes_text(allowed)}",
+            expected=f"a file that requires at most {bytes_text(allowed)}",
             got=bytes_text(wanted),
             hint=f"if you trust it, set cd.settings.file_limit = {wanted} (CALDERA_FILE_LIMIT)",
         )
@@ -249,7 +249,7 @@ class Demand:
     >>> demand.add(1 << 20)
     >>> demand.add(1 << 31)
     Traceback (most recent call last):
-    caldera.errors.DataError: table bomb.xlsx: expected a file that asks for at most 1.0 GiB,
+    caldera.errors.DataError: table bomb.xlsx: expected a file that requires at most 1.0 GiB,
     got 2.0 GiB; if you trust it, set cd.settings.file_limit = 2148532224 (CALDERA_FILE_LIMIT)
     """
 

@@ -117,7 +117,7 @@ def write_error(path: Path, error: OSError) -> OSError:
         str(path),
         expected="a disk with room for the file",
         got=(error.strerror or str(error)).lower(),
-        hint="what was there before is unchanged; make room, or name another folder",
+        hint="earlier files are unchanged; free space, or use another folder",
     )
 
 
@@ -242,8 +242,9 @@ class FileCache:
         if self.folder not in _warned:
             _warned.add(self.folder)
             warnings.warn(
-                f"what lies in the cache {self.folder} would be run, and {reason}: it is not used; "
-                "make it yours alone (chown, chmod go-w), or set CALDERA_CACHE to a folder that is",
+                f"code in the cache {self.folder} would be run, and {reason}: it is not used; "
+                "restrict it to your user (chown, chmod go-w), or set CALDERA_CACHE to such a "
+                "folder",
                 RuntimeWarning,
                 stacklevel=4,
             )

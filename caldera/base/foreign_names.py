@@ -29,7 +29,7 @@ _ALL_VALUES = "[each.numpy() for each in model.parameters()], and model.save(pat
 NAMES: dict[str, str] = {
     # --- layers and models
     "linear": "nn.Dense(units): the size of the input is found out",
-    "module": "cd.Model with forward, or nn.Layer for a part of one",
+    "module": "cd.Model with forward, or nn.Layer for a part of a model",
     "functional": "the operations of op, as op.relu(x)",
     "parameter": "self.parameter(name, shape) in build of an nn.Layer",
     "registerparameter": "self.parameter(name, shape) in build",
@@ -94,7 +94,7 @@ NAMES: dict[str, str] = {
     "gradienttape": _GRADIENTS,
     "backward": _GRADIENTS,
     "valueandgrad": _GRADIENTS,
-    "zerograd": "leave it out: op.grad returns expressions, and nothing is summed up",
+    "zerograd": "leave it out: op.grad returns expressions, and gradients do not accumulate",
     "step": "optim.Adam(1e-3).train(loss, parameters), the updates of a plan of cd.compile",
     "jit": "cd.compile(outputs)",
     "vmap": "leave it out: operations take a leading axis of samples",
@@ -151,7 +151,7 @@ NAMES: dict[str, str] = {
     "distributedoptimizer": _SHARED,
     "distributedgradienttape": _SHARED,
     "initprocessgroup": "leave it out: processes of mpiexec or torchrun find each other",
-    "broadcastparameters": "leave it out: fit gives all ranks the parameters of rank 0",
+    "broadcastparameters": "leave it out: fit broadcasts the parameters of rank 0",
     "allreduce": "op.all_sum(x) of values, comm.world().Allreduce of arrays",
     "fullyshardeddataparallel": "fit(..., parallel=parallel.Sharded(stage=3))",
     # --- scikit-learn
@@ -209,8 +209,8 @@ ARGUMENTS: dict[str, str] = {
     "dim": "axis=",
     "keepdim": "keepdims=",
     "from_logits": "leave it out: losses take logits",
-    "inplace": "leave it out: plans reuse memory by themselves",
-    "batch_first": "leave it out: the first axis is that of the samples",
+    "inplace": "leave it out: plans reuse memory automatically",
+    "batch_first": "leave it out: the first axis is the sample axis",
     "in_features": _FOUND_OUT,
     "in_channels": _FOUND_OUT,
     "input_size": _FOUND_OUT,

@@ -123,7 +123,7 @@ def _torchrun_launch(environment: Mapping[str, str]) -> Launch | None:
     if missing:
         raise CommError.build(
             "world",
-            expected=f"{' and '.join(missing)} beside {size}={ranks}",
+            expected=f"{' and '.join(missing)} together with {size}={ranks}",
             got="neither" if len(missing) > 1 else f"no {missing[0]}",
             hint=f"unset {size}, or set {CHOICE}={ALONE}, if this process trains on its own",
         )
@@ -144,7 +144,8 @@ def _contradiction(sizes: Mapping[str, int | None]) -> CommError:
         "world",
         expected="one launcher, or several with the same number of ranks",
         got=", ".join(f"{size} ranks from {launcher}" for launcher, size in sizes.items()),
-        hint=f"start the program with one of them, or set {CHOICE} to {MPI}, {SOCKETS} or {ALONE}",
+        hint=f"start the program with a single launcher, or set {CHOICE} to {MPI}, {SOCKETS} or "
+        f"{ALONE}",
     )
 
 
@@ -153,9 +154,9 @@ def warn_of_idle_tasks(environment: Mapping[str, str]) -> None:
     tasks = environment.get("SLURM_NTASKS", "")
     if tasks.isdigit() and int(tasks) > 1 and _STEP not in environment:
         warnings.warn(
-            f"world: Slurm holds {tasks} tasks, and this process runs alone: "
-            f"{int(tasks) - 1} stay idle. Start the program with srun, or with "
-            f"caldera run -n {tasks}",
+            f"world: Slurm holds {tasks} tasks, and this process runs as a single rank: "
+            f"{int(tasks) - 1} stay idle. Start the program with srun, or with caldera run -n "
+            f"{tasks}",
             stacklevel=3,
         )
 

@@ -42,8 +42,8 @@ class Registry(Generic[T]):
         if name in self._entries and not _same_definition(self._entries[name], value):
             raise ConfigError.build(
                 f"{self.kind} {name}",
-                expected="a name that is free",
-                got=f"that of {self._entries[name]!r}",
+                expected="an unused name",
+                got=f"a name in use: {self._entries[name]!r}",
                 hint="choose another name",
             )
         self._entries[name] = value
@@ -117,7 +117,7 @@ def provided(what: str) -> Any:
     'Path'
     """
     if what not in _providers:
-        raise ConfigError.build("caldera", expected=f"somebody who provides {what}", got="nobody")
+        raise ConfigError.build("caldera", expected=f"a registered provider of {what}", got="none")
     module, name = _providers[what]
     return getattr(import_module(module), name)
 

@@ -226,13 +226,13 @@ def scaling_chart(report: Report, work: str) -> LineChart | None:
 
 
 _EXPLAINED = (
-    "Times are medians over all turns; the interval is a 95% bootstrap over turns. A ratio says "
-    "how many times as long the best setting of a peer takes as Caldera. Memory is the peak of "
-    "the process, and in brackets what of it came after importing. On a GPU a ratio is to the "
-    "best setting of the same precision or a stricter one, and memory is the GPU's: the peak in "
-    "the framework's own books, and in brackets what its process holds. Every contestant "
-    "has a process of its own, and one computes at a time, in turns. A result that is not equal to "
-    "that of PyTorch (eager) is struck out and does not count."
+    "Times are medians over all turns; the interval is a 95% bootstrap over turns. A ratio is "
+    "the time of a peer's best setting divided by Caldera's. Memory is the peak of the "
+    "process, and in brackets the part allocated after importing. On a GPU a ratio is to the "
+    "best setting of the same precision or a stricter one, and memory is the GPU's: the peak "
+    "in the framework's own books, and in brackets the memory that its process holds. Every "
+    "contestant runs in a separate process, and one computes at a time, in turns. A result "
+    "that differs from PyTorch (eager) is struck out and does not count."
 )
 
 

@@ -109,7 +109,7 @@ class BenchSession:
         begun = set(self.report.works())
         left = [name for name in self.options.works if name not in begun]
         rest = f"; not begun: {', '.join(left)}" if left else ""
-        self._note(f"stopped by Ctrl-C: this is what was measured until then{rest}")
+        self._note(f"stopped by Ctrl-C: these are the measurements until then{rest}")
 
     def _note(self, line: str) -> None:
         self.report.notes.append(line)
@@ -120,7 +120,7 @@ class BenchSession:
         for name in self.options.works:
             cases = [case for case in WORKLOADS[name].cases if isinstance(case, TrainingCase)]
             chosen = list(dict.fromkeys(p for c in cases for p in self.options.precisions_of(c)))
-            self._note(f"{name}: {', '.join(chosen)}; weights are float32 in all of them")
+            self._note(f"{name}: {', '.join(chosen)}; weights are float32 in every precision")
         if REFERENCE not in self._peers:
             return
         self._note(
@@ -221,7 +221,7 @@ class BenchSession:
 
     def _pairs(self, runner: CaseRunner, case: Case, entries: Entries) -> None:
         for turn in self._turns(entries.values()) if entries else ():
-            runner.tell(case, f"beside the code of before, round {turn + 1}")
+            runner.tell(case, f"compared with the earlier code, round {turn + 1}")
             paired_round(runner, case, entries, turn)
 
     def _entry(self, work: Workload, case: Case, handle: WorkerHandle) -> ResultEntry:

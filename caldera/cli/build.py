@@ -74,8 +74,8 @@ def held_out(found: Dataset, options: Mapping[str, Any]) -> Dataset:
             "validation_part",
             expected=f"above 0 with {', '.join(choosing(options))}",
             got="0",
-            hint="what is chosen by the test data is not tested by them: hold out a part of the "
-            f"training data, as in --validation-part {VALIDATION_PART}",
+            hint="a choice made with the test data cannot be tested on them: hold out a part of "
+            f"the training data, as in --validation-part {VALIDATION_PART}",
         )
     return found
 

@@ -33,7 +33,7 @@ add_model_argument = flags(
     flag(
         "--input-shape",
         metavar="N,N,...",
-        help="shape of a sample (default: that of --data, or the published one)",
+        help="shape of a sample (default: from --data, or the published shape)",
     ),
     flag("--classes", metavar="N", help="number of outputs"),
     option_flags(*_GROUPS),
@@ -55,7 +55,7 @@ def find_model(arguments: argparse.Namespace) -> Model:
         if shaping or arguments.input_shape or arguments.classes:
             raise ConfigError.build(
                 text,
-                expected="no options beside a model file, which has its own",
+                expected="no options together with a model file, which has its own",
                 got=", ".join(shaping) or "a shape",
             )
         return load_model(path)

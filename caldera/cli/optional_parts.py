@@ -72,8 +72,8 @@ PACKAGES = (
         "showing what cd.TensorBoard writes",
         "pip install tensorboard",
     ),
-    Package("torch", ("torch",), "caldera bench beside PyTorch", BENCH),
-    Package("jax", ("jax",), "caldera bench beside JAX", BENCH),
+    Package("torch", ("torch",), "caldera bench against PyTorch", BENCH),
+    Package("jax", ("jax",), "caldera bench against JAX", BENCH),
     Package("cupy", ("cupy-cuda13x", "cupy-cuda12x", "cupy"), "NVIDIA GPUs", CUDA),
     Package("nvmath", ("nvmath-python",), "cuBLAS for GPUs", CUDA),
     Package(
@@ -131,6 +131,6 @@ def _mpi() -> list[OptionalFeature]:
     if loaded and starter and not starter.implementation.starts(loaded):
         found += f", which does not start {loaded}: {LIBRARY_VARIABLE} names another library"
     return [
-        OptionalFeature("MPI", str(loaded or ""), "what mpi4py loads", MPI),
+        OptionalFeature("MPI", str(loaded or ""), "loaded by mpi4py", MPI),
         OptionalFeature("mpiexec", found, "starting several processes", MPI),
     ]

@@ -87,7 +87,9 @@ DATA = (
         "target_column", TextOption("COLUMN"), "name or number of the column to predict (the last)"
     ),
     RecipeOption(
-        "columns", Texts("COLUMN,..."), "names or numbers of the columns to learn from (all others)"
+        "columns",
+        Texts("COLUMN,..."),
+        "names or numbers of the columns to learn from (default: all except the target)",
     ),
     RecipeOption("ignore_columns", Texts("COLUMN,..."), "names or numbers of columns to leave out"),
     RecipeOption(
@@ -104,7 +106,7 @@ DATA = (
     RecipeOption(
         "missing_values",
         Texts("TEXT,..."),
-        "further texts that stand for a missing value",
+        "additional texts that mean a missing value",
     ),
     RecipeOption(
         "decimal",
@@ -129,7 +131,7 @@ DATA = (
     RecipeOption(
         "targets",
         NameOption("kind of target", lambda: ["classes", "values"]),
-        "whether numbers to predict are classes or values",
+        "meaning of numeric targets: classes or values",
     ),
     RecipeOption(
         "image_size", CountsOption("HEIGHT,WIDTH"), "resize the images of a folder to this size"
@@ -204,8 +206,8 @@ MODEL = (
     RecipeOption(
         "embedding",
         CountOption(1),
-        "give each category and word of a table a vector of N numbers "
-        "(default: by rule in columns of more than 30, else a feature of its own)",
+        "embed each category and word of a table in a vector of N numbers (default: embeddings "
+        "by rule for columns of more than 30 categories, one-hot features otherwise)",
     ),
     RecipeOption("dropout", Number(), "part of the units to leave out in each step"),
     RecipeOption("pooling", NameOption("kind of pooling", lambda: ["max", "average"]), "(lenet5)"),
@@ -248,7 +250,7 @@ TRAINING = (
     RecipeOption(
         "class_weights",
         Texts("CLASS=X,..."),
-        "how much samples of classes count; or balanced, which lets all classes count the same",
+        "weights of samples by class; or balanced, for equal total weight of all classes",
     ),
     RecipeOption(
         "seed", CountOption(), "of the initial weights, the order of the samples and dropout", 0
@@ -296,17 +298,23 @@ OPTIMIZER = (
     ),
     RecipeOption("momentum", Number(), "(sgd, momentum, nesterov, rmsprop, lars)"),
     RecipeOption("nesterov", Flag(), "look ahead (sgd)"),
-    RecipeOption("beta1", Number(), "how slowly the mean forgets (adam and its kin, lion, lamb)"),
-    RecipeOption("beta2", Number(), "how slowly the mean square forgets (adam and its kin, lamb)"),
+    RecipeOption(
+        "beta1", Number(), "decay rate of the running mean (adam and its kin, lion, lamb)"
+    ),
+    RecipeOption(
+        "beta2", Number(), "decay rate of the running mean square (adam and its kin, lamb)"
+    ),
     RecipeOption(
         "epsilon",
         Number(),
         "added to divisors (adam and its kin, lamb, adagrad, adadelta, rmsprop)",
     ),
-    RecipeOption("smoothing", Number(), "how slowly the mean square forgets (adadelta, rmsprop)"),
+    RecipeOption(
+        "smoothing", Number(), "decay rate of the running mean square (adadelta, rmsprop)"
+    ),
     RecipeOption("centered", Flag(), "divide by the deviation (rmsprop)"),
     RecipeOption("amsgrad", Flag(), "divide by the largest mean square so far (adam, adamw)"),
-    RecipeOption("momentum_decay", Number(), "how fast the momentum grows (nadam)"),
+    RecipeOption("momentum_decay", Number(), "growth rate of the momentum (nadam)"),
     RecipeOption("power", Number(), "exponent of the decay over steps (adafactor, asgd)"),
     RecipeOption("least_size", Number(), "smallest size of a parameter that counts (adafactor)"),
     RecipeOption("most_change", Number(), "largest change of a parameter (adafactor)"),
@@ -330,21 +338,21 @@ SCHEDULE = (
     RecipeOption(
         "schedule",
         NameOption("schedule", _rate_schedules),
-        "how the learning rate changes: " + ", ".join(_rate_schedules()),
+        "learning-rate schedule: " + ", ".join(_rate_schedules()),
     ),
     RecipeOption("schedule_steps", CountOption(1), "its length (cosine, one_cycle: the whole run)"),
     RecipeOption("schedule_factor", Number(), "(step_decay, exponential, reduce_on_plateau)"),
     RecipeOption("schedule_every", CountOption(1), "steps between two changes (step_decay)"),
     RecipeOption("schedule_at", CountsOption(), "steps at which it changes (step_decay)"),
     RecipeOption("schedule_warm_up", CountOption(), "steps in which it rises first (cosine)"),
-    RecipeOption("schedule_start", Number(), "where it starts (linear_warm_up)"),
-    RecipeOption("schedule_final", Number(), "where it ends (cosine)"),
+    RecipeOption("schedule_start", Number(), "initial learning rate (linear_warm_up)"),
+    RecipeOption("schedule_final", Number(), "final learning rate (cosine)"),
     RecipeOption("schedule_rising", Number(), "part of the steps in which it rises (one_cycle)"),
     RecipeOption("schedule_start_divisor", Number(), "(one_cycle)"),
     RecipeOption("schedule_final_divisor", Number(), "(one_cycle)"),
     RecipeOption("schedule_patience", CountOption(), "epochs without progress (reduce_on_plateau)"),
     RecipeOption(
-        "schedule_monitor", TextOption("METRIC"), "what should progress (reduce_on_plateau)"
+        "schedule_monitor", TextOption("METRIC"), "monitored quantity (reduce_on_plateau)"
     ),
     RecipeOption("schedule_larger_is_better", Flag(), "(reduce_on_plateau)"),
     RecipeOption("schedule_threshold", Number(), "(reduce_on_plateau)"),

@@ -130,7 +130,7 @@ def _last_steps(path: Path, series: Series) -> np.ndarray:
             f"predict {path.name}",
             expected=f"a number in each of the last {series.past} rows",
             got="a gap",
-            hint="fill it in, as np.interp does between the steps beside it",
+            hint="fill it in, for example with np.interp between the neighbouring steps",
         )
     return last[None]
 
@@ -164,7 +164,7 @@ def _shaped(array: np.ndarray, shape: tuple[int, ...], name: str) -> np.ndarray:
     wanted = f"samples of {shape}, or rows of {size} numbers"
     hint = ""
     if array.shape[1:] == (size + 1,):
-        hint = "if the file has the answers, --target-column says which column they are"
+        hint = "if the file has the answers, name their column with --target-column"
     raise DataError.build(f"predict {name}", expected=wanted, got=given, hint=hint)
 
 

@@ -180,4 +180,4 @@ def _one_line(error: Exception) -> str:
         return f"{said or type(error).__name__}; is the path right, and may you use it?"
     if isinstance(error, MemoryError):
         return f"{text or 'not enough memory'}; try a smaller --batch-size"
-    return f"{type(error).__name__}: {text}; this should not happen, --debug shows where it did"
+    return f"{type(error).__name__}: {text}; this is a defect; --debug shows its traceback"

@@ -66,7 +66,7 @@ def checked_options(values: Mapping[str, Any], where: str) -> dict[str, Any]:
         if isinstance(value, Mapping):
             raise ConfigError.build(
                 where,
-                expected="keys and values alone",
+                expected="only keys and values",
                 got=f"a table [{key}]",
                 hint="write its keys at the top, without a table",
             )

@@ -44,23 +44,21 @@ OWN = (
     RecipeOption(
         "method",
         NameOption("search method", lambda: methods),
-        "what proposes trials: " + ", ".join(methods),
+        "method that proposes trials: " + ", ".join(methods),
         "random",
     ),
     RecipeOption(
         "stop",
         NameOption("search method", lambda: methods),
-        "what ends trials that are not worth going on with, such as asha or median",
+        "method that stops unpromising trials, such as asha or median",
     ),
-    RecipeOption(
-        "trials", CountOption(1), "how many trials there shall be (default: as the method says)"
-    ),
-    RecipeOption("seconds", Number(), "for how long new trials begin"),
+    RecipeOption("trials", CountOption(1), "number of trials (default: chosen by the method)"),
+    RecipeOption("seconds", Number(), "time limit for starting new trials"),
     RecipeOption(
         "workers",
         TextOption("N"),
-        "how many trials run at once, each in a process of its own, or "
-        "as in threads:4 in threads (default: 1; ranks under caldera run)",
+        "number of parallel trials, each in a separate process, or in threads as in threads:4 "
+        "(default: 1; ranks under caldera run)",
     ),
     RecipeOption(
         "storage",
@@ -141,7 +139,7 @@ def read_search_recipe(path: str | PathLike[str]) -> SearchRecipe:
                 f"{name} [space] {key}",
                 expected="a key that is fixed or searched, not both",
                 got=f"{key} = {options[key]!r} as well",
-                hint="delete one of them",
+                hint="delete one",
             )
     return SearchRecipe(options, space, _settings(given, name))
 
@@ -171,7 +169,7 @@ def _method(given: Mapping[str, Any], where: str) -> Any:
             where,
             expected="a name in it",
             got=", ".join(settings) or "an empty table",
-            hint='as in { name = "tpe" }; the other keys are the arguments of the method',
+            hint='for example { name = "tpe" }; further keys are arguments of the method',
         )
     name = SEARCH_OPTIONS["method"].kind.checked(settings.pop("name"), f"{where} name")
     return methods.make(name, **settings)
@@ -200,13 +198,13 @@ def objective_of(value: Any, where: str) -> Any:
             return search.accuracy(**settings)
         except TypeError as error:
             raise ConfigError.build(
-                where, expected="what search.metric, time_to or accuracy take", got=str(error)
+                where, expected="arguments of search.metric, time_to or accuracy", got=str(error)
             ) from None
     raise ConfigError.build(
         where,
-        expected='a metric such as "val_accuracy", a list of them, or a table',
+        expected='a metric such as "val_accuracy", a list of metrics, or a table',
         got=repr(value),
-        hint='as in { metric = "val_loss", seeds = 3 }, { per_second = 0.001 } or '
+        hint='for example { metric = "val_loss", seeds = 3 }, { per_second = 0.001 } or '
         '{ time_to = "val_accuracy", target = 0.97 }',
     )
 
@@ -228,7 +226,7 @@ def _space(given: Any, where: str) -> dict[str, Any]:
             raise ConfigError.build(
                 f"{where} {key}",
                 expected="an option that may differ between trials",
-                got="one that all of them share",
+                got="a value that all of these share",
                 hint="give it at the top of the recipe",
             )
         if key not in OPTIONS:
@@ -251,7 +249,7 @@ def _dimension(value: Any, kind: OptionType, where: str) -> Any:
             where,
             expected="a list of values, or a table such as { log = [1e-4, 1e-1] }",
             got=repr(value),
-            hint="a key that is fixed stands at the top of the recipe",
+            hint="put a fixed key at the top of the recipe",
         )
     ways = [way for way in _WAYS if way in value]
     if len(ways) != 1:
@@ -259,7 +257,7 @@ def _dimension(value: Any, kind: OptionType, where: str) -> Any:
             where,
             expected=f"one of {', '.join(_WAYS)} in it",
             got=", ".join(value) or "nothing",
-            hint="as in { log = [1e-4, 1e-1] } or { choice = [32, 64] }",
+            hint="for example { log = [1e-4, 1e-1] } or { choice = [32, 64] }",
         )
     (way,) = ways
     if way == "choice":
@@ -290,14 +288,14 @@ def _choice(value: Mapping[str, Any], kind: OptionType, where: str) -> Any:
 def _layers(value: Mapping[str, Any], kind: OptionType, where: str) -> Any:
     """A list of layers: { layers = [1, 3], units = [64, 256], step = 64 }."""
     if not isinstance(kind, CountsOption):
-        raise ConfigError.build(where, expected="layers for hidden alone", got="layers")
+        raise ConfigError.build(where, expected="layers only for hidden", got="layers")
     unknown = [key for key in value if key not in ("layers", "units", "step")]
     if unknown or "units" not in value:
         raise ConfigError.build(
             where,
             expected="layers and units, and perhaps step",
             got=", ".join(value),
-            hint="as in { layers = [1, 3], units = [64, 256], step = 64 }",
+            hint="for example { layers = [1, 3], units = [64, 256], step = 64 }",
         )
     units = {"integer": value["units"], **({"step": value["step"]} if "step" in value else {})}
     counts = _ends(value["layers"], CountOption(1), f"{where} layers")
@@ -325,7 +323,7 @@ def _range(way: str, value: Mapping[str, Any], kind: OptionType, where: str) -> 
             raise ConfigError.build(
                 where,
                 got=f"unknown key {key!r}",
-                hint=nearest(key, allowed) if allowed else f"{way} takes two numbers alone",
+                hint=nearest(key, allowed) if allowed else f"{way} takes exactly two numbers",
             )
     if way == "integer" and not whole:
         raise ConfigError.build(where, expected="uniform or log", got="integer, for a number")

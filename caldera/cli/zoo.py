@@ -99,7 +99,7 @@ def _of_words(
     if shape is None or len(shape) != 1 or "vocabulary" not in options:
         raise ConfigError.build(
             f"model {name}",
-            expected="rows of words, and how many words there are",
+            expected="rows of words, and the size of the vocabulary",
             got=f"samples of shape {tuple(shape or ())}",
             hint="give data of whole numbers or --input-shape LENGTH, and --vocabulary",
         )

@@ -163,8 +163,8 @@ def train_embedding(
     if not len(pairs):
         raise DataError.build(
             "code.train_embedding",
-            expected="statements that stand together, each often enough",
-            got=f"{len(vocabulary) - 1} statements that occur {least} times, and no pair of them",
+            expected="neighbouring statements that each occur often enough",
+            got=f"{len(vocabulary) - 1} statements that occur {least} times, and no pair",
             hint="give more code, or a lower least=",
         )
     model = SkipGram(vocabulary.counts, width, negatives, sample, seed)

@@ -68,7 +68,7 @@ def compile_c(
         )
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().splitlines()
-        first = next((line for line in said if "error: " in line), "clang said nothing")
+        first = next((line for line in said if "error: " in line), "clang printed no message")
         raise DataError.build(
             "code.compile_c",
             expected="a C file that clang compiles",
@@ -167,7 +167,7 @@ def checked_functions(where: str, given: object) -> list[Function]:
         if not isinstance(each, Function):
             raise DataError.build(
                 where,
-                expected="modules: lists of functions, as code.read_ir gives them",
+                expected="modules: lists of functions, as returned by code.read_ir",
                 got=f"a {type(each).__name__}",
             )
         found.append(each)

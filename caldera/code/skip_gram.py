@@ -67,7 +67,9 @@ def step(
     the true one is ignored.
     """
     if len(vectors.shape) != 3 or vectors.shape[0] != 2:
-        refuse_shape("vectors of shape (2, words, width): those of words, and those of contexts")
+        refuse_shape(
+            "vectors of shape (2, words, width): vectors of words, and vectors of contexts"
+        )
     if len(words.shape) != 1 or len(contexts.shape) != 2 or contexts.shape[0] != words.shape[0]:
         refuse_shape("words of shape (pairs,) and contexts of shape (pairs, 1 + negatives)")
     if contexts.shape[1] < 1:
@@ -75,7 +77,7 @@ def step(
     if rate.shape != ():
         refuse_shape("one learning rate")
     if not is_float(vectors.dtype) or rate.dtype != vectors.dtype:
-        refuse_dtype("vectors and a learning rate of one floating-point dtype")
+        refuse_dtype("vectors and a learning rate of the same floating-point dtype")
     if not (is_integer(words.dtype) and is_integer(contexts.dtype)):
         refuse_dtype("words and contexts that are integers: rows of the vectors")
     return Spec(vectors.shape, vectors.dtype), Spec(words.shape, vectors.dtype)
@@ -244,7 +246,7 @@ class SkipGram:
         if not 0 < self.counts.sum() < np.inf:
             raise DataError.build(
                 "nn.SkipGram",
-                expected="a word that occurs, and a number of all of them",
+                expected="a word that occurs, and a total count",
                 got=f"counts of {self.counts.sum():g} in all",
             )
         self.width = as_count(width, "width", "nn.SkipGram")

@@ -80,7 +80,7 @@ class Communicator(PointToPoint):
             f"copying or pickling {self!r}",
             expected="something that is not open",
             got="a communicator, which belongs to this process",
-            hint="each process asks for its own with caldera.comm.world()",
+            hint="call caldera.comm.world() in each process",
         )
 
     # --- collectives
@@ -222,7 +222,7 @@ class Communicator(PointToPoint):
         """Return a communicator of the survivors of a `RankLostError`; each survivor calls it."""
         raise CommError.build(
             f"Shrink of {self.name}",
-            expected="an MPI that goes on when a rank dies",
+            expected="an MPI that survives the death of a rank",
             got=self.describe().splitlines()[0],
             hint="Open MPI 5, started by caldera run --survive",
         )

@@ -118,8 +118,8 @@ class Listener:
             if left <= 0:
                 raise CommError.build(
                     "starting processes",
-                    expected="all of them to connect",
-                    got="no more of them",
+                    expected="all to connect",
+                    got="no further connections",
                     hint="see whether the machine is overloaded, or a firewall blocks port "
                     f"{self.port}",
                 )

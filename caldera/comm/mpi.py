@@ -169,8 +169,8 @@ class MpiCommunicator(Communicator):
             return RankLostError.build(
                 f"rank {self.rank} of {self.label}",
                 got=error.Get_error_string(),
-                hint="the others can go on with Shrink, or from a checkpoint with caldera run "
-                "--restarts",
+                hint="continue on the remaining ranks with Shrink, or from a checkpoint with "
+                "caldera run --restarts",
             )
         return CommError.build(f"rank {self.rank} of {self.label}", got=error.Get_error_string())
 

@@ -160,7 +160,7 @@ def launcher(environment: Mapping[str, str] = os.environ) -> Launcher:
     if found is None:
         raise ConfigError.build(
             "run",
-            expected="mpiexec beside this Python or on the PATH",
+            expected="mpiexec next to this Python or on the PATH",
             got="none",
             hint="pip install 'caldera[mpi]'",
         )

@@ -141,7 +141,7 @@ class NcclCommunicator(Communicator):
         return self.host.algorithms()
 
     def describe(self) -> str:
-        return f"{self.name} {nccl().get_version()} beside {self.host.describe()}"
+        return f"{self.name} {nccl().get_version()} with {self.host.describe()}"
 
     def _reaches_message(self, buffer: np.ndarray) -> bool:
         return self.host._reaches_message(buffer)

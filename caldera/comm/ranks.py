@@ -100,9 +100,9 @@ def _mpi_world(launch: Launch) -> MpiCommunicator:
             "world",
             expected=f"{launch.ranks or 'the'} ranks of {launch.launcher}",
             got=f"{communicator.size} from {loaded()}",
-            hint="mpi4py uses another MPI than the one that started this program; "
-            "`caldera run` takes the right one, and srun wants --mpi=pmix for Open MPI and "
-            f"--mpi=pmi2 for MPICH; {CHOICE}={SOCKETS} takes RANK and WORLD_SIZE instead, if set",
+            hint="mpi4py uses a different MPI from the launcher of this program; `caldera run` "
+            "uses the right MPI, and srun requires --mpi=pmix for Open MPI and --mpi=pmi2 "
+            f"for MPICH; {CHOICE}={SOCKETS} takes RANK and WORLD_SIZE instead, if set",
         )
     return communicator
 
@@ -210,6 +210,6 @@ def _lengths(axes: dict[str, int], ranks: int) -> dict[str, int]:
             "mesh",
             expected=f"axes whose lengths multiply to {ranks} ranks",
             got=str(axes),
-            hint="the length of one axis may be -1",
+            hint="at most one axis may have length -1",
         )
     return axes

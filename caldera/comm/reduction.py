@@ -109,7 +109,7 @@ def check_alike(where: str, send: np.ndarray, receive: np.ndarray) -> None:
         )
     if send is not receive and _overlap(send, receive) and not same_memory(send, receive):
         raise CommError.build(
-            where, expected="buffers that are the same or apart", got="two that overlap"
+            where, expected="buffers that are identical or do not overlap", got="two that overlap"
         )
 
 

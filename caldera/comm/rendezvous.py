@@ -84,7 +84,7 @@ class Meeting:
         if not taken:
             raise CommError.build(
                 "world",
-                expected="MASTER_PORT, which tells jobs of the same size apart",
+                expected="MASTER_PORT, which identifies the job",
                 got="no such variable",
                 hint="set it to the same number for all ranks of a job, as PyTorch requires",
             )
@@ -172,7 +172,7 @@ def _check_alone(meeting: Meeting, own_port: int) -> None:
             "world",
             expected="one rank 0",
             got=f"another one at port {port}",
-            hint="give each job a MASTER_PORT of its own, and each process another RANK",
+            hint="set a different MASTER_PORT for each job, and a different RANK for each process",
         )
 
 
@@ -221,7 +221,7 @@ def _secret_of_machine(is_one_machine: bool, size: int) -> bytes:
             "world",
             expected="a folder for a secret that only this user can read",
             got=str(error),
-            hint=f"set CALDERA_CACHE to a folder of your own, or {KEY_FILE} to a file with mode "
+            hint=f"set CALDERA_CACHE to a folder that you own, or {KEY_FILE} to a file with mode "
             "0600",
         ) from error
 

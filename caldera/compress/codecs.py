@@ -72,7 +72,7 @@ class Codec(ABC):
     def longest(self, count: int, dtype: DType) -> int:
         """The most bytes that a vector of that length and dtype can take."""
         size = self.size(count)
-        assert size is not None, "a code without a size says how long it may be"
+        assert size is not None, "define the maximum size of a code without a fixed size"
         return size
 
 

@@ -372,5 +372,5 @@ def _check(name: str, gradient: np.ndarray) -> None:
             f"gradient of {name}",
             expected="a contiguous array that may be written",
             got="a view or one that is read-only",
-            hint="pass np.ascontiguousarray of it",
+            hint="pass np.ascontiguousarray(array)",
         )

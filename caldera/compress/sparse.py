@@ -161,7 +161,7 @@ class SparseVector:
                 "SparseVector",
                 expected=f"up to {LONGEST} elements, a value for every place",
                 got=f"{self.length}, {self.places.shape} and {self.values.shape}",
-                hint="exchange fewer parameters at once",
+                hint="exchange fewer parameters per message",
             )
 
     @classmethod

@@ -188,7 +188,7 @@ class Column:
 
     def describe(self) -> str:
         """Return a description of the learnt values."""
-        said = "as it is" if self.encoder is None else self.encoder.describe()
+        said = "unchanged" if self.encoder is None else self.encoder.describe()
         return f"{said}, in {self.form.unit}" if self.form is not None and self.form.unit else said
 
     def problem(self) -> str:

@@ -249,7 +249,7 @@ class Schema:
             )
         names = [column.name for column in columns if column.name]
         positions = [column.position for column in columns]
-        expected, problem = "columns with what they need", ""
+        expected, problem = "columns with their required keys", ""
         if self.series is not None and (wrong := self.series.problem()):
             expected, problem = "windows of a series", wrong
         elif (
@@ -289,7 +289,7 @@ class Schema:
         expected = f"{len(self.columns)} columns"
         if self.target is not None:
             expected += f", or the {self.width} of the table it was trained on"
-        hint = "without names, columns are told by their position"
+        hint = "without names, columns are matched by position"
         raise DataError.build(where, expected=expected, got=str(len(left)), hint=hint)
 
     def _by_name(
@@ -314,7 +314,7 @@ class Schema:
             if given.count(name) > 1:
                 raise DataError.build(
                     where,
-                    expected="a name of its own for each column",
+                    expected="a distinct name for each column",
                     got=f"{name!r} twice",
                     hint="leave one out by its number, with ignore= (--ignore-columns)",
                 )
@@ -327,8 +327,8 @@ class Schema:
         """Raise an error if columns or classes of other data differ in meaning from this schema."""
         hint = (
             "read the table with data.table(path, schema=model.schema), which finds columns by "
-            "name and encodes them as the model knows them; or set model.schema = None to train "
-            "for others"
+            "name and encodes them as in training; or set model.schema = None to train for "
+            "others"
         )
         if self.names and other.names and self.names != other.names:
             raise DataError.build(
@@ -341,7 +341,7 @@ class Schema:
             if mine.encoder != theirs.encoder:
                 raise DataError.build(
                     where,
-                    expected=f"column {mine.name!r} encoded as the model knows it",
+                    expected=f"column {mine.name!r} encoded as in training",
                     got="other categories, or another scale",
                     hint=hint,
                 )
@@ -370,7 +370,7 @@ def names_of_classes(given: Sequence[str], count: int, where: str) -> tuple[str,
         twice = next(name for name in given if list(given).count(name) > 1)
         raise DataError.build(
             where,
-            expected="a name of its own for each class",
+            expected="a distinct name for each class",
             got=f"{twice!r} twice",
             hint="give the classes other names",
         )

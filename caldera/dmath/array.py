@@ -148,7 +148,7 @@ class Array(Expr):
                 "dm.Array.eval",
                 expected="no inputs",
                 got=", ".join(feeds),
-                hint="make arrays of them with dm.array",
+                hint="convert them with dm.array",
             )
         return evaluate([self])[0]
 
@@ -226,10 +226,10 @@ class Array(Expr):
 
     T = property(_method(np.transpose, "The transpose."))
     real = property(_method(np.real, "The real parts; real numbers are their own."))
-    imag = property(_method(np.imag, "The imaginary parts; those of real numbers are 0."))
+    imag = property(_method(np.imag, "Return the imaginary parts, which are 0 for real numbers."))
     ravel = _method(np.ravel, "The elements along one axis.")
-    sum = _method(np.sum, "The sum over axes, or over all of them.")
-    mean = _method(np.mean, "The mean over axes, or over all of them.")
+    sum = _method(np.sum, "Return the sum over axes, by default over all.")
+    mean = _method(np.mean, "Return the mean over axes, by default over all.")
     max = _method(np.max, "The largest element along axes.")
     min = _method(np.min, "The smallest element along axes.")
     prod = _method(np.prod, "The product over axes.")
@@ -361,7 +361,7 @@ def checked_ranks(ranks: Iterable[int]) -> tuple[int, ...]:
             "dmath",
             expected=f"one or more ranks from 0 to {there - 1}",
             got=str(own),
-            hint="dm.connect says how many there are",
+            hint="dm.connect returns a session with the number of ranks",
         )
     return own
 

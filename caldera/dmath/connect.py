@@ -77,7 +77,7 @@ def connect(
         there, wish = ("", "") if device is None else (f" on {before.device}", f" on {device}")
         raise ConfigError.build(
             "dm.connect",
-            expected=f"no open session, or one of as many ranks{wish}",
+            expected=f"no open session, or a session with the same number of ranks{wish}",
             got=f"one of {before.ranks} ranks{there} and the wish for {wanted}{wish}",
             hint="dm.disconnect() ends it, and its arrays with it",
         )
@@ -107,7 +107,7 @@ def _place(on: Any, interface: str | None, threads: int | None, started: int) ->
     if on is None:
         if interface is not None:
             raise ConfigError.build(
-                "dm.connect", expected="interface= with on=", got=f"interface={interface!r} alone"
+                "dm.connect", expected="interface= with on=", got=f"only interface={interface!r}"
             )
         return None
     if threads is not None or started > 1:

@@ -258,7 +258,7 @@ def from_pandas(frame: Any, layout: Where = None, dtype: Any = None) -> Array:
             "dm.from_pandas",
             expected="columns of numbers",
             got="others in " + ", ".join(wrong),
-            hint="leave them out, or make numbers of them with pandas.get_dummies",
+            hint="leave them out, or convert them to numbers with pandas.get_dummies",
         )
     found = np.result_type(*numbers.values()) if numbers else np.dtype(np.float64)
     wanted = canonical(found if dtype is None else dtype)
@@ -272,7 +272,7 @@ def from_pandas(frame: Any, layout: Where = None, dtype: Any = None) -> Array:
                 "dm.from_pandas",
                 expected=f"numbers that are {wanted.name}",
                 got=str(error),
-                hint="fill or drop what is missing, or give dtype='float64'",
+                hint="fill or drop missing values, or pass dtype='float64'",
             ) from None
 
     shape = tuple(frame.shape)

@@ -49,13 +49,13 @@ def save(path: PathLike, arrays: Array | Mapping[str, Array]) -> None:
             "dm.save",
             expected="one array for an npy file",
             got=f"{len(named)} arrays",
-            hint="a folder has any number of them",
+            hint="save several arrays in a folder",
         )
     for name, each in named.items():
         if not isinstance(name, str) or not isinstance(each, Array):
             raise ConfigError.build(
                 "dm.save",
-                expected="an array of dmath, or a dict of them by name",
+                expected="an array of dmath, or a dict of arrays by name",
                 got=f"{type(each).__name__} under the name {name!r}",
                 hint="dm.array makes one",
             )

@@ -115,7 +115,7 @@ class PlaceTeam(SocketTeam):
             "dm.connect",
             expected=f"{self.workers} workers to start",
             got=first + others,
-            hint="" if " raised " in first else "what they have printed says why",
+            hint="" if " raised " in first else "their output shows the reason",
         )
 
 

@@ -250,7 +250,7 @@ class Session(ABC):
             raise ConfigError.build(
                 "dmath",
                 expected="a session that is open",
-                got="an array of one that has ended" if handle else "one that has ended",
+                got="an array of an ended session" if handle else "one that has ended",
                 hint="call dm.connect and make the arrays again, or load them from a file",
             )
         if other is not self:

@@ -259,7 +259,7 @@ def _part_in(path: Path, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]
             f"dm.load {path.name}",
             expected=f"a part {name!r} of {expected} {kind.name}",
             got=got,
-            hint="the file is not the one that the index was written with",
+            hint="the file and the index were not written together",
         )
     # Files of older versions have none.
     sums = load_safetensors_metadata(path)

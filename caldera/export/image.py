@@ -216,7 +216,7 @@ class _Binding:
                 return laid_out(np.ascontiguousarray(array), symbol.spec.shape, root.spec.order)
             number = 1 + self._symbols.index(symbol)
             return self._reserved.array(number, 0, symbol.spec, root.spec.order)
-        assert isinstance(root.key, tuple), "a plan on the host keeps nothing elsewhere"
+        assert isinstance(root.key, tuple), "a plan on the host has all buffers in host memory"
         number = root.key[1]
         spec = self._outputs[number]
         found = self._reserved.array(1 + len(self._symbols) + number, 0, spec, spec.order)

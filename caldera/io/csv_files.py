@@ -250,12 +250,12 @@ def way_out(text: str, leave_out: str = "columns=") -> str:
     """Return a hint for a field without a number; `leave_out` is the option to skip columns.
 
     >>> way_out("1,250.5")
-    'write numbers with a point for the fraction, and nothing between thousands'
+    'write numbers with a decimal point and without thousands separators'
     """
     if not text.strip():
         return "fill it in, or leave the line out"
     if has_grouped_digits(text):
-        return "write numbers with a point for the fraction, and nothing between thousands"
+        return "write numbers with a decimal point and without thousands separators"
     return f"leave the column out with {leave_out}, or turn it into numbers first"
 
 
@@ -274,7 +274,7 @@ def _refuse_complex(dtype: DType, where: str) -> None:
             where,
             expected="real numbers in a CSV file",
             got=str(dtype),
-            hint="have the two parts in columns of their own, or use save_npy and load_npy",
+            hint="store the two parts in separate columns, or use save_npy and load_npy",
         )
 
 

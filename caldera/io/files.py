@@ -195,7 +195,7 @@ def _reason(path: Path, error: OSError) -> str:
     if isinstance(error, FileNotFoundError):
         if not path.parent.exists():
             return f"no folder {path.parent}"
-        return "nothing there; check the name and the folder"
+        return "no such file; check the name and the folder"
     if isinstance(error, IsADirectoryError):
         return "a folder"
     return str(error.strerror)

@@ -137,7 +137,7 @@ class Bordered(Layer):
         require(
             pairs and all(len(pair) == 2 and all(map(_is_width, pair)) for pair in pairs),
             type(self).__name__,
-            "widths= a whole number of at least 0, or a list of one or a pair for each axis",
+            "widths= an integer >= 0, or a list with an integer or a pair for each axis",
             shown(self.widths),
         )
 

@@ -350,7 +350,7 @@ class TransformerDecoderBlock(TransformerBlock):
         memory_mask: Expr | None = None,
     ) -> Any:
         if memory is None:
-            raise self.refuse("a sequence and a memory", "a sequence alone")
+            raise self.refuse("a sequence and a memory", "only a sequence")
         x = x + self.drop3(self.attention(self.norm1(x), mask=mask))
         y = self._rest(x, self.cross(self.norm3(x), memory, mask=memory_mask))
         return (y, mask) if self.return_mask and mask is not None else y

@@ -182,7 +182,7 @@ class Input(Layer):
             fits,
             f"samples of shape {shape_text(self.shape)}",
             f"{x.shape[1:]}",
-            "the first axis is that of the samples",
+            "the first axis is the sample axis",
         )
         if self.layout == "NHWC":
             x = op.transpose(x, (0, 3, 1, 2))
@@ -346,7 +346,7 @@ def check_layers(where: str, parts: Any) -> tuple[Layer, ...]:
         require(
             not layer.name or found.setdefault(layer.name, layer) is layer,
             where,
-            "a name of its own for every layer",
+            "a distinct name for every layer",
             f"two named {layer.name!r}",
         )
     return tuple(parts)

@@ -49,7 +49,7 @@ class Recurrence(Layer):
         check_counts(type(self).__name__, units=self.units)
 
     def build(self, x: Expr, *state: Any) -> None:
-        self.require(x.ndim == 2, "samples (N, C) of one step", f"shape {x.shape}")
+        self.require(x.ndim == 2, "samples (N, C) of a single step", f"shape {x.shape}")
         self._weights = [self._direction(x.shape[-1], "")]
 
     def _direction(self, channels: int, suffix: str) -> Weights:
@@ -93,7 +93,7 @@ class Recurrence(Layer):
             [each.shape for each in given] == [(count, self.units)] * wanted,
             f"a state of {wanted} x {(count, self.units)}",
             ", ".join(str(each.shape) for each in given),
-            "states are passed on as the layer gives them",
+            "pass states as the layer returns them",
         )
         return given
 

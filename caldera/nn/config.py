@@ -110,7 +110,7 @@ def _layer_from_config(config: Any, shared: dict[int, Layer], depth: int) -> Lay
     if config["layer"] == "shared":
         if settings or not isinstance(number, int) or number not in shared:
             raise ConfigError.build(
-                "shared layer", expected="the number of a layer that came before", got=repr(number)
+                "shared layer", expected="the index of a preceding layer", got=repr(number)
             )
         return shared[number]
     kind = layers[config["layer"]]

@@ -69,7 +69,7 @@ class CTCLoss(ClassLoss):
                 "CTCLoss",
                 expected="to know the length that labels are padded to",
                 got="nothing",
-                hint="say loss=nn.CTCLoss(labels=...), or train first: fit sees it by itself",
+                hint="pass loss=nn.CTCLoss(labels=...), or train first: fit infers it",
             )
         return (prediction_shape[0], self.labels + self.lengths), int64
 
@@ -106,9 +106,9 @@ class CTCLoss(ClassLoss):
             sample = int(np.argmax((frames < 0) | (frames > most)))
             raise DataError.build(
                 "targets for CTCLoss",
-                expected=f"lengths from 0 to {most}, the frames that the network gives",
+                expected=f"lengths from 0 to {most}, the number of frames that the network outputs",
                 got=f"{frames[sample]} in sample {sample}",
-                hint="lengths are those of the outputs: a network with strides gives fewer frames",
+                hint="pass the lengths of the outputs: a network with strides outputs fewer frames",
             )
         needed = np.array([ctc_frames(row[row >= 0]) for row in targets], np.int64)
         if not self.zero_infinity and (needed > frames).any():

@@ -244,7 +244,7 @@ class Layer(ABC):
         if name in now.metrics:
             raise ConfigError.build(
                 where,
-                expected="a name of its own for each metric",
+                expected="a distinct name for each metric",
                 got=f"{name!r} twice",
                 hint=f"call it {where}/{name}, where a layer is used several times",
             )

@@ -24,7 +24,7 @@ class Merging(Layer):
         for other in others:
             if other is None or not self._fits(first.shape, other.shape):
                 got = "None" if other is None else f"{other.shape}"
-                raise self.refuse(f"inputs of one shape, {first.shape}", got)
+                raise self.refuse(f"inputs of the same shape, {first.shape}", got)
         return reduce(type(self).merge, others, first)
 
     def _fits(self, first: tuple[int, ...], other: tuple[int, ...]) -> bool:
@@ -139,7 +139,7 @@ class Dot(Layer):
 
     def forward(self, a: Expr, b: Expr) -> Expr:
         got = "None" if b is None else f"{b.shape}"
-        self.require(got == f"{a.shape}", f"inputs of one shape, {a.shape}", got)
+        self.require(got == f"{a.shape}", f"inputs of the same shape, {a.shape}", got)
         if self.normalise:
             a, b = unit_length(a, self.axis), unit_length(b, self.axis)
         return op.sum(a * b, axis=self.axis)

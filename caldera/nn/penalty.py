@@ -30,7 +30,7 @@ def gradient_penalty(function: Callable[[Expr], Expr], x: Any, *, norm: float | 
     if not given.ndim or not value.ndim or value.shape[0] != given.shape[0]:
         raise ShapeError.build(
             "gradient_penalty",
-            expected=f"a function of samples, {given.shape[:1]} of them",
+            expected=f"a function of samples, with a first axis of {given.shape[:1]}",
             got=f"values of shape {value.shape}",
         )
     slope = op.grad(op.sum(value), given)

@@ -46,7 +46,7 @@ class Rescale(Layer):
             if given.ndim > 1 or given.dtype.kind not in "iuf" or not np.isfinite(given).all():
                 raise ConfigError.build(
                     "Rescale",
-                    expected=f"{name}= a finite number, or a list of them",
+                    expected=f"{name}= a finite number, or a list of finite numbers",
                     got=repr(getattr(self, name))[:80],
                 )
             setattr(self, name, given.astype(float).tolist())
@@ -129,9 +129,9 @@ class ColumnEmbedding(Layer):
         if sorted(ends) != ends or any(start >= stop for start, stop in self.spans):
             raise ConfigError.build(
                 "ColumnEmbedding",
-                expected="spans of features, one after the other",
+                expected="spans of features, ordered and without overlap",
                 got=repr(self.spans)[:80],
-                hint="as in [(0, 3), (5, 9)]",
+                hint="for example [(0, 3), (5, 9)]",
             )
 
     def build(self, x: Expr) -> None:
@@ -216,7 +216,7 @@ class NumberEmbedding(Layer):
                 "NumberEmbedding",
                 expected="edges= two or more ascending numbers for each number of a row",
                 got=repr(self.edges)[:80],
-                hint="as in [[0.0, 1.0, 4.0], [0.0, 1.0]]",
+                hint="for example [[0.0, 1.0, 4.0], [0.0, 1.0]]",
             )
         places = range(len(self.edges)) if self.columns is None else self.columns
         self.columns = [int(each) for each in places]

@@ -55,13 +55,13 @@ class Recurrent(Recurrence):
         require(
             not self.return_mask or self.return_sequences,
             here,
-            "a mask to go with sequences",
+            "a mask together with sequences",
             "return_mask without return_sequences",
         )
         require(
             not (self.return_mask and self.return_state),
             here,
-            "a mask or states beside the result",
+            "a mask or states in addition to the result",
             "return_mask and return_state",
         )
         within(here, "stateful", self.stateful, 0, 1 << 20)
@@ -103,7 +103,7 @@ class Recurrent(Recurrence):
             not kept or len(x) == self.stateful,
             f"batches of {self.stateful} sequences, of which the states are kept",
             f"shape {x.shape}",
-            f"set batch_size={self.stateful}, and a multiple of it as the number of sequences",
+            f"set batch_size={self.stateful}, and train on a multiple of this number of sequences",
         )
         given = [now.latest(each) for each in kept] if state is None else state
         first = self.first_states(given, len(x))

@@ -219,7 +219,7 @@ def as_input(value: Any, dtype: Any) -> Expr | None:
     if isinstance(value, list | tuple) and any(isinstance(each, Expr) for each in value):
         raise ConfigError.build(
             "layer",
-            expected="each input as an argument of its own",
+            expected="each input as a separate argument",
             got=f"a {type(value).__name__} of {len(value)}",
             hint="call layer(a, b)",
         )

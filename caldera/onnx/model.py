@@ -168,7 +168,7 @@ class ImportedModel(Model):
                 if not asked or any(each.role != "variable" for each in needed.symbols):
                     raise ConfigError.build(
                         "onnx load",
-                        expected="a model whose shapes do not depend on what is fed",
+                        expected="a model whose shapes do not depend on input values",
                         got=str(needed),
                         hint="run it with caldera.onnx.Backend",
                     ) from None

@@ -168,7 +168,7 @@ def report(outcomes: Sequence[TestResult], title: str) -> str:
         some = sum(bool(each.in_numpy) for each in passed)
         lines += [
             f"  {some:5} of all with an operator that NumPy computes ({len(in_numpy)} operators)",
-            "of the tests of operators that are written with Caldera's ops alone, "
+            "of the tests of operators that use only Caldera's ops, "
             f"{sum(each.has_passed for each in ours)} of {len(ours)} pass",
         ]
     failed = [each for each in outcomes if not each.has_passed]

@@ -169,7 +169,9 @@ def cond(
         yes, no = lift_all(*pair)
         if yes.shape != no.shape:
             raise ShapeError.build(
-                where, expected="results of one shape", got=f"{describe(yes)} and {describe(no)}"
+                where,
+                expected="results of the same shape",
+                got=f"{describe(yes)} and {describe(no)}",
             )
         chosen.append(choose(truth, yes, no))
     return like_structure(first, iter(chosen))
@@ -251,7 +253,7 @@ def _held(where: str, going: Node, value: Any, old: Node) -> Node:
     if new.spec != old.spec:
         raise ShapeError.build(
             where,
-            expected=f"a body that gives back its carry as {old.spec}",
+            expected=f"a body that returns its carry as {old.spec}",
             got=describe(new),
             hint="cast or reshape the carry inside the body",
         )
@@ -317,7 +319,7 @@ def _length(where: str, sequences: Sequence[Node], length: int | None) -> int:
         shapes = ", ".join(describe(node) for node in sequences) or "none"
         raise ShapeError.build(
             where,
-            expected="one number of steps: sequences of one length, or length=",
+            expected="a common number of steps: sequences of equal length, or length=",
             got=f"sequences {shapes} and length={length}",
         )
     return lengths.pop()

@@ -104,5 +104,5 @@ def _check_closed(where: str, results: list[Node], arguments: list[Node]) -> Non
             where,
             expected="a function that reads variables as inputs",
             got=describe(read),
-            hint="pass it as an input, or take op.stop_gradient of it",
+            hint="pass it as an input, or apply op.stop_gradient to it",
         )

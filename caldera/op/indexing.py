@@ -196,7 +196,7 @@ def aligned(x: Node, indices: Node, axis: int, name: str) -> tuple[Node, Node, i
     if len(x.shape) != len(indices.shape):
         raise ShapeError.build(
             f"op.{name}",
-            expected=f"indices with as many axes as x, {len(x.shape)}",
+            expected=f"indices with {len(x.shape)} axes, like x",
             got=f"shape {indices.shape}",
             hint="use op.gather to read the same positions everywhere",
         )

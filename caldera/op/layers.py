@@ -218,7 +218,7 @@ def batch_norm(
     """
     if (mean is None) != (variance is None):
         raise ConfigError.build(
-            location("batch_norm"), expected="mean and variance, or neither", got="one of them"
+            location("batch_norm"), expected="mean and variance, or neither", got="exactly one"
         )
     given = (scale, shift) if mean is None else (scale, shift, mean, variance)
     nodes = _with_parameters(x, *given)

@@ -299,7 +299,7 @@ def diagonal_matrix(x: Any) -> Expr:
     node = lift(x)
     if not node.shape:
         raise ShapeError.build(
-            "op.diagonal_matrix", expected="a vector, or a batch of them", got=describe(node)
+            "op.diagonal_matrix", expected="a vector, or a batch of vectors", got=describe(node)
         )
     return Expr(linalg.diagonal_matrix(node))
 
@@ -325,7 +325,7 @@ def _matrix(x: Any, where: str) -> Node:
     if len(node.shape) < 2:
         raise ShapeError.build(
             where,
-            expected="a matrix, or a batch of them: shape (..., rows, columns)",
+            expected="a matrix, or a batch of matrices: shape (..., rows, columns)",
             got=describe(node),
         )
     return node

@@ -217,7 +217,7 @@ def _check_shapes(predictions: Node, targets: Node, name: str) -> None:
             location(name),
             expected="targets in the shape of the predictions",
             got=f"{describe(predictions)} and {describe(targets)}",
-            hint="reshape one of them",
+            hint="reshape one operand",
         )
 
 

@@ -120,7 +120,7 @@ def moveaxis(x: Any, source: Sizes, target: Sizes) -> Expr:
     taken, places = ([normalise_axis(axis, rank, where) for axis in each] for each in given)
     if not len(taken) == len(places) == len(set(taken)) == len(set(places)):
         raise ShapeError.build(
-            where, expected="as many places as axes, and each once", got=f"{source} and {target}"
+            where, expected="a permutation of the axes", got=f"{source} and {target}"
         )
     order = [axis for axis in range(rank) if axis not in taken]
     for position, axis in sorted(zip(places, taken, strict=True)):
@@ -203,7 +203,7 @@ def stack(parts: Sequence[Any], axis: int = 0) -> Expr:
     where = place("stack", *nodes)
     if any(node.shape != first for node in nodes):
         shapes = ", ".join(str(node.shape) for node in nodes)
-        raise ShapeError.build(where, expected="parts of one shape", got=shapes)
+        raise ShapeError.build(where, expected="parts of the same shape", got=shapes)
     which = normalise_axis(axis, len(first) + 1, where)
     shape = (*first[:which], 1, *first[which:])
     return Expr(moves.concat(tuple(base.reshape(node, shape) for node in nodes), which))

@@ -297,7 +297,7 @@ def _summed_axes(left: Node, right: Node, axes: int | Sequence[Any]) -> tuple[Ax
     else:
         given = [tuple(as_list(each)) for each in axes]
         if len(given) != 2 or len(given[0]) != len(given[1]):
-            expected = "axes= a number, or as many axes of a as of b"
+            expected = "axes= a number, or equally many axes of a and b"
             raise ShapeError.build(where, expected=expected, got=repr(axes))
         first, second = (
             tuple(normalise_axis(axis, rank, where) for axis in each)
@@ -380,7 +380,7 @@ def cdist(a: Any, b: Any, order: float = 2) -> Expr:
     if min(len(left.shape), len(right.shape)) < 2 or left.shape[-1] != right.shape[-1]:
         raise ShapeError.build(
             place("cdist", left, right),
-            expected="rows of one length: (..., m, d) and (..., n, d)",
+            expected="rows of equal length: (..., m, d) and (..., n, d)",
             got=f"{left.shape} and {right.shape}",
         )
     *batch, rows, length = left.shape

@@ -118,7 +118,7 @@ def associative_scan(
     lengths = {node.shape[at] for node, at in zip(nodes, axes, strict=True)}
     if len(set(axes)) != 1 or len(lengths) != 1:
         got = ", ".join(map(describe, nodes)) or "none"
-        raise ShapeError.build(where, expected=f"values of one length along axis {axis}", got=got)
+        raise ShapeError.build(where, expected=f"values of equal length along axis {axis}", got=got)
     which = axes[0]
     ends = (which,) if reverse else ()
 

@@ -104,7 +104,7 @@ class LBFGS(Optimizer):
     def update(
         self, parameter: Expr, gradient: Expr, state: State, rate: Expr, step: Expr
     ) -> tuple[Expr, State]:
-        raise NotImplementedError("its steps are those of all parameters at once")
+        raise NotImplementedError("each step updates all parameters together")
 
     def _state_of(self, variable: Variable) -> dict[str, Variable]:
         return self.state.setdefault(variable, {})

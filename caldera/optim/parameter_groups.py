@@ -46,7 +46,7 @@ class Group(Configurable):
         require(
             all(isinstance(each, str | Variable) for each in self._matches()),
             "Group",
-            "match= a name pattern, a variable or a list of them",
+            "match= a name pattern, a variable or a list",
             repr(self.match),
         )
         require(

@@ -159,7 +159,7 @@ def check_sharded_update(where: str, given: Sequence[Expr], results: Sequence[Ex
         if node.shape != given[0].shape and not is_added_up:
             raise ConfigError.build(
                 where,
-                expected="a rule for each element by itself, where ranks have parts",
+                expected="an element-wise rule, where ranks store parts of parameters",
                 got=f"op.{node.op.name} of a part of {given[0]!r}",
                 hint="use optim.total and optim.length, or parallel.DataParallel",
             )

@@ -121,7 +121,7 @@ class OptimizerState(Adjustable):
         require(
             self.follows_rate or self._step is None,
             type(self).__name__,
-            "the learning rate to stay: it is the size of the first step alone",
+            "an unchanged learning rate: it sets only the size of the first step",
             f"learning_rate = {given}",
             f"write model.optimizer = optim.{type(self).__name__}({given})",
         )

@@ -10,7 +10,7 @@ Without `parallel=`, a program that was started by `mpiexec`, `srun` or `caldera
 | `DataParallel()` | one process on the whole batch, but for rounding | everything | 2 S (n-1)/n |
 | `DataParallel(factors=True)` | the same | everything | less, where batches are small |
 | `DataParallel(shards=k)` | itself on any number of ranks, to the bit | everything | that or more |
-| `Sharded(1)` | one process, but for rounding | 1/n of what the optimizer keeps | 2 S (n-1)/n |
+| `Sharded(1)` | one process, but for rounding | 1/n of the optimizer state | 2 S (n-1)/n |
 | `Sharded(2)` | the same | and 1/n of the gradients | 2 S (n-1)/n |
 | `Sharded(3)` | the same | and 1/n of the parameters | 3 S (n-1)/n |
 | `TensorParallel()` | the same | 1/n of the layers that are split | activations, each way |

@@ -343,7 +343,7 @@ class _Released:
     def __getattr__(self, attribute: str) -> NoReturn:
         raise ConfigError.build(
             f"variable {self._name}",
-            expected="to be asked for between epochs",
-            got="while ranks have only parts of it",
-            hint="look at it in epoch_begins or epoch_ends, where the model is whole",
+            expected="access between epochs",
+            got="access while each rank stores only a part",
+            hint="read it in epoch_begins or epoch_ends, where the model is complete",
         )

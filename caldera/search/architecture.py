@@ -134,7 +134,7 @@ def repeat(part: Any, least: int, most: int) -> Repeat:
     whole_number(most, "most", max(least, 1), "repeat")
     if not isinstance(part, Dimension | SpaceNode | Mapping):
         raise ConfigError.build(
-            "repeat", expected="a dimension or a dict of them", got=repr(part)[:80]
+            "repeat", expected="a dimension or a dict of dimensions", got=repr(part)[:80]
         )
     if isinstance(part, Mapping):
         check_parameters(part, "repeat ")
@@ -213,7 +213,7 @@ def hierarchy(
     names = _operation_names(operations, "hierarchy")
     if NONE in names:
         raise ConfigError.build(
-            "hierarchy", expected=f"operations; {NONE!r} is there by itself", got=repr(names)
+            "hierarchy", expected=f"operations; {NONE!r} is always included", got=repr(names)
         )
     found = tuple((int(motifs), int(nodes)) for motifs, nodes in levels)
     if not found or found[-1][0] != 1 or any(m < 1 or n < 2 for m, n in found):
@@ -239,7 +239,7 @@ def make_cell(value: Sequence[Any], operations: Operations, output: str = "last"
     """
     if not _is_cell(value) and not _is_hierarchy(value):
         raise ConfigError.build(
-            "make_cell", expected="what search.cell or search.hierarchy chose", got=shown(value)
+            "make_cell", expected="a choice of search.cell or search.hierarchy", got=shown(value)
         )
     if _is_cell(value):
         sources = [each["sources"] for each in value]

@@ -384,7 +384,9 @@ def choice(values: Sequence[Any] | Mapping[Any, Any]) -> Choice:
     """
     if isinstance(values, str) or not isinstance(values, Mapping | Sequence | range | np.ndarray):
         raise ConfigError.build(
-            "choice", expected="a list of values, or a dict of what each opens", got=repr(values)
+            "choice",
+            expected="a list of values, or a dict of values and their dimensions",
+            got=repr(values),
         )
     if not len(values):
         raise ConfigError.build("choice", expected="at least one value", got="none")
@@ -397,7 +399,9 @@ def choice(values: Sequence[Any] | Mapping[Any, Any]) -> Choice:
     for label, opened in zip(made.labels, values.values(), strict=True):
         if opened is not None and not isinstance(opened, Mapping):
             raise ConfigError.build(
-                "choice", expected=f"a dict of what {label!r} opens, or None", got=repr(opened)
+                "choice",
+                expected=f"a dict of the dimensions of {label!r}, or None",
+                got=repr(opened),
             )
         made.opens[str(label)] = dict(opened or {})
     return made

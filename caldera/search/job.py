@@ -295,7 +295,7 @@ class _Recorder:
     def outcome(self) -> TrialResult:
         """Return the result of a trial that ran to its end."""
         if not self.curve:
-            reason = self.violations[0] if self.violations else "it reported nothing"
+            reason = self.violations[0] if self.violations else "it sent no report"
             return self._over(STOPPED if self.violations else FAILED, reason, None)
         values = list(self.job.objective.values(self.curve))
         named = zip(self.job.objective.names(), values, strict=True)

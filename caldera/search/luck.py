@@ -68,14 +68,15 @@ class Luck:
 
     def __str__(self) -> str:
         text = (
-            f"best of {self.trials} trials {self.best:.4g}; as many random trials would be expected"
-            f" to reach {self.expected:.4g} (9 in 10 times {self.low:.4g} to {self.high:.4g})"
+            f"best of {self.trials} trials {self.best:.4g}; the same number of random trials is "
+            f"expected to reach {self.expected:.4g} (9 in 10 times {self.low:.4g} to "
+            f"{self.high:.4g})"
         )
         if self.optimism is None:
             return text
         return (
-            f"{text}; about {self.optimism:.2g} of it is likely luck of measuring "
-            f"(one standard deviation is {self.noise:.2g}): expect {self.honest:.4g} on new data"
+            f"{text}; about {self.optimism:.2g} is likely measurement luck (one standard "
+            f"deviation is {self.noise:.2g}): expect {self.honest:.4g} on new data"
         )
 
 
@@ -88,7 +89,7 @@ def luck(
     a on n samples it is sqrt(a * (1 - a) / n), see `accuracy_noise`.
 
     >>> print(luck([0.90, 0.95, 0.93, 0.94]))
-    best of 4 trials 0.95; as many random trials would be expected to reach 0.9503 ...
+    best of 4 trials 0.95; the same number of random trials is expected to reach 0.9503 ...
     >>> luck([0.90, 0.95, 0.93, 0.94], noise=0.01).honest < 0.95
     True
     """

@@ -115,8 +115,8 @@ class Method(Configurable):
             "search.run",
             expected="method= one that proposes trials",
             got=f"{type(self).__name__}, which has no `ask`",
-            hint="what only stops trials goes beside one that proposes them, as in "
-            "method='random', stop='asha'; a method of your own writes `ask`",
+            hint="combine a stopping rule with a method that proposes trials, for example "
+            "method='random', stop='asha'; a custom method defines `ask`",
         )
 
     def tell(self, trial: Trial) -> None:

@@ -102,7 +102,7 @@ def _top(overview: Overview) -> Iterator[Safe]:
     if counts[RUNNING] or counts[WAITING]:
         left = counts[RUNNING] + counts[WAITING]
         of = f"{left} of {len(overview.trials)} trials are not over"
-        text = f"{of}: the search goes on, or ended early."
+        text = f"{of}: the search is running, or stopped early."
         yield tag("div", text, class_="card note")
     yield tiles(_tiles(overview, counts))
 
@@ -160,11 +160,11 @@ def _best(overview: Overview) -> Safe:
     cards = [
         card("Parameters", facts(parameters)),
         card("Values", facts(reported | values)),
-        card("How it was made", facts(made), note="The seed and the parameters make it again."),
+        card("Method", facts(made), note="The seed and the parameters make it again."),
     ]
     if overview.study.test:
         shown = {name: f"{value:.6g}" for name, value in overview.study.test.items()}
-        note = "Looked at once, after the choice."
+        note = "Evaluated once, after the choice."
         cards.append(card("On the test data", facts(shown), note=note))
     chosen = tag("div", *cards, class_="masonry")
     return section("best", "The best trial", chosen, *network_cards(overview.study, best))
@@ -184,32 +184,32 @@ def _luck(overview: Overview) -> Safe:
     if found is None:
         several = len(overview.names) > 1
         why = "several objectives have no single best" if several else "too few trials"
-        return section("luck", "How much of it is luck?", note=f"Not estimated: {why}.")
+        return section("luck", "Effect of luck", note=f"Not estimated: {why}.")
     gain = found.drawn
     side = "better" if gain >= 0 else "worse"
     words = [
-        f"The best of {found.trials} trials with a value reached {found.best:.5g}. If as many "
-        "trials were drawn at random again, as these were spread, their best would be expected at "
+        f"The best of {found.trials} trials with a value reached {found.best:.5g}. The best of "
+        "the same number of random trials with this spread is expected at "
         f"{found.expected:.5g}, and nine times in ten between {found.low:.5g} and "
-        f"{found.high:.5g}: this study did {abs(gain):.2g} {side} than that.",
+        f"{found.high:.5g}: this study is {abs(gain):.2g} {side}.",
     ]
     if found.optimism is not None:
         words.append(
             f"A value is measured with a standard deviation of about {found.noise:.2g}, and the "
-            f"best of many is the one whose error was kind: about {found.optimism:.2g} of it is "
-            f"likely luck. Expect {found.honest:.5g} on data that chose nothing."
+            f"best of many trials has a favourable error: about {found.optimism:.2g} is likely "
+            f"luck. Expect {found.honest:.5g} on data not used for selection."
         )
     else:
         words.append(
-            "How exactly a value was measured is not known, so the part that is luck of measuring "
-            "is not estimated; objectives with seeds= or folds= make it smaller."
+            "The measurement error of a value is unknown, so its share of the result is not "
+            "estimated; objectives with seeds= or folds= reduce it."
         )
     rows = [tag("p", text) for text in words]
     note = (
-        "Validation data chose among all trials, so the best value is too good to be true by some "
-        "amount; results on test data, looked at once, are not."
+        "Validation data chose among all trials, so the best value is too good to be true by "
+        "some amount; results on test data, evaluated once, are not."
     )
-    return section("luck", "How much of it is luck?", tag("div", *rows, class_="card"), note=note)
+    return section("luck", "Effect of luck", tag("div", *rows, class_="card"), note=note)
 
 
 # --- pictures
@@ -231,7 +231,7 @@ def _front(overview: Overview) -> Safe:
     charts = tag("div", *map(inline, front_charts(overview)), class_="columns")
     rows = [_row(overview, trial) for trial in overview.front]
     listed = folded(f"The {len(rows)} trials of the front", _table(overview, rows))
-    note = "No trial beats those of the front in all objectives at once."
+    note = "No trial is better than a trial of the front in every objective."
     return section("front", "Pareto front", charts, listed, note=note)
 
 
@@ -243,9 +243,9 @@ def _parameters(overview: Overview) -> Safe:
         parts.append(card("Importance", note=text))
     else:
         note = (
-            "By how much a forest of random trees tells the trials apart worse, in parts of the "
-            "variance of their ranks, when a parameter's values are shuffled; with two standard "
-            "errors. About the trials that were made, not about the whole space."
+            "Permutation importance in a random forest fitted to the trials: the loss of "
+            "explained variance of the ranks when a parameter's values are shuffled, with two "
+            "standard errors. It describes these trials, not the whole space."
         )
         parts.append(card("Importance", bars, note=note))
     picture = coordinates_picture(overview)
@@ -255,7 +255,7 @@ def _parameters(overview: Overview) -> Safe:
             note += f" The {MOST_AXES} most important of {len(overview.columns)} parameters."
         wide = scrolled(picture, "parallel coordinates")
         parts.append(card("Parallel coordinates", wide, note=note))
-    return section("parameters", "What it depends on", *parts)
+    return section("parameters", "Parameter importance", *parts)
 
 
 def _slices(overview: Overview) -> Safe:
@@ -282,7 +282,7 @@ def _trials(overview: Overview) -> Safe:
         for state, cost in spent.items()
         if counts[state]
     )
-    note = f"Every trial with its cost, also those that came to nothing. {costs}."
+    note = f"Every trial with its cost, failed trials included. {costs}."
     if len(overview.trials) > _MOST_ROWS:
         note += f" The first {_MOST_ROWS:,} of {len(overview.trials):,} are shown."
     return section("trials", "All trials", card("Trials", _table(overview, rows)), note=note)

@@ -47,7 +47,7 @@ class TrialData:
             if self._given.is_stream or len(self._given) < folds:
                 raise DataError.build(
                     "search",
-                    expected=f"at least {folds} samples for as many folds",
+                    expected=f"at least {folds} samples, one for each fold",
                     got="a stream" if self._given.is_stream else f"{len(self._given)}",
                 )
 

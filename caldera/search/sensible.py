@@ -72,7 +72,7 @@ def space_of(model: Any) -> Space:
     if not callable(model) or name not in RANGES:
         raise ConfigError.build(
             "space_of",
-            expected="a model, or a function of the zoo with ranges of its own",
+            expected="a model, or a function of the zoo with default ranges",
             got=repr(model)[:80],
             hint="known: " + ", ".join(RANGES),
         )
@@ -99,7 +99,7 @@ def build_like(model: Model) -> Callable[..., Model]:
             "build_like",
             expected="a NeuralNetwork, which is a list of layers",
             got=type(model).__name__,
-            hint="write a build function for a model of your own",
+            hint="write a build function for a custom model",
         )
     layers, settings = to_config(network)["layers"], settings_of(model)
     places, device = _places(model), model.device

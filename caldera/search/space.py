@@ -67,7 +67,7 @@ class Space:
                 "space",
                 expected="a dict from names to dimensions",
                 got=repr(parameters)[:200],
-                hint="as in {'learning_rate': search.log(1e-4, 1e-1)}",
+                hint="for example {'learning_rate': search.log(1e-4, 1e-1)}",
             )
         self.parameters = dict(parameters)
         check_parameters(self.parameters, "")
@@ -77,7 +77,7 @@ class Space:
                 "space",
                 expected="something to choose",
                 got="an empty space",
-                hint="as in {'learning_rate': search.log(1e-4, 1e-1)}",
+                hint="for example {'learning_rate': search.log(1e-4, 1e-1)}",
             )
 
     # --- walking
@@ -274,7 +274,7 @@ class Space:
         if missing:
             raise ConfigError.build(
                 f"space {missing[0]}",
-                expected=f"a dimension for what {where} needs",
+                expected=f"a dimension for each requirement of {where}",
                 got=", ".join(always) or "none of that name",
                 hint=f"give {missing[0]} a default, or add it to the space",
             )

@@ -171,8 +171,8 @@ class Journal:
             f"{self.path}, line {line}",
             expected=expected,
             got=got,
-            hint="the file is damaged there or shortly before; restore it from a copy, or remove "
-            "this line and all after it to go on with the trials before",
+            hint="the file is damaged there or shortly before; restore it from a copy, or "
+            "remove this line and all later lines to continue with the earlier trials",
         )
 
 
@@ -395,7 +395,7 @@ class _ExplainedStorage:
                     f"search storage {self._address}",
                     expected="a database that can be read and written",
                     got=said[:200],
-                    hint="what it has already remains; go on with the same study later",
+                    hint="its trials remain; continue the same study later",
                 ) from problem
 
         return call

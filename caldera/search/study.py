@@ -277,7 +277,7 @@ class Study:
         if self.job is None or self.job.samples is None:
             raise ConfigError.build(
                 "study",
-                expected="one that knows build and data",
+                expected="a study that stores build and data",
                 got="one that was only read",
                 hint="open it with search.run(build, space, data, folder=...)",
             )
@@ -364,7 +364,7 @@ def load(
         # Optuna replays the file, so that a damaged one can cause any exception.
         raise DataError.build(
             f"study in {place}",
-            expected="what a search wrote",
+            expected="files written by a search",
             got=f"{type(problem).__name__}: {problem}"[:200],
             hint="the file is damaged",
         ) from problem
@@ -402,7 +402,7 @@ class _Described(Objective):
             "study",
             expected="its objective",
             got="a study that was only read from its folder",
-            hint="search.run with the same folder and objective goes on with it",
+            hint="continue it with search.run, with the same folder and objective",
         )
 
 

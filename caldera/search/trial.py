@@ -164,10 +164,9 @@ class Trial:
         if self.make is None:
             raise ConfigError.build(
                 f"trial {self.number}",
-                expected="a study that knows build and data",
+                expected="a study that stores build and data",
                 got="one that was only read",
-                hint="open it with search.run(build, space, data, "
-                "folder=...), which goes on where it is",
+                hint="open it with search.run(build, space, data, folder=...), which continues it",
             )
         return self.make(self)
 

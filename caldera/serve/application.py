@@ -119,7 +119,9 @@ class Application:
         except Exception:
             _log.exception("%s %s", scope["method"], shown(path))
             answer = Answer.refused(
-                Refusal.build(500, "server", got="an error of its own", hint="its log says more")
+                Refusal.build(
+                    500, "server", got="an internal error", hint="its log has the details"
+                )
             )
         # Unknown paths are counted under a single name: clients must not create new ones.
         self.metrics.requests[(path if path in self._routes else "other", answer.status)] += 1

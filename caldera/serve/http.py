@@ -260,7 +260,7 @@ async def read_body(scope: Mapping[str, Any], receive: Receive, limits: Limits) 
         raise Refusal.build(
             408,
             "body",
-            expected=f"all of it within {limits.seconds:g} s",
+            expected=f"the whole request within {limits.seconds:g} s",
             got=f"{size} bytes",
             headers={"connection": "close"},
         ) from None

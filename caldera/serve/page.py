@@ -24,7 +24,7 @@ def page(contract: Contract) -> bytes:
         tag("p", _about(contract), class_="quiet"),
         tag(
             "div",
-            tag("section", *_form(contract), class_="card", aria_label="what goes in"),
+            tag("section", *_form(contract), class_="card", aria_label="input"),
             _result(),
             class_="columns",
         ),
@@ -70,8 +70,8 @@ def _about(contract: Contract) -> str:
         "array": f"Takes arrays of shape {list(contract.shape)}",
     }[contract.kind]
     if contract.classes:
-        return f"{takes}; says which of {len(contract.classes)} classes each belongs to."
-    return f"{takes}; gives {contract.target or 'values'}."
+        return f"{takes}; returns one of {len(contract.classes)} classes for each."
+    return f"{takes}; returns {contract.target or 'values'}."
 
 
 def _form(contract: Contract) -> list[Safe]:
@@ -188,8 +188,8 @@ def _result() -> Safe:
     return tag(
         "section",
         tag("h2", "Prediction"),
-        tag("p", "Nothing yet.", id="said", role="status"),
-        Safe('<canvas id="seen" hidden role="img" aria-label="what the model sees"></canvas>'),
+        tag("p", "No prediction yet.", id="said", role="status"),
+        Safe('<canvas id="seen" hidden role="img" aria-label="input image of the model"></canvas>'),
         tag("div", id="bars"),
         class_="card",
         aria_label="prediction",

@@ -108,7 +108,7 @@ class RequestReader:
             names = []
             widths = {len(each) if isinstance(each, list) else -1 for each in samples}
             if len(widths) != 1 or -1 in widths:
-                expected = "objects with the names of columns, or lists of one length"
+                expected = "objects with the names of columns, or lists of equal length"
                 raise self._unreadable("samples", expected, shown(samples))
             columns = [list(each) for each in zip(*samples, strict=True)]
             known = self._contract.schema.names if self._contract.schema is not None else ()
@@ -130,7 +130,7 @@ class RequestReader:
         places = schema.place(table.names, table.width, "samples").inputs
         x, notes = schema.encode(table, places)
         if notes and self._limits.strict:
-            expected = "rows like those that the model was trained on"
+            expected = "rows like the training rows of the model"
             raise Refusal.build(422, "samples", expected=expected, got="; ".join(notes))
         return Features(self._checked(x), notes)
 
@@ -177,7 +177,7 @@ class RequestReader:
                 raise Refusal.build(
                     422,
                     "row 0",
-                    expected="a name of its own for each column",
+                    expected="a distinct name for each column",
                     got=shown(list(table.names)),
                 )
             return self._encoded(table)

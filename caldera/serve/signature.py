@@ -47,7 +47,7 @@ class Contract:
                 "serve",
                 expected="a model with one input",
                 got=f"one with {len(inputs)}",
-                hint="join them in one array, and take it apart in the model's forward",
+                hint="join them in one array, and split it in the model's forward",
             )
         (shape, dtype) = inputs[0]
         if is_complex(canonical(dtype)):

@@ -163,7 +163,7 @@ class CalderaSearchCV(BaseSearchCV):
                 "CalderaSearchCV.resource",
                 expected="a parameter of the estimator that counts, with its value for a whole fit",
                 got=f"{self.resource!r}, which is {whole!r} in {type(self.estimator).__name__}",
-                hint="as in resource='n_estimators' or, in a pipeline, 'step__epochs'",
+                hint="for example resource='n_estimators' or, in a pipeline, 'step__epochs'",
             )
         if self.resource in search.Space(self.space).names()[1]:
             raise ConfigError.build(

@@ -56,7 +56,9 @@ def check_gradients(
     result = function(*arguments)
     several = result if isinstance(result, tuple | list) else (result,)
     if not all(isinstance(each, Expr) for each in several):
-        raise refusal("check_gradients", "function", "a function that gives expressions", function)
+        raise refusal(
+            "check_gradients", "function", "a function that returns expressions", function
+        )
     scalar = _projected([each for each in several if is_inexact(each.dtype)], seed=1)
     worst = _compare(scalar, variables, tolerance, "first")
     if order == 2:

@@ -101,7 +101,7 @@ def arrays(given: Sequence[Any], where: str = "predict") -> list[np.ndarray]:
 
     >>> arrays([[[1.0]], [[1.0], [2.0]]])
     Traceback (most recent call last):
-    caldera.errors.DataError: predict: expected inputs of as many samples each,
+    caldera.errors.DataError: predict: expected inputs with equal numbers of samples,
     got shapes (1, 1), (2, 1)
     """
     found = [real_array_of(each, where) for each in given]
@@ -109,7 +109,7 @@ def arrays(given: Sequence[Any], where: str = "predict") -> list[np.ndarray]:
     require(
         found and () not in shapes and len({shape[0] for shape in shapes}) == 1,
         where,
-        "inputs of as many samples each",
+        "inputs with equal numbers of samples",
         "shapes " + ", ".join(map(str, shapes)) if found else "none",
         "the first axis counts the samples" if () in shapes else "",
         DataError,

@@ -44,7 +44,7 @@ class LayerOptimizers(Optimizer):
         super().__init__()
 
     def update(self, *given: Any) -> Any:
-        raise NotImplementedError("each member updates the parameters of its own layer")
+        raise NotImplementedError("each optimizer updates the parameters of its layer")
 
     @property
     def changes(self) -> int:
@@ -263,7 +263,7 @@ class CustomModel(_AllInputs):
     def forward(self, *inputs: Any) -> Any:
         """Compute the result of `predict`; a subclass without it cannot predict."""
         raise self.refuse(
-            "a forward of its own",
+            "a model that defines forward",
             "none",
             "write def forward(self, x): return what predict shall give",
         )
@@ -297,7 +297,7 @@ class CustomModel(_AllInputs):
         classes and training on several processes are not supported.
         """
         where = type(self).__name__
-        require(world().size <= 1, where, "one process", f"{world().size} of them")
+        require(world().size <= 1, where, "one process", f"{world().size}")
         for name in ("parallel", "sample_weights", "class_weights"):
             require(
                 options.get(name) is None,
@@ -352,6 +352,6 @@ class CustomModel(_AllInputs):
                 where,
                 "a scalar for each loss, and no name 'seconds'",
                 f"{name}: {getattr(value, 'shape', value)!r}",
-                "take op.mean of it",
+                "apply op.mean to it",
             )
         return dict(found)

@@ -52,8 +52,8 @@ def joined(model: Model, data: Any, targets: Any, where: str) -> Any:
         not has_targets and (not is_indexed(data) or isinstance(data, list | tuple)),
         where,
         "data that have their targets, or arrays of inputs and of targets",
-        f"{type(data).__name__} and targets beside it",
-        "give the data alone; validation= takes others to validate with",
+        f"{type(data).__name__} and separate targets",
+        "pass only the data; validation= accepts separate validation data",
         error=DataError,
     )
     inputs = data if isinstance(data, tuple) else (data,)
@@ -144,9 +144,9 @@ def refuse_channels_last(model: Model, data: Pipeline) -> None:
     told = any(getattr(layer, "layout", "NCHW") == "NHWC" for layer in layers)
     if not told and any(isinstance(layer, Convolution) for layer in layers):
         warnings.warn(
-            f"fit: samples of shape {shape} look like images with the channels last; here the "
-            f"first axis is that of the channels, and there would be {shape[0]}. Begin the network "
-            f"with nn.Input({shape}, layout='NHWC'), or move them with np.moveaxis(x, -1, 1)",
+            f"fit: samples of shape {shape} look like channels-last images, but the first axis "
+            f"is the channel axis, here with {shape[0]} channels. Start the network with "
+            f"nn.Input({shape}, layout='NHWC'), or move them with np.moveaxis(x, -1, 1)",
             stacklevel=5,
         )
 
@@ -303,7 +303,7 @@ class Parts:
         require(
             len(train) and len(apart),
             "fit",
-            f"enough samples to hold out {validation:g} of them",
+            f"enough samples to hold out a part of {validation:g}",
             len(pipeline),
             error=DataError,
         )
@@ -354,7 +354,7 @@ def _check(data: Pipeline, part: float) -> None:
     require(
         not data.is_stream,
         "fit",
-        "samples that have numbers, to hold out some of them",
+        "indexable samples, to hold out a part",
         "a stream",
         "pass other data as validation",
         error=DataError,

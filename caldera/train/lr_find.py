@@ -122,7 +122,7 @@ def lr_find(
     if batch_size is not None:
         size = whole_number(batch_size, "batch_size", 1, "lr_find")
     pipeline = Pipeline.of(data)
-    require(not pipeline.is_stream, "lr_find", "data that can be asked for by number", "a stream")
+    require(not pipeline.is_stream, "lr_find", "indexable data", "a stream")
     given = model.optimizer
     optimizer = type(given)(**{**given.arguments(), "learning_rate": lowest})
     trial = dataclasses.replace(make_steps(model, pipeline), optimizer=optimizer)

@@ -233,8 +233,8 @@ class ModelSettings(Layer):
             self._where,
             expected="a learning rate that is given to the optimizer",
             got=f"learning_rate = {given!r}",
-            hint=f"write model.optimizer = optim.{kind}({given!r}), or model.optimizer."
-            f"learning_rate.assign({given!r}) to keep what it has learned",
+            hint=f"write model.optimizer = optim.{kind}({given!r}), or "
+            f"model.optimizer.learning_rate.assign({given!r}) to keep its state",
         )
 
     @property
@@ -250,7 +250,7 @@ class ModelSettings(Layer):
             self._where,
             "batch_size= a number or a rule for it",
             repr(given),
-            "as optim.GrowingBatch is one",
+            "such as optim.GrowingBatch",
         )
         size = int(rules[0].value) if rules else given
         self._batch_size = whole_number(size, "batch_size", 1, self._where)
@@ -362,7 +362,7 @@ def _optimizer(given: str | Optimizer, rate: float | optim.Schedule | None) -> O
             "optimizer",
             "the learning rate in one place",
             "an optimizer object and learning_rate=",
-            "give it to the optimizer alone",
+            "pass it only to the optimizer",
         )
         return given
     return optim.get(given) if rate is None else optim.get(given, learning_rate=rate)

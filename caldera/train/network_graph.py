@@ -51,7 +51,7 @@ class NetworkGraph(ModelSettings):
         if self._signature is None:
             raise ConfigError.build(
                 type(self).__name__,
-                expected="a model that knows its input shape",
+                expected="a model with a known input shape",
                 got="a new one",
                 hint="call build_for(x), fit or predict first, or start with nn.Input",
             )

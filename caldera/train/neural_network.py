@@ -69,7 +69,7 @@ class NeuralNetwork(Model):
                 "NeuralNetwork",
                 expected="a list of layers",
                 got=repr(layers),
-                hint="as in NeuralNetwork([nn.Input((4,)), nn.Dense(3)])",
+                hint="for example NeuralNetwork([nn.Input((4,)), nn.Dense(3)])",
             )
         self.network = Sequential(list(layers))
         _mark_channels_last(layers)

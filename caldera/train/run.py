@@ -171,7 +171,7 @@ class Run:
                 raise CommError.build(
                     "fit",
                     expected=f"rank {self.communicator.rank} of {self.communicator.size} to train "
-                    "with the others",
+                    "with the remaining ranks",
                     got=f"its end, by {left!r}",
                     hint="run.stop(reason) ends the run on all ranks",
                 ) from left

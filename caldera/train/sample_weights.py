@@ -54,8 +54,8 @@ class SampleWeights:
             given <= classes and (given >= classes or self.is_partial),
             "fit",
             f"class_weights for {classes} classes, 0 to {classes - 1}",
-            f"one for class {given - 1}" if self.is_partial else f"{given} of them",
-            "a dict such as {1: 5.0} has those that do not count once",
+            f"one for class {given - 1}" if self.is_partial else f"{given}",
+            "a dict such as {1: 5.0} lists only the weights other than 1",
             error=DataError,
         )
         require(
@@ -87,7 +87,7 @@ class SampleWeights:
                 "fit",
                 expected=f"labels from 0 to {len(self.by_class) - 1}, one for each weight",
                 got=f"label {labels[~known][0]}",
-                hint="give a weight for each class, or a dict of those that do not count once",
+                hint="pass a weight for each class, or a dict of the weights other than 1",
             )
         return np.where(known, self.by_class[np.where(known, labels, 0)], 1.0)
 
@@ -126,7 +126,7 @@ def _by_sample(given: Any, data: Pipeline) -> np.ndarray:
         "fit",
         "sample_weights of which some are above 0",
         "only 0",
-        "a sample of weight 0 counts for nothing",
+        "a sample of weight 0 is ignored",
         error=DataError,
     )
     return weights
@@ -155,7 +155,7 @@ def _by_label(given: Any, data: Pipeline) -> np.ndarray:
         "fit",
         "class_weights with each class once",
         repr(dict(given)),
-        "a class has a number and perhaps a name; give one of them",
+        "identify a class by its number or by its name",
         error=DataError,
     )
     require(labels, "fit", "class_weights= of a class", "an empty dict", error=DataError)
@@ -199,7 +199,7 @@ def _label(given: Any, data: Pipeline) -> int:
         expected="class_weights by the numbers of classes, from 0"
         + (f", or their names: {', '.join(names)}" if names else ""),
         got=repr(given),
-        hint=f"as in class_weights={{{(names or (1,))[0]!r}: 5.0}}",
+        hint=f"for example class_weights={{{(names or (1,))[0]!r}: 5.0}}",
     )
 
 

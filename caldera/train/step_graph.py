@@ -88,7 +88,7 @@ class TrainingObjective:
             "loss",
             "losses for " + ", ".join(outputs),
             ", ".join(unknown),
-            "name them after what forward gives back",
+            "use the names of the outputs of forward",
         )
         return {name: (loss, self.weights.get(name, 1.0)) for name, loss in self.losses.items()}
 
@@ -99,9 +99,9 @@ class TrainingObjective:
             require(
                 names.count(name) <= 1 and name != "loss",
                 "metrics",
-                "metrics that are reported under names of their own",
+                "metrics with distinct names",
                 ", ".join(names),
-                "give a metric of your own another name",
+                "rename the custom metric",
             )
         return [metric.for_task(self.task) for metric in metrics]
 
@@ -226,8 +226,8 @@ class StepGraph:
         require(
             not mixing,
             f"loss {getattr(loss.function, '__name__', 'function')}",
-            "a loss of each sample by itself, where a batch is computed in parts",
-            f"op.{mixing} over the samples of one part",
+            "a separate loss for each sample, where a batch is computed in parts",
+            f"op.{mixing} over the samples of a part",
             "train in one process, without micro-batches",
         )
 
@@ -241,7 +241,7 @@ class StepGraph:
             added.where,
             f"a scalar, or values for each of {self._count} samples",
             f"shape {values.shape}",
-            "their first axis is that of the samples",
+            "their first axis is the sample axis",
             error=ShapeError,
         )
         return mean_by_sample(values)
@@ -329,9 +329,9 @@ def _added_metric(name: str, added: Added, others: Sequence[Metric]) -> AddedMet
     require(
         name not in ("loss", "seconds", *(metric.name for metric in others)),
         added.where,
-        "a metric with a name of its own",
+        "a metric with a distinct name",
         repr(name),
-        "that name is taken by what every history has, or by a metric of the model",
+        "the name is used by every history, or by a metric of the model",
     )
     return AddedMetric(name)
 

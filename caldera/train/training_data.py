@@ -86,8 +86,8 @@ def warn_of_one_class(model: Model, data: Pipeline, sample: Sequence[np.ndarray]
             continue
         if len(labels) > 1 and np.all(labels == labels.flat[0]):
             warnings.warn(
-                f"fit: all {len(labels)} targets are {labels.flat[0]}; a model can only learn to "
-                "say that. Data to tell classes apart have samples of each",
+                f"fit: all {len(labels)} targets are {labels.flat[0]}; a model can only learn "
+                "this constant. Provide samples of every class",
                 stacklevel=4,
             )
 
@@ -118,9 +118,9 @@ def _check_output(output: _Output, last_op: str) -> None:
         task.kind != MULTICLASS or output.prediction[task.axis] != 1,
         f"outputs for {output.what}",
         "a number for each of at least 2 classes",
-        "1, which is right whatever it is",
-        "give the last layer 2 outputs, or use loss='binary_cross_entropy', with targets "
-        "0.0 and 1.0 in a column; one class alone cannot be learned",
+        "1, for which a softmax is constant",
+        "give the last layer 2 outputs, or use loss='binary_cross_entropy', with targets 0.0 "
+        "and 1.0 in a column; a single class cannot be learned",
     )
     of_classes = task.kind in (MULTICLASS, SEQUENCE)
     twice = {"softmax", "sigmoid"} | (set() if of_classes else {"log_softmax"})
@@ -129,9 +129,9 @@ def _check_output(output: _Output, last_op: str) -> None:
         raise ConfigError.build(
             f"outputs for {output.what}",
             expected=f"numbers from which it takes {own} itself",
-            got=f"those of {last_op}",
-            hint="leave that last layer out: taken twice, hardly "
-            f"anything is learned; op.{own}(model.predict(x)) gives probabilities",
+            got=f"the output of {last_op}",
+            hint="remove that last layer, which the loss applies already; "
+            f"op.{own}(model.predict(x)) returns probabilities",
         )
 
 
@@ -150,8 +150,8 @@ def _check_kind(output: _Output, float_dtype: object) -> None:
         f"targets for {output.what}",
         "the number of a class for each sample, as int64",
         f"targets of {target.dtype}",
-        "rows of probabilities, such as one-hot ones, are what "
-        "loss=nn.losses.CrossEntropy(probabilities=True) takes; fit sets it by itself"
+        "loss=nn.losses.CrossEntropy(probabilities=True) accepts rows of probabilities, such "
+        "as one-hot rows; fit sets it automatically"
         if target.shape == output.prediction
         else "predict values with loss='mean_squared', or convert classes with y.astype('int64')",
         error=DtypeError,
@@ -186,7 +186,7 @@ def _reshaped(given: tuple[int, ...], wanted: tuple[int, ...]) -> str:
     if given == (*wanted, 1):
         return "one class for each sample is a row of numbers: y[:, 0]"
     if not given:
-        return "the last layer gives several numbers for each sample; should it give one?"
+        return "the last layer returns several numbers for each sample; reduce its outputs to one"
     return "the last layer and the targets must agree"
 
 
@@ -226,7 +226,7 @@ def _check_tokenizers(model: Model, given: Schema) -> None:
         known is None or given.text is None or given.text == known,
         type(model).__name__,
         "texts with the numbers it was trained on",
-        "those of another tokenizer",
+        "ids of a different tokenizer",
         "read them with "
         "data.texts(..., schema=model.schema); or set model.schema = None to train for others",
         error=DataError,

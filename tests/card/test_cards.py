@@ -187,7 +187,7 @@ def test_a_card_without_a_precision_says_so(planned: CardProperties) -> None:
 def test_what_a_card_can_do_is_told() -> None:
     told = {card.architecture: card.rows() for card in CARDS}
     assert told["sm_75"]["tensor cores multiply"] == "float16"
-    assert "float16 alone" in str(told["sm_75"]["kernels"])
+    assert "only float16" in str(told["sm_75"]["kernels"])
     assert told["sm_86"]["tensor cores multiply"] == "float16, bfloat16, tf32"
     assert told["sm_90"]["tensor cores multiply"] == "float16, bfloat16, tf32, float8"
     assert told["sm_120"]["shared memory of a block"] == "99.0 KiB"

@@ -121,7 +121,7 @@ def test_ctrl_c_ends_the_run_and_not_the_report(
         tmp_path / "b.log",
     )
     assert done.status == 130
-    assert "stopped by Ctrl-C: this is what was measured until then; not begun: mlp, " in done.out
+    assert "stopped by Ctrl-C: these are the measurements until then; not begun: mlp, " in done.out
     assert "gemm: 100x528x784 NN" in done.out
     found = json.loads((tmp_path / "b.json").read_text())
     assert found["stopped"]
@@ -142,7 +142,7 @@ def test_the_list_names_work_and_peers(caldera: Caldera, monkeypatch: pytest.Mon
     ("words", "message"),
     [
         (["lenet"], "caldera bench: expected a work, got 'lenet'; did you mean 'lenet5'?"),
-        ([], "expected what to measure, got nothing"),
+        ([], "expected a workload to measure, got nothing"),
         (["mlp", "--peers", "tourch"], "--peers: expected a peer, got 'tourch'; did you mean"),
         (["mlp", "--repeats", "0"], "--repeats: expected a whole number of at least 1, got '0'"),
         (["mlp", "--threads", "4096"], "--threads: expected at most"),
@@ -232,4 +232,4 @@ def test_a_training_is_measured_and_again(
     assert beside.status == 0, beside.err
     assert "in turns with the code of before; +20.0% to the file" in beside.out
     assert "1 of 1 within noise" in beside.out
-    assert "expected nothing else to measure" in caldera("bench", "mlp", "--again", files[0]).err
+    assert "expected no further workload" in caldera("bench", "mlp", "--again", files[0]).err

@@ -195,7 +195,7 @@ def test_letters_that_a_terminal_lacks_become_question_marks(
     done = caldera("predict", trained / "digits.caldera", tmp_path)
     assert done.status == 0, done.err
     assert b"\nK?ln.png," in shown.getvalue()
-    assert "--out FILE writes all of them" in done.err
+    assert "--out FILE writes them" in done.err
 
 
 def test_the_end_of_a_run_is_told_once(caldera: Caldera, tmp_path: Path) -> None:

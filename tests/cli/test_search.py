@@ -104,7 +104,10 @@ def test_a_search_that_finds_nothing_says_why(
         ('method = { name = "random", x = 1 }', "search method random: expected an argument"),
         ("objective = 5", "recipe.toml objective: expected a metric"),
         ("objective = { oh = 2 }", "accuracy: expected prices such as per_flops=, got oh"),
-        ('objective = { metric = "loss", oh = 2 }', "recipe.toml objective: expected what search"),
+        (
+            'objective = { metric = "loss", oh = 2 }',
+            "recipe.toml objective: expected arguments of search",
+        ),
         ("space = 5", "recipe.toml [space]: expected a table, got 5"),
         ("[space]\nlearning_rat = [1]", "unknown key 'learning_rat'; did you mean 'learning_rate'"),
         ("[space]\nseed = [1, 2]", "[space] seed: expected an option that may differ"),
@@ -112,7 +115,7 @@ def test_a_search_that_finds_nothing_says_why(
         ("[space]\ndropout = 0.5", "[space] dropout: expected a list of values, or a table"),
         ("[space]\ndropout = []", "[space] dropout: expected a list of values, got []"),
         ("[space]\ndropout = {}", "expected one of choice, uniform, log, integer, layers in it"),
-        ("[space]\ndropout = { layers = [1, 2] }", "dropout: expected layers for hidden alone"),
+        ("[space]\ndropout = { layers = [1, 2] }", "dropout: expected layers only for hidden"),
         ("[space]\nhidden = { layers = [1, 2] }", "expected layers and units, and perhaps step"),
         (
             "[space]\nhidden = { layers = 2, units = [8, 16] }",
@@ -167,7 +170,7 @@ def test_every_way_to_write_a_space(tmp_path: Path) -> None:
 
 
 def test_a_search_needs_an_end_and_something_to_search(caldera: Caldera, tmp_path: Path) -> None:
-    assert "--trials: expected how many trials" in caldera("search").err
+    assert "--trials: expected a number of trials" in caldera("search").err
     fixed = ("learning-rate", "weight-decay", "batch-size", "hidden", "dropout")
     words = [word for name in fixed for word in (f"--{name}", 1)]
     assert "expected something to search" in caldera("search", "--trials", 1, *words).err

@@ -281,7 +281,7 @@ def test_predictions_are_the_same_from_every_kind_of_file(
     ("name", "content", "said"),
     [
         ("x.csv", "1,2,3\n", "rows of 64 numbers, got 3 columns"),
-        ("x.csv", ",".join(["1"] * 65), "--target-column says which"),
+        ("x.csv", ",".join(["1"] * 65), "name their column with --target-column"),
         ("x.pdf", "1", "a table (.csv, .parquet, ...), an .npy file"),
         ("none.csv", None, "none at"),
         ("empty/", None, "expected a folder with images, got none in it"),

@@ -156,7 +156,7 @@ def test_srun_without_mpi_is_an_error(slurm: SmallSlurm, tmp_path: Path) -> None
     done = _run(["srun", "-n", "2", "--mpi=none", *WORLD], tmp_path, **slurm.variables)
     assert done.returncode != 0
     assert "expected 2 ranks of " in done.stderr
-    assert "srun wants --mpi=pmix for Open MPI" in done.stderr
+    assert "srun requires --mpi=pmix for Open MPI" in done.stderr
     assert not done.stdout
 
 

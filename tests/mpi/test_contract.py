@@ -23,7 +23,9 @@ def test_an_mpi_without_threads_does_what_is_asked_at_once_and_serves_nobody(job
     assert "kept by 2 ranks" in done.stdout
     assert f"done: {' '.join(contract)}" in done.stdout, done.stderr
     assert done.returncode != 0
-    assert "ParameterServer: expected an MPI that several threads may call at once" in done.stderr
+    assert (
+        "ParameterServer: expected an MPI that several threads may call concurrently" in done.stderr
+    )
 
 
 def test_an_mpiexec_of_another_mpi_is_noticed(job: Job) -> None:

@@ -30,10 +30,10 @@ RULES: Mapping[str, tuple[str, Rule]] = {
     "inputs' size": ("inflated inputs", more_rules.usual_inputs),
     "end": ("fixed wall time", more_rules.ends_by_work),
     "scaling": ("weak or strong scaling redefined by mini-batch", more_rules.honest_scaling),
-    "both": ("time or accuracy alone", more_rules.both_compared),
+    "both": ("only time, or only accuracy", more_rules.both_compared),
     "peers": ("peers that crashed or were left out", more_rules.all_peers),
     "seeds": ("one seed only", more_rules.several_seeds),
-    "workload": ("a network under another's name", more_rules.named_network),
+    "workload": ("a network under the name of another", more_rules.named_network),
 }
 """The ways to fool the masses by short name, each with its rule."""
 
@@ -115,7 +115,7 @@ def check(report: str | PathLike[str] | Mapping[str, Any] | Claims) -> Findings:
 def _excused(verdict: RuleVerdict, name: str, claims: Claims) -> RuleVerdict:
     """Accept a statement of the report if its numbers do not contradict it."""
     sentence = (claims.statements or {}).get(name, "").strip()
-    return RuleVerdict(FINE, f"it says: {sentence}") if sentence and verdict.excusable else verdict
+    return RuleVerdict(FINE, f"quoted: {sentence}") if sentence and verdict.excusable else verdict
 
 
 def _check_statements(claims: Claims) -> None:

@@ -276,8 +276,8 @@ def claims_of_bench(content: dict[str, Any], where: str) -> Claims:
 
 _PEERS = "a case has the peers that can run it, in all the settings that the bench has for them"
 _READING = (
-    "samples lie in memory when the clock starts; the time to bring them there is in the file "
-    "(`load s` of each training)"
+    "samples are in memory when the clock starts; the file has the loading time (`load s` of "
+    "each training)"
 )
 _SETTINGS = "the settings of the case, which are the same in every system"
 

@@ -41,12 +41,12 @@ def time_beside_rates(claims: Claims) -> RuleVerdict:
         violated_by(
             alone,
             f"{alone[0].rate:g} {alone[0].rate_unit or 'a second'} without a time" if alone else "",
-            "Give the time beside the rate.",
+            "Give the time next to the rate.",
         )
         or violated_by(
             vague,
-            f"what {vague[0].rate_unit or 'the rate'!r} counts is not known" if vague else "",
-            "Say what is counted, in which precision, and how many a solution needs.",
+            f"the unit counted by {vague[0].rate_unit or 'the rate'!r} is unknown" if vague else "",
+            "State the unit that is counted, its precision, and the number that a solution needs.",
         )
         or not_shown_of(silent, "no time", "Give every time that was taken.")
         or not_shown_of(
@@ -106,7 +106,7 @@ def usual_inputs(claims: Claims) -> RuleVerdict:
     return not_shown_of(
         silent,
         "the shape of a sample, or the usual one, is not said",
-        "Give the shape of a sample beside the one that is usual for this workload.",
+        "Give the shape of a sample next to the usual shape for this workload.",
     ) or fine("samples have their usual size")
 
 
@@ -138,7 +138,7 @@ def ends_by_work(claims: Claims) -> RuleVerdict:
                 )
     silent = [run for run in claims.runs if run.trains and not run.stopped_by]
     return not_shown_of(
-        silent, "what ended the run is not said", "Say what ended each run."
+        silent, "the stopping criterion is not stated", "Say what ended each run."
     ) or fine("runs end when their work is done")
 
 
@@ -159,7 +159,7 @@ def honest_scaling(claims: Claims) -> RuleVerdict:
         said = scaled[0].scaling or claims.scaling
         if said == STRONG and grows:
             return violated(
-                f"called strong, but the mini-batch goes from {scaled[0].batch} to "
+                f"called strong, but the mini-batch grows from {scaled[0].batch} to "
                 f"{scaled[-1].batch}",
                 "Call it weak scaling, or keep the mini-batch of all ranks together.",
             )
@@ -170,7 +170,7 @@ def honest_scaling(claims: Claims) -> RuleVerdict:
             )
         if grows and any(not run.test_accuracy or run.seconds_of != "training" for run in scaled):
             return violated(
-                f"the mini-batch grows to {scaled[-1].batch}, and what that costs is not shown",
+                f"the mini-batch grows to {scaled[-1].batch}, and the cost of this is not shown",
                 "Give the time of the whole training and its test accuracy for every mini-batch.",
             )
     kinds = sorted({run.scaling or claims.scaling for run in runs})
@@ -186,8 +186,8 @@ def both_compared(claims: Claims) -> RuleVerdict:
         if not verdict.passes:
             return verdict
     if len(claims.systems()) < 2:
-        return fine("nothing is compared with another system")
-    return fine("systems are compared by time and by what they compute")
+        return fine("no comparison with another system")
+    return fine("systems are compared by time and by their results")
 
 
 def _comparison(runs: list[ClaimedRun]) -> RuleVerdict:
@@ -247,11 +247,11 @@ def several_seeds(claims: Claims) -> RuleVerdict:
         if run.test_accuracy and min(len(run.test_accuracy), len(set(run.seeds)) or 2) < 2
     ]
     compared = [run for runs in claims.workloads() if len(runs) > 1 for run in runs]
-    why, sentence = "an accuracy of one seed", "Give the accuracy of several seeds."
+    why, sentence = "an accuracy from a single seed", "Give the accuracy of several seeds."
     return (
         violated_by([run for run in single if run in compared], why, sentence)
         or not_shown_of(single, why, sentence)
-        or fine("accuracies are those of several seeds, or none is given")
+        or fine("accuracies come from several seeds, or are absent")
     )
 
 
@@ -273,4 +273,4 @@ def named_network(claims: Claims) -> RuleVerdict:
         silent,
         "the shapes of the network's weights are not given",
         "Give the number of weights by shape, as `caldera bench` does.",
-    ) or fine("networks have the weights of those that they are called after")
+    ) or fine("networks have the weights of their published namesakes")

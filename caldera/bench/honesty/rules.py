@@ -161,8 +161,8 @@ def accuracy_when_scaling(claims: Claims) -> RuleVerdict:
         if silent:
             return not_shown(
                 f"no accuracy of {runs[0].system} at any number of ranks",
-                "Give the test accuracy at every number of ranks, or show that each step's result "
-                "equals that of one process.",
+                "Give the test accuracy at every number of ranks, or show that each step gives "
+                "the result of a single process.",
             )
         for run in runs[1:]:
             if base and run.test_accuracy and is_lower(run.test_accuracy, base):
@@ -184,7 +184,7 @@ def test_accuracy(claims: Claims) -> RuleVerdict:
     return (
         violated_by(
             only_seen,
-            "accuracy on the training data alone",
+            "accuracy on the training data only",
             "Give the accuracy on test data that no choice was made with.",
         )
         or not_shown_of(silent, "no accuracy", "Give the accuracy on test data.")
@@ -195,8 +195,8 @@ def test_accuracy(claims: Claims) -> RuleVerdict:
         )
         or not_shown_of(
             unchecked,
-            "the result was compared with nothing",
-            "Say with what results were compared and how far they are away.",
+            "the result was not compared with a reference",
+            "State the reference of the results and their distance from it.",
         )
         or fine("every run has a test accuracy or a result that was compared")
     )
@@ -217,15 +217,15 @@ def tuning_counted(claims: Claims) -> RuleVerdict:
             "Show every run that was started, not the best.",
         )
     if not any(run.trains for run in claims.runs):
-        return fine("nothing is trained to the end, so there is nothing to tune")
+        return fine("no network is trained to the end, so there are no settings to tune")
     tuning = claims.tuning or {}
     silent = [system for system in claims.systems() if system not in tuning]
     unsourced = [name for name, each in tuning.items() if not each.runs and not each.source]
     if silent or unsourced:
         return not_shown(
-            f"how the settings of {(silent + unsourced)[0]} were found is not said",
-            "Say how many runs, and how much time, the search for hyper-parameters took for each "
-            "system, or where they were taken from.",
+            f"the origin of the settings of {(silent + unsourced)[0]} is not stated",
+            "State the number of runs and the time of the hyper-parameter search for each "
+            "system, or the source of the hyper-parameters.",
         )
     most = max(tuning, key=lambda name: tuning[name].runs)
     least = min(tuning, key=lambda name: tuning[name].runs)
@@ -252,7 +252,7 @@ def equal_hardware(claims: Claims) -> RuleVerdict:
             continue
         if len({each.special for each in kinds}) > 1:
             return violated(
-                f"{runs[0].workload}: special hardware beside general",
+                f"{runs[0].workload}: special hardware compared with general-purpose hardware",
                 "Compare systems on the same hardware.",
             )
         if not all(each.year for each in kinds):
@@ -263,7 +263,8 @@ def equal_hardware(claims: Claims) -> RuleVerdict:
         years = [each.year for each in kinds]
         if max(years) - min(years) > SAME_AGE:
             return violated(
-                f"{runs[0].workload}: hardware of {min(years)} beside that of {max(years)}",
+                f"{runs[0].workload}: hardware of {min(years)} compared with hardware of "
+                f"{max(years)}",
                 "Compare systems on hardware of the same age.",
             )
     return fine("systems are compared on the same hardware, or of the same age")
@@ -316,18 +317,18 @@ def whole_workload(claims: Claims) -> RuleVerdict:
     parts = [run for run in claims.runs if run.part in (KERNEL, SUBSET)]
     scaled = [run for runs in claims.scaled() for run in runs]
     wrong = [run for run in parts if run.trains or run in scaled]
-    kept = "parts are called parts, and nothing is scaled with them"
+    kept = "parts are labelled as parts, and no total is extrapolated from them"
     return (
         not_shown_of(
             silent,
-            "whether all of it was run is not said",
+            "the report does not state whether the whole workload ran",
             "Say whether the whole workload was run, or which part.",
         )
         or violated_by(
             wrong,
-            f"a {wrong[0].part} stands for {wrong[0].workload}" if wrong else "",
-            "Give the time of the whole workload as well, or say that these are parts of it and "
-            "that nothing follows for the whole.",
+            f"a {wrong[0].part} represents {wrong[0].workload}" if wrong else "",
+            "Give the time of the whole workload as well, or state that these are parts, "
+            "without conclusions for the whole.",
             excusable=True,
         )
         or fine(kept if parts else f"every run is of the {WHOLE}")
@@ -338,20 +339,20 @@ def input_counted(claims: Claims) -> RuleVerdict:
     """Check rule 6: the time of a training includes reading the samples."""
     training = [run for run in claims.runs if run.trains]
     if not training:
-        return fine("steps and operators: nothing is said about training from storage")
+        return fine("steps and operators: the report makes no claim about training from storage")
     staged = [run for run in training if run.reads and run.reads != STORAGE]
     silent = [run for run in training if not run.reads]
     return (
         violated_by(
             staged,
             f"samples come from {staged[0].reads} while the clock runs" if staged else "",
-            "Say that samples lie in memory and how long it takes to bring them there, or let the "
-            "clock run while they are read.",
+            "State that samples are in memory, with the loading time, or include reading in "
+            "the measured time.",
             excusable=True,
         )
         or not_shown_of(
             silent,
-            "where samples come from is not said",
+            "the source of the samples is not stated",
             "Say where samples come from while the clock runs.",
         )
         or fine("reading samples is part of the time")

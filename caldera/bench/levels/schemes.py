@@ -289,6 +289,6 @@ def _check_learning(
     cosine = float(moved @ true / max(np.linalg.norm(moved) * np.linalg.norm(true), 1e-30))
     found.add_all(
         ("loss beside the first", last / first, LEARNS),
-        ("fall of the loss beside that of one process", abs(fallen - 1.0), 0.5),
+        ("fall of the loss relative to one process", abs(fallen - 1.0), 0.5),
         ("angle to the way of one process (1 - cosine)", 1.0 - cosine, 0.5),
     )

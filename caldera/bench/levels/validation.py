@@ -255,7 +255,7 @@ def validate_operator(
             *(np.array_equal(a, b) for a, b in zip(given, kept, strict=True)),
             np.array_equal(slope, slope_kept),
         ]
-        found.add("inputs are left alone", untouched.count(False), 0)
+        found.add("inputs are unchanged", untouched.count(False), 0)
         shapes = [each.shape for each in gradients]
         wrong = float(shapes != [each.shape for each in given])
         found.add("gradients have the shapes of inputs", wrong, 0, f"got {shapes}")

@@ -34,7 +34,7 @@ def validate_network(
     with found.running():
         start = [np.array(each) for each in against.weights()]
         network.load(start)
-        found.add_difference("weights are those that were loaded", network.weights(), start, 0)
+        found.add_difference("weights equal the loaded ones", network.weights(), start, 0)
         random = np.random.default_rng(0)
         for number, (x, y) in enumerate(batches):
             # Other weights for every batch: the previous weights must have no effect.
@@ -113,7 +113,7 @@ def validate_optimizer(
         network.load(start)
         again = trajectory(network, make(), batches, 2)
         fresh = max(Difference.of(a, b).largest for a, b in zip(again, mine, strict=False))
-        found.add("a new optimizer begins anew", fresh, 0)
+        found.add("a new optimizer starts from its initial state", fresh, 0)
     return found
 
 
@@ -123,7 +123,7 @@ def _check_manners(found: PartValidation, optimizer: OptimizerPart) -> None:
     new = np.asarray(optimizer.update(0, weight, gradient, 1))
     changed = not (np.array_equal(weight, kept[0]) and np.array_equal(gradient, kept[1]))
     found.add_all(
-        ("weights and gradients are left alone", float(changed), 0),
+        ("weights and gradients are unchanged", float(changed), 0),
         ("new weights have their shape", float(new.shape != (2, 3)), 0, str(new.shape)),
         ("new weights are finite", float(not np.isfinite(new).all()), 0),
     )
@@ -213,8 +213,8 @@ def validate_batches(
     found.add_all(
         ("samples dropped", sum(max(0, each) for each in wanted.values()), 0),
         ("samples repeated", repeated, 0),
-        ("samples with another's label", mislabelled, 0),
-        ("samples that nobody gave", unknown, 0),
+        ("samples with the label of another sample", mislabelled, 0),
+        ("samples absent from the source", unknown, 0),
     )
     return found
 
@@ -255,15 +255,15 @@ def validate_compression(
         message = np.asarray(compression.encode(values))
         got = np.asarray(compression.decode(message, values.size))
         found.add_all(
-            ("the gradient is left alone", float(not np.array_equal(values, kept)), 0),
-            ("as many numbers as before", abs(got.size - values.size), 0),
-            ("bytes of a message beside float32", message.nbytes / (4 * values.size), 1.0),
+            ("the gradient is unchanged", float(not np.array_equal(values, kept)), 0),
+            ("the number of elements is unchanged", abs(got.size - values.size), 0),
+            ("bytes of a message relative to float32", message.nbytes / (4 * values.size), 1.0),
             ("numbers are finite", float(not np.isfinite(got).all()), 0),
         )
         if not found.passes:
             return found
         zero = compression.decode(compression.encode(np.zeros(64)), 64)
-        found.add("nothing from nothing", float(np.abs(zero).max()), 0)
+        found.add("zeros from zeros", float(np.abs(zero).max()), 0)
         twice = np.asarray(make().decode(make().encode(2.0 * kept), values.size))
         first = np.asarray(make().decode(make().encode(kept), values.size))
         scale = Difference.of([twice], [2.0 * first]).largest
@@ -312,4 +312,4 @@ def _check_feedback(found: PartValidation, compression: CompressionPart, values:
     first, second = apart
     # Twice the number of messages halves the distance, unless it is small already.
     ratio = 0.0 if second < NEAR else second / first
-    found.add("what is left out comes later", ratio, 0.75, f"{first:.2f}, then {second:.2f} away")
+    found.add("omitted values are sent later", ratio, 0.75, f"{first:.2f}, then {second:.2f} away")

@@ -168,7 +168,7 @@ class JaxLayers(LayerTranslator):
         if even is None or layer.groups != 1:
             raise self.refuse(
                 layer,
-                "as much padding on both sides, and one group",
+                "equal padding on both sides, and one group",
                 f"padding={layer.padding}, groups={layer.groups}",
             )
         kernels, taps = "IOHW", (2, 3)

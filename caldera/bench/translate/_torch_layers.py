@@ -111,7 +111,7 @@ class TorchLayers(LayerTranslator):
         windows = windows_of_convolution(layer)
         even = windows.even_padding()
         if even is None:
-            raise self.refuse(layer, "as much padding on both sides", f"padding={layer.padding}")
+            raise self.refuse(layer, "equal padding on both sides", f"padding={layer.padding}")
         conv = self.torch.nn.ConvTranspose2d(
             layer.weight.shape[0],
             layer.filters,

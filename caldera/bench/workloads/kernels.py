@@ -220,7 +220,7 @@ def _product(size: Product, group: str) -> ProductCase:
 
 
 def _products() -> BenchWorkload:
-    ours = [_product(size, "the seed's MLP") for size in MLP_PRODUCTS]
+    ours = [_product(size, "the paper's MLP") for size in MLP_PRODUCTS]
     theirs = [_product(size, DEEPBENCH) for size in deepbench_products()]
     kept = [each for each in theirs if each.flops <= MOST_FLOPS and each.nbytes <= MOST_BYTES]
     return BenchWorkload(

@@ -61,7 +61,7 @@ _SEED = _mlp_case("mlp", 4, ("tf32", "float32"))
 _DEPTH_CASES = [_mlp_case(f"{depth} layers", depth) for depth in DEPTHS]
 
 _SINGLE = {
-    "the seed's MLP: 784-528-528-528-10, sigmoid, SGD": _SEED,
+    "the paper's MLP: 784-528-528-528-10, sigmoid, SGD": _SEED,
     "LeNet-5: tanh, average pooling": TrainingCase(
         "lenet5",
         layers=partial(nn.models.lenet5, activation="tanh", pooling="average"),
@@ -133,7 +133,7 @@ def networks() -> list[BenchWorkload]:
     found = [BenchWorkload(case.name, summary, [case], [case]) for summary, case in _SINGLE.items()]
     depth = BenchWorkload(
         "mlp-depth",
-        "the seed's figure: time of a step against 2 to 8 layers",
+        "the paper's figure: time of a step against 2 to 8 layers",
         _DEPTH_CASES,
         [case for case in _DEPTH_CASES if case.depth in (2, 4, 8)],
     )

@@ -40,7 +40,7 @@ _LIMIT = 300
 
 
 add_flags = flags(
-    flag("work", nargs="*", metavar="WORKLOADS", help="what to measure; see --list"),
+    flag("work", nargs="*", metavar="WORKLOADS", help="workload to measure; see --list"),
     flag("--device", metavar="NAME", default=_CPU, help="cpu (the default) or cuda: the first GPU"),
     flag(
         "--peers",
@@ -85,8 +85,8 @@ add_flags = flags(
     flag(
         "--workspace",
         metavar="MIB,...",
-        help="also with no more scratch memory than this a kernel: convolutions are cut into "
-        "micro-batches (on the CPU)",
+        help="also measure with at most this scratch memory per kernel: convolutions run in "
+        "micro-batches (CPU only)",
     ),
     flag(
         "--test-accuracy",
@@ -121,7 +121,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not options.works:
         raise ConfigError.build(
             "caldera bench",
-            expected="what to measure",
+            expected="a workload to measure",
             got="nothing",
             hint="for example: caldera bench mlp; caldera bench --list names all work",
         )
@@ -138,7 +138,7 @@ def run(arguments: argparse.Namespace) -> int:
             "--device cuda",
             expected="an NVIDIA GPU",
             got="none that nvidia-smi finds",
-            hint="caldera info says what is here",
+            hint="caldera info lists the devices of this machine",
         )
     written: dict[Path, None] = {}
 
@@ -169,9 +169,9 @@ def _same_options(arguments: argparse.Namespace, before: dict[str, Any]) -> Case
     if arguments.work:
         raise ConfigError.build(
             "--again",
-            expected="nothing else to measure",
+            expected="no further workload",
             got=" ".join(arguments.work),
-            hint="the file says what was measured",
+            hint="the file lists the measured workloads",
         )
     options = options_of(before)
     for name in options.works:
@@ -289,7 +289,7 @@ def _precisions(arguments: argparse.Namespace, device: str) -> list[str]:
             "--precision",
             expected="networks with it: " + ", ".join(_networks()),
             got=", ".join(others),
-            hint="other work says its dtypes itself (see --list)",
+            hint="other workloads define their dtypes (see --list)",
         )
     return _names("precision", known, arguments.precision)
 

@@ -16,7 +16,7 @@ add_flags = flags(
         "files",
         nargs="+",
         metavar="FILE",
-        help="what `caldera bench --json` wrote, or another report in the documented format",
+        help="output of `caldera bench --json`, or another report in the documented format",
     ),
     flag("--json", action="store_true", help="print the findings as JSON"),
     flag(

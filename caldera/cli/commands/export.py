@@ -18,7 +18,7 @@ add_flags = flags(
         "--batch",
         default="1,32",
         metavar="N,N,...",
-        help="numbers of rows that have code of their own (default: 1,32)",
+        help="batch sizes to compile separately (default: 1,32)",
     ),
     flag("--threads", default="1", metavar="N", help="threads of a handle (default: 1)"),
     flag("--vjp", action="store_true", help="add the adjoint: products with J^T, row by row"),

@@ -18,7 +18,7 @@ add_flags = flags(
         "--out",
         default="graph.svg",
         metavar="FILE.svg",
-        help="where to write it (default: graph.svg)",
+        help="output file (default: graph.svg)",
     ),
     add_model_argument,
 )

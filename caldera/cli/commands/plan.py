@@ -61,7 +61,7 @@ add_flags = flags(
             "--plot",
             metavar="FILE.html|svg",
             default="plan.html",
-            help="where charts over the ranks are written (default: plan.html)",
+            help="file for the charts over the ranks (default: plan.html)",
         ),
     ),
     add_model_argument,

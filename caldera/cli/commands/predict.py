@@ -116,7 +116,10 @@ def run(arguments: argparse.Namespace) -> int:
         encoding = sys.stdout.encoding or "utf-8"
         sys.stdout.write(text.getvalue())
         if len(text.getvalue().encode(encoding, "ignore").decode(encoding)) < text.tell():
-            tell("note    this terminal lacks letters of the table; --out FILE writes all of them")
+            tell(
+                "note    this terminal cannot show some characters of the table; --out FILE "
+                "writes them"
+            )
         return 0
     return _wrote(arguments.out, lambda out: write_file(out, text.getvalue()))
 

@@ -19,13 +19,13 @@ add_flags = flags(
         "run",
         metavar="FOLDER",
         nargs="+",
-        help="what `caldera train --out` or cd.RunFolder wrote, or the folder of a search; several "
-        "runs are compared",
+        help="folder written by `caldera train --out`, cd.RunFolder or a search; several runs "
+        "are compared",
     ),
     flag(
         "--out",
         metavar="FILE.html",
-        help=f"where to write it (default: FOLDER/{PAGE}; of several runs, {COMPARISON})",
+        help=f"output file (default: FOLDER/{PAGE}; of several runs, {COMPARISON})",
     ),
 )
 """The flags of `report`."""

@@ -48,7 +48,11 @@ add_flags = flags(
         help=f"folder of the results, created if missing (default: {_RESULTS})",
     ),
     flag("--html", metavar="FILE", help="write a page with plots to this file"),
-    flag("--list", action="store_true", help="list the experiments, and what is not reproduced"),
+    flag(
+        "--list",
+        action="store_true",
+        help="list the experiments, and the claims that are not reproduced",
+    ),
 )
 """The flags of `reproduce`."""
 

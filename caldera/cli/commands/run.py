@@ -11,13 +11,18 @@ from caldera.cli.option_types import CountOption, Number
 from caldera.comm.supervision import Supervisor, launch, python_command
 
 add_flags = flags(
-    flag("-n", "--ranks", metavar="N", help="number of processes; 2:8 takes what is there"),
+    flag(
+        "-n",
+        "--ranks",
+        metavar="N",
+        help="number of processes; 2:8 starts with any number from 2 to 8",
+    ),
     flag(
         "--restarts",
         metavar="N",
         default="0",
-        help="start all of them again, up to N times, when one fails or is killed (default: 0); "
-        "fit(..., checkpoint=, resume=True) goes on from the last checkpoint",
+        help="restart all processes, up to N times, when one fails or is killed (default: 0); "
+        "fit(..., checkpoint=, resume=True) resumes from the last checkpoint",
     ),
     flag(
         "--grace",
@@ -26,7 +31,11 @@ add_flags = flags(
         help="time to save a checkpoint after SIGTERM or SIGUSR1 (default: 30)",
     ),
     flag("--hosts", metavar="A:N,B:N", help="machines and the processes each takes"),
-    flag("--survive", action="store_true", help="let the others go on when one dies (Open MPI 5)"),
+    flag(
+        "--survive",
+        action="store_true",
+        help="let the remaining processes continue when one dies (Open MPI 5)",
+    ),
     group(
         "job scripts",
         flag("--slurm", action="store_true", help="print a batch script for Slurm"),
@@ -37,7 +46,7 @@ add_flags = flags(
         SLURM_FLAGS,
     ),
     flag("program", metavar="PROGRAM", help="a Python file, or another program"),
-    flag("arguments", nargs=argparse.REMAINDER, help="what the program is given"),
+    flag("arguments", nargs=argparse.REMAINDER, help="arguments of the program"),
 )
 """The flags of `run`."""
 

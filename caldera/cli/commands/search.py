@@ -42,18 +42,18 @@ add_flags = flags(
         "recipe",
         nargs="?",
         metavar="recipe.toml",
-        help="options from a file, and a table [space] of what to search; flags count for more",
+        help="file with options and a table [space], the search space; flags override it",
     ),
     flag(
         "--out",
         default="study",
         metavar="FOLDER",
-        help="where the study is kept; one that is there goes on (default: study)",
+        help="folder of the study; an existing study continues (default: study)",
     ),
     flag(
         "--objective",
         metavar="METRIC,...",
-        help="what to make best, such as val_accuracy; several for a Pareto front",
+        help="quantity to optimise, such as val_accuracy; several for a Pareto front",
     ),
     flag("--quiet", action="store_true", help="show no progress"),
     group(
@@ -142,7 +142,7 @@ def _recipe(arguments: argparse.Namespace) -> SearchRecipe:
     if "trials" not in settings and _is_endless(settings):
         raise UsageError.build(
             "--trials",
-            expected="how many trials there shall be",
+            expected="a number of trials",
             got="none",
             hint="give --trials 100, or --seconds 3600",
         )
@@ -167,7 +167,7 @@ def _prepared(found: Dataset, options: dict[str, Any], folds: int) -> Dataset:
             changes[0],
             expected="no augmentation with folds",
             got=f"{options[changes[0]]}",
-            hint="choose by a part that is held out, or by several seeds",
+            hint="choose by a held-out part, or by several seeds",
         )
     return found
 
@@ -214,7 +214,7 @@ def _written(study: search.Study, folder: Path, recipe: SearchRecipe, found: Dat
     over = sum(counts.get(state, 0) for state in ("done", "stopped", "failed"))
     wanted = recipe.settings.get("trials")
     if over < len(study.trials) or (wanted and over < wanted and _is_endless(recipe.settings)):
-        print("ended before its time: the same command goes on with it")
+        print("stopped early: the same command continues it")
         return 130
     return 0 if best is not None else 1
 

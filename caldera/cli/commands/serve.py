@@ -24,7 +24,7 @@ add_flags = flags(
         "--host",
         metavar="ADDRESS",
         default="127.0.0.1",
-        help="where to listen; 0.0.0.0 lets other machines in (default: 127.0.0.1)",
+        help="address to listen on; 0.0.0.0 accepts other machines (default: 127.0.0.1)",
     ),
     flag(
         "--allow-host",
@@ -48,7 +48,7 @@ add_flags = flags(
         "--batch-size",
         metavar="N",
         default=str(_LIMITS.batch_size),
-        help=f"samples that are computed at once (default: {_LIMITS.batch_size})",
+        help=f"number of samples computed in one batch (default: {_LIMITS.batch_size})",
     ),
     flag(
         "--max-body",

@@ -41,7 +41,7 @@ add_flags = flags(
         "--out",
         default="out",
         metavar="FOLDER",
-        help="where to write model, curves, graph, history, recipe (default: out)",
+        help="folder for model, curves, graph, history, recipe (default: out)",
     ),
     flag("--checkpoint", metavar="FOLDER", help="save the state of the run here"),
     flag("--resume", action="store_true", help="continue from the state in --checkpoint"),
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
             "--checkpoint",
             expected="a folder without checkpoints",
             got=f"one of step {there[0]} in {arguments.checkpoint}",
-            hint="go on with --resume, or name another",
+            hint="continue it with --resume, or use another folder",
         )
     recipe = read_recipe(arguments.recipe) if arguments.recipe else {}
     options = complete(recipe | given_options(arguments))

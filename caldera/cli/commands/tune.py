@@ -20,7 +20,7 @@ add_flags = flags(
         "--seconds",
         default="120",
         metavar="N",
-        help="how long measuring may take (default: 120)",
+        help="time limit of measuring, in seconds (default: 120)",
     ),
     add_model_argument,
 )

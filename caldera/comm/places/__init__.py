@@ -67,7 +67,7 @@ def cluster_hint(given: object) -> str:
 
 
 _HINTS = {
-    "dask_jobqueue": "pass a client of it: dask.distributed.Client(cluster)",
-    "distributed": "pass a client of it: dask.distributed.Client(cluster)",
+    "dask_jobqueue": "pass a client of the cluster: dask.distributed.Client(cluster)",
+    "distributed": "pass a client of the cluster: dask.distributed.Client(cluster)",
     "ray": "pass 'ray': the cluster that ray.init() has connected to is used",
 }

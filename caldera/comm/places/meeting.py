@@ -56,7 +56,7 @@ def join_links(
             return meet_others(listener, link, host, number, size, until - time.monotonic())
         except OSError as error:
             link.close()
-            raise _unreachable("the other workers", str(error)) from error
+            raise _unreachable("the remaining workers", str(error)) from error
 
 
 def _reach(

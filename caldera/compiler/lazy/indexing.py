@@ -237,8 +237,8 @@ def _checked_node(positions: Node) -> Node:
             "index",
             expected="a mask that is known when the expression is written",
             got=f"{describe(positions)}, which is computed",
-            hint="how many elements it chooses would decide about the shape; "
-            "use op.where(mask, x, ...), or x.at[mask].set(value)",
+            hint="the result's shape would depend on the mask's values; use op.where(mask, x, "
+            "...), or x.at[mask].set(value)",
         )
     if not is_integer(positions.dtype):
         raise IndexingError.build(

@@ -78,7 +78,7 @@ class OpenExpr(SizesOpen):
                 require(
                     self.inputs.setdefault(name, source) is source,
                     "op.input",
-                    "names of their own for inputs",
+                    "distinct names of inputs",
                     f"two inputs {name!r}",
                 )
         # An expression that is read twice is one node.

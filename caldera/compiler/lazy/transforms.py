@@ -48,7 +48,7 @@ def compile(
     """
     if not isinstance(outputs, Expr | OpenExpr | Iterable):
         raise ConfigError.build(
-            "compile", expected="an expression or a list of them", got=repr(outputs)
+            "compile", expected="an expression or a list of expressions", got=repr(outputs)
         )
     listed = [outputs] if isinstance(outputs, Expr | OpenExpr) else list(outputs)
     if any(isinstance(each, OpenExpr) for each in listed):

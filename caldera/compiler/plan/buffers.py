@@ -111,7 +111,7 @@ class Inputs:
                 "compile",
                 expected="inputs with different names",
                 got=", ".join(symbol.name for symbol in symbols),
-                hint="rename one of them",
+                hint="rename one",
             )
         self._orders = orders
         self._device = device

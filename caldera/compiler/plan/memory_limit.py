@@ -151,7 +151,7 @@ def _too_little(
         f"memory of {device.name}",
         expected=f"at least {bytes_text(needed)} for the values of this plan, with all computed "
         f"again that can be ({bytes_text(plain.arena_bytes)} without that)",
-        got=f"{bytes_text(max(0, room.arena))} of settings.memory_limit={room.limit}, beside what "
-        "variables, inputs and results take",
+        got=f"{bytes_text(max(0, room.arena))} of settings.memory_limit={room.limit}, in "
+        "addition to variables, inputs and results",
         hint=f"set it to {room.limit - room.arena + needed} or more, or use smaller batches",
     )

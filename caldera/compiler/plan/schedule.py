@@ -29,7 +29,7 @@ def _arranged(node: Node) -> ViewFunction:
     def view(x: Any) -> Any:
         pairs = zip(spec.shape, x.strides, wanted, strict=True)
         if spec.size and any(n > 1 and stride != other for n, stride, other in pairs):
-            raise ValueError("the elements lie in another order")
+            raise ValueError("the elements have a different order in memory")
         # The strides of axes of length 1 may be anything; kernels receive the canonical strides.
         flat = x.transpose(spec.order or range(spec.rank)).reshape(-1, copy=False)
         return laid_out(flat, spec.shape, spec.order)

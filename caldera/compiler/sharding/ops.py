@@ -37,7 +37,7 @@ def copies(layout: ShardLayout) -> int:
         for piece in layout.pieces(rank)
     }
     if len(counts) > 1:
-        refuse_shape("a layout in which all blocks have as many owners as each other")
+        refuse_shape("a layout in which every block has the same number of owners")
     return counts.pop() if counts else 1
 
 
@@ -75,7 +75,7 @@ def redistribute(
 
     Ranks are those along an axis of the mesh of all."""
     if inputs[0].shape != source.local_shape(rank):
-        refuse_shape(f"a part of shape {source.local_shape(rank)}, that of rank {rank}")
+        refuse_shape(f"a part of shape {source.local_shape(rank)} on rank {rank}")
     if source.shape != target.shape:
         refuse_shape(f"two layouts of shape {source.shape}")
     return Spec(target.local_shape(rank), dtype), TOKEN
@@ -101,7 +101,7 @@ def _(
     source has replicas of a part, each replica counts for an equal share.
     """
     if reduce != "sum":
-        refuse_shape("a sum of terms, which alone has a gradient", f"reduce={reduce!r}")
+        refuse_shape("a sum of terms: other reductions have no gradient", f"reduce={reduce!r}")
     given = inputs[0]
     slope = g[0]
     assert slope is not None

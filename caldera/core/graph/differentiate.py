@@ -49,7 +49,7 @@ def gradients(
                 "op.grad",
                 expected="a real value to differentiate",
                 got=describe(output),
-                hint="take op.real, op.imag or op.abs of it, or give seed=",
+                hint="apply op.real, op.imag or op.abs, or pass seed=",
             )
         if output.shape != ():
             raise ShapeError.build(
@@ -163,7 +163,7 @@ def _through_parts(node: Node, seeds: Sequence[Node | None]) -> tuple[Node | Non
 def _add_to(gradient: dict[Node, Node], node: Node, part: Node) -> None:
     # A wrong shape here would be a broken gradient rule; it must not broadcast into a wrong answer.
     fits = part.spec.logical == node.spec.logical
-    assert fits, f"gradient {part.spec} of {describe(node)} came out wrong"
+    assert fits, f"gradient {part.spec} of {describe(node)} does not match"
     gradient[node] = add(gradient[node], part) if node in gradient else part
 
 

@@ -126,7 +126,7 @@ class _Checker:
         self.expect(
             node,
             node.op.name != "assign",
-            "an assign stands in the graph; updates belong to the program",
+            "the graph contains an assign; updates belong to the program",
         )
         for name, value in node.attrs.items():
             try:
@@ -144,11 +144,11 @@ class _Checker:
                 "a body reads something from outside that is no argument",
             )
             self.expect(
-                node, symbol.role != "parameter", "an argument of a body stands outside of it"
+                node, symbol.role != "parameter", "an argument of a body is used outside the body"
             )
         if node.op.name == "parameter":
             if self.parameters is None:
-                self.fail(node, "an argument of a body stands outside of it")
+                self.fail(node, "an argument of a body is used outside the body")
             index, spec = node.attrs["index"], node.attrs["spec"]
             self.expect(
                 node,
@@ -198,7 +198,7 @@ class _Checker:
         outputs = (inferred,) if isinstance(inferred, Spec) else tuple(inferred)
         # Passes determine the memory layout of a value; the op determines the rest.
         if [spec.logical for spec in node.outputs] != [spec.logical for spec in outputs]:
-            self.fail(node, f"its op gives {' and '.join(map(str, outputs))}")
+            self.fail(node, f"its op returns {' and '.join(map(str, outputs))}")
         for spec in node.outputs:
             if spec.order is not None and sorted(spec.order) != list(range(spec.rank)):
                 self.fail(node, f"the order {spec.order} is no order of its axes")

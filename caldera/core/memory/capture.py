@@ -174,7 +174,7 @@ class CapturingStream(Stream):
             raise DeviceError.build(
                 f"{what} on {self._device_name}",
                 expected="a stream that is not capturing",
-                got="a capture in progress, in which nothing may wait",
+                got="a capture in progress, which must not synchronise",
                 hint="call end_capture first",
             )
         self.settle()

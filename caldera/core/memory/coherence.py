@@ -190,7 +190,7 @@ class CoherentMemory:
                 "MemoryManager",
                 expected="memory that can be written",
                 got="an adopted array that is read-only",
-                hint="copy it into memory of your own with copy_from",
+                hint="copy it into newly allocated memory with copy_from",
             )
         if self._has_device_side:
             if self._host_stale and not discard:

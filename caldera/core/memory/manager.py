@@ -92,7 +92,7 @@ class MemoryManager(CoherentMemory):
                 "MemoryManager.adopt",
                 expected="kind HOST or MANAGED",
                 got=kind.name,
-                hint="an array lies in host memory; allocate and use copy_from instead",
+                hint="the array is in host memory; allocate and use copy_from instead",
             )
         memory._host = array.reshape(-1)
         memory._device_stale = memory._two_sides
@@ -342,6 +342,6 @@ def _refuse_discard(discard: bool, where: str) -> None:
         raise ConfigError.build(
             where,
             expected="write=True with discard=True",
-            got="discard alone",
+            got="only discard",
             hint="only what will be overwritten can be discarded",
         )

@@ -406,9 +406,9 @@ class Pool:
             f"memory of {self.name}",
             expected=f"room for {bytes_text(nbytes)} asked by {owner!r}",
             got=f"{bytes_text(self.in_use)} in use, {bytes_text(self.cached)} cached, capacity "
-            + ("what the system gives" if capacity is None else bytes_text(capacity)),
-            hint=f"largest owners: {largest or 'none'}; use smaller batches, drop what is no "
-            "longer needed, or raise settings.memory_limit",
+            + ("the limit of the system" if capacity is None else bytes_text(capacity)),
+            hint=f"largest owners: {largest or 'none'}; use smaller batches, delete unused "
+            "tensors, or raise settings.memory_limit",
         )
 
 

@@ -145,7 +145,7 @@ def flattened(array: Array) -> tuple[Array, StridedView]:
         raise _no_view(array, "aligned elements")
     strides = tuple(stride // itemsize for stride in array.strides)
     if _overlaps(array.shape, strides):
-        raise _no_view(array, "each element in a place of its own")
+        raise _no_view(array, "each element at a distinct address")
     first, count = StridedView(array.shape, strides, 0).span
     # Where a stride is negative the last element comes first in memory.
     lowest = array[tuple(slice(None, None, -1 if stride < 0 else 1) for stride in strides)]

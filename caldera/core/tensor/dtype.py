@@ -249,7 +249,7 @@ def refuse_masked(data: object, where: str) -> None:
 
     >>> refuse_masked(np.ma.array([1, 2], mask=[False, True]), "tensor")
     Traceback (most recent call last):
-    caldera.errors.DataError: tensor: expected an array in which nothing is masked,
+    caldera.errors.DataError: tensor: expected an array without masked elements,
     got 1 masked of shape (2,); give a value with x.filled(0), or leave those samples out
     """
     # Who has one has imported their module, which takes as long as a small network's first plan.
@@ -261,7 +261,7 @@ def refuse_masked(data: object, where: str) -> None:
         if isinstance(each, np.ma.MaskedArray) and np.ma.is_masked(each):
             raise DataError.build(
                 where,
-                expected="an array in which nothing is masked",
+                expected="an array without masked elements",
                 got=f"{np.ma.count_masked(each)} masked of shape {each.shape}",
                 hint="give a value with x.filled(0), or leave those samples out",
             )

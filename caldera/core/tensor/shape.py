@@ -129,7 +129,7 @@ def broadcast_shapes(*shapes: Shape, where: str = "broadcast") -> Shape:
                         where,
                         expected="shapes that broadcast together (equal or 1, from the right)",
                         got=" and ".join(map(str, shapes)),
-                        hint="reshape or unsqueeze one of them",
+                        hint="reshape or unsqueeze one operand",
                     )
                 result[position] = size_of_axis
     return tuple(result)
@@ -153,7 +153,9 @@ def reshape_with_unknown(old: Shape, new: int | Iterable[int], where: str) -> Sh
         known = prod(size_of_axis for size_of_axis in wanted if size_of_axis != -1)
         if not known:
             raise ShapeError.build(
-                where, expected="no -1 beside a size of 0: any size would fit", got=str(wanted)
+                where,
+                expected="no -1 together with a size of 0: any size would fit",
+                got=str(wanted),
             )
         result = (*wanted[: unknown[0]], elements // known, *wanted[unknown[0] + 1 :])
     if size(result) != elements:
@@ -304,7 +306,7 @@ class StridedView(NamedTuple):
         if not -length <= number < length:
             raise IndexingError.build(
                 f"index {number} of axis {axis}",
-                expected=f"{-length} to {length - 1}" if length else "nothing: the axis is empty",
+                expected=f"{-length} to {length - 1}" if length else "no index: the axis is empty",
                 got=f"{number} for shape {self.shape}",
             )
         return number + length if number < 0 else number

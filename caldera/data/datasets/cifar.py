@@ -268,6 +268,6 @@ def _no_pickles(form: _Form, found: str, where: str) -> DataError:
         where,
         expected=f"the binary version, {form.archive.name}",
         got=f"the version for Python, {found}",
-        hint="it is made of pickles, which can run any program when they are read; get "
+        hint="it contains pickles, which can run any program when they are read; download "
         f"{MIRRORS[0]}{form.archive.name}",
     )

@@ -270,7 +270,7 @@ def arrays(
     if len(kinds) > 1 or not labels.ndim or not test_labels.ndim:
         raise ShapeError.build(
             where,
-            expected="targets of one kind to train and to test with",
+            expected="the same type of targets for training and test",
             got=f"{labels.dtype} {labels.shape} and {test_labels.dtype} {test_labels.shape}",
         )
     # Both parts are numbered together: a class may be missing from either part.

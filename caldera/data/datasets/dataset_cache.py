@@ -64,7 +64,7 @@ def missing_dataset(
     return DataError.build(
         where,
         expected=f"{files} in {looked}",
-        got="none of them",
+        got="none",
         hint=f"get them from {url} and give their folder as folder= (--data-folder) or "
         f"{ENVIRONMENT}",
     )

@@ -121,7 +121,7 @@ def _samples(images: Path, labels: Path) -> ArrayData:
     if len(x) != len(y):
         raise DataError.build(
             "data.mnist",
-            expected=f"as many labels as the {len(x)} images in {images.name}",
+            expected=f"{len(x)} labels, one for each image in {images.name}",
             got=f"{len(y)} in {labels.name}",
         )
     if y.size and y.max() >= _CLASSES:

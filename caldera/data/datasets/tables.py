@@ -160,9 +160,9 @@ def table_rows(
     if strict and notes:
         raise DataError.build(
             where,
-            expected="rows like those that the model was trained on",
+            expected="rows like the training rows of the model",
             got="; ".join(notes),
-            hint="without strict= (--strict) they are taken, and a warning says so",
+            hint="without strict= (--strict) they are accepted with a warning",
         )
     return TableRows(x, notes, found, places, left_out)
 
@@ -226,7 +226,7 @@ class _Request:
                 self.where,
                 expected="columns that something can be learnt from",
                 got=schema.describe().replace("\n", "; ")[:200],
-                hint="kinds= (--kinds) says what columns hold, where the guess is wrong",
+                hint="set kinds= (--kinds) for columns whose kind is guessed wrong",
             )
         x, said = schema.encode(found, places, self.decimal, is_new=is_known)
         notes += tuple(said) if is_known else ()
@@ -269,7 +269,7 @@ class _Request:
         places = list(chosen.kinds)
         if not places:
             raise DataError.build(
-                self.where, expected="columns beside the target", got=_none(chosen)
+                self.where, expected="columns in addition to the target", got=_none(chosen)
             )
         found.check_names([*places, column])
         return chosen, places, column
@@ -332,7 +332,7 @@ def _usable(
             where,
             expected="rows with all values",
             got=f"none among {len(found)}",
-            hint="is the column to predict the right one? target= (--target-column) says it",
+            hint="check the target column, and set it with target= (--target-column)",
         )
     if not gone.any():
         return found, 0, ()
@@ -363,7 +363,7 @@ def _known_labels(
     """Return the targets of a table, as classes or values according to a schema."""
     if classes is not None and classes != bool(schema.classes):
         raise ConfigError.build(
-            "classes", expected=f"{bool(schema.classes)}, as the schema says", got=f"{classes}"
+            "classes", expected=f"{bool(schema.classes)}, as in the schema", got=f"{classes}"
         )
     if schema.classes:
         return known_labels(found, column, schema.classes)

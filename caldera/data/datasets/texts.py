@@ -120,7 +120,7 @@ def _read(
         return _pairs(source, labels), None, "texts", ""
     if labels is not None:
         raise ConfigError.build(
-            _WHERE, expected="labels in the table, as target= says", got="labels beside it"
+            _WHERE, expected="labels in the table, in the column of target=", got="separate labels"
         )
     path = Path(source).expanduser() if isinstance(source, str | PathLike) else None
     if path is not None and path.is_dir():
@@ -139,9 +139,9 @@ def _pairs(source: Any, labels: Sequence[Any] | None) -> LabelledTexts:
     if not given or len(found) != len(given) or not all(isinstance(each, str) for each in given):
         raise DataError.build(
             _WHERE,
-            expected="texts and as many labels, a CSV file or a folder",
+            expected="equally long lists of texts and labels, a CSV file or a folder",
             got=f"{len(given)} texts and {len(found)} labels",
-            hint="as in data.texts(['good', 'bad'], ['+', '-'])",
+            hint="for example data.texts(['good', 'bad'], ['+', '-'])",
         )
     return LabelledTexts(given, found)
 
@@ -237,7 +237,7 @@ def text_columns(source: Any) -> dict[str, list[str]]:
             table.where,
             expected="a line of names, and rows",
             got=f"{len(table)} rows" if table.names else "columns without names",
-            hint="texts with commas or line breaks stand in quotes",
+            hint="quote texts that contain commas or line breaks",
         )
     table.check_names(range(table.width))
     return {

@@ -109,7 +109,7 @@ def _checked(series: ArrayLike) -> NDArray[np.float32]:
             expected="a number at each step",
             got=f"{len(wrong)} missing or infinite, the "
             f"first at step {wrong[0][0]}, column {wrong[0][1]}",
-            hint="fill gaps first, as np.interp does between the steps beside them",
+            hint="fill gaps first, for example with np.interp between the neighbouring steps",
         )
     return found
 

@@ -237,7 +237,7 @@ class Loader:
                 "data.Loader",
                 expected=f"a batch size of at most {samples}, the number of samples",
                 got=str(size),
-                hint="drop_last leaves out a batch that is not full, and here that is all of them",
+                hint="drop_last leaves out incomplete batches, here all batches",
             )
         while position + (size if self.drop_last else 1) <= samples:
             count = min(size, samples - position)

@@ -75,7 +75,7 @@ def _folder(path: Path) -> Files:
             "data.source",
             expected="a folder with one folder for each class",
             got=f"{path}, which has parts",
-            hint=f"give one of them, such as {path / 'train'}",
+            hint=f"pass one, such as {path / 'train'}",
         )
     return Files(images_in_folder(path, "data.source"))
 

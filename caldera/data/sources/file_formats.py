@@ -165,7 +165,7 @@ def _refused(where: str, what: str) -> DataError:
         where,
         expected="an archive of plain files of a fitting size",
         got=what,
-        hint="nothing was unpacked; get the archive from a source you trust",
+        hint="no file was unpacked; download the archive from a trusted source",
     )
 
 

@@ -55,7 +55,7 @@ class ArrayData(RawData):
         if () in shapes or len({shape[0] for shape in shapes}) > 1:
             raise ShapeError.build(
                 "data.ArrayData",
-                expected="as many targets as inputs, along the first axis",
+                expected="equal numbers of inputs and targets along the first axis",
                 got="shapes " + ", ".join(map(str, shapes)),
             )
         self.scale = checked_scale(scale, "data.ArrayData")
@@ -265,7 +265,7 @@ class ItemData(RawData):
         first = self.__dict__.get("_first") or found
         shapes, wanted = ([each.shape for each in of] for of in (found, first))
         if not found:
-            raise DataError.build(where, expected="a sample: (x, y), or x alone", got="nothing")
+            raise DataError.build(where, expected="a sample: (x, y), or only x", got="nothing")
         if shapes != wanted:
             raise DataError.build(
                 where,

@@ -191,7 +191,7 @@ class IterableData:
             if any(not array.ndim or len(array) != len(arrays[0]) for array in arrays):
                 raise DataError.build(
                     where,
-                    expected="as many targets as inputs, along the first axis",
+                    expected="equal numbers of inputs and targets along the first axis",
                     got="shapes " + ", ".join(str(array.shape) for array in arrays),
                 )
         else:

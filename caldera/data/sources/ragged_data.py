@@ -44,7 +44,9 @@ def bucket_lengths(
         return _given(wanted, longest)
     if isinstance(wanted, bool) or (wanted is not None and not 1 <= wanted <= 1024):
         raise ConfigError.build(
-            "data.RaggedData", expected="buckets= how many, or their lengths", got=repr(wanted)
+            "data.RaggedData",
+            expected="buckets= a number of buckets, or their lengths",
+            got=repr(wanted),
         )
     ends, counts = _candidates(lengths)
     most = min(wanted or MOST_BUCKETS, len(ends))
@@ -166,7 +168,7 @@ class RaggedData(Data):
                 "data.RaggedData",
                 expected="words numbered from 1, since 0 is padding",
                 got="0",
-                hint="add 1 to all of them, or take mask=True",
+                hint="add 1 to every index, or pass mask=True",
             )
         self.buckets: tuple[int, ...] = bucket_lengths(self.lengths, buckets)
         self._rows = np.arange(len(self._sequences))

@@ -202,7 +202,7 @@ def _mapped(path: Path, shape: tuple[int, ...] | None, dtype: DType, where: str)
             f"{where} {path.name}",
             expected=f"{dtype} {shape or '(bytes,)'}",
             got=f"{array.dtype} {array.shape}",
-            hint="the index says so: the folder is damaged",
+            hint="this differs from the index: the folder is damaged",
         )
     return array
 
@@ -243,7 +243,7 @@ def _read_index(path: Path, where: str) -> _Index:
         columns = [_column(each) for each in index["arrays"]]
         names = tuple(str(each) for each in index["class_names"])
         if not columns or len({column.name for column in columns}) < len(columns):
-            raise ValueError("arrays without names of their own")
+            raise ValueError("arrays without names")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, CalderaError) as error:
         raise DataError.build(
             f"{where} {INDEX}",

@@ -81,7 +81,7 @@ def _parquet(content: bytes, where: str) -> Any:
             f"{where}, column {nested.partition('.')[0]!r}",
             expected="numbers, texts, dates and truth values",
             got="lists or records",
-            hint="make several columns of it first",
+            hint="split it into several columns first",
         )
     demand, rows = Demand(where, len(content)), about.metadata.num_rows
     for leaf in leaves:

@@ -119,7 +119,7 @@ def _text_kind(table: Table, column: int, name: str, decimal: str | None) -> Col
     dates = find_format(texts)
     if dates is not None:
         how = f"kinds= (--kinds) date:{dates.other}"
-        doubt = f"{texts[0]!r} could be read otherwise, which {how} says" if dates.other else ""
+        doubt = f"{texts[0]!r} is ambiguous; set {how} to decide" if dates.other else ""
         return ColumnKind(DATE, dates.format, doubt)
     if share >= _MOSTLY and len(words) > _MOST_CATEGORIES and not code:
         row = next(
@@ -143,7 +143,7 @@ def _text_kind(table: Table, column: int, name: str, decimal: str | None) -> Col
     different = len(set(texts))
     if different > max(_MOST_CATEGORIES, len(texts) // 2):
         return ColumnKind(IGNORED, reason=f"{different} different texts in {len(texts)} rows")
-    reason = f"{code!r} has a leading zero, so these are codes; kinds= (--kinds) says otherwise"
+    reason = f"{code!r} has a leading zero, so these are codes; kinds= (--kinds) changes this"
     return ColumnKind(CATEGORY, reason=reason if code else "")
 
 

@@ -348,8 +348,8 @@ def find_number_format(
             column,
             "a number that can be read in one way",
             f"it is {point[point != comma][0]:g} with a decimal point and "
-            f"{comma[point != comma][0]:g} with a decimal comma, and nothing else in the table "
-            "says which: pass decimal='.' or decimal=',' (--decimal)",
+            f"{comma[point != comma][0]:g} with a decimal comma, and the rest of the table does "
+            "not decide: pass decimal='.' or decimal=',' (--decimal)",
         )
     return mine.form
 

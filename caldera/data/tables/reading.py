@@ -140,7 +140,7 @@ def _read_source(source: Any, where: str, reading: TableFormat) -> Table:
             raise ConfigError.build(
                 where,
                 expected="one part of a data set",
-                got=f"all of them: {', '.join(map(str, source))}",
+                got=f"all sheets: {', '.join(map(str, source))}",
                 hint=f"give one, such as dataset[{next(iter(source), 'train')!r}]",
             )
         return table_of(source, where, reading.marks)
@@ -300,7 +300,7 @@ def _json(content: bytes, where: str, reading: TableFormat) -> Table:
 
 def _database(path: Path, where: str, reading: TableFormat) -> Table:
     if not path.is_file():
-        raise DataError.build(where, expected=f"a file at {path}", got="nothing there")
+        raise DataError.build(where, expected=f"a file at {path}", got="no such file")
     # Read-only: reading must not change the database.
     address = f"{path.resolve().as_uri()}?mode=ro"
     with closing(sqlite3.connect(address, uri=True)) as connection:
@@ -330,7 +330,7 @@ def _query(
     finally:
         cursor.close()
     if not names:
-        raise DataError.build(where, expected="a query that gives rows", got=repr(query)[:120])
+        raise DataError.build(where, expected="a query that returns rows", got=repr(query)[:120])
     return _of_lists(
         names, [[row[place] for row in rows] for place in range(len(names))], where, reading
     )

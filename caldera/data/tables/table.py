@@ -105,7 +105,7 @@ class Table:
                 places = [str(place) for place, each in enumerate(self.names) if each == name]
                 raise DataError.build(
                     self.where,
-                    expected="a name of its own for each column",
+                    expected="a distinct name for each column",
                     got=f"{name!r} for columns {' and '.join(places)}",
                     hint="rename them, or leave some out by number with ignore= (--ignore-columns)",
                 )
@@ -232,7 +232,7 @@ def table_of(columns: Mapping[str, Any], where: str, marks: Collection[str] = MA
     if len(lengths) != 1:
         raise DataError.build(
             where,
-            expected="columns of one length",
+            expected="columns of equal length",
             got=", ".join(map(str, sorted(lengths))) or "no columns",
         )
     rows = np.arange(lengths.pop(), dtype=np.int64)
@@ -301,7 +301,7 @@ def _plain(value: Any, where: str) -> Any:
         where,
         expected="numbers, texts, dates and truth values",
         got=type(value).__name__,
-        hint="leave the column out, or make several columns of it first",
+        hint="leave the column out, or split it into several columns first",
     )
 
 

@@ -162,7 +162,9 @@ def _decoded(content: bytes, encoding: str | None, where: str) -> tuple[str, tup
         text = content.decode(_WINDOWS)
     except UnicodeDecodeError:
         raise problem from None
-    note = f"not UTF-8, so read as {_WINDOWS} (Windows); encoding= (--encoding) says another"
+    note = (
+        f"not UTF-8, so read as {_WINDOWS} (Windows); encoding= (--encoding) sets another encoding"
+    )
     return text, (note,)
 
 

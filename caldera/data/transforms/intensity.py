@@ -174,7 +174,7 @@ class SubtractMean(_Linear):
             return factor, -_along_channels(self.mean, x.ndim)
         raise ShapeError.build(
             "data.SubtractMean",
-            expected=f"samples of shape {self.mean.shape}, or as many channels",
+            expected=f"samples of shape {self.mean.shape}, or with the same number of channels",
             got=f"a batch of shape {x.shape}",
             hint="data.SubtractMean.of(data) computes the mean",
         )

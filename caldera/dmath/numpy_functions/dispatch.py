@@ -119,7 +119,7 @@ def apply_function(function: Any, args: Iterable[Any], options: Mapping[str, Any
 def unknown(what: str) -> ConfigError:
     """Return the error about something of NumPy that dmath does not have."""
     return ConfigError.build(
-        what, expected="a function of NumPy that dmath knows", got="another", hint=HINT
+        what, expected="a NumPy function that dmath supports", got="another", hint=HINT
     )
 
 

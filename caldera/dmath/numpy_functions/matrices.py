@@ -238,7 +238,7 @@ def _(a: Any, b: Any, rcond: Any = None) -> Any:
     if a.ndim != 2 or b.ndim not in (1, 2) or a.shape[0] != b.shape[0]:
         raise ShapeError.build(
             "np.linalg.lstsq",
-            expected="a matrix, and a vector or matrix of as many rows",
+            expected="a matrix, and a vector or matrix with the same number of rows",
             got=f"{a.shape} and {b.shape}",
         )
     u, s, vh = op.svd(a)

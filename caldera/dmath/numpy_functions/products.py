@@ -98,7 +98,7 @@ def vecdot(a: Any, b: Any) -> Any:
     """Return products of vectors along the last axis; the first factor is conjugated."""
     if not a.ndim or not b.ndim or a.shape[-1] != b.shape[-1]:
         raise ShapeError.build(
-            "np.vecdot", expected="vectors of one length", got=f"{a.shape} and {b.shape}"
+            "np.vecdot", expected="vectors of equal length", got=f"{a.shape} and {b.shape}"
         )
     return op.sum(op.mul(op.conj(a), b), -1)
 

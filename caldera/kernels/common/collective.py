@@ -46,7 +46,7 @@ class PendingMessage:
 
     def end(self) -> np.ndarray:
         """Wait until the message has arrived; return its array."""
-        assert self._in_flight is not None, "what was not begun does not arrive"
+        assert self._in_flight is not None, "a collective that was not started cannot complete"
         (request, arrives), self._in_flight = self._in_flight, None
         request.wait()
         return arrives

@@ -173,4 +173,4 @@ TABLE.add(
         capturable=False,
     )
 )
-TABLE.add(Kernel("turn", "cuda", "order alone", lambda call: CudaRunner([])))
+TABLE.add(Kernel("turn", "cuda", "order only", lambda call: CudaRunner([])))

@@ -56,4 +56,4 @@ def _bind_finish(call: Call) -> Runner:
 offer("all_sum", "communicator", _bind_all_sum)
 offer("collective_start", "communicator", _bind_start, workspace=dense_workspace, places=places)
 offer("collective_finish", "communicator", _bind_finish, in_place=lambda node: True)
-offer("turn", "order alone", lambda call: lambda: None)
+offer("turn", "order only", lambda call: lambda: None)

@@ -28,7 +28,7 @@ from caldera.kernels.reference.evaluation import (
 )
 
 _INVERTIBLE = "invertible matrices", "add a multiple of the identity to it"
-_FINITE = "finite matrices", "look for nan or infinity in what was computed before"
+_FINITE = "finite matrices", "look for nan or infinity in earlier results"
 _POSITIVE = (
     "symmetric positive definite matrices",
     "add a small multiple of the identity to it",
@@ -47,7 +47,7 @@ def named(name: str) -> Iterator[None]:
         raise DataError.build(
             f"op.{name}",
             expected=expected,
-            got=f"one for which the library says {str(error)!r}",
+            got=f"an input that the library rejects: {str(error)!r}",
             hint=hint,
         ) from None
 
@@ -262,7 +262,7 @@ def check_range(name: str, indices: np.ndarray, length: int) -> None:
             f"op.{name}",
             expected=f"indices from {lowest} to {length - 1}" if length else "no indices",
             got=f"{shown} into an axis of length {length}",
-            hint="check the labels or indices, and the size of what they point into",
+            hint="check the labels or indices, and the size of the indexed axis",
         )
 
 

@@ -86,7 +86,7 @@ def winner(eligible: Sequence[Kernel], times: dict[str, float], node: Node) -> K
     if best is None:
         raise DeviceError.build(
             f"op.{node.op.name}",
-            expected="a kernel that computes what the oracle does",
+            expected="a kernel whose result equals the reference",
             got=f"none of {', '.join(kernel.name for kernel in eligible)}",
         )
     return best

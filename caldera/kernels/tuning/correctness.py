@@ -102,7 +102,7 @@ def compare(output: np.ndarray, wanted: np.ndarray, tolerance: float) -> None:
     """Raise if a result is not the right one."""
     if not is_float(output.dtype):
         if not np.array_equal(output, wanted):
-            raise _WrongResultError("the result differs from that of the oracle")
+            raise _WrongResultError("the result differs from the reference kernel")
         return
     if _is_close_at_once(output, wanted, tolerance):
         return
@@ -112,7 +112,8 @@ def compare(output: np.ndarray, wanted: np.ndarray, tolerance: float) -> None:
     if not np.allclose(output.astype(float64), wide, rtol=0.0, atol=allowed, equal_nan=True):
         worst = float(np.nanmax(np.abs(output.astype(float64) - wide), initial=0.0))
         raise _WrongResultError(
-            f"the result differs from that of the oracle by {worst:.1e}, beside {scale:.1e}"
+            f"the result differs from the reference kernel by {worst:.1e}, at a scale of "
+            f"{scale:.1e}"
         )
 
 

@@ -182,7 +182,7 @@ class FunctionLoss(Loss):
             raise ShapeError.build(
                 f"loss {getattr(self.function, '__name__', 'function')}",
                 expected=f"a number for each of the {prediction.shape[0]} samples, or their mean",
-                got="one for all of them, which is no mean",
+                got="a single loss for all samples that is not a mean",
                 hint="end with op.mean(...) over all axes, or leave out the reduction: the mean is "
                 "taken where weights are known",
             )
@@ -193,9 +193,9 @@ class FunctionLoss(Loss):
             "saving",
             expected="a loss that files can name",
             got=f"the function {getattr(self.function, '__name__', repr(self.function))}",
-            hint="write it as a class: @nn.losses.losses.register('my_loss') before "
-            "class MyLoss(nn.losses.Loss), with per_sample; or assign another loss, such as "
-            "model.loss = 'mse', to save what was learned",
+            hint="write it as a class: @nn.losses.losses.register('my_loss') before class "
+            "MyLoss(nn.losses.Loss), with per_sample; or assign another loss, such as "
+            "model.loss = 'mse', to save the weights",
         )
 
 

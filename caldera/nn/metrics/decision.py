@@ -39,7 +39,7 @@ class Decision:
         require(
             kind != MULTICLASS or self.threshold is None,
             self.where,
-            "no threshold where the largest number says the class",
+            "no threshold where the largest output decides the class",
             f"threshold={self.threshold}",
             "leave it out, or use a loss of labels: binary_cross_entropy",
         )
@@ -87,7 +87,7 @@ class Decision:
         require(
             found != 0,
             self.where,
-            "classes along an axis after that of the samples",
+            "classes along an axis after the sample axis",
             f"axis={axis} of predictions of shape {shape}",
             error=ShapeError,
         )
@@ -104,7 +104,7 @@ class Decision:
         require(
             self.axis is not None or target != prediction,
             self.where,
-            "a class for each sample, or to know what numbers stand for",
+            "a class for each sample, or a loss that defines the meaning of the outputs",
             f"targets in the shape of the predictions, {prediction}",
             "say axis=-1 for one-hot targets, threshold= for labels, of which several can "
             "be right, or for_task(loss.task())",
@@ -157,7 +157,7 @@ class Classification:
             self.where,
             "axis=, along which the labels lie",
             f"predictions of shape {self.predicted.shape}",
-            "as in nn.metrics.F1(axis=1) for images of labels",
+            "for example nn.metrics.F1(axis=1) for images of labels",
             error=ShapeError,
         )
         return self.in_order(self.predicted), self.in_order(self.actual)
@@ -204,7 +204,7 @@ def labels(where: str, prediction: Any, target: Any, axis: int) -> Expr:
     require(
         tuple(target.shape) == (*shape[:axis], *shape[axis + 1 :]),
         where,
-        "a class for each sample, or as many numbers as the prediction has",
+        "a class for each sample, or an array of the prediction's shape",
         f"targets of shape {tuple(target.shape)} for predictions of {shape}",
         "say along which axis= the classes are",
         error=ShapeError,

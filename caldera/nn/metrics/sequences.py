@@ -61,7 +61,7 @@ def error_rate(found: Sequence[str], wanted: Sequence[str], unit: str = "word") 
     require(
         len(found) == len(wanted) and not isinstance(found, str) and not isinstance(wanted, str),
         "error_rate",
-        "a list of found texts and one of wanted texts, of one length",
+        "equally long lists of predicted and target texts",
         f"{len(found)} and {len(wanted)}",
         error=DataError,
     )

@@ -197,7 +197,7 @@ class GPT(Layer):
             text = np.asarray(prompt)
         except ValueError:
             text = np.zeros(0)
-            expected += ", as many in each prompt"
+            expected += ", the same number in each prompt"
         is_text = text.size and text.ndim in (1, 2) and text.dtype.kind in "iu"
         if not is_text or text.min() < 0 or text.max() >= self.vocabulary:
             raise ConfigError.build(

@@ -277,7 +277,7 @@ def top_k(
     x: Value, k: Value, *, axis: int = -1, largest: int = 1, sorted: int = 1
 ) -> tuple[Expr, Expr]:
     """Return the largest or smallest elements along an axis, and their indices."""
-    count = integer(k, "how many")
+    count = integer(k, "a number of elements")
     if largest and is_float(x.dtype):
         return op.top_k(x, count, axis)
     position = axis_of(axis, len(x.shape))

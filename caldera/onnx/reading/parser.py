@@ -129,7 +129,7 @@ def array_of(tensor: Any, folder: Folder | None, where: str) -> np.ndarray:
         raise DataError.build(place, expected="sizes of 0 or more", got=f"{shape}")
     check_shape(shape, place)
     if tensor.HasField("segment"):
-        raise DataError.build(place, expected="a whole tensor", got="a segment of one")
+        raise DataError.build(place, expected="a whole tensor", got="a segment of a tensor")
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         raw = _beside(tensor, folder, place)
         _check_length(len(raw), shape, dtype, place)
@@ -202,7 +202,7 @@ def _beside(tensor: Any, folder: Folder | None, where: str) -> bytes:
             where,
             expected="data in the model's own folder",
             got=f"{said}"[:200],
-            hint="load the model from its file, with the data beside it",
+            hint="load the model from its file, with the data next to it",
         )
     try:
         length = int(said["length"]) if "length" in said else None
@@ -348,7 +348,7 @@ def read_model(path: str | os.PathLike[str]) -> OnnxModel:
             where,
             expected=f"at most {LARGEST_FILE} bytes",
             got=f"{file.stat().st_size}",
-            hint="save it with its arrays in a file beside it",
+            hint="save its arrays in a file next to it",
         )
     return parse(message(file.read_bytes(), where), file.parent, where)
 

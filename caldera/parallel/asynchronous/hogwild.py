@@ -69,7 +69,7 @@ class Hogwild(AsynchronousStrategy):
         if len(set(everyone.nodes)) > 1:
             raise ConfigError.build(
                 "Hogwild",
-                expected="ranks of one machine, which can share memory",
+                expected="ranks of a single machine, which can share memory",
                 got=f"{everyone.size} ranks on {len(set(everyone.nodes))} machines",
                 hint="parallel.ParameterServer(mode='asynchronous') goes over the network",
             )

@@ -132,7 +132,7 @@ class ParameterServer(AsynchronousStrategy):
         if self.has_others and not everyone.many_threads:
             raise CommError.build(
                 "ParameterServer",
-                expected="an MPI that several threads may call at once",
+                expected="an MPI that several threads may call concurrently",
                 got=everyone.describe().splitlines()[0],
                 hint="servers answer while their ranks compute; take parallel.DataParallel",
             )

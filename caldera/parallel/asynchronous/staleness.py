@@ -54,7 +54,7 @@ class MomentumCorrection:
                 self.where,
                 expected="an optimizer that stays as it was when the run began",
                 got=f"another setting: {optimizer!r}",
-                hint="assign optimizer.learning_rate alone while a run goes on",
+                hint="assign only optimizer.learning_rate during a run",
             )
 
     def check(self, optimizer: Optimizer) -> None:
@@ -88,9 +88,9 @@ class MomentumCorrection:
             self.has_warned = True
             warnings.warn(
                 f"{self.where}: gradients lacked {age:.1f} updates on average, which acts like "
-                f"momentum {implicit:.2f} beside the optimizer's {given:g}; pass "
-                f'momentum="corrected" to train with {max(given - implicit, 0.0):.2f}, or take an '
-                "optimizer without momentum",
+                f"momentum {implicit:.2f} in addition to the optimizer's {given:g}; pass "
+                f'momentum="corrected" to train with {max(given - implicit, 0.0):.2f}, or use '
+                "an optimizer without momentum",
                 stacklevel=2,
             )
 

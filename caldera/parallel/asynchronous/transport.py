@@ -425,5 +425,6 @@ def push_codec(compressor: Compressor, rank: int) -> PushCodec:
         expected="compression= Cast, QSGD, TernGrad, OneBit, Lossless, or TopK without momentum, "
         "with mean=False",
         got=repr(compressor),
-        hint="others need all ranks at once, or do not say how one gradient travels",
+        hint="other schemes need all ranks simultaneously, or define no message of a single "
+        "gradient",
     )

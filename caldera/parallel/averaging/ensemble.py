@@ -84,7 +84,7 @@ class ReplicaStrategy(SingleProcessStrategy):
         if part is None:
             raise ConfigError.build(
                 type(self).__name__,
-                expected="to be asked during a run",
+                expected="a call during a run",
                 got="no run yet",
                 hint="pass it to fit(..., parallel=...)",
             )
@@ -204,7 +204,7 @@ class Ensemble(ReplicaStrategy):
         if seeds is not None and (len(seeds) != ranks or len(set(seeds)) != ranks):
             raise ConfigError.build(
                 "Ensemble",
-                expected=f"a seed of its own for each of {ranks} ranks",
+                expected=f"a different seed for each of {ranks} ranks",
                 got=f"seeds={list(seeds)}",
             )
         check_choice("Ensemble", "start", start, START)
@@ -241,7 +241,7 @@ class Ensemble(ReplicaStrategy):
                 "Ensemble",
                 expected=f"a checkpoint of {ranks} members or more",
                 got=f"one of {len(saved)}",
-                hint="resume on as many ranks as there were, or fewer",
+                hint="resume on at most the earlier number of ranks",
             )
         return saved[rank]
 

@@ -108,7 +108,7 @@ class PeriodicAveraging(ReplicaStrategy):
 
     def _meet(self, here: str) -> None:
         """Ranks with separate streams of data may reach their end while others continue."""
-        check_same(self.communicator, "where ranks meet", [here])
+        check_same(self.communicator, "between averages", [here])
 
     def _exchange(self) -> None:
         if self._plan is None:
@@ -278,7 +278,7 @@ class LocalSGD(PeriodicAveraging):
                 "LocalSGD",
                 expected="0 <= momentum < 1",
                 got=repr(momentum),
-                hint="with 1 what has moved once would never come to rest",
+                hint="with 1, parameters would never converge",
             )
         super().__init__(every, communicator, algorithm)
         self.state = state

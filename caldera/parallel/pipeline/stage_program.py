@@ -155,7 +155,7 @@ class StageProgram:
             if len(stages) > 1:
                 raise ConfigError.build(
                     "PipelineParallel",
-                    expected="each variable that layers change in one stage alone",
+                    expected="each variable that layers change in a single stage",
                     got=f"{variable.attrs['symbol'].name} in stages {sorted(stages)}",
                     hint="cut the model elsewhere: this layer is used on both sides of a cut",
                 )
@@ -380,7 +380,7 @@ def _axes(
             "PipelineParallel",
             expected=f"{given.size} ranks that are as many as stages times pipelines times model",
             got=f"stages={stages} and {shape}",
-            hint='give stages=, data= and model=, or a mesh with the axes "data", "pipeline" and '
-            '"model" alone',
+            hint='pass stages=, data= and model=, or a mesh with exactly the axes "data", '
+            '"pipeline" and "model"',
         )
     return axes, given

@@ -155,7 +155,7 @@ def build_strategy(way: TrainingWay, ranks: int, communicator: Communicator | No
             where,
             expected=f"{ranks} ranks, as was planned",
             got=f"{everyone.size}",
-            hint="start as many, or plan for those that are there",
+            hint="start that number of ranks, or plan for the present ones",
         )
     return made(**{key: _own(value) for key, value in arguments.items()}, communicator=everyone)
 

@@ -77,9 +77,10 @@ def given(setting: Setting) -> str:
     samples, seconds = points[-1]
     wire = cluster.wire
     text = (
-        f"Given: {bytes_text(workload.parameters)} of parameters, {flops_text(workload.flops)} a "
-        f"sample forward; a rank alone takes {seconds_text(seconds)} for {_samples(samples)}. "
-        f"Between machines {rate_text(wire.bandwidth)} and {seconds_text(wire.latency)} a message"
+        f"Given: {bytes_text(workload.parameters)} of parameters, {flops_text(workload.flops)} "
+        f"a sample forward; a single rank takes {seconds_text(seconds)} for "
+        f"{_samples(samples)}. Between machines {rate_text(wire.bandwidth)} and "
+        f"{seconds_text(wire.latency)} a message"
     )
     if cluster.per_node > 1:
         text += f"; {cluster.per_node} ranks on each"
@@ -130,7 +131,7 @@ def _bound(ranking: Ranking) -> str:
     if found.exchange:
         hidden = 1 - min(found.exposed / found.exchange, 1.0)
         share = percent_text(hidden) if hidden > 0.001 else "nothing"
-        text += f", {share} of it behind the computing"
+        text += f", {share} overlapped with computing"
     if found.idle:
         text += f", and for {seconds_text(found.idle)} the pipeline fills and drains"
     better = {
@@ -139,7 +140,7 @@ def _bound(ranking: Ranking) -> str:
         "latency": "half the latency",
     }
     tried = ", ".join(f"{gains[name]:.2f} with {better[name]}" for name in gains)
-    return f"{text}. How many times as fast it would be: {tried}."
+    return f"{text}. Speed-up: {tried}."
 
 
 def _fewer(series: Sequence[Ranking], scaling: str) -> str:
@@ -177,8 +178,8 @@ def _inexact(ranking: Ranking) -> str:
         f"{entry.way.name} ({seconds_text(entry.prediction.seconds)})" for entry in faster
     )
     return (
-        f"Faster in time a step, but not the same as one process (*): {shown}. Whether they learn "
-        "as much in a step is not predicted."
+        f"Faster per step, but not equal to one process (*): {shown}. Progress per step is not "
+        "predicted."
     )
 
 
@@ -297,11 +298,12 @@ def ranks_axis(ranks: Sequence[float]) -> ChartAxis:
 _TITLES = {"strong": "Strong scaling", "weak": "Weak scaling"}
 _ABOUT = {
     "strong": "One batch, shared by more and more ranks.",
-    "weak": "Every rank has as many samples, however many ranks there are.",
+    "weak": "The number of samples per rank is the same for every number of ranks.",
 }
 _NOTE = (
-    "The best of each kind. * need not equal training in one process. Waits: the part of a step "
-    "in which a rank waits for messages; idle: in which a pipeline fills and drains."
+    "The best of each kind. *: the result may differ from training in one process. Waits: the "
+    "part of a step in which a rank waits for messages; idle: in which a pipeline fills and "
+    "drains."
 )
 
 
@@ -320,9 +322,7 @@ def plan_page(proposal: Proposal, name: str) -> str:
 def _top(proposal: Proposal, name: str) -> Iterator[Safe]:
     ranking = proposal.ranking(proposal.scalings()[0])
     yield tag("h1", f"{name} on {ranking.setting.ranks:,} ranks")
-    yield tag(
-        "p", "What a training step would cost, in every way ranks can share it.", class_="quiet"
-    )
+    yield tag("p", "Predicted cost of a training step under every strategy.", class_="quiet")
     values = []
     for scaling in proposal.scalings():
         own = proposal.ranking(scaling)
@@ -362,10 +362,10 @@ def _given(proposal: Proposal) -> Safe:
     )
     model = {
         "parameters": bytes_text(workload.parameters),
-        "what the optimizer keeps": bytes_text(workload.optimizer),
+        "optimizer state": bytes_text(workload.optimizer),
         "work of a sample, forward": flops_text(workload.flops),
         "memory of a sample": bytes_text(workload.activations),
-        "steps of one rank alone": f"{steps} samples",
+        "steps of a single rank": f"{steps} samples",
     }
     ranks = {
         "ranks": f"{cluster.ranks:,}",
@@ -376,4 +376,4 @@ def _given(proposal: Proposal) -> Safe:
         "memory of a rank": "any" if cluster.memory is None else bytes_text(cluster.memory),
     }
     cards = [card("Model", facts(model)), card("Ranks", facts(ranks))]
-    return section("given", "What was given", tag("div", *cards, class_="masonry"))
+    return section("given", "Inputs of the plan", tag("div", *cards, class_="masonry"))

@@ -81,8 +81,8 @@ def check_layouts(where: str, given: Any) -> None:
             where,
             expected='layouts by layers, or "auto"',
             got=repr(given),
-            hint='as in {nn.Conv2D: "rows", "2-Dense": dm.Columns()}; model.summary() shows the '
-            "names of layers",
+            hint='for example {nn.Conv2D: "rows", "2-Dense": dm.Columns()}; model.summary() '
+            "shows the names of layers",
         )
     for key, value in given.items():
         is_layer = isinstance(key, type) and issubclass(key, Layer)
@@ -280,7 +280,7 @@ def _by_name(
                 f"{where}[{name!r}]",
                 expected="one of " + ", ".join([*own, OUTPUT]),
                 got=repr(name),
-                hint=f"these are the parameters of {layer.path}, and what it gives",
+                hint=f"these are the parameters and the output of {layer.path}",
             )
     return found
 
@@ -296,7 +296,7 @@ def _of_weights(meant: Meant, layer: Layer, way: str, ranks: int) -> dict[Variab
             meant.where,
             expected="one of " + ", ".join([*each.ways, "auto"]) + f" for {ranks} ranks",
             got=repr(way),
-            hint=f"each rank needs at least one of what is divided: {amounts(layer)}",
+            hint=f"each rank needs at least one element of the divided axis: {amounts(layer)}",
         )
     if list(layer.children()) or layer.frozen or not meant.itself:
         return {}

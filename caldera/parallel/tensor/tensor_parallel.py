@@ -148,7 +148,7 @@ class Hybrid(DataParallel):
             return type(result)(self.layer_output(layer, each) for each in result)
         if not isinstance(result, Expr):
             return result
-        where = f"{type(self).__name__}: what {layer.path} gives"
+        where = f"{type(self).__name__}: output of {layer.path}"
         return Expr(place(result.node, layout_on(where, wanted, result.shape, self._ranks)))
 
     def parts(self, share: Share) -> list[Share]:

@@ -324,8 +324,7 @@ class Dispatcher:
                 got="none"
                 if all_lost
                 else f"{failed} that died before they ran anything, the last since {self._lost_by}",
-                hint="the study goes on when it is started again; with workers=1 you see what a "
-                "trial does",
+                hint="start the study again to continue it; workers=1 shows the output of a trial",
             )
 
     def _drop_hung(self) -> None:
@@ -334,7 +333,7 @@ class Dispatcher:
         for member in [each for each in self._pool.members if each.task or not each.ready]:
             unheard, unreported = now - member.last_heard, now - member.last_report
             if silence and unheard > silence:
-                self._drop(member, f"nothing was heard of it for {unheard:.3g} s")
+                self._drop(member, f"it sent no message for {unheard:.3g} s")
             elif self._hung_after is not None and member.task and unreported > self._hung_after:
                 self._drop(member, f"its trial has not reported for {unreported:.3g} s")
 

@@ -220,7 +220,7 @@ def groups_of(ranks: int, ranks_per_trial: int) -> list[range]:
             "search",
             expected=f"ranks_per_trial from 1 to {ranks - 1}, since one rank is master",
             got=f"{ranks_per_trial} with {ranks} ranks",
-            hint=f"start more: caldera run -n {1 + 2 * ranks_per_trial} for two trials at once",
+            hint=f"start more: caldera run -n {1 + 2 * ranks_per_trial} for two parallel trials",
         )
     last = ranks - ranks_per_trial
     return [range(first, first + ranks_per_trial) for first in range(1, last + 1, ranks_per_trial)]
@@ -230,8 +230,8 @@ def _warn_of_idle_ranks(ranks: int, groups: Sequence[range]) -> None:
     left = ranks - 1 - sum(map(len, groups))
     if left:
         print(
-            f"caldera search: {left} of {ranks} ranks have nothing to do: one is the master, and "
-            f"the others make {len(groups)} groups of {len(groups[0])}",
+            f"caldera search: {left} of {ranks} ranks are idle: one is the master, and the "
+            f"remaining ranks form {len(groups)} groups of {len(groups[0])}",
             file=sys.stderr,
         )
 

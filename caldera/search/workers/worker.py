@@ -127,7 +127,7 @@ def _plain(value: Any) -> Any:
     """NumPy's numbers and arrays as Python's."""
     if hasattr(value, "tolist"):
         return value.tolist()
-    raise TypeError(f"{type(value).__name__} {value!r} is nothing that JSON can say")
+    raise TypeError(f"{type(value).__name__} {value!r} is not JSON-serialisable")
 
 
 BEAT_S = 1.0

@@ -227,9 +227,9 @@ def _unexplained(step: int) -> NonFiniteError:
     return NonFiniteError.build(
         f"fit, step {step}",
         expected="a finite loss",
-        got="nan or infinity from a stream that cannot be read again to say where it came from",
-        hint="look for nan and for classes without an output in its samples; a function that gives "
-        "a new iterator can be read again",
+        got="nan or infinity from a stream that cannot be read again to find the sample",
+        hint="look for nan and for classes without an output in its samples; a function that "
+        "returns a new iterator can be read again",
     )
 
 
@@ -262,10 +262,9 @@ def explain(
             where,
             expected="a finite loss",
             got=f"one that is finite in full precision, with values up to {_largest(values):.3g}",
-            hint='use precision="bfloat16" (--precision bfloat16), whose range is that of float32'
+            hint='use precision="bfloat16" (--precision bfloat16), which has the range of float32'
             if narrow
-            else "values of this size overflow where they are squared or multiplied on the way: "
-            + _USUAL_HINT,
+            else "values of this size overflow in squares and products: " + _USUAL_HINT,
         )
         return error, "precision"
     symbol = found.node.attrs.get("symbol")

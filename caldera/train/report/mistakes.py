@@ -19,8 +19,8 @@ def mistakes_card(mistakes: Sequence[MistakeRecord], names: Sequence[str], wrong
     if not mistakes:
         return card(title, tag("p", "There are none.", class_="quiet"))
     note = (
-        f"{len(mistakes)} of {wrong:,} samples that were taken for another class, the most certain "
-        "first. Look for wrong labels, and for what such samples have in common."
+        f"{len(mistakes)} of {wrong:,} misclassified samples, the most certain first. Look for "
+        "wrong labels and for common properties."
     )
     if all(_PNG.fullmatch(each.picture) for each in mistakes):
         return card(

@@ -105,7 +105,7 @@ def _calibration(bins: Sequence[CalibrationRecord], advice: AdviceNames) -> list
     perfect = Line("perfectly calibrated", ends, QUIET, dashed=True, bare=True)
     seen = Line("this model", points, CATEGORICAL[0])
     chart = LineChart(
-        "calibration: how often it is right",
+        "calibration: accuracy by confidence",
         "certainty of the prediction",
         [perfect, seen],
         _SHARES,
@@ -124,10 +124,7 @@ def _calibration(bins: Sequence[CalibrationRecord], advice: AdviceNames) -> list
             f"end of training ({advice.early_stopping}) make it more modest."
         )
     else:
-        words += (
-            "The model is right more often than it says: more epochs "
-            f"({advice.epochs}) would make it more sure."
-        )
+        words += f"The model is underconfident: train for more epochs ({advice.epochs})."
     return [tag("figure", inline(chart), tag("figcaption", words))]
 
 
@@ -215,9 +212,9 @@ def _balance_note(trained: Sequence[int], names: Sequence[str], advice: AdviceNa
         return "Classes are about balanced in the training data."
     rare, common = names[trained.index(least)], names[trained.index(most)]
     return (
-        f"There are {most / max(least, 1):.0f} times as many samples of {common} to train with as "
-        f"of {rare}: accuracy says little about rare classes. Look at their recall; "
-        f"{advice.class_weights} lets each class count the same."
+        f"Class {common} has {most / max(least, 1):.0f} times the training samples of class "
+        f"{rare}: accuracy hardly reflects rare classes. Check their recall; "
+        f"{advice.class_weights} gives each class the same total weight."
     )
 
 
@@ -278,7 +275,7 @@ def _confused(counts: np.ndarray, names: Sequence[str]) -> Safe:
     order = np.argsort(-mistakes, axis=None, kind="stable")[:_PAIRS]
     pairs = [divmod(int(flat), len(names)) for flat in order if mistakes.flat[flat]]
     if not pairs:
-        return card("Most often confused", tag("p", "Nothing was.", class_="quiet"))
+        return card("Most often confused", tag("p", "No sample.", class_="quiet"))
     rows = [
         (
             names[true],

@@ -233,8 +233,8 @@ def _network(record: RunRecord) -> Safe:
     ]
     head = ("layer", "kind", "output", "parameters", "work", "memory")
     note = (
-        f"{network.parameters:,} parameters, {network.trainable:,} of them trained; "
-        f"{flops_text(network.flops)} forward for one sample."
+        f"{network.parameters:,} parameters, {network.trainable:,} trainable; "
+        f"{flops_text(network.flops)} per sample in the forward pass."
     )
     layers = card("Layers, for one sample", table(head, rows, numbers=(3, 4, 5)))
     both = tag("div", _folded(record), layers, class_="beside")

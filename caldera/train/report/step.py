@@ -123,15 +123,15 @@ def memory_section(profile: ProfileRecord | None) -> Safe:
         return section("memory", "Where the memory went", note=note)
     total = bytes_text(sum(profile.memory.values()))
     whole = card(
-        "What a training step holds",
+        "Memory of a training step",
         _bar(profile.memory, bytes_text),
         note=f"{total} on {profile.device}, for a batch of {profile.batch_size}",
     )
     share = percent_text(profile.arena_bytes / profile.naive_bytes) if profile.naive_bytes else ""
     planned = (
-        f"{bytes_text(profile.arena_bytes)} planned for what lives only within a step, {share} of "
-        f"the {bytes_text(profile.naive_bytes)} that it would take if each value had memory of its "
-        f"own; {profile.in_place} calls write over an input that nobody reads any more."
+        f"{bytes_text(profile.arena_bytes)} planned for temporary buffers, {share} of the "
+        f"{bytes_text(profile.naive_bytes)} that separate buffers would need; "
+        f"{profile.in_place} calls overwrite an input after its last use."
     )
     arena = tag("figure", inline(_arena_chart(profile)), tag("figcaption", planned))
     both = tag("div", whole, arena, class_="columns")

@@ -312,7 +312,7 @@ class CheckpointFolder:
             f"checkpoints in {self.path}",
             "at least one that verifies",
             "damage in " + ", ".join(damaged),
-            "move them away to start anew",
+            "move them away to start again",
             error=CheckpointError,
         )
         return None

@@ -229,7 +229,7 @@ class Checkpointer(Callback):
             where,
             "the layers and schedules of this model",
             "others with the same parameters",
-            "resume with the model that was saved, or load its weights alone",
+            "resume with the model that was saved, or load only its weights",
             CheckpointError,
         )
         known = state.get("schema")
@@ -238,8 +238,8 @@ class Checkpointer(Callback):
         same_ranks = state["ranks"] == run.communicator.size
         if state["kernels"] != kernels and same_ranks and run.communicator.rank == 0:
             warnings.warn(
-                f"{where}: other kernels serve this run than the one that was saved; results agree "
-                "up to rounding, but not to the bit",
+                f"{where}: this run uses different kernels from the saved run; results agree up "
+                "to rounding, but not bit by bit",
                 RuntimeWarning,
                 stacklevel=4,
             )

@@ -119,7 +119,8 @@ def _prove(unfinished: Path, target: Path) -> None:
             f"save {target}",
             expected="a file that can be loaded",
             got=f"{problem}",
-            hint="nothing was written; was a layer changed after its parameters were made?",
+            hint="no file was written; check for a layer that changed after its parameters were "
+            "created",
         ) from problem
 
 

@@ -42,7 +42,7 @@ def by_name(variables: Iterable[Variable]) -> dict[str, Variable]:
         if variable.name in found:
             raise CheckpointError.build(
                 variable.name,
-                expected="a name of its own for each variable",
+                expected="a distinct name for each variable",
                 got="two alike",
                 hint="give one of the layers another name=",
             )
@@ -229,7 +229,7 @@ def restore_progress(model: Model, content: bytes) -> None:
         model.between_epochs = [_rule(*each) for each in state["between_epochs"]]
     except (KeyError, TypeError, json.JSONDecodeError) as problem:
         raise DataError.build(
-            _WHERE, expected="what progress_bytes wrote", got=f"{type(problem).__name__}: {problem}"
+            _WHERE, expected="output of progress_bytes", got=f"{type(problem).__name__}: {problem}"
         ) from None
     kept = optimizer.named_variables() if optimizer.state else {}
     tensors = safetensors_arrays(file)

@@ -45,22 +45,22 @@ class Selection:
         """In words, for readers of results on the test samples of a data set with these.
 
         >>> Selection(("val_loss",), 288, 0.2).text(None, None)
-        'chosen by val_loss on 20% held out of the training data (288 samples); the test set was looked at once'
+        'chosen by val_loss on 20% held out of the training data (288 samples); the test set was evaluated once'
         """  # noqa: E501
         part = self.part
         if self.data is not None and self.data is validation:
             part = len(validation) / (len(validation) + len(train))
         if self.is_test:
             if not self.by:
-                return "nothing was chosen by the test set, which was shown after each epoch"
+                return "no choice used the test set, which was shown after each epoch"
             return (
                 f"chosen by {', '.join(self.by)} on the test set, so that results on it are too "
                 "good; hold out a part of the training data with validation=0.2"
             )
         count = "" if self.samples is None else f" ({self.samples} samples)"
         on = "validation data" if part is None else f"{part:.0%} held out of the training data"
-        what = f"chosen by {', '.join(self.by)}" if self.by else "nothing chosen; validated"
-        return f"{what} on {on}{count}; the test set was looked at once"
+        what = f"chosen by {', '.join(self.by)}" if self.by else "no choice made; validated"
+        return f"{what} on {on}{count}; the test set was evaluated once"
 
 
 _MOST_EPOCHS = 2**40

@@ -238,7 +238,7 @@ def _check_classes(found: ClassesRecord, classes: int) -> None:
         require(
             len(curve.false_positive) == len(curve.true_positive),
             f"{where}.roc",
-            "lists of one length",
+            "lists of equal length",
             "others",
             error=DataError,
         )

@@ -262,7 +262,7 @@ def test_rates_that_make_gigabytes_of_a_small_file_are_refused(tmp_path: Path) -
     # Of one sample a second come 16,000; of 9,999,991 a filter of 16,000 rows.
     for rate, samples in ((1, 100_000), (9_999_991, 100)):
         audio.write(path, np.zeros(samples), rate)
-        with pytest.raises(DataError, match=f"from {rate} to 16000 samples a second.*asks for at"):
+        with pytest.raises(DataError, match=f"from {rate} to 16000 samples a second.*requires at"):
             audio.read(path, rate=16000)
 
 

@@ -20,7 +20,7 @@ def test_a_name_is_given_once() -> None:
         True,
         False,
     )
-    with pytest.raises(cd.ConfigError, match="thing one: expected a name that is free"):
+    with pytest.raises(cd.ConfigError, match="thing one: expected an unused name"):
         registry.add("one", 2)
     with pytest.raises(cd.ConfigError, match="got 'onee'; did you mean 'one'"):
         _ = registry["onee"]
@@ -44,7 +44,7 @@ def test_a_class_that_is_defined_again_takes_its_own_place() -> None:
     class Other:
         pass
 
-    with pytest.raises(cd.ConfigError, match="name that is free"):
+    with pytest.raises(cd.ConfigError, match="unused name"):
         registry.add("thing", Other)
 
 

@@ -160,7 +160,7 @@ def test_strangers_who_stay_are_ended_in_time_and_in_number() -> None:
     with closing(Listener(KEY)) as listener, ExitStack() as stack:
         before = len(os.listdir("/dev/fd"))
         crowd = [stack.enter_context(_come(listener.port)) for _ in range(MOST_STRANGERS + 50)]
-        with pytest.raises(CommError, match="all of them to connect"):
+        with pytest.raises(CommError, match="all to connect"):
             listener.accept(time.monotonic() + 0.5)
         assert len(os.listdir("/dev/fd")) - before <= MOST_STRANGERS + len(crowd)
         assert len(listener._strangers) == MOST_STRANGERS
@@ -199,7 +199,7 @@ def test_one_byte_at_a_time_does_not_make_a_deadline_longer(
         )
         slow.start()
         began = time.monotonic()
-        with pytest.raises(CommError, match="all of them to connect"):
+        with pytest.raises(CommError, match="all to connect"):
             listener.accept(began + 1.5)
         assert time.monotonic() - began < 5
         assert not listener._strangers
@@ -245,7 +245,7 @@ def test_the_wrong_key_is_refused_and_the_door_is_on_the_loopback() -> None:
 
         thread = threading.Thread(target=wrong)
         thread.start()
-        with pytest.raises(CommError, match="all of them to connect"):
+        with pytest.raises(CommError, match="all to connect"):
             listener.accept(time.monotonic() + 0.5, lambda: None)
         while thread.is_alive():
             with suppress(CommError):
@@ -310,9 +310,9 @@ def test_a_process_that_gave_up_before_it_was_accepted_does_not_count() -> None:
             early.sendall(
                 hello + mine + listening._signed(KEY, b"connects", challenge, mine, hello)
             )
-            with pytest.raises(CommError, match="all of them to connect"):
+            with pytest.raises(CommError, match="all to connect"):
                 listener.accept(time.monotonic() + 0.3)
             assert early.recv(listening._DIGEST, socket.MSG_WAITALL)
-        with pytest.raises(CommError, match="all of them to connect"):
+        with pytest.raises(CommError, match="all to connect"):
             listener.accept(time.monotonic() + 0.2)
         assert not listener._proven

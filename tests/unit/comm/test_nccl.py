@@ -188,5 +188,5 @@ def test_ranks_with_a_card_each_take_nccl(
 
 
 def test_who_cannot_go_on_without_a_rank_says_so() -> None:
-    with pytest.raises(CommError, match="goes on when a rank dies"):
+    with pytest.raises(CommError, match="survives the death of a rank"):
         SingleProcess().Shrink()

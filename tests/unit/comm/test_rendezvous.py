@@ -175,7 +175,7 @@ def test_two_jobs_with_one_name_do_not_mix() -> None:
     assert _run(ranks[1:], _sum) == [3.0]
     thread.join()
     assert found == [3.0]
-    with pytest.raises(CommError, match="MASTER_PORT, which tells jobs"):
+    with pytest.raises(CommError, match="MASTER_PORT, which identifies the job"):
         Meeting.of({**ranks[0], "MASTER_PORT": ""})
 
 

@@ -227,7 +227,7 @@ def test_sockets_are_made_by_those_who_know_the_key_alone() -> None:
 
 def test_who_does_not_come_is_not_waited_for_for_ever() -> None:
     listener = Listener(b"k" * KEY_BYTES)
-    with pytest.raises(CommError, match="starting processes: expected all of them to connect"):
+    with pytest.raises(CommError, match="starting processes: expected all to connect"):
         gather_links(listener, 2, 0.05)
 
     def ended() -> None:

@@ -98,7 +98,7 @@ def test_x_alone_and_several_inputs() -> None:
 
 
 def test_mistakes_are_named() -> None:
-    with pytest.raises(ShapeError, match=r"as many targets as inputs.*\(3, 2\), \(4,\)"):
+    with pytest.raises(ShapeError, match=r"equal numbers of inputs and targets.*\(3, 2\), \(4,\)"):
         data.ArrayData(np.zeros((3, 2)), np.zeros(4))
     with pytest.raises(ShapeError):
         data.ArrayData(3.0)

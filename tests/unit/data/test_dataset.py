@@ -117,7 +117,7 @@ def test_arrays_to_test_with_can_be_given() -> None:
     with pytest.raises(ShapeError, match=r"test samples of shape \(3,\)"):
         data.arrays(np.zeros((2, 3)), [0, 1], test=(np.ones((2, 4)), [0, 1]))
     for wrong in ([[0], [1]], ["a", "b"], 3):
-        with pytest.raises(ShapeError, match="targets of one kind"):
+        with pytest.raises(ShapeError, match="the same type of targets"):
             data.arrays(np.zeros((2, 3)), [0, 1], test=(np.ones((2, 3)), wrong))
 
 

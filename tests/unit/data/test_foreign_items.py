@@ -107,7 +107,7 @@ def test_fit_takes_them_and_a_loader_brings_its_batch_size() -> None:
     model.fit(samples, validation=0.25, verbose=0, callbacks=[Seen()])
     model.fit(Batches(samples, 7), batch_size=5, verbose=0, callbacks=[Seen()])
     assert sizes == [7, 32, 5]
-    with pytest.raises(DataError, match="give the data alone"):
+    with pytest.raises(DataError, match="pass only the data"):
         model.fit(samples, samples.y)
     with pytest.raises(DataError, match="a stream"):
         model.fit(Batches(samples, 7), validation=0.2, verbose=0)

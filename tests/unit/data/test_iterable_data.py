@@ -102,7 +102,7 @@ def test_samples_that_differ_are_named(items: list[object], message: str) -> Non
 
 
 def test_batches_that_do_not_fit_are_named() -> None:
-    with pytest.raises(DataError, match="batch 1: expected as many targets"):
+    with pytest.raises(DataError, match="batch 1: expected equal numbers of inputs and targets"):
         list(data.IterableData([([1], [1]), ([1, 2], [1])], batches=True).read(10))
     with pytest.raises(ConfigError, match="an iterable or a function"):
         data.IterableData(3)  # type: ignore[arg-type]

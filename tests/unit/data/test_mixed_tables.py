@@ -142,7 +142,7 @@ def test_a_regression_is_trained_on_one_scale_and_predicts_in_units(tmp_path: Pa
     again.schema = None
     assert abs(float(again.predict(np.zeros((1, 1), "float32"))[0, 0])) < 5
     other = data.table({"x": x, "price": x}, "price", classes=False)
-    with pytest.raises(DataError, match="encoded as the model knows it"):
+    with pytest.raises(DataError, match="encoded as in training"):
         model.fit(other.train, verbose=0)
 
 

@@ -127,7 +127,7 @@ def test_a_table_is_read_as_the_one_before(table, schema: Schema) -> None:
     assert (found.class_names, found.schema) == (schema.classes, schema)
     with pytest.raises(ConfigError, match="columns= or schema="):
         data.csv(path, schema=schema, columns=["width"])
-    with pytest.raises(ConfigError, match="as the schema says"):
+    with pytest.raises(ConfigError, match="as in the schema"):
         data.csv(path, schema=schema, classes=False)
     renamed = table("answer,length,width\niris,20,2\n")
     answers = data.csv(renamed, "answer", schema=schema, test=0).train.y

@@ -108,7 +108,7 @@ def test_what_is_no_data_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="expected images in"):
         data.source(tmp_path)
     write_images(tmp_path / "parts" / "train")
-    with pytest.raises(DataError, match="give one of them, such as"):
+    with pytest.raises(DataError, match="pass one, such as"):
         data.source(tmp_path / "parts")
     (tmp_path / "flat.tar").write_bytes(tar({"1.png": picture(1)}, packing=""))
     with pytest.raises(DataError, match="a folder for each class"):

@@ -74,8 +74,8 @@ def test_quotes_delimiters_and_empty_lines(table) -> None:
     ("text", "target", "message"),
     [
         ("", -1, "an empty file"),
-        ("a,b\n", -1, "columns beside the target"),
-        ("1\n2\n", -1, "columns beside the target"),
+        ("a,b\n", -1, "columns in addition to the target"),
+        ("1\n2\n", -1, "columns in addition to the target"),
         ("1,2\n3,x\n", -1, "line 2: expected a number in column 1"),
         ("1,a\n2\n", -1, "line 2: expected 2 columns"),
         ("a,b\n1,2,3\n", -1, "2 columns after the line of names, got 3"),
@@ -215,14 +215,14 @@ def test_what_is_wrong_comes_with_a_way_out(tmp_path: Path, text: str, said: str
         ("x,y\n" + "".join(f"{n},id{n}\n" for n in range(50)), "50 different texts in 50 rows"),
         ("2019,2020,kind\n1,2,a\n3,4,b\n5,6,a\n3,4,b\n", "header=True"),
         # Names that tell nothing.
-        ("a,b,a\n1,2,3\n2,3,4\n", "a name of its own for each column, got 'a' for columns 0 and"),
+        ("a,b,a\n1,2,3\n2,3,4\n", "a distinct name for each column, got 'a' for columns 0 and"),
         ("a,b,\n1,2,0\n2,3,1\n", "a name for column 2, got ''; does each line end with"),
         # The usual accidents.
         ("x,y\n1,0\n2\n", "line 3: expected 2 columns, got 1"),
         ("x,y\n1,0\n2,1,\n", "line 3: expected 2 columns, got 3"),
         ("1,2,\n3,4,\n", "expected rows with all values, got none among 2"),
         ("x,y\n1,a\0\n2,a\n", "the file is damaged"),
-        ("y\n1\n", "columns beside the target"),
+        ("y\n1\n", "columns in addition to the target"),
         ("x,y\n" + "1,0\n2,1\n" * 15 + "abc,1\n", "line 32: expected a number, as most .*'abc'"),
     ],
 )

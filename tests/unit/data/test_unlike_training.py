@@ -48,7 +48,7 @@ def test_what_is_far_is_said_in_one_line_and_refused_if_wanted(schema: Schema) -
         data.table_inputs([USUAL, FAR, FAR], schema)
     (message,) = [str(each.message) for each in said]
     assert all(part in message for part in PARTS)
-    with pytest.raises(DataError, match="rows like those that the model was trained on"):
+    with pytest.raises(DataError, match="rows like the training rows of the model"):
         data.table_inputs([USUAL, FAR], schema, strict=True)
     with pytest.raises(DataError, match="unknown categories"):
         data.table_inputs([USUAL | {"city": "Bern"}], schema, strict=True)
@@ -129,7 +129,7 @@ def test_the_command_line_says_it_and_refuses_it(caldera: Caldera, tmp_path: Pat
     assert "column 'z': 1 missing" in done.err
     refused = caldera("predict", model, new, "--strict")
     assert (refused.status, refused.out) == (1, "")
-    assert "expected rows like those that the model was trained on" in refused.err
+    assert "expected rows like the training rows of the model" in refused.err
     assert "--strict" in refused.err
     new.write_text("x,z,y\n1.5,2.5,a\n9000.5,3.5,b\n")
     assert "note    " in caldera("eval", model, "--data", new, "--part", "all").err

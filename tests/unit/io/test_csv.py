@@ -153,7 +153,7 @@ def test_not_text(tmp_path):
 
 
 def test_missing_files_and_folders(tmp_path):
-    with pytest.raises(DataError, match=r"expected a file at .*none\.csv, got nothing there"):
+    with pytest.raises(DataError, match=r"expected a file at .*none\.csv, got no such file"):
         files.read_csv(tmp_path / "none.csv")
     with pytest.raises(DataError, match="got no folder"):
         files.write_csv(tmp_path / "none" / "t.csv", cd.tensor([1]))

@@ -159,7 +159,7 @@ def test_damage_anywhere_gives_a_data_error_or_other_numbers(tmp_path_factory, d
 
 
 def test_a_missing_file(path):
-    with pytest.raises(DataError, match=r"expected a file at .*, got nothing there"):
+    with pytest.raises(DataError, match=r"expected a file at .*, got no such file"):
         files.load_safetensors(path)
 
 

@@ -44,7 +44,7 @@ def test_inputs_are_merged_as_in_numpy(layer: nn.Layer, function: Any) -> None:
 def test_gates_are_stretched_and_samples_are_not() -> None:
     x, gate = made(2, 3, 4, 4), made(2, 3, 1, 1, seed=1)
     np.testing.assert_allclose(nn.Multiply()(x, gate).numpy(), x * gate, rtol=1e-6)
-    with pytest.raises(ShapeError, match="inputs of one shape"):
+    with pytest.raises(ShapeError, match="inputs of the same shape"):
         nn.Multiply()(x, gate[:1])
 
 
@@ -202,8 +202,8 @@ def test_new_layers_are_saved_and_summed_up(tmp_path: Path) -> None:
     ("write", "message"),
     [
         (lambda: nn.Permute((0, 1)), r"the axes \[1, 2\] once"),
-        (lambda: nn.Padding(-1), "widths= a whole number of at least 0"),
-        (lambda: nn.Padding([(1, 2, 3)]), "or a list of one or a pair for each axis"),
+        (lambda: nn.Padding(-1), "widths= an integer >= 0"),
+        (lambda: nn.Padding([(1, 2, 3)]), "or a list with an integer or a pair for each axis"),
         (lambda: nn.Padding(1, "mirror"), "mode= one of constant, reflect, replicate, circular"),
         (lambda: nn.GaussianDropout(1.0), "GaussianDropout: expected 0 <= rate < 1"),
         (lambda: nn.Lambda("relu"), "a function"),

@@ -223,7 +223,10 @@ def _nested(depth: int) -> dict[str, Any]:
         ({"layer": "Dense", "units": 3, "fill": {"filler": "zero", "x": 1}}, "its own arguments"),
         ({"layer": "Dropout", "rate": "half"}, "Dropout: expected rate= a number"),
         ({"layer": "Sequential", "layers": ["relu"]}, "expected layers, got 'relu'"),
-        ({"layer": "Sequential", "layers": [{"layer": "shared", "shared": 1}]}, "came before"),
+        (
+            {"layer": "Sequential", "layers": [{"layer": "shared", "shared": 1}]},
+            "of a preceding layer",
+        ),
         ({"layer": 3}, r"expected \{\"layer\": name"),
         ([], r"expected \{\"layer\": name"),
         (_nested(100), "at most 64 layers deep"),

@@ -98,7 +98,7 @@ def test_layers_take_arrays_of_floats_in_the_dtype_of_the_trace_and_keep_integer
 
 def test_inputs_in_a_list_are_refused() -> None:
     a = op.input("a", (1, 2))
-    with pytest.raises(ConfigError, match="each input as an argument of its own"):
+    with pytest.raises(ConfigError, match="each input as a separate argument"):
         nn.Add()([a, a])
 
 
@@ -188,7 +188,7 @@ def test_a_layer_called_again_with_another_width_is_refused() -> None:
         (lambda: nn.Residual([nn.Dense(2)], [nn.Dense(2)]), "shortcut= a layer or None"),
         (lambda: nn.BatchNorm(momentum=2.0), "0 <= momentum <= 1"),
         (lambda: nn.LSTM(2, bidirectional=True, go_backwards=True), "both directions, or one"),
-        (lambda: nn.LSTM(2, return_mask=True), "a mask to go with sequences"),
+        (lambda: nn.LSTM(2, return_mask=True), "a mask together with sequences"),
         (lambda: nn.TransformerBlock(2, ratio=0.0), "ratio > 0"),
         (lambda: nn.AdaptiveAveragePool2D((2, 2, 2)), "size= one to 2 sizes"),
         (lambda: nn.Dense(2, fill="he_norml")(np.ones((1, 2))), "filler: .*'he_norml'.*he_normal"),
@@ -202,7 +202,7 @@ def test_settings_that_cannot_be_are_refused(write: Any, message: str) -> None:
 def test_two_classes_cannot_have_one_name_in_files() -> None:
     registry: Registry[type[nn.Layer]] = Registry("layer")
     registry.add("Dense", nn.Dense)
-    with pytest.raises(ConfigError, match="a name that is free"):
+    with pytest.raises(ConfigError, match="an unused name"):
         registry.add("Dense", nn.Conv2D)
 
 

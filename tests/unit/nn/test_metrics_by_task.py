@@ -220,11 +220,11 @@ def test_without_a_task_nothing_is_guessed() -> None:
         with pytest.raises(cd.ShapeError, match=r"say axis=-1 for one-hot .*threshold= for labels"):
             made.for_task(Quartic().task()).sums(numbers, numbers)
     assert Accuracy(axis=-1).sums(numbers, numbers)["sum"].item() == 4
-    with pytest.raises(cd.ConfigError, match="no threshold where the largest number says"):
+    with pytest.raises(cd.ConfigError, match="no threshold where the largest output decides"):
         Accuracy(threshold=0.5).for_task(CrossEntropy().task())
     with pytest.raises(cd.ConfigError, match="between 0 and 1, for probabilities, got 2"):
         Accuracy(threshold=2).for_task(BinaryCrossEntropy().task())
-    with pytest.raises(cd.ShapeError, match="after that of the samples"):
+    with pytest.raises(cd.ShapeError, match="after the sample axis"):
         Accuracy(axis=0).sums(numbers, numbers)
 
 
@@ -251,7 +251,7 @@ def test_a_model_refuses_metrics_that_make_no_sense() -> None:
         made(loss="mse", metrics=["accuracy"])
     with pytest.raises(cd.ConfigError, match="mae: expected a loss of values"):
         made(loss="binary_cross_entropy", metrics=["mae"])
-    with pytest.raises(cd.ConfigError, match="names of their own, got accuracy, accuracy"):
+    with pytest.raises(cd.ConfigError, match="distinct names, got accuracy, accuracy"):
         made(loss="binary_cross_entropy", metrics=["accuracy", Accuracy(threshold=0.9)])
     with pytest.raises(cd.ConfigError, match=r"metrics=\['accuracy'\]"):
         made(metrics="accuracy")

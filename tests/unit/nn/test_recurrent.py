@@ -376,5 +376,7 @@ def test_a_state_of_another_shape_is_refused() -> None:
     state = op.input("h", (N, H))
     with pytest.raises(ShapeError, match=r"a state of 2 x \(3, 2\), got \(3, 2\)"):
         layer(x, state=state)
-    with pytest.raises(ShapeError, match=r"samples \(N, C\) of one step, got shape \(3, 5, 4\)"):
+    with pytest.raises(
+        ShapeError, match=r"samples \(N, C\) of a single step, got shape \(3, 5, 4\)"
+    ):
         nn.LSTMCell(H)(x)

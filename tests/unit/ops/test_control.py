@@ -189,10 +189,18 @@ def test_a_thousand_steps_can_be_differentiated() -> None:
 
 X = op.var("X", (3, 2))
 _REFUSED: tuple[tuple[Callable[[], Any], type[CalderaError], str], ...] = (
-    (lambda: op.scan(lambda c, x: (c, x), 0.0), ShapeError, "one number of steps.*length=None"),
+    (
+        lambda: op.scan(lambda c, x: (c, x), 0.0),
+        ShapeError,
+        "a common number of steps.*length=None",
+    ),
     (lambda: op.scan(lambda c, x: (c, x), 0.0, X, length=2), ShapeError, "X.*and length=2"),
     (lambda: op.scan(lambda c, x: (c, None), 0.0, length=-1), ShapeError, "length=-1"),
-    (lambda: op.scan(lambda c, x: (c, x), 0.0, (X, X[:2])), ShapeError, "sequences of one length"),
+    (
+        lambda: op.scan(lambda c, x: (c, x), 0.0, (X, X[:2])),
+        ShapeError,
+        "sequences of equal length",
+    ),
     (lambda: op.scan(lambda c, x: (c, x), 0.0, X[0, 0]), ShapeError, "with an axis of steps"),
     (lambda: op.scan(lambda c, x: c, 0.0, X), CalderaError, r"returns \(carry, y\), got Expr"),
     (lambda: op.scan(lambda c, x: ((c, c), x), 0.0, X), CalderaError, "a carry built like"),

@@ -141,7 +141,7 @@ def test_an_associative_scan_has_derivatives() -> None:
 
 def test_what_a_scan_refuses() -> None:
     x = np.zeros((3, 2))
-    with pytest.raises(ShapeError, match="values of one length along axis 0"):
+    with pytest.raises(ShapeError, match="values of equal length along axis 0"):
         op.associative_scan(_after, (x, np.zeros((4, 2))))
     with pytest.raises(ShapeError, match="a function whose result is like"):
         op.associative_scan(lambda a, b: op.sum(a), x)

@@ -103,7 +103,7 @@ _REFUSED: tuple[tuple[Callable[[], Any], str], ...] = (
     (lambda: op.concat([W, op.var("V", (5, 5))], axis=1), "op.concat: .*only along axis 1.*W.*V"),
     (lambda: op.concat([W, W], axis=2), "op.concat of W .*from -2 to 1, got 2"),
     (lambda: op.concat([]), "op.concat: expected at least one part"),
-    (lambda: op.stack([W, op.var("V", (5, 6))]), "op.stack of W .*V.*parts of one shape"),
+    (lambda: op.stack([W, op.var("V", (5, 6))]), "op.stack of W .*V.*parts of the same shape"),
     (lambda: op.split(W, 4), "op.split of W .*axis 0 of 6 can give, got 4"),
     (lambda: op.split(W, (3, 2)), "op.split: expected sizes that add up to 6"),
     (lambda: op.split(W, (7, -1)), "op.split of W .*sizes of 0 or more"),

@@ -69,10 +69,10 @@ def test_a_distance_of_zero_has_slope_zero() -> None:
     ("write", "error", "message"),
     [
         (lambda: op.tensordot(A, B, 4), ShapeError, "a number of axes from 0 to 3, got 4"),
-        (lambda: op.tensordot(A, B, ((0, 1), (0,))), ShapeError, "as many axes of a as of b"),
+        (lambda: op.tensordot(A, B, ((0, 1), (0,))), ShapeError, "equally many axes of a and b"),
         (lambda: op.tensordot(A, B, ((0,), (0,))), ShapeError, "different axes of equal sizes"),
         (lambda: op.cross(A, A), ShapeError, r"3 components along axis -1, got \(2, 3, 4\)"),
-        (lambda: op.cdist(A, B), ShapeError, "rows of one length"),
+        (lambda: op.cdist(A, B), ShapeError, "rows of equal length"),
         (lambda: op.cdist(A, A, 3), ConfigError, "order 1, 2 or infinity"),
     ],
 )

@@ -135,7 +135,7 @@ def _config(**changes: Any) -> dict[str, Any]:
         (lambda: optim.get("zzz"), "known: adadelta, adafactor, adagrad, adam"),
         (lambda: optim.get("adam", bta1=0.5), "'bta1'; did you mean 'beta1'"),
         (lambda: optim.get("adam", acumulate=2), "'acumulate'; did you mean 'accumulate'"),
-        (lambda: optim.get(optim.Adam(), beta1=0.5), "arguments only beside a name"),
+        (lambda: optim.get(optim.Adam(), beta1=0.5), "arguments only together with a name"),
         (lambda: optim.get(3), "a name or an object, got 3"),
         (lambda: optim.schedules.make("cosine", peak=1.0), "Cosine: expected steps=, got none"),
         (lambda: optim.optimizers.from_config({"name": "adam"}), "a dict of kind, name, arguments"),

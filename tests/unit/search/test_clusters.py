@@ -193,7 +193,7 @@ def test_a_pool_beside_ranks_that_run_the_program_is_an_error(
 @pytest.mark.parametrize("kind", ["LocalCluster", "Other"])
 def test_what_is_no_client_has_a_hint(kind: str) -> None:
     made: Callable[[], object] = type(kind, (), {"__module__": "distributed.deploy.local"})
-    with pytest.raises(ConfigError, match=r"a Dask client.*pass a client of it"):
+    with pytest.raises(ConfigError, match=r"a Dask client.*pass a client of the cluster"):
         search.run(squared, GRID, method="grid", workers=made(), verbose=0)
 
 

@@ -192,7 +192,7 @@ def test_the_page_says_all_and_trusts_nothing(study: search.Study, tmp_path: Pat
     rows = re.findall(r"<tr><td class=.number.>(\d+)</td><td>(?:<b>)?(?:done|stop|fail)", page)
     assert rows == [str(trial.number) for trial in study.trials]
     for words in (
-        "How much of it is luck?",
+        "Effect of luck",
         "Parallel coordinates",
         "Importance",
         "tanh &amp; co",

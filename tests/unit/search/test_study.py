@@ -230,7 +230,7 @@ def test_the_best_model_can_be_made_again_bit_for_bit(tmp_path: Path) -> None:
         _build, MODELS, data, trials=3, epochs=2, objective="val_loss", folder=tmp_path
     )
     assert _weights(again.best.model) == _weights(saved)
-    with pytest.raises(ConfigError, match="a study that knows build and data"):
+    with pytest.raises(ConfigError, match="a study that stores build and data"):
         _ = search.load(tmp_path).best.model
 
 

@@ -73,13 +73,13 @@ def test_a_drawn_digit_and_an_image(
     port = ports["digits"]
     browser.colours(scheme)
     browser.open(f"http://127.0.0.1:{port}/", width, 900)
-    assert browser.value(_SAID) == "Nothing yet."
+    assert browser.value(_SAID) == "No prediction yet."
     angles = np.linspace(0, 2 * math.pi, 16)
     _draw(browser, [(0.5 + 0.22 * math.cos(a), 0.5 + 0.36 * math.sin(a)) for a in angles])
     browser.wait_until(_ANSWERED)
     assert browser.value(_SAID) == "0"
     browser.value("document.getElementById('clear').click()")
-    assert browser.value(_SAID) == "Nothing yet."
+    assert browser.value(_SAID) == "No prediction yet."
     # A file is chosen as a person does it.
     digits = data.digits()
     one = int(np.flatnonzero(digits.test.y == 4)[0])

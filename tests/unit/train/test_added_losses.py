@@ -122,7 +122,7 @@ class Wrong(nn.Layer):
     ("what", "error", "said"),
     [
         ("shape", ShapeError, "values for each of"),
-        ("name", ConfigError, "name of its own"),
+        ("name", ConfigError, "distinct name"),
         ("twice", ConfigError, "twice"),
         ("dtype", ShapeError, "numbers to add"),
     ],

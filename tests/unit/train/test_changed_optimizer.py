@@ -116,7 +116,7 @@ def test_it_takes_effect_in_a_model_of_several_losses() -> None:
 def test_a_rate_that_no_step_reads_is_refused() -> None:
     with pytest.raises(cd.ConfigError, match="no schedule decides"):
         _fitted(optim.Adam(optim.Cosine(0.01, steps=20)), learning_rate=1.0)
-    with pytest.raises(cd.ConfigError, match="the size of the first step alone"):
+    with pytest.raises(cd.ConfigError, match="only the size of the first step"):
         _fitted(optim.Rprop(0.01), learning_rate=1.0)
 
 

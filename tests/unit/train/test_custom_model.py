@@ -155,7 +155,7 @@ def test_it_predicts_what_forward_gives_and_is_saved(tmp_path: Path) -> None:
     assert copy.deepcopy(model).predict(X) == pytest.approx(model.predict(X))
     fitted = Rivals()
     fitted.fit(X, verbose=0)
-    with pytest.raises(ShapeError, match="a forward of its own"):
+    with pytest.raises(ShapeError, match="a model that defines forward"):
         fitted.predict(X)
     with pytest.raises(ConfigError, match="no sample_weights="):
         model.fit(X, sample_weights=np.ones(12))

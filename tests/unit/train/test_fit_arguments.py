@@ -54,12 +54,12 @@ WRONG: dict[str, list[tuple[Any, str]]] = {
         (np.ones((20, 1)), "one weight for each of 20 samples"),
         (1.0, "one weight for each of 20 samples"),
         (["a"] * 20, "got dtype('<U1')"),
-        (np.ma.array(np.ones(20), mask=Y > 0), "nothing is masked"),
+        (np.ma.array(np.ones(20), mask=Y > 0), "without masked elements"),
     ],
     "class_weights": [
         ({5: 2.0}, "class_weights for 2 classes, 0 to 1, got one for class 5"),
-        ([1, 2, 3], "class_weights for 2 classes, 0 to 1, got 3 of them"),
-        ([1], "class_weights for 2 classes, 0 to 1, got 1 of them"),
+        ([1, 2, 3], "class_weights for 2 classes, 0 to 1, got 3"),
+        ([1], "class_weights for 2 classes, 0 to 1, got 1"),
         ({-1: 2.0}, "by the numbers of classes, from 0, got -1"),
         ({"a": 2.0}, "by the numbers of classes, from 0, got 'a'"),
         ({1.0: 2.0}, "by the numbers of classes, from 0, got 1.0"),
@@ -151,17 +151,17 @@ def test_what_is_behind_a_mask_is_no_value() -> None:
         lambda: op.sum(MASKED),
         lambda: cd.tensor(X) + MASKED,
     ):
-        with pytest.raises(DataError, match=r"nothing is masked, .*x\.filled\(0\)"):
+        with pytest.raises(DataError, match=r"without masked elements, .*x\.filled\(0\)"):
             call()
     assert MODEL.predict(np.ma.array(X)).shape == (20, 2)
 
 
 def test_inputs_of_predict() -> None:
     for given, said in (
-        ((), "inputs of as many samples each, got none"),
+        ((), "inputs with equal numbers of samples, got none"),
         ((3.0,), "the first axis counts the samples"),
         ((X, Y), "predict: expected 1 inputs, got 2; targets are no inputs"),
-        ((X, Y[:3]), "inputs of as many samples each"),
+        ((X, Y[:3]), "inputs with equal numbers of samples"),
         ((X[0],), "samples of shape"),
     ):
         with pytest.raises(DataError, match=said):
@@ -258,7 +258,7 @@ def test_a_function_may_be_the_loss(tmp_path: Path) -> None:
         by_function.save(tmp_path / "model.caldera")
     by_function.loss = "mse"
     by_function.save(tmp_path / "model.caldera")
-    with pytest.raises(CalderaError, match="got one for all of them, which is no mean"):
+    with pytest.raises(CalderaError, match="got a single loss for all samples that is not a mean"):
         made(loss=lambda prediction, y: op.sum(prediction - y)).fit(X, y)
 
 

@@ -123,7 +123,7 @@ def test_words_of_different_lengths() -> None:
 def test_a_file_for_other_frameworks_has_one_length(tmp_path: Path) -> None:
     pytest.importorskip("onnx")
     model = cd.NeuralNetwork([nn.Input((None, 3)), nn.MeanPooling(), nn.Dense(2)])
-    with pytest.raises(ConfigError, match="sequences of one length, got one for any length"):
+    with pytest.raises(ConfigError, match="sequences of a fixed length, got one for any length"):
         cd.onnx.export(model, tmp_path / "ragged.onnx")
 
 

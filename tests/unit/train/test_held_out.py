@@ -65,7 +65,7 @@ def test_weights_go_with_their_samples() -> None:
         ((X, Y), 1.5, "between 0 and 1, got 1.5"),
         ((X, Y), True, "between 0 and 1, got True"),
         ((X, Y), 0.0, "between 0 and 1, got 0.0"),
-        ((X[:2], Y[:2]), 0.1, "enough samples to hold out 0.1"),
+        ((X[:2], Y[:2]), 0.1, "enough samples to hold out a part of 0.1"),
         (data.IterableData(list(zip(X, Y, strict=True))), 0.2, "got a stream"),
         (
             data.Pipeline((X, Y), [data.OneHot(2), data.Mixup(0.2)]),
@@ -107,7 +107,7 @@ def _record(tmp_path: Path, found: data.Dataset, validation, callbacks=(), **set
 def test_the_record_says_what_was_chosen_by_which_data(tmp_path: Path) -> None:
     found = data.arrays(X, Y, test=0.25)
     best = [cd.KeepBest("val_accuracy")]
-    once = "the test set was looked at once"
+    once = "the test set was evaluated once"
     assert _record(tmp_path, found, None) == ""
     assert _record(tmp_path, found, 0.2, best) == (
         f"chosen by val_accuracy on 20% held out of the training data (6 samples); {once}"
@@ -125,7 +125,7 @@ def test_the_record_says_what_was_chosen_by_which_data(tmp_path: Path) -> None:
     assert "chosen by val_loss on the test set, so that results on it are too good" in said
     with pytest.warns(UserWarning, match=r"hold out .*validation=0.2"):
         assert "by val_accuracy on the test set" in _record(tmp_path, found, found.test, best)
-    assert "nothing was chosen by the test set" in _record(
+    assert "no choice used the test set" in _record(
         tmp_path, found, found.test, [cd.KeepBest("loss")]
     )
 

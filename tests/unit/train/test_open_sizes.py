@@ -36,7 +36,7 @@ def test_a_convolutional_network_takes_images_of_any_size(tmp_path: Path) -> Non
     for given in (images(1, 4, 9, 7), images(1, 9, 7)):
         with pytest.raises(DataError, match=r"samples of shape \(3, any, any\), got"):
             model.predict(given)
-    with pytest.raises(ConfigError, match=r"samples of one size.*got one for any size"):
+    with pytest.raises(ConfigError, match=r"samples of a fixed size.*got one for any size"):
         cd.onnx.export(model, tmp_path / "open.onnx")
 
 

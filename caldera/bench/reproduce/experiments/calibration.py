@@ -109,7 +109,7 @@ def calibration_findings(samples: Samples) -> Findings:
         system, _, name = case.partition(": ")
         (ours,), (paper,), (factor,) = row["predicted"], row["reported"], row["factor"]
         ratio = ours / paper
-        note = f"{ours:.4g} beside {paper:g}"
+        note = f"{ours:.4g} against {paper:g}"
         if not 0.5 < ratio < 2.0:
             note += ", off by more than 2"
         found[system][name] = Quantity(ratio, ratio / factor, ratio * factor, note, predicted=True)
@@ -184,4 +184,4 @@ def _plot(column: str, samples: Mapping[str, Mapping[str, list[float]]]) -> Plot
         ]
         for label, key in (("paper", "reported"), ("predicted", "predicted"))
     }
-    return Plot(f"{column}, predicted from the other columns", "GPUs", "images/s", lines)
+    return Plot(f"{column}, predicted from the remaining columns", "GPUs", "images/s", lines)

@@ -57,7 +57,7 @@ def table_findings(samples: Samples) -> Findings:
     for name, rates in SEED.items():
         found = samples[name]["images/s"]
         for ranks, ours, paper in list(zip(RANKS, found, rates, strict=True))[1:]:
-            note = f"{ours:.0f} beside {paper}"
+            note = f"{ours:.0f} against {paper}"
             case = f"{name}, {ranks} GPUs"
             findings["rate"][case] = Quantity.exact(ours / paper, note, predicted=True)
         peer, ranks, rate = OTHERS[name]
@@ -66,7 +66,7 @@ def table_findings(samples: Samples) -> Findings:
         findings["peers"][case] = Quantity.exact(ours / rate, predicted=True)
         if name in MEMORY:
             (nbytes,) = samples[name]["bytes on 16"]
-            note = f"{nbytes / 1e9:.2f} beside {MEMORY[name]:.2f} GB"
+            note = f"{nbytes / 1e9:.2f} against {MEMORY[name]:.2f} GB"
             share = nbytes / 1e9 / MEMORY[name]
             findings["memory"][name] = Quantity.exact(share, note, predicted=True)
     return {**findings, **measured_findings(samples)}
@@ -132,16 +132,16 @@ def inception_findings(samples: Samples) -> Findings:
     ours = samples["64 K80 GPUs"]["images/s"][-1]
     hours = IMAGES / ours / 3600
     rest = IMAGES / INCEPTION[96][1] / 3600
-    note = f"{ours:.0f} beside {rate}"
+    note = f"{ours:.0f} against {rate}"
     return {
         f"rate-{cards}": {"": Quantity.exact(ours / rate, note, predicted=True)},
         f"hours-{cards}": {
             "": Quantity.exact(
-                hours / HOURS[cards], f"{hours:.1f} beside {HOURS[cards]}", predicted=True
+                hours / HOURS[cards], f"{hours:.1f} against {HOURS[cards]}", predicted=True
             )
         },
         "consistent": {
-            "": Quantity.exact(rest / HOURS[96], f"{rest:.1f} beside {HOURS[96]}", predicted=True)
+            "": Quantity.exact(rest / HOURS[96], f"{rest:.1f} against {HOURS[96]}", predicted=True)
         },
         **measured_findings(samples),
     }

@@ -125,7 +125,10 @@ def many_cards(context: ExperimentContext) -> Measurement:
                 "images/s of one": [rate],
             }
         plots.append(Plot(f"{name}, predicted", "ranks", "images/s", lines, log=True))
-    left = [*context.skipped("2, 8, 32, 128 and 256 ranks"), "a run (requires as many GPUs)"]
+    left = [
+        *context.skipped("2, 8, 32, 128 and 256 ranks"),
+        "a run (requires the same number of GPUs)",
+    ]
     return Measurement(samples, plots, left)
 
 
@@ -194,7 +197,7 @@ def sparcml_findings(samples: Samples) -> Findings:
         case = f"{line.system}, {line.network}"
         for what, paper in (("communication", line.exchange), ("training", line.training)):
             (ours,) = samples[case][what]
-            note = f"{ours:.2f} beside {paper:.2f}"
+            note = f"{ours:.2f} against {paper:.2f}"
             findings[what][case] = Quantity.exact(ours / paper, note, predicted=True)
     if "step" in samples:
         found = samples["step"]

@@ -223,7 +223,7 @@ def place_nodes(program: Program, device: Device, costs: Costs | None) -> Device
     pinned = _pinned(program)
     if costs is None:
         named = "device=" if settings.placement == "auto" else "settings.placement"
-        reason = f"{named} {device.name}, but for what is pinned or kept elsewhere"
+        reason = f"{named} {device.name}, except pinned operations and values stored elsewhere"
         groupings = _groupings(program, _assigned(program, pinned, device))
         return DevicePlacement(min(groupings, key=len, default=[]), reason)
     return _cheapest(program, pinned, device, costs)

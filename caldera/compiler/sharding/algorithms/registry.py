@@ -232,7 +232,7 @@ def spmd(
     """A rank's parts of an algorithm's outputs, and a token; the last input may be a token."""
     for part, layout in zip(inputs, given, strict=False):
         if part.shape != layout.local_shape(rank):
-            refuse_shape(f"a part of shape {layout.local_shape(rank)}, that of rank {rank}")
+            refuse_shape(f"a part of shape {layout.local_shape(rank)} on rank {rank}")
     outputs = zip(made, dtypes, strict=True)
     return (*(Spec(layout.local_shape(rank), dtype) for layout, dtype in outputs), TOKEN)
 

@@ -52,7 +52,7 @@ HEADS_INSIDE = (0, 2, 1, 3)
 
 def _check(q: Node, k: Node, v: Node, masks: Nodes) -> None:
     if any(each.dtype != q.dtype or not is_float(each.dtype) for each in (q, k, v)):
-        refuse_dtype("q, k and v of one floating-point dtype", hint="cast them with op.cast")
+        refuse_dtype("q, k and v of the same floating-point dtype", hint="cast them with op.cast")
     if min(len(each.shape) for each in (q, k, v)) < 2:
         refuse_shape("q (..., T, D), k (..., S, D) and v (..., S, E)")
     if q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:

@@ -244,9 +244,9 @@ def complex_(real: Spec, imag: Spec) -> Spec:
     """Return complex numbers with these real and imaginary parts."""
     check_part(real.dtype)
     if real.dtype != imag.dtype:
-        refuse_dtype("two parts of one dtype", hint="cast one of them with op.cast")
+        refuse_dtype("two parts of the same dtype", hint="cast one operand with op.cast")
     if real.shape != imag.shape:
-        refuse_shape("two parts of one shape")
+        refuse_shape("two parts of the same shape")
     return Spec(real.shape, complex_of(real.dtype))
 
 

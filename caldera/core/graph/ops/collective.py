@@ -158,7 +158,7 @@ def start(*inputs: Spec, message: Message) -> tuple[Spec, ...]:
     """
     values = [given for given in inputs if given != TOKEN] or list(message.brings)
     if len({given.dtype for given in values}) != 1:
-        refuse_dtype("values of one dtype in a message")
+        refuse_dtype("values of the same dtype in a message")
     dtype = values[0].dtype
     if message.kind == "gather":
         return Spec((message.ranks, sum(given.size for given in values)), dtype), TOKEN

@@ -63,7 +63,7 @@ def scan(
     for before, after in zip(body.parameters[:carries], body.outputs[:carries], strict=True):
         if before != after.spec:
             refuse_dtype(
-                f"a step that gives back its carry as {before}",
+                f"a step that returns its carry as {before}",
                 got=str(after.spec),
                 hint="cast or reshape the carry inside the step",
             )

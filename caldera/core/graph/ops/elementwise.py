@@ -41,7 +41,7 @@ def broadcast(*specs: Spec) -> Shape:
     try:
         return broadcast_shapes(*[spec.shape for spec in specs])
     except ShapeError:
-        refuse_shape("shapes that broadcast together", hint="reshape one of them, or add an axis")
+        refuse_shape("shapes that broadcast together", hint="reshape one operand, or add an axis")
 
 
 def _same(*specs: Spec) -> Spec:
@@ -49,7 +49,7 @@ def _same(*specs: Spec) -> Spec:
     if specs.count(first) == len(specs):
         return first
     if any(spec.dtype != first.dtype for spec in specs):
-        refuse_dtype("operands of one dtype", hint="cast one of them with op.cast")
+        refuse_dtype("operands of the same dtype", hint="cast one operand with op.cast")
     return Spec(broadcast(*specs), first.dtype)
 
 

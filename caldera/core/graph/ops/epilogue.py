@@ -288,7 +288,7 @@ def conv2d_input_norm_reduce(
     _check_wide(g)
     slope = conv2d_input(g, w, **how)
     if len(rest) != added + (mask is not None):
-        refuse_shape("something to add if it is said, and what the mask is seen from")
+        refuse_shape("an addend if one is declared, and the source of the mask")
     if added:
         slope = add(slope, rest[0])
     if mask is not None:

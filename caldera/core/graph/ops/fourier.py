@@ -88,7 +88,8 @@ def irfft(x: Spec, *, axis: int, n: int) -> Spec:
     if x.shape[axis] != frequencies(n):
         refuse_shape(
             f"{frequencies(n)} frequencies along axis {axis} for a signal of length {n}",
-            hint="an even length has n / 2 + 1 of them, an odd one (n + 1) / 2",
+            hint="the number of frequencies is n / 2 + 1 for an even length and (n + 1) / 2 for "
+            "an odd one",
         )
     return Spec((*x.shape[:axis], n, *x.shape[axis + 1 : -1]), x.dtype)
 

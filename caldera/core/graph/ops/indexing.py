@@ -40,7 +40,7 @@ def as_signed(indices: Node) -> Node:
 
 def _check_updates(x: Spec, updates: Spec, shape: Shape) -> None:
     if x.dtype != updates.dtype or x.dtype == bool_:
-        refuse_dtype("numbers of one dtype, not truth values", hint="cast them with op.cast")
+        refuse_dtype("numbers of the same dtype, not booleans", hint="cast them with op.cast")
     if updates.shape != shape:
         refuse_shape(f"updates of shape {shape}")
 

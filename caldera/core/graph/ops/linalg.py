@@ -54,7 +54,7 @@ Cotangents = Gradient
 def check_matrix(x: Spec) -> None:
     """Raise unless the inputs are matrices of floating-point numbers."""
     if x.rank < 2:
-        refuse_shape("a matrix, or a batch of them: shape (..., rows, columns)")
+        refuse_shape("a matrix, or a batch of matrices: shape (..., rows, columns)")
     if not is_inexact(x.dtype):
         refuse_dtype("a floating-point dtype", hint="cast it with op.cast(x, 'float32')")
 
@@ -177,7 +177,7 @@ def solve(a: Spec, b: Spec) -> Spec:
     check_square(a)
     check_matrix(b)
     if a.dtype != b.dtype:
-        refuse_dtype("matrices of one dtype", hint="cast one of them with op.cast")
+        refuse_dtype("matrices of the same dtype", hint="cast one matrix with op.cast")
     if a.shape[-1] != b.shape[-2]:
         refuse_shape(f"a right side with {a.shape[-1]} rows")
     batch = broadcast(Spec(a.shape[:-2], a.dtype), Spec(b.shape[:-2], b.dtype))

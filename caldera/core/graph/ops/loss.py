@@ -51,13 +51,13 @@ from caldera.core.tensor import Shape, int64, is_float, is_integer
 
 def _check_dtypes(predictions: Node, targets: Node) -> None:
     if predictions.dtype != targets.dtype or not is_float(predictions.dtype):
-        refuse_dtype("predictions and targets of one floating-point dtype")
+        refuse_dtype("predictions and targets of the same floating-point dtype")
 
 
 def _check_pair(predictions: Node, targets: Node) -> None:
     _check_dtypes(predictions, targets)
     if predictions.shape != targets.shape:
-        refuse_shape("predictions and targets of one shape", hint="reshape one of them")
+        refuse_shape("predictions and targets of the same shape", hint="reshape one operand")
 
 
 # --- cross entropy with class indices
@@ -168,7 +168,7 @@ def kl_divergence(log_probabilities: Node, targets: Node, *, axis: int) -> Node:
 
 
 def _of_elements(name: str) -> Callable[[Callable[..., Node]], Op]:
-    """Decorate a loss of predictions and targets of one floating-point dtype."""
+    """Decorate a loss of predictions and targets of the same floating-point dtype."""
 
     def define(rule: Callable[..., Node]) -> Op:
         def checked(predictions: Node, targets: Node, **attrs: float) -> Node:

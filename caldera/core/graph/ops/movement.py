@@ -115,7 +115,7 @@ def _concat(*parts: Spec, axis: int) -> Spec:
     first = parts[0]
     for part in parts[1:]:
         if part.dtype != first.dtype:
-            refuse_dtype("parts of one dtype")
+            refuse_dtype("parts of the same dtype")
         if part.rank != first.rank or any(
             a != b
             for i, (a, b) in enumerate(zip(part.shape, first.shape, strict=True))

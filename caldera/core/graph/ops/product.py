@@ -34,7 +34,9 @@ Padding = tuple[Pair, Pair]
 
 def _check_floats(*specs: Spec) -> None:
     if any(spec.dtype != specs[0].dtype or not is_inexact(spec.dtype) for spec in specs):
-        refuse_dtype("operands of one floating-point dtype", hint="cast one of them with op.cast")
+        refuse_dtype(
+            "operands of the same floating-point dtype", hint="cast one operand with op.cast"
+        )
 
 
 @op(
@@ -48,9 +50,9 @@ def matmul(a: Spec, b: Spec, *, ta: bool, tb: bool, compute: str | None = None) 
     Sums of integers wrap in their dtype, as in NumPy.
     """
     if a.dtype != b.dtype or a.dtype == bool_:
-        refuse_dtype("operands of one dtype of numbers", hint="cast one of them with op.cast")
+        refuse_dtype("operands of the same numeric dtype", hint="cast one operand with op.cast")
     if a.rank < 2 or b.rank < 2:
-        refuse_shape("matrices, or batches of them")
+        refuse_shape("matrices, or batches of matrices")
     rows, inner_a = a.shape[-2:][::-1] if ta else a.shape[-2:]
     inner_b, columns = b.shape[-2:][::-1] if tb else b.shape[-2:]
     if inner_a != inner_b:
@@ -230,7 +232,7 @@ def _pooled_shape(
     if any(max(padding[i]) >= reach[i] for i in (0, 1)):
         refuse_shape(
             f"padding narrower than the window of {window}, not {padding}",
-            hint="a window must not lie in the padding alone",
+            hint="a window must overlap the image, not only the padding",
         )
     lengths = tuple(
         conv_size(shape[2 + i], size[i], stride[i], padding[i], dilation[i]) for i in (0, 1)
@@ -254,7 +256,7 @@ def index_dtype(size: Pair) -> DType:
 
 def _check_index(index: Spec, expected: Spec) -> None:
     if (index.shape, index.dtype) != (expected.shape, expected.dtype):
-        refuse_shape(f"an index {expected}, as max_pool2d gives it")
+        refuse_shape(f"an index {expected}, as returned by max_pool2d")
 
 
 @op("max_pool2d", flops=_count_of_windows)

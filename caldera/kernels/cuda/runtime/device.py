@@ -100,7 +100,7 @@ class CardProperties:
         }
         able = ["every family of our own"]
         if not self.has_tf32:
-            able.append("convolutions of few channels in float16 alone")
+            able.append("only float16 convolutions with few channels")
         return {
             "compute capability": ".".join(map(str, self.capability)),
             "multiprocessors": self.multiprocessors,

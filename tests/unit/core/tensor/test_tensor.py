@@ -357,7 +357,7 @@ def test_a_wrapped_array_lives_as_long_as_the_tensor():
 def test_what_cannot_be_wrapped_is_refused():
     with pytest.raises(DtypeError, match="byte order"):
         cd.Tensor.from_numpy(np.zeros(2, ">f4"), copy=False)
-    with pytest.raises(ShapeError, match="each element in a place of its own"):
+    with pytest.raises(ShapeError, match="each element at a distinct address"):
         cd.Tensor.from_numpy(np.broadcast_to(np.zeros(2), (3, 2)), copy=False)
     records = np.zeros(3, [("tag", "u1"), ("value", "f4")])
     with pytest.raises(ShapeError, match="aligned elements"):

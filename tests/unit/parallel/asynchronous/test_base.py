@@ -41,7 +41,7 @@ def statistics(model: cd.Model) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
 def test_running_statistics_are_the_mean_of_those_of_all_ranks(name: str) -> None:
-    """Each rank normalises its half of every batch, and goes on from the mean after an epoch."""
+    """Each rank normalises its half of every batch, and resumes from the mean after an epoch."""
     x, y = samples(24)
     found = trained(2, still, STRATEGIES[name], (x, y), watch=False, shuffle=False, epochs=2)
     assert found.same_on_all_ranks()

@@ -86,7 +86,7 @@ def test_as_many_ranks_go_on_to_the_bit(name: str, tmp_path: Path) -> None:
             )
 
 
-@pytest.mark.filterwarnings("ignore:.*other kernels serve this run")
+@pytest.mark.filterwarnings("ignore:.*this run uses different kernels")
 @pytest.mark.parametrize(
     ("first", "before", "second", "after"),
     [

@@ -176,7 +176,7 @@ def test_a_wish_of_one_rank_stops_all_at_the_end_of_the_epoch() -> None:
 
 
 def test_mistakes_are_told() -> None:
-    with pytest.raises(ConfigError, match="a seed of its own for each of 1 ranks, got seeds="):
+    with pytest.raises(ConfigError, match="a different seed for each of 1 ranks, got seeds="):
         Ensemble(seeds=[1, 2])
     with pytest.raises(ConfigError, match="start= 'new' or 'given'"):
         Ensemble(start="old")

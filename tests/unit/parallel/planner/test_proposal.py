@@ -71,7 +71,7 @@ def test_only_what_equals_one_process_is_proposed_unless_asked() -> None:
     loose = proposal(link=SLOW, exact=False).ranking("weak").best
     assert loose.way.family == COMPRESSED
     text = proposal(link=SLOW).explain("weak")
-    assert "not the same as one process (*)" in text
+    assert "not equal to one process (*)" in text
     assert loose.way.name in text
 
 

@@ -193,7 +193,7 @@ def test_devices_with_memory_of_their_own() -> None:
 # --- what is refused
 
 WRONG: list[tuple[Any, str]] = [
-    (3, r'Layouts: expected layouts by layers, or "auto", got 3; as in {nn.Conv2D'),
+    (3, r'Layouts: expected layouts by layers, or "auto", got 3; for example {nn.Conv2D'),
     ({}, 'expected layouts by layers, or "auto", got {}'),
     ("rows", "expected layouts by layers, or \"auto\", got 'rows'"),
     ({1.5: "rows"}, "a layer's name, its number or a class of layers as a key, got 1.5"),

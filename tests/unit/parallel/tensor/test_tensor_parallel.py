@@ -344,7 +344,7 @@ def test_while_steps_run_a_rank_has_only_its_parts() -> None:
 
     run_virtual_ranks(2, work)
     assert len(seen) == 2
-    assert "while ranks have only parts of it" in seen[0]
+    assert "while each rank stores only a part" in seen[0]
 
 
 WORDS: dict[str, tuple[int, Callable[[Communicator], Hybrid]]] = {

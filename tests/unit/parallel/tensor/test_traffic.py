@@ -23,7 +23,7 @@ SAMPLES, WIDTH, HIDDEN, CLASSES = 8, 16, 64, 4
 @dataclass
 class Step:
     """What a rank did in a step: its messages in words, the bytes it sent along each axis, and
-    those of the parameters and of what the optimizer keeps."""
+    those of the parameters and of optimizer state."""
 
     messages: list[str]
     sent: dict[str, int]

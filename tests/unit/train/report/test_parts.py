@@ -93,7 +93,7 @@ def test_scores_by_class_are_those_of_their_definitions(record: RunRecord) -> No
     assert read.texts[at + 1 : at + 5] == ["0.0%", "0.0%", "0.0%", "5"]
     at = read.texts.index("macro average")
     assert read.texts[at + 1] == "41%"
-    assert "There are 16 times as many samples of cat to train with as of emu" in text
+    assert "Class cat has 16 times the training samples of class emu" in text
     by_command = replace(record, confusion=counts, data=data, classes=classes)
     by_command = replace(by_command, settings={"data": "cats.csv"})
     assert 'class_weights="balanced" of fit lets each class' in text
@@ -128,7 +128,7 @@ def test_mistakes_are_pictures_or_a_table() -> None:
 def test_certainty_in_words() -> None:
     curve = RocRecord(0.9, [0.0, 0.1, 1.0], [0.0, 0.9, 1.0])
     shy, proud = CalibrationRecord(0.4, 0.9, 10), CalibrationRecord(0.9, 0.4, 10)
-    assert "more often than it says" in certainty_charts([curve], ["yes"], [shy])
+    assert "underconfident" in certainty_charts([curve], ["yes"], [shy])
     assert "more certain than it should be" in certainty_charts([curve], ["yes"], [proud])
     right = certainty_charts([curve], ["yes"], [CalibrationRecord(0.9, 0.91, 10)])
     assert "about as often" in right

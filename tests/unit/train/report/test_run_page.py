@@ -113,7 +113,7 @@ def test_curves_of_loss_and_accuracy(read: Reader) -> None:
         "loss",
         "accuracy",
         "ROC curves, each class against the rest",
-        "calibration: how often it is right",
+        "calibration: accuracy by confidence",
         "seconds an epoch",
         "arena in use, KiB",
     ]

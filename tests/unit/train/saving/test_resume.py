@@ -224,7 +224,7 @@ def test_other_kernels_are_told_of(tmp_path: Path) -> None:
     fit(classifier(), epochs=1, checkpoint=tmp_path)
     cd.choices.fix("matmul", "reference")
     try:
-        with pytest.warns(RuntimeWarning, match="not to the bit"):
+        with pytest.warns(RuntimeWarning, match="not bit by bit"):
             fit(classifier(), epochs=2, checkpoint=tmp_path, resume=True)
     finally:
         cd.choices.unfix("matmul")
