@@ -13,8 +13,8 @@ class CalderaError(Exception):
     """Base of every error that Caldera raises on purpose.
 
     >>> print(CalderaError.build("op.add", expected="equal dtypes", got="float32 and int8",
-    ...                          hint="cast one of them with op.cast"))
-    op.add: expected equal dtypes, got float32 and int8; cast one of them with op.cast
+    ...                          hint="cast one operand with op.cast"))
+    op.add: expected equal dtypes, got float32 and int8; cast one operand with op.cast
     """
 
     @classmethod

@@ -98,7 +98,7 @@ def _split_by_lists(root: Path, files: list[Path]) -> tuple[list[Path], list[Pat
             f"audio.speech_commands {root}",
             expected="speakers to test with that are new",
             got=f"{len(shared)} in both, such as {min(shared)}",
-            hint="mend the lists of files",
+            hint="correct the lists of files",
         )
     return train, testing, validation
 

@@ -202,7 +202,7 @@ def _counted(frames: np.ndarray, lengths: Any, name: str) -> list[np.ndarray]:
         kind = f"{counts.dtype} of shape {counts.shape}"
         raise DataError.build(
             f"audio.{name}",
-            expected=f"lengths, {samples} whole numbers from 0 to {most}",
+            expected=f"lengths, {samples} integers from 0 to {most}",
             got=f"{counts.min()} to {counts.max()}" if are_counts else kind,
         )
     return [each[:count] for each, count in zip(frames, counts, strict=True)]

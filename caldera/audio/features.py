@@ -37,7 +37,7 @@ def frame_signal(x: Any, length: int, hop: int) -> Expr:
     if min(length, hop) < 1 or x.shape[-1] < length:
         raise ShapeError.build(
             "audio.frame_signal",
-            expected=f"at least {length} samples, and a hop of 1 or more",
+            expected=f"at least {length} samples, and a hop >= 1",
             got=f"samples of shape {tuple(x.shape)} and hop={hop}",
             hint="make the signal longer with op.pad",
         )

@@ -178,7 +178,7 @@ def _key(file: IO[bytes], name: str) -> str | None:
     while (letter := file.read(1)) not in (b"", b" ", b"\t"):
         letters += letter
         if len(letters) > _LONGEST_KEY:
-            raise DataError.build(name, expected="an archive of Kaldi", got="no key at its begin")
+            raise DataError.build(name, expected="an archive of Kaldi", got="no key at its start")
     key = letters.decode("utf-8", "replace").strip()
     if not letter and not key:
         return None
@@ -288,7 +288,7 @@ def _integers_of(reader: _Reader, line: bytes) -> np.ndarray:
         # Beyond int32 it is an OverflowError.
         return np.array([int(each) for each in line.split()], np.int32)
     except (ValueError, OverflowError):
-        expected = "whole numbers in the range of int32, up to the end of the line"
+        expected = "integers in the range of int32, up to the end of the line"
         raise reader.refused(expected, repr(line[:40])) from None
 
 
@@ -300,7 +300,7 @@ def _write(file: IO[bytes], array: np.ndarray, form: Form, key: str) -> None:
     if array.dtype.kind in "iub" and array.ndim == 1:
         low, high = int(array.min(initial=0)), int(array.max(initial=0))
         if low < _RANGE.min or high > _RANGE.max:
-            expected = "whole numbers in the range of int32, as Kaldi has them"
+            expected = "integers in the range of int32, as Kaldi has them"
             raise DataError.build(where, expected=expected, got=f"{low} to {high}")
         _write_integers(file, array, form)
         return

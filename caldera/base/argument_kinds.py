@@ -218,7 +218,7 @@ _PLAIN: dict[Any, ArgumentKind | None] = {
     None: ArgumentKind("None", lambda value: value is None),
     types.NoneType: ArgumentKind("None", lambda value: value is None),
     bool: ArgumentKind("True or False", _is_truth),
-    int: ArgumentKind("a whole number", is_whole),
+    int: ArgumentKind("an integer", is_whole),
     float: ArgumentKind("a number", _is_real),
     complex: ArgumentKind("a number", _is_number),
     np.random.Generator: ArgumentKind(

@@ -51,7 +51,7 @@ def checked(
     'nono'
     >>> repeat("no", times="two")
     Traceback (most recent call last):
-    caldera.errors.ConfigError: repeat: expected times= a whole number, got 'two'
+    caldera.errors.ConfigError: repeat: expected times= an integer, got 'two'
     """
 
     @wraps(function)
@@ -214,10 +214,10 @@ def within(where: str, argument: str, value: Any, least: int, most: int) -> int:
 
     >>> within("mesh", "ranks", 0, 1, 8)
     Traceback (most recent call last):
-    caldera.errors.ConfigError: mesh: expected ranks= a whole number from 1 to 8, got 0
+    caldera.errors.ConfigError: mesh: expected ranks= an integer from 1 to 8, got 0
     """
     if not is_whole(value) or not least <= index(value) <= most:
-        raise refusal(where, argument, f"a whole number from {least} to {most}", value)
+        raise refusal(where, argument, f"an integer from {least} to {most}", value)
     return index(value)
 
 

@@ -51,9 +51,7 @@ def _whole_number(least: int, *, or_none: bool = False) -> Check:
             return value
         if value is None and or_none:
             return None
-        raise ConfigError.build(
-            where, expected=f"a whole number of at least {least}", got=repr(value)
-        )
+        raise ConfigError.build(where, expected=f"an integer >= {least}", got=repr(value))
 
     return check
 

@@ -115,7 +115,7 @@ def write_error(path: Path, error: OSError) -> OSError:
         return error
     return FileWriteError.build(
         str(path),
-        expected="a disk with room for the file",
+        expected="a disk with enough free space for the file",
         got=(error.strerror or str(error)).lower(),
         hint="earlier files are unchanged; free space, or use another folder",
     )
@@ -214,7 +214,7 @@ class FileCache:
         Raises OSError where the folder cannot be written, or is not safe.
         """
         if not self._is_safe():
-            raise PermissionError(errno.EPERM, "others may write there", str(self.folder))
+            raise PermissionError(errno.EPERM, "other users can write there", str(self.folder))
         try:
             return self._secret()
         except OSError as problem:

@@ -74,7 +74,7 @@ class CountOption(OptionType):
     20
     >>> CountOption(1).from_text("many", "--epochs")
     Traceback (most recent call last):
-    caldera.errors.ConfigError: --epochs: expected a whole number of at least 1, got 'many'
+    caldera.errors.ConfigError: --epochs: expected an integer >= 1, got 'many'
     """
 
     least: int = 0
@@ -83,7 +83,7 @@ class CountOption(OptionType):
 
     @property
     def expected(self) -> str:
-        return f"a whole number of at least {self.least}"
+        return f"an integer >= {self.least}"
 
     def read(self, text: str) -> int:
         return int(text)
@@ -182,7 +182,7 @@ class CountsOption(OptionType):
     """
 
     placeholder: str = "N,N,..."
-    expected = "whole numbers of at least 1, such as 528,528"
+    expected = "integers >= 1, such as 528,528"
 
     def read(self, text: str) -> list[int]:
         return [int(part) for part in text.split(",")]

@@ -84,7 +84,7 @@ def read_inputs(
     if not np.issubdtype(dtype, np.floating) and (samples != np.floor(samples)).any():
         raise DataError.build(
             f"predict {path.name}",
-            expected=f"whole numbers, as the model takes ({dtype})",
+            expected=f"integers, as the model takes ({dtype})",
             got="fractions",
         )
     return PredictionInputs(names or _numbered(samples), samples.astype(dtype), rows)

@@ -177,7 +177,7 @@ def _one_line(error: Exception) -> str:
     if isinstance(error, OSError):
         # Without "[Errno 2]", which few users understand.
         said = f"{error.strerror}: {error.filename}" if error.filename else text
-        return f"{said or type(error).__name__}; is the path right, and may you use it?"
+        return f"{said or type(error).__name__}; check the path and its permissions"
     if isinstance(error, MemoryError):
         return f"{text or 'not enough memory'}; try a smaller --batch-size"
     return f"{type(error).__name__}: {text}; this is a defect; --debug shows its traceback"

@@ -101,7 +101,7 @@ def _of_words(
             f"model {name}",
             expected="rows of words, and the size of the vocabulary",
             got=f"samples of shape {tuple(shape or ())}",
-            hint="give data of whole numbers or --input-shape LENGTH, and --vocabulary",
+            hint="give data of integers or --input-shape LENGTH, and --vocabulary",
         )
     if name == "gpt":
         return {"context": shape[0]}

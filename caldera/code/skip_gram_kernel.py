@@ -340,7 +340,7 @@ def _step(
 def _refuse(words: np.ndarray, contexts: np.ndarray, count: int) -> NoReturn:
     for rows in (words, contexts):
         check_range("skip_gram", rows, count)
-    raise AssertionError("a row was refused that is there")
+    raise AssertionError("a valid row was rejected")
 
 
 def _bind(call: Call) -> Runner | None:

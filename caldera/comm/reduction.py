@@ -171,7 +171,7 @@ def checked_counts(
     try:
         found = [index(count) for count in counts]
     except TypeError as error:
-        raise refusal(where, "counts", "a list, each a whole number", counts) from error
+        raise refusal(where, "counts", "a list, each an integer", counts) from error
     if len(found) != ranks or min(found) < 0:
         raise ShapeError.build(
             where, expected=f"{ranks} counts, 0 or more each", got=str(list(counts))

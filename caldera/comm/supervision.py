@@ -263,7 +263,7 @@ class Supervisor:
                 if self.is_elastic and not grew and now > looked + self.look_s:
                     looked = now
                     if ranks < min(self.most, self._total(self._live())):
-                        report("more machines are there: the ranks save and start again")
+                        report("more machines are available: the ranks save and start again")
                         grew = True
                         process.send_signal(_SAVE)
                         ends.append(now + self.grace_s)

@@ -310,7 +310,7 @@ class TernaryCodec(Codec):
 
     def __init__(self, clip: float = 2.5) -> None:
         if not clip >= 0:
-            raise ConfigError.build("TernGrad", expected="clip of 0 or more", got=repr(clip))
+            raise ConfigError.build("TernGrad", expected="clip >= 0", got=repr(clip))
         self.clip = clip
 
     def encode(self, values: np.ndarray, draws: Draws) -> np.ndarray:

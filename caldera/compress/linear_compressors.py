@@ -42,7 +42,7 @@ class PowerSGD(Compressor):
     def __init__(self, rank: int = 4, **options: Unpack[CompressorOptions]) -> None:
         super().__init__(**options)
         if rank < 1:
-            raise ConfigError.build("PowerSGD", expected="a rank of 1 or more", got=repr(rank))
+            raise ConfigError.build("PowerSGD", expected="a rank >= 1", got=repr(rank))
         self.rank = rank
 
     def _exchange(

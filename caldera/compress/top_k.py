@@ -257,7 +257,7 @@ def _check(
     if not 0 < k < inf or (k >= 1 and k != int(k)) or (block is not None and not 1 <= k <= block):
         raise ConfigError.build(
             "TopK",
-            expected="k as a part below 1 or a whole number, no more than the block",
+            expected="k as a part below 1 or an integer, no more than the block",
             got=f"k={k!r}, block={block!r}",
         )
     if scope not in ("layer", "global"):

@@ -148,7 +148,7 @@ class Schema:
                 shifted.append(f"column {column.name or column.position!r} in {share:.0%}")
         rows = f"{len(table)} row{'s' if len(table) > 1 else ''}"
         if far:
-            notes.append(f"far outside what training saw, of {rows}: {listed(far, str)}")
+            notes.append(f"far outside the training data, of {rows}: {listed(far, str)}")
         if shifted:
             notes.append(
                 f"drift: outside the range of 98% of the training rows, of {rows}: "
@@ -190,7 +190,7 @@ class Schema:
         """Return a line for each column: its type, and the learnt values or why it is left out.
 
         >>> print(Schema((Column("width", "number", 0),), width=1).describe())
-        width  number  as it is
+        width  number  unchanged
         """
         rows = self.described()
         widths = [max((len(row[place]) for row in rows), default=0) for place in (0, 1)]

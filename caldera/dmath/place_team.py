@@ -97,7 +97,7 @@ class PlaceTeam(SocketTeam):
             if time.monotonic() >= until:
                 raise ConfigError.build(
                     "dm.connect",
-                    expected=f"room for {self.workers} workers: {self._place.name}",
+                    expected=f"capacity for {self.workers} workers: {self._place.name}",
                     got=f"room for {there}",
                     hint="connect to fewer, or start more workers there",
                 )

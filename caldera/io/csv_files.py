@@ -213,7 +213,7 @@ class _Table:
             for column in columns:
                 if expected := _problem(row[column], dtype):
                     may_be_names = position == 0 and not self._has_header
-                    hint = "pass header=True if this line holds names" if may_be_names else ""
+                    hint = "pass header=True if this line contains names" if may_be_names else ""
                     label = f"{column} ({self._names[column]!r})" if self._names else str(column)
                     raise self._error(
                         line,
@@ -288,7 +288,7 @@ def _problem(text: str, dtype: DType) -> str:
             too_large = np.isinf(np.asarray(number).astype(dtype)) and not isinf(number)
         return f"a number in the range of {dtype}" if too_large else ""
     if not INTEGER.fullmatch(text):
-        return "0 or 1" if dtype == bool_ else "a whole number"
+        return "0 or 1" if dtype == bool_ else "an integer"
     if dtype == bool_:
         return "" if int(text) in (0, 1) else "0 or 1"
     limits = np.iinfo(dtype)

@@ -204,7 +204,7 @@ def _header(file: IO[bytes], total: int, where: str) -> tuple[Shape, bool, DType
             where, expected="the header of an npy file", got=repr(str(error))[:100]
         ) from None
     if any(length < 0 for length in shape):
-        raise DataError.build(where, expected="sizes of 0 or more", got=str(shape))
+        raise DataError.build(where, expected="sizes >= 0", got=str(shape))
     try:
         canonical(dtype)
     except DtypeError:

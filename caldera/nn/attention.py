@@ -49,7 +49,7 @@ class Embedding(Layer):
     def forward(self, words: Expr) -> Any:
         self.require(
             is_integer(words.dtype),
-            "whole numbers",
+            "integers",
             f"{words.dtype.name} of shape {words.shape}",
             "give the network nn.Input(shape, dtype='int64')",
         )

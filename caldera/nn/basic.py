@@ -102,7 +102,7 @@ def check_counts(layer: str, **counts: Any) -> None:
         require(
             not isinstance(value, bool) and isinstance(value, int) and 1 <= value < 2**31,
             layer,
-            f"{name}= a whole number of at least 1",
+            f"{name}= an integer >= 1",
             repr(value),
         )
 
@@ -236,7 +236,7 @@ class Dense(Layer):
 
     def build(self, x: Expr) -> None:
         self.require(
-            x.ndim >= 2, "a batch of vectors", f"{x.shape}", "the first axis is the samples'"
+            x.ndim >= 2, "a batch of vectors", f"{x.shape}", "the first axis is the sample axis"
         )
         shape = (x.shape[-1], self.units)
         self.weight = self.parameter("weight", shape, fill_or(self.fill, glorot_uniform()))
@@ -389,5 +389,6 @@ def _check_takes(layer: Layer, values: tuple[Any, ...]) -> None:
         raise layer.refuse(
             "one input",
             f"{len(values)} results of the layer before, such as a sequence and its mask",
-            "put a layer there that takes them all, as nn.LSTM and nn.MeanPooling take a mask",
+            "put a layer there that accepts them all, such as nn.LSTM or nn.MeanPooling with a "
+            "mask",
         ) from None

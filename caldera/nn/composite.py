@@ -58,9 +58,9 @@ class Residual(Layer):
         kept = x if self.shortcut is None else self.shortcut(x)
         self.require(
             y.shape == kept.shape,
-            f"layers that give the shape of the shortcut, {kept.shape}",
+            f"layers whose output has the shape of the shortcut, {kept.shape}",
             f"{y.shape}",
-            "give a shortcut= with the same strides and channels",
+            "pass a shortcut= with the same strides and channels",
         )
         return activation_function(self.activation)(y + kept)
 
@@ -152,7 +152,7 @@ class Cell(Layer):
             for other in made[1:]:
                 self.require(
                     other.shape == total.shape,
-                    f"layers that all give {total.shape}",
+                    f"layers whose outputs all have shape {total.shape}",
                     f"{other.shape}",
                 )
                 total = total + other

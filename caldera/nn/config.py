@@ -81,7 +81,7 @@ def _value_to_config(value: Any, where: str, written: dict[int, dict[str, Any]])
             where,
             expected="numbers, text, lists, dicts, layers or fillers",
             got=type(part).__name__,
-            hint="a file cannot hold anything else",
+            hint="a file can store no other types",
         )
 
     return plain(value, convert, dicts=False)
@@ -131,7 +131,7 @@ def _layer_from_config(config: Any, shared: dict[int, Layer], depth: int) -> Lay
         raise
     except (TypeError, ValueError, AttributeError) as error:
         raise ConfigError.build(
-            config["layer"], expected="settings it can have", got=str(error)
+            config["layer"], expected="settings of this class", got=str(error)
         ) from None
     layer.frozen = bool(frozen)
     if isinstance(number, int):

@@ -67,7 +67,7 @@ class CTCLoss(ClassLoss):
         if self.labels is None:
             raise ConfigError.build(
                 "CTCLoss",
-                expected="to know the length that labels are padded to",
+                expected="a known length of the padded labels",
                 got="nothing",
                 hint="pass loss=nn.CTCLoss(labels=...), or train first: fit infers it",
             )
@@ -115,10 +115,10 @@ class CTCLoss(ClassLoss):
             sample = int(np.argmax(needed - frames))
             raise DataError.build(
                 "targets for CTCLoss",
-                expected=f"labels that {frames[sample]} frames have room for",
-                got=f"some of sample {sample} that need {needed[sample]}",
-                hint="let the network give more frames, or leave such samples out of training with "
-                "nn.CTCLoss(zero_infinity=True)",
+                expected=f"labels that fit into {frames[sample]} frames",
+                got=f"labels of sample {sample} that need {needed[sample]}",
+                hint="let the network output more frames, or leave such samples out of training "
+                "with nn.CTCLoss(zero_infinity=True)",
             )
 
     def task(self) -> PredictionKind:
@@ -187,7 +187,7 @@ def _whole_numbers(given: Any, what: str) -> np.ndarray:
     require(
         array.ndim == 1 and (not array.size or array.dtype.kind in "iu"),
         "nn.ctc_targets",
-        f"{what}, a row of whole numbers",
+        f"{what}, a row of integers",
         f"{array.dtype} of shape {array.shape}",
         error=DataError,
     )

@@ -72,7 +72,7 @@ def fill_to_config(fill: Filler) -> dict[str, Any]:
     if type(fill) not in _NAMES:
         raise ConfigError.build(
             "to_config",
-            expected="a filler that has a name: " + ", ".join(fillers),
+            expected="a registered filler: " + ", ".join(fillers),
             got=type(fill).__name__,
             hint="give the layer no fill=, and assign the values to its parameters",
         )

@@ -416,7 +416,7 @@ class Layer(ABC):
                 where = f"pickling {self.path or type(self).__name__}"
                 raise ConfigError.build(
                     where,
-                    expected="functions that a module defines",
+                    expected="functions defined in a module",
                     got=f"{name}={value.__qualname__}",
                     hint="define it with def at the top of a file, or copy with copy.deepcopy",
                 )

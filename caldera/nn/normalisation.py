@@ -74,7 +74,7 @@ def _sizes_along(layer: Layer, x: Expr, axis: int | Sequence[int]) -> list[int]:
     axes = as_list(axis)
     layer.require(
         all(-x.ndim <= each < x.ndim for each in axes),
-        f"an input that has the axes {axes}",
+        f"an input with the axes {axes}",
         f"shape {x.shape}",
     )
     return [x.shape[each] for each in sorted(each % x.ndim for each in axes)]

@@ -156,7 +156,7 @@ class ColumnEmbedding(Layer):
             x.ndim in known and (not self.spans or self.spans[-1][1] <= x.shape[-1]),
             "rows with all features of its spans",
             f"shape {x.shape}",
-            "take the spans of the data that it is trained on",
+            "use the spans of the training data",
         )
         if self.members is not None:
             # Products are over the rows of each member.
@@ -223,7 +223,8 @@ class NumberEmbedding(Layer):
         if len(set(self.columns)) != len(self.edges) or min(self.columns) < 0:
             raise ConfigError.build(
                 "NumberEmbedding",
-                expected=f"columns= {len(self.edges)} different places in a row, one per edges",
+                expected=f"columns= {len(self.edges)} distinct column indices, one per list of "
+                "edges",
                 got=repr(self.columns)[:80],
             )
 
@@ -294,7 +295,7 @@ class NumberEmbedding(Layer):
             x.ndim == 2 and x.shape[1] > max(self.columns or (), default=0),
             "rows with all features of its columns",
             f"shape {x.shape}",
-            "take the columns of the data that it is trained on",
+            "use the columns of the training data",
         )
         h = op.einsum("nft,mftd->nmfd", self._encode(x), self.weight) + self.offset
         h = activation_function(self.activation)(h)

@@ -68,8 +68,8 @@ class Recurrent(Recurrence):
         require(
             not self.stateful or not (self.bidirectional or self.go_backwards),
             here,
-            "stateful for sequences that are read forwards",
-            "a layer that begins at their end",
+            "stateful only for sequences that are read forwards",
+            "a layer that reads them backwards",
         )
 
     def build(self, x: Expr, *rest: Any) -> None:
@@ -101,7 +101,7 @@ class Recurrent(Recurrence):
         kept = self._kept if state is None and now.allocate else []
         self.require(
             not kept or len(x) == self.stateful,
-            f"batches of {self.stateful} sequences, of which the states are kept",
+            f"batches of {self.stateful} sequences, the number of the stored states",
             f"shape {x.shape}",
             f"set batch_size={self.stateful}, and train on a multiple of this number of sequences",
         )
@@ -130,7 +130,7 @@ class Recurrent(Recurrence):
             real = op.transpose(mask)
         else:
             raise self.refuse(
-                f"lengths of shape ({count},), or truth values of shape ({count}, {steps})",
+                f"lengths of shape ({count},), or booleans of shape ({count}, {steps})",
                 f"{mask.dtype.name} of shape {mask.shape}",
             )
         return op.unsqueeze(real, 2)

@@ -241,7 +241,7 @@ def _refuse_complex(node: Node) -> None:
             "layer",
             expected="real numbers",
             got=describe(node),
-            hint="give it op.view_as_real(x) or op.abs(x); inside of forward they are welcome",
+            hint="give it op.view_as_real(x) or op.abs(x); forward itself may use complex values",
         )
 
 

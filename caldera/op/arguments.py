@@ -43,7 +43,7 @@ def as_count(value: Any, name: str, op: str, *, least: int = 1) -> int:
         number = least - 1
     if number < least:
         raise ConfigError.build(
-            location(op), expected=f"{name}= a whole number of at least {least}", got=repr(value)
+            location(op), expected=f"{name}= an integer >= {least}", got=repr(value)
         )
     return number
 

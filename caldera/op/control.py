@@ -240,7 +240,7 @@ def _truth(where: str, value: Any) -> Node:
     if node.shape != () or node.dtype != bool_:
         raise ShapeError.build(
             where,
-            expected="one truth value (bool, no axes)",
+            expected="a boolean scalar",
             got=describe(node),
             hint="compare, and use op.any or op.all",
         )

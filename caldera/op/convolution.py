@@ -82,7 +82,7 @@ def as_groups(groups: Any, where: str) -> int:
     """The number of groups, checked."""
     if isinstance(groups, int) and groups >= 1:
         return groups
-    raise ShapeError.build(where, expected="groups= a whole number of at least 1", got=repr(groups))
+    raise ShapeError.build(where, expected="groups= an integer >= 1", got=repr(groups))
 
 
 def conv1d(

@@ -117,7 +117,7 @@ def embedding(table: Any, indices: Any) -> Expr:
     if not is_integer(places.dtype):
         raise DtypeError.build(
             location("embedding"),
-            expected="whole numbers as indices",
+            expected="integers as indices",
             got=describe(places),
             hint="cast them with op.cast(indices, 'int64')",
         )

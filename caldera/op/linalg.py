@@ -335,6 +335,4 @@ def _whole(offset: int, where: str) -> int:
     try:
         return index(offset)
     except TypeError:
-        raise ShapeError.build(
-            where, expected="a whole number as offset", got=repr(offset)
-        ) from None
+        raise ShapeError.build(where, expected="an integer as offset", got=repr(offset)) from None

@@ -144,7 +144,7 @@ def _source(state: Any, offset: Any) -> tuple[Node, Node]:
     first = lift(offset)
     if not is_integer(first.dtype) or (isinstance(offset, int) and offset < 0):
         raise ConfigError.build(
-            location("random"), expected="offset= a whole number of at least 0", got=shown(offset)
+            location("random"), expected="offset= an integer >= 0", got=shown(offset)
         )
     return lift(random_state() if state is None else state), cast(first, int64)
 

@@ -34,7 +34,7 @@ __all__ = ["interpolate", "pad", "pixel_shuffle", "pixel_unshuffle", "unfold"]
 Pairs = int | Sequence[int]
 Paddings = int | Sequence[int] | Sequence[Sequence[int]] | str
 
-_COUNTS = {1: "a whole number", 2: "one or two whole numbers", 3: "one or three whole numbers"}
+_COUNTS = {1: "an integer", 2: "one or two integers", 3: "one or three integers"}
 _SIDES = {1: "(before, after)", 2: "((top, bottom), (left, right))", 3: "a pair for each axis"}
 
 

@@ -95,7 +95,7 @@ class LBFGS(Optimizer):
 
     def _check_assignment(self, name: str, value: Any) -> None:
         absent = ("clip", "decay", "weight_decay", "groups", "accumulate", "history", "line_search")
-        require(name not in absent, "LBFGS", f"{name} to stay as it is", f"{name} = {value!r}")
+        require(name not in absent, "LBFGS", f"an unchanged {name}", f"{name} = {value!r}")
         super()._check_assignment(name, value)
 
     def kept_shapes(self, shape: Shape) -> Mapping[str, Shape]:

@@ -52,7 +52,7 @@ class Group(Configurable):
         require(
             0 <= self.learning_rate_factor < math.inf,
             "Group",
-            "a learning rate factor of 0 or more",
+            "a learning rate factor >= 0",
             self.learning_rate_factor,
         )
 
@@ -94,7 +94,7 @@ def assign_groups(
             where,
             f"a parameter for the group {group.match!r}",
             "only " + ", ".join(variable.name for variable in variables),
-            "mend the pattern; a parameter belongs to the first group that matches it",
+            "correct the pattern; a parameter belongs to the first group that matches it",
         )
     return found
 
@@ -124,7 +124,7 @@ class Decay(Configurable, ABC):
         require(
             0 <= self.strength < math.inf,
             type(self).__name__,
-            "a strength of 0 or more",
+            "a strength >= 0",
             self.strength,
         )
 

@@ -172,7 +172,7 @@ class LinearWarmUp(Schedule):
         require_count("LinearWarmUp", "steps", self.steps)
         if not isinstance(self.then, Schedule):
             require_positive("LinearWarmUp", self.then)
-        require(0 <= self.start < math.inf, "LinearWarmUp", "a start of 0 or more", self.start)
+        require(0 <= self.start < math.inf, "LinearWarmUp", "a start >= 0", self.start)
 
     def rate(self, step: Expr) -> Expr:
         # The schedule that follows is evaluated at no step before its first.
@@ -219,7 +219,7 @@ class OneCycle(Schedule):
         require(
             min(self.start_divisor, self.final_divisor) >= 1,
             "OneCycle",
-            "divisors of 1 or more",
+            "divisors >= 1",
             f"{self.start_divisor} and {self.final_divisor}",
         )
 
@@ -248,7 +248,7 @@ def require_count(where: str, name: str, value: object) -> None:
     require(
         isinstance(value, Integral) and not isinstance(value, bool) and not value < 1,
         where,
-        f"{name} of 1 or more",
+        f"{name} >= 1",
         f"{value!r}",
     )
 
@@ -422,7 +422,7 @@ class GrowingBatch(EpochRule):
     ) -> None:
         require_count("GrowingBatch", "an initial batch size", initial)
         require_count("GrowingBatch", "every", every)
-        require(1 <= factor < math.inf, "GrowingBatch", "a factor of 1 or more", factor)
+        require(1 <= factor < math.inf, "GrowingBatch", "a factor >= 1", factor)
         require(
             limit is None or limit >= initial,
             "GrowingBatch",

@@ -73,7 +73,7 @@ class OptimizerState(Adjustable):
         require(
             self._step is None or not is_fixed,
             type(self).__name__,
-            f"{name} to stay as it is once steps were taken",
+            f"an unchanged {name} after the first step",
             f"{name} = {value!r}",
             "assign a new optimizer to the model",
         )

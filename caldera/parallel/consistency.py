@@ -187,14 +187,14 @@ def check_counts(where: str, **counts: object) -> None:
     >>> check_counts("Example", stages=2, data=None)
     >>> check_counts("Example", stages="2")
     Traceback (most recent call last):
-    caldera.errors.ConfigError: Example: expected stages >= 1, a whole number, got '2'
+    caldera.errors.ConfigError: Example: expected stages >= 1, an integer, got '2'
     """
     for name, count in counts.items():
         is_whole = (
             isinstance(count, int | np.integer) and not isinstance(count, bool) and count >= 1
         )
         if count is not None and not is_whole:
-            raise ConfigError.build(where, expected=f"{name} >= 1, a whole number", got=repr(count))
+            raise ConfigError.build(where, expected=f"{name} >= 1, an integer", got=repr(count))
 
 
 def check_choice(where: str, name: str, given: object, choices: Iterable[object]) -> None:

@@ -46,7 +46,7 @@ class TrialTable:
     def __getitem__(self, name: str) -> list[Any]:
         """A column."""
         if name not in self.columns:
-            raise KeyError(f"no column {name!r}; there are {', '.join(self.columns)}")
+            raise KeyError(f"no column {name!r}; the columns are {', '.join(self.columns)}")
         return [row.get(name) for row in self.rows]
 
     def __len__(self) -> int:

@@ -202,9 +202,7 @@ class Integer(_NumberRange):
         for name in ("low", "high", "step"):
             given = getattr(self, name)
             if isinstance(given, bool) or not isinstance(given, int | np.integer):
-                raise ConfigError.build(
-                    "integer", expected=f"{name}= a whole number", got=repr(given)
-                )
+                raise ConfigError.build("integer", expected=f"{name}= an integer", got=repr(given))
             object.__setattr__(self, name, int(given))
         if self.low > self.high:
             _check_range("integer", self.low, self.high, self.log)

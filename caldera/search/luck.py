@@ -97,7 +97,7 @@ def luck(
     if not len(found):
         raise ConfigError.build("luck", expected="at least one value", got="none that is finite")
     if noise is not None and not (math.isfinite(noise) and noise >= 0):
-        raise ConfigError.build("luck", expected="noise of 0 or more", got=repr(noise))
+        raise ConfigError.build("luck", expected="noise >= 0", got=repr(noise))
     sign = 1.0 if larger_is_better else -1.0
     upward = np.sort(sign * found)
     expected = expected_maximum(upward)

@@ -113,7 +113,7 @@ class Method(Configurable):
         """
         raise ConfigError.build(
             "search.run",
-            expected="method= one that proposes trials",
+            expected="method= a method that proposes trials",
             got=f"{type(self).__name__}, which has no `ask`",
             hint="combine a stopping rule with a method that proposes trials, for example "
             "method='random', stop='asha'; a custom method defines `ask`",

@@ -348,7 +348,7 @@ class Database:
             self._closing.close()
             hint = ""
             if isinstance(problem, self._alchemy.exc.OperationalError):
-                hint = "is the server there, and may this user open the database?"
+                hint = "check that the server runs and that this user may open the database"
             elif isinstance(problem, ImportError):
                 package = _DRIVERS.get(problem.name or "", problem.name)
                 hint = f"install the driver of the database: pip install {package}"

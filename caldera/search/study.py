@@ -339,7 +339,7 @@ def load(
         raise ConfigError.build(
             "search.load",
             expected=f"a study in {path}" if path else "folder= or storage=",
-            got="no journal.log there" if path else "neither",
+            got="no journal.log in it" if path else "neither",
             hint="name the folder= that search.run was given, or a journal file of Optuna",
         )
     place = path if storage is None else storage.rpartition("@")[2]

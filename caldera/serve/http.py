@@ -34,7 +34,7 @@ class Limits:
     >>> from caldera import serve
     >>> serve.Limits(batch_size=0)
     Traceback (most recent call last):
-    caldera.errors.ConfigError: serve.Limits: expected batch_size to be a whole number
+    caldera.errors.ConfigError: serve.Limits: expected batch_size to be an integer
     of at least 1, got 0
     """
 
@@ -58,7 +58,7 @@ class Limits:
                 or not math.isfinite(value)
                 or value < least
             ):
-                kind = "a whole number" if whole else "a number"
+                kind = "an integer" if whole else "a number"
                 raise ConfigError.build(
                     "serve.Limits",
                     expected=f"{each.name} to be {kind} of at least {least}",

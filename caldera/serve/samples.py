@@ -240,7 +240,7 @@ class RequestReader:
             limits = (0, 1) if dtype == bool_ else (np.iinfo(dtype).min, np.iinfo(dtype).max)
             whole = (array == np.floor(array)) & (np.abs(array) < _EXACT)
             if not (whole & (array >= limits[0]) & (array <= limits[1])).all():
-                raise self._unreadable("samples", f"whole numbers ({dtype})", "others")
+                raise self._unreadable("samples", f"integers ({dtype})", "others")
             return array.astype(dtype)
         with np.errstate(over="ignore"):
             found = array.astype(dtype)

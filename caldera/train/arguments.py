@@ -23,13 +23,13 @@ def whole_number(value: Any, name: str, least: int, where: str = "fit") -> int:
 
     >>> whole_number(1.5, "epochs", 0)
     Traceback (most recent call last):
-    caldera.errors.ConfigError: fit: expected epochs= a whole number of at least 0, got 1.5
+    caldera.errors.ConfigError: fit: expected epochs= an integer >= 0, got 1.5
     """
     try:
         number = least - 1 if isinstance(value, bool | np.bool_) else index(value)
     except TypeError:
         number = least - 1
-    require(number >= least, where, f"{name}= a whole number of at least {least}", shown(value))
+    require(number >= least, where, f"{name}= an integer >= {least}", shown(value))
     return number
 
 

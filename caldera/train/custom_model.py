@@ -265,7 +265,7 @@ class CustomModel(_AllInputs):
         raise self.refuse(
             "a model that defines forward",
             "none",
-            "write def forward(self, x): return what predict shall give",
+            "define forward(self, x), which returns the predictions",
         )
 
     def step_outputs(self, *inputs: Any) -> dict[str, Expr]:

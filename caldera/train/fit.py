@@ -133,7 +133,7 @@ def _agree_on_state(model: Model, options: FitOptions) -> tuple[Strategy, list[i
         "fit",
         "checkpoint= with resume=True",
         "no checkpoint folder",
-        "say where the run was saved, as in fit(..., checkpoint='run/', resume=True)",
+        "pass the folder of the run, for example fit(..., checkpoint='run/', resume=True)",
     )
     strategy = _usual_strategy() if options.parallel is None else _checked(options.parallel)
     known = [model.seed, model.epochs_done, model.steps_done]

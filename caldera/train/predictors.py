@@ -63,7 +63,7 @@ class Predictors(RecentPlans):
             require(
                 len(arrays[0]) == samples,
                 "predict",
-                f"{samples} sequences, of which the states are kept",
+                f"{samples} sequences, the number of the stored states",
                 len(arrays[0]),
             )
         elif batch_size is None:

@@ -144,7 +144,7 @@ def test_the_list_names_work_and_peers(caldera: Caldera, monkeypatch: pytest.Mon
         (["lenet"], "caldera bench: expected a work, got 'lenet'; did you mean 'lenet5'?"),
         ([], "expected a workload to measure, got nothing"),
         (["mlp", "--peers", "tourch"], "--peers: expected a peer, got 'tourch'; did you mean"),
-        (["mlp", "--repeats", "0"], "--repeats: expected a whole number of at least 1, got '0'"),
+        (["mlp", "--repeats", "0"], "--repeats: expected an integer >= 1, got '0'"),
         (["mlp", "--threads", "4096"], "--threads: expected at most"),
         (["mlp", "--device", "tpu"], "--device: expected a device, got 'tpu'; did you mean 'cpu'?"),
         (["mlp", "--accuracy", "fats"], "--accuracy: expected an accuracy, got 'fats'; did you"),

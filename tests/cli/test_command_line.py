@@ -72,10 +72,10 @@ def test_no_command_shows_the_help(caldera: Caldera) -> None:
         ("nosuch", 2, "known: train, search"),
         ("train --epoch 5", 2, "did you mean '--epochs'?"),
         ("train --epoch=5", 2, "did you mean '--epochs'?"),
-        ("train --epochs many", 2, "--epochs: expected a whole number of at least 0, got 'many'"),
-        ("train --epochs -1", 2, "--epochs: expected a whole number of at least 0"),
+        ("train --epochs many", 2, "--epochs: expected an integer >= 0, got 'many'"),
+        ("train --epochs -1", 2, "--epochs: expected an integer >= 0"),
         ("train --learning-rate nan", 2, "--learning-rate: expected a number, got 'nan'"),
-        ("train --hidden 3,x", 2, "whole numbers of at least 1"),
+        ("train --hidden 3,x", 2, "integers >= 1"),
         ("train --optimizer adm", 2, "did you mean 'adam'?"),
         ("train --schedule cosin", 2, "did you mean 'cosine'?"),
         ("train --metrics accuracy,presicion", 2, "did you mean 'precision'?"),
@@ -98,7 +98,7 @@ def test_no_command_shows_the_help(caldera: Caldera) -> None:
         ("train mine.csv", 2, "train on it with --data mine.csv"),
         ("train old.caldera", 2, "got a model; see caldera eval --help"),
         ("train --data digits --columns a", 2, "data digits: expected an option it takes"),
-        ("train --quiet --epochs 0 --out /dev/null/out", 1, "is the path right"),
+        ("train --quiet --epochs 0 --out /dev/null/out", 1, "check the path"),
     ],
 )
 def test_mistakes_are_one_line_with_a_hint(

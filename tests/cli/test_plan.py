@@ -51,7 +51,7 @@ def test_mistakes(caldera: Caldera, tmp_path: Path) -> None:
     for words, said in (
         (("--plot", tmp_path / "plan.pdf"), "ends in .html or .svg"),
         (("--link", "10G"), "b is for bits, B for bytes"),
-        (("--ranks", "0"), "--ranks: expected a whole number of at least 1"),
+        (("--ranks", "0"), "--ranks: expected an integer >= 1"),
         (("--memory", "1kB"), "a way to train that fits"),
     ):
         done = caldera(*WORDS, *words)

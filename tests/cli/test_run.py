@@ -75,8 +75,8 @@ def test_the_ranks_do_not_outlive_the_command() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["-n", "0", "train.py"], "--ranks: expected a whole number of at least 1"),
-        (["-n", "2", "--restarts", "x", "train.py"], "--restarts: expected a whole number"),
+        (["-n", "0", "train.py"], "--ranks: expected an integer >= 1"),
+        (["-n", "2", "--restarts", "x", "train.py"], "--restarts: expected an integer"),
         (["train.py"], "-n/--ranks"),
     ],
 )

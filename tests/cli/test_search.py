@@ -98,7 +98,7 @@ def test_a_search_that_finds_nothing_says_why(
     ("text", "said"),
     [
         ("trial = 5", "got unknown key 'trial'; did you mean 'trials'?"),
-        ("trials = 0", "recipe.toml trials: expected a whole number of at least 1, got 0"),
+        ("trials = 0", "recipe.toml trials: expected an integer >= 1, got 0"),
         ('method = "tpee"', "recipe.toml method: expected a search method, got 'tpee'"),
         ("method = { seed = 1 }", "recipe.toml method: expected a name in it, got seed"),
         ('method = { name = "random", x = 1 }', "search method random: expected an argument"),
@@ -128,8 +128,8 @@ def test_a_search_that_finds_nothing_says_why(
         ("[space]\ndropout = { log = [0.1, 1], step = 1 }", "unknown key 'step'; log takes two"),
         ("[space]\ndropout = { uniform = [0.1, 1], steps = 1 }", "did you mean 'step'?"),
         ("[space]\ndropout = { integer = [1, 2] }", "dropout: expected uniform or log"),
-        ("[space]\nbatch_size = [0]", "batch_size: expected a whole number of at least 1, got 0"),
-        ("[space]\nhidden = { integer = [1, 2] }", "hidden: expected a list of values, each whole"),
+        ("[space]\nbatch_size = [0]", "batch_size: expected an integer >= 1, got 0"),
+        ("[space]\nhidden = { integer = [1, 2] }", "hidden: expected a list of values, each an integer"),
         ('[space]\noptimizer = ["adm"]', "expected an optimizer, got 'adm'; did you mean 'adam'?"),
         ('[space]\noptimizer = { choice = ["sgd"], adam = {} }', "unknown key 'adam'"),
         ("dropout = 0.1\n[space]\ndropout = [0.2]", "a key that is fixed or searched, not both"),
@@ -182,7 +182,7 @@ def test_a_search_needs_an_end_and_something_to_search(caldera: Caldera, tmp_pat
         "dropout",
     }
     for flags, said in {
-        "--trials many": "--trials: expected a whole number",
+        "--trials many": "--trials: expected an integer",
         "--trials 1 --method tpee": "--method: expected a search method, got 'tpee'",
         "--trials 1 --workers x": "expected workers as a number",
     }.items():

@@ -25,7 +25,7 @@ def test_ranks_that_go_and_come_change_nothing(tmp_path: Path) -> None:
     done = run_in_session(command, 120, env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "restart 1 of 1" in done.stderr
-    assert "more machines are there" in done.stderr
+    assert "more machines are available" in done.stderr
     epochs = (tmp_path / "epochs").read_text().split()
     assert epochs[:2] == ["1:2", "2:2"]
     assert "3:1" in epochs

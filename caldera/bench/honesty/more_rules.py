@@ -59,7 +59,7 @@ def time_beside_rates(claims: Claims) -> RuleVerdict:
 
 
 def _part(run: ClaimedRun) -> str:
-    return f"a part ({run.seconds_of})" if run.seconds_of else "something that is not said"
+    return f"a part ({run.seconds_of})" if run.seconds_of else "an undeclared addend"
 
 
 def same_options(claims: Claims) -> RuleVerdict:
@@ -105,7 +105,7 @@ def usual_inputs(claims: Claims) -> RuleVerdict:
     silent = [run for run in sized if not run.input_shape or not run.usual_shape]
     return not_shown_of(
         silent,
-        "the shape of a sample, or the usual one, is not said",
+        "the shape of a sample, or the usual shape, is not stated",
         "Give the shape of a sample next to the usual shape for this workload.",
     ) or fine("samples have their usual size")
 
@@ -151,7 +151,9 @@ def honest_scaling(claims: Claims) -> RuleVerdict:
     silent = [run for run in runs if not run.batch]
     if silent or not all(run.scaling or claims.scaling for run in runs):
         return not_shown(
-            f"{names(silent)}: no mini-batch" if silent else "strong or weak is not said",
+            f"{names(silent)}: no mini-batch"
+            if silent
+            else "the report does not state strong or weak scaling",
             "Say whether the mini-batch of all ranks together stays (strong) or grows (weak).",
         )
     for scaled in claims.scaled():
@@ -234,7 +236,7 @@ def all_peers(claims: Claims) -> RuleVerdict:
             if absent := [each for each in systems if each not in present]:
                 return not_shown(
                     f"{workload}: no run of {', '.join(absent)}",
-                    "Run every system on every workload, or say why that is not done.",
+                    "Run every system on every workload, or state the reason.",
                 )
     return fine("every peer ran in every comparison")
 

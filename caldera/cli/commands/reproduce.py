@@ -39,7 +39,12 @@ SUMMARY = "reproduce-all.md"
 
 
 add_flags = flags(
-    flag("names", nargs="*", metavar="EXPERIMENTS", help="which ones (default: all; see --list)"),
+    flag(
+        "names",
+        nargs="*",
+        metavar="EXPERIMENTS",
+        help="experiments to run (default: all; see --list)",
+    ),
     flag("--quick", action="store_true", help="fewer sizes, steps and seeds"),
     flag("--again", action="store_true", help="repeat experiments that an earlier run finished"),
     flag(

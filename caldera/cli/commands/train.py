@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError.build(
             "--checkpoint",
             expected="a folder without checkpoints",
-            got=f"one of step {there[0]} in {arguments.checkpoint}",
+            got=f"a checkpoint of step {there[0]} in {arguments.checkpoint}",
             hint="continue it with --resume, or use another folder",
         )
     recipe = read_recipe(arguments.recipe) if arguments.recipe else {}

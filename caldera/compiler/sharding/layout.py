@@ -206,7 +206,7 @@ class CartesianLayout(ShardLayout):
         if len(self.ranks) % prod(s.parts for s in splits if s is not None):
             raise ConfigError.build(
                 "layout",
-                expected=f"a multiple of {prod(self._parts)} ranks, the parts there are",
+                expected=f"a multiple of {prod(self._parts)} ranks, the number of parts",
                 got=f"{len(self.ranks)} ranks",
             )
 

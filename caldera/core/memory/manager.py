@@ -308,7 +308,7 @@ def _checked_size(size: int) -> int:
     except TypeError:
         count = -1
     if count < 0:
-        raise ShapeError.build("MemoryManager", expected="a size of 0 or more", got=repr(size))
+        raise ShapeError.build("MemoryManager", expected="a size >= 0", got=repr(size))
     return count
 
 

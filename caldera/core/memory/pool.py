@@ -404,7 +404,7 @@ class Pool:
             largest += f" and {len(holders) - OWNERS_SHOWN} more"
         return OutOfMemoryError.build(
             f"memory of {self.name}",
-            expected=f"room for {bytes_text(nbytes)} asked by {owner!r}",
+            expected=f"{bytes_text(nbytes)} of free memory for {owner!r}",
             got=f"{bytes_text(self.in_use)} in use, {bytes_text(self.cached)} cached, capacity "
             + ("the limit of the system" if capacity is None else bytes_text(capacity)),
             hint=f"largest owners: {largest or 'none'}; use smaller batches, delete unused "

@@ -31,7 +31,7 @@ def as_shape(shape: int | Iterable[int], where: str = "shape") -> Shape:
     sizes = _as_ints(shape, where)
     for size_of_axis in sizes:
         if size_of_axis < 0:
-            raise ShapeError.build(where, expected="sizes of 0 or more", got=str(sizes))
+            raise ShapeError.build(where, expected="sizes >= 0", got=str(sizes))
     return sizes
 
 

@@ -190,7 +190,7 @@ class Tensor(StridedArray, ScalarConversions):
         if not is_element(place, self.ndim):
             raise IndexingError.build(
                 f"Tensor.{where}",
-                expected=f"a whole number for each of {self.ndim} axes",
+                expected=f"an integer for each of {self.ndim} axes",
                 got=repr(index),
                 hint="t[...] takes slices and arrays as well",
             )

@@ -210,7 +210,7 @@ class Dataset:
             f"data set {self.name}",
             expected="samples",
             got="a data set",
-            hint="take its .train or .test",
+            hint="pass its .train or .test",
         )
 
     def _repr_html_(self) -> str:
@@ -319,7 +319,7 @@ def split_rows(
     are_classes = labels is not None and labels.ndim == 1 and labels.dtype.kind in "iub"
     if stratify and not are_classes:
         raise ConfigError.build(
-            "data.split", expected="one whole number for each sample to stratify by", got="others"
+            "data.split", expected="one integer for each sample to stratify by", got="others"
         )
     if samples.overlap is not None:
         first = total - wanted
@@ -382,7 +382,7 @@ def _test_count(test: float, total: int) -> int:
             "data.split",
             expected=f"test as a part from 0 to 1, or as a number of samples up to {total}",
             got=repr(test),
-            hint="say it with test= (--test-part), as in 0.2",
+            hint="set it with test= (--test-part), for example 0.2",
         )
     return round(test * total) if is_part else int(test)
 

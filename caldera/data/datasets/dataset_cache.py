@@ -58,14 +58,14 @@ def missing_dataset(
     """The error for a data set that is nowhere.
 
     >>> print(missing_dataset("data.mnist", "/data", "mnist", "four files", "https://example.org"))
-    data.mnist: expected four files in /data/mnist or /data, got none of them; ...
+    data.mnist: expected four files in /data/mnist or /data, got none; ...
     """
     looked = " or ".join(map(str, search_paths(folder, name)))
     return DataError.build(
         where,
         expected=f"{files} in {looked}",
         got="none",
-        hint=f"get them from {url} and give their folder as folder= (--data-folder) or "
+        hint=f"download them from {url} and pass their folder as folder= (--data-folder) or "
         f"{ENVIRONMENT}",
     )
 

@@ -79,7 +79,7 @@ def mnist(folder: PathLike | None = None, *, download: bool = True) -> Dataset:
     >>> data.mnist("no/such/folder")
     Traceback (most recent call last):
     caldera.errors.DataError: data.mnist: expected train-images-idx3-ubyte.gz and three more in
-    no/such/folder/mnist or no/such/folder, got none of them; ...
+    no/such/folder/mnist or no/such/folder, got none; ...
     """
     # torchvision stores the files in a subfolder.
     inner = ("", "raw", "MNIST/raw")

@@ -114,8 +114,8 @@ def _common_size(
     chosen = ImageSize(*np.maximum(middle.round().astype(int), 1).tolist())
     smallest, largest = (f"{each.height}x{each.width}" for each in (min(sizes), max(sizes)))
     notes.append(
-        f"images of {len(set(sizes))} sizes, {smallest} to {largest}, are brought to "
-        f"{chosen.height}x{chosen.width}; another is given with size= (--image-size)"
+        f"images of {len(set(sizes))} sizes, {smallest} to {largest}, are resized to "
+        f"{chosen.height}x{chosen.width}; set another size with size= (--image-size)"
     )
     return chosen, True
 

@@ -224,7 +224,7 @@ class _Request:
         if not schema.features:
             raise DataError.build(
                 self.where,
-                expected="columns that something can be learnt from",
+                expected="columns with information about the target",
                 got=schema.describe().replace("\n", "; ")[:200],
                 hint="set kinds= (--kinds) for columns whose kind is guessed wrong",
             )
@@ -339,7 +339,7 @@ def _usable(
     lacks = [f"column {found.label(each)}: {_lack(found, each)}" for each in needed]
     hint = ""
     if any(found.missing_by_text(target)):
-        hint = "; classes=True (--targets classes) takes such texts of the target for classes"
+        hint = "; classes=True (--targets classes) treats such target texts as classes"
     said = ", ".join(
         each for each, column in zip(lacks, needed, strict=True) if found.missing(column).any()
     )
@@ -385,7 +385,7 @@ def _known_places(
             where,
             expected=f"the column {name!r}, which is predicted" if name else "a target",
             got="none",
-            hint="say which it is with target= (--target-column)",
+            hint="set it with target= (--target-column)",
         )
     return places.inputs, places.target
 
@@ -419,7 +419,7 @@ def _inputs(
 
 def _none(chosen: Chosen) -> str:
     said = "; ".join(f"column {place}: {why}" for place, why in list(chosen.left_out.items())[:3])
-    return f"none that can be learnt from ({said})" if said else "none"
+    return f"none with information ({said})" if said else "none"
 
 
 def _check_first_row(found: Table, column: int) -> None:
@@ -431,8 +431,9 @@ def _check_first_row(found: Table, column: int) -> None:
         raise found.refused(
             0,
             column,
-            "a class that other lines have too",
-            "pass header=True (--header) if this line holds names, or header=False (--no-header)",
+            "a class that also occurs in other lines",
+            "pass header=True (--header) if this line contains names, or header=False "
+            "(--no-header)",
         )
 
 

@@ -60,7 +60,7 @@ class Loader:
                 "data.Loader",
                 expected="Data or IterableData",
                 got=type(data).__name__,
-                hint="data.as_data makes it of arrays and iterables",
+                hint="data.as_data converts arrays and iterables",
             )
         if not _is_whole(seed):
             raise ConfigError.build("data.Loader", expected="a seed, an int", got=repr(seed))
@@ -87,9 +87,7 @@ class Loader:
     @batch_size.setter
     def batch_size(self, size: int) -> None:
         if not _is_whole(size) or size < 1:
-            raise ConfigError.build(
-                "data.Loader", expected="a batch size of at least 1", got=repr(size)
-            )
+            raise ConfigError.build("data.Loader", expected="a batch size >= 1", got=repr(size))
         self._batch_size = int(size)
 
     @property
@@ -210,7 +208,7 @@ class Loader:
         if set(state) != set(names) or not all(_is_whole(state[name]) for name in names):
             raise CheckpointError.build(
                 "data.Loader.restore",
-                expected="the whole numbers " + ", ".join(names),
+                expected="the integers " + ", ".join(names),
                 got=repr(dict(state)),
             )
         epoch, position, seed, samples = (int(state[name]) for name in names)
@@ -219,9 +217,9 @@ class Loader:
         if epoch < 0 or position < 0 or not fits:
             raise CheckpointError.build(
                 "data.Loader.restore",
-                expected=f"a place in data of {self._samples()} samples",
+                expected=f"a position in data of {self._samples()} samples",
                 got=f"{position} of {samples}",
-                hint="an epoch can only be continued with the data it was begun with",
+                hint="an epoch can only be resumed with the same data",
             )
         self._epoch, self._position, self.seed = epoch, position, seed
 

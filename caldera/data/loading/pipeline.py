@@ -250,7 +250,7 @@ class Pipeline(Data):
     def _numbered(self, what: str) -> Data:
         if isinstance(self.source, IterableData):
             raise NoNumbersError.build(
-                f"data.Pipeline.{what}", expected="samples that have numbers", got="a stream"
+                f"data.Pipeline.{what}", expected="indexable samples", got="a stream"
             )
         return self.source
 
@@ -273,11 +273,11 @@ class Pipeline(Data):
     def _blank(self) -> Arrays:
         arrays = self.example()
         if not isinstance(arrays[0], np.ndarray):
-            raise refusal("data.Pipeline", "stages", "stages that give arrays", arrays[0])
+            raise refusal("data.Pipeline", "stages", "stages that return arrays", arrays[0])
         if arrays[0].dtype == object:
             raise DataError.build(
                 "data.Pipeline",
-                expected="a stage that makes arrays of encoded samples",
+                expected="a stage that decodes samples to arrays",
                 got=", ".join(stage.name for stage in self.own_stages) or "no stages",
                 hint="put data.Decode() first",
             )

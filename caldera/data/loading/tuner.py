@@ -325,7 +325,7 @@ class PipelineStatistics:
             elif number in self.counts:
                 mean = self.seconds[number] / self.counts[number]
                 lines.append(f"{name:<12} {1e3 * mean:>11.3f}")
-        workers = "no workers: made by the thread that trains"
+        workers = "no workers: prepared by the training thread"
         if self.setting.workers:
             ahead = _counted(self.setting.prefetch, "batch")
             workers = f"{_counted(self.setting.workers, 'worker')}, at most {ahead} ahead"

@@ -158,7 +158,8 @@ def _of_arrays(*parts: Any) -> Data:
             "data.as_data",
             expected="inputs that are numbers",
             got="texts",
-            hint="cd.data.texts(texts, labels) makes numbers of words, and keeps them in the model",
+            hint="cd.data.texts(texts, labels) converts words to numbers, and stores the "
+            "mapping in the model",
         )
     return ArrayData(*found)
 

@@ -192,7 +192,7 @@ def checked_rows(
     if rows.size and not -count <= rows.min() <= rows.max() < count:
         raise IndexingError.build(
             where,
-            expected=f"whole numbers from 0 to {count - 1}",
+            expected=f"integers from 0 to {count - 1}",
             got=f"{rows.min()} to {rows.max()}",
         )
     return rows.astype(np.int64) % max(count, 1)

@@ -369,7 +369,7 @@ def images_in_archive(path: Path, where: str) -> list[LabelledImage]:
     found = []
     # Closed when the last of its images is forgotten.
     file = _Opened(path, where)
-    hint = "one that is compressed cannot be read by places: unpack it, or write shards"
+    hint = "a compressed archive has no random access: unpack it, or write shards"
     with _tar_archive(where, f"a tar archive at {path}", hint, mode="r:", name=path) as archive:
         for info in archive:
             name = checked_name(info, LARGEST_FILE, where)

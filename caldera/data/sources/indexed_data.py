@@ -271,7 +271,7 @@ class ItemData(RawData):
                 where,
                 expected="samples of shape " + " and ".join(map(str, wanted)),
                 got=" and ".join(map(str, shapes)),
-                hint="bring them to one size in the object's own transform; sequences of different "
-                "lengths are what data.RaggedData takes",
+                hint="resize them in the object's transform; use data.RaggedData for sequences "
+                "of different lengths",
             )
         return found

@@ -166,7 +166,7 @@ class IterableData:
             raise DataError.build(
                 "data.IterableData",
                 expected="a function that makes an iterator of samples",
-                got=f"one that makes {shown(found)}",
+                got=f"a function that returns {shown(found)}",
             )
         return iter(found)
 

@@ -64,7 +64,7 @@ def write_shards(
         raise DataError.build("data.write_shards", expected="an empty folder", got=str(place))
     if shard_bytes < 1:
         raise ConfigError.build(
-            "data.write_shards", expected="shard_bytes of at least 1", got=str(shard_bytes)
+            "data.write_shards", expected="shard_bytes >= 1", got=str(shard_bytes)
         )
     names = tuple(class_names)
     source = as_data(samples)

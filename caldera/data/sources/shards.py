@@ -84,7 +84,7 @@ class Shards(RawData):
         self._folder = Path(folder).expanduser()
         self._where = f"data.Shards {self._folder.name}"
         if block < 1:
-            raise ConfigError.build("data.Shards", expected="a block of at least 1", got=str(block))
+            raise ConfigError.build("data.Shards", expected="a block >= 1", got=str(block))
         self._block = block
         self.scale = checked_scale(scale, "data.Shards")
         index = _read_index(self._folder / INDEX, self._where)
@@ -130,7 +130,7 @@ class Shards(RawData):
         if len(indices) and not 0 <= np.min(indices) <= np.max(indices) < len(self):
             raise IndexingError.build(
                 self._where,
-                expected=f"whole numbers from 0 to {len(self) - 1}",
+                expected=f"integers from 0 to {len(self) - 1}",
                 got=f"{np.min(indices)} to {np.max(indices)}",
             )
         return np.searchsorted(self._starts, indices, side="right") - 1
@@ -177,7 +177,7 @@ class Shards(RawData):
             if not 0 <= start <= end <= len(content):
                 raise DataError.build(
                     f"{self._where} {starts.name}",
-                    expected=f"places from 0 to {len(content)} in order",
+                    expected=f"ascending offsets from 0 to {len(content)}",
                     got=f"{start} and {end}",
                 )
             # Copied by NumPy, which lets other threads run while the disk is read.

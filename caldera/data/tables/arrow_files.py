@@ -79,7 +79,7 @@ def _parquet(content: bytes, where: str) -> Any:
         # Tables do not support lists, and a list in a single row may have any number of values.
         raise DataError.build(
             f"{where}, column {nested.partition('.')[0]!r}",
-            expected="numbers, texts, dates and truth values",
+            expected="numbers, texts, dates and booleans",
             got="lists or records",
             hint="split it into several columns first",
         )

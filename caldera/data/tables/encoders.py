@@ -147,7 +147,9 @@ class NumberEncoder:
         """Return a description of the learnt values."""
         said = f"mean {self.mean:.4g}, deviation {self.scale:.4g}"
         said += ", with decimal commas" if self.decimal == COMMA else ""
-        return said + (f"; missing: {self.median:.4g}, and said so" if self.marks_missing else "")
+        return said + (
+            f"; missing: {self.median:.4g}, with an indicator" if self.marks_missing else ""
+        )
 
     def example(self) -> Any:
         """Return an example of a value in a row."""
@@ -332,7 +334,7 @@ class DateEncoder:
         """Return a description of the learnt values."""
         parts = f"; parts of {', '.join(self.cycles)}" if self.cycles else ""
         said = "" if self.format == ISO else f" as {self.format}"
-        missing = "; missing: said so" if self.days.marks_missing else ""
+        missing = "; missing values have an indicator" if self.days.marks_missing else ""
         return f"around {self.shown(self.days.median)}{said}{parts}{missing}"
 
     def example(self) -> Any:
@@ -378,5 +380,5 @@ def _no_number(text: str, form: NumberFormat) -> str:
     mine, theirs = (read_number(text, mark) for mark in (form.decimal, other))
     if mine is None and theirs is not None and theirs.unit == form.unit:
         mark = "comma" if form.decimal == COMMA else "point"
-        return f"numbers of this column have a {mark} for the fraction"
+        return f"numbers of this column have {mark} as the decimal mark"
     return "correct it"

@@ -134,8 +134,8 @@ def _text_kind(table: Table, column: int, name: str, decimal: str | None) -> Col
             row,
             column,
             "a number, as most rows have it",
-            "correct it; or take such texts for missing values with missing_values= "
-            f"(--missing-values), or all for categories with kinds={{{shown!r}: 'category'}} "
+            "correct it; or treat such texts as missing values with missing_values= "
+            f"(--missing-values), or all as categories with kinds={{{shown!r}: 'category'}} "
             f"(--kinds {shown}=category)",
         )
     if is_free_text(texts):

@@ -346,7 +346,7 @@ def find_number_format(
         raise table.refused(
             int((values == text).argmax()),
             column,
-            "a number that can be read in one way",
+            "an unambiguous number",
             f"it is {point[point != comma][0]:g} with a decimal point and "
             f"{comma[point != comma][0]:g} with a decimal comma, and the rest of the table does "
             "not decide: pass decimal='.' or decimal=',' (--decimal)",

@@ -299,7 +299,7 @@ def _plain(value: Any, where: str) -> Any:
         return float(value)
     raise DataError.build(
         where,
-        expected="numbers, texts, dates and truth values",
+        expected="numbers, texts, dates and booleans",
         got=type(value).__name__,
         hint="leave the column out, or split it into several columns first",
     )

@@ -110,7 +110,7 @@ class TextEncoder:
         words = ", ".join(self.tokenizer.vocabulary[:_SHOWN])
         said = f"{len(self.weights)} words: {words}" if words else "no word that two texts have"
         said += ", ..." if len(self.weights) > _SHOWN else ""
-        return said + ("; missing: said so" if self.marks_missing else "")
+        return said + ("; missing values have an indicator" if self.marks_missing else "")
 
     def example(self) -> Any:
         """Return an example of a value in a row."""

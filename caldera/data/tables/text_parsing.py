@@ -154,7 +154,7 @@ def _decoded(content: bytes, encoding: str | None, where: str) -> tuple[str, tup
             where,
             expected="UTF-8 text",
             got=f"other bytes at {error.start}",
-            hint="say which encoding it has with encoding= (--encoding), such as cp1252",
+            hint="set it with encoding= (--encoding), such as cp1252",
         )
     if found != "utf-8":
         raise problem

@@ -147,7 +147,7 @@ class Tokenizer:
             given = np.zeros(())
         if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
             raise DataError.build(
-                "data.Tokenizer.decode", expected="a row of whole numbers", got=repr(numbers)[:80]
+                "data.Tokenizer.decode", expected="a row of integers", got=repr(numbers)[:80]
             )
         tokens = [self._token(number) for number in given.tolist() if number != PADDING]
         if self.kind == "byte_pairs":
@@ -222,7 +222,7 @@ def _checked_texts(texts: Any, where: str) -> list[str]:
                 f"{where}, text {number}",
                 expected="a text",
                 got=repr(text)[:80],
-                hint="give missing ones as an empty text, or leave them out",
+                hint="pass missing values as an empty text, or leave them out",
             )
     return found
 

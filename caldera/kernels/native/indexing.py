@@ -116,7 +116,7 @@ def _scatter_add(
 def _refusal(name: str, indices: np.ndarray, length: int) -> Callable[[], NoReturn]:
     def refuse() -> NoReturn:
         check_range(name, indices, length)
-        raise AssertionError("a position was refused that is there")
+        raise AssertionError("a valid position was rejected")
 
     return refuse
 

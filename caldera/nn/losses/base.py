@@ -322,7 +322,7 @@ class BinaryCrossEntropy(ElementLoss):
 
     def check_targets(self, targets: np.ndarray) -> None:
         if not np.all((targets >= 0) & (targets <= 1)):
-            hint = "(y + 1) / 2 for -1 and 1; numbers of classes are what cross_entropy takes"
+            hint = "(y + 1) / 2 for -1 and 1; for class indices use cross_entropy"
             raise _wrong_values(type(self).__name__, "from 0 (no) to 1 (yes)", targets, hint)
 
     def meaning(self, prediction: Expr) -> Expr:

@@ -55,8 +55,8 @@ class Metric(Configurable, ABC):
         >>> from caldera.nn.metrics import R2
         >>> R2().for_task(CrossEntropy().task())
         Traceback (most recent call last):
-        caldera.errors.ConfigError: r2: expected a loss of values, got a multi-class one; use
-        metrics=['accuracy'] there
+        caldera.errors.ConfigError: r2: expected a loss of values, got a multi-class loss; use
+        metrics=['accuracy']
         """
         return self
 
@@ -157,8 +157,8 @@ class ValueMetric(Metric):
             raise ConfigError.build(
                 self.name,
                 expected="a loss of values",
-                got=f"a {task.kind} one",
-                hint="use metrics=['accuracy'] there",
+                got=f"a {task.kind} loss",
+                hint="use metrics=['accuracy']",
             )
         return self
 

@@ -91,7 +91,7 @@ class TopKAccuracy(ClassMetric, MeanMetric):
     threshold: float | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        require(self.k >= 1, "TopK", "a k of 1 or more", self.k)
+        require(self.k >= 1, "TopK", "a k >= 1", self.k)
 
     @property
     def name(self) -> str:
@@ -102,8 +102,8 @@ class TopKAccuracy(ClassMetric, MeanMetric):
             raise ConfigError.build(
                 self.name,
                 expected="a loss of classes",
-                got=f"a {task.kind} one",
-                hint="use metrics=['accuracy', 'f1'] there",
+                got=f"a {task.kind} loss",
+                hint="use metrics=['accuracy', 'f1']",
             )
         return super().for_task(task)
 

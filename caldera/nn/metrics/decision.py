@@ -47,16 +47,16 @@ class Decision:
             kind != SEQUENCE,
             self.where,
             "a loss of classes or labels",
-            "one of sequences",
-            "use metrics=['cer'] or ['wer'] there",
+            "a loss of sequences",
+            "use metrics=['cer'] or ['wer']",
         )
         require(
             kind != REGRESSION or self.threshold is not None or self.axis is not None,
             self.where,
             "a loss of classes or labels",
             "one of values",
-            "use metrics=['mae'], or say how values decide: threshold= above which each "
-            "is a yes, or axis= along which the largest is the class",
+            "use metrics=['mae'], or define the decision: threshold= for labels, or axis= of "
+            "the classes",
         )
         require(
             not self._logits or self.threshold is None or 0 < self.threshold < 1,
@@ -106,8 +106,8 @@ class Decision:
             self.where,
             "a class for each sample, or a loss that defines the meaning of the outputs",
             f"targets in the shape of the predictions, {prediction}",
-            "say axis=-1 for one-hot targets, threshold= for labels, of which several can "
-            "be right, or for_task(loss.task())",
+            "pass axis=-1 for one-hot targets, threshold= for several labels per sample, or "
+            "call for_task(loss.task())",
             error=ShapeError,
         )
         return MULTICLASS
@@ -155,7 +155,7 @@ class Classification:
         require(
             self.label_axis != UNKNOWN,
             self.where,
-            "axis=, along which the labels lie",
+            "axis= of the labels",
             f"predictions of shape {self.predicted.shape}",
             "for example nn.metrics.F1(axis=1) for images of labels",
             error=ShapeError,
@@ -177,9 +177,9 @@ class Classification:
         require(
             self.label_axis is None or self.by_class()[0].shape[1] <= 1,
             self.where,
-            "one label, or classes of which one is right",
+            "a single label, or mutually exclusive classes",
             f"predictions of shape {self.predicted.shape}, each number a label",
-            "see labels one by one with nn.metrics.F1(per_class=True)",
+            "inspect each label with nn.metrics.F1(per_class=True)",
             error=ShapeError,
         )
         return (
@@ -206,7 +206,7 @@ def labels(where: str, prediction: Any, target: Any, axis: int) -> Expr:
         where,
         "a class for each sample, or an array of the prediction's shape",
         f"targets of shape {tuple(target.shape)} for predictions of {shape}",
-        "say along which axis= the classes are",
+        "pass the axis= of the classes",
         error=ShapeError,
     )
     return op.cast(target, "int64")

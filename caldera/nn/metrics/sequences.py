@@ -70,7 +70,7 @@ def error_rate(found: Sequence[str], wanted: Sequence[str], unit: str = "word") 
         for a, b in zip(found, wanted, strict=True)
     ]
     total = sum(len(b) for _, b in pairs)
-    require(total, "error_rate", f"wanted texts with a {unit}", error=DataError)
+    require(total, "error_rate", f"target texts with at least one {unit}", error=DataError)
     return sum(edit_distance(a, b) for a, b in pairs) / total
 
 
@@ -138,7 +138,7 @@ class _ErrorRate(Metric):
 
     def for_task(self, task: PredictionKind | None) -> Self:
         if task is None or task.kind != SEQUENCE:
-            kind = "another one" if task is None else f"a {task.kind} one"
+            kind = "another one" if task is None else f"a {task.kind} loss"
             raise ConfigError.build(
                 self.name,
                 expected="a loss of sequences, such as loss='ctc'",

@@ -121,7 +121,7 @@ def assign_by_torch_names(
 ) -> None:
     """Give every variable of built layers the array of its name in torchvision."""
     if not all(isinstance(each, str) for each in skipped):
-        raise refusal(where.partition("(")[0], "skip", "the beginnings of names", skipped)
+        raise refusal(where.partition("(")[0], "skip", "prefixes of names", skipped)
     given = {
         name: array
         for name, array in given.items()
@@ -132,7 +132,7 @@ def assign_by_torch_names(
         for entry in torchvision_names(whole)
         if not entry.name.startswith(skipped)
     }
-    assign_entries(wanted, given, where, "name layers that differ in skip=")
+    assign_entries(wanted, given, where, "list the differing layers in skip=")
 
 
 def assign_entries(
@@ -169,7 +169,7 @@ def compare_names(where: str, wanted: set[str], given: set[str]) -> None:
             for what, names in (("missing", missing), ("unexpected", unexpected))
             if names
         ),
-        "the file is of another model; name layers that differ in skip=",
+        "the file belongs to a different model; list the differing layers in skip=",
         CheckpointError,
     )
 
@@ -250,7 +250,7 @@ def _assign_gpt(gpt: GPT, given: dict[str, np.ndarray], where: str) -> None:
         if not _NOT_WEIGHTS.search(name)
     }
     wanted = {name: TorchName(name, each, False) for name, each in _gpt_names(gpt).items()}
-    hint = "make the model of the file's sizes: vocabulary, context, width and depth"
+    hint = "build the model with the sizes of the file: vocabulary, context, width and depth"
     assign_entries(wanted, found, where, hint)
 
 

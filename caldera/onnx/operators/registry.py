@@ -140,14 +140,14 @@ def is_foreign(value: Value) -> bool:
     return isinstance(value, np.ndarray) and not is_ours(value.dtype)
 
 
-def integers(value: Value, what: str = "whole numbers") -> tuple[int, ...]:
+def integers(value: Value, what: str = "integers") -> tuple[int, ...]:
     """Whole numbers that have to be known: sizes, axes, widths."""
     if isinstance(value, tuple | int):
         return value if isinstance(value, tuple) else (value,)
     return tuple(int(each) for each in known(value, what).reshape(-1))
 
 
-def integer(value: Value, what: str = "a whole number") -> int:
+def integer(value: Value, what: str = "an integer") -> int:
     """Return an integer that must be known before the run."""
     (found,) = integers(value, what)
     return found

@@ -126,7 +126,7 @@ def array_of(tensor: Any, folder: Folder | None, where: str) -> np.ndarray:
     dtype = dtype_of(tensor.data_type)
     shape = tuple(int(n) for n in tensor.dims)
     if any(n < 0 for n in shape):
-        raise DataError.build(place, expected="sizes of 0 or more", got=f"{shape}")
+        raise DataError.build(place, expected="sizes >= 0", got=f"{shape}")
     check_shape(shape, place)
     if tensor.HasField("segment"):
         raise DataError.build(place, expected="a whole tensor", got="a segment of a tensor")
@@ -147,7 +147,7 @@ def dense(sparse: Any, folder: Folder | None, where: str) -> np.ndarray:
     indices = array_of(sparse.indices, folder, where)
     place = f"{where}, {sparse.values.name!r}"
     if min(shape, default=0) < 0:
-        raise DataError.build(place, expected="sizes of 0 or more", got=f"{shape}")
+        raise DataError.build(place, expected="sizes >= 0", got=f"{shape}")
     check_shape(shape, place)
     # Here the size is a mere statement, so not any is believed.
     check_asked(size(shape) * values.dtype.itemsize, place, held=values.nbytes + indices.nbytes)

@@ -315,7 +315,9 @@ class TrainingWay:
         found = self.cost(setting)
         limit = setting.cluster.memory
         if not found.refused and limit is not None and found.memory > limit:
-            missing = f"needs {bytes_text(found.memory)} a rank, {bytes_text(limit)} are there"
+            missing = (
+                f"needs {bytes_text(found.memory)} per rank, {bytes_text(limit)} are available"
+            )
             return replace(found, refused=missing)
         return found
 

@@ -173,7 +173,7 @@ def plan(
     each = batch if batch_per_rank is None else batch_per_rank
     if min(batch, each) < 1:
         raise ConfigError.build(
-            "plan", expected="batch_size and batch_per_rank of at least 1", got=f"{batch}, {each}"
+            "plan", expected="batch_size and batch_per_rank >= 1", got=f"{batch}, {each}"
         )
     # Ranks are like this machine, or cannot be measured here.
     behind, adding = (BEHIND, adding_speed()) if speed is None else (0.0, math.inf)

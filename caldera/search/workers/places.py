@@ -164,8 +164,8 @@ class PlaceWorkers(WorkerPool):
             self._seen = float("inf")
             there = self._place.capacity()
             print(
-                f"caldera search: waiting for workers of {self._place.name}, which has room for "
-                f"{there}",
+                f"caldera search: waiting for workers of {self._place.name}, which has capacity "
+                f"for {there}",
                 file=sys.stderr,
             )
 

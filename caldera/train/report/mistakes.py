@@ -53,6 +53,6 @@ def _figure(each: MistakeRecord, names: Sequence[str]) -> Safe:
     )
     shown = image(
         f"data:image/png;base64,{each.picture}",
-        f"test sample {each.sample}: {true}, taken for {said}",
+        f"test sample {each.sample}: {true}, predicted as {said}",
     )
     return tag("li", shown, words)

@@ -116,7 +116,7 @@ def _calibration(bins: Sequence[CalibrationRecord], advice: AdviceNames) -> list
     error = sum(map(abs, apart))
     words = f"Expected calibration error: {percent_text(error)}. "
     if error < _CLEAR:
-        words += "The model is right about as often as its probabilities say."
+        words += "The probabilities of the model are well calibrated."
     elif sum(apart) < 0:
         words += (
             "The model is more certain than it should be: take its probabilities for too high. "

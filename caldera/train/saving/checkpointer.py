@@ -96,7 +96,7 @@ class Checkpointer(Callback):
             raise CheckpointError.build(
                 f"checkpoints in {self.folder.path}",
                 expected="none from another run",
-                got=f"one of step {there[0]}",
+                got=f"a checkpoint of step {there[0]}",
                 hint="continue it with fit(..., resume=True) (--resume), or name another folder",
             )
         self._last_time = time.monotonic()

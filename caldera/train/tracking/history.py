@@ -241,7 +241,7 @@ class History(Mapping[str, list[Any]]):
         ):
             raise DataError.build(
                 "History.from_dict",
-                expected="epochs as whole numbers from 0 on",
+                expected="epochs as integers from 0 on",
                 got=shown(epochs),
             )
         made.epochs = [int(epoch) for epoch in epochs]

@@ -176,7 +176,7 @@ def _whole_number(digits: str) -> int:
     """Return an integer of at most 64 bits; longer ones are neither counts nor floats."""
     number = int(digits)
     if not -(2**63) <= number < 2**63:
-        raise ValueError("a whole number of more than 64 bits")
+        raise ValueError("an integer of more than 64 bits")
     return number
 
 

@@ -34,7 +34,7 @@ def test_environment_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["many", "0", "-2", "1.5", ""])
 def test_bad_thread_count_names_the_variable(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"CALDERA_THREADS.*whole number"):
+    with pytest.raises(ConfigError, match=r"CALDERA_THREADS.*integer"):
         Settings({"CALDERA_THREADS": text})
 
 

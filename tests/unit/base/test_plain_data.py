@@ -103,7 +103,7 @@ def test_a_config_refuses_what_it_could_not_read_again(value: object) -> None:
     group = optim.Group(["bias"], learning_rate_factor=1.0)
     # As of a class of a user's own, which takes anything.
     object.__setattr__(group, "_made_with", ((["bias"],), {"weight_decay": value}))
-    with pytest.raises(ConfigError, match="what JSON can hold"):
+    with pytest.raises(ConfigError, match="a JSON-serialisable value"):
         group.config()
 
 

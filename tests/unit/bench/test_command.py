@@ -79,7 +79,7 @@ def test_precisions_of_the_cpu_can_be_chosen() -> None:
         (["mlp", "--device", "cuda", "--precision", "half"], "--precision: expected a precision"),
         (["mlp", "--device", "cuda", "--accuracy", "fast"], "--accuracy: expected --device cpu"),
         (["mlp", "--device", "cuda", "--peers", "tensorflow"], "--peers: expected a peer"),
-        (["mlp", "--limit", "0"], "--limit: expected a whole number of at least 1"),
+        (["mlp", "--limit", "0"], "--limit: expected an integer >= 1"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(arguments: list[str], expected: str) -> None:

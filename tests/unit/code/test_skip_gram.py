@@ -79,7 +79,7 @@ def test_only_rows_that_are_named_change() -> None:
         (lambda: nn.SkipGram([]), "one a word"),
         (lambda: nn.SkipGram([0, 0]), "counts of 0"),
         (lambda: nn.SkipGram([np.inf, 1]), "counts of inf"),
-        (lambda: nn.SkipGram([1, 2], width=0), "width= a whole number"),
+        (lambda: nn.SkipGram([1, 2], width=0), "width= an integer"),
         (lambda: nn.SkipGram([1, 2], sample=-1), "sample="),
         (lambda: _model().fit([0, 1]), r"shape \(pairs, 2\)"),
         (lambda: _model().fit([[0.5, 1.0]]), "integers"),

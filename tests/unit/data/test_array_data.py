@@ -142,7 +142,7 @@ def test_data_of_anything() -> None:
     assert data.as_data(cd.tensor([[1.0, 2.0]])).shape == (2,)
     for stream in (iter([1, 2]), lambda: iter([1, 2]), (number for number in range(2))):
         assert isinstance(data.as_data(stream), data.IterableData)
-    with pytest.raises(ConfigError, match=r"take its \.train"):
+    with pytest.raises(ConfigError, match=r"pass its \.train"):
         data.as_data(data.arrays(np.zeros((4, 1)), [0, 1, 0, 1]))
     with pytest.raises(DtypeError):
         data.as_data(object())

@@ -108,5 +108,5 @@ def test_old_files_have_no_more_than_a_decimal_mark() -> None:
     assert data.table_inputs({"x": ["0.961", "7,5".replace(",", ".")]}, schema)[0, 0] == np.float32(
         0.961
     )
-    with pytest.raises(DataError, match="in one way"):
+    with pytest.raises(DataError, match="an unambiguous number"):
         data.table_inputs({"x": ["1.234"]}, schema)

@@ -155,7 +155,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         with pytest.raises(CalderaError):
             data.texts(bad)
     for numbers in (3, [[1], [1, 2]], ["a"], [2.5], None, np.zeros(())):
-        with pytest.raises(DataError, match="a row of whole numbers"):
+        with pytest.raises(DataError, match="a row of integers"):
             Tokenizer.fit(["a"]).decode(numbers)  # type: ignore[arg-type]
     for texts in ([None], ["a", 3], 5, [b"a"]):
         with pytest.raises(DataError):

@@ -28,7 +28,7 @@ ROWS = {
 USUAL = {"area": 170.0, "sold": "2024-04-01", "said": "a flat", "city": "Oslo"}
 FAR = USUAL | {"area": 1e5, "sold": "2044-04-01", "said": "flat " * 400}
 PARTS = (
-    "far outside what training saw, of 3 rows: ",
+    "far outside the training data, of 3 rows: ",
     "column 'area' in 2 (30 to 150)",
     "column 'sold' in 2 (2024-01-01 to 2024-02-29)",
     "column 'said' in 2 (8 words to 8 words)",
@@ -88,7 +88,7 @@ def test_models_keep_it_and_answers_have_notes(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="far outside"):
         answer = again.predict({"x": [5, 5000]})
     (note,) = answer.notes
-    assert note == "table: far outside what training saw, of 2 rows: column 'x' in 1 (0 to 39)"
+    assert note == "table: far outside the training data, of 2 rows: column 'x' in 1 (0 to 39)"
     assert answer[1:].notes == answer.notes
     assert type(answer + 1) is np.ndarray
     assert isinstance(answer.mean(), np.floating)
@@ -124,7 +124,7 @@ def test_the_command_line_says_it_and_refuses_it(caldera: Caldera, tmp_path: Pat
     notes = [line for line in done.err.splitlines() if "far outside" in line]
     assert len(notes) == 1
     assert notes[0].startswith(
-        "note    new.csv: far outside what training saw, of 2 rows: column 'x'"
+        "note    new.csv: far outside the training data, of 2 rows: column 'x'"
     )
     assert "column 'z': 1 missing" in done.err
     refused = caldera("predict", model, new, "--strict")

@@ -261,7 +261,7 @@ def test_an_answer_that_nobody_took_is_not_that_of_another_question(
 
 def test_connecting_twice_and_wrong_numbers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     dm.disconnect()
-    with pytest.raises(ConfigError, match="expected workers= a whole number from 1 to"):
+    with pytest.raises(ConfigError, match="expected workers= an integer from 1 to"):
         dm.connect(0)
     with pytest.raises(ConfigError, match="expected workers or threads="):
         dm.connect(2, threads=2)

@@ -102,7 +102,7 @@ def test_names_need_a_line_of_names(file):
         ("w,l\n1,2\n3,NA\n", r"line 3: expected a number in column 1 \('l'\), got 'NA'"),
         ('w,l\n"1\n",2\n3,y\n', "line 4: expected a number in column 1"),
         ("1,2\n3,1e39\n", "line 2: expected a number in the range of float32 in column 1"),
-        ("1,x\n3,4\n", "line 1: .*; pass header=True if this line holds names"),
+        ("1,x\n3,4\n", "line 1: .*; pass header=True if this line contains names"),
         ("", "expected lines of numbers, got an empty file"),
         ("\n\n", "expected lines of numbers, got an empty file"),
         ("a,b\n", "expected lines of numbers after the names, got none"),
@@ -130,7 +130,7 @@ def test_infinities_and_nan_are_numbers(file):
 @pytest.mark.parametrize(
     ("text", "dtype", "message"),
     [
-        ("1,2.5\n", "int32", "a whole number in column 1, got '2.5'"),
+        ("1,2.5\n", "int32", "an integer in column 1, got '2.5'"),
         ("1,300\n", "int8", "a number in the range of int8 in column 1, got '300'"),
         ("1,-1\n", "uint8", "a number in the range of uint8 in column 1, got '-1'"),
         ("1,2\n", "bool", "0 or 1 in column 1, got '2'"),

@@ -150,7 +150,7 @@ def test_the_power_method_is_that_of_the_paper() -> None:
     ("write", "message"),
     [
         (lambda: nn.SpectralNorm(3), "a layer"),
-        (lambda: nn.SpectralNorm(nn.Dense(2), 0), "iterations= a whole number of at least 1"),
+        (lambda: nn.SpectralNorm(nn.Dense(2), 0), "iterations= an integer >= 1"),
         (lambda: nn.SpectralNorm(nn.LSTM(2))(made(1, 2, 3)), "one weight, such as nn.Dense"),
         (lambda: nn.SpectralNorm(nn.EnsembleDense(2))(made(1, 3)), "one weight.*EnsembleDense"),
         (lambda: nn.SpectralNorm(nn.SeparableConv1D(2, 1))(made(1, 3, 4)), "one weight"),

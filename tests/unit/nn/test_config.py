@@ -199,7 +199,7 @@ def test_a_layer_that_is_not_registered_cannot_be_written() -> None:
 def test_a_fill_of_numbers_cannot_be_written() -> None:
     with pytest.raises(ConfigError, match=r"Dense fill=: expected .* got ndarray"):
         nn.to_config(nn.Dense(2, fill=np.ones((2, 2))))
-    with pytest.raises(ConfigError, match=r"a filler that has a name.* got FromArray"):
+    with pytest.raises(ConfigError, match=r"a registered filler.* got FromArray"):
         nn.to_config(nn.Dense(2, fill=cd.from_array(np.ones((2, 2)))))
 
 
@@ -218,7 +218,7 @@ def _nested(depth: int) -> dict[str, Any]:
         ({"layer": "Dense", "unit": 3}, "Dense: expected its own settings, got 'unit'.*'units'"),
         ({"layer": "Dense", "_built": True, "units": 3}, "its own settings, got '_built'"),
         ({"layer": "Dense"}, "Dense: expected units=, got none"),
-        ({"layer": "Dense", "units": "many"}, "units= a whole number"),
+        ({"layer": "Dense", "units": "many"}, "units= an integer"),
         ({"layer": "Dense", "units": 3, "fill": {"filler": "he"}}, "filler: expected a registered"),
         ({"layer": "Dense", "units": 3, "fill": {"filler": "zero", "x": 1}}, "its own arguments"),
         ({"layer": "Dropout", "rate": "half"}, "Dropout: expected rate= a number"),

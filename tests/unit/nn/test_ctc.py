@@ -156,9 +156,9 @@ def test_losses_with_lengths_are_those_of_torch() -> None:
     [
         ([[1], [2]], [3], None, "input_lengths, 2 numbers from 0 on, one a sample, got 1"),
         ([[1]], [-3], None, "got -3"),
-        ([[1]], [2.5], None, "input_lengths, a row of whole numbers, got float64"),
+        ([[1]], [2.5], None, "input_lengths, a row of integers, got float64"),
         ([[1, 2]], [3], [3], "a length of at most 2, the labels of sample 0, got 3"),
-        ([[[1]]], [3], None, "labels of sample 0, a row of whole numbers"),
+        ([[[1]]], [3], None, "labels of sample 0, a row of integers"),
     ],
 )
 def test_lengths_that_cannot_be_are_told(

@@ -149,7 +149,7 @@ def test_counting_leaves_the_layers_as_they_are() -> None:
         ([nn.Residual([nn.Dense(2)])], (1, 4), r"0-Residual: expected .*\(1, 4\), got \(1, 2\)"),
         ([nn.LSTM(2)], (1, 4), r"0-LSTM: expected sequences \(N, T, C\), got shape \(1, 4\)"),
         ([nn.MultiHeadAttention(3)], (1, 2, 4), "0-MultiHeadAttention: .*that 3 heads divide"),
-        ([nn.Embedding(5, 2)], (1, 4), "0-Embedding: expected whole numbers, got float32"),
+        ([nn.Embedding(5, 2)], (1, 4), "0-Embedding: expected integers, got float32"),
         ([nn.GroupNorm(3)], (1, 4), r"0-GroupNorm: .*that 3 groups divide, got shape \(1, 4\)"),
         ([nn.BatchNorm()], (4,), r"0-BatchNorm: expected a batch \(N, C, ...\), got shape \(4,\)"),
         ([nn.PositionalEmbedding(3)], (1, 4, 2), "0-PositionalEmbedding: .*at most 3 steps"),
@@ -173,8 +173,8 @@ def test_a_layer_called_again_with_another_width_is_refused() -> None:
 @pytest.mark.parametrize(
     ("write", "message"),
     [
-        (lambda: nn.Dense(0), "units= a whole number of at least 1, got 0"),
-        (lambda: nn.Dense(2.5), "units= a whole number of at least 1, got 2.5"),
+        (lambda: nn.Dense(0), "units= an integer >= 1, got 0"),
+        (lambda: nn.Dense(2.5), "units= an integer >= 1, got 2.5"),
         (
             lambda: nn.Dense(2, activation="rleu"),
             "activation: expected a registered name, got 'rleu'.*'relu'",

@@ -268,7 +268,7 @@ def test_a_custom_metric() -> None:
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: TopK(0), cd.ConfigError, "a k of 1 or more"),
+        (lambda: TopK(0), cd.ConfigError, "a k >= 1"),
         (
             lambda: _evaluate(Accuracy(), LOGITS, LABELS[:, None]),
             cd.ShapeError,

@@ -154,9 +154,11 @@ def test_images_of_labels() -> None:
     target = truth.astype(float)
     found = measured(BinaryCrossEntropy(), chosen, logits, target, WEIGHTS)
     np.testing.assert_allclose(found, averages(true, said, sample_weight=factors), rtol=1e-12)
-    with pytest.raises(cd.ShapeError, match="f1: expected axis=, along which the labels lie"):
+    with pytest.raises(cd.ShapeError, match="f1: expected axis= of the labels"):
         measured(BinaryCrossEntropy(), [F1()], logits, target, None)
-    with pytest.raises(cd.ShapeError, match=r"one label, or classes.*F1\(per_class=True\)"):
+    with pytest.raises(
+        cd.ShapeError, match=r"a single label, or mutually exclusive classes.*F1\(per_class=True\)"
+    ):
         measured(BinaryCrossEntropy(), [ConfusionMatrix(axis=1)], logits, target, None)
 
 
@@ -217,7 +219,9 @@ class Quartic(Loss):
 def test_without_a_task_nothing_is_guessed() -> None:
     numbers = cd.tensor(RNG.normal(size=(4, 3)))
     for made in (Accuracy(), F1(), ConfusionMatrix()):
-        with pytest.raises(cd.ShapeError, match=r"say axis=-1 for one-hot .*threshold= for labels"):
+        with pytest.raises(
+            cd.ShapeError, match=r"pass axis=-1 for one-hot .*threshold= for labels"
+        ):
             made.for_task(Quartic().task()).sums(numbers, numbers)
     assert Accuracy(axis=-1).sums(numbers, numbers)["sum"].item() == 4
     with pytest.raises(cd.ConfigError, match="no threshold where the largest output decides"):

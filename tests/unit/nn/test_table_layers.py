@@ -153,7 +153,7 @@ def test_wrong_settings_are_refused() -> None:
         nn.NumberEmbedding([[0.0, 0.0]])
     with pytest.raises(ConfigError, match="2 different places"):
         nn.NumberEmbedding([[0.0, 1.0], [0.0, 1.0]], columns=[1, 1])
-    with pytest.raises(ConfigError, match="members= a whole number of at least 1, got 0"):
+    with pytest.raises(ConfigError, match="members= an integer >= 1, got 0"):
         nn.NumberEmbedding([[0.0, 1.0]], members=0)
     with pytest.raises(DataError, match="rows"):
         nn.NumberEmbedding.fit([1.0, 2.0, 3.0])

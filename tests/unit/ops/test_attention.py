@@ -123,7 +123,7 @@ def test_half_precision_is_computed_in_float32(dtype: str) -> None:
         (
             lambda q, k: attend(q, k, k, mask=np.ones((2, 5), np.int64)),
             DtypeError,
-            "a mask of truth values",
+            "a mask of booleans",
         ),
         (lambda q, k: attend(q, k, k, scale=q), ConfigError, "scale= a number"),
         (

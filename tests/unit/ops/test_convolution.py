@@ -195,6 +195,6 @@ def test_unknown_padding_names_are_refused(convolve: Any) -> None:
 @pytest.mark.parametrize("setting", ["stride", "dilation"])
 def test_settings_of_sequences_are_one_number(name: str, setting: str) -> None:
     x, w = np.ones((1, 1, 5), "float32"), np.ones((1, 1, 2), "float32")
-    words = rf"op\.{name}: expected {setting}= a whole number of at least 1, got 0"
+    words = rf"op\.{name}: expected {setting}= an integer >= 1, got 0"
     with pytest.raises(ShapeError, match=words):
         getattr(op, name)(x, w, **{setting: 0})

@@ -324,14 +324,14 @@ def test_shapes_that_do_not_broadcast_name_op_and_variables() -> None:
 def test_logic_wants_truth_values_and_arithmetic_does_not() -> None:
     x, truths = op.var("x", (2,)), cd.tensor([True, False])
     for function in (op.logical_and, op.logical_or, op.logical_xor):
-        with pytest.raises(DtypeError, match=f"op.{function.__name__}: expected truth values"):
+        with pytest.raises(DtypeError, match=f"op.{function.__name__}: expected booleans"):
             function(x, x)
     with pytest.raises(DtypeError, match=r"op\.logical_not"):
         op.logical_not(x)
     for bits in (op.bitwise_and, op.bitwise_left_shift):
         with pytest.raises(DtypeError, match=f"op.{bits.__name__}: expected integers"):
             bits(x, x)
-    with pytest.raises(DtypeError, match=r"op\.where: expected a condition of truth values"):
+    with pytest.raises(DtypeError, match=r"op\.where: expected a condition of booleans"):
         op.where(x, x, x)
     with pytest.raises(DtypeError, match=r"op\.add: expected numbers"):
         op.add(truths, truths)

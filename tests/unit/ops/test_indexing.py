@@ -97,7 +97,7 @@ def test_errors_name_the_variable() -> None:
     w = op.var("W", (2, 3), fill=X)
     with pytest.raises(DtypeError, match="W"):
         op.gather(w, w)
-    with pytest.raises(DtypeError, match="truth values"):
+    with pytest.raises(DtypeError, match="booleans"):
         op.scatter_add(np.array([True, False]), [0], np.array([True]))
 
 

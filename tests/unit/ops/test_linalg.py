@@ -140,7 +140,7 @@ def test_equal_values_leave_the_derivative_of_the_values_finite() -> None:
         (lambda w: op.solve(w, w), r"op\.solve: expected square matrices"),
         (lambda w: op.tril(w[0]), r"op\.tril: expected a matrix"),
         (lambda w: op.triu(w[0]), r"op\.triu: expected a matrix"),
-        (lambda w: op.triu(w, 0.5), r"op\.triu: expected a whole number as offset, got 0\.5"),
+        (lambda w: op.triu(w, 0.5), r"op\.triu: expected an integer as offset, got 0\.5"),
         (lambda w: op.trace(w[0]), r"op\.trace: expected a matrix"),
         (lambda w: op.diagonal(w[0]), r"op\.diagonal: expected a matrix"),
         (lambda w: op.diagonal_matrix(w[0, 0]), r"op\.diagonal_matrix: expected a vector"),

@@ -120,7 +120,7 @@ def test_places_in_an_order(side: Any) -> None:
             ShapeError,
             "same axes before",
         ),
-        (lambda: op.nonzero([1.0], -1), ConfigError, "size= a whole number of at least 0"),
+        (lambda: op.nonzero([1.0], -1), ConfigError, "size= an integer >= 0"),
         (lambda: op.scatter([1.0], [0.5], 2.0), DtypeError, "integers as indices"),
         (lambda: op.put_along_axis([1.0], [[0]], 2.0, 0), ShapeError, "axes, like x"),
         (
@@ -240,11 +240,11 @@ def test_what_is_not_taken_need_not_be_computable() -> None:
 @pytest.mark.parametrize(
     ("write", "message"),
     [
-        (lambda x: op.cond(x > 0.0, op.exp, op.log, x), r"op\.cond: expected one truth value"),
+        (lambda x: op.cond(x > 0.0, op.exp, op.log, x), r"op\.cond: expected a boolean scalar"),
         (lambda x: op.cond(True, lambda: x, lambda: x[0]), "results of the same shape"),
         (lambda x: op.cond(True, lambda: x, lambda: (x,)), "built alike on both sides"),
         (lambda x: op.while_loop(lambda c: True, lambda c: c[:1], x, 2), "returns its carry"),
-        (lambda x: op.while_loop(lambda c: c > 0.0, lambda c: c, x, 2), "one truth value"),
+        (lambda x: op.while_loop(lambda c: c > 0.0, lambda c: c, x, 2), "a boolean scalar"),
         (lambda x: op.while_loop(lambda c: True, lambda c: (c, c), x, 2), "built like the first"),
     ],
 )

@@ -531,11 +531,11 @@ def test_mistakes_are_named() -> None:
         optim.LARS(trust=0.0)
     with pytest.raises(cd.ConfigError, match="weight_decay= or decay="):
         optim.SGD(weight_decay=0.1, decay=optim.L1(0.1))
-    with pytest.raises(cd.ConfigError, match="strength of 0 or more, got -1"):
+    with pytest.raises(cd.ConfigError, match="strength >= 0, got -1"):
         optim.SGD(weight_decay=-1.0)
     with pytest.raises(cd.ConfigError, match=r"clip= an object such as optim.ClipNorm\(1.0\), got"):
         optim.SGD(clip=1.0)  # type: ignore[arg-type]
-    with pytest.raises(cd.ConfigError, match="accumulate of 1 or more, got 0"):
+    with pytest.raises(cd.ConfigError, match="accumulate >= 1, got 0"):
         optim.SGD(accumulate=0)
     with pytest.raises(cd.ConfigError, match="rule for the learning rate, got GrowingBatch"):
         optim.SGD(optim.GrowingBatch(4))

@@ -17,8 +17,8 @@ from tests.unit.parallel.ranks import network, samples
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda c: parallel.DataParallel(bucket_bytes="4MB", communicator=c), "a whole number"),
-        (lambda c: parallel.DataParallel(shards=4.5, communicator=c), "a whole number"),
+        (lambda c: parallel.DataParallel(bucket_bytes="4MB", communicator=c), "an integer"),
+        (lambda c: parallel.DataParallel(shards=4.5, communicator=c), "an integer"),
         (lambda c: parallel.DataParallel(compression="topk", communicator=c), "compress.TopK"),
         (lambda c: parallel.DataParallel(compression=compress.TopK, communicator=c), "an object"),
         (lambda c: parallel.DataParallel(communicator="world"), "communicator of caldera.comm"),
@@ -26,7 +26,7 @@ from tests.unit.parallel.ranks import network, samples
         (lambda c: parallel.TensorParallel(["1-Dense"], communicator=c), "names of layers"),
         (lambda c: parallel.PipelineParallel(model=0, communicator=c), "model >= 1"),
         (lambda c: parallel.PipelineParallel(data=0, communicator=c), "data >= 1"),
-        (lambda c: parallel.PipelineParallel(micro_batches=2.5, communicator=c), "whole number"),
+        (lambda c: parallel.PipelineParallel(micro_batches=2.5, communicator=c), "integer"),
         (lambda c: parallel.ParameterServer("2", communicator=c), "servers >= 1"),
         (lambda c: parallel.LocalSGD(every=1.5, communicator=c), "every >= 1"),
     ],

@@ -82,8 +82,8 @@ def test_accuracies_are_not_expected_above_1() -> None:
     [
         ([], None, "at least one value"),
         ([float("nan")], None, "none that is finite"),
-        ([1.0], -1.0, "noise of 0 or more"),
-        ([1.0], float("nan"), "noise of 0 or more"),
+        ([1.0], -1.0, "noise >= 0"),
+        ([1.0], float("nan"), "noise >= 0"),
     ],
 )
 def test_what_says_nothing_is_refused(values: list[float], noise: float | None, said: str) -> None:

@@ -128,7 +128,7 @@ def test_values_that_look_alike_stay_apart() -> None:
         (lambda: search.uniform(0, math.nan), "two numbers"),
         (lambda: search.uniform(0, 1, step=2), "step= a number up to 1"),
         (lambda: search.log(0, 1), "above 0"),
-        (lambda: search.integer(1, 2.5), "whole number"),  # type: ignore[arg-type]
+        (lambda: search.integer(1, 2.5), "integer"),  # type: ignore[arg-type]
         (lambda: search.integer(3, 1), "smaller first"),
         (lambda: search.integer(0, 9, log=True), "at least 1"),
         (lambda: search.choice([]), "at least one value"),
@@ -150,7 +150,7 @@ def test_build_has_to_take_the_names() -> None:
     with pytest.raises(ConfigError, match=r"space ratte: .*did you mean 'rate'"):
         Space({"width": one, "ratte": one}).check_build(build)
     with pytest.raises(
-        ConfigError, match=r"space width: expected a dimension for what build needs"
+        ConfigError, match=r"space width: expected a dimension for each requirement of build"
     ):
         Space({"rate": one}).check_build(build)
     with pytest.raises(ConfigError, match="dept"):
@@ -222,7 +222,7 @@ def test_layers_that_open_the_same_name_have_paths_of_their_own() -> None:
     ("make", "words"),
     [
         (lambda: search.repeat([1, 2], 1, 2), "a dimension or a dict"),
-        (lambda: search.repeat(search.integer(1, 2), 3, 2), "most= a whole number of at least 3"),
+        (lambda: search.repeat(search.integer(1, 2), 3, 2), "most= an integer >= 3"),
         (lambda: search.layers({"Densse": None}, 1, 2), "did you mean 'Dense'"),
         (lambda: search.layers({}, 1, 2), "a dict of layers"),
         (lambda: search.cell("conv"), "names of operations"),

@@ -222,11 +222,11 @@ def test_the_command_serves_until_it_is_told_to_end(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--port x", "--port: expected a whole number"),
+        ("--port x", "--port: expected an integer"),
         ("--port 70000", "a number from 0 to 65535"),
         ("--host no.such.host.invalid", "choose another --port or --host"),
         ("--timeout -1", "seconds to be a number of at least 0"),
-        ("--max-body 0", "--max-body: expected a whole number of at least 1"),
+        ("--max-body 0", "--max-body: expected an integer >= 1"),
     ],
 )
 def test_wrong_flags(

@@ -80,7 +80,7 @@ def test_what_a_callback_assigns_takes_effect(
         ({"lr": 1.0}, "did you mean 'learning_rate'"),
         ({"learning_rate": -1.0}, "learning rate above 0, got -1"),
         ({"learning_rate": optim.Cosine(0.1, steps=5)}, "learning rate above 0, got Cosine"),
-        ({"weight_decay": -1.0}, "strength of 0 or more"),
+        ({"weight_decay": -1.0}, "strength >= 0"),
         ({"accumulate": 2}, "accumulate to stay as it is"),
         ({"device": "cpu"}, "device to stay as it is"),
         ({"state": {}}, "state to stay as it is"),

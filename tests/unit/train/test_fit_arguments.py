@@ -25,8 +25,8 @@ def made(**settings: Any) -> cd.NeuralNetwork:
 
 
 MODEL = made()
-EPOCHS = "epochs= a whole number of at least 0"
-BATCH = "batch_size= a whole number of at least 1"
+EPOCHS = "epochs= an integer >= 0"
+BATCH = "batch_size= an integer >= 1"
 WRONG: dict[str, list[tuple[Any, str]]] = {
     "epochs": [(each, EPOCHS) for each in (1.5, INF, NAN, -1, "2", True)],
     "batch_size": [(each, BATCH) for each in (0, -1, 2.0, "4", True, INF)],
@@ -119,16 +119,16 @@ def test_batches_of_no_size(size: Any) -> None:
 
 def test_arguments_of_callbacks_and_of_the_finder(tmp_path: Path) -> None:
     for call, said in (
-        (lambda: cd.EarlyStopping(patience=1.5), "patience= a whole number of at least 1, got 1.5"),
-        (lambda: cd.EarlyStopping(patience="3"), "patience= a whole number of at least 1"),
+        (lambda: cd.EarlyStopping(patience=1.5), "patience= an integer >= 1, got 1.5"),
+        (lambda: cd.EarlyStopping(patience="3"), "patience= an integer >= 1"),
         (lambda: cd.EarlyStopping(min_delta=NAN), "min_delta= a number of at least 0, got nan"),
         (lambda: cd.TimeLimit("60"), "seconds= a number of at least 0"),
         (lambda: cd.Target("accuracy", NAN), "value= a number, got nan"),
-        (lambda: cd.Checkpointer(tmp_path, keep=1.5), "keep= a whole number of at least 1"),
-        (lambda: cd.Checkpointer(tmp_path, every_steps=1.5), "every_steps= a whole number"),
+        (lambda: cd.Checkpointer(tmp_path, keep=1.5), "keep= an integer >= 1"),
+        (lambda: cd.Checkpointer(tmp_path, every_steps=1.5), "every_steps= an integer"),
         (lambda: cd.Checkpointer(tmp_path, every_seconds=NAN), "every_seconds= a number"),
         (lambda: cd.Checkpointer(tmp_path, every_epoch="no"), "every_epoch= True or False"),
-        (lambda: MODEL.lr_find((X, Y), steps=1.5), "steps= a whole number from 2 to"),
+        (lambda: MODEL.lr_find((X, Y), steps=1.5), "steps= an integer from 2 to"),
         (lambda: MODEL.lr_find((X, Y), batch_size=0), BATCH),
         (lambda: MODEL.lr_find((X, Y), highest=INF), "0 < lowest < highest < inf"),
         (lambda: cd.compile(None), "compile: expected an expression or a list"),

@@ -60,7 +60,7 @@ def _check(q: Node, k: Node, v: Node, masks: Nodes) -> None:
     batch = broadcast(*[Spec(each.shape[:-2], each.dtype) for each in (q, k, v)])
     for mask in masks:
         if mask.dtype not in (bool_, q.dtype):
-            refuse_dtype(f"a mask of truth values, or of {q.dtype.name} to be added to the scores")
+            refuse_dtype(f"a mask of booleans, or of {q.dtype.name} to be added to the scores")
         whole = Spec((*batch, q.shape[-2], k.shape[-2]), q.dtype)
         if broadcast(mask.spec, whole) != whole.shape:
             refuse_shape(f"a mask that broadcasts to {whole.shape}")

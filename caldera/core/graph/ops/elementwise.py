@@ -56,7 +56,7 @@ def _same(*specs: Spec) -> Spec:
 def _numbers(*specs: Spec) -> Spec:
     result = _same(*specs)
     if result.dtype == bool_:
-        refuse_dtype("numbers, not truth values", hint="use op.cast, or op.logical_*")
+        refuse_dtype("numbers, not booleans", hint="use op.cast, or op.logical_*")
     return result
 
 
@@ -71,14 +71,14 @@ def floats(*specs: Spec) -> Spec:
 def _truths(*specs: Spec) -> Spec:
     result = _same(*specs)
     if result.dtype != bool_:
-        refuse_dtype("truth values (bool)", hint="compare first, for example x != 0")
+        refuse_dtype("booleans", hint="compare first, for example x != 0")
     return result
 
 
 def _integers(*specs: Spec) -> Spec:
     result = _same(*specs)
     if not is_integer(result.dtype):
-        refuse_dtype("integers, or truth values (bool) for & | ^ ~", hint="use op.cast(x, 'int32')")
+        refuse_dtype("integers, or booleans for & | ^ ~", hint="use op.cast(x, 'int32')")
     return result
 
 
@@ -212,7 +212,7 @@ invert = _bits_or_truths(bitwise_invert, logical_not)
 @op("where", kind="elementwise")
 def where(condition: Spec, a: Spec, b: Spec) -> Spec:
     if condition.dtype != bool_:
-        refuse_dtype("a condition of truth values (bool)", hint="compare first, for example x > 0")
+        refuse_dtype("a condition of booleans", hint="compare first, for example x > 0")
     chosen = _same(a, b)
     return Spec(broadcast(condition, chosen), chosen.dtype)
 

@@ -44,8 +44,8 @@ def test_attributes_and_defaults() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ((-1,), ShapeError, "size of 0 or more, got -1"),
-        ((1.5,), ShapeError, "size of 0 or more"),
+        ((-1,), ShapeError, "size >= 0, got -1"),
+        ((1.5,), ShapeError, "size >= 0"),
         ((2, "float33"), DtypeError, "dtype of numbers, got 'float33'"),
         ((2, object), DtypeError, "dtype of numbers"),
         ((2, None), DtypeError, "dtype of numbers"),

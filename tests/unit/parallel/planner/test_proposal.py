@@ -130,7 +130,7 @@ def test_one_scaling_may_fit_where_the_other_does_not() -> None:
     [
         ({"ranks": 0}, "ranks, ranks_per_node and every of at least 1"),
         ({"every": 0}, "ranks, ranks_per_node and every of at least 1"),
-        ({"batch_size": 0}, "batch_size and batch_per_rank of at least 1"),
+        ({"batch_size": 0}, "batch_size and batch_per_rank >= 1"),
         ({"link": "100G"}, "b is for bits, B for bytes"),
         ({"link": None}, "several processes to measure it between"),
         ({"latency": "2"}, "a time such as 2us"),

@@ -97,7 +97,7 @@ def test_scores_by_class_are_those_of_their_definitions(record: RunRecord) -> No
     by_command = replace(record, confusion=counts, data=data, classes=classes)
     by_command = replace(by_command, settings={"data": "cats.csv"})
     assert 'class_weights="balanced" of fit lets each class' in text
-    assert "--class-weights balanced lets each" in "".join(classes_parts(by_command))
+    assert "--class-weights balanced gives each" in "".join(classes_parts(by_command))
 
 
 PNG = "iVBORw0KGgoAAAA="
@@ -111,7 +111,7 @@ def test_mistakes_are_pictures_or_a_table() -> None:
     names = ["<cat>", "dog"]
     read = Reader(mistakes_card([wrong(PNG)], names, 5))
     (image,) = read.all("img")
-    assert image["alt"] == "test sample 7: <cat>, taken for dog"
+    assert image["alt"] == "test sample 7: <cat>, predicted as dog"
     assert "dog" in read.texts
     for other in ("", 'x" onerror="alert(1)', "PHN2Zz4=", PNG + '"'):
         read = Reader(mistakes_card([wrong(other)], names, 5))
@@ -131,7 +131,7 @@ def test_certainty_in_words() -> None:
     assert "underconfident" in certainty_charts([curve], ["yes"], [shy])
     assert "more certain than it should be" in certainty_charts([curve], ["yes"], [proud])
     right = certainty_charts([curve], ["yes"], [CalibrationRecord(0.9, 0.91, 10)])
-    assert "about as often" in right
+    assert "well calibrated" in right
     assert "(AUC): 0.900. " in right
     empty = RocRecord(float("nan"), [], [])
     assert "ROC" not in certainty_charts([empty], ["yes"], [])

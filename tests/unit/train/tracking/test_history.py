@@ -111,5 +111,5 @@ def test_a_long_history_is_shown_by_its_ends() -> None:
 @pytest.mark.parametrize("epochs", [[math.inf], [-1], [2**60], ["0"], 3])
 def test_epochs_that_are_none_are_refused(epochs: object) -> None:
     made = {"epochs": epochs, "columns": {"loss": [0.5]}, "stopped": ""}
-    with pytest.raises(DataError, match="epochs as whole numbers"):
+    with pytest.raises(DataError, match="epochs as integers"):
         History.from_dict(made)

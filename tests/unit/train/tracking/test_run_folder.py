@@ -173,7 +173,7 @@ def test_numbers_that_json_has_not_survive(
     [
         ({"format": "caldera-run-99"}, "the format caldera-run-1"),
         ({"seconds": "long"}, r"run.json.seconds: expected float, got 'long'"),
-        ({"seconds": int("9" * 400)}, "a whole number of more than 64 bits"),
+        ({"seconds": int("9" * 400)}, "an integer of more than 64 bits"),
         ({"network": {"layers": 3}}, "another set of keys"),
         ({"network": 5}, "expected NetworkRecord, got 5"),
         ({"confusion": [[1, 2]]}, "a square table"),
