@@ -116,7 +116,7 @@
     pen.fillRect(0, 0, pad.width, pad.height);
     asked++;
     seen.hidden = true;
-    said.textContent = 'Nothing yet.';
+    said.textContent = 'No prediction yet.';
     said.classList.remove('wrong');
     bars.replaceChildren();
   };

@@ -153,7 +153,7 @@ class NetworkGraph(ModelSettings):
         require(
             not open_axes,
             where,
-            "a network for samples of one size, or sequences of one length",
+            "a network for samples of a fixed size, or sequences of a fixed length",
             f"one for any {'length' if self.open_lengths else 'size'}",
             "make it again with all sizes in nn.Input((steps, ...)) and give it the weights: "
             "other.load_weights(model.save(path))",

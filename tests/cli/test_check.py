@@ -24,7 +24,7 @@ def test_the_command_says_it_and_gives_a_status(caldera: Caldera, tmp_path: Path
     assert "15 fine, 0 violated, 0 not shown" in done.out
     done = caldera("check", good, bad)
     assert done.status == 1
-    assert "-> Say that samples lie in memory" in done.out
+    assert "-> State that samples are in memory" in done.out
     found = json.loads(caldera("check", "--json", bad).out)
     assert [each["status"] for each in found[0]["verdicts"]].count("violated") == 1
 

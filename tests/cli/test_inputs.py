@@ -74,7 +74,7 @@ def test_images_of_any_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "--skip-broken" in capsys.readouterr().err
     assert run(f"{words} --skip-broken --augment flip,crop,rotate,colour,cutout") == 0
     said = capsys.readouterr().out
-    assert "12 sizes, 8x8 to 19x8, are brought to 14x8" in said
+    assert "12 sizes, 8x8 to 19x8, are resized to 14x8" in said
     assert "1 broken images left out: a/broken.png" in said
     assert run(f"{words} --augment flp") != 0
     assert "did you mean 'flip'" in capsys.readouterr().err

@@ -125,7 +125,10 @@ def test_a_search_that_finds_nothing_says_why(
         ("[space]\ndropout = { log = [0.1] }", "dropout log: expected two numbers"),
         ('[space]\ndropout = { log = ["a", 1] }', "dropout log: expected a number, got 'a'"),
         ("[space]\ndropout = { log = [0.0, 1] }", "log"),
-        ("[space]\ndropout = { log = [0.1, 1], step = 1 }", "unknown key 'step'; log takes two"),
+        (
+            "[space]\ndropout = { log = [0.1, 1], step = 1 }",
+            "unknown key 'step'; log takes exactly two",
+        ),
         ("[space]\ndropout = { uniform = [0.1, 1], steps = 1 }", "did you mean 'step'?"),
         ("[space]\ndropout = { integer = [1, 2] }", "dropout: expected uniform or log"),
         ("[space]\nbatch_size = [0]", "batch_size: expected an integer >= 1, got 0"),

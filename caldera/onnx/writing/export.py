@@ -159,7 +159,7 @@ def _wrong(expected: str, got: str) -> ConfigError:
         "onnx export",
         expected=expected,
         got=" ".join(got.split())[:400],
-        hint="nothing was written; export it with batch_size=, for a fixed number of samples",
+        hint="no file was written; export it with batch_size=, for a fixed number of samples",
     )
 
 

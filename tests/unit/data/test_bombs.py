@@ -94,7 +94,7 @@ def test_columns_of_equal_values(tmp_path: Path, kind: str, suffix: str) -> None
     else:
         feather.write_feather(table, path, compression="zstd")
     assert path.stat().st_size < 500_000
-    with pytest.raises(DataError, match=r"asks for at most 64|got lists"):
+    with pytest.raises(DataError, match=r"requires at most 64|got lists"):
         _read(path)
 
 
@@ -145,7 +145,7 @@ def test_packed_text_is_counted_by_its_cells(tmp_path: Path, kind: str) -> None:
     path = tmp_path / f"a.{suffix}"
     path.write_bytes(pack(piece * ((1 << 20) // len(piece))) * blocks)
     assert path.stat().st_size < 60_000
-    with pytest.raises(DataError, match="asks for at most 64"):
+    with pytest.raises(DataError, match="requires at most 64"):
         _read(path, delimiter=":" if kind == "other delimiter" else None)
 
 
@@ -175,7 +175,7 @@ def test_a_batch_that_the_footer_names_many_times(tmp_path: Path) -> None:
             break
     path = tmp_path / "a.feather"
     path.write_bytes(raw)
-    with pytest.raises(DataError, match="asks for at most 64"):
+    with pytest.raises(DataError, match="requires at most 64"):
         _read(path)
 
 
@@ -216,7 +216,7 @@ def test_pages_are_counted_by_their_own_headers(tmp_path: Path) -> None:
         foot = foot.replace(wanted, _varint(2 * 1000, len(wanted)))
     path.write_bytes(raw[:start] + foot)
     assert parquet.ParquetFile(path).metadata.row_group(0).total_byte_size == 1000
-    with pytest.raises(DataError, match="asks for at most 64"):
+    with pytest.raises(DataError, match="requires at most 64"):
         _read(path)
 
 
@@ -237,7 +237,7 @@ def test_databases_that_compute(tmp_path: Path) -> None:
         _read(tmp_path / "view.db")
     with pytest.raises(DataError, match="too big"):
         _read(tmp_path / "long.db")
-    with pytest.raises(DataError, match="asks for at most 64"):
+    with pytest.raises(DataError, match="requires at most 64"):
         _read(tmp_path / "view.db", query="SELECT * FROM v")
 
 

@@ -83,7 +83,7 @@ def test_large_images_are_decoded_by_several_threads(tmp_path: Path) -> None:
 def test_images_are_brought_to_one_size(tmp_path: Path) -> None:
     write(tmp_path, "a/1.png", picture(100, (10, 20)))
     write(tmp_path, "a/2.png", picture(200, (30, 5)))
-    with pytest.warns(UserWarning, match=r"2 sizes, 5x30 to 20x10, are brought to 12x20; .*size="):
+    with pytest.warns(UserWarning, match=r"2 sizes, 5x30 to 20x10, are resized to 12x20; .*size="):
         chosen = data.images(tmp_path, test=0)
     assert chosen.shape == (3, 12, 20)
     assert "12x20" in chosen.notes[0]

@@ -297,7 +297,7 @@ def test_dates_as_people_write_them() -> None:
         assert found.columns[0].date.days == wanted.columns[0].date.days
     both = {"when": ["03/04/2024", "05/06/2024", "01/02/2024"], "y": target}
     said = data.table(both, "y", test=0).notes
-    assert "'03/04/2024' could be read otherwise" in said[0]
+    assert "'03/04/2024' is ambiguous" in said[0]
     assert "date:%d/%m/%Y" in said[0]
     for kind, median in (("date", 19786), ("date:%d/%m/%Y", 19816)):
         column = data.table(both, "y", test=0, kinds={"when": kind}).schema.columns[0]  # type: ignore[union-attr]

@@ -107,7 +107,7 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     write_mnist(tmp_path)
     labels = tmp_path / "train-labels-idx1-ubyte.gz"
     labels.write_bytes(gzip.compress(idx(np.arange(5))))
-    with pytest.raises(DataError, match="as many labels as the 6 images"):
+    with pytest.raises(DataError, match="6 labels, one for each image"):
         data.mnist(tmp_path)
     labels.write_bytes(gzip.compress(idx(np.arange(6) + 5)))
     with pytest.raises(DataError, match="labels from 0 to 9, got 10"):

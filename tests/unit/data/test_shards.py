@@ -200,7 +200,7 @@ def test_damaged_folders_are_refused(tmp_path: Path) -> None:
     data.write_shards(tmp_path / "b", Encoded([b"abc", b"de"]))
     for offsets in ([0, 3, 6], [0, 4, 3], [-1, 3, 5]):
         np.save(tmp_path / "b/00000.x.offsets.npy", np.array(offsets))
-        with pytest.raises(DataError, match="places from 0 to 5"):
+        with pytest.raises(DataError, match="ascending offsets from 0 to 5"):
             data.Shards(tmp_path / "b").batch(np.arange(2))
     with pytest.raises(DataError, match=r"expected a file at .*index\.json"):
         data.Shards(tmp_path)

@@ -37,7 +37,7 @@ def trained(layer: nn.Layer, x: np.ndarray) -> np.ndarray:
 def test_inputs_are_merged_as_in_numpy(layer: nn.Layer, function: Any) -> None:
     a, b = made(2, 3, 4), made(2, 3, 4, seed=1)
     np.testing.assert_allclose(layer(a, b).numpy(), function(a, b), rtol=1e-5, atol=1e-6)
-    with pytest.raises(ShapeError, match=r"inputs of one shape, \(2, 3, 4\), got \(3, 4\)"):
+    with pytest.raises(ShapeError, match=r"inputs of the same shape, \(2, 3, 4\), got \(3, 4\)"):
         layer(a, b[0])
 
 

@@ -70,7 +70,7 @@ def test_add_and_concat_take_several_inputs() -> None:
     np.testing.assert_array_equal(nn.Add()(a, b, a).numpy(), a + b + a)
     np.testing.assert_array_equal(nn.Concat(axis=-1)(a, b).numpy(), np.concatenate([a, b], 1))
     with pytest.raises(
-        ShapeError, match=r"Add: expected inputs of one shape, \(2, 3\), got \(3,\)"
+        ShapeError, match=r"Add: expected inputs of the same shape, \(2, 3\), got \(3,\)"
     ):
         nn.Add()(a, a[0])
     with pytest.raises(ShapeError, match="Concat: expected parts that have an axis 2"):

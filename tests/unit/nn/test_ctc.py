@@ -187,7 +187,7 @@ def test_targets_that_cannot_be_are_told_before_the_first_step() -> None:
     fit([[1, 1, 1]] * 2 + [[1, 2, 1]] * 2, zero_infinity=True)
     with pytest.raises(DataError, match=r"lengths from 0 to 3, .* got 4 in sample 1"):
         fit([[3, 1, 2], [4, 1, 2], [3, 1, 2], [3, 1, 2]], lengths=True)
-    with pytest.raises(DataError, match="labels that 1 frames have room for, got some of sample 2"):
+    with pytest.raises(DataError, match="labels that fit into 1 frames, got labels of sample 2"):
         fit([[3, 1, 2], [3, 1, 2], [1, 1, 2], [3, 1, 2]], lengths=True)
 
 

@@ -151,7 +151,7 @@ def test_a_network_of_members_learns_and_is_saved(tmp_path: Path) -> None:
 def test_wrong_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match="ascending"):
         nn.NumberEmbedding([[0.0, 0.0]])
-    with pytest.raises(ConfigError, match="2 different places"):
+    with pytest.raises(ConfigError, match="2 distinct column indices"):
         nn.NumberEmbedding([[0.0, 1.0], [0.0, 1.0]], columns=[1, 1])
     with pytest.raises(ConfigError, match="members= an integer >= 1, got 0"):
         nn.NumberEmbedding([[0.0, 1.0]], members=0)

@@ -68,7 +68,7 @@ def test_the_report_says_what_passes_and_why_the_rest_does_not() -> None:
     assert "passed 2 of 4 tests (3 operators)" in text
     assert "1 as one compiled plan" in text
     assert "test_bernoulli: random numbers" in text
-    assert "written with Caldera's ops alone, 1 of 2 pass" in text
+    assert "use only Caldera's ops, 1 of 2 pass" in text
     assert score.surprises(outcomes) == ["test_exp_example: AssertionError: differ"]
 
 

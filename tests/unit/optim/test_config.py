@@ -182,7 +182,9 @@ def test_what_cannot_be_written_is_named() -> None:
         def rate(self, step):  # type: ignore[no-untyped-def]
             return step
 
-    with pytest.raises(cd.ConfigError, match="test_holding thing: expected a JSON-serialisable value"):
+    with pytest.raises(
+        cd.ConfigError, match="test_holding thing: expected a JSON-serialisable value"
+    ):
         Holding(object()).config()
     with pytest.raises(TypeError, match="expected its own arguments, got rate="):
         Unknown(rate=3)  # type: ignore[call-arg]

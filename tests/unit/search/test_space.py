@@ -134,7 +134,7 @@ def test_values_that_look_alike_stay_apart() -> None:
         (lambda: search.choice([]), "at least one value"),
         (lambda: search.choice("relu"), "a list of values"),
         (lambda: search.choice([1, 1]), "values that differ"),
-        (lambda: search.choice({"a": 3}), "a dict of what 'a' opens"),
+        (lambda: search.choice({"a": 3}), "a dict of the dimensions of 'a'"),
     ],
 )
 def test_spaces_that_make_no_sense_are_refused(make: Any, words: str) -> None:
@@ -226,7 +226,7 @@ def test_layers_that_open_the_same_name_have_paths_of_their_own() -> None:
         (lambda: search.layers({"Densse": None}, 1, 2), "did you mean 'Dense'"),
         (lambda: search.layers({}, 1, 2), "a dict of layers"),
         (lambda: search.cell("conv"), "names of operations"),
-        (lambda: search.hierarchy(["none"]), "'none' is there by itself"),
+        (lambda: search.hierarchy(["none"]), "'none' is always included"),
         (lambda: search.hierarchy(["conv"], [(2, 2)]), "one motif"),
         (lambda: search.make_cell([{"sources": [0], "operations": ["x"]}], {}), "operation for"),
         (lambda: nn.Cell([[1]], [nn.ReLU()]), "nodes before node 1"),

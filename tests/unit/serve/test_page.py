@@ -129,7 +129,7 @@ def test_sliders_over_the_training_range_answer_at_once(
         assert browser.value("document.getElementById('column0').value") == f"{seen[2]:.6g}"
         move = f"{slider}.value = 120, {slider}.dispatchEvent(new Event('input'))"
         browser.value(move)
-        browser.wait_until(f"{_SAID} !== 'Nothing yet.'")
+        browser.wait_until(f"{_SAID} !== 'No prediction yet.'")
         first = browser.value(_SAID)
         assert browser.value("document.getElementById('column0').value") == "120"
         browser.value(

@@ -228,7 +228,9 @@ def test_inputs_and_targets_may_be_two_arguments() -> None:
     assert one.fit(X, Y, verbose=0)["loss"] == two.fit((X, Y), verbose=0)["loss"]
     assert one.evaluate(X, Y) == two.evaluate((X, Y))
     for call in (one.fit, one.evaluate):
-        with pytest.raises(DataError, match=r"got ArrayData and targets beside it; give the data"):
+        with pytest.raises(
+            DataError, match=r"got ArrayData and separate targets; pass only the data"
+        ):
             call(cd.data.ArrayData(X, Y), Y)
     with pytest.raises(ConfigError, match=r"got 3 arguments; write fit\(x, y\) or"):
         one.fit(X, Y, 32)

@@ -95,7 +95,7 @@ def test_passes_leave_programs_sound(without: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("wrong", [Spec((4,), float32), Spec((3,), float64), Spec((3, 1), float32)])
 def test_outputs_must_be_those_the_op_infers(wrong: Spec) -> None:
     message = refused(raw(exp, (leaf(),), {}, wrong))
-    assert "its op gives (3,) float32" in message
+    assert "its op returns (3,) float32" in message
 
 
 def test_inputs_must_be_those_the_op_takes() -> None:
@@ -183,7 +183,7 @@ def test_a_fault_deep_inside_is_found() -> None:
     argument = parameter(0, VECTOR)
     outer = raw_body((VECTOR,), fused.node(argument, body=inner))
     message = refused(fused.node(leaf(), body=outer))
-    assert "in the body of op.fused: in the body of op.fused: its op gives (3,)" in message
+    assert "in the body of op.fused: in the body of op.fused: its op returns (3,)" in message
 
 
 def test_results_of_a_body_are_single_values() -> None:
@@ -221,7 +221,7 @@ def test_a_failure_shows_the_neighbourhood() -> None:
     with pytest.raises(MalformedGraphError) as caught:
         verify(Program((reader,)), after="simplify")
     message = str(caught.value)
-    assert message.startswith("malformed graph: after simplify: its op gives (3,) float32")
+    assert message.startswith("malformed graph: after simplify: its op returns (3,) float32")
     assert "node      #-1 mul(weights, 2.0) (7,) float32" in message
     assert "input" in message
     assert "weights (3,) float32" in message

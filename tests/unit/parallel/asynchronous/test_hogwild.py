@@ -163,7 +163,7 @@ def test_a_rank_that_fails_ends_all() -> None:
 
 
 def test_what_it_cannot_do_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"one machine, .* got 2 ranks on 2 machines"):
+    with pytest.raises(ConfigError, match=r"a single machine, .* got 2 ranks on 2 machines"):
         run_virtual_ranks(2, hogwild, nodes=[0, 1])
     with pytest.raises(ConfigError, match=r"host memory, .* got device loopback"):
         trained(2, partial(plain, device="loopback"), hogwild, samples(10))
