@@ -60,5 +60,5 @@ def test_states_and_open_sizes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no states between batches, got 1-LSTM"):
         cd.export.c(cd.NeuralNetwork(layers, loss="mean_squared"), tmp_path, name="wing")
     model = cd.NeuralNetwork([nn.Input((None, 4)), nn.LSTM(3)], loss="mean_squared")
-    with pytest.raises(ConfigError, match="samples of a fixed size, or sequences of a fixed length"):
+    with pytest.raises(ConfigError, match="samples of a fixed size, or sequences"):
         cd.export.c(model, tmp_path, name="wing")
