@@ -80,6 +80,8 @@ class Job:
             **os.environ,
             "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
             "CALDERA_THREADS": "1",
+            # Hooks of PyTorch's on the CPU ask for a GPU wherever one is visible.
+            "CUDA_VISIBLE_DEVICES": "",
             "OPENBLAS_NUM_THREADS": "1",
             "OMP_NUM_THREADS": "1",
         }
