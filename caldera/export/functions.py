@@ -17,6 +17,8 @@ from caldera.core.tensor.dtype import is_float
 from caldera.errors import ConfigError
 from caldera.export.rows import check_rows
 from caldera.kernels.native.codegen.matrix_multiply import standalone
+from caldera.kernels.native.codegen.target import TARGETS, compiled_for
+from caldera.kernels.tuning.database import choosing_for
 from caldera.optim import LossScale
 from caldera.train.model import Model
 from caldera.train.step import StepPlans
@@ -46,10 +48,23 @@ class FunctionKind(NamedTuple):
     is_whole: bool = False
 
 
+NATIVE = "native"
+"""The name of this machine as a target."""
+
+
 @contextmanager
-def as_exported(threads: int) -> Iterator[None]:
-    """Context in which plans are compiled, bound and run as they are exported."""
-    with standalone(), settings.override(threads=threads):
+def as_exported(threads: int, target: str = NATIVE) -> Iterator[None]:
+    """Context in which plans are compiled, bound and run as they are exported.
+
+    Plans for other processors than this one cannot run.
+    """
+    other = TARGETS.get(target)
+    with (
+        standalone(),
+        settings.override(threads=threads),
+        compiled_for(other),
+        choosing_for("" if other is None else target),
+    ):
         yield
 
 

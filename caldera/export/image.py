@@ -143,10 +143,10 @@ class _Reserved:
 
 
 class PlanImager:
-    """Makes the images of plans that share variables and kernels."""
+    """Makes the images of plans for one target, which share kernels; all share the variables."""
 
-    def __init__(self) -> None:
-        self.variables = VariableLayout()
+    def __init__(self, variables: VariableLayout) -> None:
+        self.variables = variables
         self.kernels = KernelNumbers()
 
     def image(self, function: FunctionPlan, rows: int) -> PlanImage:

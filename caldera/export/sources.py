@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from caldera.errors import ConfigError
 from caldera.export.bindings import cpp_header, fortran_module, template
 from caldera.export.examples import c_example, cpp_example, fortran_example
 from caldera.export.interface import LibraryInterface
-from caldera.export.tables import TargetImage, image_source
+from caldera.export.tables import TargetImage, image_source, label
 from caldera.export.weights import WeightTable
 
 COMPILE_S = 600.0
@@ -29,7 +30,7 @@ class Library:
     """A library to be written to a folder."""
 
     interface: LibraryInterface
-    image: TargetImage
+    images: Sequence[TargetImage]
     weights: WeightTable
     threads: int
     preprocessing: str = ""
@@ -40,6 +41,8 @@ class Library:
         name = self.interface.name
         check_folder(folder, name)
         (folder / "source").mkdir(parents=True, exist_ok=True)
+        files = [f"source/{each}" for each in (*self._sources(), *self._objects())]
+        marks = {"SOURCES": "\n            ".join(files)}
         texts = {
             f"{name}.h": self.interface.header(),
             f"{name}.hpp": cpp_header(self.interface),
@@ -47,31 +50,42 @@ class Library:
             "example.c": c_example(self.interface),
             "example.cpp": cpp_example(self.interface),
             "example.f90": fortran_example(self.interface),
-            **{file.replace("MODEL", name): template(file, name) for file in _PROJECTS},
+            **{each.replace("MODEL", name): template(each, name, **marks) for each in _PROJECTS},
         }
         for file, text in texts.items():
             write_file(folder / file, text)
         self._write_sources(folder / "source")
 
+    @property
+    def _labels(self) -> list[str]:
+        """The prefixes of names that belong to a target."""
+        return [f"{self.interface.name}_{label(each.target)}" for each in self.images]
+
+    def _sources(self) -> list[str]:
+        """Return the files to compile."""
+        name = self.interface.name
+        return [f"{name}.c", *(f"{each}.c" for each in self._labels), f"{name}_data.S"]
+
+    def _objects(self) -> list[str]:
+        """Return the files of kernels."""
+        return [f"{each}_kernels.o" for each in self._labels]
+
     def _write_sources(self, source: Path) -> None:
-        name, image = self.interface.name, self.image
-        label = f"{name}_{image.target}"
-        write_file(source / f"{label}.c", image_source(image, label))
-        write_file(source / f"{label}_kernels.o", image.code)
-        weights = self.weights
-        data = {
-            f"{name}_variables": weights.content,
-            f"{name}_header": weights.header,
-            f"{label}_own": image.own,
-        }
+        name, weights, labels = self.interface.name, self.weights, self._labels
+        data = {f"{name}_variables": weights.content, f"{name}_header": weights.header}
+        for prefix, image in zip(labels, self.images, strict=True):
+            write_file(source / f"{prefix}.c", image_source(image, prefix))
+            write_file(source / f"{prefix}_kernels.o", image.code)
+            data[f"{prefix}_own"] = image.own
         for symbol, content in data.items():
             write_file(source / f"{symbol}.bin", content or bytes(64))
         write_file(source / f"{name}_data.S", "".join(map(_data, data)) + _NO_STACK)
         write_file(source / "runtime.h", template("runtime.h", name))
+        images = [f"{each}_image" for each in labels]
         parts = [
             f'#include "../{name}.h"\n#include "runtime.h"\n',
-            f"extern const image_t {label}_image;",
-            f"#define {name}_image {label}_image",
+            f"extern const image_t {', '.join(images)};",
+            f"static const image_t *const images[] = {{&{', &'.join(images)}}};",
             f"extern const unsigned char {name}_variables[], {name}_header[];",
             f"#define VARIABLE_BYTES ((int64_t){len(weights.content)})",
             f"#define HEADER_BYTES ((size_t){len(weights.header)})",
@@ -92,16 +106,16 @@ class Library:
         if shutil.which(command[0]) is None or archiver is None:
             return
         source = folder / "source"
-        kernels, made = str(source / f"{name}_native_kernels.o"), []
-        for file in (f"{name}.c", f"{name}_native.c", f"{name}_data.S"):
+        kernels, made = [str(source / each) for each in self._objects()], []
+        for file in self._sources():
             made.append(str((source / file).with_suffix(".o")))
             # The assembler finds the files of weights in this folder.
             options = (*FLAGS, "-Xassembler", f"-I{source}", "-c", str(source / file))
             _run(*command, *options, "-o", made[-1])
         static, shared = folder / f"lib{name}.a", folder / f"lib{name}.so"
         static.unlink(missing_ok=True)
-        _run(archiver, "rcs", str(static), kernels, *made)
-        linked = ["-shared", "-Wl,-z,defs", kernels, *made, "-lm", "-lpthread"]
+        _run(archiver, "rcs", str(static), *kernels, *made)
+        linked = ["-shared", "-Wl,-z,defs", *kernels, *made, "-lm", "-lpthread"]
         _run(*command, *linked, f"-Wl,-soname,{shared.name}", "-o", str(shared))
         for each in made:
             Path(each).unlink()

@@ -38,6 +38,11 @@ class TargetImage:
         return b"".join(aligned(bytes(each.own)) for each in self.plans)
 
 
+def label(target: str) -> str:
+    """Return the name of a target as part of C identifiers."""
+    return target.replace("-", "_")
+
+
 def aligned(content: bytes) -> bytes:
     """Return bytes filled up to a multiple of a cache line."""
     return content + bytes(-len(content) % 64)

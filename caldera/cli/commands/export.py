@@ -21,6 +21,12 @@ add_flags = flags(
         help="batch sizes to compile separately (default: 1,32)",
     ),
     flag("--threads", default="1", metavar="N", help="threads of a handle (default: 1)"),
+    flag(
+        "--target",
+        default="native",
+        metavar="CPU,CPU,...",
+        help="processors: native (this machine), x86-64-v2, x86-64-v3, x86-64-v4 or aarch64",
+    ),
     flag("--vjp", action="store_true", help="add the adjoint: products with J^T, row by row"),
     flag("--jvp", action="store_true", help="add the tangent: products with J, row by row"),
     flag("--step", action="store_true", help="add a training step with the model's optimizer"),
@@ -47,6 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
         name=arguments.name or path.stem.lower().replace("-", "_"),
         batch=CountsOption().from_text(arguments.batch, "--batch"),
         threads=CountOption(1).from_text(arguments.threads, "--threads"),
+        target=arguments.target.split(","),
         vjp=arguments.vjp,
         jvp=arguments.jvp,
         step=arguments.step,
@@ -65,6 +72,7 @@ COMMAND = Command(
     examples="""
         caldera export out/wing.caldera --c wing/
         caldera export out/wing.caldera --c wing/ --batch 1,32 --threads 4
+        caldera export out/wing.caldera --c wing/ --target x86-64-v3,x86-64-v4
         caldera export out/wing.caldera --c wing/ --vjp --jvp
     """,
     add_flags=add_flags,

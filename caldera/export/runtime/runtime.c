@@ -168,8 +168,11 @@ static void relocate(MODEL_model *model) {
 int MODEL_create(MODEL_model **made) {
     if (made == NULL) return MODEL_NULL;
     *made = NULL;
-    const image_t *image = &MODEL_image;
-    if (!image->can_run()) return MODEL_CPU;
+    /* The best image that this processor can run. */
+    const image_t *image = NULL;
+    for (size_t i = 0; i < sizeof images / sizeof *images && image == NULL; i++)
+        if (images[i]->can_run()) image = images[i];
+    if (image == NULL) return MODEL_CPU;
     int64_t nbytes = lay_out(image, NULL);
     MODEL_model *model = aligned_alloc(64, (size_t)nbytes);
     if (model == NULL) return MODEL_MEMORY;

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import Any
@@ -122,13 +123,27 @@ FACTS: dict[str, Callable[[], dict[str, Any]]] = {}
 """Functions by family that return the properties of its machine, except for the CPU."""
 
 
+_processor: ContextVar[str] = ContextVar("processor", default="")
+
+
+@contextmanager
+def choosing_for(processor: str) -> Iterator[None]:
+    """Context in which kernels are chosen for another processor, without measurements."""
+    before = _processor.set(processor)
+    try:
+        with settings.override(deterministic=bool(processor) or settings.deterministic):
+            yield
+    finally:
+        _processor.reset(before)
+
+
 def machine_key(family: str = "cpu") -> dict[str, Any]:
     """Return the properties of this machine and process that affect the choice of a kernel."""
     if family in FACTS:
         return FACTS[family]()
     here = this_machine()
     return {
-        "cpu": here.cpu,
+        "cpu": _processor.get() or here.cpu,
         "numpy": here.libraries["numpy"],
         "blas": here.libraries["blas"],
         "threads": settings.threads,

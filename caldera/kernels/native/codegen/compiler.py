@@ -13,7 +13,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from importlib.util import resolve_name
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from caldera.base.file_cache import FileCache
 from caldera.core.memory.host import note_garbage
 from caldera.kernels.native.codegen.dtypes import has_conversion
 from caldera.kernels.native.codegen.emitter import Emitter, kernel_module
-from caldera.kernels.native.codegen.target import host_target, target_machine
+from caldera.kernels.native.codegen.target import host_target, is_foreign, target_machine
 
 
 class CodeAddress(int):
@@ -46,6 +46,8 @@ class CodeAddress(int):
 
 
 _addresses: dict[str, CodeAddress] = {}
+_NOWHERE = 1 << 20
+"""The address of code for another processor."""
 _lock = threading.Lock()
 _OBJECTS = FileCache("native")
 
@@ -66,6 +68,9 @@ def compiled(build: Callable[..., None], **parameters: Any) -> CodeAddress:
     """
     described = ", ".join(f"{name}={parameters[name]!r}" for name in sorted(parameters))
     name = f"{build.__module__}.{build.__qualname__}({described})"
+    if is_foreign():
+        # Never called here: a kernel is compiled again, to an object file.
+        return CodeAddress.of(_NOWHERE, name, build, parameters)
     known = _addresses.get(name)
     if known is not None:
         return known
@@ -84,7 +89,6 @@ def _load_or_compile(name: str, build: Callable[..., None], parameters: dict[str
     return _address(code, symbol)
 
 
-@lru_cache(maxsize=1)
 def _toolchain() -> str:
     """The compiler and the processor."""
     here = host_target()

@@ -12,7 +12,6 @@ conversion would call, for every element, a function that some C libraries lack.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 from llvmlite import ir
 
@@ -88,7 +87,6 @@ def narrow(k: Emitter, value: RegisterValue, dtype_name: str) -> RegisterValue:
     return narrow_by_integers(k, value)
 
 
-@lru_cache(maxsize=1)
 def has_conversion() -> bool:
     """True if the processor converts float16 in hardware."""
     here = host_target()

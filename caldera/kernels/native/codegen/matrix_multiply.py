@@ -59,6 +59,11 @@ def standalone() -> Iterator[None]:
         _standalone.reset(before)
 
 
+def is_standalone() -> bool:
+    """True inside `standalone`."""
+    return _standalone.get()
+
+
 def has_amx() -> bool:
     """True if this process may multiply bfloat16 matrices in tile registers."""
     return not _standalone.get() and _has_amx()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -45,14 +48,50 @@ def _vector_bytes(triple: str, features: dict[str, bool]) -> tuple[int, int]:
     return 16, 32
 
 
-@lru_cache(maxsize=1)
+_V2 = "+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt,+cx16,+sahf"
+_V3 = f"{_V2},+avx,+avx2,+bmi,+bmi2,+f16c,+fma,+lzcnt,+movbe,+xsave"
+_V4 = f"{_V3},+avx512f,+avx512bw,+avx512cd,+avx512dq,+avx512vl,-prefer-256-bit"
+_X86, _ARM = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
+TARGETS = {
+    "x86-64-v4": CompilerTarget(_X86, "x86-64-v4", _V4, 64, 32),
+    "x86-64-v3": CompilerTarget(_X86, "x86-64-v3", _V3, 32, 16),
+    "x86-64-v2": CompilerTarget(_X86, "x86-64-v2", _V2, 16, 16),
+    "aarch64": CompilerTarget(_ARM, "generic", "+neon,+fp-armv8", 16, 32),
+}
+"""Other processors that kernels are made for, the best first."""
+_other: ContextVar[CompilerTarget | None] = ContextVar("other target", default=None)
+
+
+@contextmanager
+def compiled_for(target: CompilerTarget | None) -> Iterator[None]:
+    """Context in which kernels are made for another processor, and never loaded; None: for this."""
+    if target is not None:
+        llvm.initialize_all_targets()
+        llvm.initialize_all_asmprinters()
+    before = _other.set(target)
+    try:
+        yield
+    finally:
+        _other.reset(before)
+
+
+def is_foreign() -> bool:
+    """True if kernels are made for another processor."""
+    return _other.get() is not None
+
+
 def host_target() -> CompilerTarget:
-    """The machine this process runs on.
+    """The processor that kernels are made for: this machine's, except in `compiled_for`.
 
     >>> from caldera.kernels.native.codegen.target import host_target
     >>> host_target().lanes(4) >= 4
     True
     """
+    return _other.get() or _this_machine()
+
+
+@lru_cache(maxsize=1)
+def _this_machine() -> CompilerTarget:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     features = llvm.get_host_cpu_features()
@@ -65,13 +104,16 @@ def host_target() -> CompilerTarget:
     )
 
 
-@lru_cache
 def target_machine(*, position_independent: bool = False) -> Any:
     """LLVM's own description of the machine, with all optimisations on.
 
     Code for this process is loaded at a fixed address, code for a library at any.
     """
-    here = host_target()
+    return _machine(host_target(), position_independent)
+
+
+@lru_cache
+def _machine(here: CompilerTarget, position_independent: bool) -> Any:
     target = llvm.Target.from_triple(here.triple)
     how: dict[str, Any] = {"reloc": "pic"} if position_independent else {"jit": True}
     return target.create_target_machine(cpu=here.cpu, features=here.features, opt=3, **how)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -38,13 +38,11 @@ from caldera.kernels.native.codegen import (
 from caldera.kernels.native.convolution.tiling import PaddedImages, Strips, cut, padded_images
 
 
-@lru_cache(maxsize=1)
 def by_lanes() -> bool:
     """Return True if this machine multiplies by one lane of a vector."""
     return host_target().triple.startswith(("aarch64", "arm64"))
 
 
-@lru_cache(maxsize=1)
 def shapes() -> tuple[tuple[int, int], ...]:
     """Tiles that fit into the registers: (pixels, vectors of channels)."""
     if host_target().registers < 32:

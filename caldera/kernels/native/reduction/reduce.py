@@ -40,6 +40,7 @@ from caldera.kernels.native.codegen import (
     in_sequence,
     offer,
 )
+from caldera.kernels.native.codegen.matrix_multiply import is_standalone
 from caldera.kernels.native.elementwise.loop import (
     loop_calls,
     outer_axes,
@@ -336,7 +337,7 @@ Such a call also ends a sequence of native kernels, a cost not seen when it is t
 
 def _is_product(node: Node) -> bool:
     found = lengths(node)
-    if found is None or node.dtype not in (float32, float64):
+    if found is None or node.dtype not in (float32, float64) or is_standalone():
         return False
     results, terms, _ = found
     is_exact = node.dtype == float64 or terms <= MOST_TERMS or settings.accuracy == "fast"
@@ -374,7 +375,7 @@ _BY_NUMPY = frozenset(map(np.dtype, ["int32", "int64", "uint32", "uint64", "floa
 
 def _is_for_numpy(node: Node) -> bool:
     found = lengths(node)
-    if found is None or node.dtype not in _BY_NUMPY:
+    if found is None or node.dtype not in _BY_NUMPY or is_standalone():
         return False
     results, terms, is_last = found
     # Along rows NumPy adds up in pairs, across them one by one.

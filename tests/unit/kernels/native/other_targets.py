@@ -11,10 +11,9 @@ from unittest.mock import patch
 
 from llvmlite import binding as llvm
 
-from caldera.kernels.native.codegen import compiler, dtypes, matrix_multiply
+from caldera.kernels.native.codegen import compiler, matrix_multiply
 from caldera.kernels.native.codegen.program import _functions
 from caldera.kernels.native.codegen.target import CompilerTarget, host_target
-from caldera.kernels.native.convolution import correlation_blocking
 
 X86, ARM = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
 _AMX = "+amx-tile,+amx-bf16,+avx512f,+avx512bw,+avx512vl,+avx512dq,-prefer-256-bit"
@@ -31,13 +30,6 @@ _ELF_MACHINES = {X86: 0x3E, ARM: 0xB7}
 _NEEDS = {"sse2": "sse2", "avx2": "avx2", "avx512": "avx512f", "neon": "neon"}
 _NOWHERE = 1 << 20
 """An address for code that is never called."""
-_ABOUT_THE_TARGET = (
-    compiler._toolchain,
-    dtypes.has_conversion,
-    correlation_blocking.by_lanes,
-    correlation_blocking.shapes,
-    matrix_multiply._has_amx,
-)
 
 
 def runs_here(name: str) -> bool:
@@ -65,7 +57,7 @@ def building_for(name: str) -> Iterator[None]:
                 changes.append(patch.object(module, attribute, lambda value=value: value))
     if not runs_here(name):
         changes.append(patch.object(compiler, "_address", partial(_placed_nowhere, target)))
-    _forget()
+    matrix_multiply._has_amx.cache_clear()
     try:
         for change in changes:
             change.start()
@@ -73,15 +65,10 @@ def building_for(name: str) -> Iterator[None]:
     finally:
         for change in changes:
             change.stop()
-        _forget()
+        matrix_multiply._has_amx.cache_clear()
 
 
 def _placed_nowhere(target: CompilerTarget, code: bytes, symbol: str) -> int:
     assert symbol.encode() in code
     assert int.from_bytes(code[18:20], "little") == _ELF_MACHINES[target.triple]
     return _NOWHERE
-
-
-def _forget() -> None:
-    for each in _ABOUT_THE_TARGET:
-        each.cache_clear()
