@@ -7,7 +7,7 @@ import signal
 import time
 from typing import Any
 
-from caldera.base.formatting import bytes_text
+from caldera.base.formatting import bytes_text, table_lines
 from caldera.cli.build import (
     held_out,
     make_callbacks,
@@ -23,6 +23,7 @@ from caldera.cli.recipe import complete, read_recipe, write_recipe
 from caldera.data import Dataset
 from caldera.train.neural_network import NeuralNetwork
 from caldera.train.saving.checkpoint import CheckpointFolder
+from caldera.train.tracking.leaderboard import leader_rows
 from caldera.train.tracking.run_folder import CURVES, GRAPH, HISTORY, RUN, RunFolder
 
 RECIPE = "recipe.toml"
@@ -94,11 +95,17 @@ def run(arguments: argparse.Namespace) -> int:
     # Who ends a run does not want to wait.
     settings = options | split_seed(options)
     record = kept.write(model, history, found, settings=settings, measured=not status)
+    trained = f"trained for {seconds:.1f} s" if options["epochs"] else "not trained: 0 epochs"
+    if record.held_out:
+        held = f"{len(found.validation or ()):,} held-out samples of the training data"
+        print(f"holdout {results_line(record.held_out)}  ({held})")
     if record.results:
-        trained = f"trained for {seconds:.1f} s" if options["epochs"] else "not trained: 0 epochs"
         print(f"test    {results_line(record.results)}  ({trained})")
     if found.validation is not None:
         print(f"model   {record.selection}")
+    if record.leaderboard:
+        head, *rows = leader_rows(record.leaderboard, found.classes)
+        print(*(f"        {line}" for line in table_lines([head, *rows], left=(0,))), sep="\n")
     names = [kept.model_file(found.name).name, CURVES, GRAPH, HISTORY, RUN, RECIPE]
     for path in [kept.path / name for name in names]:
         if path.is_file():

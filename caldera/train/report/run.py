@@ -29,6 +29,7 @@ from caldera.train.report.advice import names_for
 from caldera.train.report.predictions import classes_parts, columns_section, values_parts
 from caldera.train.report.step import graph_section, memory_section, time_section
 from caldera.train.tracking.history import History, shown_number
+from caldera.train.tracking.leaderboard import leader_rows
 from caldera.train.tracking.run_folder import RunFolder
 from caldera.train.tracking.run_record import RunRecord
 
@@ -155,6 +156,14 @@ def _predictions(record: RunRecord) -> Safe:
         parts = values_parts(record.predictions, record.values, names_for(record))
     else:
         parts, where = [], "The run has no predictions on test data."
+    if record.leaderboard:
+        head, *rows = leader_rows(record.leaderboard, len(record.data.class_names))
+        shown = table(head, rows, numbers=(1, 2, 3))
+        note = (
+            "The constant answer ignores all columns. A model that is not better than a linear one "
+            "has learnt nothing more. Simple models have their usual settings."
+        )
+        parts = [card("Leaderboard", shown, note=note), *parts]
     return section("predictions", "Predictions", *parts, note=where)
 
 

@@ -59,8 +59,8 @@ def tested_classes(
     truth: list[np.ndarray] = []
     first = 0
     for inputs, targets, predictions in _batches(model, data):
-        actual = _class_numbers(targets, data.classes)
-        likely = _probabilities(predictions, task)
+        actual = class_numbers(targets, data.classes)
+        likely = probabilities(predictions, task)
         np.add.at(counts, (actual, likely.argmax(axis=1)), 1)
         kept += _mistakes(first, inputs[0], actual, likely)
         kept = sorted(kept, key=lambda each: -each.confidence)[:MOST_MISTAKES]
@@ -112,13 +112,13 @@ def _batches(
         yield inputs, targets, model.predict(*inputs)
 
 
-def _class_numbers(targets: np.ndarray, classes: int) -> np.ndarray:
+def class_numbers(targets: np.ndarray, classes: int) -> np.ndarray:
     if targets.ndim == 2 and targets.shape[1] == classes > 1:
         return targets.argmax(axis=1)
     return targets.reshape(-1).astype(np.int64)
 
 
-def _probabilities(predictions: np.ndarray, task: PredictionKind | None) -> np.ndarray:
+def probabilities(predictions: np.ndarray, task: PredictionKind | None) -> np.ndarray:
     """Convert predictions to a probability of each class."""
     found = predictions.astype(np.float64)
     if found.shape[1] == 1:
@@ -225,7 +225,7 @@ def _counts(data: Dataset) -> list[int]:
     targets = data.train.y
     if targets is None or not len(targets):
         return []
-    numbers = _class_numbers(targets, data.classes)
+    numbers = class_numbers(targets, data.classes)
     return np.bincount(numbers, minlength=data.classes)[: data.classes].tolist()
 
 
@@ -268,7 +268,7 @@ def _spans(data: Dataset) -> list[FeatureSpan]:
 def _accuracy(predictions: np.ndarray, targets: np.ndarray, classes: int) -> float:
     single = predictions.shape[1] == 1
     said = predictions[:, 0] > 0 if single else predictions.argmax(axis=1)
-    return float((said == _class_numbers(targets, classes)).mean())
+    return float((said == class_numbers(targets, classes)).mean())
 
 
 def _r2(predictions: np.ndarray, targets: np.ndarray) -> float:

@@ -17,6 +17,7 @@ from caldera.errors import DataError
 from caldera.train.fit import make_steps
 from caldera.train.tracking.evaluation import tested_classes, tested_values
 from caldera.train.tracking.history import History
+from caldera.train.tracking.leaderboard import leaderboard
 from caldera.train.tracking.run_record import (
     DataRecord,
     KernelRecord,
@@ -53,6 +54,8 @@ def record_of(
     pairs, values = tested_values(model, data) if asked else (None, None)
     profile, plan = _profiled(model, data) if measured else (None, None)
     results = model.evaluate(data.test) if tested else {}
+    has_part = tested and data.validation is not None
+    held_out = model.evaluate(data.validation) if has_part else {}
     chosen = history.selection
     started = datetime.now().astimezone() - timedelta(seconds=seconds)
     return RunRecord(
@@ -73,14 +76,20 @@ def record_of(
             remarks=[str(each) for each in data.findings if not each.is_fault],
         ),
         network=network_record(model),
-        results={name: float(value) for name, value in results.items() if np.ndim(value) == 0},
+        results=_numbers(results),
         confusion=confusion,
         predictions=pairs,
         profile=profile,
         selection=chosen.text(data.train, data.validation) if chosen is not None else "",
         classes=classes,
         values=values,
+        held_out=_numbers(held_out),
+        leaderboard=leaderboard(model, data) if tested else [],
     ), plan
+
+
+def _numbers(results: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in results.items() if np.ndim(value) == 0}
 
 
 def _seeds(model: Model, settings: Mapping[str, Setting]) -> dict[str, int]:

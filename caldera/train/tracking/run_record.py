@@ -186,6 +186,19 @@ class ValuesRecord:
 
 
 @dataclass(frozen=True)
+class LeaderRecord:
+    """Results of a model on the test rows, in comparison with simple models."""
+
+    name: str
+    loss: float
+    """Log-loss, or root mean squared error."""
+    score: float
+    """Accuracy, or R2."""
+    calibration: float
+    """Expected calibration error; or mean error of values over their standard deviation."""
+
+
+@dataclass(frozen=True)
 class RunRecord:
     """Record of a run: its definition and its results."""
 
@@ -210,6 +223,10 @@ class RunRecord:
     """Description of the data that selected the epoch or ended the run."""
     classes: ClassesRecord | None = None
     values: ValuesRecord | None = None
+    held_out: dict[str, float] = field(default_factory=dict)
+    """Metrics on the held-out part of the training data, by which the epoch was selected."""
+    leaderboard: list[LeaderRecord] = field(default_factory=list)
+    """Results on the test rows of simple models, and of this one."""
     format: str = FORMAT
 
 
