@@ -31,7 +31,7 @@ from caldera.kernels.tuning.choose import TIMERS, choices
 from caldera.kernels.tuning.measure import some_numbers
 
 WAYS = {"rows": (1,), "columns": (0,), "both": (0, 1)}
-COLUMNS = ("native", "two stages", "numpy", "product with ones", "np.sum")
+COLUMNS = ("native", "product with ones", "np.sum")
 CARD_COLUMNS = ("loop", "product with ones", "torch.sum")
 ROUNDS, ROUND_S = 15, 1e-3
 CARD_S = 0.2

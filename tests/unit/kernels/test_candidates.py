@@ -51,8 +51,6 @@ LARGE = frozenset(
         "amx 1x1 product",
         "amx im2col",
         "planes",
-        "two stages",
-        "numpy",
         "product with ones",
     }
 )

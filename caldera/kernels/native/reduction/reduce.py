@@ -1,16 +1,13 @@
 """Reductions over any axes and any layout, and fused bodies, which may end with reductions.
 
-Alternatives are faster for some shapes and are selected by measurement. A sum of rows or columns
-can be a product with ones, through the BLAS behind NumPy's `dot`. Shorter stretches occupy more
-workers. NumPy's own loops are a further candidate.
+A sum of rows or columns can also be a product with ones, through the BLAS behind NumPy's `dot`,
+which is faster for some shapes. Measurements decide.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -53,21 +50,11 @@ from caldera.kernels.native.reduction import kernels
 from caldera.kernels.reference.evaluation import by_decomposition
 from caldera.kernels.table import Call, Runner
 
+LONGEST_ROW, MOST_ROWS = 1 << 13, 256
+"""Size of a stretch of a long reduction: elements of a row, and rows combined column by column.
 
-@dataclass(frozen=True)
-class Stretches:
-    """Sizes of the stretches of long reductions.
-
-    They are the number of elements of a row, and of rows that are combined column by column. A
-    second stage reduces the results of the stretches.
-    """
-
-    elements: int
-    rows: int
-
-
-LONG, SHORT = Stretches(1 << 13, 256), Stretches(1 << 10, 32)
-"""Usual stretches, and shorter ones for more workers."""
+A second stage reduces the results of the stretches.
+"""
 _LINE = 16
 """Number of elements of four bytes in a cache line."""
 SHORT_ROW, LONG_ROW = 64, 256
@@ -76,14 +63,13 @@ WORTH_JOINING = 1 << 12
 """Minimum number of elements of a loop for which joining short rows pays."""
 
 
-def reduction_calls(task: ReductionTask, stretches: Stretches | None = None) -> list[NativeCall]:
+def reduction_calls(task: ReductionTask) -> list[NativeCall]:
     """The calls that run a loop with reductions, over at least one element."""
-    stretches = stretches or LONG
     arrays = [*task.inputs, *task.outputs, *task.results]
     loop = axes_of(task.shape, arrays, task.axes)
     if loop.reduced[-1]:
-        return _along(task, loop, arrays, stretches.elements)
-    return _across(task, loop, arrays, stretches.rows)
+        return _along(task, loop, arrays)
+    return _across(task, loop, arrays)
 
 
 def _modes(task: ReductionTask, loop: LoopAxes, arrays: Sequence[np.ndarray], results: str) -> str:
@@ -132,11 +118,9 @@ def _as_seen(
     return np.lib.stride_tricks.as_strided(result, lengths, strides)
 
 
-def _along(
-    task: ReductionTask, loop: LoopAxes, arrays: list[np.ndarray], longest: int
-) -> list[NativeCall]:
+def _along(task: ReductionTask, loop: LoopAxes, arrays: list[np.ndarray]) -> list[NativeCall]:
     outer, inner = loop.lengths[:-1], loop.lengths[-1]
-    stretch = longest if inner >= 2 * longest else inner
+    stretch = LONGEST_ROW if inner >= 2 * LONGEST_ROW else inner
     stretches = -(-inner // stretch)
     direct = stretches == 1 and not any(loop.reduced[:-1])
     strides = [list(each) for each in loop.strides]
@@ -162,9 +146,7 @@ def _along(
     return [call] if direct else [call, *_finish(task, results, shape, loop)]
 
 
-def _across(
-    task: ReductionTask, loop: LoopAxes, arrays: list[np.ndarray], longest: int
-) -> list[NativeCall]:
+def _across(task: ReductionTask, loop: LoopAxes, arrays: list[np.ndarray]) -> list[NativeCall]:
     if not any(loop.reduced):
         # An axis of length 1 was reduced, and is gone.
         loop = LoopAxes(
@@ -178,7 +160,7 @@ def _across(
     together = _rows_together(loop, arrays[:first])
     strides = [[*each[:-2], each[-2] * together, each[-1]] for each in loop.strides]
     length, columns = length // together, columns * together
-    stretch = longest if length >= 2 * longest else length
+    stretch = MOST_ROWS if length >= 2 * MOST_ROWS else length
     stretches = -(-length // stretch)
     direct = stretches == together == 1 and not any(loop.reduced[:-2])
     results = list(task.results)
@@ -272,7 +254,7 @@ def fill_with_nothing(node: Node, result: np.ndarray) -> Runner:
     return lambda: result.fill(identity(node.op.name, node.dtype.name))
 
 
-def bind(call: Call, stretches: Stretches | None = None) -> Runner:
+def bind(call: Call) -> Runner:
     """Bind a reduction that is not fused."""
     node, (x,), (out,) = call.node, call.inputs, call.outputs
     if not out.size:
@@ -282,9 +264,7 @@ def bind(call: Call, stretches: Stretches | None = None) -> Runner:
     axes = node.attrs["axis"]
     result = with_axes(out, axes, x.ndim)
     return NativeRunner(
-        reduction_calls(
-            ReductionTask(loop_body_of(node), x.shape, axes, [x], [], [result]), stretches
-        )
+        reduction_calls(ReductionTask(loop_body_of(node), x.shape, axes, [x], [], [result]))
     )
 
 
@@ -357,43 +337,6 @@ def _bind_product(call: Call) -> Runner:
     return partial(np.dot, ones, x.reshape(terms, results), out.reshape(results))
 
 
-# --- shorter stretches, and NumPy
-
-
-def _has_two_stages(node: Node) -> bool:
-    found = lengths(node)
-    if found is None or not is_known(node):
-        return False
-    least = 2 * (SHORT.elements if found[2] else SHORT.rows)
-    most = 2 * (LONG.elements if found[2] else LONG.rows)
-    return least <= found[1] < most
-
-
-_UFUNCS: dict[str, Any] = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
-_BY_NUMPY = frozenset(map(np.dtype, ["int32", "int64", "uint32", "uint64", "float32", "float64"]))
-
-
-def _is_for_numpy(node: Node) -> bool:
-    found = lengths(node)
-    if found is None or node.dtype not in _BY_NUMPY or is_standalone():
-        return False
-    results, terms, is_last = found
-    # Along rows NumPy adds up in pairs, across them one by one.
-    is_exact = node.op.name in ("max", "min") or node.dtype != float32 or is_last
-    return results * terms >= WORTH_A_CALL and (is_exact or terms <= MOST_TERMS)
-
-
-def _bind_numpy(call: Call) -> Runner:
-    node, (x,), (out,) = call.node, call.inputs, call.outputs
-    axes, kept = node.attrs["axis"], node.attrs["keepdims"]
-    reduce = _UFUNCS[node.op.name].reduce
-    return partial(reduce, x, axes, x.dtype, out, kept)
-
-
-offer(sorted(REDUCTIONS), "two stages", partial(bind, stretches=SHORT), _has_two_stages, priority=9)
-offer(
-    sorted(REDUCTIONS), "numpy", _bind_numpy, _is_for_numpy, priority=8, serial=True, source="numpy"
-)
 offer(
     "sum", "product with ones", _bind_product, _is_product, priority=7, serial=True, source="numpy"
 )

@@ -149,7 +149,8 @@ def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     if request.param == "small":
         for name in ("LIGHT_SHARE", "HEAVY_SHARE"):
             monkeypatch.setattr(loop, name, 2)
-        monkeypatch.setattr(reduce, "LONG", reduce.Stretches(2, 2))
+        monkeypatch.setattr(reduce, "LONGEST_ROW", 2)
+        monkeypatch.setattr(reduce, "MOST_ROWS", 2)
     return
 
 

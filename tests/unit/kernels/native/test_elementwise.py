@@ -73,7 +73,8 @@ def parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     """Loops of a few elements are shared, and reduced in several stretches."""
     for name in ("LIGHT_SHARE", "HEAVY_SHARE"):
         monkeypatch.setattr(loop, name, 4)
-    monkeypatch.setattr(native_reduction, "LONG", native_reduction.Stretches(3, 3))
+    monkeypatch.setattr(native_reduction, "LONGEST_ROW", 3)
+    monkeypatch.setattr(native_reduction, "MOST_ROWS", 3)
     with cd.settings.override(threads=request.param):
         yield request.param
 

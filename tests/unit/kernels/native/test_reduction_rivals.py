@@ -54,9 +54,8 @@ def test_every_way_gives_what_the_oracle_gives(dtype: str) -> None:
                     err_msg=f"{op} {shape} {axes} {kernel.name}",
                 )
                 seen.add(kernel.name)
-    assert {"native", "two stages", ORACLE} <= seen
+    assert {"native", ORACLE} <= seen
     assert ("product with ones" in seen) == (dtype in ("float32", "float64"))
-    assert ("numpy" in seen) == (dtype not in ("float16", "bool"))
 
 
 def test_long_sums_in_float32_are_not_taken_one_by_one_unless_that_is_allowed() -> None:
@@ -65,7 +64,7 @@ def test_long_sums_in_float32_are_not_taken_one_by_one_unless_that_is_allowed() 
         return {kernel.name for kernel in TABLE.candidates(node, "cpu")}
 
     assert names((100, 5000), 1).isdisjoint({"product with ones"})
-    assert names((5000, 100), 0).isdisjoint({"product with ones", "numpy"})
+    assert names((5000, 100), 0).isdisjoint({"product with ones"})
     with settings.override(accuracy="fast"):
         assert "product with ones" in names((100, 5000), 1)
 
@@ -82,7 +81,7 @@ def test_a_view_is_summed_by_a_product_as_well() -> None:
 
 def test_sums_of_all_elements_are_measured_as_well(tmp_path: Path) -> None:
     with settings.override(cache_dir=tmp_path, tune_budget_s=10.0):
-        choice = Choices().choose(reduction_node((300, 300), (0, 1), "float32"), "cpu")
+        choice = Choices().choose(reduction_node((300, 300), (0, 1), "float64"), "cpu")
     assert choice.source == "measured"
     assert choice.kernel.name != ORACLE
 
