@@ -11,11 +11,12 @@ import os
 import platform
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from io import TextIOWrapper
 from pathlib import Path
 from pkgutil import iter_modules
+from typing import Any
 
 import numpy as np
 
@@ -53,28 +54,36 @@ def find_commands(only: str | None = None) -> dict[str, Command]:
 def listed_commands() -> dict[str, Command]:
     """Return the commands with the texts of the help, and without flags and actions.
 
-    The texts are read from the sources: importing all commands takes longer than all else.
+    The texts are read from the sources: importing all commands takes longer than all else. A
+    command whose texts are not literal is imported.
 
     >>> list(listed_commands()) == list(find_commands())
     True
     """
-    found = []
-    for folder in map(Path, commands.__path__):
-        for file in sorted(folder.glob("[!_]*.py")):
-            found += _described(ast.parse(file.read_text(encoding="utf-8")))
-    return {each.name: each for each in sorted(found, key=lambda each: each.order)}
+    files = [
+        (found.name, Path(folder, f"{found.name}.py"))
+        for folder in commands.__path__
+        for found in iter_modules([folder])
+    ]
+    known = [_described(file) or find_commands(name).popitem()[1] for name, file in files]
+    return {each.name: each for each in sorted(known, key=lambda each: each.order)}
 
 
-def _described(source: ast.Module) -> Iterator[Command]:
+def _described(file: Path) -> Command | None:
+    source = ast.parse(file.read_text(encoding="utf-8")) if file.is_file() else ast.Module([], [])
+    texts: dict[str, Any] = {}
     for statement in source.body:
-        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Call):
+        if not isinstance(statement, ast.Assign) or not isinstance(statement.value, ast.Call):
+            continue
+        if [ast.unparse(each) for each in statement.targets] == ["COMMAND"]:
             texts = {
-                each.arg: each.value.value
+                str(each.arg): each.value.value
                 for each in statement.value.keywords
-                if each.arg is not None and isinstance(each.value, ast.Constant)
+                if isinstance(each.value, ast.Constant)
             }
-            if [ast.unparse(each) for each in statement.targets] == ["COMMAND"]:
-                yield Command(**(texts | {"add_flags": flags(), "run": lambda given: FAILED}))
+    if not {"name", "takes", "summary", "examples", "order"} <= texts.keys():
+        return None
+    return Command(**(texts | {"add_flags": flags(), "run": lambda given: FAILED}))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -94,9 +103,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # The help of `caldera --help train` lists all commands.
     first = set(words if name is None else words[: words.index(name)])
     is_listing = name is None or not first.isdisjoint(("-h", "--help", "--version"))
-    table = listed_commands()
-    if name in table and not is_listing:
-        table = find_commands(name if first <= {"--debug"} else None)
+    table = {} if is_listing else find_commands(name if first <= {"--debug"} else None)
+    if name not in table:
+        table = listed_commands()
     try:
         if name in table:
             where = f"caldera {name}"

@@ -14,7 +14,7 @@ from PIL import Image
 
 import caldera as cd
 from caldera.cli import commands
-from caldera.cli.program import find_commands
+from caldera.cli.program import find_commands, listed_commands
 from tests.cli.conftest import Caldera
 
 COMMANDS = [
@@ -146,6 +146,21 @@ def test_ctrl_c_ends_with_130(caldera: Caldera, monkeypatch: pytest.MonkeyPatch)
     assert (done.status, done.err) == (130, "caldera info: interrupted\n")
 
 
+def test_the_help_imports_no_command() -> None:
+    listed, found = listed_commands(), find_commands()
+    assert list(listed) == list(found)
+    for name, command in listed.items():
+        assert (command.takes, command.summary) == (found[name].takes, found[name].summary)
+        assert command.examples == found[name].examples
+    code = (
+        "import sys; from caldera.cli import main; main(['--help']); "
+        "sys.exit(any(name.startswith('caldera.cli.commands.') for name in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert found["train"].summary.split(";")[0] in done.stdout
+
+
 def test_one_new_file_makes_a_new_command(
     caldera: Caldera, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +173,7 @@ def test_one_new_file_makes_a_new_command(
     )
     monkeypatch.setattr(commands, "__path__", [*commands.__path__, str(tmp_path)])
     assert list(find_commands()) == [*COMMANDS, "greet"]
+    assert "Say hello." in caldera("--help").out
     assert caldera("greet").out == "hello\n"
 
 
