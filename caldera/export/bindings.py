@@ -26,7 +26,7 @@ def template(file: str, library: str, **marks: str) -> str:
     """Return a file of `runtime` for a library, with text for marks such as @CODES@."""
     text = (files("caldera.export") / "runtime" / file).read_text().replace("MODEL", library)
     for mark, said in marks.items():
-        text = re.sub(f"(?:(?://|!) )?@{mark}@", lambda _, said=said: said, text)
+        text = re.sub(f"(?:(?://|!) )?@{mark}@", said.replace("\\", r"\\"), text)
     return text
 
 
