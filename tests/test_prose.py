@@ -1,4 +1,4 @@
-"""The English of docstrings, comments and documentation gets no worse (see `tools/prose.py`)."""
+"""The English of docs, docstrings, comments and messages gets no worse (see `tools/prose.py`)."""
 
 import json
 from pathlib import Path
@@ -47,6 +47,26 @@ def test_marks_are_counted_in_prose_only(
     path.write_text(source)
     counts = prose.measure(path)
     assert (counts.openings, counts.phrases, counts.long) == (openings, phrases, long)
+
+
+@pytest.mark.parametrize(
+    ("source", "messages", "unclear"),
+    [
+        ('"""What it is."""\nx = "a list of what it takes"\n', 1, 1),
+        ('raise ValueError(f"expected {n} of them, got {n:>3} as it is")\n', 1, 1),
+        ('raise ValueError("expected an integer, got " + text)\n', 1, 0),
+        ('print(f"whether {n} is prime")\n', 1, 1),
+        ('key = "nobody"\nname = "in_file"\n', 0, 0),
+        ('hint = "call `what is` or pass size="\n', 1, 0),
+    ],
+)
+def test_marks_of_messages_are_counted(
+    tmp_path: Path, source: str, messages: int, unclear: int
+) -> None:
+    path = tmp_path / "module.py"
+    path.write_text(source)
+    counts = prose.measure(path)
+    assert (counts.messages, counts.unclear) == (messages, unclear)
 
 
 def test_fenced_code_of_pages_does_not_count(tmp_path: Path) -> None:

@@ -1,16 +1,18 @@
-"""Count marks of unclear English in docstrings, comments and Markdown files.
+"""Count marks of unclear English in docstrings, comments, messages and Markdown files.
 
     python -m tools.prose                      totals by package, and the files with most marks
     python -m tools.prose --places FILE ...    every mark of these files
     python -m tools.prose --record             write tests/prose.json, after files have got better
 
-Three kinds of marks are counted:
+Four kinds of marks are counted:
 
 1. openings: first lines of docstrings that begin with a relative clause (What, Whether, Where).
 2. phrases: expressions of `PHRASES`, which are vague or need their context.
 3. long: sentences of more than `LONGEST` words.
+4. unclear: messages (errors, warnings, help, printed text) with an opening or phrase of this kind.
 
-Code does not count: fenced blocks, doctests, inline code, tables, targets of links.
+Messages are all strings of two words or more that are not docstrings. Code does not count: fenced
+blocks, doctests, inline code, tables, targets of links.
 `tests/test_prose.py` fails where a file has more marks than recorded, unless its rates are below
 `LIMITS`. A mark is removed by rewriting the sentence, not by exchanging a word.
 """
@@ -34,8 +36,9 @@ ROOT = Path(__file__).parent.parent
 RECORD = ROOT / "tests" / "prose.json"
 TEXTS = ("caldera", "docs", "README.md", "CONTRIBUTING.md")
 LONGEST = 35
-LIMITS = {"openings": 4.0, "phrases": 25.0, "long": 14.0}
-"""Openings per 1,000 docstrings, phrases per 10,000 words, long sentences per 1,000 sentences.
+LIMITS = {"openings": 4.0, "phrases": 25.0, "long": 14.0, "unclear": 6.0}
+"""Openings per 1,000 docstrings, phrases per 10,000 words, long sentences per 1,000 sentences,
+unclear messages per 1,000 messages.
 
 Keras, Optuna, Equinox, NumPy and scikit-learn stay below these rates."""
 
@@ -77,6 +80,9 @@ PHRASES = (
 )
 _PHRASE = re.compile("|".join(f"(?:{pattern})" for pattern in PHRASES), re.IGNORECASE)
 _DIRECTIVE = re.compile(r"(fmt|type|noqa|pragma|ruff|mypy|!|-\*-)\b")
+_NO_MESSAGES = (ROOT / "caldera" / "kernels" / "cuda").as_posix()
+"""Folder whose strings are source code."""
+_WORD = re.compile(r"(?<![\w.])[A-Za-z][a-z'-]*(?![\w(])")
 _HEADING = r"^\s*(?:Args|Returns|Raises|Examples?|Notes?|Yields|Attributes|Parameters):?\s*$"
 
 
@@ -90,17 +96,20 @@ class Counts:
     openings: int = 0
     phrases: int = 0
     long: int = 0
+    messages: int = 0
+    unclear: int = 0
     places: list[str] = field(default_factory=list)
 
     def add(self, other: Counts) -> None:
         """Add the counts of another file, without its places."""
-        for name in ("docstrings", "words", "sentences", "openings", "phrases", "long"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name, value in vars(other).items():
+            if name != "places":
+                setattr(self, name, getattr(self, name) + value)
 
     @property
     def marks(self) -> int:
         """Number of marks of all kinds."""
-        return self.openings + self.phrases + self.long
+        return self.openings + self.phrases + self.long + self.unclear
 
     def rates(self) -> dict[str, float]:
         """Return the rates that `LIMITS` limits."""
@@ -108,6 +117,7 @@ class Counts:
             "openings": 1_000 * self.openings / max(1, self.docstrings),
             "phrases": 10_000 * self.phrases / max(1, self.words),
             "long": 1_000 * self.long / max(1, self.sentences),
+            "unclear": 1_000 * self.unclear / max(1, self.messages),
         }
 
     def is_within_limits(self) -> bool:
@@ -186,6 +196,35 @@ def comments(source: str) -> Iterator[tuple[int, str]]:
         yield start, "\n".join(block)
 
 
+def messages(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield the line and text of strings of two words or more that are not docstrings.
+
+    Replacement fields of f-strings become CODE.
+    """
+    skipped: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr):
+            skipped.add(id(node.value))
+        elif isinstance(node, ast.JoinedStr):
+            skipped.update(map(id, node.values))
+            specs = [
+                part.format_spec for part in node.values if isinstance(part, ast.FormattedValue)
+            ]
+            skipped.update(id(part) for spec in specs if spec for part in ast.walk(spec))
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            text = node.value
+        elif isinstance(node, ast.JoinedStr):
+            parts = [getattr(part, "value", "") for part in node.values]
+            text = "".join(part if isinstance(part, str) else "CODE" for part in parts)
+        else:
+            continue
+        if " " in text and len(_WORD.findall(text)) > 1:
+            yield node.lineno, text
+
+
 def measure(path: Path) -> Counts:
     """Count the marks of one file."""
     counts, source = Counts(), path.read_text(encoding="utf-8")
@@ -200,6 +239,8 @@ def measure(path: Path) -> Counts:
                 counts.openings += 1
                 counts.places.append(f"{path}:{line}: opening: {text.strip().splitlines()[0]}")
         found = [*texts, *comments(source)]
+        if not path.resolve().as_posix().startswith(_NO_MESSAGES):
+            _measure_messages(tree, path, counts)
     for line, text in found:
         for sentence in sentences(prose_of(text)):
             number = len(re.findall(r"[A-Za-z][\w'-]*", sentence))
@@ -212,6 +253,18 @@ def measure(path: Path) -> Counts:
                 counts.long += 1
                 counts.places.append(f"{path}:{line}: {number} words: {sentence}")
     return counts
+
+
+def _measure_messages(tree: ast.AST, path: Path, counts: Counts) -> None:
+    for line, text in messages(tree):
+        prose = prose_of(text)
+        counts.messages += 1
+        marks = [match.group(0) for match in _PHRASE.finditer(prose)]
+        if _OPENINGS.match(prose.strip()):
+            marks.append("opening")
+        if marks:
+            counts.unclear += 1
+            counts.places.append(f"{path}:{line}: message: {', '.join(marks)}: {text}")
 
 
 @cache
@@ -245,7 +298,7 @@ def main() -> int:
         part = "/".join(name.split("/")[:2]) if name.startswith("caldera/") else name.split("/")[0]
         for key in (part, "total"):
             by_part.setdefault(key, Counts()).add(counts)
-    print("openings  phrases  long   words  part")
+    print("openings  phrases     long  unclear   words  part")
     for part, counts in sorted(by_part.items()):
         rates = "  ".join(f"{rate:7.1f}" for rate in counts.rates().values())
         print(f"{rates}  {counts.words:6}  {part}")

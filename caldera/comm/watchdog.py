@@ -111,7 +111,7 @@ class Watchdog:
             elif stalls >= STALLS_BEFORE_SILENCE_COUNTS:
                 self._check_for_silence(communicator)
         if stuck > STALLS_BEFORE_ABORT * settings.stall_s:
-            _say(f"{_who(communicator)} gives up after {stuck:.0f} s")
+            _say(f"{_who(communicator)} stops waiting after {stuck:.0f} s")
             self._give_up()
 
     def _check_for_leavers(self, communicator: MpiCommunicator) -> None:

@@ -130,7 +130,7 @@ def check_folder(folder: Path, name: str) -> None:
         "export",
         f"a folder without other projects for {name}",
         f"{project} of {known[1] if known else 'another project'}",
-        "export every library to a folder of its own",
+        "export every library to a separate folder",
     )
 
 

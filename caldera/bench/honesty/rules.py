@@ -161,7 +161,7 @@ def accuracy_when_scaling(claims: Claims) -> RuleVerdict:
         if silent:
             return not_shown(
                 f"no accuracy of {runs[0].system} at any number of ranks",
-                "Give the test accuracy at every number of ranks, or show that each step gives "
+                "Give the test accuracy at every number of ranks, or show that each step has "
                 "the result of a single process.",
             )
         for run in runs[1:]:

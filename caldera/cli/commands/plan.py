@@ -35,7 +35,7 @@ add_flags = flags(
             default="1",
             help="ranks of a machine, which share its link and its cores (default: 1)",
         ),
-        flag("--inside", metavar="RATE", help="link between ranks of one machine"),
+        flag("--inside", metavar="RATE", help="link between ranks of a single machine"),
         flag(
             "--batch-per-rank",
             metavar="N",

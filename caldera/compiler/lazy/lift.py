@@ -68,7 +68,7 @@ def lift(value: Any, like: DType | None = None) -> Node:
                 "operand",
                 expected=f"a number that {dtype} can hold",
                 got=str(value),
-                hint="cast the other operand to a wider dtype with op.cast",
+                hint="cast the narrower operand to a wider dtype with op.cast",
             )
         return constant(value, dtype)
     array = array_of(value, "operand")

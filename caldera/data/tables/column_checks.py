@@ -321,7 +321,7 @@ def mixed_spellings(texts: Sequence[str]) -> Conventions | None:
     if not pairs:
         return None
     said = [
-        f"{each!r} in {counts[each]} rows beside {kept!r} in {counts[kept]}"
+        f"{each!r} in {counts[each]} rows next to {kept!r} in {counts[kept]}"
         for each, kept in pairs[:_FEW]
     ]
     more = f" and {len(pairs) - _FEW} more" if len(pairs) > _FEW else ""

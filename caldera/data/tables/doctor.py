@@ -86,16 +86,14 @@ class Doctor:
             values = np.where(values == value, np.nan, values)
         far, other = outliers(values), other_scale(values)
         if other is not None:
-            text = (
-                f"{_rows(other.rows)} about {other.factor:g} times the others: is the unit another?"
-            )
+            text = f"{_rows(other.rows)} about {other.factor:g} times the rest: check the unit"
             self._add("conventions", place, other.rows, text)
         elif len(far):
             kept = values[np.isfinite(values) & ~np.isin(values, far)]
             worst = far[np.abs(far - np.median(kept)).argmax()]
             text = (
-                f"far outliers in {_rows(len(far))}, such as {worst:.6g}; "
-                f"the others are from {kept.min():.6g} to {kept.max():.6g}"
+                f"far outliers in {_rows(len(far))}, such as {worst:.6g}; the rest are from "
+                f"{kept.min():.6g} to {kept.max():.6g}"
             )
             self._add("outliers", place, len(far), text)
 
@@ -116,9 +114,9 @@ class Doctor:
         if score >= _TELLING.get(classes, _TELLING_CLASSES):
             measure = {0: "R\u00b2", 2: "AUC"}.get(classes, "part of errors avoided")
             text = (
-                f"gives the target away: alone it predicts {_rows(len(self.train))} "
-                f"({measure} {score:.3f}); is it known before the answer? If not, "
-                "--ignore-columns (ignore=) leaves it out"
+                "leaks the target: without further columns it predicts "
+                f"{_rows(len(self.train))} ({measure} {score:.3f}); if it is not known before "
+                "the target, leave it out with --ignore-columns (ignore=)"
             )
             self._add("giveaway", place, len(self.train), text)
 
@@ -128,8 +126,9 @@ class Doctor:
         if IDENTIFIER_NAME.search(name) is None or not _GROUPS < groups < len(codes):
             return
         text = (
-            f"an identifier with {groups} values in {_rows(len(codes))}: rows of one are both in "
-            "the training and in the test part; leave it out with --ignore-columns (ignore=)"
+            f"an identifier with {groups} values in {_rows(len(codes))}: rows with equal values "
+            "are both in the training and in the test part; leave it out with --ignore-columns "
+            "(ignore=)"
         )
         self._add("identifier", place, len(codes), text)
 
@@ -189,7 +188,7 @@ class Doctor:
         if share < _RARE and most >= 3 * counts[rarest] and share < 0.5 / len(names):
             text = (
                 f"class {names[rarest]!r} has {_rows(int(counts[rarest]))} of {counts.sum()} "
-                f"({share:.1%}): accuracy says little; see --class-weights balanced "
+                f"({share:.1%}): accuracy is uninformative; see --class-weights balanced "
                 "(class_weights=)"
             )
             self.found.append(TableFinding("imbalance", "", int(counts[rarest]), text, False))

@@ -214,7 +214,7 @@ def _balance_note(trained: Sequence[int], names: Sequence[str], advice: AdviceNa
     return (
         f"Class {common} has {most / max(least, 1):.0f} times the training samples of class "
         f"{rare}: accuracy hardly reflects rare classes. Check their recall; "
-        f"{advice.class_weights} gives each class the same total weight."
+        f"{advice.class_weights} weights all classes equally."
     )
 
 

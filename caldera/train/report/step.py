@@ -35,7 +35,7 @@ def time_section(profile: ProfileRecord | None, history: History) -> Safe:
     if profile is not None:
         parts.append(_kernels_card(profile))
     note = "" if profile else "The training step was not timed: the run was ended early."
-    return section("time", "Where the time went", *parts, note=note)
+    return section("time", "Time", *parts, note=note)
 
 
 def _step_card(profile: ProfileRecord) -> Safe:
@@ -120,7 +120,7 @@ def memory_section(profile: ProfileRecord | None) -> Safe:
     """Return the section on memory: bytes by purpose, and arena use over the step."""
     if profile is None:
         note = "The memory of a training step was not written down: the run was ended early."
-        return section("memory", "Where the memory went", note=note)
+        return section("memory", "Memory", note=note)
     total = bytes_text(sum(profile.memory.values()))
     whole = card(
         "Memory of a training step",
@@ -135,7 +135,7 @@ def memory_section(profile: ProfileRecord | None) -> Safe:
     )
     arena = tag("figure", inline(_arena_chart(profile)), tag("figcaption", planned))
     both = tag("div", whole, arena, class_="columns")
-    return section("memory", "Where the memory went", both)
+    return section("memory", "Memory", both)
 
 
 def _arena_chart(profile: ProfileRecord) -> LineChart:

@@ -93,7 +93,7 @@ def test_a_column_that_tells_the_class_is_named_in_either_order() -> None:
         (["2024-05-31", "2024-06-30"] * 45 + ["31.05.2024"] * 10, "as in '31.05.2024' in 10"),
         (["2024-05-31", "2024-06-30"] * 45 + ["unknown day"] * 10, "as in 'unknown day' in 10"),
         (["12", "13.5"] * 30 + ["broken"] * 40, "text in 40 ('broken')"),
-        (["yes", "no"] * 45 + ["y"] * 10, "'y' in 10 rows beside 'yes' in 45"),
+        (["yes", "no"] * 45 + ["y"] * 10, "'y' in 10 rows next to 'yes' in 45"),
         (["New York"] * 90 + ["new_york"] * 10, "'new_york' in 10 rows"),
     ],
 )

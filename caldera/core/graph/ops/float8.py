@@ -59,7 +59,7 @@ def float8_matmul(
     `fast` allows tensor cores to keep fewer digits of partial sums.
     """
     if a.rank != 2 or b.rank != 2 or scale.shape or a.shape[1] != b.shape[1]:
-        refuse_shape("two matrices with rows of one length, and one number")
+        refuse_shape("two matrices with rows of equal length, and a scalar")
     if (a.dtype, b.dtype, scale.dtype) != (uint8, uint8, float32):
         refuse_dtype("two matrices of bytes and a float32 scale")
     return Spec((a.shape[0], b.shape[0]), dtype)
