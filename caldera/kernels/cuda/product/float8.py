@@ -176,16 +176,17 @@ class _Product:
         is_along = problem is not None and problem.a.transposed and not problem.b.transposed
         return cls(whole, problem if is_along else None)
 
-    @property
-    def is_aligned(self) -> bool:
-        """True if tensor cores can read the arrays at their addresses."""
+    def is_aligned(self, scale: Array) -> bool:
+        """Return True if tensor cores can read the arrays, and the library the scale."""
         layouts = () if self.problem is None else self.problem.layouts
-        return all(each.alignment % cublas.SIDE_ALIGNMENT == 0 for each in layouts)
+        leading = (each.leading for each in layouts)
+        places = (address_of(scale), *(each.alignment for each in layouts), *leading)
+        return not any(place % cublas.SIDE_ALIGNMENT for place in places)
 
 
 def _bind_library(rank: int, call: Call) -> Runner:
     product = _Product.of(call)
-    if product.problem is None or not product.is_aligned:
+    if product.problem is None or not product.is_aligned(call.inputs[2]):
         return _bind_exact(call)
     spare = cublas.aligned_part(call.workspace)
     found = algorithms(product.problem, device.current_card())
